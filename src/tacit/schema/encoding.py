@@ -1,0 +1,327 @@
+"""How does a table become numbers without anything being learned from it?
+
+Every value is mapped by its column's public bounds or categories alone. What happened on the way (how many values were
+clipped, unknown or filled) is a statistic of private data, so it is kept in a type of its own that never travels with
+the encoded table. Error messages name columns and row positions, never a value.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacit.schema.columns import OTHER, AnyColumn, Boolean, Categorical, Numeric, SchemaError, Text, canonical
+
+if TYPE_CHECKING:
+    from tacit.schema.table import Schema
+
+Counts = Mapping[str, int]
+
+#: The columns of a table as arrays, each with where it is missing.
+Fetched = dict[str, tuple[NDArray[Any], NDArray[np.bool_]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """A table as numbers: still private data, row for row, but bounded by public constants.
+
+    ``features`` is rows x features in [-1, 1]. ``target`` is in [-1, 1] for a numeric target and holds class numbers
+    for a categorical or boolean one. ``units`` says whose row each row is, where the schema names a column for that.
+    """
+
+    features: NDArray[np.floating[Any]]
+    target: NDArray[Any] | None
+    feature_names: tuple[str, ...]
+    units: NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __repr__(self) -> str:
+        # The default representation would print rows of private data into logs.
+        target = "no target" if self.target is None else f"target {self.target.dtype}"
+        return f"Encoded({self.features.shape[1]} features {self.features.dtype}, {target})"
+
+
+@dataclass(frozen=True)
+class EncodingDiagnostics:
+    """How many values of each column were clipped, unknown or filled: **for the operator's eyes only**.
+
+    These are exact counts over private data. They are not covered by the guarantee and have no place in a model, a
+    card, a report or a tracker.
+    """
+
+    clipped: Counts = field(default_factory=dict)
+    unknown: Counts = field(default_factory=dict)
+    filled: Counts = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        parts = [
+            f"{name}={dict(getattr(self, name))}" for name in ("clipped", "unknown", "filled") if getattr(self, name)
+        ]
+        return f"EncodingDiagnostics({', '.join(parts)}) [operator view: not covered by the guarantee]"
+
+    __str__ = __repr__
+
+
+class _Tally:
+    """Collects the counts while a table is encoded."""
+
+    def __init__(self) -> None:
+        self.clipped: dict[str, int] = {}
+        self.unknown: dict[str, int] = {}
+        self.filled: dict[str, int] = {}
+
+    def note(self, kind: dict[str, int], column: str, mask: NDArray[np.bool_]) -> None:
+        count = int(np.count_nonzero(mask))
+        if count:
+            kind[column] = count
+
+
+def _objects(values: Any) -> NDArray[Any]:
+    """A one-dimensional array of Python objects: numpy must not guess a common type, which would let one row's value
+    change how another row's is read."""
+    out = np.empty(len(values), dtype=object)
+    for i, value in enumerate(values):
+        out[i] = value
+    return out
+
+
+def _fetch(table: Any, name: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """One column as an array, and where it is missing by the container's own account."""
+    try:
+        series = table[name]
+    except (KeyError, IndexError, ValueError, TypeError) as error:
+        raise SchemaError(f"column {name!r} is in the schema but not in the table") from error
+    except Exception as error:
+        # polars has its own ColumnNotFoundError, which inherits from none of the above.
+        if type(error).__name__ != "ColumnNotFoundError":
+            raise
+        raise SchemaError(f"column {name!r} is in the schema but not in the table") from error
+    if isinstance(series, np.ndarray):
+        missing = np.ma.getmaskarray(series) if isinstance(series, np.ma.MaskedArray) else None
+        values = np.ma.getdata(series)
+    elif hasattr(series, "to_numpy"):
+        absent = series.is_null() if hasattr(series, "is_null") else series.isna()
+        missing = np.asarray(absent.to_numpy(), dtype=bool)
+        values = series.to_numpy()
+        if values.dtype.kind not in "fiub":
+            values = _objects(series.to_list())
+            values[missing] = None
+    elif isinstance(series, (str, bytes)) or not hasattr(series, "__len__"):
+        raise SchemaError(f"column {name!r} must be a sequence with one value a row, not one {type(series).__name__}")
+    else:
+        values, missing = _objects(series), None
+    if values.ndim == 0:
+        raise SchemaError(f"column {name!r} must be a sequence with one value a row, not a single value")
+    if missing is None:
+        missing = np.zeros(len(values), dtype=bool)
+    if values.dtype.kind in "OMm":
+        flat = values if values.ndim == 1 else values.reshape(len(values), -1)[:, 0]
+        missing = missing | np.fromiter((v is None or v != v for v in flat.tolist()), dtype=bool, count=len(flat))
+    return values, missing
+
+
+def _numbers(name: str, values: NDArray[Any], missing: NDArray[np.bool_]) -> NDArray[np.float64]:
+    if values.dtype.kind in "fiub":
+        return values.astype(np.float64)
+    if values.dtype.kind != "O":
+        raise SchemaError(f"column {name!r} holds {values.dtype} values; a numeric column needs numbers")
+    out = np.full(len(values), np.nan)
+    for row, value in enumerate(values.tolist()):
+        if missing[row]:
+            continue
+        if isinstance(value, (numbers.Real, np.bool_)) or type(value).__name__ == "Decimal":
+            try:
+                out[row] = float(value)
+            except OverflowError:
+                out[row] = np.inf if value > 0 else -np.inf
+        else:
+            raise SchemaError(
+                f"column {name!r}: row {row} holds {type(value).__name__}, not a number; convert the column first"
+            )
+    return out
+
+
+def _missing_error(column: AnyColumn, what: str = "missing values") -> SchemaError:
+    return SchemaError(
+        f"column {column.name!r} has {what}; declare a public constant for them in the schema (fill = ...), "
+        "or remove the rows"
+    )
+
+
+def _numeric(column: Numeric, table: Fetched, tally: _Tally) -> NDArray[np.float64]:
+    values, missing = table[column.name]
+    if column.shape:
+        return _arrays(column, values, missing, tally)
+    if values.ndim != 1:
+        raise SchemaError(
+            f"column {column.name!r} has {values.ndim} dimensions; declare its shape in the schema, "
+            "or give one number a row"
+        )
+    return _scale(column, _numbers(column.name, values, missing), missing, tally)
+
+
+def _arrays(column: Numeric, values: NDArray[Any], missing: NDArray[np.bool_], tally: _Tally) -> NDArray[np.float64]:
+    if values.dtype.kind == "O" and values.ndim == 1:
+        try:
+            values = np.stack([np.asarray(value) for value in values]) if len(values) else np.empty((0, *column.shape))
+        except ValueError as error:
+            raise SchemaError(f"column {column.name!r}: its values do not all have the shape {column.shape}") from error
+        missing = np.zeros(len(values), dtype=bool)
+    if values.shape[1:] != column.shape or values.dtype.kind not in "fiub":
+        raise SchemaError(
+            f"column {column.name!r} holds {values.dtype} arrays of shape {values.shape[1:]}; the schema says numbers "
+            f"of shape {column.shape}"
+        )
+    return _scale(column, values.reshape(len(values), -1).astype(np.float64), missing.reshape(len(values), -1), tally)
+
+
+def _scale(
+    column: Numeric, values: NDArray[np.float64], missing: NDArray[np.bool_], tally: _Tally
+) -> NDArray[np.float64]:
+    absent = np.isnan(values) | missing
+    if absent.any():
+        if column.fill is None:
+            raise _missing_error(column)
+        tally.note(tally.filled, column.name, absent)
+        values = np.where(absent, column.fill, values)
+    tally.note(tally.clipped, column.name, (values < column.lower) | (values > column.upper))
+    # The middle is taken off after clipping, so that nothing overflows; the last clip takes off rounding.
+    inside = np.clip(values, column.lower, column.upper)
+    return np.clip((inside - column.middle) / column.half_width, -1.0, 1.0)
+
+
+def _codes(column: Categorical | Boolean, lookup: dict[str, int], table: Fetched) -> tuple[NDArray[np.int64], Any]:
+    """Class number of every value by its canonical text; -1 where unknown, -2 where missing."""
+    values, missing = table[column.name]
+    if values.ndim != 1:
+        raise SchemaError(
+            f"column {column.name!r} has {values.ndim} dimensions; a {column.kind} column has one value a row"
+        )
+    if values.dtype.kind == "f":
+        missing = missing | np.isnan(values)
+    # Types are part of the key because 1 == True in Python, and they are different categories.
+    known: dict[tuple[type, Any], int] = {}
+    codes = np.empty(len(values), dtype=np.int64)
+    for row, value in enumerate(values.tolist()):
+        if missing[row]:
+            codes[row] = -2
+            continue
+        try:
+            key = (value.__class__, value)
+            code = known.get(key)
+        except TypeError as error:
+            raise SchemaError(
+                f"column {column.name!r}: row {row} holds {type(value).__name__}, which cannot be a category"
+            ) from error
+        if code is None:
+            code = known[key] = lookup.get(canonical(value), -1)
+        codes[row] = code
+    return codes, codes == -2
+
+
+def _categories(column: Categorical, table: Fetched, tally: _Tally) -> NDArray[np.int64]:
+    lookup = {label: code for code, label in enumerate(column.categories)}
+    codes, missing = _codes(column, lookup, table)
+    unknown = codes == -1
+    if missing.any():
+        if column.fill is None:
+            raise _missing_error(column)
+        tally.note(tally.filled, column.name, missing)
+        codes[missing] = column.labels.index(column.fill)
+    if unknown.any():
+        if not column.other:
+            raise SchemaError(
+                f"column {column.name!r} has values that are not among its categories; add them to the schema or allow "
+                "the bucket 'other' (other = true)"
+            )
+        tally.note(tally.unknown, column.name, unknown)
+        codes[unknown] = column.labels.index(OTHER)
+    return codes
+
+
+def _booleans(column: Boolean, table: Fetched, tally: _Tally) -> NDArray[np.int64]:
+    codes, missing = _codes(column, {word: int(value) for word, value in column.words().items()}, table)
+    unknown = codes == -1
+    absent = missing | unknown
+    if absent.any():
+        if column.fill is None:
+            raise _missing_error(
+                column, "missing values" if missing.any() else "values that are neither true nor false"
+            )
+        tally.note(tally.filled, column.name, missing)
+        tally.note(tally.unknown, column.name, unknown)
+        codes[absent] = int(column.fill)
+    return codes
+
+
+def _feature(column: AnyColumn, table: Fetched, tally: _Tally, out: NDArray[np.floating[Any]]) -> None:
+    """Write one column's features into its place; the rows were counted before."""
+    if isinstance(column, Numeric):
+        block = _numeric(column, table, tally)
+        out[...] = block if block.ndim == 2 else block[:, None]
+    elif isinstance(column, Categorical):
+        out[np.arange(len(out)), _categories(column, table, tally)] = 1.0
+    elif isinstance(column, Boolean):
+        out[:, 0] = 2.0 * _booleans(column, table, tally) - 1.0
+
+
+def _names(table: Any) -> None:
+    """Refuse what is not a table before the first column is asked for."""
+    structured = isinstance(table, np.ndarray) and table.dtype.names is not None
+    if not (isinstance(table, Mapping) or structured or (hasattr(table, "columns") and hasattr(table, "__getitem__"))):
+        raise SchemaError(
+            f"cannot encode a {type(table).__name__}; give a mapping of columns, a polars or pandas data frame, or a "
+            "structured numpy array"
+        )
+
+
+def encode(
+    schema: Schema, table: Any, *, dtype: type[np.floating[Any]], with_target: bool
+) -> tuple[Encoded, EncodingDiagnostics]:
+    """The work behind :meth:`tacit.schema.Schema.encode`, which states the guarantee."""
+    _names(table)
+    for column in schema.features:
+        if isinstance(column, Text):
+            raise SchemaError(
+                f"column {column.name!r} is text, which has no encoding by public bounds; tokenise or embed it with a "
+                "model that was not trained on this data"
+            )
+    target = schema.target if with_target else None
+    wanted = [column.name for column in schema.features] + ([target.name] if target is not None else [])
+    if schema.unit.column is not None:
+        wanted.append(schema.unit.column)
+    fetched: Fetched = {name: _fetch(table, name) for name in wanted}
+    rows = len(fetched[wanted[0]][0])
+    for name, (values, _) in fetched.items():
+        if len(values) != rows:
+            raise SchemaError(f"column {name!r} has {len(values)} rows and column {wanted[0]!r} has {rows}")
+
+    tally = _Tally()
+    features = np.zeros((rows, len(schema.feature_names)), dtype=dtype)
+    start = 0
+    for column in schema.features:
+        _feature(column, fetched, tally, features[:, start : start + column.width])
+        start += column.width
+    encoded_target: NDArray[Any] | None = None
+    if isinstance(target, Numeric):
+        encoded_target = _numeric(target, fetched, tally).astype(dtype)
+    elif isinstance(target, Categorical):
+        encoded_target = _categories(target, fetched, tally)
+    elif isinstance(target, Boolean):
+        encoded_target = _booleans(target, fetched, tally)
+    units = None
+    if schema.unit.column is not None:
+        units, missing = fetched[schema.unit.column]
+        if missing.any() or (units.dtype.kind == "f" and np.isnan(units).any()):
+            raise SchemaError(
+                f"column {schema.unit.column!r} says whose row it is and has missing values; every row needs an owner"
+            )
+    diagnostics = EncodingDiagnostics(tally.clipped, tally.unknown, tally.filled)
+    return Encoded(features, encoded_target, schema.feature_names, units), diagnostics

@@ -1,0 +1,135 @@
+"""What is publicly known about a whole table?
+
+Its columns, which of them is the target, and whom one unit of privacy protects. The type is a frozen value: it can be
+compared, written to a file and read back, and it never holds anything computed from data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tacit.schema import encoding, toml
+from tacit.schema.columns import AnyColumn, Boolean, Categorical, Numeric, SchemaError, Text, Unit, check_columns
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Public bounds and categories of a table, and its unit of privacy.
+
+    >>> from tacit.schema import Categorical, Numeric, Schema, Unit
+    >>> schema = Schema((Numeric("age", 17, 90), Categorical("sex", ["Female", "Male"])), Unit("person"))
+    >>> schema.feature_names
+    ('age', 'sex=Female', 'sex=Male', 'sex=other')
+    """
+
+    columns: tuple[AnyColumn, ...]
+    unit: Unit
+    name: str = ""
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        if not isinstance(self.unit, Unit):
+            raise SchemaError(f"the unit of privacy must be a Unit, for example Unit('person'), not {self.unit!r}")
+        check_columns(self.columns, self.unit)
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Schema:
+        """Read a schema file; every message about a mistake in it names the file and the column."""
+        text = toml.read(path)
+        try:
+            return cls.parse_toml(text)
+        except SchemaError as error:
+            raise SchemaError(f"{path}: {error}") from error
+
+    @classmethod
+    def parse_toml(cls, text: str) -> Schema:
+        """Read a schema from TOML text.
+
+        >>> Schema.parse_toml('''
+        ... [unit]
+        ... name = "person"
+        ... [columns.age]
+        ... kind = "numeric"
+        ... lower = 0
+        ... ''')
+        Traceback (most recent call last):
+        tacit.schema.columns.SchemaError: column 'age' (numeric): upper is missing; add it to [columns.age]
+        """
+        columns, unit, name, description = toml.parse(text)
+        return cls(columns, unit, name, description)
+
+    def to_toml(self) -> str:
+        """TOML text that reads back to an equal schema."""
+        return toml.write(self.columns, self.unit, self.name, self.description)
+
+    def write_toml(self, path: str | Path) -> None:
+        """Write the schema to a file."""
+        Path(path).write_text(self.to_toml(), encoding="utf-8")
+
+    def __getitem__(self, name: str) -> AnyColumn:
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(f"the schema has no column {name!r}; it has {', '.join(c.name for c in self.columns)}")
+
+    @property
+    def features(self) -> tuple[AnyColumn, ...]:
+        """The columns that are not the target."""
+        return tuple(column for column in self.columns if not column.target)
+
+    @property
+    def target(self) -> Numeric | Categorical | Boolean | None:
+        """The target column, or None where the schema has none."""
+        for column in self.columns:
+            if column.target and not isinstance(column, Text):
+                return column
+        return None
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the columns of the encoded features, in order."""
+        return tuple(name for column in self.features for name in column.feature_names)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Labels of a categorical or boolean target, in the order of the encoded class numbers; empty otherwise."""
+        return self.target.labels if isinstance(self.target, (Categorical, Boolean)) else ()
+
+    def encode(
+        self, table: Any, *, dtype: type[np.floating[Any]] = np.float64, target: bool = True
+    ) -> tuple[encoding.Encoded, encoding.EncodingDiagnostics]:
+        """Turn a table into numbers in [-1, 1] by the public bounds, and nothing else.
+
+        ``table`` is a mapping from column names to sequences, a polars or pandas data frame, or a structured numpy
+        array; columns that the schema does not name are left alone. ``target=False`` encodes a table without its
+        target, for prediction.
+
+        Numeric values are clipped to their bounds (infinities too), categories become one-hot vectors, booleans become
+        -1 and +1. A numeric target is scaled as a feature is; a categorical or boolean target becomes class numbers in
+        the order of :attr:`classes`. A missing value is replaced by the column's public ``fill``, or is an error that
+        names the column.
+
+        Guarantee: encoding is applied row by row; no row's result depends on another row, so it changes neither the
+        sensitivity nor the adjacency of what follows. The second value returned counts what was clipped, unknown or
+        filled: it is computed from the data, is not noised and must not leave the operator's hands.
+        """
+        return encoding.encode(self, table, dtype=dtype, with_target=target)
+
+    def decode_target(self, values: ArrayLike) -> NDArray[np.float64]:
+        """Bring values of a numeric target from [-1, 1] back to its own unit.
+
+        >>> from tacit.schema import Numeric, Schema, Unit
+        >>> schema = Schema((Numeric("age", 0, 90), Numeric("income", 0, 200_000, target=True)), Unit("person"))
+        >>> schema.decode_target([-1.0, 0.0, 0.5])
+        array([     0., 100000., 150000.])
+        """
+        if not isinstance(self.target, Numeric):
+            kind = "no target" if self.target is None else f"the {self.target.kind} target {self.target.name!r}"
+            raise SchemaError(f"only a numeric target can be decoded, and this schema has {kind}; see Schema.classes")
+        return np.asarray(values, dtype=np.float64) * self.target.half_width + self.target.middle
