@@ -309,8 +309,8 @@ def check_columns(columns: Sequence[AnyColumn], unit: Unit) -> None:
         )
     if unit.column in seen:
         raise SchemaError(
-            f"column {unit.column!r} says whose row it is (unit.column) and is also declared as a column; an identifier "
-            "is not a feature, so remove it from the columns"
+            f"column {unit.column!r} says whose row it is (unit.column) and is also declared as a column; an "
+            "identifier is not a feature, so remove it from the columns"
         )
     names: set[str] = set()
     for column in columns:
