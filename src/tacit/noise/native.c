@@ -155,7 +155,3 @@ void tacit_normal(const uint32_t key[8], uint64_t offset, uint64_t rows, uint64_
     }
 }
 
-/* The 32-bit words of tiles first .. first + tiles - 1 of a stream. */
-void tacit_words(const uint32_t key[8], uint32_t stream, uint64_t first, uint64_t tiles, uint32_t *out) {
-    for (uint64_t i = 0; i < tiles; i++) chacha_tile(key, stream, (first + i) * LANES, out + i * TILE);
-}

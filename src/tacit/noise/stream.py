@@ -159,7 +159,7 @@ def _tile_order(by_word: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     return by_word.reshape(WORDS, tiles, LANES).transpose(1, 0, 2).reshape(-1)
 
 
-_TILES_AT_ONCE = 64  # 32,768 elements: the working set of the numpy code stays in a core's cache
+_TILES_AT_ONCE = 1024  # 2 MiB of words: few enough calls into numpy, small enough for a cache
 
 
 def fill_normal(key: Words, offset: int, out: Floats, rounds: int = ROUNDS) -> None:

@@ -1,0 +1,252 @@
+"""How does a GPU draw tensor noise? The stream of ``stream.py`` as one Triton kernel.
+
+The kernel does the same integer operations and the same binary32 additions, multiplications and square roots, each
+rounded on its own: fused multiply-add is switched off at launch (``enable_fp_fusion=False``) and the square root is the
+correctly rounded one, so GPU and CPU give the same bits. Key words are passed as signed 32-bit scalars that are never
+specialised on: Triton would otherwise compile (and keep on disk) one kernel per special value of a secret.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tacit.noise import stream
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # the module can then be imported (by documentation and test tools) but not used
+
+    def _jit(function: Any = None, **_: Any) -> Any:
+        return function if function is not None else _jit
+
+    _constant: Any = float
+else:
+    _jit, _constant = triton.jit, tl.constexpr
+
+if TYPE_CHECKING:
+    from tacit.noise.stream import Words
+
+_BLOCKS = 256  # ChaCha blocks per program, one per thread with 8 warps: 4,096 elements
+_WARPS = 8
+
+# Triton bakes module constants of this type into the kernel.
+C0, C1, C2, C3, C4, C5, C6, C7, C8 = (_constant(c) for c in stream.LOG)
+S0, S1, S2, S3 = (_constant(c) for c in stream.SINE)
+D0, D1, D2, D3 = (_constant(c) for c in stream.COSINE)
+TWO_LOG_TWO = _constant(stream.TWO_LOG_TWO)
+
+
+@_jit
+def _rotate(x, left: tl.constexpr):  # type: ignore[no-untyped-def]
+    return (x << left) | (x >> (32 - left))
+
+
+@_jit
+def _quarter(a, b, c, d):  # type: ignore[no-untyped-def]
+    a = a + b
+    d = _rotate(d ^ a, 16)
+    c = c + d
+    b = _rotate(b ^ c, 12)
+    a = a + b
+    d = _rotate(d ^ a, 8)
+    c = c + d
+    b = _rotate(b ^ c, 7)
+    return a, b, c, d
+
+
+@_jit
+def _chacha(low, high, nonce, k0, k1, k2, k3, k4, k5, k6, k7, ROUNDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    zero = low ^ low
+    x0 = zero + 0x61707865
+    x1 = zero + 0x3320646E
+    x2 = zero + 0x79622D32
+    x3 = zero + 0x6B206574
+    x4 = zero + k0
+    x5 = zero + k1
+    x6 = zero + k2
+    x7 = zero + k3
+    x8 = zero + k4
+    x9 = zero + k5
+    x10 = zero + k6
+    x11 = zero + k7
+    x12 = low
+    x13 = high
+    x14 = zero + nonce
+    x15 = zero
+    for _ in tl.static_range(ROUNDS // 2):
+        x0, x4, x8, x12 = _quarter(x0, x4, x8, x12)
+        x1, x5, x9, x13 = _quarter(x1, x5, x9, x13)
+        x2, x6, x10, x14 = _quarter(x2, x6, x10, x14)
+        x3, x7, x11, x15 = _quarter(x3, x7, x11, x15)
+        x0, x5, x10, x15 = _quarter(x0, x5, x10, x15)
+        x1, x6, x11, x12 = _quarter(x1, x6, x11, x12)
+        x2, x7, x8, x13 = _quarter(x2, x7, x8, x13)
+        x3, x4, x9, x14 = _quarter(x3, x4, x9, x14)
+    return (
+        x0 + 0x61707865,
+        x1 + 0x3320646E,
+        x2 + 0x79622D32,
+        x3 + 0x6B206574,
+        x4 + k0,
+        x5 + k1,
+        x6 + k2,
+        x7 + k3,
+        x8 + k4,
+        x9 + k5,
+        x10 + k6,
+        x11 + k7,
+        x12 + low,
+        x13 + high,
+        x14 + nonce,
+        x15,
+    )
+
+
+@_jit
+def _gauss(a, b, digits):  # type: ignore[no-untyped-def]
+    t = a | 1
+    half = t >> 1
+    half = tl.where(half == 0, 1, half.to(tl.int32, bitcast=True))
+    bits = half.to(tl.float32).to(tl.int32, bitcast=True)
+    exponent = ((bits + 0x00555555) >> 23) - 127
+    power = (tl.zeros_like(t) + 2) << exponent.to(tl.uint32, bitcast=True)
+    f = (t - power).to(tl.int32, bitcast=True).to(tl.float32) * ((126 - exponent) << 23).to(tl.float32, bitcast=True)
+    p = C0 * f + C1
+    p = p * f + C2
+    p = p * f + C3
+    p = p * f + C4
+    p = p * f + C5
+    p = p * f + C6
+    p = p * f + C7
+    p = p * f + C8
+    r = tl.sqrt_rn((digits - 1 - exponent).to(tl.float32) * TWO_LOG_TWO + p * f)
+    x = ((b << 2) | 2).to(tl.int32, bitcast=True).to(tl.float32) * 4.656612873077393e-10
+    y = x * x
+    s = ((S0 * y + S1) * y + S2) * y + S3
+    c = ((D0 * y + D1) * y + D2) * y + D3
+    second = r * (s * x)
+    first = r * c
+    first = tl.where((b >> 31) != 0, -first, first)
+    swap = ((b >> 30) & 1) != 0
+    return tl.where(swap, second, first), tl.where(swap, first, second)
+
+
+@_jit
+def _extend(a, high, low):  # type: ignore[no-untyped-def]
+    t = tl.where(a != 0, (a << 16) | (high >> 16), tl.where(high >= 65536, high, low))
+    t = tl.where((a == 0) & (high < 65536) & (high != 0), (high << 16) | (low >> 16), t)
+    digits = tl.where(a != 0, 48, tl.where(high >= 65536, 64, tl.where(high != 0, 80, 96)))
+    return tl.where(a >= 65536, a, t), tl.where(a >= 65536, 32, digits)
+
+
+@_jit
+def _put(target, place, value, start, stop, scale, ADD: tl.constexpr, FULL: tl.constexpr):  # type: ignore[no-untyped-def]
+    if FULL:
+        if ADD:
+            value = tl.load(target + place).to(tl.float32) + scale * value
+        tl.store(target + place, value.to(target.dtype.element_ty))
+    else:
+        inside = (place >= start) & (place < stop)
+        if ADD:
+            value = tl.load(target + place, mask=inside, other=0.0).to(tl.float32) + scale * value
+        tl.store(target + place, value.to(target.dtype.element_ty), mask=inside)
+
+
+_SCALARS = [f"k{i}" for i in range(8)] + ["offset", "stride", "columns", "out_stride", "programs", "scale"]
+
+
+@_jit(do_not_specialize=_SCALARS)
+def _normal_kernel(  # type: ignore[no-untyped-def]
+    out, k0, k1, k2, k3, k4, k5, k6, k7, offset, stride, columns, out_stride, programs, scale,
+    ADD: tl.constexpr, ROUNDS: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    row = (program // programs).to(tl.int64)
+    begin = offset.to(tl.int64) + row * stride.to(tl.int64)
+    counter0 = begin // 512 * 32 + (program % programs).to(tl.int64) * BLOCKS
+    # Everything inside the program is counted from its own first element, in 32 bits.
+    base = counter0 * 16 - begin
+    size = columns.to(tl.int64)
+    target = out + row * out_stride.to(tl.int64) + base
+    thread = tl.arange(0, BLOCKS)
+    place = thread // 32 * 512 + thread % 32
+    counter = counter0 + thread
+    low = counter.to(tl.uint32)
+    high = (counter >> 32).to(tl.uint32)
+    k0 = k0.to(tl.uint32, bitcast=True)
+    k1 = k1.to(tl.uint32, bitcast=True)
+    k2 = k2.to(tl.uint32, bitcast=True)
+    k3 = k3.to(tl.uint32, bitcast=True)
+    k4 = k4.to(tl.uint32, bitcast=True)
+    k5 = k5.to(tl.uint32, bitcast=True)
+    k6 = k6.to(tl.uint32, bitcast=True)
+    k7 = k7.to(tl.uint32, bitcast=True)
+    a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7 = _chacha(
+        low, high, 0, k0, k1, k2, k3, k4, k5, k6, k7, ROUNDS
+    )
+    d0 = tl.full([BLOCKS], 32, tl.int32)
+    d1 = d0
+    d2 = d0
+    d3 = d0
+    d4 = d0
+    d5 = d0
+    d6 = d0
+    d7 = d0
+    # A word is short when its upper half is zero; the smallest upper half of the thread's eight tells whether one is.
+    upper = tl.minimum(tl.minimum(tl.minimum(a0 >> 16, a1 >> 16), tl.minimum(a2 >> 16, a3 >> 16)),
+                       tl.minimum(tl.minimum(a4 >> 16, a5 >> 16), tl.minimum(a6 >> 16, a7 >> 16)))  # fmt: skip
+    if tl.min(upper.to(tl.int32), axis=0) == 0:
+        t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12, t13, t14, t15 = _chacha(
+            low, high, 1, k0, k1, k2, k3, k4, k5, k6, k7, ROUNDS
+        )
+        a0, d0 = _extend(a0, t0, t1)
+        a1, d1 = _extend(a1, t2, t3)
+        a2, d2 = _extend(a2, t4, t5)
+        a3, d3 = _extend(a3, t6, t7)
+        a4, d4 = _extend(a4, t8, t9)
+        a5, d5 = _extend(a5, t10, t11)
+        a6, d6 = _extend(a6, t12, t13)
+        a7, d7 = _extend(a7, t14, t15)
+    z0, z8 = _gauss(a0, b0, d0)
+    z1, z9 = _gauss(a1, b1, d1)
+    z2, z10 = _gauss(a2, b2, d2)
+    z3, z11 = _gauss(a3, b3, d3)
+    z4, z12 = _gauss(a4, b4, d4)
+    z5, z13 = _gauss(a5, b5, d5)
+    z6, z14 = _gauss(a6, b6, d6)
+    z7, z15 = _gauss(a7, b7, d7)
+    z = (z0, z1, z2, z3, z4, z5, z6, z7, z8, z9, z10, z11, z12, z13, z14, z15)
+    if (base >= 0) & (base + BLOCKS * 16 <= size):
+        for word in tl.static_range(16):
+            _put(target, place + word * 32, z[word], 0, 0, scale, ADD, True)
+    else:
+        start = tl.maximum(-base, 0).to(tl.int32)
+        stop = tl.minimum(size - base, BLOCKS * 16).to(tl.int32)
+        for word in tl.static_range(16):
+            _put(target, place + word * 32, z[word], start, stop, scale, ADD, False)
+
+
+def fill(
+    key: Words,
+    offset: int,
+    out: torch.Tensor,
+    *,
+    rows: int = 1,
+    stride: int = 0,
+    scale: float | None = None,
+    rounds: int = stream.ROUNDS,
+) -> None:
+    """Writes (scale None) or adds scaled elements offset + row * stride + column to a contiguous (rows, columns) tensor."""
+    columns = out.numel() // rows
+    if columns == 0:
+        return
+    # A row that begins inside a tile needs up to one tile more than its length.
+    programs = -(-(columns + stream.TILE - 1) // (_BLOCKS * stream.WORDS))
+    words = [int(word) for word in key.view("int32")]
+    _normal_kernel[(programs * rows,)](
+        out, *words, offset, stride, columns, columns, programs, 1.0 if scale is None else scale,
+        ADD=scale is not None, ROUNDS=rounds, BLOCKS=_BLOCKS, num_warps=_WARPS, enable_fp_fusion=False,
+    )  # fmt: skip

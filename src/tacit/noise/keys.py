@@ -1,0 +1,189 @@
+"""Who may know the noise? Secret keys: where they come from, where they are kept, and how they end.
+
+Whoever holds the key of a run can compute its noise and subtract it, which undoes the privacy of everything the run
+released. A key therefore comes from the operating system's entropy, lives in memory that can be wiped, is written only
+to a file of its own that nobody else can read, is never part of a pickle, a checkpoint or a printed text, and is
+destroyed when the run ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import stat
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tacit.noise.stream import Words
+
+_MAGIC = b"tacit secret k1\n"
+_BYTES = 32
+_MAX_STEP = 2**64
+
+
+class KeyFileError(OSError):
+    """A key file that must not be used: readable by others, not ours, or not a key."""
+
+
+class Key:
+    """A 256-bit secret key.
+
+    Noise made from a key protects people only while nobody who sees the released values knows the key, and only if each
+    (step, parameter) of a key is used for one release: two releases with the same noise differ by the data alone.
+
+    >>> with Key.generate() as key:
+    ...     sampler = key.derive("sampler")
+    ...     print(key)
+    <Key fingerprint ...>
+    >>> key.destroyed
+    True
+    """
+
+    __slots__ = ("_path", "_secret")
+
+    def __init__(self, secret: bytes | bytearray) -> None:
+        """Takes a copy of 32 secret bytes; use :meth:`generate` unless you have a key already."""
+        if len(secret) != _BYTES:
+            raise ValueError(f"a key has {_BYTES} bytes, not {len(secret)}")
+        self._secret = bytearray(secret)
+        self._path: str | None = None
+
+    @classmethod
+    def generate(cls) -> Key:
+        """A new key from the operating system's entropy."""
+        return cls(os.urandom(_BYTES))
+
+    def derive(self, purpose: str) -> Key:
+        """The key for one purpose ("noise", "sampler", …): keyed BLAKE2b, so one tells nothing about another.
+
+        >>> key = Key(bytes(32))
+        >>> key.derive("noise") == key.derive("sampler")
+        False
+        """
+        return Key(self._digest(b"tacit purpose", purpose.encode()))
+
+    def stream(self, purpose: str, step: int, parameter: int | str) -> Words:
+        """The 256-bit ChaCha key, as eight 32-bit words, of one purpose, step and parameter.
+
+        >>> Key(bytes(32)).stream("normal", 0, "weight").shape
+        (8,)
+        """
+        if not 0 <= step < _MAX_STEP:
+            raise ValueError(f"step must be at least 0 and below 2**64, not {step}")
+        # Each part carries its type and length, so no two different triples have the same encoding.
+        name = b"s" + parameter.encode() if isinstance(parameter, str) else b"i" + str(int(parameter)).encode()
+        label = purpose.encode()
+        message = len(label).to_bytes(8, "little") + label + int(step).to_bytes(8, "little") + name
+        return np.frombuffer(self._digest(b"tacit stream", message), dtype="<u4").astype(np.uint32)
+
+    def fingerprint(self) -> str:
+        """A public name of the key (64 bits of keyed BLAKE2b), for cards and logs; it tells nothing about the noise.
+
+        >>> Key(bytes(32)).fingerprint() == Key(bytes(32)).fingerprint()
+        True
+        """
+        return self._digest(b"tacit name", b"")[:8].hex()
+
+    def _digest(self, domain: bytes, message: bytes) -> bytes:
+        if self.destroyed:
+            raise ValueError("this key has been destroyed")
+        return hashlib.blake2b(message, digest_size=_BYTES, key=self._secret, person=domain).digest()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the key to a new file with mode 0600. An existing file is never overwritten (``FileExistsError``).
+
+        Keep the file apart from checkpoints. :meth:`destroy` overwrites and removes it.
+        """
+        if self.destroyed:
+            raise ValueError("this key has been destroyed")
+        target = os.path.abspath(path)
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        try:
+            os.fchmod(descriptor, 0o600)  # a umask can only remove bits, an inherited ACL could add them
+            os.write(descriptor, _MAGIC + self._secret)
+            os.fsync(descriptor)
+        except OSError:
+            os.unlink(target)
+            raise
+        finally:
+            os.close(descriptor)
+        self._path = target
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Key:
+        """Reads a key written by :meth:`save`; refuses a file that somebody else owns, could read or could write."""
+        target = os.path.abspath(path)
+        descriptor = os.open(target, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise KeyFileError(f"{target} is not a regular file")
+            if stat.S_IMODE(status.st_mode) & 0o077:
+                mode = stat.S_IMODE(status.st_mode)
+                raise KeyFileError(
+                    f"{target} can be reached by other users (mode {mode:04o}): a key that others may have read protects "
+                    "nobody. Make a new key, or, if you are sure that nobody read it, chmod 600 the file"
+                )
+            if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+                raise KeyFileError(f"{target} belongs to another user")
+            content = bytearray(len(_MAGIC) + _BYTES + 1)
+            size = file.readinto(content)
+            if size != len(_MAGIC) + _BYTES or content[: len(_MAGIC)] != _MAGIC:
+                raise KeyFileError(f"{target} is not a tacit key file")
+        key = cls(memoryview(content)[len(_MAGIC) : size])  # type: ignore[arg-type]
+        content[:] = bytes(len(content))
+        key._path = target
+        return key
+
+    def destroy(self) -> None:
+        """Wipes the key from memory; where it was saved or loaded, overwrites the file, then removes it.
+
+        Copies that the operating system, a copy-on-write file system, a flash disk or a backup kept are out of reach.
+        """
+        self._secret[:] = bytes(len(self._secret))
+        del self._secret[:]
+        path, self._path = self._path, None
+        if path is None:
+            return
+        try:
+            descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
+        except FileNotFoundError:
+            return
+        try:
+            os.write(descriptor, os.urandom(len(_MAGIC) + _BYTES))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.unlink(path)
+
+    @property
+    def destroyed(self) -> bool:
+        """Whether the key has been wiped."""
+        return not self._secret
+
+    def __enter__(self) -> Key:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.destroy()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Key):
+            return NotImplemented
+        return hmac.compare_digest(self._secret, other._secret)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return "<Key destroyed>" if self.destroyed else f"<Key fingerprint {self.fingerprint()}>"
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise TypeError(
+            "a tacit Key is never pickled or copied, so that it cannot end up in a checkpoint or an exported model; "
+            "save it to a file of its own with key.save(path) and read it back with Key.load(path)"
+        )
+
+    __reduce_ex__ = __copy__ = __deepcopy__ = __getstate__ = _refuse  # type: ignore[assignment]

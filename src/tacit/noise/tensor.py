@@ -1,0 +1,245 @@
+"""How is the noise of a training step drawn, so that every process of a run draws the same and nobody else can?
+
+Standard normal fp32 noise is a function of (secret key, step, parameter, element index) alone: ChaCha12 words and a
+Box-Muller transform, defined in ``stream.py``. A tensor split among processes in any way gets, element by element, the
+bits the whole tensor would have got, on CPU and GPU alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from tacit.noise import native, sampling, stream
+from tacit.noise.keys import Key
+
+GENERATOR = "ChaCha12 (cryptographic, 256-bit key) with Box-Muller in binary32"
+"""The name for a privacy card."""
+
+_CHUNK = 1 << 20  # elements of a temporary, where one is needed
+
+
+def normal(
+    key: Key,
+    step: int,
+    parameter: int | str,
+    shape: int | Sequence[int],
+    *,
+    offset: int = 0,
+    strides: Sequence[int] | None = None,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """Standard normal fp32 noise for (a shard of) one parameter at one step.
+
+    The element at multi-index (i, j, …) of the result is element ``offset + i * strides[0] + j * strides[1] + …`` of the
+    parameter's noise. ``strides`` are those of the whole parameter and default to a contiguous range beginning at
+    ``offset``; a column shard of a (rows, width) matrix is ``shape=(rows, w), strides=(width, 1), offset=first_column``.
+
+    Guarantee: for a sum of L2 sensitivity C (under the adjacency for which C was stated), adding ``sigma * C`` times this
+    noise approximates the Gaussian mechanism of noise multiplier sigma, under three conditions stated in docs/noise.md:
+    the key is secret and ChaCha12 is a pseudo-random function; :func:`tail_delta` is added to δ; the arithmetic is
+    binary32 rather than real (for small releases use the exact samplers of :mod:`tacit.noise`).
+    Each (key, step, parameter) must serve one release only.
+
+    >>> key = Key(bytes(32))
+    >>> whole = normal(key, 7, "layer.weight", (100, 30))
+    >>> rows = normal(key, 7, "layer.weight", (50, 30), offset=50 * 30)
+    >>> columns = normal(key, 7, "layer.weight", (100, 10), strides=(30, 1), offset=20)
+    >>> bool((whole[50:] == rows).all() and (whole[:, 20:] == columns).all())
+    True
+    """
+    sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+    target = torch.device(device)
+    _check(sizes, offset, strides)
+    _check_eager(target)
+    words = key.stream("normal", step, parameter)
+    out = torch.empty(sizes, dtype=torch.float32, device=target)
+    if out.numel() == 0:
+        return out
+    if strides is None:
+        _fill(words, offset, out.view(-1))
+    else:
+        _fill_strided(words, offset, out, tuple(int(stride) for stride in strides))
+    return out
+
+
+def add_normal_(
+    tensor: torch.Tensor, key: Key, step: int, parameter: int | str, scale: float, *, offset: int = 0
+) -> torch.Tensor:
+    """Adds ``scale`` times the noise of :func:`normal` to a tensor in place, without a full-size temporary.
+
+    The scale is rounded up to binary32, so the noise is never smaller than asked for; sums are made in fp32 (in fp64 for
+    an fp64 tensor) and then rounded to the tensor's type. Guarantee and conditions are those of :func:`normal`, with
+    noise of standard deviation ``scale``.
+
+    >>> key = Key(bytes(32))
+    >>> gradient = torch.ones(1000)
+    >>> noisy = add_normal_(gradient.clone(), key, 0, "bias", 2.0)
+    >>> bool((noisy == 1 + 2 * normal(key, 0, "bias", 1000)).all())
+    True
+    """
+    if not (math.isfinite(scale) and scale >= 0):
+        raise ValueError(f"scale must be finite and not negative, not {scale}")
+    if not tensor.is_floating_point():
+        raise TypeError(f"noise can be added to a floating-point tensor, not to {tensor.dtype}")
+    _check(tuple(tensor.shape), offset, None)
+    _check_eager(tensor.device)
+    words = key.stream("normal", step, parameter)
+    with torch.no_grad():
+        _add(words, offset, tensor, scale if tensor.dtype == torch.float64 else _round_up(scale))
+    return tensor
+
+
+def tail_delta(elements: int) -> float:
+    """What to add to δ when ``elements`` noise elements were drawn: the mass of the tail that is not resolved.
+
+    With probability 1 - 2^-80 per pair of elements the uniform behind the radius is resolved to a relative cell of 2^-15
+    or better; otherwise (radius above 10.5) it may be off by more. By a union bound the whole sequence of draws is within
+    this total-variation distance of one without that defect. The proof is in docs/noise.md.
+
+    >>> tail_delta(10**9 * 10_000) < 1e-11
+    True
+    """
+    if elements < 0:
+        raise ValueError(f"the number of elements cannot be negative, not {elements}")
+    return min(1.0, elements * stream.UNRESOLVED_PAIR)
+
+
+def bernoulli_mask(
+    key: Key, step: int, n: int, rate: float, *, offset: int = 0, device: torch.device | str = "cpu"
+) -> torch.Tensor:
+    """:func:`tacit.noise.sampling.bernoulli_mask` as a torch tensor.
+
+    >>> bernoulli_mask(Key(bytes(32)), 0, 4, 1.0)
+    tensor([True, True, True, True])
+    """
+    return torch.from_numpy(sampling.bernoulli_mask(key, step, n, rate, offset=offset)).to(device)
+
+
+def backend(device: torch.device | str = "cpu") -> str:
+    """Which implementation of the stream serves a device, and why; all give the same bits.
+
+    >>> backend().split(":")[0] in ("native", "numpy")
+    True
+    """
+    if _on_triton(torch.device(device)):
+        return "triton"
+    return native.load()[1]
+
+
+def _check(shape: tuple[int, ...], offset: int, strides: Sequence[int] | None) -> None:
+    if any(size < 0 for size in shape) or offset < 0:
+        raise ValueError(f"shape {shape} and offset {offset} must not be negative")
+    if strides is not None and (len(strides) != len(shape) or any(stride < 0 for stride in strides)):
+        raise ValueError(f"strides {tuple(strides)} do not fit shape {shape}: one for each dimension, not negative")
+    steps = strides if strides is not None else (1,)
+    sizes = shape if strides is not None else (math.prod(shape),)
+    last = offset + sum(max(size - 1, 0) * step for size, step in zip(sizes, steps, strict=True))
+    if last >= 2**62:
+        raise ValueError(f"element index {last} is too large")
+
+
+def _check_eager(device: torch.device) -> None:
+    """A recorded kernel would repeat one step's noise at every replay, and difference out."""
+    if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("tensor noise must not be captured in a CUDA graph: a replay would repeat the same noise")
+
+
+def _round_up(scale: float) -> float:
+    rounded = np.float32(scale)
+    if float(rounded) < scale:
+        rounded = np.nextafter(rounded, np.float32(np.inf))
+    if not np.isfinite(rounded):
+        raise ValueError(f"scale {scale} is too large for fp32")
+    return float(rounded)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _on_triton(device: torch.device) -> bool:
+    return device.type == "cuda" and _has_triton()
+
+
+def _fill(words: stream.Words, offset: int, flat: torch.Tensor, scale: float | None = None) -> None:
+    """Writes, or adds scaled, a contiguous range of elements to a flat contiguous tensor."""
+    if _on_triton(flat.device) and flat.dtype != torch.float64:
+        from tacit.noise import cuda
+
+        with torch.cuda.device(flat.device):
+            cuda.fill(words, offset, flat, scale=scale)
+        return
+    library, _ = native.load()
+    if flat.device.type == "cpu" and flat.dtype == torch.float32 and library is not None:
+        threads = torch.get_num_threads()
+        library.normal(words, offset, flat.numel(), flat.data_ptr(), scale=scale, threads=threads)
+        return
+    if flat.device.type == "cpu" and flat.dtype == torch.float32 and scale is None:
+        stream.fill_normal(words, offset, flat.numpy())
+        return
+    for start in range(0, flat.numel(), _CHUNK):
+        piece = flat[start : start + _CHUNK]
+        near = flat.device if _on_triton(flat.device) else torch.device("cpu")
+        noise = torch.empty(piece.numel(), dtype=torch.float32, device=near)
+        _fill(words, offset + start, noise)
+        noise = noise.to(flat.device)
+        if scale is None:
+            piece.copy_(noise)
+        else:
+            # Multiplied, then added, each rounded: the order of the compiled code and of the GPU kernel.
+            wide = torch.promote_types(piece.dtype, torch.float32)
+            piece.copy_(piece.to(wide) + noise.to(wide) * scale)
+
+
+def _fill_strided(words: stream.Words, offset: int, out: torch.Tensor, strides: tuple[int, ...]) -> None:
+    """Fills a contiguous tensor whose elements lie at the given strides in the whole parameter."""
+    # Trailing dimensions that are contiguous in the whole parameter form runs.
+    run, dimension = 1, len(strides)
+    while dimension > 0 and (out.shape[dimension - 1] == 1 or strides[dimension - 1] == run):
+        dimension -= 1
+        run *= out.shape[dimension]
+    if dimension == 0:
+        _fill(words, offset, out.view(-1))
+        return
+    rows, stride = out.shape[dimension - 1], strides[dimension - 1]
+    flat = out.view(-1, rows, run)
+    outer = np.zeros(1, dtype=np.int64)
+    for size, step in zip(out.shape[: dimension - 1], strides[: dimension - 1], strict=True):
+        outer = (outer[:, None] + np.arange(size) * step).reshape(-1)
+    library, _ = native.load()
+    for block, start in zip(flat, outer.tolist(), strict=True):
+        if _on_triton(out.device):
+            from tacit.noise import cuda
+
+            with torch.cuda.device(out.device):
+                cuda.fill(words, offset + start, block, rows=rows, stride=stride)
+        elif out.device.type == "cpu" and library is not None:
+            library.normal(words, offset + start, run, block.data_ptr(), rows=rows, stride=stride)
+        else:
+            for row in range(rows):
+                _fill(words, offset + start + row * stride, block[row])
+
+
+def _add(words: stream.Words, offset: int, tensor: torch.Tensor, scale: float) -> None:
+    if tensor.numel() == 0:
+        return
+    if tensor.is_contiguous():
+        _fill(words, offset, tensor.view(-1), scale)
+    elif tensor.numel() <= _CHUNK:
+        copy = tensor.contiguous()
+        _fill(words, offset, copy.view(-1), scale)
+        tensor.copy_(copy)
+    elif tensor.shape[0] == 1:
+        _add(words, offset, tensor[0], scale)
+    else:
+        # A large tensor in another memory order goes slice by slice; each slice is a range of the logical order.
+        middle = tensor.shape[0] // 2
+        _add(words, offset, tensor[:middle], scale)
+        _add(words, offset + tensor[:middle].numel(), tensor[middle:], scale)
