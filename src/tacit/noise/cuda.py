@@ -15,8 +15,8 @@ import torch
 from tacit.noise import stream
 
 try:
-    import triton
-    import triton.language as tl
+    import triton  # type: ignore[import-not-found, unused-ignore]
+    import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 except ImportError:  # the module can then be imported (by documentation and test tools) but not used
 
     def _jit(function: Any = None, **_: Any) -> Any:
@@ -159,7 +159,7 @@ _SCALARS = [f"k{i}" for i in range(8)] + ["offset", "stride", "columns", "out_st
 
 
 @_jit(do_not_specialize=_SCALARS)
-def _normal_kernel(  # type: ignore[no-untyped-def]
+def _normal_kernel(  # type: ignore[no-untyped-def, untyped-decorator, unused-ignore]
     out, k0, k1, k2, k3, k4, k5, k6, k7, offset, stride, columns, out_stride, programs, scale,
     ADD: tl.constexpr, ROUNDS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
@@ -239,7 +239,7 @@ def fill(
     scale: float | None = None,
     rounds: int = stream.ROUNDS,
 ) -> None:
-    """Writes (scale None) or adds scaled elements offset + row * stride + column to a contiguous (rows, columns) tensor."""
+    """Writes (scale None) or adds scaled elements offset + row * stride + column to a contiguous matrix."""
     columns = out.numel() // rows
     if columns == 0:
         return

@@ -124,8 +124,8 @@ class Key:
             if stat.S_IMODE(status.st_mode) & 0o077:
                 mode = stat.S_IMODE(status.st_mode)
                 raise KeyFileError(
-                    f"{target} can be reached by other users (mode {mode:04o}): a key that others may have read protects "
-                    "nobody. Make a new key, or, if you are sure that nobody read it, chmod 600 the file"
+                    f"{target} can be reached by other users (mode {mode:04o}): a key that others may have read "
+                    "protects nobody. Make a new key, or, if you are sure that nobody read it, chmod 600 the file"
                 )
             if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
                 raise KeyFileError(f"{target} belongs to another user")
@@ -186,4 +186,4 @@ class Key:
             "save it to a file of its own with key.save(path) and read it back with Key.load(path)"
         )
 
-    __reduce_ex__ = __copy__ = __deepcopy__ = __getstate__ = _refuse  # type: ignore[assignment]
+    __reduce_ex__ = __copy__ = __deepcopy__ = __getstate__ = _refuse

@@ -46,7 +46,7 @@ def bernoulli_mask(key: Key, step: int, n: int, rate: float, *, offset: int = 0)
     monotone in the rate, so the accounted cost holds. This is the sampling of add/remove-one adjacency.
 
     >>> mask = bernoulli_mask(Key(bytes(32)), 0, 100_000, 0.01)
-    >>> 850 < mask.sum() < 1150
+    >>> bool(850 < mask.sum() < 1150)
     True
     """
     _check_range(n, offset)

@@ -3,11 +3,11 @@
 Every stream has a 256-bit key of its own, made from the secret key, a purpose, a step and a parameter by keyed BLAKE2b
 (:meth:`tacit.noise.keys.Key.stream`). From it ChaCha with 12 rounds and a 64-bit block counter (Bernstein 2008) makes
 blocks of sixteen 32-bit words. 32 consecutive blocks form a *tile* of 512 words, and word ``w`` of block ``b`` of the
-tile has index ``32 * w + b``: neighbouring elements come from neighbouring blocks, so that vector units and GPUs compute
-and store them side by side, and any element can be computed without the others.
+tile has index ``32 * w + b``: neighbouring elements come from neighbouring blocks, so that vector units and GPUs
+compute and store them side by side, and any element can be computed without the others.
 
-Normal deviates are made from pairs of words (``w``, ``w + 8``) of one block by the Box-Muller transform: the first gives
-the radius, the second the angle. A radius word below 2^16, which happens once in 65,536 pairs and means a radius above
+Normal deviates are made from pairs of words (``w``, ``w + 8``) of one block by the Box-Muller transform: the first
+gives the radius, the second the angle. A radius word below 2^16, which happens once in 65,536 pairs and means a radius above
 4.7, takes further bits from the *tail* block with the same counter (words ``2w`` and ``2w + 1``), so that the radius is
 resolved down to a probability of 2^-80 (10.5 standard deviations). The logarithm, sine and cosine are polynomials
 evaluated with correctly rounded binary32 additions and multiplications and nothing else, which is why the compiled CPU
@@ -74,7 +74,7 @@ def _quarter(x: Words, spare: Words, a: int, b: int, c: int, d: int) -> None:
 def blocks(key: Words, stream: int, counters: npt.NDArray[np.uint64], rounds: int = ROUNDS) -> Words:
     """ChaCha blocks with the given counters, as an array (16, len(counters)).
 
-    With 20 rounds this is the cipher of RFC 8439 (there the counter has 32 bits and the nonce 96; the state is the same).
+    With 20 rounds this is the cipher of RFC 8439 (whose counter has 32 bits and whose nonce has 96).
 
     >>> hex(int(blocks(np.zeros(8, np.uint32), 0, np.zeros(1, np.uint64), rounds=20)[0, 0]))  # RFC 8439, A.1, vector 1
     '0xade0b876'
@@ -112,7 +112,8 @@ def radius(t: Words, digits: npt.NDArray[np.int32] | int) -> Floats:
     for coefficient in LOG[1:]:
         p = p * f + np.float32(coefficient)
     whole = (digits - 1 - exponent).astype(np.float32)
-    return np.sqrt(whole * np.float32(TWO_LOG_TWO) + p * f)
+    r: Floats = np.sqrt(whole * np.float32(TWO_LOG_TWO) + p * f)
+    return r
 
 
 def gauss(a: Words, b: Words, digits: npt.NDArray[np.int32] | int = 32) -> tuple[Floats, Floats]:
@@ -131,7 +132,7 @@ def gauss(a: Words, b: Words, digits: npt.NDArray[np.int32] | int = 32) -> tuple
 
 
 def extend_tail(a: Words, high: Words, low: Words) -> tuple[Words, npt.NDArray[np.int32]]:
-    """The leading bits of the radius uniform a.high.low (96 binary digits), as t and the digits such that u = t / 2^digits."""
+    """The leading bits t of the 96-bit radius uniform a.high.low, and the digits such that u = t / 2^digits."""
     sixteen = np.uint32(16)
     t = np.where(a != 0, (a << sixteen) | (high >> sixteen), np.where(high >= TAIL_BOUND, high, low))
     t = np.where((a == 0) & (high < TAIL_BOUND) & (high != 0), (high << sixteen) | (low >> sixteen), t)
