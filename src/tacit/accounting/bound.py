@@ -1,0 +1,96 @@
+"""What does a price look like? An interval that contains the true value, with the terms it was stated under."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+ADJACENCY_WORDS = {
+    "add-remove": "add/remove one {unit}",
+    "replace-one": "replace one {unit}",
+    "zero-out": "zero out one {unit}",
+}
+GROUP_WORDS = {
+    "add-remove": "add/remove {group} {unit}s together",
+    "replace-one": "replace {group} {unit}s",
+    "zero-out": "zero out {group} {unit}s",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """An interval ``[lower, upper]`` certified to contain the true ε (or δ).
+
+    ``upper`` is what is claimed. ``tight`` says that both ends belong to the exact worst case; where only upper bounds
+    are known for a mechanism it is False, and ``lower`` is the best known lower bound or 0.
+
+    >>> Bound(1.1337058, 1.1337069, quantity="epsilon", given=1e-5)
+    ε in [1.133705, 1.133707] at δ=1e-05, add/remove one record
+    """
+
+    lower: float
+    upper: float
+    tight: bool = True
+    quantity: str = "epsilon"
+    given: float = math.nan
+    adjacency: str = "add-remove"
+    unit: str = "record"
+    group: int = 1
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.lower) or math.isnan(self.upper) or not 0 <= self.lower <= self.upper:
+            raise ArithmeticError(f"not an interval of privacy values: [{self.lower}, {self.upper}]")
+
+    @property
+    def width(self) -> float:
+        """How far apart the two ends are (0 where both are infinite)."""
+        return 0.0 if self.lower == self.upper else self.upper - self.lower
+
+    @property
+    def terms(self) -> str:
+        """The adjacency and the unit of privacy in words."""
+        words = ADJACENCY_WORDS if self.group == 1 else GROUP_WORDS
+        return words[self.adjacency].format(unit=self.unit, group=self.group)
+
+    def __contains__(self, value: float) -> bool:
+        return self.lower <= value <= self.upper
+
+    def __repr__(self) -> str:
+        name, other = ("ε", "δ") if self.quantity == "epsilon" else ("δ", "ε")
+        if self.tight:
+            interval = f"{name} in [{_down(self.lower)}, {_up(self.upper)}]"
+        else:
+            interval = f"{name} at most {_up(self.upper)} (at least {_down(self.lower)})"
+        return f"{interval} at {other}={self.given:g}, {self.terms}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; infinities are written as the string ``"inf"``."""
+        plain = dataclasses.asdict(self)
+        return {k: "inf" if isinstance(v, float) and math.isinf(v) else v for k, v in plain.items()}
+
+
+def _digits(x: float) -> int:
+    """Decimals that show seven significant digits."""
+    return 6 if x >= 1 or x <= 0 else 6 - math.floor(math.log10(x))
+
+
+def _down(x: float) -> str:
+    return _rounded(x, math.floor)
+
+
+def _up(x: float) -> str:
+    return _rounded(x, math.ceil)
+
+
+def _rounded(x: float, rule: Any) -> str:
+    """Round outward only, so that what is printed still contains the truth."""
+    if math.isinf(x):
+        return "inf"
+    if x == 0:
+        return "0"
+    if x < 1e-4:
+        exponent = math.floor(math.log10(x))
+        return f"{rule(x / 10.0**exponent * 1e6) / 1e6:.6f}e{exponent:d}"
+    digits = _digits(x)
+    return f"{rule(x * 10**digits) / 10**digits:.{digits}f}"

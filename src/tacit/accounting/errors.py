@@ -1,0 +1,13 @@
+"""Errors of the accountant, each with what to do about it."""
+
+
+class AccountingError(ValueError):
+    """A mechanism or a question that has no valid price as asked."""
+
+
+class AdjacencyError(AccountingError):
+    """A mechanism was priced, or composed, under an adjacency for which it states no guarantee."""
+
+
+class UnitError(AccountingError):
+    """Mechanisms that protect different units (a record, a person) were composed."""
