@@ -6,7 +6,28 @@ Each group of commands lives in its own file of this folder and registers itself
 
 from __future__ import annotations
 
+import importlib
+
 import typer
+
+#: The command files, in the order in which ``tacit --help`` shows them. Each has ``register(app)``.
+COMMAND_FILES = ("data",)
+
+EPILOG = """
+[bold]Examples[/bold]
+
+See which data sets are known, and which are on this machine:
+
+    $ tacit data list
+
+Fetch one, checked and resumable, into a folder of your own:
+
+    $ tacit data get mnist --data-dir ~/data
+
+Help for any command:
+
+    $ tacit data get --help
+"""
 
 
 def build() -> typer.Typer:
@@ -16,11 +37,15 @@ def build() -> typer.Typer:
     app = typer.Typer(
         name="tacit",
         help="Differentially private machine learning with a certified guarantee.",
+        epilog=EPILOG,
         no_args_is_help=True,
+        rich_markup_mode="rich",
         pretty_exceptions_show_locals=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     common.register(app)
+    for name in COMMAND_FILES:
+        importlib.import_module(f"tacit.cli.{name}").register(app)
     return app
 
 
