@@ -1,0 +1,30 @@
+"""What every test may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# One core of a shared machine can be slow: a property is judged by its result, not by the time of one example.
+hypothesis.settings.register_profile("tacit", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("tacit")
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder with the real data sets; the test is skipped where there is none."""
+    folder = os.environ.get("TACIT_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("TACIT_DATA does not name a folder with the real data sets")
+    return Path(folder)
+
+
+@pytest.fixture
+def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No data anywhere: an empty cache folder and no TACIT_DATA."""
+    monkeypatch.delenv("TACIT_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
