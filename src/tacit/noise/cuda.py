@@ -158,8 +158,8 @@ def _put(target, place, value, start, stop, scale, ADD: tl.constexpr, FULL: tl.c
 _SCALARS = [f"k{i}" for i in range(8)] + ["offset", "stride", "columns", "out_stride", "programs", "scale"]
 
 
-@_jit(do_not_specialize=_SCALARS)
-def _normal_kernel(  # type: ignore[no-untyped-def, untyped-decorator, unused-ignore]
+@_jit(do_not_specialize=_SCALARS)  # type: ignore[untyped-decorator, unused-ignore]
+def _normal_kernel(  # type: ignore[no-untyped-def]
     out, k0, k1, k2, k3, k4, k5, k6, k7, offset, stride, columns, out_stride, programs, scale,
     ADD: tl.constexpr, ROUNDS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip

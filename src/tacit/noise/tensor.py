@@ -41,7 +41,7 @@ def normal(
     ``offset``; columns of a (rows, width) matrix are ``shape=(rows, w), strides=(width, 1), offset=first_column``.
 
     Guarantee: for a sum of L2 sensitivity C (under the adjacency for which C was stated), adding ``sigma * C`` times
-    this noise approximates the Gaussian mechanism of noise multiplier sigma, under three conditions stated in docs/noise.md:
+    this noise approximates the Gaussian mechanism of noise multiplier sigma, under three conditions (docs/noise.md):
     the key is secret and ChaCha12 is a pseudo-random function; :func:`tail_delta` is added to δ; the arithmetic is
     binary32 rather than real (for small releases use the exact samplers of :mod:`tacit.noise`).
     Each (key, step, parameter) must serve one release only.
@@ -74,8 +74,8 @@ def add_normal_(
     """Adds ``scale`` times the noise of :func:`normal` to a tensor in place, without a full-size temporary.
 
     The scale is rounded up to binary32, so the noise is never smaller than asked for; sums are made in fp32 (in fp64
-    for an fp64 tensor) and then rounded to the tensor's type. Guarantee and conditions are those of :func:`normal`, with
-    noise of standard deviation ``scale``.
+    for an fp64 tensor) and then rounded to the tensor's type. Guarantee and conditions are those of :func:`normal`,
+    with noise of standard deviation ``scale``.
 
     >>> key = Key(bytes(32))
     >>> gradient = torch.ones(1000)
@@ -99,8 +99,8 @@ def tail_delta(elements: int) -> float:
     """What to add to δ when ``elements`` noise elements were drawn: the mass of the tail that is not resolved.
 
     With probability 1 - 2^-80 per pair of elements the uniform behind the radius is resolved to a relative cell of
-    2^-15 or better; otherwise (radius above 10.5) it may be off by more. By a union bound the whole sequence of draws is
-    within this total-variation distance of one without that defect. The proof is in docs/noise.md.
+    2^-15 or better; otherwise (radius above 10.5) it may be off by more. By a union bound the whole sequence of draws
+    is within this total-variation distance of one without that defect. The proof is in docs/noise.md.
 
     >>> tail_delta(10**9 * 10_000) < 1e-11
     True
