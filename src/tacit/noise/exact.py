@@ -161,7 +161,7 @@ def _nearest_float(number: Fraction) -> float:
     try:
         return float(number)
     except OverflowError:
-        return math.copysign(sys.float_info.max, number)
+        return sys.float_info.max if number > 0 else -sys.float_info.max
 
 
 def positive(scale: float, name: str) -> float:

@@ -10,8 +10,8 @@ Normal deviates are made from pairs of words (``w``, ``w + 8``) of one block by 
 gives the radius, the second the angle. A radius word below 2^16, which happens once in 65,536 pairs and means a radius
 above 4.7, takes further bits from the *tail* block with the same counter (words ``2w`` and ``2w + 1``), so that the
 radius is resolved down to a probability of 2^-80 (10.5 standard deviations). The logarithm, sine and cosine are
-polynomials evaluated with correctly rounded binary32 additions and multiplications and nothing else, which is why the compiled CPU
-code (``native.c``), the GPU kernel (``cuda.py``) and this file agree bit for bit.
+polynomials evaluated with correctly rounded binary32 additions and multiplications and nothing else, which is why the
+compiled CPU code (``native.c``), the GPU kernel (``cuda.py``) and this file agree bit for bit.
 """
 
 from __future__ import annotations
