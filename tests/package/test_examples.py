@@ -1,0 +1,55 @@
+"""What the README and the examples show is run as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py") if path.stem != "__init__")
+
+# One thread each: the tests run beside each other.
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def test_the_readme_has_an_example_for_each_kind_of_user():
+    assert len(BLOCKS) >= 3
+    for block in BLOCKS:
+        assert len([line for line in block.splitlines() if line.strip()]) <= 14
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_a_code_block_of_the_readme_runs(block, tmp_path):
+    told = subprocess.run(
+        [sys.executable, "-c", block],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.strip()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs(name):
+    told = subprocess.run(
+        [sys.executable, "-m", f"examples.{name}"],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.strip()
