@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import tacit
 
@@ -54,3 +56,16 @@ def _write_api_index() -> None:
 
 
 _write_api_index()
+
+
+def _bars_are_absolute_values(app: Any, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
+    """``|x|`` in a docstring is an absolute value, which reStructuredText would take for a substitution."""
+    for i, line in enumerate(lines):
+        pieces = line.split("``")
+        pieces[::2] = [re.sub(r"(?<!\\)\|(\S[^|]*?)\|", r"\\|\1\\|", piece) for piece in pieces[::2]]
+        lines[i] = "``".join(pieces)
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", _bars_are_absolute_values)
