@@ -1,1 +1,32 @@
-"""t"""
+"""What does a mechanism cost? Certified privacy accounting with numpy and scipy only.
+
+>>> from tacit import accounting as acc
+>>> step = acc.PoissonSampled(acc.Gaussian(1.1), rate=256 / 60000)
+>>> acc.epsilon(step * 3516 + acc.Laplace(10.0), delta=1e-5).upper < 1.5
+True
+"""
+
+from tacit.accounting.bound import Bound
+from tacit.accounting.errors import AccountingError, AdjacencyError, UnitError
+from tacit.accounting.mechanisms import (
+    ADJACENCIES,
+    GDP,
+    ZCDP,
+    ApproxDP,
+    BallsInBins,
+    Composed,
+    DiscreteGaussian,
+    ExponentialMechanism,
+    FixedSizeSampled,
+    Gaussian,
+    Laplace,
+    Mechanism,
+    PoissonSampled,
+    PureDP,
+    Shuffled,
+    TruncatedPoissonSampled,
+    Votes,
+    from_dict,
+    nothing,
+)
+from tacit.accounting.pricing import delta, epsilon

@@ -18,7 +18,7 @@ import math
 
 import numpy as np
 
-from tacit.accounting.losses import ROUND, Array, ComplexArray, Loss
+from tacit.accounting.losses import ROUND, ComplexArray, Loss
 
 Parts = list[tuple[Loss, int]]
 #: More nodes than this and the lattice method is the better choice.
@@ -31,12 +31,11 @@ class Unsuitable(Exception):
 
 def log_mgf_real(parts: Parts, c: float) -> tuple[float, float]:
     """K(c) of the composition for real c, and its absolute error."""
-    zero = np.zeros(1)
     value = error = 0.0
     for loss, times in parts:
-        k, e = loss.log_mgf(c, zero)
-        value += times * float(k[0].real)
-        error += times * float(e[0])
+        k, e, _, _ = loss.tilted(c)
+        value += times * k
+        error += times * e
     return value, error
 
 
@@ -64,50 +63,81 @@ class Abscissa:
 def best_abscissa(parts: Parts, *, log_delta: float | None = None, epsilon: float | None = None) -> Abscissa:
     """The c that gives the best Chernoff bound on ε at this δ, or on δ at this ε.
 
-    The search walks log c by factors of two until the bound stops improving, then narrows. Any c is valid; a good one
-    only makes the integral short.
+    Newton's method on log c, safeguarded. Any c is valid; a good one only makes the integral short.
     """
 
-    def value(log_c: float) -> float:
-        c = math.exp(log_c)
-        k, e = log_mgf_real(parts, c)
+    def state(c: float) -> tuple[float, float, float, float]:
+        k = mean = variance = 0.0
+        for loss, times in parts:
+            one = loss.tilted(c)
+            k, mean, variance = k + times * one[0], mean + times * one[2], variance + times * one[3]
+        # the stationary point of the bound: this rises with c
+        pull = -math.log1p(1 / c)
         if log_delta is not None:
-            return (k + e + log_kappa(c) - log_delta) / c
+            return c * (mean + pull) - (k + log_kappa(c)) + log_delta, c * c * (variance + 1 / (c * (c + 1))), k, mean
         assert epsilon is not None
-        return k + e + log_kappa(c) - c * epsilon
+        return c * (mean + pull - epsilon), c * c * (variance + 1 / (c * (c + 1))), k, mean
 
-    step, x = math.log(4.0), math.log(8.0)
-    best = value(x)
-    for direction in (1.0, -1.0):
-        moved = False
-        while -25 < x + direction * step < 25:
-            y = value(x + direction * step)
-            if not y < best:
-                break
-            x, best, moved = x + direction * step, y, True
-        if moved:
-            break
-    low, high = x - step, x + step
-    ratio = 0.6180339887498949
-    a, b = high - ratio * (high - low), low + ratio * (high - low)
-    fa, fb = value(a), value(b)
-    for _ in range(7):
-        if fa <= fb:
-            high, b, fb = b, a, fa
-            a = high - ratio * (high - low)
-            fa = value(a)
+    x, low, high = math.log(4.0), -30.0, 30.0
+    for _ in range(40):
+        try:
+            value, slope, _, _ = state(math.exp(x))
+        except OverflowError:
+            value, slope = math.inf, math.inf
+        if value > 0:
+            high = min(high, x)
         else:
-            low, a, fa = a, b, fb
-            b = low + ratio * (high - low)
-            fb = value(b)
-    log_c = a if fa <= fb else b
-    c = math.exp(log_c)
-    width = 0.02 * c
-    k, _ = log_mgf_real(parts, c)
-    up, _ = log_mgf_real(parts, c + width)
-    down, _ = log_mgf_real(parts, c - width)
-    curvature = max((up - 2 * k + down) / width**2, 0.0)
-    return Abscissa(c, k, math.sqrt(curvature), (up - down) / (2 * width))
+            low = max(low, x)
+        step = -value / slope if math.isfinite(value) and slope > 0 else -1.0
+        step = max(-1.5, min(1.5, step))
+        if value > 1:
+            # Beyond the optimum K may grow doubly exponentially, where Newton's steps are far too small.
+            step = min(step, -0.3)
+        if not low < x + step < high:
+            step = 0.5 * (low + high) - x if high - low < 4 else math.copysign(1.5, step)
+        x += step
+        if (abs(step) < 0.02 and abs(value) < 1) or high - low < 1e-3:
+            break
+    c = math.exp(x)
+    k = mean = variance = 0.0
+    for loss, times in parts:
+        one = loss.tilted(c)
+        k, mean, variance = k + times * one[0], mean + times * one[2], variance + times * one[3]
+    return Abscissa(c, k, math.sqrt(variance), mean)
+
+
+def chernoff_period(
+    parts: Parts, at: Abscissa, log_delta: float, digits: float
+) -> tuple[float, tuple[float, float], tuple[float, float]]:
+    """A period Y, and two other abscissas with their log bounds, that keep the aliases of δ below e^{-digits} of it."""
+    c, epsilon = at.c, at.epsilon
+    want = log_delta - digits - 1
+    excess = max(0.0, at.log_m - c * epsilon - log_delta)
+    # For a Gaussian the best abscissas lie this far away; heavier tails want them closer.
+    offset = math.sqrt(2 * (digits + excess + 6)) / max(at.spread, 1e-12)
+
+    def ladder(side: float) -> tuple[float, float, float]:
+        best = (math.inf, math.nan, math.inf)
+        for power in range(14):
+            other = c + side * offset / 1.6**power
+            if other < 0.02 * c:
+                continue
+            try:
+                k, e = log_mgf_real(parts, other)
+            except OverflowError:
+                continue
+            log_bound = k + e + log_kappa(other)
+            period = (log_bound - other * epsilon - want) / abs(other - c)
+            if period < best[0]:
+                best = (period, other, log_bound)
+            elif math.isfinite(best[0]):
+                break
+        return best
+
+    right, left = ladder(1.0), ladder(-1.0)
+    # to the left δ <= 1 may be the better bound
+    period = max(right[0], min(left[0], -want / c), 1e-9)
+    return period, right[1:], left[1:]
 
 
 class Contour:
@@ -116,11 +146,13 @@ class Contour:
     def __init__(self, parts: Parts, at: Abscissa, log_delta: float, digits: float = 28.0) -> None:
         """``log_delta`` is the size of the δ to be resolved, ``digits`` the relative accuracy asked, e^{-digits}."""
         self.parts, self.at = parts, at
-        self.infinite = -math.expm1(sum(t * _log1m(loss.infinity) for loss, t in parts))
+        self.start = at.epsilon
         c = at.c
         # What the integrand's size is over what is looked for: the accuracy the aliases and the tail must have.
         self.excess = max(0.0, at.log_m - c * at.epsilon - log_delta)
-        self._choose_period(log_delta, digits)
+        self.period, self._right, self._left = chernoff_period(parts, at, log_delta, digits)
+        if not math.isfinite(self.period):
+            raise Unsuitable
         step = 2 * math.pi / self.period
         count = self._count_nodes(step, digits)
         t = step * np.arange(count + 1)
@@ -138,39 +170,15 @@ class Contour:
         self.tail_t = float(t[-1] + step)
         self.tail_decay = sum(times * loss.decay(c)(self.tail_t) for loss, times in parts)
 
-    def _choose_period(self, log_delta: float, digits: float) -> None:
-        """Y, and the two abscissas whose Chernoff bounds keep the aliases below e^{-digits} of δ."""
-        c, spread = self.at.c, max(self.at.spread, 1e-12)
-        want = log_delta - digits
-        reach = math.sqrt(2 * (digits + self.excess + 6))
-        # A Gaussian would need `reach` standard deviations; the ladder covers heavier tails.
-        rights = []
-        for i in range(1, 5):
-            c2 = c + reach / spread * i / 2
-            k, e = log_mgf_real(self.parts, c2)
-            rights.append((c2, k + e + log_kappa(c2)))
-        lefts = []
-        for i in range(1, 5):
-            c1 = c - reach / spread * i / 4
-            if c1 > 0.02 * c:
-                k, e = log_mgf_real(self.parts, c1)
-                lefts.append((c1, k + e + log_kappa(c1)))
-        self._rights, self._lefts = rights, lefts
-        period = reach * spread
-        epsilon = self.at.epsilon
-        for _ in range(60):
-            if self._alias(epsilon, period) <= math.exp(max(want, -745.0)):
-                break
-            period *= 1.15
-        self.period = period
-
     def _alias(self, epsilon: float, period: float) -> float:
         """A bound on Σ_{n≠0} e^{cnY} δ(ε + nY)."""
         c = self.at.c
-        right = min(_series(log_bound - c2 * epsilon, (c2 - c) * period) for c2, log_bound in self._rights)
+        c2, log_bound = self._right
+        right = _series(log_bound - c2 * epsilon, (c2 - c) * period)
         # to the left: Chernoff at a smaller abscissa, or δ <= 1
         left = _series(0.0, c * period)
-        for c1, log_bound in self._lefts:
+        c1, log_bound = self._left
+        if math.isfinite(log_bound):
             left = min(left, _series(log_bound - c1 * epsilon, (c - c1) * period))
         return right + left
 
@@ -214,9 +222,7 @@ class Contour:
         scale = math.exp(min(top, 700.0))
         high = scale * (total + rounding + tail) * (1 + 4 * ROUND)
         low = scale * (total - rounding - tail) * (1 - 4 * ROUND) - self._alias(epsilon, self.period)
-        high = min(1.0, self.infinite + max(high, 0.0))
-        low = min(1.0, max(0.0, self.infinite * (1 - 4 * ROUND) + max(low, 0.0)))
-        return low, max(high, low)
+        return min(1.0, max(0.0, low)), min(1.0, max(high, low, 0.0))
 
     def middle(self, epsilon: float) -> tuple[float, float]:
         """log of the computed finite part of δ(ε), and its derivative in ε; no bound, for root finding."""
@@ -236,12 +242,3 @@ def _series(log_first: float, exponent: float) -> float:
         return math.inf
     log_value = log_first - exponent - math.log(-math.expm1(-exponent)) + 1e-9
     return math.exp(log_value) if log_value < 700 else math.inf
-
-
-def _log1m(x: float) -> float:
-    return -math.inf if x >= 1 else math.log1p(-x)
-
-
-def array(values: list[float]) -> Array:
-    """A float array (for tests and docs)."""
-    return np.asarray(values, dtype=float)

@@ -29,6 +29,8 @@ ComplexArray = NDArray[np.complex128]
 ROUND = 2.0**-53
 #: Relative quadrature error asked of one log_mgf, as a negative exponent of e: 1e-22.
 DIGITS = 50.0
+#: A quadrature longer than this is refused.
+MAX_POINTS = 400_000
 
 
 class Loss:
@@ -37,12 +39,22 @@ class Loss:
     infinity: float = 0.0
     #: The loss cannot exceed this (inf where it can).
     supremum: float = math.inf
-    #: log_mgf and decay can be used
+    #: ``log_mgf`` and ``decay`` can be used.
     analytic: bool = True
+    #: The reversed pair has the same loss, so that one direction is enough.
+    symmetric: bool = False
 
     def log_mgf(self, c: float, t: Array) -> tuple[ComplexArray, Array]:
         """K(c + it) for every t, and a bound on its absolute error."""
         raise NotImplementedError
+
+    def tilted(self, c: float) -> tuple[float, float, float, float]:
+        """K(c), its error bound, and (without a bound) the mean K'(c) and variance K''(c) of the tilted loss."""
+        width = 1e-3 * c
+        k, e = self.log_mgf(c, np.zeros(1))
+        up, down = (float(self.log_mgf(x, np.zeros(1))[0][0].real) for x in (c + width, c - width))
+        middle = float(k[0].real)
+        return middle, float(e[0]), (up - down) / (2 * width), max((up - 2 * middle + down) / width**2, 0.0)
 
     def decay(self, c: float) -> Callable[[float], float]:
         """A function b, non-increasing and at most 0, with log|M(c+is)/M(c)| <= b(t) for every s >= t."""
@@ -64,6 +76,8 @@ class Loss:
 class GaussianLoss(Loss):
     """N(mu, 1) against N(0, 1): the loss of Gaussian noise, closed under composition."""
 
+    symmetric = True
+
     def __init__(self, mu: float) -> None:
         self.mu = mu
 
@@ -71,6 +85,10 @@ class GaussianLoss(Loss):
         z = c + 1j * t
         value = 0.5 * self.mu**2 * z * (z + 1)
         return value, 8 * ROUND * np.abs(value)
+
+    def tilted(self, c: float) -> tuple[float, float, float, float]:
+        k = 0.5 * self.mu**2 * c * (c + 1)
+        return k, 8 * ROUND * k, self.mu**2 * (c + 0.5), self.mu**2
 
     def decay(self, c: float) -> Callable[[float], float]:
         rate = 0.5 * self.mu**2
@@ -83,6 +101,8 @@ class GaussianLoss(Loss):
 
 class AtomsLoss(Loss):
     """A loss with finitely many values, for pure and approximate DP (two values) and discrete Gaussian noise."""
+
+    symmetric = True
 
     def __init__(self, values: Any, p: Any, infinity: float = 0.0, spacing: float | None = None) -> None:
         self.values = np.asarray(values, dtype=float)
@@ -100,6 +120,13 @@ class AtomsLoss(Loss):
         error = ROUND * (8 + 4 * size + 4 * np.abs(t) * (weights @ np.abs(self.values))) / np.abs(phase)
         return value, error
 
+    def tilted(self, c: float) -> tuple[float, float, float, float]:
+        exponent = np.log(self.p) + c * self.values
+        top, total, weights = _log_sum(exponent)
+        mean = float(weights @ self.values)
+        error = ROUND * (16 + 4 * float(weights @ np.abs(exponent)) + 4 * abs(top) + math.log2(len(weights) + 1))
+        return total, error, mean, float(weights @ (self.values - mean) ** 2)
+
     def cells(self, edges: Array) -> tuple[Array, Array]:
         # An atom within rounding of an edge belongs to that edge: the cell to its left, whose right end it is.
         where = np.searchsorted(edges + 1e-12 * (1 + np.abs(edges)), self.values, side="left")
@@ -116,6 +143,8 @@ class AtomsLoss(Loss):
 
 class LaplaceLoss(Loss):
     """Laplace noise of scale 1/epsilon on a value that moves by 1: two atoms at ±epsilon and a smooth part between."""
+
+    symmetric = True
 
     def __init__(self, epsilon: float) -> None:
         self.epsilon = epsilon
@@ -166,6 +195,7 @@ class MixtureLoss(Loss):
         self.p_varies = bool(np.any(self.p_shift != 0))
         self.q_varies = bool(np.any(self.q_shift != 0))
         self.rising = self.p_varies
+        self.symmetric = self.p_varies and self.q_varies
         # The loss is bounded above where P's far tail is also Q's.
         if not self.p_varies:
             self.supremum = -float(math.log(self.q_weight[self.q_shift == 0].sum() or 1e-320))
@@ -225,72 +255,80 @@ class MixtureLoss(Loss):
             start = stop
         return value, error
 
-    def _log_mgf_block(self, c: float, t: Array) -> tuple[ComplexArray, Array]:
+    def _quadrature(self, c: float, t: float) -> tuple[float, float, Array, Array]:
+        """The trapezoidal rule for M(c + is), |s| <= t: K(c), the error of a moment relative to M(c), losses, weights."""
         low, high = self._range(c, DIGITS)
-        step = self._step(c, float(np.abs(t).max(initial=0.0)), DIGITS)
-        x = np.arange(math.floor(low / step), math.ceil(high / step) + 1) * step
+        step = self._step(c, t, DIGITS)
+        first, last = math.floor(low / step), math.ceil(high / step)
+        if last - first > MAX_POINTS:
+            raise OverflowError(f"the quadrature would need {last - first} points")
+        x = np.arange(first, last + 1) * step
         log_p, log_q = self.log_ratio(x)
         exponent = -0.5 * x * x + (c + 1) * log_p - c * log_q
         top, total, weights = _log_sum(exponent)
-        keep = weights > 1e-26 / len(x)
-        dropped = 1e-26
-        loss, weights_kept = (log_p - log_q)[keep], weights[keep]
-        angle = np.multiply.outer(t, loss)
-        phase = np.cos(angle) @ weights_kept + 1j * (np.sin(angle) @ weights_kept)
-        base = total + math.log(step) - 0.5 * math.log(2 * math.pi)
         size = 0.5 * x * x + (c + 1) * np.abs(log_p) + c * np.abs(log_q) + abs(top)
-        rounding = ROUND * (12 + math.log2(len(x)) + 6 * float(weights @ size))
-        wave = ROUND * 8 * np.abs(t) * float(weights_kept @ np.abs(loss))
-        quadrature = 2 * math.exp(-DIGITS) * 2
-        error = (rounding + wave + quadrature + dropped) / np.abs(phase)
-        return base + np.log(phase), error
+        error = ROUND * (12 + math.log2(len(x)) + 6 * float(weights @ size)) + 4 * math.exp(-DIGITS)
+        keep = weights > 1e-26 / len(x)
+        k = total + math.log(step) - 0.5 * math.log(2 * math.pi)
+        return k, error + 1e-26, (log_p - log_q)[keep], weights[keep]
+
+    def tilted(self, c: float) -> tuple[float, float, float, float]:
+        k, error, loss, weights = self._quadrature(c, 0.0)
+        mean = float(weights @ loss)
+        return k, error, mean, float(weights @ (loss - mean) ** 2)
+
+    def _log_mgf_block(self, c: float, t: Array) -> tuple[ComplexArray, Array]:
+        k, error, loss, weights = self._quadrature(c, float(np.abs(t).max(initial=0.0)))
+        angle = np.multiply.outer(t, loss)
+        phase = np.cos(angle) @ weights + 1j * (np.sin(angle) @ weights)
+        wave = ROUND * 8 * np.abs(t) * float(weights @ np.abs(loss))
+        return k + np.log(phase), (error + wave) / np.abs(phase)
 
     # -- how fast the characteristic function falls ---------------------------------------------------------------
 
     def decay(self, c: float) -> Callable[[float], float]:
-        """From a uniform law below the tilted density: mass m on an interval of length w gives
-        |φ(t)| <= 1 - m (1 - sup |sinc|) beyond t w / 2 (docs/accounting.md, section 5)."""
-        mass, width = self._uniform_below(c)
-        if mass <= 0:
-            return lambda t: 0.0
+        """From uniform laws stacked below the tilted density: masses m_i on intervals of length w_i give
+        |φ(t)| <= 1 - Σ m_i (1 - sup |sinc|) beyond t w_i / 2 (docs/accounting.md, section 5)."""
+        mass, width = self._layers(c)
 
         def bound(t: float) -> float:
-            return math.log1p(-mass * (1 - _sinc_ceiling(t * width / 2)))
+            return math.log1p(-float(mass @ (1 - _sinc_ceiling(0.5 * t * width))))
 
         return bound
 
-    def _uniform_below(self, c: float) -> tuple[float, float]:
+    def _layers(self, c: float) -> tuple[Array, Array]:
+        """Masses and lengths of uniform laws, on nested intervals, whose sum lies below the tilted density of the loss."""
         low, high = self._range(c, 30.0)
-        coarse = np.linspace(low, high, 257)
+        coarse = np.linspace(low, high, 385)
         log_p, log_q = self.log_ratio(coarse)
-        tilted = -0.5 * coarse**2 + (c + 1) * log_p - c * log_q
-        _, total, weights = _log_sum(tilted)
+        _, _, weights = _log_sum(-0.5 * coarse**2 + (c + 1) * log_p - c * log_q)
         cumulative = np.cumsum(weights)
-        # the region that holds the bulk, cut finely
-        first = coarse[max(0, int(np.searchsorted(cumulative, 0.002)) - 1)]
-        last = coarse[min(len(coarse) - 1, int(np.searchsorted(cumulative, 0.998)) + 1)]
-        x = np.linspace(first, last, 241)
+        inner = np.interp(np.linspace(0.0005, 0.9995, 160), cumulative, coarse)
+        x = np.unique(np.concatenate([inner, np.linspace(inner[0] - 0.1, inner[-1] + 0.1, 120)]))
         log_p, log_q = self.log_ratio(x)
         base = float(self.log_mgf(c, np.zeros(1))[0][0].real) + 0.5 * math.log(2 * math.pi)
         left, right = slice(None, -1), slice(1, None)
+        # Below the density on each cell: every factor is monotone there, so its ends bound it.
         gauss = -0.5 * np.maximum(x[left] ** 2, x[right] ** 2)
         tilt = (c + 1) * np.minimum(log_p[left], log_p[right]) - c * np.maximum(log_q[left], log_q[right])
         # |dL/dx| = |E[shift | x, P] - E[shift | x, Q]|; each posterior mean rises with x
         p_mean, q_mean = self._posterior(x, True), self._posterior(x, False)
         slope = np.maximum(np.abs(p_mean[right] - q_mean[left]), np.abs(p_mean[left] - q_mean[right]))
-        density = np.exp(gauss + tilt - base - 1e-9) / np.maximum(slope, 1e-300)  # of the loss, from below
-        loss = log_p - log_q
-        best = (0.0, 0.0)
-        score = 0.0
-        for i in range(0, len(x) - 2, 6):
-            floor = np.minimum.accumulate(density[i:])
-            width = np.abs(loss[i + 1 :] - loss[i])
-            mass = np.minimum(floor * width, 0.999)
-            gain = mass * width * width
-            j = int(np.argmax(gain))
-            if gain[j] > score:
-                score, best = float(gain[j]), (float(mass[j]) * (1 - 1e-9), float(width[j]))
-        return best
+        density = np.exp(gauss + tilt - base - 1e-9) / np.maximum(slope, 1e-300)
+        length = np.abs(np.diff(log_p - log_q))
+        density = np.where(length > 0, density, np.inf)
+        # Nested intervals around the fullest cell: add neighbours in the order of the lowest density on the way to them.
+        peak = int(np.argmax(np.where(length > 0, density * length, -1.0)))
+        floor = np.concatenate(
+            [np.minimum.accumulate(density[: peak + 1][::-1])[::-1], np.minimum.accumulate(density[peak:])[1:]]
+        )
+        order = np.argsort(-floor, kind="stable")
+        height, width = floor[order], np.cumsum(length[order])
+        steps = height - np.append(height[1:], 0.0)
+        usable = np.isfinite(steps) & (steps > 0)
+        mass, width = (steps[usable] * width[usable]), width[usable]
+        total = float(mass.sum())
+        return mass * (min(1.0, 0.999999 / total) if total > 0 else 0.0), width
 
     def _posterior(self, x: Array, of_p: bool) -> Array:
         shift, weight = (self.p_shift, self.p_weight) if of_p else (self.q_shift, self.q_weight)
@@ -429,14 +467,11 @@ def _normal_cells(edges: Array) -> Array:
         return np.asarray(np.maximum(ndtr(b) - ndtr(a), 0.0))
 
 
-def _sinc_ceiling(y: float) -> float:
-    """sup of |sin(v)/v| over v >= y."""
+def _sinc_ceiling(y: Array) -> Array:
+    """sup of |sin(v)/v| over v >= y, for each y >= 0."""
     second = 0.21723363  # the height of the second hump, rounded up
-    if y <= 0:
-        return 1.0
-    if y < math.pi:
-        return max(math.sin(y) / y, second)
-    return min(second, 1 / y)
+    first = np.maximum(np.sinc(np.minimum(y, math.pi) / math.pi), second)
+    return np.asarray(np.where(y < math.pi, first, np.minimum(second, 1 / np.maximum(y, 1.0))))
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,0 +1,368 @@
+"""What does a mechanism cost? The certified ε(δ) and δ(ε) of any composition.
+
+For every direction of the neighbouring pair the losses are handed to the contour integral, or where that would need too
+many nodes (few participations, atoms) to the lattice. Both return an interval for δ(ε); inverting it gives an interval for
+ε: a point where the upper end is at most δ is an upper bound, one where the lower end is at least δ a lower bound.
+Mechanisms of which only Rényi bounds are known are priced by the best order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+
+from tacit.accounting import lattice
+from tacit.accounting.bound import Bound
+from tacit.accounting.contour import Contour, Parts, Unsuitable, best_abscissa, log_kappa
+from tacit.accounting.errors import AccountingError, AdjacencyError
+from tacit.accounting.losses import AtomsLoss, GaussianLoss, Loss
+from tacit.accounting.mechanisms import DIRECTIONS, Mechanism, check_adjacency
+
+#: An ε that would be larger than this is reported as infinite.
+LARGEST = 1e280
+
+
+class Curve(Protocol):
+    """Something that knows δ(ε) of one direction, near the ε it was made for."""
+
+    def interval(self, epsilon: float) -> tuple[float, float]: ...
+
+    def middle(self, epsilon: float) -> tuple[float, float]: ...
+
+
+def epsilon(
+    mechanism: Mechanism,
+    delta: float,
+    *,
+    adjacency: str = "add-remove",
+    group: int = 1,
+    tolerance: float | None = None,
+) -> Bound:
+    """The ε at which ``mechanism`` is (ε, δ)-differentially private, as an interval that contains the true value.
+
+    ``tolerance`` is the width asked for (default: a ten-thousandth of ε); the interval is usually far narrower.
+
+    >>> from tacit.accounting import Gaussian, PoissonSampled
+    >>> epsilon(PoissonSampled(Gaussian(1.1), 256 / 60000) * 3515, delta=1e-5)
+    ε in [1.133706, 1.133707] at δ=1e-05, add/remove one record
+    """
+    if not isinstance(delta, int | float | np.floating) or not 0 < delta < 1:
+        raise AccountingError(f"δ must lie strictly between 0 and 1, not {delta!r}")
+    delta = float(delta)
+    question = _Question(mechanism, adjacency, group, tolerance)
+    low, high = question.epsilon(delta)
+    return Bound(low, high, question.tight, "epsilon", delta, adjacency, mechanism.unit, group)
+
+
+def delta(
+    mechanism: Mechanism,
+    epsilon: float,
+    *,
+    adjacency: str = "add-remove",
+    group: int = 1,
+    tolerance: float | None = None,
+) -> Bound:
+    """The δ at which ``mechanism`` is (ε, δ)-differentially private, as an interval that contains the true value.
+
+    >>> from tacit.accounting import Gaussian
+    >>> delta(Gaussian(1.0), epsilon=1.0)
+    δ in [0.1269367, 0.1269368] at ε=1, add/remove one record
+    """
+    if not isinstance(epsilon, int | float | np.floating | np.integer) or not epsilon >= 0:
+        raise AccountingError(f"ε must be 0 or more, not {epsilon!r}")
+    question = _Question(mechanism, adjacency, group, tolerance)
+    low, high = question.delta(float(epsilon))
+    return Bound(low, high, question.tight, "delta", float(epsilon), adjacency, mechanism.unit, group)
+
+
+def curves(
+    mechanism: Mechanism, *, epsilon: float, adjacency: str = "add-remove", group: int = 1
+) -> list[tuple[float, Curve]]:
+    """For each direction, the TV cost of the sampler and a curve that is accurate around ``epsilon``."""
+    question = _Question(mechanism, adjacency, group, None)
+    return [(question.extra, c) for c in question.curves_at(epsilon)]
+
+
+class _Question:
+    """One mechanism under one adjacency for one group size."""
+
+    def __init__(self, mechanism: Mechanism, adjacency: str, group: int, tolerance: float | None) -> None:
+        check_adjacency(adjacency)
+        if not isinstance(mechanism, Mechanism):
+            raise AccountingError(f"{mechanism!r} is not a mechanism")
+        if isinstance(group, bool) or not isinstance(group, int | np.integer) or group < 1:
+            raise AccountingError(f"a group has a whole number of members, 1 or more, not {group!r}")
+        if tolerance is not None and not tolerance > 0:
+            raise AccountingError(f"the tolerance must be more than 0, not {tolerance!r}")
+        members = [(part, times) for part, times in mechanism.parts() if times > 0]
+        for part, _ in members:
+            if adjacency not in part.adjacencies():
+                raise AdjacencyError(
+                    f"{part!r} states no guarantee under {adjacency!r}; it does under "
+                    f"{' and '.join(part.adjacencies()) or 'no adjacency'}"
+                )
+        self.members, self.adjacency, self.group, self.tolerance = members, adjacency, int(group), tolerance
+        self.extra = sum(times * part.extra_delta(self.group) for part, times in members)
+        self.upper = [self._losses(d, upper=True) for d in DIRECTIONS]
+        self.renyi_only = any(parts is None for parts in self.upper)
+        self.tight = not self.renyi_only and all(part.tight for part, _ in members)
+
+    def _losses(self, direction: str, upper: bool) -> Parts | None:
+        """The losses of the composition, Gaussians merged into one; None where a part has only a Rényi bound."""
+        parts: list[tuple[Loss, int]] = []
+        mu_square = 0.0
+        for part, times in self.members:
+            ask = part.pair if upper else part.floor
+            loss = ask(self.adjacency, direction, self.group)
+            if loss is None:
+                if upper:
+                    return None
+                continue  # at least 0
+            if isinstance(loss, GaussianLoss):
+                mu_square += times * loss.mu**2
+            else:
+                parts.append((loss, times))
+        if mu_square > 0:
+            mu = math.sqrt(mu_square) if math.isfinite(mu_square) else math.inf
+            if mu < 1e140:
+                parts.append((GaussianLoss(mu), 1))
+            else:
+                parts.append((AtomsLoss([], [], infinity=1.0), 1))
+        return parts
+
+    # -- ε at δ ----------------------------------------------------------------------------------------------------
+
+    def epsilon(self, delta: float) -> tuple[float, float]:
+        if not self.members:
+            return 0.0, 0.0
+        if self.renyi_only:
+            high = self._renyi_epsilon(delta)
+        else:
+            high = 0.0
+        low = 0.0
+        for i, direction in enumerate(DIRECTIONS):
+            upper, lower = self.upper[i], self._losses(direction, upper=False)
+            if upper is not None and not self.renyi_only:
+                one_low, one_high = self._direction_epsilon(upper, delta)
+                high = max(high, one_high)
+                if self.tight:
+                    low = max(low, one_low)
+            if not self.tight and lower:
+                low = max(low, self._direction_epsilon(lower, delta)[0])
+            if all(loss.symmetric for loss, _ in (upper or []) + (lower or [])):
+                break
+        return min(low, high), high
+
+    def _direction_epsilon(self, parts: Parts, delta: float) -> tuple[float, float]:
+        infinite, finite = _split(parts)
+        rest = delta - infinite - 2 * self.extra
+        if infinite >= delta * (1 + 1e-12):
+            return math.inf, math.inf
+        if not finite:
+            return 0.0, 0.0
+        if rest <= 0:
+            # The sampler's own failure takes all of δ: no upper bound, and the lower one of plain sampling.
+            return 0.0, math.inf
+        best = sum(loss.supremum * times for loss, times in finite)
+        low, high = 0.0, math.inf
+        for curve in self._candidates(finite, log_delta=math.log(rest)):
+            one_low, one_high = _invert(curve, infinite, self.extra, delta)
+            low, high = max(low, one_low), min(high, one_high)
+            wanted = self.tolerance if self.tolerance is not None else 1e-4 * high + 1e-5
+            if high - low <= wanted:
+                break
+        if self.extra == 0:
+            high = min(high, best)
+        return min(low, high), high
+
+    def _candidates(self, parts: Parts, *, log_delta: float | None = None, epsilon: float | None = None):  # type: ignore[no-untyped-def]
+        """Curves in the order of what they cost: the contour, then lattices that get finer."""
+        if all(loss.analytic for loss, _ in parts):
+            try:
+                at = best_abscissa(parts, log_delta=log_delta, epsilon=epsilon)
+                size = log_delta if log_delta is not None else at.log_m - at.c * float(epsilon or 0) + log_kappa(at.c)
+                yield Contour(parts, at, size)
+            except (Unsuitable, OverflowError):
+                pass
+        yield from lattice.curves(parts, log_delta=log_delta, epsilon=epsilon, tolerance=self.tolerance)
+
+    def _renyi_epsilon(self, delta: float) -> float:
+        infinite = 0.0
+        for parts in (self._renyi_parts(d) for d in DIRECTIONS):
+            infinite = max(infinite, _split(parts)[0])
+        rest = delta - infinite - 2 * self.extra
+        if rest <= 0:
+            return math.inf
+        c, k = self.renyi_curve()
+        with np.errstate(over="ignore", invalid="ignore"):
+            log_k = np.array([log_kappa(float(x)) for x in c])
+            value = (k + log_k - math.log(rest)) / c
+        return max(0.0, float(np.nanmin(value)) * (1 + 1e-12))
+
+    def _renyi_parts(self, direction: str) -> Parts:
+        """The parts whose pairs are known, of a composition that also has others."""
+        found = [(p.pair(self.adjacency, direction, self.group), t) for p, t in self.members]
+        return [(loss, t) for loss, t in found if loss is not None]
+
+    def renyi_curve(self, orders: np.ndarray[tuple[int], np.dtype[np.float64]] | None = None):  # type: ignore[no-untyped-def]
+        """(c, K): orders minus one, and upper bounds on K(c) = (α-1)·D_α of the composition, the larger direction."""
+        c = np.exp(np.linspace(math.log(1e-3), math.log(1e5), 700)) if orders is None else orders - 1
+        total = np.zeros((2, len(c)))
+        for part, times in self.members:
+            stated = part.renyi(self.adjacency, c + 1, self.group)
+            for i, direction in enumerate(DIRECTIONS):
+                if stated is not None:
+                    total[i] += times * stated * c
+                    continue
+                loss = part.pair(self.adjacency, direction, self.group)
+                if loss is None:
+                    raise AccountingError(f"{part!r} has no price for groups of {self.group} under {self.adjacency}")
+                for j, x in enumerate(c):
+                    total[i, j] += times * renyi_moment(loss, float(x))
+        return c, total.max(axis=0)
+
+    # -- δ at ε ----------------------------------------------------------------------------------------------------
+
+    def delta(self, epsilon: float) -> tuple[float, float]:
+        if not self.members:
+            return 0.0, 0.0
+        if math.isinf(epsilon):
+            infinite = max(_split(self._renyi_parts(d))[0] for d in DIRECTIONS)
+            return (infinite if self.tight else 0.0), infinite + (math.inf if self.extra else 0.0)
+        high = low = 0.0
+        if self.renyi_only:
+            infinite = max(_split(self._renyi_parts(d))[0] for d in DIRECTIONS)
+            c, k = self.renyi_curve()
+            best = min(float(x) + log_kappa(float(y)) - float(y) * epsilon for x, y in zip(k, c, strict=True))
+            high = min(1.0, infinite + math.exp(min(best, 0.0)) + self._overflow(epsilon))
+        for i, direction in enumerate(DIRECTIONS):
+            upper, lower = self.upper[i], self._losses(direction, upper=False)
+            if upper is not None and not self.renyi_only:
+                one_low, one_high = self._direction_delta(upper, epsilon)
+                high = max(high, one_high)
+                if self.tight:
+                    low = max(low, one_low)
+            if not self.tight and lower:
+                low = max(low, self._direction_delta(lower, epsilon)[0])
+            if all(loss.symmetric for loss, _ in (upper or []) + (lower or [])):
+                break
+        return min(low, high), high
+
+    def _overflow(self, epsilon: float) -> float:
+        return (1 + math.exp(min(epsilon, 700.0))) * self.extra
+
+    def _direction_delta(self, parts: Parts, epsilon: float) -> tuple[float, float]:
+        infinite, finite = _split(parts)
+        slack = self._overflow(epsilon)
+        low, high = 0.0, 1.0
+        best = sum(loss.supremum * times for loss, times in finite)
+        if not finite or epsilon >= best:
+            return max(0.0, infinite - slack), min(1.0, infinite + slack)
+        for curve in self._candidates(finite, epsilon=epsilon):
+            one_low, one_high = curve.interval(epsilon)
+            low, high = max(low, one_low), min(high, one_high)
+            wanted = self.tolerance if self.tolerance is not None else 1e-4 * high
+            if high - low <= wanted:
+                break
+        together = infinite + (1 - infinite) * low, infinite + (1 - infinite) * high * (1 + 1e-15)
+        return max(0.0, together[0] - slack), min(1.0, together[1] + slack)
+
+    def curves_at(self, epsilon: float) -> list[Curve]:
+        if self.renyi_only or not self.tight:
+            raise AccountingError("a curve needs mechanisms whose worst-case pair is known")
+        found: list[Curve] = []
+        for parts in self.upper:
+            assert parts is not None
+            found.append(next(iter(self._candidates(parts, epsilon=epsilon))))
+            if all(loss.symmetric for loss, _ in parts):
+                break
+        return found
+
+
+def renyi_moment(loss: Loss, c: float) -> float:
+    """An upper bound on log E_P[e^{cL}]; infinite where the loss is with positive probability."""
+    if loss.infinity > 0:
+        return math.inf
+    if not loss.analytic:
+        return lattice.log_mgf_upper(loss, c)
+    try:
+        k, error, _, _ = loss.tilted(c)
+    except OverflowError:
+        return math.inf
+    return k + error
+
+
+def _split(parts: Parts) -> tuple[float, Parts]:
+    """The mass of infinite loss in the composition, and the parts conditioned on a finite loss."""
+    log_finite = 0.0
+    rest: Parts = []
+    for loss, times in parts:
+        if loss.infinity >= 1:
+            return 1.0, []
+        if loss.infinity > 0:
+            log_finite += times * math.log1p(-loss.infinity)
+            assert isinstance(loss, AtomsLoss)
+            loss = AtomsLoss(loss.values, loss.p / (1 - loss.infinity), 0.0, loss.spacing())
+        if isinstance(loss, AtomsLoss) and (len(loss.values) == 0 or (len(loss.values) == 1 and loss.values[0] == 0)):
+            continue
+        rest.append((loss, times))
+    return -math.expm1(log_finite), rest
+
+
+def _invert(curve: Curve, infinite: float, extra: float, delta: float) -> tuple[float, float]:
+    """An interval for the ε at which the curve, with what the failures add, meets ``delta``."""
+
+    def between(x: float) -> tuple[float, float]:
+        low, high = curve.interval(x)
+        slack = (1 + math.exp(min(x, 700.0))) * extra if extra else 0.0
+        return (
+            infinite + (1 - infinite) * low * (1 - 1e-15) - slack,
+            (infinite + (1 - infinite) * high * (1 + 1e-15) + slack) * (1 + 1e-15),
+        )
+
+    def aim(x: float) -> tuple[float, float]:
+        """Difference of logs, and its slope."""
+        value, slope = curve.middle(x)
+        if not extra and not infinite:
+            return value - math.log(delta), slope
+        part = (1 - infinite) * math.exp(min(value, 0.0))
+        spill = math.exp(min(x, 700.0)) * extra
+        total = infinite + part + extra + spill
+        return math.log(total) - math.log(delta), (part * slope + spill) / total
+
+    start = getattr(curve, "start", 0.0)
+    x = start
+    slope = -1.0
+    for _ in range(60):
+        value, slope = aim(x)
+        if not math.isfinite(value) or slope >= 0:
+            x = x / 2
+            continue
+        step = -value / slope
+        step = max(-abs(x) - 1.0, min(step, abs(x) + 1.0))
+        x += step
+        if abs(step) <= 4e-16 * abs(x) + 1e-300:
+            break
+    if x <= 0 or not math.isfinite(x):
+        if between(0.0)[1] <= delta:
+            return 0.0, 0.0
+        x = max(x, 0.0) if math.isfinite(x) else 0.0
+    margin = max(1e-14 * x, 1e-18)
+    high = math.inf
+    for _ in range(200):
+        if between(x + margin)[1] <= delta:
+            high = x + margin
+            break
+        margin *= 2
+        if margin > 4 * (x + 1) + 100:
+            break
+    margin = max(1e-14 * x, 1e-18)
+    low = 0.0
+    while margin < x:
+        if between(x - margin)[0] >= delta:
+            low = x - margin
+            break
+        margin *= 2
+    return low, (high if high < LARGEST else math.inf)
