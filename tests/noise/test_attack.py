@@ -65,7 +65,7 @@ def test_the_attack_learns_nothing_from_exact_noise():
 
 @pytest.mark.parametrize("add", [add_laplace, add_gaussian])
 def test_neighbouring_values_have_the_same_possible_outputs(add, seeded):
-    """On a coarse grid every cell in reach is hit from both values, also when the values themselves lie off the grid."""
+    """On a coarse grid every cell in reach is hit from both values, also when the values lie off the grid."""
     one = add(np.full(60_000, 0.1), 1.0, granularity=0.125, source=seeded(1))
     other = add(np.full(60_000, 0.1 + 2.0**-50), 1.0, granularity=0.125, source=seeded(2))
     cells = set(np.arange(-2.0, 2.01, 0.125))

@@ -52,7 +52,7 @@ def test_the_discrete_gaussian_has_its_moments(sigma, seeded):
     drawn = discrete_gaussian(sigma, 300_000, source=seeded(6)).astype(float)
     support = np.arange(-60, 61.0)
     weights = np.exp(-(support**2) / (2 * min(sigma, 5.0) ** 2))
-    # From sigma = 5 on the discrete variance equals sigma^2 to 1e-200 (Canonne, Kamath and Steinke 2020, section 2).
+    # From sigma = 5 on the discrete variance equals sigma^2 to 1e-200, by Poisson summation.
     variance = float((weights * support**2).sum() / weights.sum()) if sigma < 5 else sigma**2
     assert abs(drawn.mean()) < 4.5 * math.sqrt(variance / drawn.size)
     assert abs(drawn.var() / variance - 1) < 4.5 * math.sqrt(3 / drawn.size)

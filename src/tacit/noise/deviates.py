@@ -3,8 +3,8 @@
 The exponential and normal deviates here are exact: they are made only by comparing uniform real numbers, whose binary
 digits are drawn until the comparison is decided, so there is no logarithm, no rounding and no truncation. A deviate is
 a sign, an integer part, and a fraction of which 64 bits are known; :meth:`Deviates.more` draws the following bits of
-the *same* number. The methods are von Neumann's (1951) and Karney's ("Sampling exactly from the normal distribution", ACM
-TOMS 42, 2016), arranged so that numpy works on many deviates at once.
+the *same* number. The methods are von Neumann's (1951) and Karney's ("Sampling exactly from the normal distribution",
+ACM TOMS 42, 2016), arranged so that numpy works on many deviates at once.
 
 With B(p) an event of probability p, the building blocks are: B(1/n) from a uniform integer; B(x) for a real x, as "a
 fresh uniform is below x"; and B(exp(-g)) for g in [0, 1], as "the first n = 1, 2, … for which B(g) and B(1/n) do not

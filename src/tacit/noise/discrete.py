@@ -40,6 +40,10 @@ def discrete_laplace(scale: float, shape: Shape = (), *, source: Source | None =
     scale = _checked(scale, "scale")
     origin = SYSTEM if source is None else source
     count = math.prod(shape) if isinstance(shape, tuple) else shape
+    return _two_sided_geometric(scale, count, origin).reshape(shape)
+
+
+def _two_sided_geometric(scale: float, count: int, origin: Source) -> Integers:
     out = np.zeros(count, np.int64)
     waiting = np.arange(count)
     while len(waiting):
@@ -47,7 +51,7 @@ def discrete_laplace(scale: float, shape: Shape = (), *, source: Source | None =
         negative = deviates.half_trial(origin)(waiting)
         out[waiting] = np.where(negative, -drawn, drawn)
         waiting = waiting[negative & (drawn == 0)]
-    return out.reshape(shape)
+    return out
 
 
 def discrete_gaussian(sigma: float, shape: Shape = (), *, source: Source | None = None) -> Integers:
@@ -69,7 +73,7 @@ def discrete_gaussian(sigma: float, shape: Shape = (), *, source: Source | None 
     out = np.zeros(count, np.int64)
     waiting = np.arange(count)
     while len(waiting):
-        proposal = discrete_laplace(float(t), len(waiting), source=origin)
+        proposal = _two_sided_geometric(float(t), len(waiting), origin)
         accepted = _accept(proposal, sigma, t, origin)
         out[waiting[accepted]] = proposal[accepted]
         waiting = waiting[~accepted]

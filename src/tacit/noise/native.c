@@ -155,3 +155,16 @@ void tacit_normal(const uint32_t key[8], uint64_t offset, uint64_t rows, uint64_
     }
 }
 
+/* 64-bit words offset .. offset + count - 1: word w (low) and w + 8 (high) of a block, half a tile of elements per tile. */
+void tacit_words64(const uint32_t key[8], uint64_t offset, uint64_t count, uint64_t *out) {
+    uint32_t words[TILE];
+    uint64_t index = offset, end = offset + count;
+    while (index < end) {
+        uint64_t skip = index % (TILE / 2), left = end - index;
+        uint64_t piece = TILE / 2 - skip < left ? TILE / 2 - skip : left;
+        chacha_tile(key, 0, index / (TILE / 2) * LANES, words);
+        for (uint64_t i = 0; i < piece; i++) out[i] = words[skip + i] | (uint64_t)words[TILE / 2 + skip + i] << 32;
+        index += piece;
+        out += piece;
+    }
+}

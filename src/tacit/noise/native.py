@@ -20,6 +20,7 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from tacit.noise import stream
 
@@ -42,6 +43,9 @@ class Native:
             ctypes.c_int,
             ctypes.c_float,
         ]
+        self._words64 = library.tacit_words64
+        self._words64.restype = None
+        self._words64.argtypes = [ctypes.c_void_p, *[ctypes.c_uint64] * 2, ctypes.c_void_p]
 
     def normal(
         self,
@@ -83,6 +87,13 @@ class Native:
             worker.start()
         for worker in workers:
             worker.join()
+
+    def words64(self, key: stream.Words, offset: int, count: int) -> npt.NDArray[np.uint64]:
+        """What stream.words64 defines."""
+        words = np.ascontiguousarray(key, dtype=np.uint32)
+        out = np.empty(count, np.uint64)
+        self._words64(words.ctypes.data, offset, count, out.ctypes.data)
+        return out
 
 
 def _compiler() -> str | None:
@@ -156,4 +167,5 @@ def _agrees(library: Native, rounds: int) -> bool:
     ours, expected = np.empty(100_000, np.float32), np.empty(100_000, np.float32)
     library.normal(key, 77, ours.size, ours.ctypes.data)
     stream.fill_normal(key, 77, expected, rounds)
-    return bool(np.array_equal(ours.view(np.uint32), expected.view(np.uint32)))
+    same = np.array_equal(ours.view(np.uint32), expected.view(np.uint32))
+    return bool(same and np.array_equal(library.words64(key, 77, 3000), stream.words64(key, 77, 3000, rounds)))

@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from tacit.noise import stream
+from tacit.noise import native, stream
 from tacit.noise.keys import Key
 
 
@@ -24,7 +24,9 @@ def uniform(key: Key, step: int, n: int, *, offset: int = 0) -> npt.NDArray[np.u
     True
     """
     _check_range(n, offset)
-    return stream.words64(key.stream("uniform", step, 0), offset, n)
+    words = key.stream("uniform", step, 0)
+    library, _ = native.load()
+    return stream.words64(words, offset, n) if library is None else library.words64(words, offset, n)
 
 
 def bernoulli_threshold(rate: float) -> int:

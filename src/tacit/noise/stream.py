@@ -182,7 +182,7 @@ def fill_normal(key: Words, offset: int, out: Floats, rounds: int = ROUNDS) -> N
         position += len(chunk)
 
 
-def words64(key: Words, offset: int, count: int) -> npt.NDArray[np.uint64]:
+def words64(key: Words, offset: int, count: int, rounds: int = ROUNDS) -> npt.NDArray[np.uint64]:
     """64-bit words offset .. offset + count - 1 of the stream: element i is word w (low) and w + 8 (high) of a block.
 
     >>> key = np.arange(8, dtype=np.uint32)
@@ -196,7 +196,7 @@ def words64(key: Words, offset: int, count: int) -> npt.NDArray[np.uint64]:
         tile, skip = divmod(offset + position, half)
         tiles = min(_TILES_AT_ONCE, -(-(skip + count - position) // half))
         counters = np.uint64(tile * LANES) + np.arange(tiles * LANES, dtype=np.uint64)
-        words = blocks(key, MAIN, counters).astype(np.uint64).reshape(WORDS, tiles, LANES)
+        words = blocks(key, MAIN, counters, rounds).astype(np.uint64).reshape(WORDS, tiles, LANES)
         joined = words[:PAIRS] | (words[PAIRS:] << np.uint64(32))
         chunk = joined.transpose(1, 0, 2).reshape(-1)[skip : skip + count - position]
         out[position : position + len(chunk)] = chunk

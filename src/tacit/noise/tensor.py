@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +24,27 @@ GENERATOR = "ChaCha12 (cryptographic, 256-bit key) with Box-Muller in binary32"
 
 _CHUNK = 1 << 20  # elements of a temporary, where one is needed
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
+
+def _never_traced(function: Callable[P, R]) -> Callable[P, R]:
+    """Keeps torch.compile out: a traced call would fix one step's key, and so its noise, in the compiled code.
+
+    ``torch.compiler.disable`` imports the compiler, which takes a second; it is called when noise is first drawn.
+    """
+    guarded: list[Callable[P, R]] = []
+
+    @functools.wraps(function)
+    def guard(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not guarded:
+            guarded.append(torch.compiler.disable(function))
+        return guarded[0](*args, **kwargs)
+
+    return guard
+
+
+@_never_traced
 def normal(
     key: Key,
     step: int,
@@ -68,6 +89,7 @@ def normal(
     return out
 
 
+@_never_traced
 def add_normal_(
     tensor: torch.Tensor, key: Key, step: int, parameter: int | str, scale: float, *, offset: int = 0
 ) -> torch.Tensor:
@@ -151,12 +173,10 @@ def _check_eager(device: torch.device) -> None:
 
 
 def _round_up(scale: float) -> float:
-    rounded = np.float32(scale)
-    if float(rounded) < scale:
-        rounded = np.nextafter(rounded, np.float32(np.inf))
-    if not np.isfinite(rounded):
+    if scale > float(np.finfo(np.float32).max):
         raise ValueError(f"scale {scale} is too large for fp32")
-    return float(rounded)
+    rounded = np.float32(scale)
+    return float(rounded if float(rounded) >= scale else np.nextafter(rounded, np.float32(np.inf)))
 
 
 @functools.cache

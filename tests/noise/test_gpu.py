@@ -1,0 +1,59 @@
+"""Tensor noise on a GPU: the same bits as on a CPU."""
+
+import pytest
+import torch
+
+from tacit.noise import Key
+from tacit.noise.tensor import add_normal_, backend, normal
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+KEY = Key(bytes(range(32)))
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.cpu().view(torch.int32), other.cpu().view(torch.int32))
+
+
+@pytest.mark.parametrize("offset", [0, 1, 511, 4095, 2**33 + 5, 2**41 - 3])
+@pytest.mark.parametrize("count", [1, 33, 4096, 1_000_003])
+def test_cpu_and_gpu_give_the_same_bits(offset, count):
+    assert backend("cuda") == "triton"
+    assert same_bits(
+        normal(KEY, 1, "w", count, offset=offset, device="cuda"), normal(KEY, 1, "w", count, offset=offset)
+    )
+
+
+def test_a_hundred_million_elements_with_their_tails_are_the_same():
+    for start in range(0, 100_000_000, 20_000_000):
+        gpu = normal(KEY, 2, "w", 20_000_000, offset=start, device="cuda")
+        assert same_bits(gpu, normal(KEY, 2, "w", 20_000_000, offset=start))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_sums_are_the_same(dtype):
+    start = torch.linspace(-3, 3, 100_003).to(dtype)
+    cpu = add_normal_(start.clone(), KEY, 3, "w", 0.7, offset=9)
+    gpu = add_normal_(start.cuda(), KEY, 3, "w", 0.7, offset=9)
+    assert torch.equal(gpu.cpu(), cpu)
+
+
+def test_strided_shards_are_the_same():
+    whole = normal(KEY, 4, "w", (300, 1000), device="cuda")
+    part = normal(KEY, 4, "w", (300, 77), offset=123, strides=(1000, 1), device="cuda")
+    assert same_bits(part, whole[:, 123:200].contiguous())
+    wide = torch.zeros(300, 2000, device="cuda")[:, ::2]
+    assert torch.equal(add_normal_(wide, KEY, 4, "w", 1.0), whole)
+
+
+def test_noise_is_not_captured_in_a_graph():
+    out = torch.zeros(1000, device="cuda")
+    add_normal_(out, KEY, 5, "w", 1.0)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        graph = torch.cuda.CUDAGraph()
+        with pytest.raises(RuntimeError, match="CUDA graph"), torch.cuda.graph(graph, stream=stream):
+            torch.ones(1, device="cuda").add_(1)
+            add_normal_(out, KEY, 5, "w", 1.0)

@@ -1,0 +1,229 @@
+"""Tensor noise: its distribution, its independence, and the same value for any sharding."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from tacit.noise import Key, tensor
+from tacit.noise.tensor import add_normal_, normal, tail_delta
+
+KEY = Key(bytes(range(32)))
+
+
+def test_the_noise_is_standard_normal():
+    assert stats.kstest(normal(KEY, 0, "w", 1_000_000).double().numpy(), "norm").pvalue > 1e-3
+
+
+def test_mean_variance_and_fourth_moment_are_right_to_a_thousandth():
+    size, total, squares, fourth = 20_000_000, 0.0, 0.0, 0.0
+    for start in range(0, size, 4_000_000):
+        z = normal(KEY, 1, "w", 4_000_000, offset=start).double()
+        total, squares, fourth = total + float(z.sum()), squares + float((z**2).sum()), fourth + float((z**4).sum())
+    assert abs(total / size) < 4 / math.sqrt(size)
+    assert abs(squares / size - 1) < 1e-3
+    assert abs(fourth / size / 3 - 1) < 4 * math.sqrt(96 / 9 / size)
+
+
+@pytest.mark.parametrize("position", range(0, 512, 37))
+def test_every_place_of_a_tile_is_standard_normal(position):
+    z = normal(KEY, 2, "w", (4000,), offset=position, strides=(512,))
+    assert stats.kstest(z.double().numpy(), "norm").pvalue > 1e-4
+
+
+def tail_counts(elements: int, step: int, levels: list[float]) -> list[int]:
+    counts = np.zeros(len(levels), int)
+    chunk = 10_000_000
+    for start in range(0, elements, chunk):
+        z = normal(KEY, step, "tail", chunk, offset=start).abs()
+        z = z[z > levels[0]]
+        counts += [int((z > level).sum()) for level in levels]
+    return counts.tolist()
+
+
+def test_the_tails_have_the_right_mass():
+    levels = [4.0, 4.5, 5.0]
+    for level, count in zip(levels, tail_counts(100_000_000, 3, levels), strict=True):
+        assert stats.poisson.sf(count - 1, 1e8 * 2 * stats.norm.sf(level)) > 1e-4
+        assert stats.poisson.cdf(count, 1e8 * 2 * stats.norm.sf(level)) > 1e-4
+
+
+@pytest.mark.slow
+def test_the_tails_have_the_right_mass_beyond_six_sigma():
+    levels = [5.0, 5.5, 6.0]
+    for level, count in zip(levels, tail_counts(10_000_000_000, 4, levels), strict=True):
+        assert stats.poisson.sf(count - 1, 1e10 * 2 * stats.norm.sf(level)) > 1e-4
+        assert stats.poisson.cdf(count, 1e10 * 2 * stats.norm.sf(level)) > 1e-4
+
+
+N = 400_000
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((0, "w", 0), (1, "w", 0)),
+        ((0, "w", 0), (2**40, "w", 0)),
+        ((0, "w", 0), (0, "v", 0)),
+        ((0, 0, 0), (0, 1, 0)),
+        ((0, 0, 0), (0, "0", 0)),
+        ((0, "w", 0), (0, "w", N)),
+        ((0, "w", 0), (0, "w", 1)),
+        ((0, "w", 0), (0, "w", 32)),
+        ((0, "w", 0), (0, "w", 256)),
+        ((0, "w", 0), (0, "w", 512)),
+    ],
+)
+def test_steps_parameters_and_shards_are_independent(first, second):
+    """Correlations of values, squares and signs stay within their sampling error 1 / sqrt(n)."""
+    a, b = (normal(KEY, step, name, N, offset=offset).double() for step, name, offset in (first, second))
+    for transform in (lambda z: z, lambda z: (z**2 - 1) / math.sqrt(2), torch.sign, lambda z: (z.abs() > 2).double()):
+        x, y = transform(a), transform(b)
+        assert abs(float(torch.corrcoef(torch.stack((x, y)))[0, 1])) < 4.5 / math.sqrt(N)
+
+
+def test_different_keys_give_independent_noise():
+    a, b = normal(Key(bytes(32)), 0, "w", N), normal(Key(bytes(31) + b"\1"), 0, "w", N)
+    assert abs(float(torch.corrcoef(torch.stack((a, b)))[0, 1])) < 4.5 / math.sqrt(N)
+
+
+def test_many_small_parameters_are_as_normal_together_as_one_large_one():
+    z = torch.cat([normal(KEY, step, f"layer{i}.bias", 10) for step in range(100) for i in range(100)])
+    assert stats.kstest(z.double().numpy(), "norm").pvalue > 1e-3
+
+
+@given(
+    total=st.integers(1, 5000),
+    offset=st.integers(0, 2000) | st.integers(2**32 - 3000, 2**32 + 3000) | st.integers(0, 2**60),
+    cuts=st.lists(st.integers(0, 5000), max_size=6),
+    step=st.integers(0, 2**64 - 1),
+)
+def test_any_split_into_ranges_gives_the_same_bits(total, offset, cuts, step):
+    whole = normal(KEY, step, "w", total, offset=offset)
+    bounds = [0, *sorted(min(cut, total) for cut in cuts), total]
+    parts = [normal(KEY, step, "w", stop - start, offset=offset + start) for start, stop in itertools.pairwise(bounds)]
+    assert torch.equal(torch.cat(parts).view(torch.int32), whole.view(torch.int32))
+
+
+@given(st.data())
+def test_any_rectangular_shard_of_a_tensor_gives_the_same_bits(data):
+    shape = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
+    whole = normal(KEY, 5, "w", shape)
+    window, steps = [], []
+    for size in shape:
+        start = data.draw(st.integers(0, size - 1))
+        window.append(slice(start, data.draw(st.integers(start, size)), data.draw(st.integers(1, 3))))
+        steps.append(window[-1].step)
+    strides = list(whole.stride())
+    part = whole[tuple(window)]
+    offset = sum(piece.start * stride for piece, stride in zip(window, strides, strict=True))
+    ours = normal(
+        KEY, 5, "w", part.shape, offset=offset, strides=[s * stride for s, stride in zip(steps, strides, strict=True)]
+    )
+    assert torch.equal(ours, part)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_adding_in_place_is_adding_the_scaled_noise_rounded_once(dtype):
+    start = torch.linspace(-3, 3, 2500).to(dtype)
+    noisy = add_normal_(start.clone(), KEY, 6, "w", 0.75, offset=11)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    expected = start.to(wide) + normal(KEY, 6, "w", 2500, offset=11).to(wide) * 0.75
+    assert noisy.dtype == dtype
+    assert torch.equal(noisy, expected.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_order_does_not_matter(dtype, monkeypatch):
+    monkeypatch.setattr(tensor, "_CHUNK", 1000)
+    plain = torch.zeros(8, 3, 20, 20, dtype=dtype)
+    expected = add_normal_(plain.clone(), KEY, 7, "conv", 2.0)
+    for other in (
+        plain.contiguous(memory_format=torch.channels_last),
+        plain.transpose(0, 1).contiguous().transpose(0, 1),
+        torch.zeros(8, 3, 20, 40, dtype=dtype)[..., ::2],
+        torch.zeros(1, 8, 3, 20, 40, dtype=dtype)[..., 1::2][0],
+    ):
+        assert not other.is_contiguous()
+        assert torch.equal(add_normal_(other, KEY, 7, "conv", 2.0), expected)
+
+
+def test_sharded_sums_are_the_whole_sum():
+    whole = add_normal_(torch.full((4097,), 0.3), KEY, 8, "w", 1.3)
+    parts = [add_normal_(torch.full((n,), 0.3), KEY, 8, "w", 1.3, offset=o) for o, n in ((0, 1000), (1000, 3097))]
+    assert torch.equal(torch.cat(parts), whole)
+
+
+def test_trainable_tensors_and_scalars_can_be_noised():
+    weight = torch.nn.Parameter(torch.zeros(5))
+    add_normal_(weight, KEY, 9, "w", 1.0)
+    assert torch.equal(weight.detach(), normal(KEY, 9, "w", 5))
+    scalar = add_normal_(torch.zeros(()), KEY, 9, "w", 1.0)
+    assert float(scalar) == float(normal(KEY, 9, "w", 1)[0])
+    assert normal(KEY, 9, "w", ()).shape == ()
+    assert normal(KEY, 9, "w", (3, 0)).shape == (3, 0)
+    assert add_normal_(torch.zeros(0), KEY, 9, "w", 1.0).numel() == 0
+
+
+@given(st.floats(1e-30, 1e30))
+def test_the_scale_is_never_rounded_down(scale):
+    used = tensor._round_up(scale)
+    assert scale <= used <= scale * (1 + 2.0**-22)
+    assert float(np.float32(used)) == used
+
+
+def test_no_full_size_temporary_is_made(monkeypatch):
+    """Adding to a large tensor of another type allocates chunks only."""
+    sizes = []
+    empty = torch.empty
+    monkeypatch.setattr(tensor.torch, "empty", lambda *a, **k: sizes.append(a[0]) or empty(*a, **k))
+    monkeypatch.setattr(tensor, "_CHUNK", 4096)
+    add_normal_(torch.zeros(100_000, dtype=torch.bfloat16), KEY, 10, "w", 1.0)
+    add_normal_(torch.zeros(100_000), KEY, 10, "w", 1.0)
+    assert sizes
+    assert max(sizes) <= 4096
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: normal(KEY, 0, "w", (-1,)),
+        lambda: normal(KEY, 0, "w", 3, offset=-1),
+        lambda: normal(KEY, -1, "w", 3),
+        lambda: normal(KEY, 0, "w", 3, offset=2**62),
+        lambda: normal(KEY, 0, "w", (3, 3), strides=(3,)),
+        lambda: normal(KEY, 0, "w", (3,), strides=(-1,)),
+        lambda: add_normal_(torch.zeros(3), KEY, 0, "w", math.nan),
+        lambda: add_normal_(torch.zeros(3), KEY, 0, "w", -1.0),
+        lambda: add_normal_(torch.zeros(3), KEY, 0, "w", math.inf),
+        lambda: add_normal_(torch.zeros(3), KEY, 0, "w", 1e39),
+        lambda: tail_delta(-1),
+    ],
+)
+def test_senseless_arguments_are_refused(call):
+    with pytest.raises(ValueError):
+        call()
+
+
+def test_noise_for_integers_is_refused():
+    with pytest.raises(TypeError, match="floating-point"):
+        add_normal_(torch.zeros(3, dtype=torch.int64), KEY, 0, "w", 1.0)
+
+
+def test_the_missing_mass_of_the_tail_is_tiny_and_adds_up():
+    assert tail_delta(0) == 0
+    assert tail_delta(10**13) == 10**13 * 2.0**-80
+    assert tail_delta(10**13) < 1e-10
+    assert tail_delta(2**90) == 1.0
+
+
+def test_compiled_training_code_never_bakes_the_noise_in():
+    """Under torch.compile each call must still draw the noise of its own step."""
+    compiled = torch.compile(lambda t, step: add_normal_(t * 1.0, KEY, step, "w", 1.0), backend="eager")
+    for step in range(3):
+        assert torch.equal(compiled(torch.zeros(100), step), normal(KEY, step, "w", 100))
