@@ -180,6 +180,20 @@ def test_a_complete_part_is_checked_and_renamed_without_asking(server, target):
     assert server.asked == []
 
 
+@pytest.mark.parametrize("announces", [True, False])
+def test_a_file_of_unknown_size_is_judged_by_its_sha256(server, target, announces):
+    server.announces = announces
+    remote = Remote(server.url, None, SHA)
+    server.cut_after = [300_000] if announces else []
+    download(remote, target)
+    assert target.read_bytes() == BODY
+    target.unlink()
+    server.cut_after = [200_000] * 4
+    with pytest.raises(DownloadError):
+        download(remote, target)
+    assert not target.exists()
+
+
 def test_another_size_is_noticed_before_the_first_byte(server, target):
     server.body = BODY + b"more"
     with pytest.raises(DownloadError, match="announces 1048580 bytes where 1048576 are known"):
@@ -337,7 +351,7 @@ def test_every_address_of_the_catalogue_has_a_size_and_a_sha256():
         for file in (f for way in (*entry.ways, *entry.extras.values()) for f in way):
             if file.remote is not None:
                 assert file.remote.url.startswith(("https://", "http://fashion-mnist.s3-website"))
-                assert file.remote.size > 0
+                assert file.remote.size is None or file.remote.size > 0
                 assert len(file.remote.sha256) == 64
                 assert file.sha256 is not None
 

@@ -1,8 +1,9 @@
 """Which data sets does tacit know, and what is publicly known about their files?
 
-Plain values, standard library only, so that the command can list them at once. Checksums of files are of their content
-(after decompression for ``.gz``) and were computed from complete files whose row counts were checked; checksums of
-addresses are of the bytes that are sent. README of the data folder and ``docs/datasets.md`` describe the layout.
+Plain values, standard library only, so that the command can list them at once. The checksum of a file is of its
+content (after decompression for ``.gz``); that of an address is of the bytes it sends. Where they come from is said
+beside them: *computed* means from a complete file whose rows were counted, *published* means that other projects state
+it for the same file and that no copy was at hand to compute it from. ``docs/datasets.md`` describes the layout.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ class Remote:
     """A public address and how to know that what it sends is right. ``member`` is the file wanted out of an archive."""
 
     url: str
-    size: int
+    #: None where no reliable record of the size was found; the sha256 decides in any case.
+    size: int | None
     sha256: str
     member: str | None = None
 
@@ -62,15 +64,14 @@ class Entry:
         return None
 
 
-def _idx(folder: str, base: str, files: tuple[tuple[str, str, int, str], ...]) -> tuple[File, ...]:
+def _idx(folder: str, base: str, files: tuple[tuple[str, str, int | None, str], ...]) -> tuple[File, ...]:
     return tuple(
         File(f"{folder}/{name}.gz", content, Remote(f"{base}/{name}.gz", size, sent))
         for name, content, size, sent in files
     )
 
 
-# Contents: computed here from complete files. What the addresses send: the sizes and sha256 that several independent
-# projects publish for these two mirrors.
+# Contents: computed. What the addresses send: sizes and sha256 published (no size found for Fashion-MNIST's labels).
 _MNIST = _idx(
     "mnist",
     "https://ossci-datasets.s3.amazonaws.com/mnist",
@@ -115,7 +116,7 @@ _FASHION = _idx(
         (
             "train-labels-idx1-ubyte",
             "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-            29515,
+            None,
             "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
         ),
         (
@@ -127,12 +128,13 @@ _FASHION = _idx(
         (
             "t10k-labels-idx1-ubyte",
             "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-            5148,
+            None,
             "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
         ),
     ),
 )
 
+# Size and both sha256: published.
 # The binary version is downloaded because it holds no pickles; the Python version, where a person has it already, is
 # read by an unpickler that makes nothing but arrays.
 _CIFAR_BINARY = File(
@@ -146,10 +148,16 @@ _CIFAR_BINARY = File(
 )
 _CIFAR_PYTHON = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
 
+# adult.data, adult.test and the archive of sms_spam: sha256 published; the size of adult.data published, the other two
+# not found. The message file inside the archive: computed.
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
+# Computed from the files that the tests read; whether the address still sends the same bytes was not seen.
 _SST2 = "https://raw.githubusercontent.com/clairett/pytorch-sentiment-classification/master/data/SST2"
+# Computed and published.
 _TREC = "https://cogcomp.seas.upenn.edu/Data/QA/QC"
+# Test file: computed and published. Training file: published.
 _AG = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv"
+# The two files: computed. The archive: published for a mirror of it.
 _MR_ARCHIVE = (
     "https://www.cs.cornell.edu/people/pabo/movie-review-data/rt-polaritydata.tar.gz",
     487770,
@@ -157,7 +165,7 @@ _MR_ARCHIVE = (
 )
 
 
-def _same(path: str, url: str, size: int, sha256: str) -> File:
+def _same(path: str, url: str, size: int | None, sha256: str) -> File:
     """A file that is kept exactly as it is sent."""
     return File(path, sha256, Remote(url, size, sha256))
 
@@ -230,7 +238,7 @@ _ENTRIES = (
                 _same(
                     "tables/adult.test",
                     f"{_UCI}/adult/adult.test",
-                    2003153,
+                    None,
                     "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
                 ),
             ),
@@ -421,7 +429,7 @@ _ENTRIES = (
                     "7d039a24a6083ed9ef0f806ebad56bbb976e3aeb8de05669173bfdc4996c239d",
                     Remote(
                         f"{_UCI}/00228/smsspamcollection.zip",
-                        203415,
+                        None,
                         "1587ea43e58e82b14ff1f5425c88e17f8496bfcdb67a583dbff9eefaf9963ce3",
                         member="SMSSpamCollection",
                     ),

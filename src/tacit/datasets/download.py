@@ -31,7 +31,7 @@ _ATTEMPTS = 4
 class Progress(Protocol):
     """Told how far a download is."""
 
-    def __call__(self, done: int, total: int) -> None: ...
+    def __call__(self, done: int, total: int | None) -> None: ...
 
 
 @contextlib.contextmanager
@@ -75,11 +75,7 @@ def download(remote: Remote, destination: Path, progress: Progress = lambda done
         destination.parent.mkdir(parents=True, exist_ok=True)
         with _locked(part) as file:
             # Another process may have finished while this one waited for the lock.
-            if (
-                destination.exists()
-                and destination.stat().st_size == remote.size
-                and _digest(destination) == remote.sha256
-            ):
+            if destination.exists() and _digest(destination) == remote.sha256:
                 part.unlink(missing_ok=True)
                 return
             try:
@@ -90,7 +86,7 @@ def download(remote: Remote, destination: Path, progress: Progress = lambda done
             if _digest(part) != remote.sha256:
                 part.unlink(missing_ok=True)
                 raise DownloadError(
-                    f"{remote.url} sent {remote.size} bytes whose sha256 is not the known one; nothing was kept. Try "
+                    f"{remote.url} sent a file whose sha256 is not the known one; nothing was kept. Try "
                     "again; if it happens again the file at that address has changed"
                 )
             os.replace(part, destination)
@@ -106,16 +102,16 @@ def _size(file: BinaryIO) -> int:
 
 def _fill(remote: Remote, file: BinaryIO, progress: Progress) -> None:
     """Bring the part to its full size, asking again for the rest when a connection breaks."""
-    trouble = ""
+    trouble, total = "", remote.size
     for _ in range(_ATTEMPTS):
         have = _size(file)
-        if have > remote.size:
+        if total is not None and have > total:
             file.truncate(0)
             have = 0
-        if have == remote.size:
+        if have == total:
             return
         try:
-            _ask(remote, file, have, progress)
+            total = _ask(remote, file, have, progress)
         except urllib.error.HTTPError as error:
             error.close()
             # 416: the server does not have what is asked for beyond the part, so the part is of another file.
@@ -126,15 +122,16 @@ def _fill(remote: Remote, file: BinaryIO, progress: Progress) -> None:
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
             trouble = str(getattr(error, "reason", "") or error)
             continue
-        if _size(file) == remote.size:
+        if total is None or _size(file) == total:
             return
         trouble = "the connection ended early"
-    raise DownloadError(
-        f"{remote.url}: {trouble}; {_size(file)} of {remote.size} bytes are kept, the next attempt goes on from there"
-    )
+    kept = _size(file)
+    rest = f"; {kept} of {total or 'an unknown number of'} bytes are kept, the next attempt goes on from there"
+    raise DownloadError(f"{remote.url}: {trouble}{rest if kept else ''}")
 
 
-def _ask(remote: Remote, file: BinaryIO, have: int, progress: Progress) -> None:
+def _ask(remote: Remote, file: BinaryIO, have: int, progress: Progress) -> int | None:
+    """Ask for what is missing and write what comes; the size of the whole where it is known or announced."""
     headers = {"User-Agent": "tacit", "Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
@@ -144,21 +141,21 @@ def _ask(remote: Remote, file: BinaryIO, have: int, progress: Progress) -> None:
         if have and not resumed:  # a server without ranges sends the whole file again
             file.truncate(0)
             have = 0
-        announced = answer.headers.get("Content-Length")
-        if announced is not None and have + int(announced) != remote.size:
+        length = answer.headers.get("Content-Length")
+        announced = None if length is None else have + int(length)
+        if remote.size is not None and announced is not None and announced != remote.size:
             raise DownloadError(
-                f"{remote.url} announces {have + int(announced)} bytes where {remote.size} are known; the file there "
-                "has changed"
+                f"{remote.url} announces {announced} bytes where {remote.size} are known; the file there has changed"
             )
-        while chunk := _read(answer, min(_CHUNK, remote.size - have + 1)):
+        total = announced if remote.size is None else remote.size
+        while chunk := _read(answer, _CHUNK):
             have += len(chunk)
-            if have > remote.size:
+            if total is not None and have > total:
                 file.truncate(0)
-                raise DownloadError(
-                    f"{remote.url} sends more than the known {remote.size} bytes; the file there has changed"
-                )
+                raise DownloadError(f"{remote.url} sends more than the known {total} bytes; the file there has changed")
             file.write(chunk)
-            progress(have, remote.size)
+            progress(have, total)
+    return total
 
 
 def _read(answer: http.client.HTTPResponse, size: int) -> bytes:
