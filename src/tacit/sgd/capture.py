@@ -1,0 +1,449 @@
+"""Which operations consume a trainable parameter together with private data?
+
+:class:`Capture` watches one forward pass as a ``TorchFunctionMode``. It follows two facts about every tensor: does its
+value depend on the batch (*tainted*), and is it a parameter or computed from parameters alone (*derived*). An operation
+where the two meet is a :class:`Use`; nothing about the model is changed, and the forward pass is the ordinary one, with the ordinary
+autograd graph. For each use the gradient edges of its outputs are kept, so one backward pass to those edges gives every
+output gradient and computes no weight gradient at all.
+
+Shapes play no part: a ``(1, T, d)`` position embedding or a soft prompt expanded over the batch is derived, and its use is where
+it meets the batch.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from tacit.sgd.errors import UncoveredUse
+
+# The value of the result does not depend on the value of the argument.
+_CONSTANT = frozenset(
+    "zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_empty new_full "
+    "new_tensor new_empty_strided size dim numel stride is_contiguous is_floating_point is_complex element_size "
+    "get_device type_as_placeholder storage_offset data_ptr untyped_storage ndimension nelement __len__ has_names "
+    "requires_grad_ retain_grad register_hook is_signed is_pinned is_inference".split()
+)
+
+# A derived value made by these holds a selection of the parameter's own elements, moved but not changed.
+SELECTING = frozenset(
+    "view reshape t transpose permute movedim moveaxis swapaxes swapdims expand expand_as broadcast_to repeat tile "
+    "repeat_interleave chunk split split_with_sizes tensor_split unbind select narrow __getitem__ index_select embedding "
+    "unsqueeze squeeze flatten unflatten ravel contiguous clone adjoint flip roll diagonal unfold view_as reshape_as "
+    "T mT H mH".split()
+)
+CASTING = frozenset("to float double bfloat16 half type type_as".split())
+
+_EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+_GETTERS = {
+    getattr(torch.Tensor, name).__get__: name for name in ("T", "mT", "H", "mH", "data", "grad", "real", "imag")
+}
+
+
+@dataclass(eq=False)
+class Derived:
+    """A value computed from trainable parameters alone.
+
+    ``chain`` replays the selection of elements of one parameter (empty for the parameter itself), and is ``None`` when
+    the value is anything but such a selection.
+    """
+
+    tensor: Tensor
+    params: frozenset[int]
+    chain: tuple[tuple[Callable[..., Any], str, tuple[Any, ...], dict[str, Any], int | None], ...] | None
+
+    @property
+    def is_parameter(self) -> bool:
+        return self.chain == ()
+
+
+class Placeholder:
+    """Stands for the derived value among the recorded arguments of an operation."""
+
+
+HERE = Placeholder()
+
+
+@dataclass(eq=False)
+class Use:
+    """One operation in which derived values and batch data meet."""
+
+    func: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    derived: list[Derived]
+    edges: list[GradientEdge]
+    shapes: list[torch.Size]
+    outputs: list[Tensor]
+    versions: list[tuple[Tensor, int]]
+    inplace: bool
+    autocast: tuple[str, torch.dtype] | None
+    where: str
+    grads: list[Tensor | None] = field(default_factory=list)
+
+    def find(self, value: Any) -> Derived | None:
+        """The derived value that this argument is, if it is one."""
+        return next((d for d in self.derived if d.tensor is value), None)
+
+    def fresh(self) -> None:
+        for tensor, version in self.versions:
+            if tensor._version != version:
+                raise UncoveredUse(
+                    f"an input of {self.name!r} in {self.where} was modified in place after it was used; "
+                    "autograd would refuse this too. Replace the in-place operation by an ordinary one."
+                )
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested lists, tuples and dicts of arguments."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+def substitute(value: Any, swap: Callable[[Tensor], Any]) -> Any:
+    """The same nested arguments with every tensor replaced by ``swap(tensor)``."""
+    if isinstance(value, Tensor):
+        return swap(value)
+    if isinstance(value, list):
+        return [substitute(item, swap) for item in value]
+    if isinstance(value, tuple):
+        items = [substitute(item, swap) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, dict):
+        return {key: substitute(item, swap) for key, item in value.items()}
+    return value
+
+
+def function_name(func: Callable[..., Any]) -> str:
+    """The name an operation goes by, whether it was called as a function, a method or an operator."""
+    if func in _GETTERS:
+        return _GETTERS[func]
+    name = getattr(func, "__name__", str(func))
+    if name == "__get__":
+        return "__get__"
+    return name
+
+
+def from_torch(func: Callable[..., Any]) -> bool:
+    module = getattr(func, "__module__", None)
+    return module is None or module == "torch" or module.startswith("torch.")
+
+
+_opened: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
+    """A composite torch function, with its own dispatch to the mode switched off so that what it calls is seen.
+
+    Such a function first asks ``has_torch_function`` and hands itself to the mode; run under the mode it would do so for
+    ever. The copy made here has the same code and looks that question up in globals of its own, where the answer is no.
+    """
+    if not isinstance(func, types.FunctionType) or not from_torch(func):
+        return None
+    if func not in _opened:
+        scope = dict(func.__globals__)
+        for question in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
+            scope[question] = lambda *_: False
+        copy = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
+        copy.__kwdefaults__ = func.__kwdefaults__
+        _opened[func] = copy
+    return _opened[func]
+
+
+def mutates(name: str, kwargs: dict[str, Any]) -> bool:
+    if name == "__setitem__" or kwargs.get("out") is not None:
+        return True
+    if name.startswith("__i") and name.endswith("__"):
+        return name not in ("__invert__", "__index__", "__int__")
+    return name.endswith("_") and not name.endswith("__")
+
+
+class Capture(TorchFunctionMode):
+    """Record every use of ``params`` (name to tensor) while the model runs on the tensors of ``batch``.
+
+    ``covers`` says whether a rule knows an operation whole (otherwise composite functions are opened), and
+    ``decompose`` gives replacements for operations that are opened into others (recurrent layers). ``needs_values`` says
+    whether the rule of an operation reads the values of its inputs, or only their shapes.
+    """
+
+    def __init__(
+        self,
+        params: dict[str, Tensor],
+        batch: Sequence[Tensor],
+        covers: Callable[[str], bool],
+        decompose: dict[str, Callable[..., Any]],
+        needs_values: Callable[[str], bool] = lambda _: True,
+        keep_outputs: bool = False,
+    ) -> None:
+        super().__init__()
+        self.names = list(params)
+        self.uses: list[Use] = []
+        self.covers = covers
+        self.decompose = decompose
+        self.needs_values = needs_values
+        self.keep_outputs = keep_outputs
+        self.where: list[str] = []
+        self._derived: dict[int, Derived] = {}
+        self._tainted: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._tainted_storages: dict[int, Any] = {}
+        self._use_nodes: set[Any] = set()
+        self._leaves = {id(p): k for k, p in enumerate(params.values())}
+        for k, param in enumerate(params.values()):
+            self._derived[id(param)] = Derived(param, frozenset([k]), ())
+        for tensor in batch:
+            self._tainted[tensor] = True
+
+    # -- the two facts -------------------------------------------------------------------------------------------
+
+    def tainted(self, tensor: Tensor) -> bool:
+        if tensor in self._tainted:
+            return True
+        return bool(self._tainted_storages) and _storage(tensor) in self._tainted_storages
+
+    def derived(self, tensor: Tensor) -> Derived | None:
+        return self._derived.get(id(tensor))
+
+    def _taint(self, tensor: Tensor) -> None:
+        self._derived.pop(id(tensor), None)
+        self._tainted[tensor] = True
+
+    def _foreign(self, tensor: Tensor) -> None:
+        """A tensor with a gradient that no watched operation made: a custom autograd function, or compiled code."""
+        stack, seen = [tensor.grad_fn], set()
+        touched = False
+        while stack:
+            node = stack.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if node in self._use_nodes:
+                touched = True
+                continue
+            variable = getattr(node, "variable", None)
+            if variable is not None and id(variable) in self._leaves:
+                name = self.names[self._leaves[id(variable)]]
+                raise UncoveredUse(
+                    f"parameter {name!r} is consumed by {type(tensor.grad_fn).__name__} in {self._place()}, which runs outside "
+                    "torch's dispatch (a custom autograd function, scripted or compiled code), so its per-example "
+                    "gradient cannot be seen. Use method='examples', or plain torch operations there."
+                )
+            stack.extend(parent for parent, _ in node.next_functions)
+        if touched or seen:
+            self._tainted[tensor] = True
+
+    def _place(self) -> str:
+        return f"module {self.where[-1]!r}" if self.where and self.where[-1] else "the model"
+
+    # -- the mode ------------------------------------------------------------------------------------------------
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = function_name(func)
+        if name == "__get__" or name in _CONSTANT:
+            return func(*args, **kwargs)
+        tainted, derived = False, []
+        for tensor in tensors_in((args, kwargs)):
+            if self.tainted(tensor):
+                tainted = True
+                continue
+            known = self.derived(tensor)
+            if known is not None:
+                if not any(known is d for d in derived):
+                    derived.append(known)
+            elif tensor.requires_grad and tensor.grad_fn is not None:
+                self._foreign(tensor)
+                tainted = tainted or self.tainted(tensor)
+        if not tainted and not derived:
+            return func(*args, **kwargs)
+        if tainted and derived and torch.is_grad_enabled():
+            return self._use(func, name, args, kwargs, derived)
+        return self._pass(func, name, args, kwargs, tainted, derived)
+
+    def _pass(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tainted: bool,
+        derived: list[Derived],
+    ) -> Any:
+        inputs = list(tensors_in((args, kwargs)))
+        versions = [t._version for t in inputs]
+        out = func(*args, **kwargs)
+        changed = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
+        if not isinstance(out, Tensor | list | tuple | dict) and not changed:
+            return out
+        results = list(tensors_in(out))
+        if tainted:
+            for tensor in results:
+                self._taint(tensor)
+            for tensor in changed:
+                self._taint(tensor)
+                self._tainted_storages[_storage(tensor)] = tensor.untyped_storage()
+            return out
+        multiple = not isinstance(out, Tensor)
+        for k, tensor in enumerate(results):
+            if tensor.requires_grad and not any(tensor is d.tensor for d in derived):
+                chain = self._chain(func, name, args, kwargs, derived, inputs, k if multiple else None)
+                self._derived[id(tensor)] = Derived(tensor, frozenset().union(*(d.params for d in derived)), chain)
+        for tensor in changed:
+            for view in (tensor, tensor._base):
+                if view is not None and view.requires_grad:
+                    params = frozenset().union(*(d.params for d in derived))
+                    self._derived[id(view)] = Derived(view, params, None)
+        return out
+
+    def _chain(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        derived: list[Derived],
+        inputs: list[Tensor],
+        item: int | None,
+    ) -> Any:
+        if len(derived) != 1 or derived[0].chain is None or (name not in SELECTING and name not in CASTING):
+            return None
+        source = derived[0].tensor
+        if sum(t is source for t in inputs) != 1 or mutates(name, kwargs) or not from_torch(func):
+            return None
+        if name == "embedding":
+            # The padding row gets no gradient, and frequencies scale the others: no longer a mere selection.
+            functional = func is nn.functional.embedding
+            names = _EMBEDDING if functional else ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse")
+            options = {**dict(zip(names, args, strict=False)), **kwargs}
+            if options.get("padding_idx") not in (None, -1) or (functional and options.get("padding_idx") is not None):
+                return None
+            if options.get("max_norm") is not None or options.get("scale_grad_by_freq"):
+                return None
+        kept_args, kept_kwargs = substitute((args, kwargs), lambda t: HERE if t is source else t)
+        return (*derived[0].chain, (func, name, kept_args, kept_kwargs, item))
+
+    def _use(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        derived: list[Derived],
+    ) -> Any:
+        if name in self.decompose and from_torch(func):
+            with self:
+                return self.decompose[name](*args, **kwargs)
+        if not self.covers(name) or not from_torch(func):
+            body = opened(func)
+            if body is not None:
+                with self:
+                    return body(*args, **kwargs)
+        inputs = list(tensors_in((args, kwargs)))
+        versions = [t._version for t in inputs]
+        inplace = mutates(name, kwargs)
+        kept = (args, kwargs)
+        if inplace:
+            if kwargs.get("out") is not None:
+                raise UncoveredUse(f"{name!r} with out= consumes {self._names(derived)} in {self._place()}")
+            target = args[0]
+            before = target.detach().clone()
+            kept = substitute(kept, lambda t: before if t is target and self.derived(t) is None else t)
+            if self.derived(target) is not None:
+                raise UncoveredUse(
+                    f"{self._names(derived)} is overwritten in place with batch data by {name!r} in {self._place()}"
+                )
+        out = func(*args, **kwargs)
+        changed = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
+        if any(t is not args[0] or not inplace for t in changed):
+            raise UncoveredUse(f"{name!r}, which consumes {self._names(derived)} in {self._place()}, changes its inputs")
+        results = list(tensors_in(out))
+        for tensor in changed:
+            self._taint(tensor)
+            self._tainted_storages[_storage(tensor)] = tensor.untyped_storage()
+            if not any(tensor is t for t in results):
+                results.append(tensor)
+        for tensor in results:
+            self._taint(tensor)
+        live = [t for t in results if t.requires_grad]
+        if live:
+            edges = [get_gradient_edge(t) for t in live]
+            self._use_nodes.update(edge.node for edge in edges)
+            if not self.needs_values(name):
+                kept = substitute(kept, self._shape_only)
+            inner = [t for t in tensors_in(kept) if t.device.type != "meta"]
+            self.uses.append(
+                Use(
+                    func=func,
+                    name=name,
+                    args=kept[0],
+                    kwargs=kept[1],
+                    derived=derived,
+                    edges=edges,
+                    shapes=[t.shape for t in live],
+                    outputs=live if self.keep_outputs else [],
+                    versions=[(t, t._version) for t in inner],
+                    inplace=inplace,
+                    autocast=_autocast(live[0].device.type),
+                    where=self._place(),
+                )
+            )
+        return out
+
+    def _shape_only(self, tensor: Tensor) -> Tensor:
+        # A rule that reads no input values should not keep activations alive for them.
+        if self.derived(tensor) is not None:
+            return tensor
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+    def _names(self, derived: list[Derived]) -> str:
+        names = sorted({self.names[k] for d in derived for k in d.params})
+        return "parameter " + ", ".join(repr(n) for n in names)
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _autocast(device: str) -> tuple[str, torch.dtype] | None:
+    if not torch.is_autocast_enabled(device):
+        return None
+    return device, torch.get_autocast_dtype(device)
+
+
+@contextmanager
+def module_names(model: nn.Module, where: list[str]) -> Iterator[None]:
+    """Keep the name of the running module in ``where`` while inside, through global hooks that are removed after."""
+    names = {id(m): n for n, m in model.named_modules()}
+
+    def enter(module: nn.Module, _: Any) -> None:
+        where.append(names.get(id(module), type(module).__name__))
+
+    def leave(module: nn.Module, _: Any, __: Any) -> None:
+        where.pop()
+
+    handles = [
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

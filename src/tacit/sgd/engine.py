@@ -1,0 +1,373 @@
+"""How does one forward and one backward pass become norms and a clipped sum?
+
+:class:`Engine` watches the forward pass (:mod:`~tacit.sgd.capture`), runs one backward pass to the outputs of the uses, turns each
+use into contributions (:mod:`~tacit.sgd.rules`), brings those into the coordinates of the parameters (:mod:`~tacit.sgd.frames`) and
+hands back :class:`Gradients`, from which norms and any weighted sum follow without another pass.
+
+Everything that had to be found out rather than computed (where the examples are in each output, which rule applies, which
+uses share coordinates) goes into a :class:`Plan`. A plan holds for every batch with the same sequence of uses and shapes, so a step
+with a known plan has no data-dependent Python in it and can be traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit.sgd import frames
+from tacit.sgd.capture import Capture, Use, module_names
+from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
+from tacit.sgd.frames import Frame
+from tacit.sgd.layout import Layout, candidates, consistent, digit_weights, owners, unmoved
+from tacit.sgd.norms import Group, Norms
+from tacit.sgd.rules import DECOMPOSE, RULES, SHAPE_ONLY
+from tacit.sgd.rules.base import Contributions, NotCovered, wide
+from tacit.sgd.rules.generic import generic
+
+Losses = Callable[[], Tensor]
+
+
+@dataclass
+class UsePlan:
+    """What is known about one use: the layouts of its outputs, its rule, and the frames of its contributions."""
+
+    layouts: list[Layout | None]
+    by_rule: bool = True
+    notes: dict[str, Any] = field(default_factory=dict)
+    frames: list[Frame | None] = field(default_factory=list)
+    guards: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class Plan:
+    """What is known about a whole pass. ``settled`` is false while some layout rests on no evidence yet."""
+
+    uses: list[UsePlan]
+    materialised: set[int]
+    settled: bool
+    checked: bool = False
+
+
+@dataclass
+class Gradients:
+    """Per-example gradients of every parameter, held as contributions; index ``k`` is the ``k``-th parameter."""
+
+    batch: int
+    parameters: list[Tensor]
+    groups: list[list[tuple[Frame, Group]]]
+
+    def norms(self, k: int) -> Norms:
+        """Squared norms of the ``k``-th parameter's per-example gradients, with their margins."""
+        parts = [group.norms() for _, group in self.groups[k]]
+        if not parts:
+            p = self.parameters[k]
+            return Norms(torch.zeros(self.batch, dtype=wide(p.dtype), device=p.device))
+        total = parts[0]
+        for part in parts[1:]:
+            total = Norms(total.squared + part.squared, total.gram + part.gram, total.product + part.product)
+        return total
+
+    def weighted_sum(self, k: int, scale: Tensor, sanitise: bool = False) -> Tensor:
+        """``sum_b scale_b G_b`` for the ``k``-th parameter."""
+        parameter = self.parameters[k]
+        total = torch.zeros(parameter.shape, dtype=wide(parameter.dtype), device=parameter.device)
+        for frame, group in self.groups[k]:
+            piece = group.weighted_sum(scale, sanitise)
+            if frame.index is None:
+                total = total + piece.reshape(parameter.shape)
+            else:
+                flat = total.flatten().index_add(0, frame.index.flatten(), piece.flatten().to(total.dtype))
+                total = flat.reshape(parameter.shape)
+        return total
+
+
+class Pass:
+    """One watched forward pass: its uses and the losses of its examples (already averaged over views)."""
+
+    def __init__(self, uses: list[Use], losses: Tensor, batch: int) -> None:
+        self.uses = uses
+        self.losses = losses
+        self.batch = batch
+
+    def output_gradients(self, weights: Tensor | None = None, retain: bool = False) -> list[list[Tensor | None]]:
+        """The gradient of the (weighted) sum of the losses at every output of every use, by one backward pass."""
+        edges = [edge for use in self.uses for edge in use.edges]
+        if not edges:
+            return []
+        weights = torch.ones_like(self.losses) if weights is None else weights.to(self.losses.dtype)
+        try:
+            found = list(torch.autograd.grad(self.losses, edges, weights, retain_graph=retain, allow_unused=True))
+        except RuntimeError as error:
+            if "use_reentrant" in str(error) or "not compatible with .grad()" in str(error):
+                raise ClippingError(
+                    "reentrant activation checkpointing hides its operations from autograd.grad; "
+                    "use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+                ) from error
+            raise
+        grads: list[list[Tensor | None]] = []
+        for use in self.uses:
+            grads.append([None if g is None else g.detach() for g in found[: len(use.edges)]])
+            found = found[len(use.edges) :]
+        return grads
+
+
+class Engine:
+    """Per-example gradients of one model's parameters.
+
+    ``parameters`` are the trainable ones, by name, each tensor once however often it is registered.
+    """
+
+    def __init__(self, model: nn.Module, parameters: dict[str, Tensor]) -> None:
+        self.model = model
+        self.parameters = parameters
+        self.plans: dict[Any, Plan] = {}
+        self.mutable: set[str] = set()
+        self.surveyed = False
+
+    # -- passes ----------------------------------------------------------------------------------------------------
+
+    def forward(self, losses: Losses, data: list[Tensor], batch: int, named: bool = False) -> Pass:
+        """Run the model once, watched. ``named`` keeps track of module names (for messages) and outputs (for evidence)."""
+        capture = Capture(
+            self.parameters,
+            data,
+            covers=RULES.__contains__,
+            decompose=DECOMPOSE,
+            needs_values=lambda name: name not in SHAPE_ONLY,
+            keep_outputs=named,
+        )
+        with self.protected_buffers(), torch.enable_grad():
+            if named:
+                with module_names(self.model, capture.where), capture:
+                    values = losses()
+            else:
+                with capture:
+                    values = losses()
+        return Pass(capture.uses, values, batch)
+
+    @contextmanager
+    def protected_buffers(self) -> Iterator[None]:
+        """Buffers leave as they came: what a forward pass writes into them is private data without noise."""
+        held = [
+            (name, module._buffers, key, value, value._version, None)
+            for name, module in self.model.named_modules()
+            for key, value in module._buffers.items()
+            if value is not None
+        ]
+        copies = {
+            (name, key): value.detach().clone()
+            for name, _, key, value, _, _ in held
+            if not self.surveyed or f"{name}.{key}" in self.mutable
+        }
+        try:
+            yield
+        finally:
+            lost = []
+            with torch.no_grad():
+                for name, buffers, key, value, version, _ in held:
+                    if buffers.get(key) is not value:
+                        buffers[key] = value
+                        self.mutable.add(f"{name}.{key}")
+                    if value._version != version:
+                        if (name, key) in copies:
+                            value.copy_(copies[name, key])
+                            self.mutable.add(f"{name}.{key}")
+                        else:
+                            lost.append(f"{name}.{key}")
+            self.surveyed = True
+            if lost:
+                self.mutable.update(lost)
+                raise ClippingError(f"the forward pass began to write buffers it had left alone before: {', '.join(lost)}")
+
+    # -- plans -----------------------------------------------------------------------------------------------------
+
+    def signature(self, run: Pass, grads: list[list[Tensor | None]]) -> Any:
+        """What has to be the same for a plan to hold."""
+        return (
+            run.batch,
+            tuple(
+                (
+                    use.name,
+                    tuple(use.shapes),
+                    tuple(g is None for g in grad),
+                    tuple((tuple(sorted(d.params)), d.tensor.shape, frames.chain_key(d)) for d in use.derived),
+                )
+                for use, grad in zip(run.uses, grads, strict=True)
+            ),
+        )
+
+    def plan_for(self, run: Pass, grads: list[list[Tensor | None]]) -> Plan | None:
+        """The settled plan that holds for this pass, if there is one."""
+        plan = self.plans.get(self.signature(run, grads))
+        if plan is None or not plan.settled:
+            return None
+        for use, known in zip(run.uses, plan.uses, strict=True):
+            now = [t for d in use.derived for t in frames.chain_tensors(d)]
+            if len(now) != len(known.guards) or not all(torch.equal(a, b) for a, b in zip(now, known.guards, strict=True)):
+                return None
+        return plan
+
+    def make_plan(self, run: Pass, swapped: Pass | None, example: int) -> tuple[Plan, Gradients]:
+        """Find out all that a plan holds, from one pass whose graph is kept.
+
+        ``swapped`` is a pass over the same batch with every other example replaced by ``example``: further evidence.
+        """
+        grads = run.output_gradients(retain=True)
+        weights = digit_weights(run.batch, run.losses.device, run.losses.dtype)
+        weighted = [run.output_gradients(w, retain=True) for w in weights]
+        twin = swapped.uses if swapped is not None and len(swapped.uses) == len(run.uses) else [None] * len(run.uses)
+        settled = True
+        uses: list[UsePlan] = []
+        for k, use in enumerate(run.uses):
+            layouts: list[Layout | None] = []
+            for j, grad in enumerate(grads[k]):
+                if grad is None:
+                    layouts.append(None)
+                    continue
+                pair = twin[k]
+                after = pair.outputs[j] if pair is not None and len(pair.outputs) == len(use.outputs) else None
+                layout, sure = self._locate(use, j, grad, [w[k][j] for w in weighted], run.batch, after, example)
+                layouts.append(layout)
+                settled = settled and sure
+            uses.append(UsePlan(layouts, guards=[t.clone() for d in use.derived for t in frames.chain_tensors(d)]))
+        plan = Plan(uses, set(), settled)
+        gradients = self.gradients(run, grads, plan, planning=True)
+        self.plans[self.signature(run, grads)] = plan
+        return plan, gradients
+
+    def _locate(
+        self,
+        use: Use,
+        j: int,
+        grad: Tensor,
+        weighted: list[Tensor | None],
+        batch: int,
+        after: Tensor | None,
+        example: int,
+    ) -> tuple[Layout, bool]:
+        names = self._names(use)
+        if batch == 1:
+            shape = grad.shape if grad.dim() else torch.Size((1,))
+            return next(candidates(shape, 1)), True
+        owner = owners(grad, [w for w in weighted if w is not None], batch)
+        found = consistent(owner, batch)
+        if not found:
+            if bool((owner == -2).any()):
+                raise BatchMixing(
+                    f"the losses of several examples depend on the same element of the output of {use.name!r} (with {names}) "
+                    f"in {use.where}: examples are mixed there, and no per-example bound exists"
+                )
+            raise UncoveredUse(
+                f"cannot tell which elements of the output of {use.name!r} (with {names}) in {use.where} belong to which "
+                f"example: shape {tuple(grad.shape)} for a batch of {batch}. Use method='examples'."
+            )
+        if len(found) > 1 and after is not None:
+            found = unmoved(found, use.outputs[j], after, example) or found
+        return found[0], len(found) == 1
+
+    def _names(self, use: Use) -> str:
+        names = list(self.parameters)
+        return "parameter " + ", ".join(repr(names[k]) for k in sorted({k for d in use.derived for k in d.params}))
+
+    # -- contributions -----------------------------------------------------------------------------------------------
+
+    def gradients(self, run: Pass, grads: list[list[Tensor | None]], plan: Plan, planning: bool = False) -> Gradients:
+        """Contributions of all uses, grouped by parameter and coordinates."""
+        parameters = list(self.parameters.values())
+        pieces: list[list[tuple[int, int]]] = [[] for _ in parameters]
+        table: dict[tuple[int, int], tuple[Any, Any]] = {}
+        for k, (use, grad, known) in enumerate(zip(run.uses, grads, plan.uses, strict=True)):
+            if all(g is None for g in grad):
+                continue
+            use.fresh()
+            contributions = self._contributions(use, grad, known, run.batch, planning)
+            if planning:
+                known.frames = [
+                    frames.frame_of(d, c, parameters[next(iter(d.params))]) if len(d.params) == 1 else None
+                    for d, c in contributions
+                ]
+            for j, (derived, contribution) in enumerate(contributions):
+                table[k, j] = (derived, contribution)
+                for p in derived.params:
+                    pieces[p].append((k, j))
+        if planning:
+            plan.materialised = {p for p, mine in enumerate(pieces) if self._overlaps(mine, plan, parameters[p])}
+        by_vjp: dict[tuple[int, int], dict[int, Tensor]] = {}
+        groups: list[list[tuple[Frame, Group]]] = []
+        for p, mine in enumerate(pieces):
+            parameter = parameters[p]
+            if not mine:
+                groups.append([])
+            elif p in plan.materialised:
+                total: Tensor | None = None
+                for k, j in mine:
+                    derived, contribution = table[k, j]
+                    frame = plan.uses[k].frames[j]
+                    if frame is not None:
+                        dense = frames.in_parameter(frame, contribution, derived.tensor.shape, parameter)
+                    else:
+                        if (k, j) not in by_vjp:
+                            behind = sorted(derived.params)
+                            found = frames.per_example_vjp(derived, contribution, [parameters[i] for i in behind], run.batch)
+                            by_vjp[k, j] = dict(zip(behind, found, strict=True))
+                        dense = by_vjp[k, j].pop(p)
+                    total = dense if total is None else total + dense
+                groups.append([(Frame("root"), Group(parameter.shape, dense=total))])
+            else:
+                framed: dict[Any, tuple[Frame, list[Any]]] = {}
+                for k, j in mine:
+                    frame = plan.uses[k].frames[j]
+                    assert frame is not None
+                    framed.setdefault(frame.key, (frame, []))[1].append(frames.in_frame(frame, table[k, j][1]))
+                groups.append(
+                    [
+                        (f, Group.of(cs, parameter.shape if f.index is None else f.index.shape))
+                        for f, cs in framed.values()
+                    ]
+                )
+        return Gradients(run.batch, parameters, groups)
+
+    def _contributions(
+        self, use: Use, grad: list[Tensor | None], known: UsePlan, batch: int, planning: bool
+    ) -> Contributions:
+        if planning or known.by_rule:
+            try:
+                if use.name not in RULES:
+                    raise NotCovered
+                found = RULES[use.name](use, grad, known.layouts)
+                if {id(d) for d, _ in found} != {id(d) for d in use.derived}:
+                    raise NotCovered
+                return found
+            except NotCovered:
+                if not planning:
+                    raise UncoveredUse(f"{use.name!r} in {use.where} no longer follows its rule") from None
+                known.by_rule = False
+        try:
+            return generic(use, grad, known.layouts, batch, known.notes, planning)
+        except RuntimeError as error:
+            if isinstance(error, ClippingError):
+                raise
+            raise UncoveredUse(
+                f"no rule covers {use.name!r}, which consumes {self._names(use)} in {use.where}, and its derivative cannot be "
+                f"batched ({error}). Use method='examples'."
+            ) from error
+
+    def _overlaps(self, mine: list[tuple[int, int]], plan: Plan, parameter: Tensor) -> bool:
+        """Whether contributions to a parameter share elements in other ways than by sharing all their coordinates."""
+        found = [plan.uses[k].frames[j] for k, j in mine]
+        if any(f is None or not f.unique for f in found):
+            return True
+        distinct = {f.key: f for f in found if f is not None}
+        if len(distinct) == 1:
+            return False
+        indices = [
+            torch.arange(parameter.numel(), device=parameter.device) if f.index is None else f.index.flatten()
+            for f in distinct.values()
+        ]
+        every = torch.cat(indices)
+        return every.unique().numel() != every.numel()

@@ -1,0 +1,39 @@
+"""What in this model cannot be trained with a per-example bound, and what takes its place?"""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+GROUPS = 32
+
+
+def fix(model: nn.Module) -> dict[str, str]:
+    """Replace batch normalisation by group normalisation, in place; say what was replaced by what.
+
+    The number of groups is the greatest common divisor of 32 and the number of channels; scale and shift are kept. A model that is
+    itself a batch normalisation layer cannot be changed in place and is refused.
+
+    >>> from torch import nn
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    >>> fix(net)
+    {'1': 'BatchNorm2d -> GroupNorm(8, 8)'}
+    """
+    if isinstance(model, nn.modules.batchnorm._BatchNorm):
+        raise TypeError("the model itself is a batch normalisation layer: build it with GroupNorm instead")
+    changed: dict[str, str] = {}
+    for prefix, parent in list(model.named_modules()):
+        for key, child in list(parent.named_children()):
+            if not isinstance(child, nn.modules.batchnorm._BatchNorm):
+                continue
+            channels = child.num_features
+            groups = math.gcd(GROUPS, channels)
+            group = nn.GroupNorm(groups, channels, eps=child.eps, affine=child.affine)
+            if child.affine:
+                group.weight, group.bias = child.weight, child.bias
+            group.train(child.training)
+            setattr(parent, key, group)
+            name = f"{prefix}.{key}" if prefix else key
+            changed[name] = f"{type(child).__name__} -> GroupNorm({groups}, {channels})"
+    return changed

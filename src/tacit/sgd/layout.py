@@ -1,0 +1,133 @@
+"""Which elements of a tensor belong to which example?
+
+A model may keep the batch in the first dimension, move it (``(T, B, E)`` in attention and recurrent layers), or fold it
+into another one (``(B * T, d)``). A :class:`Layout` says where it is: dimension ``dim`` has ``outer * batch * inner``
+entries and entry ``(o * batch + b) * inner + i`` belongs to example ``b``.
+
+The layout is never guessed from shapes. It is read off the backward pass: the gradient of
+``sum_b w_b * loss_b`` at an element that belongs to example ``b`` is ``w_b`` times the gradient for ``w = 1``. With powers
+of two for weights this holds bit for bit (scaling by a power of two commutes with rounding), so a few backward passes,
+one per digit of ``b``, name the owner of every element whose gradient is not zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DIGIT = 8  # weights 2**0 … 2**7: far from overflow even in half precision
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the examples are in a tensor of a given shape.
+
+    >>> Layout(dim=0, outer=1, batch=2, inner=3).rows(torch.arange(6)).tolist()
+    [[0, 1, 2], [3, 4, 5]]
+    >>> Layout(dim=0, outer=3, batch=2, inner=1).rows(torch.arange(6)).tolist()
+    [[0, 2, 4], [1, 3, 5]]
+    """
+
+    dim: int
+    outer: int
+    batch: int
+    inner: int
+
+    @property
+    def size(self) -> int:
+        return self.outer * self.batch * self.inner
+
+    def split(self, tensor: Tensor) -> Tensor:
+        """The same tensor with dimension ``dim`` unfolded into ``(outer, batch, inner)``."""
+        if self.outer == 1 and self.inner == 1:
+            return tensor.unsqueeze(self.dim).unsqueeze(self.dim + 2)
+        shape = tensor.shape
+        return tensor.reshape(*shape[: self.dim], self.outer, self.batch, self.inner, *shape[self.dim + 1 :])
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """``(batch, elements of one example)``."""
+        return self.split(tensor).movedim(self.dim + 1, 0).reshape(self.batch, -1)
+
+    def owner(self, device: torch.device | str = "cpu") -> Tensor:
+        """The example that owns each entry of dimension ``dim``."""
+        return (torch.arange(self.size, device=device) // self.inner) % self.batch
+
+    def spread(self, per_example: Tensor, ndim: int) -> Tensor:
+        """A value per example, shaped to broadcast against a tensor with ``ndim`` dimensions."""
+        entries = per_example.repeat_interleave(self.inner).repeat(self.outer)
+        return entries.reshape((1,) * self.dim + (-1,) + (1,) * (ndim - self.dim - 1))
+
+    def moved(self, dim: int) -> Layout:
+        return Layout(dim, self.outer, self.batch, self.inner)
+
+
+def candidates(shape: torch.Size, batch: int) -> Iterator[Layout]:
+    """Every layout a tensor of this shape can have, the usual ones first."""
+    for dim, size in enumerate(shape):
+        if size == 0 or size % batch:
+            continue
+        rest = size // batch
+        for outer in [d for d in range(1, rest + 1) if rest % d == 0]:
+            yield Layout(dim, outer, batch, rest // outer)
+
+
+def digit_weights(batch: int, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    """One vector of loss weights per base-8 digit of the example's number."""
+    count = max(1, math.ceil(math.log(batch, DIGIT) - 1e-9)) if batch > 1 else 0
+    number = torch.arange(batch, device=device)
+    return [torch.exp2(((number // DIGIT**k) % DIGIT).to(dtype)) for k in range(count)]
+
+
+def owners(plain: Tensor, weighted: list[Tensor], batch: int) -> Tensor:
+    """The owner of each element, -1 where there is no evidence, -2 where two examples contribute to one element."""
+    plain = plain.detach().double()
+    size = plain.abs().nan_to_num(0.0, 0.0, 0.0)
+    # What is left after cancellation need not repeat bit for bit on every device: only sizeable elements are evidence.
+    seen = torch.isfinite(plain) & (size > 1e-5 * size.amax()) if plain.numel() else torch.isfinite(plain)
+    number = torch.zeros(plain.shape, dtype=torch.long, device=plain.device)
+    mixed = torch.zeros_like(seen)
+    for k, value in enumerate(weighted):
+        value = value.detach().double()
+        # A subnormal gradient may round when it is scaled: no evidence rather than false evidence.
+        fine = torch.isfinite(value) & (value != 0)
+        exponent = torch.log2(torch.where(fine & seen, (value / plain).abs(), 1.0))
+        digit = exponent.round()
+        mixed |= seen & fine & (((exponent - digit).abs() > 1e-2) | (digit < 0) | (digit >= DIGIT))
+        seen = seen & fine
+        number += digit.clamp(0, DIGIT - 1).long() * DIGIT**k
+    mixed |= seen & (number >= batch)
+    return torch.where(seen, torch.where(mixed, -2, number), -1)
+
+
+def consistent(owner: Tensor, batch: int) -> list[Layout]:
+    """The layouts that agree with every piece of evidence in ``owner``."""
+    if bool((owner == -2).any()):
+        return []
+    found = []
+    vectors: dict[int, tuple[Tensor, Tensor]] = {}
+    for layout in candidates(owner.shape, batch):
+        if layout.dim not in vectors:
+            flat = owner.movedim(layout.dim, 0).reshape(owner.shape[layout.dim], -1)
+            vectors[layout.dim] = (flat.amax(1), torch.where(flat < 0, batch, flat).amin(1))
+        highest, lowest = vectors[layout.dim]
+        number = layout.owner(owner.device)
+        if bool(((highest < 0) | ((highest == number) & (lowest == number))).all()):
+            found.append(layout)
+    return found
+
+
+def unmoved(layouts: list[Layout], before: Tensor, after: Tensor, example: int) -> list[Layout]:
+    """Keep the layouts under which the elements of ``example`` stayed equal when all other examples were replaced."""
+    if before.shape != after.shape:
+        return layouts
+    change = (before.detach() != after.detach()) & ~(torch.isnan(before) & torch.isnan(after))
+    size = before.detach().double().abs().nan_to_num(0.0, 0.0, 0.0).amax() if before.numel() else 0.0
+    # Kernels may sum in another order: only a change well above rounding is evidence.
+    change &= (before.detach().double() - after.detach().double()).abs() > 1e-3 * size
+    kept = [y for y in layouts if not bool(change.movedim(y.dim, 0)[y.owner(change.device) == example].any())]
+    moving = [y for y in kept if bool(change.movedim(y.dim, 0)[y.owner(change.device) != example].any())]
+    return moving or kept

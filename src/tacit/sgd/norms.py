@@ -1,0 +1,254 @@
+"""How long is each example's gradient of one parameter, and what is the weighted sum over examples?
+
+A :class:`Group` holds all contributions to one parameter (or to one slice of it that nothing else touches), written in the same
+coordinates, so that several uses of a parameter are one sum and cross terms come out by themselves. The norm uses the cheapest
+exact rule for the shapes at hand:
+
+* one token per example: ``|left|² |right|²``;
+* few tokens: the Gram matrices, ``sum (L Lᵀ) ∘ (R Rᵀ)``, without ever forming a gradient;
+* otherwise the per-example product, kept for the sum when it is smaller than the factors.
+
+Rounding. Each norm comes with a margin. A product accumulated in precision ``u`` is off by about ``u |L|_F |R|_F`` (errors of
+different terms are independent: Higham and Mary, 2019, "A new approach to probabilistic rounding error analysis"), and under cancellation that may exceed the norm itself.
+The clip factor is computed from norm plus margin, so what rounding adds is inside the bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tacit.sgd.rules.base import Contribution, Dense, OneHot, Outer, clean
+
+CHUNK_ELEMENTS = 1 << 26
+
+
+@dataclass
+class Norms:
+    """Squared norms per example; what rounding may take from them (``gram``) and add to the sum (``product``, squared)."""
+
+    squared: Tensor
+    gram: Tensor | float = 0.0
+    product: Tensor | float = 0.0
+
+
+def roundoff(tensor: Tensor, convolution: bool = False) -> float:
+    """The relative error of one product in this type, as torch is set up to compute it now."""
+    exact = torch.finfo(tensor.dtype).eps
+    if tensor.dtype != torch.float32:
+        return exact
+    if convolution and tensor.is_cuda and torch.backends.cudnn.allow_tf32:
+        return 2.0**-10
+    # "high" allows TensorFloat-32 (10 bits of mantissa), "medium" bfloat16 (7 bits).
+    return {"highest": exact, "high": 2.0**-10, "medium": 2.0**-7}[torch.get_float32_matmul_precision()]
+
+
+@dataclass
+class Group:
+    """Contributions to one value, all in its coordinates (``shape``)."""
+
+    shape: torch.Size
+    dense: Tensor | None = None
+    outer: Outer | None = None
+    parts: list[Outer] = field(default_factory=list)
+    lookup: OneHot | None = None
+
+    @staticmethod
+    def of(contributions: list[Contribution], shape: torch.Size) -> Group:
+        dense = [c for c in contributions if isinstance(c, Dense)]
+        outers = [c for c in contributions if isinstance(c, Outer)]
+        lookups = [c for c in contributions if isinstance(c, OneHot)]
+        if len(dense) + len(outers) + len(lookups) != len(contributions):
+            raise TypeError("aligned contributions have no coordinates of their own")
+        mixed = bool(dense) and len(contributions) > len(dense)
+        differ = len({c.key for c in outers}) > 1
+        crossed = bool(outers and lookups) and not (
+            outers[0].left.shape[1] == 1
+            and outers[0].order == tuple(range(len(outers[0].order)))
+            and outers[0].left.shape[3] == lookups[0].rows
+        )
+        if mixed or differ or crossed or _small(outers, lookups):
+            total = to_dense(contributions[0], shape)
+            for contribution in contributions[1:]:
+                total = total + to_dense(contribution, shape)
+            return Group(shape, dense=total)
+        if dense:
+            total = dense[0].values
+            for contribution in dense[1:]:
+                total = total + contribution.values
+            return Group(shape, dense=total)
+        group = Group(shape, parts=outers)
+        if outers:
+            first = outers[0]
+            if len(outers) > 1:
+                left = torch.cat([c.left for c in outers], 2)
+                right = torch.cat([c.right for c in outers], 2)
+                group.outer = Outer(left, right, first.sizes, first.order)
+            else:
+                group.outer = first
+        if lookups:
+            index = torch.cat([c.index for c in lookups], 1)
+            right = torch.cat([c.right for c in lookups], 1)
+            group.lookup = OneHot(index, right, lookups[0].rows)
+        return group
+
+    # -- norms -----------------------------------------------------------------------------------------------------
+
+    def norms(self) -> Norms:
+        if self.dense is not None:
+            return Norms(self.dense.square().flatten(1).sum(1))
+        if self.outer is not None and self.lookup is not None:
+            a, b, cross = self._outer_norms(self.outer), _lookup_norms(self.lookup), _cross(self.outer, self.lookup)
+            tokens = self.outer.left.shape[2] + self.lookup.index.shape[1]
+            size = (_product_size(self.outer).sqrt() + _lookup_size(self.lookup).sqrt()).square()
+            unit = roundoff(cross)
+            return Norms(a.squared + b.squared + 2 * cross, 4 * unit / tokens * size, unit**2 * size)
+        if self.outer is not None:
+            return self._outer_norms(self.outer)
+        assert self.lookup is not None
+        return _lookup_norms(self.lookup)
+
+    def _outer_norms(self, outer: Outer) -> Norms:
+        left, right = outer.left, outer.right
+        batch, groups, tokens, p = left.shape
+        q = right.shape[3]
+        if tokens == 1:
+            squared = (left.square().sum((2, 3)) * right.square().sum((2, 3))).sum(1)
+            return Norms(squared)
+        if tokens * (p + q) <= p * q:
+            gram_left, gram_right = left @ left.mT, right @ right.mT
+            squared = (gram_left * gram_right).sum((1, 2, 3))
+            trace = _trace(gram_left) * _trace(gram_right)
+            size = trace.sum(1)
+            unit = roundoff(left, bool(self.parts) and hasattr(self.parts[0], "weighted_sum"))
+            return Norms(squared, 4 * roundoff(left) / tokens * size, unit**2 * size)
+        per_example = groups * p * q
+        if per_example <= groups * tokens * (p + q) and self.lookup is None:
+            product = left.mT @ right
+            self.dense = outer.fold(product)
+            return Norms(product.square().sum((1, 2, 3)))
+        chunk = max(1, CHUNK_ELEMENTS // max(1, per_example))
+        squares = [
+            (left[k : k + chunk].mT @ right[k : k + chunk]).square().sum((1, 2, 3)) for k in range(0, batch, chunk)
+        ]
+        unit = roundoff(left, bool(self.parts) and hasattr(self.parts[0], "weighted_sum"))
+        return Norms(torch.cat(squares) if len(squares) > 1 else squares[0], 0.0, 4 * unit**2 * _product_size(outer))
+
+    # -- the weighted sum -------------------------------------------------------------------------------------------
+
+    def weighted_sum(self, scale: Tensor, sanitise: bool) -> Tensor:
+        """``sum_b scale_b G_b``; with ``sanitise``, examples of scale zero add nothing even where they are not finite."""
+        if self.dense is not None:
+            values = clean(self.dense) if sanitise else self.dense
+            return torch.tensordot(scale.to(values.dtype), values, 1)
+        total: Tensor | None = None
+        if self.outer is not None:
+            if all(hasattr(part, "weighted_sum") for part in self.parts):
+                for part in self.parts:
+                    piece = part.weighted_sum(scale, sanitise)  # type: ignore[attr-defined]
+                    total = piece if total is None else total + piece
+            else:
+                total = self.outer.fold(_weighted_product(self.outer, scale, sanitise))
+        if self.lookup is not None:
+            right = clean(self.lookup.right) if sanitise else self.lookup.right
+            right = (right * scale.to(right.dtype)[:, None, None]).flatten(0, 1)
+            base = right.new_zeros(self.lookup.rows, right.shape[1]) if total is None else total.reshape(self.lookup.rows, -1)
+            total = base.index_add(0, self.lookup.index.flatten(), right).reshape(self.shape)
+        assert total is not None
+        return total
+
+
+def _small(outers: list[Outer], lookups: list[OneHot]) -> bool:
+    """Whether a tied table is so small that its per-example gradient is cheaper than Gram matrices."""
+    if not (outers and lookups):
+        return False
+    tokens = sum(c.left.shape[2] for c in outers) + sum(c.index.shape[1] for c in lookups)
+    rows, q = lookups[0].rows, lookups[0].right.shape[2]
+    return rows * q <= tokens * (rows + q)
+
+
+def _trace(gram: Tensor) -> Tensor:
+    return gram.diagonal(dim1=2, dim2=3).sum(2)
+
+
+def _product_size(outer: Outer) -> Tensor:
+    return (outer.left.square().sum((2, 3)) * outer.right.square().sum((2, 3))).sum(1)
+
+
+def _weighted_product(outer: Outer, scale: Tensor, sanitise: bool) -> Tensor:
+    left, right = (clean(outer.left), clean(outer.right)) if sanitise else (outer.left, outer.right)
+    factor = scale.to(left.dtype)[:, None, None, None]
+    if left.shape[3] <= right.shape[3]:
+        left = left * factor
+    else:
+        right = right * factor
+    groups = left.shape[1]
+    left_GNp = left.transpose(0, 1).reshape(groups, -1, left.shape[3])
+    right_GNq = right.transpose(0, 1).reshape(groups, -1, right.shape[3])
+    return left_GNp.mT @ right_GNq
+
+
+def _lookup_norms(lookup: OneHot) -> Norms:
+    index, right = lookup.index, lookup.right
+    batch, tokens, q = right.shape
+    size = _lookup_size(lookup)
+    unit = torch.finfo(right.dtype).eps  # sums only: no reduced-precision product
+    if tokens == 1:
+        return Norms(size)
+    if tokens <= 2 * q:
+        same = index.unsqueeze(2) == index.unsqueeze(1)
+        gram = right @ right.mT
+        squared = torch.where(same, gram, 0.0).sum((1, 2))
+        return Norms(squared, 4 * roundoff(right) / tokens * size, unit**2 * size)
+    # Sum the rows that hit the same entry: sort each example's indices and add up runs.
+    ordered, order = index.sort(1)
+    runs = torch.ones_like(ordered)
+    runs[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).long()
+    segment = (runs.flatten().cumsum(0) - 1).view(batch, tokens)
+    by_run = right.gather(1, order.unsqueeze(2).expand(-1, -1, q))
+    flat = by_run.reshape(batch * tokens, q)
+    sums = torch.zeros_like(flat).index_add(0, segment.flatten(), flat)
+    # The k-th run of the batch sits in row k: its squared norm belongs to the example of its tokens.
+    squares = sums.square().sum(1)
+    first = runs.bool()
+    squared = torch.where(first, squares[segment], 0.0).sum(1)
+    return Norms(squared, 0.0, unit**2 * size)
+
+
+def _lookup_size(lookup: OneHot) -> Tensor:
+    return lookup.right.square().sum(2).sqrt().sum(1).square()
+
+
+def _cross(outer: Outer, lookup: OneHot) -> Tensor:
+    """The inner product of a dense and a looked-up use of the same table, per example."""
+    left_BSr, right_BSq = outer.left[:, 0], outer.right[:, 0]
+    batch, tokens = lookup.index.shape
+    picked = left_BSr.gather(2, lookup.index.unsqueeze(1).expand(batch, left_BSr.shape[1], tokens))
+    return (picked * (right_BSq @ lookup.right.mT)).sum((1, 2))
+
+
+def to_dense(contribution: Contribution, shape: torch.Size) -> Tensor:
+    """The per-example gradients themselves, ``(batch, *shape)``."""
+    if isinstance(contribution, Dense):
+        return contribution.values
+    if isinstance(contribution, Outer):
+        return contribution.fold(contribution.left.mT @ contribution.right)
+    if isinstance(contribution, OneHot):
+        batch, tokens, q = contribution.right.shape
+        table = contribution.right.new_zeros(batch, contribution.rows, q)
+        where = contribution.index.unsqueeze(2).expand(batch, tokens, q)
+        return table.scatter_add(1, where, contribution.right).reshape(batch, *shape)
+    raise TypeError("an aligned contribution is spread over the batch")
+
+
+def flip(contribution: Contribution) -> Contribution:
+    """The same gradients for the transposed matrix."""
+    if isinstance(contribution, Outer) and contribution.order == (0, 1) and contribution.left.shape[1] == 1:
+        return Outer(contribution.right, contribution.left, contribution.sizes[::-1], (0, 1))
+    if isinstance(contribution, OneHot):
+        shape = torch.Size((contribution.rows, contribution.right.shape[2]))
+        return Dense(to_dense(contribution, shape).mT)
+    shape = torch.Size(()) if isinstance(contribution, Dense) else torch.Size(contribution.sizes)  # type: ignore[union-attr]
+    return Dense(to_dense(contribution, shape).mT)

@@ -1,0 +1,165 @@
+"""What does one use of a value contribute to each example's gradient of that value?
+
+A rule turns a :class:`~tacit.sgd.capture.Use` and the gradients of its outputs into contributions, one per derived value
+``D`` that it consumes. A contribution stands for the per-example gradients ``G_b`` (each of ``D``'s shape) without
+necessarily forming them:
+
+* :class:`Outer`: ``G_b = sum_t left_bt ⊗ right_bt`` (linear layers, convolutions, einsum);
+* :class:`OneHot`: the same where ``left`` is a one-hot row (embeddings);
+* :class:`Dense`: the ``G_b`` themselves (biases, normalisation weights, class tokens);
+* :class:`Aligned`: ``D`` itself holds the batch and example ``b`` touches only its own slice (an expanded prompt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.sgd.capture import Derived, Use, substitute, tensors_in
+from tacit.sgd.layout import Layout
+
+
+class NotCovered(Exception):
+    """A rule cannot treat this call; the generic rule takes over."""
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type in which norms and sums are computed: never narrower than float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def bind(args: tuple[Any, ...], kwargs: dict[str, Any], names: str) -> dict[str, Any]:
+    """Arguments by name for functions without a Python signature; ``None`` where absent."""
+    bound: dict[str, Any] = dict.fromkeys(names.split())
+    if len(args) > len(bound) or any(k not in bound for k in kwargs):
+        raise NotCovered
+    bound.update(zip(bound, args, strict=False))
+    bound.update(kwargs)
+    return bound
+
+
+@dataclass
+class Dense:
+    """Per-example gradients, ``(batch, *shape of D)``."""
+
+    values: Tensor
+
+
+@dataclass
+class Aligned:
+    """The gradient of a ``D`` that holds the batch itself, in ``D``'s shape, and where the examples are in it."""
+
+    values: Tensor
+    layout: Layout
+
+
+@dataclass
+class Outer:
+    """``left`` (B, G, T, p) and ``right`` (B, G, T, q): ``G_b[g] = left[b, g].T @ right[b, g]``.
+
+    ``sizes`` are the sizes of ``D``'s dimensions in the order groups, rows, columns and ``order`` the permutation that brings
+    them back into ``D``'s own order.
+    """
+
+    left: Tensor
+    right: Tensor
+    sizes: tuple[int, ...]
+    order: tuple[int, ...]
+
+    def fold(self, product: Tensor) -> Tensor:
+        """``(*, G, p, q)`` to ``(*, *shape of D)``."""
+        lead = product.shape[:-3]
+        shaped = product.reshape(*lead, *self.sizes)
+        return shaped.permute(*range(len(lead)), *(len(lead) + k for k in self.order))
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self.sizes, self.order, self.left.shape[1], self.left.shape[3], self.right.shape[3])
+
+
+@dataclass
+class OneHot:
+    """``index`` (B, T) and ``right`` (B, T, q): row ``index`` of ``D`` (rows, q) receives ``right``."""
+
+    index: Tensor
+    right: Tensor
+    rows: int
+
+
+Contribution = Dense | Aligned | Outer | OneHot
+Contributions = list[tuple[Derived, Contribution]]
+Rule = Callable[[Use, list[Tensor | None], list[Layout | None]], Contributions]
+
+RULES: dict[str, Rule] = {}
+SHAPE_ONLY: set[str] = set()
+DECOMPOSE: dict[str, Callable[..., Any]] = {}
+
+
+def rule(*names: str, values: bool = True) -> Callable[[Rule], Rule]:
+    """Register a rule for operations of these names; ``values=False`` if it reads only the shapes of its inputs."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+            if not values:
+                SHAPE_ONLY.add(name)
+        return function
+
+    return register
+
+
+def single(grads: list[Tensor | None], layouts: list[Layout | None]) -> tuple[Tensor, Layout]:
+    """The gradient and layout of the only output."""
+    if len(grads) != 1 or grads[0] is None or layouts[0] is None:
+        raise NotCovered
+    return grads[0], layouts[0]
+
+
+def reduce_to(shape: torch.Size | tuple[int, ...], full: Tensor, layout: Layout) -> Dense | Aligned:
+    """The per-example gradients of a value of ``shape`` that was broadcast to ``full``'s shape."""
+    extra = full.dim() - len(shape)
+    if extra < 0:
+        raise NotCovered
+    padded = (1,) * extra + tuple(shape)
+    full = full.to(wide(full.dtype))
+    # A dimension of size one that holds a single example is broadcast and aligned at once: read it as broadcast.
+    aligned = padded[layout.dim] == full.shape[layout.dim] and full.shape[layout.dim] > 1
+    summed = [k for k, (a, b) in enumerate(zip(padded, full.shape, strict=True)) if a == 1 and b > 1 and k != layout.dim]
+    if aligned:
+        if layout.dim < extra:
+            raise NotCovered
+        if summed:
+            full = full.sum(summed, keepdim=True)
+        return Aligned(full.reshape(shape), layout.moved(layout.dim - extra))
+    if padded[layout.dim] != 1:
+        raise NotCovered
+    if summed:
+        full = full.sum(summed, keepdim=True)
+    split = layout.split(full)
+    if layout.outer > 1 or layout.inner > 1:
+        split = split.sum((layout.dim, layout.dim + 2), keepdim=True)
+    return Dense(split.movedim(layout.dim + 1, 0).reshape(layout.batch, *shape))
+
+
+def replay(use: Use, swap: Callable[[Tensor], Any]) -> list[Tensor]:
+    """Run the operation of a use again on other tensors, as it ran then, and return the outputs that had a gradient."""
+    args, kwargs = substitute((use.args, use.kwargs), swap)
+    context = torch.autocast(use.autocast[0], dtype=use.autocast[1]) if use.autocast else nullcontext()
+    with context, torch.enable_grad():
+        if use.inplace:
+            target = args[0].clone()
+            out = use.func(target, *args[1:], **kwargs)
+            out = target if out is None else out
+        else:
+            out = use.func(*args, **kwargs)
+    return [t for t in tensors_in(out) if t.requires_grad]
+
+
+def clean(tensor: Tensor) -> Tensor:
+    """Zero in place of what is not finite, so that an example counted as zero cannot poison a sum."""
+    return torch.nan_to_num(tensor, nan=0.0, posinf=0.0, neginf=0.0) if tensor.is_floating_point() else tensor
