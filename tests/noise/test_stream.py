@@ -175,3 +175,20 @@ def test_an_unwritable_or_shared_cache_folder_is_not_trusted(tmp_path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     (tmp_path / "file").write_text("not a folder")
     assert native._private_folder().is_dir()
+
+
+def test_the_gpu_kernel_gives_the_same_bits_when_interpreted():
+    """Triton's interpreter runs the kernel's operations on the CPU: its logic is checked without a GPU."""
+    pytest.importorskip("triton")
+    element = tail_element()
+    code = f"""
+import numpy as np, torch
+from tacit.noise import cuda, stream
+key = np.arange(1, 9, dtype=np.uint32) * np.uint32(0x9E3779B1)
+for offset, count in ((0, 5000), (37, 9000), (511, 1), (2**40 + 513, 20_000), (2**37 - 700, 5000), ({element} - 1, 3)):
+    ours, defined = torch.full((count,), 7.0), np.empty(count, np.float32)
+    cuda.fill(key, offset, ours)
+    stream.fill_normal(key, offset, defined)
+    assert np.array_equal(ours.numpy().view(np.uint32), defined.view(np.uint32)), offset
+"""
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)
