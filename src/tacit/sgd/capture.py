@@ -363,12 +363,13 @@ class Capture(TorchFunctionMode):
             if kwargs.get("out") is not None:
                 raise UncoveredUse(f"{name!r} with out= consumes {self._names(derived)} in {self._place()}")
             target = args[0]
-            before = target.detach().clone()
-            kept = substitute(kept, lambda t: before if t is target and self.derived(t) is None else t)
-            if self.derived(target) is not None:
-                raise UncoveredUse(
-                    f"{self._names(derived)} is overwritten in place with batch data by {name!r} in {self._place()}"
-                )
+            known = self.derived(target)
+            # What the operation saw is gone after it: keep a copy, with its history where it is a derived value.
+            before = target.detach().clone() if known is None else target.clone()
+            kept = substitute(kept, lambda t: before if t is target else t)
+            if known is not None:
+                copy = Derived(before, known.params, known.chain)
+                derived = [copy if d is known else d for d in derived]
         out = func(*args, **kwargs)
         changed = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
         if any(t is not args[0] or not inplace for t in changed):
@@ -386,7 +387,7 @@ class Capture(TorchFunctionMode):
             edges = [get_gradient_edge(t) for t in live]
             self._use_nodes.update(edge.node for edge in edges)
             if not self.needs_values(name):
-                kept = substitute(kept, self._shape_only)
+                kept = substitute(kept, lambda t: t if any(t is d.tensor for d in derived) else _shape_only(t))
             inner = [t for t in tensors_in(kept) if t.device.type != "meta"]
             self.uses.append(
                 Use(
@@ -406,15 +407,14 @@ class Capture(TorchFunctionMode):
             )
         return out
 
-    def _shape_only(self, tensor: Tensor) -> Tensor:
-        # A rule that reads no input values should not keep activations alive for them.
-        if self.derived(tensor) is not None:
-            return tensor
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-
     def _names(self, derived: list[Derived]) -> str:
         names = sorted({self.names[k] for d in derived for k in d.params})
         return "parameter " + ", ".join(repr(n) for n in names)
+
+
+def _shape_only(tensor: Tensor) -> Tensor:
+    # A rule that reads no input values should not keep activations alive for them.
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _storage(tensor: Tensor) -> int:

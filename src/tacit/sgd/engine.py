@@ -363,7 +363,7 @@ class Engine:
         if any(f is None or not f.unique for f in found):
             return True
         distinct = {f.key: f for f in found if f is not None}
-        if len(distinct) == 1:
+        if len(distinct) <= 1:
             return False
         indices = [
             torch.arange(parameter.numel(), device=parameter.device) if f.index is None else f.index.flatten()

@@ -98,7 +98,7 @@ class Group:
 
     def norms(self) -> Norms:
         if self.dense is not None:
-            return Norms(self.dense.square().flatten(1).sum(1))
+            return Norms(self.dense.reshape(len(self.dense), -1).square().sum(1))
         if self.outer is not None and self.lookup is not None:
             a, b, cross = self._outer_norms(self.outer), _lookup_norms(self.lookup), _cross(self.outer, self.lookup)
             tokens = self.outer.left.shape[2] + self.lookup.index.shape[1]
