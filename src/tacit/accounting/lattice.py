@@ -10,15 +10,17 @@ that wraps around the window is bounded by Chernoff at other tilts. Proofs: docs
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-
 import numpy as np
 
 from tacit.accounting.contour import Abscissa, Parts, best_abscissa, chernoff_period, log_kappa, log_mgf_real
 from tacit.accounting.losses import ROUND, Array, AtomsLoss, Loss
 
-#: Sizes of the transform that are tried, one after the other, until the interval is narrow enough.
-SIZES = (1 << 12, 1 << 15, 1 << 18, 1 << 20, 1 << 22)
+#: Sizes of the first and the largest transform that are tried until the interval is narrow enough.
+FIRST_SIZE, LAST_SIZE = 1 << 12, 1 << 21
+#: More lattice points than this for one loss are refused.
+MAX_CELLS = 1 << 22
+#: An atom within this share of a step from a lattice point is taken to lie on it; the shift is charged to ε.
+MISPLACED = 1e-9
 
 
 class LatticeLaw(AtomsLoss):
@@ -32,38 +34,47 @@ class LatticeLaw(AtomsLoss):
 
 
 def _span(loss: Loss, tail: float) -> tuple[float, float]:
-    """Losses below and above which P has less than ``tail`` (the lower end also where Q is left)."""
-    scale = 1.0
+    """An interval outside which the continuous part of P has at most ``tail`` on either side; it holds every atom."""
+    values, _ = loss.atoms()
     low, high = -1.0, 1.0
-    for _ in range(60):
+    for _ in range(80):
         p, _ = loss.cells(np.array([low, high]))
-        done = True
-        if p[2] > tail and high < min(loss.supremum, 1e6):
-            high, done = high * 1.7, False
-        if p[0] > tail:
-            low, done = low * 1.7, False
-        if done:
+        if p[0] <= tail and p[2] <= tail:
             break
-        scale *= 1.7
-    high = min(high, loss.supremum) if math.isfinite(loss.supremum) else high
+        if p[2] > tail:
+            high *= 1.6
+        if p[0] > tail:
+            low *= 1.6
     # narrow both ends to where the mass really is
-    for _ in range(40):
-        middle = np.linspace(low, high, 9)
+    for _ in range(60):
+        middle = np.linspace(low, high, 17)
         p, _ = loss.cells(middle)
         below, above = np.cumsum(p)[:-1], np.cumsum(p[::-1])[::-1][1:]
-        new_low = middle[below <= tail].max(initial=low)
-        new_high = middle[above <= tail].min(initial=high)
-        if new_high - new_low > 0.98 * (high - low):
+        new_low = float(middle[below <= tail].max(initial=low))
+        new_high = float(middle[above <= tail].min(initial=high))
+        if new_high <= new_low:  # no continuous part at all
             break
-        low, high = float(new_low), float(new_high)
+        moved = (new_low - low) + (high - new_high)
+        low, high = new_low, new_high
+        if moved < 0.02 * (high - low):
+            break
+    else:
+        new_high = new_low
+    if new_high <= new_low:
+        low, high = (float(values[0]), float(values[-1])) if len(values) else (0.0, 0.0)
+    if len(values):
+        low, high = min(low, float(values[0])), max(high, float(values[-1]))
     return low, high
 
 
-def _anchor(loss: Loss, low: float, high: float, step: float) -> float:
-    """The lattice passes through an atom, or through the mean loss of the fullest cell of this size."""
-    fixed = loss.anchor()
-    if fixed is not None:
-        return fixed
+def _anchor(loss: Loss, low: float, high: float, step: float) -> tuple[float, float | None]:
+    """The lattice passes through an atom, or through the mean loss of the fullest cell of this size.
+
+    Returns the point and, in the second case, the middle of that cell: all of it is one outcome of the dominated law.
+    """
+    values, _ = loss.atoms()
+    if len(values):
+        return float(values[0]), None
     count = int(min(max((high - low) / step, 2), 4096))
     edges = np.linspace(low, high, count + 1)
     p, _ = loss.cells(edges)
@@ -73,28 +84,29 @@ def _anchor(loss: Loss, low: float, high: float, step: float) -> float:
     for _ in range(12):
         inner = np.linspace(a, b, 33)
         p, _ = loss.cells(inner)
-        share = p[1:-1] / max(float(p[1:-1].sum()), 1e-300)
-        full = np.flatnonzero(np.cumsum(share) > 0.02)
-        if len(full) == 0:
+        total = float(p[1:-1].sum())
+        if total <= 0:
             break
-        first = int(full[0])
-        last = len(share) - int(np.flatnonzero(np.cumsum(share[::-1]) > 0.02)[0])
+        share = np.cumsum(p[1:-1]) / total
+        first, last = int(np.searchsorted(share, 0.02)), min(int(np.searchsorted(share, 0.98)) + 1, 32)
         if last - first > 16:
             break
         a, b = inner[first], inner[last]
     centre = 0.5 * (a + b)
     p, q = loss.cells(np.array([centre - step / 2, centre + step / 2]))
     if p[1] > 0 and q[1] > 0:
-        return float(min(max(math.log(p[1] / q[1]), centre - step / 2), centre + step / 2))
-    return float(centre)
+        return float(min(max(math.log(p[1] / q[1]), centre - step / 2), centre + step / 2)), float(centre)
+    return float(centre), None
 
 
 def laws(loss: Loss, step: float, tail: float) -> tuple[LatticeLaw, LatticeLaw]:
     """The dominating and the dominated law of one loss on a lattice of this step."""
     low, high = _span(loss, tail)
-    offset = _anchor(loss, low, high, step)
-    first = math.floor((low - offset) / step - 1e-9)
-    last = math.ceil((high - offset) / step - 1e-9) + 1
+    offset, centre = _anchor(loss, low, high, step)
+    first = math.floor((low - offset) / step) - 1
+    last = math.ceil((high - offset) / step) + 1
+    if last - first > MAX_CELLS:
+        raise OverflowError(f"a lattice of {last - first} points")
     edges = offset + step * np.arange(first, last + 1)
     p, q = loss.cells(edges)
     cell_p, cell_q = p[1:-1], q[1:-1]
@@ -103,10 +115,16 @@ def laws(loss: Loss, step: float, tail: float) -> tuple[LatticeLaw, LatticeLaw]:
     masses[1:] += up
     masses[:-1] += cell_p - up
     masses[0] += p[0]  # below the lattice: moved up to it
-    dominating = LatticeLaw(offset, step, first, masses, float(p[-1]))
-    centre = -first if 0 <= -first < len(edges) else None
-    dominated = LatticeLaw(offset, step, first, _dominated(loss, edges, cell_p, up, step, centre), 0.0)
-    return dominating, dominated
+    lower = _dominated(loss, edges, cell_p, up, step, -first, centre)
+    values, atom_p = loss.atoms()
+    place = (values - offset) / step - first
+    node = np.floor(place + MISPLACED).astype(int)
+    beside = np.maximum(place - node, 0.0) > MISPLACED
+    share = np.where(beside, -np.expm1(-(place - node) * step) / -math.expm1(-step), 0.0)
+    np.add.at(masses, node, atom_p * (1 - share))
+    np.add.at(masses, node + 1, atom_p * share)
+    np.add.at(lower, node, atom_p)
+    return LatticeLaw(offset, step, first, masses, float(p[-1])), LatticeLaw(offset, step, first, lower, 0.0)
 
 
 def _to_upper_edge(p: Array, q: Array, lower: Array, step: float) -> Array:
@@ -120,30 +138,27 @@ def _to_upper_edge(p: Array, q: Array, lower: Array, step: float) -> Array:
     return np.clip(up, 0.0, p)
 
 
-def _dominated(loss: Loss, edges: Array, cell_p: Array, up: Array, step: float, centre: int | None) -> Array:
+def _dominated(
+    loss: Loss, edges: Array, cell_p: Array, up: Array, step: float, node: int, centre: float | None
+) -> Array:
     """Masses of a law on the lattice whose privacy profile lies below the loss's own.
 
     The profile's chord over a cell lies above it by at most gap = Δ·u·w/(u + w e^g) (all of the cell at its mean). The
     corners are lowered by the larger gap of the two cells beside them; where that would need negative mass, the cells
-    around are moved to their lower edge instead, which lowers the profile too.
+    around are moved to their lower edge instead, which lowers the profile too. The cell around ``centre`` is one outcome,
+    whose loss is the lattice point ``node``.
     """
     up = np.maximum(up - 8 * ROUND * cell_p / -math.expm1(-step), 0.0)
     rise, fall = math.expm1(step), -math.expm1(-step)
-    floored = np.zeros(len(cell_p), dtype=bool)
+    floored = cell_p <= 1e-18 * float(cell_p.max(initial=0.0))
     lumped = np.zeros(len(edges))
     cell_p = cell_p.copy()
-    if centre is not None and 0 < centre < len(cell_p):
-        # A cluster narrower than a cell sits on the lattice point through its own mean: as one outcome.
-        half = np.array([edges[centre] - step / 2, edges[centre] + step / 2])
-        p, q = loss.cells(half)
-        if p[1] > 0.5 * (cell_p[centre - 1] + cell_p[centre]) and q[1] > 0:
-            mean = math.log(p[1] / q[1])
-            if mean >= edges[centre] - 1e-9 * step:
-                inner_p, _ = loss.cells(np.array([edges[centre - 1], half[0], half[1], edges[centre + 1]]))
-                lumped[centre] += inner_p[2]
-                cell_p[centre - 1], cell_p[centre] = inner_p[1], inner_p[3]
-                up[centre - 1] = up[centre] = 0.0
-                floored[centre - 1] = floored[centre] = True
+    if centre is not None and 0 < node < len(cell_p):
+        marks = np.array([edges[node - 1], centre - step / 2, centre + step / 2, edges[node + 1]])
+        p, _ = loss.cells(np.maximum.accumulate(marks))
+        lumped[node] += p[2]
+        cell_p[node - 1], cell_p[node] = p[1], p[3]
+        floored[node - 1] = floored[node] = True
     for _ in range(64):
         u = np.where(floored, 0.0, up)
         w = cell_p - u
@@ -190,21 +205,21 @@ def log_mgf_upper(loss: Loss, c: float) -> float:
 class LatticeCurve:
     """δ(ε) of a composition from its dominating and dominated lattice laws."""
 
-    def __init__(self, parts: Parts, at: Abscissa, log_delta: float, size: int, window: tuple[float, float]) -> None:
+    def __init__(self, parts: Parts, at: Abscissa, log_delta: float, size: int, period: float) -> None:
         self.start = at.epsilon
         self.at = at
-        period = window[1] - window[0]
         self.step = _choose_step(parts, period / size)
         self.size = 1 << max(4, math.ceil(math.log2(period / self.step)))
         tail = math.exp(max(log_delta, -600.0)) * 1e-9 / max(1, sum(times for _, times in parts))
         pairs = [(laws(loss, self.step, tail), times) for loss, times in parts]
+        self.misplaced = MISPLACED * self.step * sum(times for loss, times in parts if len(loss.atoms()[0]))
         self.upper = _Composed([(pair[0], times) for pair, times in pairs], at.c, self.step, self.size, at.epsilon)
         self.lower = _Composed([(pair[1], times) for pair, times in pairs], at.c, self.step, self.size, at.epsilon)
 
     def interval(self, epsilon: float) -> tuple[float, float]:
         """A certified interval that contains δ(ε)."""
-        high = min(1.0, self.upper.delta(epsilon)[1])
-        return min(self.lower.delta(epsilon)[0], high), high
+        high = min(1.0, self.upper.delta(epsilon - self.misplaced)[1])
+        return min(self.lower.delta(epsilon + self.misplaced)[0], high), high
 
     def middle(self, epsilon: float) -> tuple[float, float]:
         """log of the dominating δ(ε) and its slope, for root finding."""
@@ -248,6 +263,11 @@ class _Composed:
         self.p = np.maximum(law_of_total[index % size], 0.0)
         self.bottom, self.top = float(self.values[0]), float(self.values[-1])
         self._outside()
+        # sums from the right, for all ε at once
+        self.origin = centre
+        excess = self.values - centre
+        self.first_sum = _suffix_sums(self.p * np.exp(np.clip(-c * excess, -745.0, 600.0)))
+        self.second_sum = _suffix_sums(self.p * np.exp(np.clip(-(c + 1) * excess, -745.0, 600.0)))
 
     def _outside(self) -> None:
         """Bounds on log E[e^{cL}; L > top], log E[e^{cL}; L < bottom] and log P[L > top]."""
@@ -266,15 +286,25 @@ class _Composed:
         left = min(left, mass + c * self.bottom)
         self.log_right, self.log_left, self.log_tail = right, left, tail
 
+    def _sums(self, epsilon: float) -> tuple[float, float]:
+        """Σ p e^{-c(l-ε)} and Σ p e^{-(c+1)(l-ε)} over l > ε."""
+        i = int(np.searchsorted(self.values, epsilon, side="right"))
+        if i >= len(self.values):
+            return 0.0, 0.0
+        shift = epsilon - self.origin
+        return (
+            float(self.first_sum[i]) * math.exp(min(self.c * shift, 700.0)),
+            float(self.second_sum[i]) * math.exp(min((self.c + 1) * shift, 700.0)),
+        )
+
     def delta(self, epsilon: float) -> tuple[float, float]:
         """(lower, upper) bounds on Σ P(l)(1 - e^{ε-l})_+ of this law, with what lies above the lattice in the upper."""
         c = self.c
-        inside = self.values > epsilon
-        excess = self.values[inside] - epsilon
-        kernel = np.exp(-c * excess) * -np.expm1(-excess)
         scale = self.log_m - c * epsilon
-        total = float(kernel @ self.p[inside])
-        slack = float(kernel.sum()) * self.noise + ROUND * (len(excess) + 16) * total
+        one, two = self._sums(epsilon)
+        total = max(one - two, 0.0)
+        rounding = (2 * math.isqrt(len(self.values)) + 16 + 4 * (c + 1) * abs(epsilon - self.origin)) * ROUND * 4
+        slack = self.noise / math.expm1(min(c * self.step, 700.0)) + rounding * (one + two)
         wobble = self.log_m_error + ROUND * (8 + 4 * (abs(scale) + c * abs(epsilon)))
         grow = math.expm1(min(wobble, 50.0))
         size = math.exp(min(scale, 700.0))
@@ -284,14 +314,22 @@ class _Composed:
         return max(low, 0.0), max(high, 0.0)
 
     def log_delta(self, epsilon: float) -> tuple[float, float]:
-        c = self.c
-        inside = self.values > epsilon
-        excess = self.values[inside] - epsilon
-        decay = np.exp(-c * excess) * self.p[inside]
-        total = float(decay @ -np.expm1(-excess))
-        if total <= 0:
-            return -math.inf, -c
-        return self.log_m - c * epsilon + math.log(total), -float(decay @ np.exp(-excess)) / total
+        one, two = self._sums(epsilon)
+        if one - two <= 0:
+            return -math.inf, -self.c
+        return self.log_m - self.c * epsilon + math.log(one - two), -two / (one - two)
+
+
+def _suffix_sums(terms: Array) -> Array:
+    """Σ_{j>=i} terms[j] for every i, by blocks, so that no partial sum is longer than 2·√n additions."""
+    width = max(1, math.isqrt(len(terms)))
+    rows = -(-len(terms) // width)
+    padded = np.zeros(rows * width)
+    padded[: len(terms)] = terms
+    table = padded.reshape(rows, width)
+    inside = np.cumsum(table[:, ::-1], axis=1)[:, ::-1]
+    after = np.append(np.cumsum(inside[::-1, 0])[::-1][1:], 0.0)
+    return np.asarray((inside + after[:, None]).ravel()[: len(terms)])
 
 
 def _choose_step(parts: Parts, step: float) -> float:
@@ -300,6 +338,8 @@ def _choose_step(parts: Parts, step: float) -> float:
     if not gaps:
         return step
     widest = max(float(gap or 0) for gap, _ in gaps)
+    if len(gaps) == len(parts) == 1 and isinstance(parts[0][0], AtomsLoss):
+        return widest  # exact as it is
     step = min(step, widest)
     start = math.ceil(widest / step)
     candidates = widest / np.arange(start, start + max(1, min(start, 20000)))
@@ -312,21 +352,38 @@ def _choose_step(parts: Parts, step: float) -> float:
     return float(candidates[int(np.argmin(wrong + 1e-3 * candidates.max() * (candidates < 0.25 * candidates[0])))])
 
 
-def curves(
-    parts: Parts, *, log_delta: float | None, epsilon: float | None, tolerance: float | None
-) -> Iterator[LatticeCurve]:
-    """Curves on finer and finer lattices."""
-    coarse: Parts = []
-    for loss, times in parts:
-        low, high = _span(loss, 1e-30 / max(times, 1))
-        spacing = loss.spacing()
-        step = (high - low) / 2048 if spacing is None else spacing / math.ceil(spacing * 2048 / (high - low + spacing))
-        coarse.append((laws(loss, step, 1e-30 / max(times, 1))[0], times))
-    at = best_abscissa(coarse, log_delta=log_delta, epsilon=epsilon)
-    size_of_delta = log_delta
-    if size_of_delta is None:
-        assert epsilon is not None
-        size_of_delta = at.log_m - at.c * epsilon + log_kappa(at.c)
-    period = chernoff_period(coarse, at, size_of_delta, digits=20.0)[0] * 2.2
-    for size in SIZES:
-        yield LatticeCurve(parts, at, size_of_delta, size, (0.0, period))
+class Refinement:
+    """Curves of one composition on finer and finer lattices."""
+
+    def __init__(self, parts: Parts, *, log_delta: float | None, epsilon: float | None) -> None:
+        self.parts = parts
+        coarse: Parts = []
+        longest = 0.0
+        for loss, times in parts:
+            tail = 1e-30 / max(times, 1)
+            low, high = _span(loss, tail)
+            longest = max(longest, high - low)
+            step = _choose_step([(loss, times)], max(high - low, 1e-12) / 2048)
+            coarse.append((laws(loss, step, tail)[0], times))
+        self.at = best_abscissa(coarse, log_delta=log_delta, epsilon=epsilon)
+        if log_delta is None:
+            assert epsilon is not None
+            log_delta = self.at.log_m - self.at.c * epsilon + log_kappa(self.at.c)
+        self.log_delta = log_delta
+        self.period = max(chernoff_period(coarse, self.at, log_delta, digits=20.0)[0] * 2.2, longest / 2)
+        self.size = FIRST_SIZE
+        self._last = math.inf
+
+    def next(self, missing: float) -> LatticeCurve | None:
+        """A finer curve, given by how much the last one's interval was too wide; None when it gets no finer."""
+        if math.isfinite(self._last):
+            # the width falls with the square of the step, or at worst with the step
+            factor = max(4.0, 1.5 * math.sqrt(missing))
+            self.size = 1 << math.ceil(math.log2(self.size * factor))
+        if self.size > LAST_SIZE and self._last <= self.period / LAST_SIZE * 1.01:
+            return None
+        curve = LatticeCurve(self.parts, self.at, self.log_delta, min(self.size, LAST_SIZE), self.period)
+        if curve.step >= self._last:
+            return None
+        self._last = curve.step
+        return curve

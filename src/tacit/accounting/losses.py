@@ -61,16 +61,23 @@ class Loss:
         return lambda t: 0.0
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
-        """Masses of P and of Q on L <= edges[0], on each (edges[k], edges[k+1]], and on edges[-1] < L < inf."""
+        """Masses of the continuous part of P and of Q below edges[0], between edges, and above edges[-1]."""
         raise NotImplementedError
 
-    def anchor(self) -> float | None:
-        """A value of the loss that holds nearly all the mass, or an atom: a lattice should pass through it."""
-        return None
+    def atoms(self) -> tuple[Array, Array]:
+        """Values that the loss takes with positive probability, ascending, and their P-masses."""
+        return np.zeros(0), np.zeros(0)
 
     def spacing(self) -> float | None:
-        """The distance of atoms that lie on a lattice through ``anchor``; None where the loss is continuous."""
+        """The distance of neighbouring atoms, where they lie on a lattice; None where there are fewer than two."""
         return None
+
+    def beyond(self, x: float) -> tuple[float, float]:
+        """P and Q of {L > x}: all that one use of the mechanism needs."""
+        p, q = self.cells(np.array([x]))
+        values, mass = self.atoms()
+        above = values > x
+        return float(p[1] + mass[above].sum()), float(q[1] + (mass[above] * np.exp(-values[above])).sum())
 
 
 class GaussianLoss(Loss):
@@ -112,7 +119,8 @@ class AtomsLoss(Loss):
         self.supremum = float(self.values.max(initial=-math.inf)) if infinity == 0 else math.inf
 
     def log_mgf(self, c: float, t: Array) -> tuple[ComplexArray, Array]:
-        exponent = np.log(self.p) + c * self.values
+        with np.errstate(divide="ignore"):
+            exponent = np.log(self.p) + c * self.values
         top, total, weights = _log_sum(exponent)
         phase = np.exp(1j * np.multiply.outer(t, self.values)) @ weights
         value = total + np.log(phase)
@@ -121,21 +129,19 @@ class AtomsLoss(Loss):
         return value, error
 
     def tilted(self, c: float) -> tuple[float, float, float, float]:
-        exponent = np.log(self.p) + c * self.values
+        with np.errstate(divide="ignore"):
+            exponent = np.log(self.p) + c * self.values
         top, total, weights = _log_sum(exponent)
         mean = float(weights @ self.values)
-        error = ROUND * (16 + 4 * float(weights @ np.abs(exponent)) + 4 * abs(top) + math.log2(len(weights) + 1))
+        size = float(weights @ np.abs(np.where(weights > 0, exponent, 0.0)))
+        error = ROUND * (16 + 4 * size + 4 * abs(top) + math.log2(len(weights) + 1))
         return total, error, mean, float(weights @ (self.values - mean) ** 2)
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
-        # An atom within rounding of an edge belongs to that edge: the cell to its left, whose right end it is.
-        where = np.searchsorted(edges + 1e-12 * (1 + np.abs(edges)), self.values, side="left")
-        p = np.bincount(where, weights=self.p, minlength=len(edges) + 1)
-        q = np.bincount(where, weights=self.p * np.exp(-self.values), minlength=len(edges) + 1)
-        return p, q
+        return np.zeros(len(edges) + 1), np.zeros(len(edges) + 1)
 
-    def anchor(self) -> float | None:
-        return float(self.values[0])
+    def atoms(self) -> tuple[Array, Array]:
+        return self.values, self.p
 
     def spacing(self) -> float | None:
         return self._spacing
@@ -161,19 +167,14 @@ class LaplaceLoss(Loss):
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
         e = self.epsilon
-        inside = np.clip(edges, -e, e)
-        # P[L <= l], Q[L <= l] for -e <= l < e; x = (1 - l/e)/2 is where the loss takes the value l
-        below_p = 0.5 * np.exp((inside - e) / 2)
-        above_q = 0.5 * np.exp(-(inside + e) / 2)
-        low, high = edges < -e * (1 + 1e-12), edges >= e * (1 - 1e-12)
-        p_between = np.where(high, 1.0, np.where(low, 0.0, below_p))
-        q_above = np.where(high, 0.0, np.where(low, 1.0, above_q))
-        p = np.diff(np.concatenate([[0.0], p_between, [1.0]]))
-        q = -np.diff(np.concatenate([[1.0], q_above, [0.0]]))
-        return np.maximum(p, 0), np.maximum(q, 0)
+        inside = np.concatenate([[-e], np.clip(edges, -e, e), [e]])
+        # between the atoms P has the density e^{(l-e)/2}/4 and Q e^{-(l+e)/2}/4 in the loss l
+        p = 0.5 * np.exp((inside[:-1] - e) / 2) * np.expm1(np.diff(inside) / 2)
+        q = -0.5 * np.exp(-(inside[:-1] + e) / 2) * np.expm1(-np.diff(inside) / 2)
+        return p, q
 
-    def anchor(self) -> float | None:
-        return -self.epsilon
+    def atoms(self) -> tuple[Array, Array]:
+        return np.array([-self.epsilon, self.epsilon]), np.array([0.5 * math.exp(-self.epsilon), 0.5])
 
     def spacing(self) -> float | None:
         return 2 * self.epsilon
@@ -316,19 +317,15 @@ class MixtureLoss(Loss):
         slope = np.maximum(np.abs(p_mean[right] - q_mean[left]), np.abs(p_mean[left] - q_mean[right]))
         density = np.exp(gauss + tilt - base - 1e-9) / np.maximum(slope, 1e-300)
         length = np.abs(np.diff(log_p - log_q))
-        density = np.where(length > 0, density, np.inf)
-        # Nested intervals around the fullest cell: add neighbours in the order of the lowest density on the way to them.
-        peak = int(np.argmax(np.where(length > 0, density * length, -1.0)))
-        floor = np.concatenate(
-            [np.minimum.accumulate(density[: peak + 1][::-1])[::-1], np.minimum.accumulate(density[peak:])[1:]]
-        )
-        order = np.argsort(-floor, kind="stable")
-        height, width = floor[order], np.cumsum(length[order])
-        steps = height - np.append(height[1:], 0.0)
-        usable = np.isfinite(steps) & (steps > 0)
-        mass, width = (steps[usable] * width[usable]), width[usable]
+        density = np.where(length > 0, density, 0.0)
+        masses, widths = [], []
+        for _ in range(5):
+            mass, width, density = _peel(density, length)
+            masses.append(mass)
+            widths.append(width)
+        mass = np.concatenate(masses)
         total = float(mass.sum())
-        return mass * (min(1.0, 0.999999 / total) if total > 0 else 0.0), width
+        return mass * (min(1.0, 0.999999 / total) if total > 0 else 0.0), np.concatenate(widths)
 
     def _posterior(self, x: Array, of_p: bool) -> Array:
         shift, weight = (self.p_shift, self.p_weight) if of_p else (self.q_shift, self.q_weight)
@@ -397,21 +394,20 @@ class SampledLaplaceLoss(Loss):
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
         wanted = edges if self.mixture_is_p else -edges[::-1]
-        # base loss l0 with log(1 - q + q e^{l0}) = wanted
-        with np.errstate(divide="ignore", invalid="ignore"):
-            base = np.log1p(np.maximum(np.expm1(wanted) / self.rate, -1.0))
-        # atoms at the two ends belong to the cell whose right end they are (or left end, read backwards)
-        slack = 1e-12 * (1 + np.abs(wanted))
-        side = slack if self.mixture_is_p else -slack
-        base = np.where(wanted + side >= self.top, np.inf, np.where(wanted + side < self.bottom, -np.inf, base))
-        base = np.where((base > -np.inf) & (base < -self.epsilon), -self.epsilon, base)
-        base = np.where((base < np.inf) & (base > self.epsilon), np.nextafter(self.epsilon, 0), base)
-        shifted, plain = LaplaceLoss(self.epsilon).cells(base)
+        # the loss of the unsampled mechanism at which log(1 - q + q e^l) takes the wanted value
+        inside = np.clip(wanted, self.bottom, self.top)
+        with np.errstate(divide="ignore"):
+            base = np.log1p(np.maximum(np.expm1(inside) / self.rate, -1.0))
+        shifted, plain = LaplaceLoss(self.epsilon).cells(np.clip(base, -self.epsilon, self.epsilon))
         mixture = (1 - self.rate) * plain + self.rate * shifted
         return (mixture, plain) if self.mixture_is_p else (plain[::-1], mixture[::-1])
 
-    def anchor(self) -> float | None:
-        return self.bottom if self.mixture_is_p else -self.top
+    def atoms(self) -> tuple[Array, Array]:
+        plain = np.array([0.5, 0.5 * math.exp(-self.epsilon)])  # masses of N(0)-side Laplace at loss -e and +e
+        shifted = plain[::-1]
+        if self.mixture_is_p:
+            return np.array([self.bottom, self.top]), (1 - self.rate) * plain + self.rate * shifted
+        return np.array([-self.top, -self.bottom]), plain[::-1]
 
     def spacing(self) -> float | None:
         return self.top - self.bottom
@@ -472,6 +468,22 @@ def _sinc_ceiling(y: Array) -> Array:
     second = 0.21723363  # the height of the second hump, rounded up
     first = np.maximum(np.sinc(np.minimum(y, math.pi) / math.pi), second)
     return np.asarray(np.where(y < math.pi, first, np.minimum(second, 1 / np.maximum(y, 1.0))))
+
+
+def _peel(density: Array, length: Array) -> tuple[Array, Array, Array]:
+    """Uniform laws on nested intervals around the fullest cell that together lie below ``density``, and what is left.
+
+    The cells are added in the order of the lowest density on the way to them, so that each level is one interval.
+    """
+    peak = int(np.argmax(density * length))
+    floor = np.concatenate(
+        [np.minimum.accumulate(density[: peak + 1][::-1])[::-1], np.minimum.accumulate(density[peak:])[1:]]
+    )
+    order = np.argsort(-floor, kind="stable")
+    height, width = floor[order], np.cumsum(length[order])
+    steps = height - np.append(height[1:], 0.0)
+    use = steps > 0
+    return steps[use] * width[use], width[use], np.maximum(density - floor, 0.0)
 
 
 @functools.lru_cache(maxsize=256)

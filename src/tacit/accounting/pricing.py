@@ -9,6 +9,7 @@ Mechanisms of which only Rényi bounds are known are priced by the best order.
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from typing import Protocol
 
 import numpy as np
@@ -167,26 +168,45 @@ class _Question:
             return 0.0, math.inf
         best = sum(loss.supremum * times for loss, times in finite)
         low, high = 0.0, math.inf
-        for curve in self._candidates(finite, log_delta=math.log(rest)):
+        candidates = self._candidates(finite, log_delta=math.log(rest))
+        curve = next(candidates)
+        while curve is not None:
             one_low, one_high = _invert(curve, infinite, self.extra, delta)
             low, high = max(low, one_low), min(high, one_high)
-            wanted = self.tolerance if self.tolerance is not None else 1e-4 * high + 1e-5
+            wanted = self.tolerance if self.tolerance is not None else 0.5e-4 * low + 0.5e-5
             if high - low <= wanted:
                 break
+            curve = candidates.send((high - low) / wanted)
         if self.extra == 0:
             high = min(high, best)
         return min(low, high), high
 
-    def _candidates(self, parts: Parts, *, log_delta: float | None = None, epsilon: float | None = None):  # type: ignore[no-untyped-def]
-        """Curves in the order of what they cost: the contour, then lattices that get finer."""
+    def _candidates(
+        self, parts: Parts, *, log_delta: float | None = None, epsilon: float | None = None
+    ) -> Generator[Curve | None, float, None]:
+        """Curves in the order of what they cost: one step as it is, the contour, then lattices that get finer.
+
+        Takes back by how much the interval of the last curve was too wide; the last value is None.
+        """
+        missing = 1.0
+        if len(parts) == 1 and parts[0][1] == 1:
+            missing = yield OneStep(parts[0][0])
         if all(loss.analytic for loss, _ in parts):
             try:
                 at = best_abscissa(parts, log_delta=log_delta, epsilon=epsilon)
                 size = log_delta if log_delta is not None else at.log_m - at.c * float(epsilon or 0) + log_kappa(at.c)
-                yield Contour(parts, at, size)
+                contour = Contour(parts, at, size)
             except (Unsuitable, OverflowError):
                 pass
-        yield from lattice.curves(parts, log_delta=log_delta, epsilon=epsilon, tolerance=self.tolerance)
+            else:
+                missing = yield contour
+        try:
+            refinement = lattice.Refinement(parts, log_delta=log_delta, epsilon=epsilon)
+            while (curve := refinement.next(missing)) is not None:
+                missing = yield curve
+        except OverflowError:
+            pass
+        yield None
 
     def _renyi_epsilon(self, delta: float) -> float:
         infinite = 0.0
@@ -260,12 +280,15 @@ class _Question:
         best = sum(loss.supremum * times for loss, times in finite)
         if not finite or epsilon >= best:
             return max(0.0, infinite - slack), min(1.0, infinite + slack)
-        for curve in self._candidates(finite, epsilon=epsilon):
+        candidates = self._candidates(finite, epsilon=epsilon)
+        curve = next(candidates)
+        while curve is not None:
             one_low, one_high = curve.interval(epsilon)
             low, high = max(low, one_low), min(high, one_high)
-            wanted = self.tolerance if self.tolerance is not None else 1e-4 * high
+            wanted = self.tolerance if self.tolerance is not None else 1e-4 * low + 1e-300
             if high - low <= wanted:
                 break
+            curve = candidates.send((high - low) / wanted)
         together = infinite + (1 - infinite) * low, infinite + (1 - infinite) * high * (1 + 1e-15)
         return max(0.0, together[0] - slack), min(1.0, together[1] + slack)
 
@@ -275,10 +298,39 @@ class _Question:
         found: list[Curve] = []
         for parts in self.upper:
             assert parts is not None
-            found.append(next(iter(self._candidates(parts, epsilon=epsilon))))
+            curve = next(self._candidates(parts, epsilon=epsilon))
+            assert curve is not None
+            found.append(curve)
             if all(loss.symmetric for loss, _ in parts):
                 break
         return found
+
+
+class OneStep:
+    """δ(ε) of one use of one mechanism: P[L > ε] - e^ε Q[L > ε]."""
+
+    #: Relative error of the probabilities: the normal distribution function at a rounded argument.
+    ACCURACY = 1e-12
+
+    def __init__(self, loss: Loss) -> None:
+        self.loss = loss
+        self.start = min(1.0, loss.supremum / 2)
+
+    def interval(self, epsilon: float) -> tuple[float, float]:
+        """A certified interval that contains δ(ε)."""
+        p, q = self.loss.beyond(epsilon)
+        value = p - math.exp(min(epsilon + math.log(q), 0.0)) if q > 0 else p
+        error = self.ACCURACY * p
+        return max(0.0, value - error), min(1.0, value + error)
+
+    def middle(self, epsilon: float) -> tuple[float, float]:
+        """log δ(ε) and its slope, for root finding."""
+        p, q = self.loss.beyond(epsilon)
+        scaled = math.exp(min(epsilon + math.log(q), 0.0)) if q > 0 else 0.0
+        value = p - scaled
+        if value <= 0:
+            return -math.inf, -1.0
+        return math.log(value), -scaled / value
 
 
 def renyi_moment(loss: Loss, c: float) -> float:
