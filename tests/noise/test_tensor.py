@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tacit.noise import Key, tensor
-from tacit.noise.tensor import add_normal_, normal, tail_delta
+from tacit.noise.tensor import add_normal_, normal, tail_delta, tail_mass
 
 KEY = Key(bytes(range(32)))
 
@@ -202,7 +202,9 @@ def test_no_full_size_temporary_is_made(monkeypatch):
         lambda: add_normal_(torch.zeros(3), KEY, 0, "w", -1.0),
         lambda: add_normal_(torch.zeros(3), KEY, 0, "w", math.inf),
         lambda: add_normal_(torch.zeros(3), KEY, 0, "w", 1e39),
-        lambda: tail_delta(-1),
+        lambda: tail_mass(-1),
+        lambda: tail_delta(1, -0.5),
+        lambda: tail_delta(1, math.nan),
     ],
 )
 def test_senseless_arguments_are_refused(call):
@@ -216,10 +218,12 @@ def test_noise_for_integers_is_refused():
 
 
 def test_the_missing_mass_of_the_tail_is_tiny_and_adds_up():
-    assert tail_delta(0) == 0
-    assert tail_delta(10**13) == 10**13 * 2.0**-80
-    assert tail_delta(10**13) < 1e-10
-    assert tail_delta(2**90) == 1.0
+    assert tail_mass(0) == tail_delta(0, 1.0) == tail_delta(0, math.inf) == 0
+    assert tail_mass(10**13) == 10**13 * 2.0**-80
+    assert tail_mass(2**90) == tail_delta(2**90, 0.0) == tail_delta(1, math.inf) == 1.0
+    # A billion parameters for ten thousand steps at epsilon 3 cost less than a thousandth of delta = 1e-6.
+    assert tail_delta(10**13, 3.0) < 1e-9
+    assert tail_delta(10**13, 0.0) == 2 * tail_mass(10**13)
 
 
 def test_compiled_training_code_never_bakes_the_noise_in():

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,14 @@ Draw = Callable[[int, Source], deviates.Deviates]
 def add_laplace(
     values: float, scale: float, *, granularity: float | None = None, source: Source | None = None
 ) -> float: ...
+@overload
+def add_laplace(
+    values: npt.NDArray[Any] | Sequence[Any],
+    scale: float,
+    *,
+    granularity: float | None = None,
+    source: Source | None = None,
+) -> Floats: ...
 @overload
 def add_laplace(
     values: npt.ArrayLike, scale: float, *, granularity: float | None = None, source: Source | None = None
@@ -68,6 +76,14 @@ def add_laplace(
 def add_gaussian(
     values: float, sigma: float, *, granularity: float | None = None, source: Source | None = None
 ) -> float: ...
+@overload
+def add_gaussian(
+    values: npt.NDArray[Any] | Sequence[Any],
+    sigma: float,
+    *,
+    granularity: float | None = None,
+    source: Source | None = None,
+) -> Floats: ...
 @overload
 def add_gaussian(
     values: npt.ArrayLike, sigma: float, *, granularity: float | None = None, source: Source | None = None

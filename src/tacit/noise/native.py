@@ -162,7 +162,7 @@ def load(rounds: int = stream.ROUNDS) -> tuple[Native | None, str]:
 
 
 def _agrees(library: Native, rounds: int) -> bool:
-    """Whether the library gives the bits that stream.py defines, on a range with partial tiles and a tail draw (319,582)."""
+    """Whether the library gives the bits that stream.py defines, on partial tiles and a tail draw (319,582)."""
     key = np.arange(1, 9, dtype=np.uint32) * np.uint32(0x9E3779B1)
     ours, expected = np.empty(100_000, np.float32), np.empty(100_000, np.float32)
     library.normal(key, 300_001, ours.size, ours.ctypes.data)

@@ -117,19 +117,36 @@ def add_normal_(
     return tensor
 
 
-def tail_delta(elements: int) -> float:
-    """What to add to δ when ``elements`` noise elements were drawn: the mass of the tail that is not resolved.
+def tail_mass(elements: int) -> float:
+    """The probability that any of ``elements`` noise elements fell into the part of the tail that is not resolved.
 
     With probability 1 - 2^-80 per pair of elements the uniform behind the radius is resolved to a relative cell of
     2^-15 or better; otherwise (radius above 10.5) it may be off by more. By a union bound the whole sequence of draws
-    is within this total-variation distance of one without that defect. The proof is in docs/noise.md.
+    is within this total-variation distance of one without that defect.
 
-    >>> tail_delta(10**9 * 10_000) < 1e-11
+    >>> tail_mass(10**9 * 10_000) < 1e-11
     True
     """
     if elements < 0:
         raise ValueError(f"the number of elements cannot be negative, not {elements}")
     return min(1.0, elements * stream.UNRESOLVED_PAIR)
+
+
+def tail_delta(elements: int, epsilon: float) -> float:
+    """What to add to δ at a given ε for the unresolved tail of ``elements`` noise elements in a whole run.
+
+    A mechanism within total-variation distance p of an (ε, δ)-DP one is (ε, δ + (1 + e^ε) p)-DP: for neighbouring
+    inputs P'(S) <= P(S) + p <= e^ε Q(S) + δ + p <= e^ε (Q'(S) + p) + δ + p. Here p is :func:`tail_mass`.
+
+    >>> tail_delta(10**9 * 10_000, epsilon=8.0) < 3e-8
+    True
+    """
+    if not epsilon >= 0:
+        raise ValueError(f"epsilon cannot be negative, not {epsilon}")
+    mass = tail_mass(elements)
+    if mass == 0.0 or epsilon > 700:
+        return 0.0 if mass == 0.0 else 1.0
+    return min(1.0, (1.0 + math.exp(epsilon)) * mass)
 
 
 def bernoulli_mask(
