@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 import numpy as np
 
+from numpy.typing import NDArray
+
 from tacit.accounting.contour import Abscissa, Parts, best_abscissa, chernoff_period, log_kappa, log_mgf_real
 from tacit.accounting.losses import ROUND, Array, AtomsLoss, Loss
 
@@ -67,20 +69,17 @@ def _span(loss: Loss, tail: float) -> tuple[float, float]:
     return low, high
 
 
-def _anchor(loss: Loss, low: float, high: float, step: float) -> tuple[float, float | None]:
-    """The lattice passes through an atom, or through the mean loss of the fullest cell of this size.
-
-    Returns the point and, in the second case, the middle of that cell: all of it is one outcome of the dominated law.
-    """
+def _anchor(loss: Loss, low: float, high: float, step: float) -> float:
+    """The lattice passes through an atom, or through the fullest place at this resolution."""
     values, _ = loss.atoms()
     if len(values):
-        return float(values[0]), None
+        return float(values[0])
     count = int(min(max((high - low) / step, 2), 4096))
     edges = np.linspace(low, high, count + 1)
     p, _ = loss.cells(edges)
     peak = int(np.argmax(p[1:-1]))
     # look closer: the cluster may be far narrower than a cell
-    a, b = edges[peak], edges[peak + 1]
+    a, b = float(edges[peak]), float(edges[peak + 1])
     for _ in range(12):
         inner = np.linspace(a, b, 33)
         p, _ = loss.cells(inner)
@@ -91,40 +90,111 @@ def _anchor(loss: Loss, low: float, high: float, step: float) -> tuple[float, fl
         first, last = int(np.searchsorted(share, 0.02)), min(int(np.searchsorted(share, 0.98)) + 1, 32)
         if last - first > 16:
             break
-        a, b = inner[first], inner[last]
-    centre = 0.5 * (a + b)
-    p, q = loss.cells(np.array([centre - step / 2, centre + step / 2]))
-    if p[1] > 0 and q[1] > 0:
-        return float(min(max(math.log(p[1] / q[1]), centre - step / 2), centre + step / 2)), float(centre)
-    return float(centre), None
+        a, b = float(inner[first]), float(inner[last])
+    return 0.5 * (a + b)
 
 
 def laws(loss: Loss, step: float, tail: float) -> tuple[LatticeLaw, LatticeLaw]:
-    """The dominating and the dominated law of one loss on a lattice of this step."""
+    """The dominating and the dominated law of one loss on lattices of this step (not through the same points)."""
     low, high = _span(loss, tail)
-    offset, centre = _anchor(loss, low, high, step)
-    first = math.floor((low - offset) / step) - 1
-    last = math.ceil((high - offset) / step) + 1
+    anchor = _anchor(loss, low, high, step)
+    return _dominating(loss, anchor, step, low, high), _dominated(loss, anchor, step, low, high)
+
+
+def _points(offset: float, step: float, low: float, high: float) -> tuple[int, Array]:
+    """The number of the first lattice point, and the points from below ``low`` to above ``high``."""
+    first, last = math.floor((low - offset) / step) - 1, math.ceil((high - offset) / step) + 1
     if last - first > MAX_CELLS:
         raise OverflowError(f"a lattice of {last - first} points")
-    edges = offset + step * np.arange(first, last + 1)
+    return first, offset + step * np.arange(first, last + 1)
+
+
+def _place(loss: Loss, offset: float, step: float, first: int) -> tuple[NDArray[np.intp], Array, Array]:
+    """For each atom the lattice point at or below it, its P-mass, and the share that domination sends one point up."""
+    values, mass = loss.atoms()
+    place = (values - offset) / step - first
+    node = np.floor(place + MISPLACED).astype(np.intp)
+    rest = np.maximum(place - node, 0.0)
+    share = np.where(rest > MISPLACED, np.expm1(-rest * step) / math.expm1(-step), 0.0)
+    return node, mass, share
+
+
+def _dominating(loss: Loss, offset: float, step: float, low: float, high: float) -> LatticeLaw:
+    """Connect the dots: each cell's mass goes to its two edges so that the masses of P and of Q are kept."""
+    first, edges = _points(offset, step, low, high)
     p, q = loss.cells(edges)
-    cell_p, cell_q = p[1:-1], q[1:-1]
-    up = _to_upper_edge(cell_p, cell_q, edges[:-1], step)
+    up = _to_upper_edge(p[1:-1], q[1:-1], edges[:-1], step)
     masses = np.zeros(len(edges))
     masses[1:] += up
-    masses[:-1] += cell_p - up
+    masses[:-1] += p[1:-1] - up
     masses[0] += p[0]  # below the lattice: moved up to it
-    lower = _dominated(loss, edges, cell_p, up, step, -first, centre)
-    values, atom_p = loss.atoms()
-    place = (values - offset) / step - first
-    node = np.floor(place + MISPLACED).astype(int)
-    beside = np.maximum(place - node, 0.0) > MISPLACED
-    share = np.where(beside, -np.expm1(-(place - node) * step) / -math.expm1(-step), 0.0)
-    np.add.at(masses, node, atom_p * (1 - share))
-    np.add.at(masses, node + 1, atom_p * share)
-    np.add.at(lower, node, atom_p)
-    return LatticeLaw(offset, step, first, masses, float(p[-1])), LatticeLaw(offset, step, first, lower, 0.0)
+    node, mass, share = _place(loss, offset, step, first)
+    np.add.at(masses, node, mass * (1 - share))
+    np.add.at(masses, node + 1, mass * share)
+    return LatticeLaw(offset, step, first, masses, float(p[-1]))
+
+
+def _dominated(loss: Loss, offset: float, step: float, low: float, high: float) -> LatticeLaw:
+    """Merge parts of neighbouring cells into outcomes whose loss is exactly a lattice point.
+
+    A share of the cell below a point, too low by D in all, and a share of the cell above it, too high by U, become one
+    outcome when their deficits cancel. What finds no partner moves down to the lattice point below it. Both only take
+    information away. Where the mass sits in a cluster narrower than a cell, the lattice is laid so that it cancels there.
+    """
+    first, edges = _points(offset, step, low, high)
+    shares, masses = _merge(loss, edges, step)
+    if len(loss.atoms()[0]) == 0:
+        for margin in (1e-5, 1e-4, 1e-3, 1e-2, 0.1):
+            offset = _balance(loss, offset, step, float(shares[min(max(-first, 0), len(shares) - 1)]), margin)
+            first, edges = _points(offset, step, low, high)
+            shares, masses = _merge(loss, edges, step)
+            if 0 < -first < len(shares) and shares[-first - 1] > 1 - 1e-9:
+                break
+    node, mass, _ = _place(loss, offset, step, first)
+    np.add.at(masses, node, mass)
+    return LatticeLaw(offset, step, first, masses, 0.0)
+
+
+def _merge(loss: Loss, edges: Array, step: float) -> tuple[Array, Array]:
+    """The share of each cell that goes to its upper edge, and the masses on the edges."""
+    p, q = loss.cells(edges)
+    cell = p[1:-1]
+    up = _to_upper_edge(cell, q[1:-1], edges[:-1], step)
+    # rounding to the safe side: the excess over the lower edge is taken smaller, the deficit to the upper edge larger
+    slack = 8 * ROUND * cell / -math.expm1(-step)
+    excess = -math.expm1(-step) * np.maximum(up - slack, 0.0)
+    deficit = math.expm1(step) * (cell - up + slack)
+    tiny = 1e-300
+    ahead = np.append(excess[1:], 0.0)  # of the cell above
+    rising = ahead / (ahead + deficit + tiny)
+    for _ in range(40):
+        wish = np.minimum(1.0, (1 - np.append(rising[1:], 0.0)) * ahead / (deficit + tiny))
+        rising = 0.5 * (rising + wish)
+    cancel = np.zeros(len(edges))
+    cancel[1:-1] = np.minimum(rising[:-1] * deficit[:-1], (1 - rising[1:]) * excess[1:])
+    to_upper = np.minimum(cancel[1:] / (deficit + tiny), 1.0)
+    masses = np.zeros(len(edges))
+    masses[1:] += to_upper * cell
+    masses[:-1] += (1 - to_upper) * cell
+    return to_upper, masses
+
+
+def _balance(loss: Loss, offset: float, step: float, rising: float, margin: float) -> float:
+    """Move the lattice so that what lies in the cells beside ``offset`` cancels on it (the excess a little larger)."""
+
+    def excess(x: float) -> float:
+        p, q = loss.cells(np.array([x - step, x, x + step]))
+        above = p[2] - q[2] * math.exp(x)
+        below = q[1] * math.exp(x) - p[1]
+        return (1 - margin) * (1 - rising) * above - below
+
+    a, b = offset - step, offset + step
+    if not excess(a) > 0:
+        return offset
+    for _ in range(60):
+        middle = 0.5 * (a + b)
+        a, b = (middle, b) if excess(middle) > 0 else (a, middle)
+    return a
 
 
 def _to_upper_edge(p: Array, q: Array, lower: Array, step: float) -> Array:
@@ -136,59 +206,6 @@ def _to_upper_edge(p: Array, q: Array, lower: Array, step: float) -> Array:
     # rounding of p - q e^l, relative to the cell's own mass, goes to the safe side
     up = up + 4 * ROUND * p / -math.expm1(-step)
     return np.clip(up, 0.0, p)
-
-
-def _dominated(
-    loss: Loss, edges: Array, cell_p: Array, up: Array, step: float, node: int, centre: float | None
-) -> Array:
-    """Masses of a law on the lattice whose privacy profile lies below the loss's own.
-
-    The profile's chord over a cell lies above it by at most gap = Δ·u·w/(u + w e^g) (all of the cell at its mean). The
-    corners are lowered by the larger gap of the two cells beside them; where that would need negative mass, the cells
-    around are moved to their lower edge instead, which lowers the profile too. The cell around ``centre`` is one outcome,
-    whose loss is the lattice point ``node``.
-    """
-    up = np.maximum(up - 8 * ROUND * cell_p / -math.expm1(-step), 0.0)
-    rise, fall = math.expm1(step), -math.expm1(-step)
-    floored = cell_p <= 1e-18 * float(cell_p.max(initial=0.0))
-    lumped = np.zeros(len(edges))
-    cell_p = cell_p.copy()
-    if centre is not None and 0 < node < len(cell_p):
-        marks = np.array([edges[node - 1], centre - step / 2, centre + step / 2, edges[node + 1]])
-        p, _ = loss.cells(np.maximum.accumulate(marks))
-        lumped[node] += p[2]
-        cell_p[node - 1], cell_p[node] = p[1], p[3]
-        floored[node - 1] = floored[node] = True
-    for _ in range(64):
-        u = np.where(floored, 0.0, up)
-        w = cell_p - u
-        with np.errstate(invalid="ignore", divide="ignore"):
-            gap = np.where(u > 0, rise * u * w / (u + w * math.exp(step)), 0.0)
-        d = np.zeros(len(edges))
-        d[1:-1] = np.maximum(gap[:-1], gap[1:])
-        d[0], d[-1] = gap[0], gap[-1]
-        masses = lumped.copy()
-        masses[1:] += u
-        masses[:-1] += w
-        slope = np.zeros(len(edges) + 1)
-        slope[1:-1] = np.diff(d)
-        slope[0], slope[-1] = d[0], -d[-1]
-        masses = masses - (slope[1:] / rise - slope[:-1] / fall)
-        bad = masses < 0
-        # lowering an end corner would put a corner outside the lattice
-        ends = np.array([d[0] > 0, d[-1] > 0])
-        if not bad.any() and not ends.any():
-            return masses
-        spread = bad.copy()
-        for shift in (1, 2):
-            spread[shift:] |= bad[:-shift]
-            spread[:-shift] |= bad[shift:]
-        floored |= spread[:-1] | spread[1:]
-        floored[0] |= ends[0]
-        floored[-1] |= ends[1]
-    masses = lumped
-    masses[:-1] += cell_p
-    return masses
 
 
 def log_mgf_upper(loss: Loss, c: float) -> float:

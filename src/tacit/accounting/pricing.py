@@ -28,6 +28,9 @@ LARGEST = 1e280
 class Curve(Protocol):
     """Something that knows δ(ε) of one direction, near the ε it was made for."""
 
+    #: where to begin a search for ε
+    start: float
+
     def interval(self, epsilon: float) -> tuple[float, float]: ...
 
     def middle(self, epsilon: float) -> tuple[float, float]: ...
@@ -146,7 +149,7 @@ class _Question:
         for i, direction in enumerate(DIRECTIONS):
             upper, lower = self.upper[i], self._losses(direction, upper=False)
             if upper is not None and not self.renyi_only:
-                one_low, one_high = self._direction_epsilon(upper, delta)
+                one_low, one_high = self._direction_epsilon(upper, delta, enough=low)
                 high = max(high, one_high)
                 if self.tight:
                     low = max(low, one_low)
@@ -156,7 +159,8 @@ class _Question:
                 break
         return min(low, high), high
 
-    def _direction_epsilon(self, parts: Parts, delta: float) -> tuple[float, float]:
+    def _direction_epsilon(self, parts: Parts, delta: float, enough: float = 0.0) -> tuple[float, float]:
+        """The interval of one direction; no effort is made for one whose ε is surely below ``enough``."""
         infinite, finite = _split(parts)
         rest = delta - infinite - 2 * self.extra
         if infinite >= delta * (1 + 1e-12):
@@ -174,7 +178,7 @@ class _Question:
             one_low, one_high = _invert(curve, infinite, self.extra, delta)
             low, high = max(low, one_low), min(high, one_high)
             wanted = self.tolerance if self.tolerance is not None else 0.5e-4 * low + 0.5e-5
-            if high - low <= wanted:
+            if high - low <= wanted or high <= enough:
                 break
             curve = candidates.send((high - low) / wanted)
         if self.extra == 0:
@@ -384,19 +388,23 @@ def _invert(curve: Curve, infinite: float, extra: float, delta: float) -> tuple[
         total = infinite + part + extra + spill
         return math.log(total) - math.log(delta), (part * slope + spill) / total
 
-    start = getattr(curve, "start", 0.0)
-    x = start
-    slope = -1.0
-    for _ in range(60):
+    # Newton's method inside a bracket: too_low has a larger δ than asked, too_high a smaller one.
+    x, too_low, too_high = curve.start, -math.inf, math.inf
+    for _ in range(100):
         value, slope = aim(x)
-        if not math.isfinite(value) or slope >= 0:
-            x = x / 2
-            continue
-        step = -value / slope
-        step = max(-abs(x) - 1.0, min(step, abs(x) + 1.0))
-        x += step
-        if abs(step) <= 4e-16 * abs(x) + 1e-300:
+        if value > 0:
+            too_low = max(too_low, x)
+        else:
+            too_high = min(too_high, x)
+        step = -value / slope if math.isfinite(value) and slope < 0 else math.nan
+        limit = abs(x) + 1.0
+        y = x + max(-limit, min(step, limit)) if not math.isnan(step) else (x / 2 if math.isinf(too_low) else math.nan)
+        if not too_low < y < too_high:
+            y = 0.5 * (max(too_low, x - limit) + min(too_high, x + limit))
+        if abs(y - x) <= 4e-16 * abs(x) + 1e-300 or y < -1:
+            x = y
             break
+        x = y
     if x <= 0 or not math.isfinite(x):
         if between(0.0)[1] <= delta:
             return 0.0, 0.0
