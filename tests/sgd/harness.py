@@ -1,8 +1,8 @@
 """Per-example clipping against one-example-at-a-time ground truth, for any case of the zoo, on any device.
 
-The truth is computed with nothing of tacit: each example alone through the model, one ordinary backward pass, clipped and summed by
-hand. Errors are relative to the norm of what is compared (a parameter whose gradient is zero by symmetry makes per-parameter relative errors
-meaningless), and for per-layer clipping to the example's whole gradient.
+The truth is computed with nothing of tacit: each example alone through the model, one ordinary backward pass, clipped
+and summed by hand. Errors are relative to the norm of what is compared (a parameter whose gradient is zero by
+symmetry makes per-parameter relative errors meaningless), and for per-layer clipping to the example's whole gradient.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tests.sgd.zoo import Case
 from torch import Tensor, nn
 
 from tacit import sgd
-from tests.sgd.zoo import Case
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
@@ -118,7 +118,10 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
         "state": {k: v.clone() for k, v in model.state_dict().items()},
         "ids": {n: id(p) for n, p in model.named_parameters()},
         "grads": {n: p.grad for n, p in model.named_parameters()},
-        "hooks": {n: (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks)) for n, m in model.named_modules()},
+        "hooks": {
+            n: (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
+            for n, m in model.named_modules()
+        },
         "training": {n: m.training for n, m in model.named_modules()},
         "attributes": {n: set(vars(m)) for n, m in model.named_modules()},
     }

@@ -1,12 +1,11 @@
-"""Architectures that per-example clipping is proven on: a table from name to builder, used by the harness, the docs and the GPU run.
+"""Architectures that per-example clipping is proven on: one table for the harness, the docs and the GPU run.
 
-Every builder returns a fresh :class:`Case` with random weights and data. Nothing here knows about tacit: the models are ordinary
-modules written the way people write them.
+Every builder returns a fresh :class:`Case` with random weights and data. Nothing here knows about tacit: the models
+are ordinary modules written the way people write them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,7 +80,12 @@ def mlp_square() -> Case:
 @architecture("cnn", "convolutional network for 8x8 images")
 def cnn() -> Case:
     net = nn.Sequential(
-        nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2, 1), nn.Conv2d(6, 8, 2), nn.Tanh(), nn.Flatten()
+        nn.Conv2d(3, 6, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(6, 8, 2),
+        nn.Tanh(),
+        nn.Flatten(),
     )
     return Case(nn.Sequential(net, nn.Linear(8 * 4, 4)), classify, images())
 
@@ -147,7 +151,9 @@ def conv3d() -> Case:
     return Case(nn.Sequential(net, nn.Linear(4 * 3 * 2 * 3, 4)), classify, batch)
 
 
-@architecture("autoencoder-transposed", "autoencoder with transposed convolutions (stride, groups, output padding, dilation)")
+@architecture(
+    "autoencoder-transposed", "autoencoder with transposed convolutions (stride, groups, output padding, dilation)"
+)
 def autoencoder() -> Case:
     net = nn.Sequential(
         nn.Conv2d(2, 6, 3, stride=2, padding=1),
@@ -330,7 +336,9 @@ def encoder_first() -> Case:
     return Case(EncoderLayers(True, norm_first=True), tagging, tokens())
 
 
-@architecture("transformer-encoder-layer-time-first", "nn.TransformerEncoderLayer with the batch in the second dimension")
+@architecture(
+    "transformer-encoder-layer-time-first", "nn.TransformerEncoderLayer with the batch in the second dimension"
+)
 def encoder_second() -> Case:
     return Case(EncoderLayers(False, activation="gelu"), tagging, tokens())
 

@@ -1,13 +1,12 @@
-"""More of the zoo: parameters used in unusual ways (tied, twice, functionally, re-parametrised, expanded, bare, frozen)."""
+"""More of the zoo: parameters used in unusual ways (tied, twice, re-parametrised, expanded, bare, frozen)."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from tests.sgd.zoo import Batch, Block, Case, architecture, classify, images, tagging, tokens, vectors
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
-
-from tests.sgd.zoo import Batch, Block, Case, architecture, classify, images, tagging, tokens, vectors
 
 
 class CalledTwice(nn.Module):
@@ -104,7 +103,9 @@ def spectral() -> Case:
 
 @architecture("orthogonal", "orthogonal parametrisation (matrix exponential)")
 def orthogonal() -> Case:
-    net = nn.Sequential(parametrizations.orthogonal(nn.Linear(6, 6), orthogonal_map="matrix_exp"), nn.Tanh(), nn.Linear(6, 3))
+    net = nn.Sequential(
+        parametrizations.orthogonal(nn.Linear(6, 6), orthogonal_map="matrix_exp"), nn.Tanh(), nn.Linear(6, 3)
+    )
     return Case(net, classify, vectors(6, 6))
 
 
@@ -145,7 +146,10 @@ class LoRA(nn.Module):
     def __init__(self, base: nn.Linear, rank: int = 2) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
-        self.a, self.b = nn.Parameter(torch.randn(rank, base.in_features)), nn.Parameter(torch.zeros(base.out_features, rank))
+        self.a, self.b = (
+            nn.Parameter(torch.randn(rank, base.in_features)),
+            nn.Parameter(torch.zeros(base.out_features, rank)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + x @ self.a.T @ self.b.T
@@ -167,7 +171,9 @@ class DLRM(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bags = nn.ModuleList([nn.EmbeddingBag(9, 4, mode="sum"), nn.EmbeddingBag(7, 4, mode="mean", padding_idx=0)])
+        self.bags = nn.ModuleList(
+            [nn.EmbeddingBag(9, 4, mode="sum"), nn.EmbeddingBag(7, 4, mode="mean", padding_idx=0)]
+        )
         self.flat = nn.EmbeddingBag(8, 4, mode="sum")
         self.peak = nn.EmbeddingBag(8, 4, mode="max")
         self.bottom, self.top = nn.Sequential(nn.Linear(5, 4), nn.ReLU()), nn.Linear(4 + 10, 2)
@@ -296,7 +302,11 @@ class InPlace(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.w, self.cls, self.scale = nn.Parameter(torch.randn(12, 5)), nn.Parameter(torch.randn(5)), nn.Parameter(torch.rand(5))
+        self.w, self.cls, self.scale = (
+            nn.Parameter(torch.randn(12, 5)),
+            nn.Parameter(torch.randn(5)),
+            nn.Parameter(torch.rand(5)),
+        )
         self.out = nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> Tensor:

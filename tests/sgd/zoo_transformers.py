@@ -1,4 +1,4 @@
-"""The zoo's unmodified models of ``transformers``, from small configurations, and adapters by ``peft`` where it is installed."""
+"""The zoo's unmodified models of ``transformers``, from small configurations, and adapters by ``peft``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers as hf
-from torch import Tensor, nn
-
 from tests.sgd.zoo import Batch, Case, architecture
+from torch import Tensor, nn
 
 VOCAB = 23
 
@@ -81,7 +80,12 @@ def qwen() -> Case:
 @architecture("hf-opt", "transformers OPT, unmodified")
 def opt() -> Case:
     config = hf.OPTConfig(
-        vocab_size=VOCAB, hidden_size=8, ffn_dim=12, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=32
+        vocab_size=VOCAB,
+        hidden_size=8,
+        ffn_dim=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
     )
     config.word_embed_proj_dim = 8
     return Case(hf.OPTForCausalLM(config), causal, text())
@@ -90,14 +94,21 @@ def opt() -> Case:
 @architecture("hf-bert", "transformers BERT for masked tokens, unmodified")
 def bert() -> Case:
     config = hf.BertConfig(
-        vocab_size=VOCAB, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12, max_position_embeddings=32
+        vocab_size=VOCAB,
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=12,
+        max_position_embeddings=32,
     )
     return Case(hf.BertForMaskedLM(config), masked, text())
 
 
 @architecture("hf-distilbert", "transformers DistilBERT classifier, unmodified")
 def distilbert() -> Case:
-    config = hf.DistilBertConfig(vocab_size=VOCAB, dim=8, n_layers=1, n_heads=2, hidden_dim=12, max_position_embeddings=32)
+    config = hf.DistilBertConfig(
+        vocab_size=VOCAB, dim=8, n_layers=1, n_heads=2, hidden_dim=12, max_position_embeddings=32
+    )
     batch = {**text(), "y": torch.randint(2, (3,))}
 
     def loss(model: nn.Module, b: Batch) -> Tensor:
@@ -110,7 +121,14 @@ def distilbert() -> Case:
 @architecture("hf-t5", "transformers T5 (relative position bias, shared embedding), unmodified")
 def t5() -> Case:
     config = hf.T5Config(
-        vocab_size=VOCAB, d_model=8, d_kv=4, d_ff=12, num_layers=2, num_heads=2, decoder_start_token_id=0, pad_token_id=0
+        vocab_size=VOCAB,
+        d_model=8,
+        d_kv=4,
+        d_ff=12,
+        num_layers=2,
+        num_heads=2,
+        decoder_start_token_id=0,
+        pad_token_id=0,
     )
     batch = {**text(), "decoder_input_ids": torch.randint(3, VOCAB, (3, 5))}
 
@@ -130,12 +148,16 @@ def vit() -> Case:
     config = hf.ViTConfig(
         hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12, image_size=8, patch_size=4
     )
-    return Case(hf.ViTForImageClassification(config), pixels, {"x": torch.randn(3, 3, 8, 8), "y": torch.randint(2, (3,))})
+    return Case(
+        hf.ViTForImageClassification(config), pixels, {"x": torch.randn(3, 3, 8, 8), "y": torch.randint(2, (3,))}
+    )
 
 
 @architecture("hf-convnext", "transformers ConvNeXt, unmodified")
 def convnext() -> Case:
-    config = hf.ConvNextConfig(num_channels=3, patch_size=2, num_stages=2, hidden_sizes=[4, 6], depths=[1, 1], image_size=16)
+    config = hf.ConvNextConfig(
+        num_channels=3, patch_size=2, num_stages=2, hidden_sizes=[4, 6], depths=[1, 1], image_size=16
+    )
     net = hf.ConvNextForImageClassification(config)
     return Case(net, pixels, {"x": torch.randn(3, 3, 16, 16), "y": torch.randint(2, (3,))})
 
@@ -215,11 +237,15 @@ if importlib.util.find_spec("peft") is not None:
         "peft-prefix-projected",
         "GPT-2 prefix-tuned by peft through a projection network",
         gpt2_model,
-        lambda: _peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, prefix_projection=True, encoder_hidden_size=5),
+        lambda: _peft.PrefixTuningConfig(
+            task_type="CAUSAL_LM", num_virtual_tokens=3, prefix_projection=True, encoder_hidden_size=5
+        ),
     )
     adapted(
         "peft-ia3",
         "GPT-2 with IA3 scaling vectors by peft",
         gpt2_model,
-        lambda: _peft.IA3Config(task_type="CAUSAL_LM", target_modules=["c_attn", "mlp.c_proj"], feedforward_modules=["mlp.c_proj"]),
+        lambda: _peft.IA3Config(
+            task_type="CAUSAL_LM", target_modules=["c_attn", "mlp.c_proj"], feedforward_modules=["mlp.c_proj"]
+        ),
     )

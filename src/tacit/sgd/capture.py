@@ -1,13 +1,13 @@
 """Which operations consume a trainable parameter together with private data?
 
-:class:`Capture` watches one forward pass as a ``TorchFunctionMode``. It follows two facts about every tensor: does its
-value depend on the batch (*tainted*), and is it a parameter or computed from parameters alone (*derived*). An operation
-where the two meet is a :class:`Use`; nothing about the model is changed, and the forward pass is the ordinary one, with the ordinary
-autograd graph. For each use the gradient edges of its outputs are kept, so one backward pass to those edges gives every
-output gradient and computes no weight gradient at all.
+:class:`Capture` watches one forward pass as a ``TorchFunctionMode``. It follows two facts about every tensor: does
+its value depend on the batch (*tainted*), and is it a parameter or computed from parameters alone (*derived*). An
+operation where the two meet is a :class:`Use`; nothing about the model is changed, and the forward pass is the
+ordinary one, with the ordinary autograd graph. For each use the gradient edges of its outputs are kept, so one
+backward pass to those edges gives every output gradient and computes no weight gradient at all.
 
-Shapes play no part: a ``(1, T, d)`` position embedding or a soft prompt expanded over the batch is derived, and its use is where
-it meets the batch.
+Shapes play no part: a ``(1, T, d)`` position embedding or a soft prompt expanded over the batch is derived, and its
+use is where it meets the batch.
 """
 
 from __future__ import annotations
@@ -26,22 +26,38 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from tacit.sgd.errors import UncoveredUse
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # The value of the result does not depend on the value of the argument.
-_CONSTANT = frozenset(
-    "zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_empty new_full "
-    "new_tensor new_empty_strided size dim numel stride is_contiguous is_floating_point is_complex element_size "
-    "get_device type_as_placeholder storage_offset data_ptr untyped_storage ndimension nelement __len__ has_names "
-    "requires_grad_ retain_grad register_hook is_signed is_pinned is_inference".split()
+_CONSTANT = _words(
+    "zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_empty "
+    "new_full new_tensor new_empty_strided size dim numel stride is_contiguous is_floating_point is_complex "
+    "element_size get_device storage_offset data_ptr untyped_storage ndimension nelement __len__ has_names "
+    "requires_grad_ retain_grad register_hook is_signed is_pinned is_inference"
 )
 
 # A derived value made by these holds a selection of the parameter's own elements, moved but not changed.
-SELECTING = frozenset(
-    "view reshape t transpose permute movedim moveaxis swapaxes swapdims expand expand_as broadcast_to repeat tile "
-    "repeat_interleave chunk split split_with_sizes tensor_split unbind select narrow __getitem__ index_select embedding "
-    "unsqueeze squeeze flatten unflatten ravel contiguous clone adjoint flip roll diagonal unfold view_as reshape_as "
-    "T mT H mH".split()
+SELECTING = _words(
+    "view reshape t transpose permute movedim moveaxis swapaxes swapdims expand expand_as broadcast_to repeat "
+    "tile repeat_interleave chunk split split_with_sizes tensor_split unbind select narrow __getitem__ "
+    "index_select embedding unsqueeze squeeze flatten unflatten ravel contiguous clone adjoint flip roll diagonal "
+    "unfold view_as reshape_as T mT H mH"
 )
-CASTING = frozenset("to float double bfloat16 half type type_as".split())
+CASTING = _words("to float double bfloat16 half type type_as")
+
+# With an index that depends on the data these may put elements of one example where another's were in the last batch.
+_REARRANGING = _words(
+    "__getitem__ __setitem__ index_select gather take take_along_dim index_put index_put_ index_add index_add_ "
+    "index_copy index_copy_ scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ "
+    "masked_select masked_scatter masked_scatter_ repeat_interleave unique unique_consecutive "
+    "_pack_padded_sequence index_fill index_fill_ index_reduce nonzero"
+)
+_SORTING = _words("sort msort topk kthvalue argsort")
+# The data leave torch here; what comes back as an index may depend on them unseen.
+_ESCAPES = _words("tolist item numpy __array__ __int__ __index__ __float__")
 
 _EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 _GETTERS = {
@@ -89,6 +105,7 @@ class Use:
     inplace: bool
     autocast: tuple[str, torch.dtype] | None
     where: str
+    rearranged: bool
     grads: list[Tensor | None] = field(default_factory=list)
 
     def find(self, value: Any) -> Derived | None:
@@ -151,8 +168,9 @@ _opened: dict[Callable[..., Any], Callable[..., Any]] = {}
 def opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
     """A composite torch function, with its own dispatch to the mode switched off so that what it calls is seen.
 
-    Such a function first asks ``has_torch_function`` and hands itself to the mode; run under the mode it would do so for
-    ever. The copy made here has the same code and looks that question up in globals of its own, where the answer is no.
+    Such a function first asks ``has_torch_function`` and hands itself to the mode; run under the mode it would do so
+    for ever. The copy made here has the same code and looks that question up in globals of its own, where the answer
+    is no.
     """
     if not isinstance(func, types.FunctionType) or not from_torch(func):
         return None
@@ -174,12 +192,12 @@ def mutates(name: str, kwargs: dict[str, Any]) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-class Capture(TorchFunctionMode):
+class Capture(TorchFunctionMode):  # type: ignore[misc]
     """Record every use of ``params`` (name to tensor) while the model runs on the tensors of ``batch``.
 
     ``covers`` says whether a rule knows an operation whole (otherwise composite functions are opened), and
-    ``decompose`` gives replacements for operations that are opened into others (recurrent layers). ``needs_values`` says
-    whether the rule of an operation reads the values of its inputs, or only their shapes.
+    ``decompose`` gives replacements for operations that are opened into others (recurrent layers). ``needs_values``
+    says whether the rule of an operation reads the values of its inputs, or only their shapes.
     """
 
     def __init__(
@@ -202,12 +220,13 @@ class Capture(TorchFunctionMode):
         self._derived: dict[int, Derived] = {}
         self._tainted: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._tainted_storages: dict[int, Any] = {}
+        self._escaped = False
         self._use_nodes: set[Any] = set()
         self._leaves = {id(p): k for k, p in enumerate(params.values())}
         for k, param in enumerate(params.values()):
             self._derived[id(param)] = Derived(param, frozenset([k]), ())
         for tensor in batch:
-            self._tainted[tensor] = True
+            self._tainted[tensor] = False
 
     # -- the two facts -------------------------------------------------------------------------------------------
 
@@ -216,12 +235,33 @@ class Capture(TorchFunctionMode):
             return True
         return bool(self._tainted_storages) and _storage(tensor) in self._tainted_storages
 
+    def rearranged(self, tensor: Tensor) -> bool:
+        """Whether data-dependent indexing decided where the elements of this tensor are."""
+        if self._tainted.get(tensor, False):
+            return True
+        return bool(self._tainted_storages) and self._tainted_storages.get(_storage(tensor), (None, False))[1]
+
     def derived(self, tensor: Tensor) -> Derived | None:
         return self._derived.get(id(tensor))
 
-    def _taint(self, tensor: Tensor) -> None:
+    def _taint(self, tensor: Tensor, rearranged: bool) -> None:
         self._derived.pop(id(tensor), None)
-        self._tainted[tensor] = True
+        self._tainted[tensor] = rearranged
+
+    def _taint_memory(self, tensor: Tensor, rearranged: bool) -> None:
+        """Taint a tensor that was written to, and everything that shares its memory."""
+        self._taint(tensor, rearranged)
+        self._tainted_storages[_storage(tensor)] = (tensor.untyped_storage(), rearranged)
+
+    def _rearranges(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor]) -> bool:
+        if any(self.rearranged(t) for t in inputs) or name in _SORTING:
+            return True
+        if name not in _REARRANGING:
+            return False
+        whole = [t for t in inputs if not t.is_floating_point() and not t.is_complex()]
+        if any(self.tainted(t) for t in whole if t is not inputs[0] or name == "nonzero"):
+            return True
+        return self._escaped and (bool(whole) or any(isinstance(v, list) for v in args[1:]))
 
     def _foreign(self, tensor: Tensor) -> None:
         """A tensor with a gradient that no watched operation made: a custom autograd function, or compiled code."""
@@ -239,13 +279,15 @@ class Capture(TorchFunctionMode):
             if variable is not None and id(variable) in self._leaves:
                 name = self.names[self._leaves[id(variable)]]
                 raise UncoveredUse(
-                    f"parameter {name!r} is consumed by {type(tensor.grad_fn).__name__} in {self._place()}, which runs outside "
-                    "torch's dispatch (a custom autograd function, scripted or compiled code), so its per-example "
-                    "gradient cannot be seen. Use method='examples', or plain torch operations there."
+                    f"parameter {name!r} is consumed by {type(tensor.grad_fn).__name__} in {self._place()}, which "
+                    "runs outside torch's dispatch (a custom autograd function, scripted or compiled code), so its "
+                    "per-example gradient cannot be seen. Use method='examples', or plain torch operations there."
                 )
             stack.extend(parent for parent, _ in node.next_functions)
         if touched or seen:
-            self._tainted[tensor] = True
+            self._tainted[tensor] = any(
+                self._tainted.values()
+            )  # where its inputs were is not known: as bad as the worst
 
     def _place(self) -> str:
         return f"module {self.where[-1]!r}" if self.where and self.where[-1] else "the model"
@@ -259,7 +301,8 @@ class Capture(TorchFunctionMode):
         name = function_name(func)
         if name == "__get__" or name in _CONSTANT:
             return func(*args, **kwargs)
-        tainted, derived = False, []
+        tainted = False
+        derived: list[Derived] = []
         for tensor in tensors_in((args, kwargs)):
             if self.tainted(tensor):
                 tainted = True
@@ -288,17 +331,19 @@ class Capture(TorchFunctionMode):
     ) -> Any:
         inputs = list(tensors_in((args, kwargs)))
         versions = [t._version for t in inputs]
+        if tainted and name in _ESCAPES:
+            self._escaped = True
         out = func(*args, **kwargs)
         changed = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
         if not isinstance(out, Tensor | list | tuple | dict) and not changed:
             return out
         results = list(tensors_in(out))
         if tainted:
+            moved = self._rearranges(name, args, kwargs, inputs)
             for tensor in results:
-                self._taint(tensor)
+                self._taint(tensor, moved)
             for tensor in changed:
-                self._taint(tensor)
-                self._tainted_storages[_storage(tensor)] = tensor.untyped_storage()
+                self._taint_memory(tensor, moved)
             return out
         multiple = not isinstance(out, Tensor)
         for k, tensor in enumerate(results):
@@ -373,15 +418,19 @@ class Capture(TorchFunctionMode):
         out = func(*args, **kwargs)
         changed = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
         if any(t is not args[0] or not inplace for t in changed):
-            raise UncoveredUse(f"{name!r}, which consumes {self._names(derived)} in {self._place()}, changes its inputs")
+            raise UncoveredUse(
+                f"{name!r}, which consumes {self._names(derived)} in {self._place()}, changes its inputs"
+            )
         results = list(tensors_in(out))
+        moved = any(self.rearranged(t) for t in inputs)
+        if inplace or name in _SORTING:
+            moved = moved or self._rearranges(name, args, kwargs, inputs)
         for tensor in changed:
-            self._taint(tensor)
-            self._tainted_storages[_storage(tensor)] = tensor.untyped_storage()
+            self._taint_memory(tensor, moved)
             if not any(tensor is t for t in results):
                 results.append(tensor)
         for tensor in results:
-            self._taint(tensor)
+            self._taint(tensor, moved)
         live = [t for t in results if t.requires_grad]
         if live:
             edges = [get_gradient_edge(t) for t in live]
@@ -403,6 +452,7 @@ class Capture(TorchFunctionMode):
                     inplace=inplace,
                     autocast=_autocast(live[0].device.type),
                     where=self._place(),
+                    rearranged=moved,
                 )
             )
         return out

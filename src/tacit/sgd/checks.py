@@ -1,9 +1,9 @@
 """Is the answer right, and does a per-example bound exist at all?
 
-Three checks stop training with an error. *Agreement*: for a few examples the captured gradient equals the gradient of that
-example's own loss by autograd, parameter by parameter, and so does its norm; and the captured sum equals autograd's. *Isolation*:
-the loss of an example stays the same when every other example of the batch is replaced. *Batch statistics*: a normalisation
-layer that averages over the batch is named before anything runs.
+Three checks stop training with an error. *Agreement*: for a few examples the captured gradient equals the gradient of
+that example's own loss by autograd, parameter by parameter, and so does its norm; and the captured sum equals
+autograd's. *Isolation*: the loss of an example stays the same when every other example of the batch is replaced.
+*Batch statistics*: a normalisation layer that averages over the batch is named before anything runs.
 
 The sum alone would not be enough: a value shared by the whole batch gives the right sum and wrong norms.
 """
@@ -11,12 +11,14 @@ The sum alone would not be enough: a value shared by the whole batch gives the r
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from tacit.sgd.batches import leaves
+from tacit.sgd.capture import tensors_in
 from tacit.sgd.engine import Engine, Gradients, Pass, Plan
 from tacit.sgd.errors import BatchMixing, ClippingError, SelfCheckFailed
 from tacit.sgd.frames import Frame
@@ -32,13 +34,13 @@ def due(engine: Engine, check: Any) -> bool:
     """Whether this call is one of the periodic ones."""
     if isinstance(check, bool) or (not isinstance(check, int) and check not in ("first", "always", "never")):
         raise ValueError(f"check must be 'first', 'always', 'never' or a number of steps, not {check!r}")
-    count = getattr(engine, "calls", 0)
-    engine.calls = count + 1
+    count = engine.calls
+    engine.calls += 1
     if isinstance(check, int):
         if check < 1:
             raise ValueError("a check every so many steps needs a positive number")
         return count % check == 0
-    return check == "always"
+    return bool(check == "always")
 
 
 def no_batch_statistics(model: nn.Module) -> None:
@@ -46,14 +48,14 @@ def no_batch_statistics(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
             raise BatchMixing(
-                f"module {name!r} ({type(module).__name__}) normalises with statistics of the whole batch, so one example's "
-                "loss depends on the others and no per-example bound exists. tacit.sgd.fix(model) replaces it by GroupNorm."
+                f"module {name!r} ({type(module).__name__}) normalises with statistics of the whole batch, so "
+                "one example's loss depends on the others and no per-example bound exists. tacit.sgd.fix(model) "
+                "replaces it by GroupNorm."
             )
 
 
-@contextmanager
-def same_randomness(device: torch.device) -> Any:
-    """Give back a function that rewinds the random state to what it is now; leave that state behind at the end."""
+def remember(device: torch.device) -> Callable[[], None]:
+    """A function that rewinds the random state to what it is now."""
     cpu = torch.get_rng_state()
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
@@ -62,10 +64,7 @@ def same_randomness(device: torch.device) -> Any:
         if cuda is not None:
             torch.cuda.set_rng_state(cuda, device)
 
-    try:
-        yield rewind
-    finally:
-        rewind()
+    return rewind
 
 
 def planned(
@@ -76,35 +75,39 @@ def planned(
     views: int,
     check: Any,
     check_now: bool,
-) -> tuple[Gradients, Tensor]:
-    """Per-example gradients by a plan that holds for this batch; made, and checked, where there is none yet."""
-    from tacit.sgd.clip import leaves
+) -> tuple[Gradients | None, Tensor]:
+    """Per-example gradients by a plan that holds for this batch; made, and checked, where there is none yet.
 
+    ``None`` for gradients when no example of the batch has a finite one.
+    """
     device = next(iter(engine.parameters.values())).device
-    cpu = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def rewind() -> None:
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda, device)
-
     data = leaves(batch)
+    rewind = remember(device)
     run = engine.forward(losses_of(batch), data, examples)
     grads = run.output_gradients()
     plan = engine.plan_for(run, grads)
-    if plan is None or check_now or (check != "never" and not plan.checked):
+    wanted = check != "never" and (check_now or not _known(engine, run, grads))
+    if plan is None or wanted:
+        losses = run.losses
         del run, grads
         rewind()
-        survey(engine, losses_of, batch, examples, views, rewind, check != "never")
+        if survey(engine, losses_of, batch, examples, views, rewind, wanted) is None:
+            return None, losses
         rewind()
         run = engine.forward(losses_of(batch), data, examples)
         grads = run.output_gradients()
         plan = engine.plans.get(engine.signature(run, grads))
         if plan is None:
-            raise ClippingError("the model takes another path through its operations each time it runs on the same batch")
+            raise ClippingError(
+                "the model takes another path through its operations each time it runs on the same batch"
+            )
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         return engine.gradients(run, grads, plan), run.losses
+
+
+def _known(engine: Engine, run: Pass, grads: list[list[Tensor | None]]) -> bool:
+    plan = engine.plans.get(engine.signature(run, grads))
+    return plan is not None and plan.checked
 
 
 def survey(
@@ -115,82 +118,73 @@ def survey(
     views: int,
     rewind: Callable[[], None],
     check: bool,
-) -> Plan:
-    """Make the plan for this batch, and check the answers it gives."""
-    from tacit.sgd.clip import leaves
+) -> Plan | None:
+    """Make the plan for this batch, and check the answers it gives; ``None`` when no example has a finite gradient."""
+    device = next(iter(engine.parameters.values())).device
 
-    run = engine.forward(losses_of(batch), leaves(batch), examples, named=True)
-    finite = torch.isfinite(run.losses.detach())
-    single = _finite_examples(engine, run, finite)
-    if len(single) < examples and len(single) > 0:
-        # Evidence and comparisons need finite numbers: bad examples are replaced by a good one, in the survey only.
-        good = single[0]
-        ok = set(single)
-        source = torch.tensor([k if k in ok else good for k in range(examples)], device=finite.device)
-        batch = _rows(batch, source, views)
+    def forward(some: Any) -> Pass:
         rewind()
-        run = engine.forward(losses_of(batch), leaves(batch), examples, named=True)
-    chosen = _some(single or list(range(examples)), CHECKED_EXAMPLES)
+        return engine.forward(losses_of(some), leaves(some), examples, named=True)
+
+    def alike(example: int) -> Any:
+        return _rows(batch, torch.full((examples,), example), views)
+
+    run = forward(batch)
+    doctored = not _finite(engine, run)
+    if doctored:
+        # Evidence and comparisons need finite numbers: the survey runs on good examples in place of the bad ones.
+        good: list[int] = []
+        for k in torch.isfinite(run.losses.detach()).nonzero().flatten().tolist():
+            if len(good) < CHECKED_EXAMPLES and _finite(engine, forward(alike(k))):
+                good.append(k)
+        if not good:
+            return None
+        batch = _rows(batch, torch.tensor([good[k % len(good)] for k in range(examples)]), views)
+        run = forward(batch)
+    chosen = _some(examples, CHECKED_EXAMPLES)
     swapped: Pass | None = None
-    example = chosen[0]
     if examples > 1:
         for example in reversed(chosen):
-            rewind()
-            alike = _rows(batch, torch.full((examples,), example, device=finite.device), views)
-            swapped = engine.forward(losses_of(alike), leaves(alike), examples, named=True)
-            if check and single:
-                _isolated(engine, losses_of, batch, alike, run, swapped, example, rewind)
-    with torch.no_grad(), torch.autocast(finite.device.type, enabled=False):
-        plan, gradients = engine.make_plan(run, swapped, example)
-        if check and single:
+            swapped = forward(alike(example))
+            if check:
+                _isolated(engine, losses_of, batch, alike(example), run, swapped, example, rewind)
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        known = engine.plans.get(engine.signature(run, run.output_gradients(retain=True)))
+        plan, gradients = engine.make_plan(run, swapped, chosen[0])
+        plan.checked = known is not None and known.checked
+        if doctored and not plan.settled:
+            raise ClippingError(
+                "the batch has examples without finite gradients, and the others leave open which elements belong to "
+                "which example"
+            )
+        if check:
             _agree(engine, run, gradients, chosen)
             plan.checked = True
     return plan
 
 
+def _finite(engine: Engine, run: Pass) -> bool:
+    """Whether all losses, and the gradient of their sum, are finite."""
+    if not bool(torch.isfinite(run.losses).all()):
+        return False
+    parameters = list(engine.parameters.values())
+    found = torch.autograd.grad(run.losses.sum(), parameters, retain_graph=True, allow_unused=True)
+    return all(bool(torch.isfinite(_dense(g)).all()) for g in found if g is not None)
+
+
 def _rows(batch: Any, examples: Tensor, views: int) -> Any:
-    from tacit.sgd.clip import take
-
-    rows = (examples.unsqueeze(1) * views + torch.arange(views, device=examples.device)).flatten()
-    return take_on(batch, rows, take)
-
-
-def take_on(batch: Any, rows: Tensor, take: Callable[[Any, Any], Any]) -> Any:
-    """Rows of a batch whose tensors may live on several devices."""
-    from torch.utils import _pytree as pytree
-
+    """The batch made of these examples, each with all its views, wherever its tensors live."""
+    rows = (examples.unsqueeze(1) * views + torch.arange(views)).flatten()
     return pytree.tree_map_only(Tensor, lambda t: t[rows.to(t.device)], batch)
 
 
-def _some(of: list[int], count: int) -> list[int]:
-    """A few members, spread out; the choice is no secret and needs no randomness of the model's."""
-    if len(of) <= count:
-        return list(of)
-    generator = torch.Generator().manual_seed(torch.randint(2**31, (), generator=_own).item())  # type: ignore[arg-type]
-    return [of[k] for k in torch.randperm(len(of), generator=generator)[:count].tolist()]
+_choice = torch.Generator()
+_choice.seed()
 
 
-_own = torch.Generator()
-_own.seed()
-
-
-def _finite_examples(engine: Engine, run: Pass, finite: Tensor) -> list[int]:
-    """Examples whose loss and output gradients are all finite, as far as whole tensors tell."""
-    candidates = [k for k, ok in enumerate(finite.tolist()) if ok]
-    grads = run.output_gradients(retain=True)
-    if all(bool(torch.isfinite(g).all()) for per_use in grads for g in per_use if g is not None):
-        values = [t for use in run.uses for t in use.outputs]
-        if all(bool(torch.isfinite(v).all()) for v in values) or len(candidates) == len(finite):
-            return candidates
-    good = []
-    for k in candidates:
-        one = torch.zeros_like(run.losses)
-        one[k] = 1.0
-        # Zero weights elsewhere leave zeros, or NaN where zero meets infinity: those are not this example's doing.
-        found = torch.autograd.grad(run.losses[k], list(engine.parameters.values()), retain_graph=True, allow_unused=True)
-        if all(bool(torch.isfinite(_dense(g)).all()) for g in found if g is not None):
-            good.append(k)
-    return good if good else candidates
+def _some(examples: int, count: int) -> list[int]:
+    """A few examples at random, by randomness that is not the model's."""
+    return [int(k) for k in torch.randperm(examples, generator=_choice)[:count]]
 
 
 def _dense(gradient: Tensor) -> Tensor:
@@ -213,8 +207,8 @@ def _isolated(
         return
     culprit = _culprit(engine, losses_of, batch, alike, run.batch, example, rewind)
     raise BatchMixing(
-        f"the loss of example {example} changed from {before.item():.6g} to {after.item():.6g} when the other examples of the batch "
-        f"were replaced: {culprit} mixes examples, so no per-example bound exists. "
+        f"the loss of example {example} changed from {before.item():.6g} to {after.item():.6g} when the other "
+        f"examples of the batch were replaced: {culprit} mixes examples, so no per-example bound exists. "
         "tacit.sgd.fix(model) replaces batch normalisation; anything else has to treat each example by itself."
     )
 
@@ -235,8 +229,6 @@ def _culprit(
         record: list[tuple[str, str, list[Tensor], list[Tensor]]] = []
 
         def note(module: nn.Module, args: Any, out: Any, record: Any = record) -> None:
-            from tacit.sgd.capture import tensors_in
-
             if id(module) in names:
                 inside, outside = ([t.detach() for t in tensors_in(v)] for v in (args, out))
                 record.append((names[id(module)], type(module).__name__, inside, outside))
@@ -309,8 +301,9 @@ def _agree(engine: Engine, run: Pass, gradients: Gradients, chosen: list[int]) -
 def _message(engine: Engine, run: Pass, k: int, name: str, what: str, error: float, size: float) -> str:
     uses = sorted({u.name for u in run.uses if any(k in d.params for d in u.derived)})
     return (
-        f"captured gradient of parameter {name!r} differs from autograd's for {what} by {error:.3g} (gradient norm {size:.3g}). "
-        f"It is used by {', '.join(uses) or 'no operation that was seen'}. Training must not go on with this model; "
+        f"captured gradient of parameter {name!r} differs from autograd's for {what} by {error:.3g} "
+        f"(gradient norm {size:.3g}). It is used by {', '.join(uses) or 'no operation that was seen'}. "
+        "Training must not go on with this model; "
         "method='examples' is slower and does not rely on captured operations."
     )
 

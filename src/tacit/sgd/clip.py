@@ -2,8 +2,8 @@
 
     sums, norms = tacit.sgd.clipped_grad(model, loss, batch, clip_norm=1.0)
 
-This is the sensitive half of DP-SGD, usable alone by people with their own training loop: add noise of standard deviation
-``noise_multiplier * result.sensitivity`` to ``sums``, divide by the *expected* batch size, and step.
+This is the sensitive half of DP-SGD, usable alone by people with their own training loop: add noise of standard
+deviation ``noise_multiplier * result.sensitivity`` to ``sums``, divide by the *expected* batch size, and step.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from tacit.sgd import checks
+from tacit.sgd.batches import Loss, example_losses, plain, rows_of, take
 from tacit.sgd.engine import Engine, Gradients
 from tacit.sgd.errors import ClippingError
 
-Loss = Callable[[nn.Module, Any], Tensor] | nn.Module
 Check = Literal["first", "always", "never"] | int
 Method = Literal["operations", "examples"]
 
@@ -31,8 +31,8 @@ Method = Literal["operations", "examples"]
 class Clipping:
     """How per-example gradients are bounded, and the sensitivity that follows.
 
-    ``groups[k]`` are the names of the parameters bounded together by ``bounds[k]``. Adding or removing one example changes
-    the clipped sum by at most ``sensitivity`` in L2 norm (twice that for replacing one).
+    ``groups[k]`` are the names of the parameters bounded together by ``bounds[k]``. Adding or removing one example
+    changes the clipped sum by at most ``sensitivity`` in L2 norm (twice that for replacing one).
 
     >>> Clipping("per_layer", (("a.weight",), ("b.weight",)), (3.0, 4.0)).sensitivity
     5.0
@@ -53,8 +53,9 @@ class Clipping:
         """The clipping a user asked for, over these parameters.
 
         ``"flat"`` bounds the whole gradient. ``"per_layer"`` bounds the parameters of each module together by
-        ``clip_norm / sqrt(number of modules)``, so that the total is ``clip_norm``. A mapping from name patterns to bounds gives
-        each group its own. ``"automatic"`` scales every gradient to (nearly) ``clip_norm``, long or short.
+        ``clip_norm / sqrt(number of modules)``, so that the total is ``clip_norm``. A mapping from name patterns to
+        bounds gives each group its own. ``"automatic"`` scales every gradient to (nearly) ``clip_norm``, long or
+        short.
 
         >>> Clipping.of({"head.*": 0.3, "*": 0.4}, 1.0, ["body.weight", "head.weight"]).sensitivity
         0.5
@@ -100,8 +101,9 @@ def _by_pattern(kind: Mapping[str, float], names: list[str]) -> Clipping:
 class ClippedGradients:
     """What :func:`clipped_grad` returns; unpacks as ``sums, norms``.
 
-    ``sums`` maps parameter names to clipped sums (float32, or float64 for float64 parameters). ``norms`` are the norms before
-    clipping, ``(B,)``, or ``(B, groups)`` when there are several groups; they and ``losses`` are **not** private: never release them.
+    ``sums`` maps parameter names to clipped sums (float32, or float64 for float64 parameters). ``norms`` are the
+    norms before clipping, ``(B,)``, or ``(B, groups)`` when there are several groups; they and ``losses`` are **not**
+    private: never release them.
     """
 
     sums: dict[str, Tensor]
@@ -120,13 +122,16 @@ class ClippedGradients:
         return self.clipping.sensitivity
 
 
-def factors(squared: Tensor, safe: Tensor, bounds: Tensor, mask: Tensor | None, stabiliser: float) -> tuple[Tensor, Tensor]:
+def factors(
+    squared: Tensor, safe: Tensor, bounds: Tensor, good: Tensor, mask: Tensor | None, stabiliser: float
+) -> tuple[Tensor, Tensor]:
     """Norms and clip factors, ``(B, groups)``, from squared norms and norms with their margins.
 
-    Guarantee: ``factor * norm <= bound`` for every example and group; an example that is masked, or not finite in any group,
-    has factor zero in all of them.
+    Guarantee: ``factor * norm <= bound`` for every example and group; an example that is masked, not ``good``, or not
+    finite in any group, has factor zero in all of them.
     """
-    good = torch.isfinite(safe).all(1)
+    good = good & torch.isfinite(safe).all(1)
+    bad = ~good
     if mask is not None:
         good = good & mask.bool()
     kept = good.unsqueeze(1)
@@ -137,13 +142,15 @@ def factors(squared: Tensor, safe: Tensor, bounds: Tensor, mask: Tensor | None, 
         scale = bounds / (safe + stabiliser) * below
     else:
         scale = torch.where(safe > bounds, bounds / safe.clamp(min=torch.finfo(safe.dtype).tiny) * below, 1.0)
-    norms = torch.where(torch.isnan(squared), torch.inf, squared.clamp(min=0).sqrt())
+    norms = torch.where(bad.unsqueeze(1), torch.inf, squared.clamp(min=0).sqrt())
     if mask is not None:
         norms = torch.where(mask.bool().unsqueeze(1), norms, 0.0)
     return norms, torch.where(kept, scale, 0.0)
 
 
-def clip(gradients: Gradients, names: list[str], clipping: Clipping, mask: Tensor | None) -> tuple[Any, Tensor, Tensor]:
+def clip(
+    gradients: Gradients, names: list[str], clipping: Clipping, good: Tensor, mask: Tensor | None
+) -> tuple[Callable[[bool], dict[str, Tensor]], Tensor, Tensor]:
     """Sums, norms and factors from per-example gradients; static shapes, no data-dependent Python."""
     group_of = {name: g for g, members in enumerate(clipping.groups) for name in members}
     squared: list[Any] = [0.0] * len(clipping.groups)
@@ -158,7 +165,7 @@ def clip(gradients: Gradients, names: list[str], clipping: Clipping, mask: Tenso
     squared_BG = torch.stack(squared, 1)
     safe_BG = torch.stack(safe_squared, 1).sqrt() + torch.stack(product, 1).sqrt()
     bounds = torch.tensor(clipping.bounds, dtype=safe_BG.dtype, device=safe_BG.device)
-    norms_BG, scale_BG = factors(squared_BG, safe_BG, bounds, mask, clipping.stabiliser)
+    norms_BG, scale_BG = factors(squared_BG, safe_BG, bounds, good, mask, clipping.stabiliser)
 
     def sums(sanitise: bool) -> dict[str, Tensor]:
         return {n: gradients.weighted_sum(k, scale_BG[:, group_of[n]], sanitise) for k, n in enumerate(names)}
@@ -166,69 +173,7 @@ def clip(gradients: Gradients, names: list[str], clipping: Clipping, mask: Tenso
     return sums, norms_BG, scale_BG
 
 
-# -- batches and losses ------------------------------------------------------------------------------------------------
-
-
-def leaves(batch: Any) -> list[Tensor]:
-    """The tensors of a batch."""
-    return [leaf for leaf in pytree.tree_leaves(plain(batch)) if isinstance(leaf, Tensor)]
-
-
-def plain(batch: Any) -> Any:
-    """Mappings that are not dicts (a tokenizer's output, say) as dicts, so that batches are ordinary trees."""
-    if isinstance(batch, Mapping):
-        return {key: plain(value) for key, value in batch.items()}
-    if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
-        return type(batch)(plain(item) for item in batch)
-    return batch
-
-
-def rows_of(batch: Any) -> int:
-    """The common leading dimension of a batch."""
-    sizes = {leaf.shape[0] if leaf.dim() else None for leaf in leaves(batch)}
-    if len(sizes) != 1 or None in sizes:
-        found = sorted({tuple(leaf.shape) for leaf in leaves(batch)})
-        raise ValueError(f"every tensor of the batch must have the examples in its first dimension; shapes are {found}")
-    return int(sizes.pop())  # type: ignore[arg-type]
-
-
-def take(batch: Any, index: Any) -> Any:
-    """Some rows of a batch."""
-    return pytree.tree_map_only(Tensor, lambda t: t[index], batch)
-
-
-def row_losses(model: nn.Module, loss: Loss, batch: Any) -> Tensor:
-    """One loss per row of the batch."""
-    if not isinstance(loss, nn.Module):
-        return loss(model, batch)
-    if getattr(loss, "reduction", "none") != "none":
-        raise ValueError(f"{type(loss).__name__} averages over the batch: build it with reduction='none'")
-    if not isinstance(batch, list | tuple) or len(batch) != 2:
-        raise ValueError("with a criterion as loss the batch must be a pair (inputs, targets)")
-    inputs, targets = batch
-    if isinstance(inputs, dict):
-        outputs = model(**inputs)
-    elif isinstance(inputs, list | tuple):
-        outputs = model(*inputs)
-    else:
-        outputs = model(inputs)
-    losses: Tensor = loss(outputs, targets)
-    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
-
-
-def example_losses(model: nn.Module, loss: Loss, batch: Any, rows: int, views: int) -> Tensor:
-    """One loss per example: the mean over its views."""
-    losses = row_losses(model, loss, batch)
-    if not isinstance(losses, Tensor) or losses.shape != (rows,):
-        shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise ValueError(f"the loss must return one value per example, shape ({rows},), not {shape}")
-    if not losses.requires_grad:
-        raise ClippingError("the loss does not depend on any trainable parameter")
-    losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
-    return losses if views == 1 else losses.view(rows // views, views).mean(1)
-
-
-# -- the call -------------------------------------------------------------------------------------------------------------
+# -- the call --------------------------------------------------------------------------------------------------
 
 _engines: WeakKeyDictionary[nn.Module, Engine] = WeakKeyDictionary()
 
@@ -242,7 +187,9 @@ def engine_of(model: nn.Module) -> Engine:
     """The engine of a model, with what it has learned about it; a new one when other parameters are trained."""
     parameters = trainable(model)
     engine = _engines.get(model)
-    if engine is None or [(n, id(p)) for n, p in engine.parameters.items()] != [(n, id(p)) for n, p in parameters.items()]:
+    if engine is None or [(n, id(p)) for n, p in engine.parameters.items()] != [
+        (n, id(p)) for n, p in parameters.items()
+    ]:
         engine = _engines[model] = Engine(model, parameters)
     return engine
 
@@ -264,15 +211,18 @@ def clipped_grad(
     """The sum over examples of per-example gradients, each clipped to ``clip_norm``, and their norms.
 
     ``loss(model, batch)`` returns one loss per example, shape ``(B,)``; or it is a criterion module with
-    ``reduction="none"`` and the batch is ``(inputs, targets)``. Every tensor in ``batch`` has the examples in its first dimension.
+    ``reduction="none"`` and the batch is ``(inputs, targets)``. Every tensor in ``batch`` has the examples in its
+    first dimension.
 
-    ``mask`` (B,) marks the real examples of a padded batch. With ``views=K`` each example has K adjacent rows (augmented
-    views), whose gradients are averaged *before* clipping. ``microbatch`` bounds how many examples run at a time.
-    ``check`` says when the answer is compared with autograd's own (``"first"`` step of each shape, ``"always"``, ``"never"``,
-    or every so many steps). ``method="examples"`` runs one backward pass per example: slow, for models that the engine refuses.
+    ``mask`` (B,) marks the real examples of a padded batch. With ``views=K`` each example has K adjacent rows
+    (augmented views), whose gradients are averaged *before* clipping. ``microbatch`` bounds how many examples run at
+    a time. ``check`` says when the answer is compared with autograd's own (``"first"`` step of each shape,
+    ``"always"``, ``"never"``, or every so many steps). ``method="examples"`` runs one backward pass per example:
+    slow, for models that the engine refuses.
 
-    Guarantee: adding or removing one example changes ``sums`` by at most ``result.sensitivity`` in L2 norm, rounding included, whatever the
-    example holds; one whose gradient is not finite counts as zero. The model is left as it was.
+    Guarantee: adding or removing one example changes ``sums`` by at most ``result.sensitivity`` in L2 norm, rounding
+    included, whatever the example holds; one whose gradient is not finite counts as zero. The model is left as it
+    was.
 
     >>> import torch
     >>> model = torch.nn.Linear(3, 2)
@@ -281,8 +231,6 @@ def clipped_grad(
     >>> sorted(sums), norms.shape
     (['bias', 'weight'], torch.Size([5]))
     """
-    from tacit.sgd import checks
-
     batch = plain(batch)
     rows = rows_of(batch)
     if views < 1 or rows % views:
@@ -304,7 +252,9 @@ def clipped_grad(
     parts = []
     for start in range(0, examples, size):
         piece = take(batch, slice(start * views, (start + size) * views)) if size < examples else batch
-        part_mask = None if mask is None else mask[start : start + size].to(next(iter(engine.parameters.values())).device)
+        part_mask = (
+            None if mask is None else mask[start : start + size].to(next(iter(engine.parameters.values())).device)
+        )
         parts.append(_one(engine, loss, piece, spec, part_mask, views, check, due, method))
     if len(parts) == 1:
         sums, norms, losses, scale = parts[0]
@@ -334,23 +284,27 @@ def _one(
     due: bool,
     method: Method,
 ) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
-    from tacit.sgd import checks
-
     rows = rows_of(batch)
     examples = rows // views
 
     def losses_of(some: Any) -> Callable[[], Tensor]:
         return lambda: example_losses(engine.model, loss, some, rows, views)
 
+    gradients: Gradients | None
     if method == "examples":
         gradients, losses = checks.by_autograd(engine, losses_of(batch))
     else:
         gradients, losses = checks.planned(engine, losses_of, batch, examples, views, check, due)
-    device = losses.device.type
-    with torch.no_grad(), torch.autocast(device, enabled=False):
-        sums, norms, scale = clip(gradients, list(engine.parameters), spec, mask)
+    names = list(engine.parameters)
+    losses = losses.detach()
+    good = torch.isfinite(losses)
+    if gradients is None:
+        good = torch.zeros_like(good)
+        gradients = Gradients(examples, list(engine.parameters.values()), [[] for _ in names])
+    with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
+        sums, norms, scale = clip(gradients, names, spec, good, mask)
         result = sums(False)
         # An example counted as zero still poisons a product with its infinities: only then are all factors cleaned.
         if not bool(torch.stack([v.sum() for v in result.values()]).isfinite().all()):
             result = sums(True)
-    return result, norms, losses.detach(), scale
+    return result, norms, losses, scale

@@ -1,12 +1,13 @@
 """How does one forward and one backward pass become norms and a clipped sum?
 
-:class:`Engine` watches the forward pass (:mod:`~tacit.sgd.capture`), runs one backward pass to the outputs of the uses, turns each
-use into contributions (:mod:`~tacit.sgd.rules`), brings those into the coordinates of the parameters (:mod:`~tacit.sgd.frames`) and
-hands back :class:`Gradients`, from which norms and any weighted sum follow without another pass.
+:class:`Engine` watches the forward pass (:mod:`~tacit.sgd.capture`), runs one backward pass to the outputs of the
+uses, turns each use into contributions (:mod:`~tacit.sgd.rules`), brings those into the coordinates of the parameters
+(:mod:`~tacit.sgd.frames`) and hands back :class:`Gradients`, from which norms and any weighted sum follow without
+another pass.
 
-Everything that had to be found out rather than computed (where the examples are in each output, which rule applies, which
-uses share coordinates) goes into a :class:`Plan`. A plan holds for every batch with the same sequence of uses and shapes, so a step
-with a known plan has no data-dependent Python in it and can be traced.
+Everything that had to be found out rather than computed (where the examples are in each output, which rule applies,
+which uses share coordinates) goes into a :class:`Plan`. A plan holds for every batch with the same sequence of uses
+and shapes, so a step with a known plan has no data-dependent Python in it and can be traced.
 """
 
 from __future__ import annotations
@@ -128,11 +129,12 @@ class Engine:
         self.plans: dict[Any, Plan] = {}
         self.mutable: set[str] = set()
         self.surveyed = False
+        self.calls = 0
 
     # -- passes ----------------------------------------------------------------------------------------------------
 
     def forward(self, losses: Losses, data: list[Tensor], batch: int, named: bool = False) -> Pass:
-        """Run the model once, watched. ``named`` keeps track of module names (for messages) and outputs (for evidence)."""
+        """Run the model once, watched. ``named`` keeps module names (for messages) and outputs (for evidence)."""
         capture = Capture(
             self.parameters,
             data,
@@ -182,7 +184,7 @@ class Engine:
             self.surveyed = True
             if lost:
                 self.mutable.update(lost)
-                raise ClippingError(f"the forward pass began to write buffers it had left alone before: {', '.join(lost)}")
+                raise ClippingError(f"the forward pass began to write buffers it had left alone: {', '.join(lost)}")
 
     # -- plans -----------------------------------------------------------------------------------------------------
 
@@ -204,11 +206,13 @@ class Engine:
     def plan_for(self, run: Pass, grads: list[list[Tensor | None]]) -> Plan | None:
         """The settled plan that holds for this pass, if there is one."""
         plan = self.plans.get(self.signature(run, grads))
-        if plan is None or not plan.settled:
+        if plan is None or not plan.settled or (run.batch > 1 and any(use.rearranged for use in run.uses)):
             return None
         for use, known in zip(run.uses, plan.uses, strict=True):
             now = [t for d in use.derived for t in frames.chain_tensors(d)]
-            if len(now) != len(known.guards) or not all(torch.equal(a, b) for a, b in zip(now, known.guards, strict=True)):
+            if len(now) != len(known.guards) or not all(
+                torch.equal(a, b) for a, b in zip(now, known.guards, strict=True)
+            ):
                 return None
         return plan
 
@@ -259,12 +263,12 @@ class Engine:
         if not found:
             if bool((owner == -2).any()):
                 raise BatchMixing(
-                    f"the losses of several examples depend on the same element of the output of {use.name!r} (with {names}) "
-                    f"in {use.where}: examples are mixed there, and no per-example bound exists"
+                    f"the losses of several examples depend on the same element of the output of {use.name!r} "
+                    f"(with {names}) in {use.where}: examples are mixed there, and no per-example bound exists"
                 )
             raise UncoveredUse(
-                f"cannot tell which elements of the output of {use.name!r} (with {names}) in {use.where} belong to which "
-                f"example: shape {tuple(grad.shape)} for a batch of {batch}. Use method='examples'."
+                f"cannot tell which elements of the output of {use.name!r} (with {names}) in {use.where} belong "
+                f"to which example: shape {tuple(grad.shape)} for a batch of {batch}. Use method='examples'."
             )
         if len(found) > 1 and after is not None:
             found = unmoved(found, use.outputs[j], after, example) or found
@@ -313,7 +317,9 @@ class Engine:
                     else:
                         if (k, j) not in by_vjp:
                             behind = sorted(derived.params)
-                            found = frames.per_example_vjp(derived, contribution, [parameters[i] for i in behind], run.batch)
+                            found = frames.per_example_vjp(
+                                derived, contribution, [parameters[i] for i in behind], run.batch
+                            )
                             by_vjp[k, j] = dict(zip(behind, found, strict=True))
                         dense = by_vjp[k, j].pop(p)
                     total = dense if total is None else total + dense
@@ -353,8 +359,8 @@ class Engine:
             if isinstance(error, ClippingError):
                 raise
             raise UncoveredUse(
-                f"no rule covers {use.name!r}, which consumes {self._names(use)} in {use.where}, and its derivative cannot be "
-                f"batched ({error}). Use method='examples'."
+                f"no rule covers {use.name!r}, which consumes {self._names(use)} in {use.where}, and its derivative "
+                f"cannot be batched ({error}). Use method='examples'."
             ) from error
 
     def _overlaps(self, mine: list[tuple[int, int]], plan: Plan, parameter: Tensor) -> bool:
@@ -370,4 +376,4 @@ class Engine:
             for f in distinct.values()
         ]
         every = torch.cat(indices)
-        return every.unique().numel() != every.numel()
+        return bool(every.unique().numel() != every.numel())

@@ -12,8 +12,8 @@ GROUPS = 32
 def fix(model: nn.Module) -> dict[str, str]:
     """Replace batch normalisation by group normalisation, in place; say what was replaced by what.
 
-    The number of groups is the greatest common divisor of 32 and the number of channels; scale and shift are kept. A model that is
-    itself a batch normalisation layer cannot be changed in place and is refused.
+    The number of groups is the greatest common divisor of 32 and the number of channels; scale and shift are kept. A
+    model that is itself a batch normalisation layer cannot be changed in place and is refused.
 
     >>> from torch import nn
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())

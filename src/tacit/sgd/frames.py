@@ -1,9 +1,9 @@
 """In which coordinates does a derived value hold a parameter's gradient?
 
-A use sees a value ``D`` made from a parameter ``P``. When ``D`` is a selection of ``P``'s elements (a view, transpose, cast, slice,
-lookup with fixed indices, expansion over the batch) its gradient keeps its length as long as no element is selected twice, and a
-:class:`Frame` records which elements they are. Anything else (weight norm, weight standardisation, a projected prefix) is
-brought back to ``P`` by ``vmap`` of the vjp of ``D``, example by example.
+A use sees a value ``D`` made from a parameter ``P``. When ``D`` is a selection of ``P``'s elements (a view,
+transpose, cast, slice, lookup with fixed indices, expansion over the batch) its gradient keeps its length as long as
+no element is selected twice, and a :class:`Frame` records which elements they are. Anything else (weight norm, weight
+standardisation, a projected prefix) is brought back to ``P`` by ``vmap`` of the vjp of ``D``, example by example.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tacit.sgd.layout import Layout
 from tacit.sgd.norms import flip, to_dense
 from tacit.sgd.rules.base import Aligned, Contribution, Dense, wide
 
-_TRANSPOSES = frozenset("t T mT H mH adjoint".split())
+_TRANSPOSES = frozenset(["t", "T", "mT", "H", "mH", "adjoint"])
 CHUNK_ELEMENTS = 1 << 26
 
 
@@ -28,9 +28,10 @@ CHUNK_ELEMENTS = 1 << 26
 class Frame:
     """Where a contribution lives in its parameter.
 
-    ``key`` names the coordinates (``"root"`` for the parameter's own), ``flipped`` whether a matrix arrives transposed,
-    ``index`` the flat position of each element when the coordinates are not the parameter's own, ``unique`` whether these
-    positions are distinct, ``constant`` whether an aligned value selects the same elements for every example.
+    ``key`` names the coordinates (``"root"`` for the parameter's own), ``flipped`` whether a matrix arrives
+    transposed, ``index`` the flat position of each element when the coordinates are not the parameter's own,
+    ``unique`` whether these positions are distinct, ``constant`` whether an aligned value selects the same elements
+    for every example.
     """
 
     key: Any
@@ -49,7 +50,11 @@ def chain_key(derived: Derived) -> Any:
     """What a selection depends on besides tensors, as a string."""
     if derived.chain is None:
         return None
-    return str([(n, substitute((a, k), lambda t: tuple(t.shape)), i) for _, n, a, k, i in derived.chain]) if derived.chain else ""
+    return (
+        str([(n, substitute((a, k), lambda t: tuple(t.shape)), i) for _, n, a, k, i in derived.chain])
+        if derived.chain
+        else ""
+    )
 
 
 def index_map(derived: Derived, parameter: Tensor) -> Tensor:
@@ -95,7 +100,11 @@ def frame_of(derived: Derived, contribution: Contribution, parameter: Tensor) ->
         constant = bool((rows == rows[0]).all())
         index = rows[0] if constant else rows
     unique = constant and index.unique().numel() == index.numel()
-    if unique and index.shape == parameter.shape and torch.equal(index.flatten(), torch.arange(index.numel(), device=index.device)):
+    if (
+        unique
+        and index.shape == parameter.shape
+        and torch.equal(index.flatten(), torch.arange(index.numel(), device=index.device))
+    ):
         return Frame("root")
     flipped = False
     if index.dim() == 2 and constant and not isinstance(contribution, Aligned):
@@ -165,7 +174,7 @@ def batched_vjp(value: Tensor, parameters: list[Tensor], cotangents: Tensor) -> 
     except RuntimeError:  # an operation without a batching rule: the same, one cotangent after another
         singles = [torch.autograd.grad(value, parameters, c, retain_graph=True, allow_unused=True) for c in cotangents]
         found = tuple(
-            None if any(s[k] is None for s in singles) else torch.stack([s[k] for s in singles])  # type: ignore[misc]
+            None if any(s[k] is None for s in singles) else torch.stack([s[k] for s in singles])
             for k in range(len(parameters))
         )
     return [

@@ -4,10 +4,10 @@ A model may keep the batch in the first dimension, move it (``(T, B, E)`` in att
 into another one (``(B * T, d)``). A :class:`Layout` says where it is: dimension ``dim`` has ``outer * batch * inner``
 entries and entry ``(o * batch + b) * inner + i`` belongs to example ``b``.
 
-The layout is never guessed from shapes. It is read off the backward pass: the gradient of
-``sum_b w_b * loss_b`` at an element that belongs to example ``b`` is ``w_b`` times the gradient for ``w = 1``. With powers
-of two for weights this holds bit for bit (scaling by a power of two commutes with rounding), so a few backward passes,
-one per digit of ``b``, name the owner of every element whose gradient is not zero.
+The layout is never guessed from shapes. It is read off the backward pass: the gradient of ``sum_b w_b * loss_b`` at
+an element that belongs to example ``b`` is ``w_b`` times the gradient for ``w = 1``. With powers of two for weights
+this holds bit for bit (scaling by a power of two commutes with rounding), so a few backward passes, one per digit of
+``b``, name the owner of every element whose gradient is not zero.
 """
 
 from __future__ import annotations

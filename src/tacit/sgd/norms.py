@@ -1,16 +1,17 @@
 """How long is each example's gradient of one parameter, and what is the weighted sum over examples?
 
-A :class:`Group` holds all contributions to one parameter (or to one slice of it that nothing else touches), written in the same
-coordinates, so that several uses of a parameter are one sum and cross terms come out by themselves. The norm uses the cheapest
-exact rule for the shapes at hand:
+A :class:`Group` holds all contributions to one parameter (or to one slice of it that nothing else touches), written
+in the same coordinates, so that several uses of a parameter are one sum and cross terms come out by themselves. The
+norm uses the cheapest exact rule for the shapes at hand:
 
 * one token per example: ``|left|² |right|²``;
 * few tokens: the Gram matrices, ``sum (L Lᵀ) ∘ (R Rᵀ)``, without ever forming a gradient;
 * otherwise the per-example product, kept for the sum when it is smaller than the factors.
 
-Rounding. Each norm comes with a margin. A product accumulated in precision ``u`` is off by about ``u |L|_F |R|_F`` (errors of
-different terms are independent: Higham and Mary, 2019, "A new approach to probabilistic rounding error analysis"), and under cancellation that may exceed the norm itself.
-The clip factor is computed from norm plus margin, so what rounding adds is inside the bound.
+Rounding. Each norm comes with a margin. A product accumulated in precision ``u`` is off by about ``u |L|_F |R|_F``
+(errors of different terms are independent: Higham and Mary, 2019, "A new approach to probabilistic rounding error
+analysis"), and under cancellation that may exceed the norm itself. The clip factor is computed from norm plus margin,
+so what rounding adds is inside the bound.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CHUNK_ELEMENTS = 1 << 26
 
 @dataclass
 class Norms:
-    """Squared norms per example; what rounding may take from them (``gram``) and add to the sum (``product``, squared)."""
+    """Squared norms per example; what rounding may take from them (``gram``) and add to a sum (``product``)."""
 
     squared: Tensor
     gram: Tensor | float = 0.0
@@ -36,7 +37,7 @@ class Norms:
 
 def roundoff(tensor: Tensor, convolution: bool = False) -> float:
     """The relative error of one product in this type, as torch is set up to compute it now."""
-    exact = torch.finfo(tensor.dtype).eps
+    exact = float(torch.finfo(tensor.dtype).eps)
     if tensor.dtype != torch.float32:
         return exact
     if convolution and tensor.is_cuda and torch.backends.cudnn.allow_tf32:
@@ -65,11 +66,12 @@ class Group:
         mixed = bool(dense) and len(contributions) > len(dense)
         differ = len({c.key for c in outers}) > 1
         crossed = bool(outers and lookups) and not (
-            outers[0].left.shape[1] == 1
+            outers[0].dims[1] == 1
             and outers[0].order == tuple(range(len(outers[0].order)))
-            and outers[0].left.shape[3] == lookups[0].rows
+            and outers[0].dims[3] == lookups[0].rows
         )
-        if mixed or differ or crossed or _small(outers, lookups):
+        summed = len(outers) > 1 and not lookups and _prefers_product(outers)
+        if mixed or differ or crossed or summed or _small(outers, lookups):
             total = to_dense(contributions[0], shape)
             for contribution in contributions[1:]:
                 total = total + to_dense(contribution, shape)
@@ -101,8 +103,8 @@ class Group:
             return Norms(self.dense.reshape(len(self.dense), -1).square().sum(1))
         if self.outer is not None and self.lookup is not None:
             a, b, cross = self._outer_norms(self.outer), _lookup_norms(self.lookup), _cross(self.outer, self.lookup)
-            tokens = self.outer.left.shape[2] + self.lookup.index.shape[1]
-            size = (_product_size(self.outer).sqrt() + _lookup_size(self.lookup).sqrt()).square()
+            tokens = self.outer.dims[2] + self.lookup.index.shape[1]
+            size = (self.outer.size().sqrt() + _lookup_size(self.lookup).sqrt()).square()
             unit = roundoff(cross)
             return Norms(a.squared + b.squared + 2 * cross, 4 * unit / tokens * size, unit**2 * size)
         if self.outer is not None:
@@ -111,50 +113,49 @@ class Group:
         return _lookup_norms(self.lookup)
 
     def _outer_norms(self, outer: Outer) -> Norms:
-        left, right = outer.left, outer.right
-        batch, groups, tokens, p = left.shape
-        q = right.shape[3]
+        batch, groups, tokens, p, q = outer.dims
         if tokens == 1:
-            squared = (left.square().sum((2, 3)) * right.square().sum((2, 3))).sum(1)
+            squared = (outer.left.square().sum((2, 3)) * outer.right.square().sum((2, 3))).sum(1)
             return Norms(squared)
         if tokens * (p + q) <= p * q:
+            left, right = outer.left, outer.right
             gram_left, gram_right = left @ left.mT, right @ right.mT
             squared = (gram_left * gram_right).sum((1, 2, 3))
-            trace = _trace(gram_left) * _trace(gram_right)
-            size = trace.sum(1)
-            unit = roundoff(left, bool(self.parts) and hasattr(self.parts[0], "weighted_sum"))
+            size = (_trace(gram_left) * _trace(gram_right)).sum(1)
+            unit = roundoff(left, outer.by_convolution)
             return Norms(squared, 4 * roundoff(left) / tokens * size, unit**2 * size)
-        per_example = groups * p * q
-        if per_example <= groups * tokens * (p + q) and self.lookup is None:
-            product = left.mT @ right
+        if self.lookup is None:
+            # Smaller than the factors it is made of: kept, so that the sum is cheap and of exactly these numbers.
+            product = outer.product()
             self.dense = outer.fold(product)
             return Norms(product.square().sum((1, 2, 3)))
-        chunk = max(1, CHUNK_ELEMENTS // max(1, per_example))
+        chunk = max(1, CHUNK_ELEMENTS // max(1, groups * p * q))
         squares = [
-            (left[k : k + chunk].mT @ right[k : k + chunk]).square().sum((1, 2, 3)) for k in range(0, batch, chunk)
+            (outer.left[k : k + chunk].mT @ outer.right[k : k + chunk]).square().sum((1, 2, 3))
+            for k in range(0, batch, chunk)
         ]
-        unit = roundoff(left, bool(self.parts) and hasattr(self.parts[0], "weighted_sum"))
-        return Norms(torch.cat(squares) if len(squares) > 1 else squares[0], 0.0, 4 * unit**2 * _product_size(outer))
+        return Norms(torch.cat(squares), 0.0, 4 * roundoff(outer.left) ** 2 * outer.size())
 
     # -- the weighted sum -------------------------------------------------------------------------------------------
 
     def weighted_sum(self, scale: Tensor, sanitise: bool) -> Tensor:
-        """``sum_b scale_b G_b``; with ``sanitise``, examples of scale zero add nothing even where they are not finite."""
+        """``sum_b scale_b G_b``; with ``sanitise``, examples of scale zero add nothing though they be infinite."""
         if self.dense is not None:
             values = clean(self.dense) if sanitise else self.dense
             return torch.tensordot(scale.to(values.dtype), values, 1)
         total: Tensor | None = None
         if self.outer is not None:
-            if all(hasattr(part, "weighted_sum") for part in self.parts):
-                for part in self.parts:
-                    piece = part.weighted_sum(scale, sanitise)  # type: ignore[attr-defined]
-                    total = piece if total is None else total + piece
-            else:
-                total = self.outer.fold(_weighted_product(self.outer, scale, sanitise))
+            for part in self.parts:
+                piece = part.weighted_sum(scale, sanitise)
+                total = piece if total is None else total + piece
         if self.lookup is not None:
             right = clean(self.lookup.right) if sanitise else self.lookup.right
             right = (right * scale.to(right.dtype)[:, None, None]).flatten(0, 1)
-            base = right.new_zeros(self.lookup.rows, right.shape[1]) if total is None else total.reshape(self.lookup.rows, -1)
+            base = (
+                right.new_zeros(self.lookup.rows, right.shape[1])
+                if total is None
+                else total.reshape(self.lookup.rows, -1)
+            )
             total = base.index_add(0, self.lookup.index.flatten(), right).reshape(self.shape)
         assert total is not None
         return total
@@ -164,30 +165,19 @@ def _small(outers: list[Outer], lookups: list[OneHot]) -> bool:
     """Whether a tied table is so small that its per-example gradient is cheaper than Gram matrices."""
     if not (outers and lookups):
         return False
-    tokens = sum(c.left.shape[2] for c in outers) + sum(c.index.shape[1] for c in lookups)
+    tokens = sum(c.dims[2] for c in outers) + sum(c.index.shape[1] for c in lookups)
     rows, q = lookups[0].rows, lookups[0].right.shape[2]
-    return rows * q <= tokens * (rows + q)
+    return bool(rows * q <= tokens * (rows + q))
 
 
 def _trace(gram: Tensor) -> Tensor:
     return gram.diagonal(dim1=2, dim2=3).sum(2)
 
 
-def _product_size(outer: Outer) -> Tensor:
-    return (outer.left.square().sum((2, 3)) * outer.right.square().sum((2, 3))).sum(1)
-
-
-def _weighted_product(outer: Outer, scale: Tensor, sanitise: bool) -> Tensor:
-    left, right = (clean(outer.left), clean(outer.right)) if sanitise else (outer.left, outer.right)
-    factor = scale.to(left.dtype)[:, None, None, None]
-    if left.shape[3] <= right.shape[3]:
-        left = left * factor
-    else:
-        right = right * factor
-    groups = left.shape[1]
-    left_GNp = left.transpose(0, 1).reshape(groups, -1, left.shape[3])
-    right_GNq = right.transpose(0, 1).reshape(groups, -1, right.shape[3])
-    return left_GNp.mT @ right_GNq
+def _prefers_product(outers: list[Outer]) -> bool:
+    """Whether the uses together have so many tokens that the per-example product is the cheaper way."""
+    _, _, _, p, q = outers[0].dims
+    return sum(o.dims[2] for o in outers) * (p + q) > p * q
 
 
 def _lookup_norms(lookup: OneHot) -> Norms:
@@ -234,7 +224,7 @@ def to_dense(contribution: Contribution, shape: torch.Size) -> Tensor:
     if isinstance(contribution, Dense):
         return contribution.values
     if isinstance(contribution, Outer):
-        return contribution.fold(contribution.left.mT @ contribution.right)
+        return contribution.fold(contribution.product())
     if isinstance(contribution, OneHot):
         batch, tokens, q = contribution.right.shape
         table = contribution.right.new_zeros(batch, contribution.rows, q)
@@ -245,7 +235,7 @@ def to_dense(contribution: Contribution, shape: torch.Size) -> Tensor:
 
 def flip(contribution: Contribution) -> Contribution:
     """The same gradients for the transposed matrix."""
-    if isinstance(contribution, Outer) and contribution.order == (0, 1) and contribution.left.shape[1] == 1:
+    if isinstance(contribution, Outer) and contribution.order == (0, 1) and contribution.dims[1] == 1:
         return Outer(contribution.right, contribution.left, contribution.sizes[::-1], (0, 1))
     if isinstance(contribution, OneHot):
         shape = torch.Size((contribution.rows, contribution.right.shape[2]))

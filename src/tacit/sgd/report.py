@@ -8,13 +8,15 @@ from typing import Any
 from torch import nn
 
 from tacit.sgd import checks
-from tacit.sgd.clip import Loss, engine_of, example_losses, leaves, plain, rows_of
+from tacit.sgd.batches import Loss, example_losses, leaves, plain, rows_of
+from tacit.sgd.clip import engine_of
+from tacit.sgd.errors import ClippingError
 from tacit.sgd.rules import RULES
 
 
 @dataclass(frozen=True)
 class Check:
-    """The uses of each parameter that a checked pass found, by name of operation, and those without a rule of their own."""
+    """The operations that use each parameter in a checked pass, and those without a rule of their own."""
 
     uses: dict[str, tuple[str, ...]]
     generic: tuple[str, ...]
@@ -24,8 +26,8 @@ class Check:
 def check(model: nn.Module, loss: Loss, batch: Any, *, views: int = 1) -> Check:
     """Run every self-check on one batch, and raise a :class:`~tacit.sgd.ClippingError` that names what is wrong.
 
-    Returns how each trainable parameter is used: ``generic`` lists operations treated by ``vmap`` of their own derivative,
-    ``materialised`` the parameters whose per-example gradients have to be formed one by one.
+    Returns how each trainable parameter is used: ``generic`` lists operations treated by ``vmap`` of their own
+    derivative, ``materialised`` the parameters whose per-example gradients have to be formed one by one.
 
     >>> import torch
     >>> net = torch.nn.Linear(3, 2)
@@ -37,20 +39,27 @@ def check(model: nn.Module, loss: Loss, batch: Any, *, views: int = 1) -> Check:
     rows = rows_of(batch)
     engine = engine_of(model)
     device = next(iter(engine.parameters.values())).device
-    with checks.same_randomness(device) as rewind:
+    rewind = checks.remember(device)
 
-        def losses_of(some: Any) -> Any:
-            return lambda: example_losses(model, loss, some, rows, views)
+    def losses_of(some: Any) -> Any:
+        return lambda: example_losses(model, loss, some, rows, views)
 
+    try:
         plan = checks.survey(engine, losses_of, batch, rows // views, views, rewind, True)
+        if plan is None:
+            raise ClippingError("no example of the batch has a finite gradient: there is nothing to check with")
         rewind()
         run = engine.forward(losses_of(batch), leaves(batch), rows // views)
+    finally:
+        rewind()
     names = list(engine.parameters)
     uses: dict[str, list[str]] = {name: [] for name in names}
     for use in run.uses:
         for k in sorted({k for d in use.derived for k in d.params}):
             uses[names[k]].append(use.name)
-    generic = {u.name for u, known in zip(run.uses, plan.uses, strict=False) if not known.by_rule or u.name not in RULES}
+    generic = {
+        u.name for u, known in zip(run.uses, plan.uses, strict=False) if not known.by_rule or u.name not in RULES
+    }
     return Check(
         {name: tuple(found) for name, found in uses.items()},
         tuple(sorted(generic)),

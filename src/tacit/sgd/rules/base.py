@@ -1,8 +1,8 @@
 """What does one use of a value contribute to each example's gradient of that value?
 
-A rule turns a :class:`~tacit.sgd.capture.Use` and the gradients of its outputs into contributions, one per derived value
-``D`` that it consumes. A contribution stands for the per-example gradients ``G_b`` (each of ``D``'s shape) without
-necessarily forming them:
+A rule turns a :class:`~tacit.sgd.capture.Use` and the gradients of its outputs into contributions, one per derived
+value ``D`` that it consumes. A contribution stands for the per-example gradients ``G_b`` (each of ``D``'s shape)
+without necessarily forming them:
 
 * :class:`Outer`: ``G_b = sum_t left_bt ⊗ right_bt`` (linear layers, convolutions, einsum);
 * :class:`OneHot`: the same where ``left`` is a one-hot row (embeddings);
@@ -26,6 +26,11 @@ from tacit.sgd.layout import Layout
 
 class NotCovered(Exception):
     """A rule cannot treat this call; the generic rule takes over."""
+
+
+def words(text: str) -> list[str]:
+    """Names in a string, one after another."""
+    return text.split()
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -62,8 +67,8 @@ class Aligned:
 class Outer:
     """``left`` (B, G, T, p) and ``right`` (B, G, T, q): ``G_b[g] = left[b, g].T @ right[b, g]``.
 
-    ``sizes`` are the sizes of ``D``'s dimensions in the order groups, rows, columns and ``order`` the permutation that brings
-    them back into ``D``'s own order.
+    ``sizes`` are the sizes of ``D``'s dimensions in the order groups, rows, columns and ``order`` the permutation
+    that brings them back into ``D``'s own order.
     """
 
     left: Tensor
@@ -78,8 +83,39 @@ class Outer:
         return shaped.permute(*range(len(lead)), *(len(lead) + k for k in self.order))
 
     @property
+    def dims(self) -> tuple[int, int, int, int, int]:
+        """Examples, groups, tokens, rows, columns."""
+        return (*self.left.shape, self.right.shape[3])
+
+    @property
     def key(self) -> tuple[Any, ...]:
-        return (self.sizes, self.order, self.left.shape[1], self.left.shape[3], self.right.shape[3])
+        _, groups, _, p, q = self.dims
+        return (self.sizes, self.order, groups, p, q)
+
+    def product(self) -> Tensor:
+        """The per-example gradients, ``(B, G, p, q)``."""
+        return self.left.mT @ self.right
+
+    def size(self) -> Tensor:
+        """How large the terms of the products are together, squared: what rounding errors are relative to."""
+        return (self.left.square().sum((2, 3)) * self.right.square().sum((2, 3))).sum(1)
+
+    def weighted_sum(self, scale: Tensor, sanitise: bool) -> Tensor:
+        """``sum_b scale_b G_b`` in ``D``'s shape."""
+        left, right = (clean(self.left), clean(self.right)) if sanitise else (self.left, self.right)
+        factor = scale.to(left.dtype)[:, None, None, None]
+        if left.shape[3] <= right.shape[3]:
+            left = left * factor
+        else:
+            right = right * factor
+        groups = left.shape[1]
+        left_GNp = left.transpose(0, 1).reshape(groups, -1, left.shape[3])
+        right_GNq = right.transpose(0, 1).reshape(groups, -1, right.shape[3])
+        return self.fold(left_GNp.mT @ right_GNq)
+
+    @property
+    def by_convolution(self) -> bool:
+        return False
 
 
 @dataclass
@@ -129,7 +165,9 @@ def reduce_to(shape: torch.Size | tuple[int, ...], full: Tensor, layout: Layout)
     full = full.to(wide(full.dtype))
     # A dimension of size one that holds a single example is broadcast and aligned at once: read it as broadcast.
     aligned = padded[layout.dim] == full.shape[layout.dim] and full.shape[layout.dim] > 1
-    summed = [k for k, (a, b) in enumerate(zip(padded, full.shape, strict=True)) if a == 1 and b > 1 and k != layout.dim]
+    summed = [
+        k for k, (a, b) in enumerate(zip(padded, full.shape, strict=True)) if a == 1 and b > 1 and k != layout.dim
+    ]
     if aligned:
         if layout.dim < extra:
             raise NotCovered

@@ -1,8 +1,9 @@
 """Per-example gradients where a parameter is contracted with the data: linear, matmul, bmm, addmm, einsum, bilinear.
 
-All of them are one two-operand einsum. Its letters fall into five classes, seen from the parameter ``D`` and the data ``X``:
-the batch (which may be folded with others into one letter), tokens (in ``X`` and the output), groups (in all three), rows (in ``D``
-and the output) and columns (in ``D`` and ``X``). The gradient of ``D`` is then a sum over tokens of outer products.
+All of them are one two-operand einsum. Its letters fall into five classes, seen from the parameter ``D`` and the data
+``X``: the batch (which may be folded with others into one letter), tokens (in ``X`` and the output), groups (in all
+three), rows (in ``D`` and the output) and columns (in ``D`` and ``X``). The gradient of ``D`` is then a sum over
+tokens of outer products.
 """
 
 from __future__ import annotations
@@ -16,10 +17,23 @@ from torch import Tensor
 
 from tacit.sgd.capture import Derived, Use
 from tacit.sgd.layout import Layout
-from tacit.sgd.rules.base import Aligned, Contribution, Contributions, NotCovered, Outer, bind, reduce_to, rule, single, wide
+from tacit.sgd.rules.base import (
+    Aligned,
+    Contribution,
+    Contributions,
+    NotCovered,
+    Outer,
+    bind,
+    reduce_to,
+    rule,
+    single,
+    wide,
+)
 
 
-def contract(d_spec: str, x_spec: str, out_spec: str, d: Tensor, x: Tensor, grad: Tensor, layout: Layout) -> Contribution:
+def contract(
+    d_spec: str, x_spec: str, out_spec: str, d: Tensor, x: Tensor, grad: Tensor, layout: Layout
+) -> Contribution:
     """The contribution of ``out = einsum(f"{d_spec},{x_spec}->{out_spec}", d, x)`` to the gradient of ``d``."""
     for spec in (d_spec, x_spec, out_spec):
         if len(set(spec)) != len(spec):
@@ -35,7 +49,9 @@ def contract(d_spec: str, x_spec: str, out_spec: str, d: Tensor, x: Tensor, grad
             kept = "".join(c for k, c in enumerate(spec) if k not in squeezed)
             inner = contract(kept, x_spec, out_spec, d.squeeze(squeezed), x, grad, layout)
             return _unsqueeze(inner, d.shape, squeezed, layout)
-        x = x.expand([grad.shape[out_spec.index(c)] if c in out_spec else n for c, n in zip(spec, x.shape, strict=True)])
+        x = x.expand(
+            [grad.shape[out_spec.index(c)] if c in out_spec else n for c, n in zip(spec, x.shape, strict=True)]
+        )
     alone = [k for k, c in enumerate(x_spec) if c not in d_spec and c not in out_spec]
     if alone:
         x, x_spec = x.sum(alone), "".join(c for k, c in enumerate(x_spec) if k not in alone)

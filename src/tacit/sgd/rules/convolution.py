@@ -22,8 +22,17 @@ from tacit.sgd.rules.base import Contributions, Dense, NotCovered, Outer, bind, 
 def _tuple(value: Any, rank: int) -> tuple[int, ...]:
     if isinstance(value, int):
         return (value,) * rank
-    value = tuple(value)
-    return value * rank if len(value) == 1 else value
+    sizes: tuple[int, ...] = tuple(value)
+    return sizes * rank if len(sizes) == 1 else sizes
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a convolution without padding still needs to know."""
+
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
 
 
 def patches(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
@@ -37,26 +46,86 @@ def patches(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilatio
     return x
 
 
-@dataclass
 class ConvOuter(Outer):
-    """An :class:`Outer` that knows a cheaper way to form its weighted sum than from patches."""
+    """An :class:`Outer` over patches, which are only made when Gram matrices are wanted.
 
-    weighted: Any = None
+    ``a`` (N, C, *positions) is convolved with ``grad`` (N, O, *positions): its weight gradient, summed over the batch
+    or example by example (the batch folded into the groups), is what the convolution kernels compute anyway.
+    """
+
+    def __init__(self, grad: Tensor, a: Tensor, shape: torch.Size, layout: Layout, options: Options) -> None:
+        self.grad, self.a, self.layout, self.options = grad, a, layout, options
+        self.sizes, self.order = tuple(shape), tuple(range(len(shape)))
+        self.kernel = tuple(shape[2:])
+        self.rank = len(self.kernel)
+        self._factors: dict[str, Tensor] = {}
+
+    @property
+    def dims(self) -> tuple[int, int, int, int, int]:
+        groups, batch = self.options.groups, self.layout.batch
+        tokens = self.grad.shape[0] // batch * math.prod(self.grad.shape[2:])
+        return batch, groups, tokens, self.sizes[0] // groups, math.prod(self.sizes[1:])
+
+    @property
+    def left(self) -> Tensor:
+        if "left" not in self._factors:
+            self._factors["left"] = _tokens(self.grad, self.layout, self.options.groups, self.rank)
+        return self._factors["left"]
+
+    @property
+    def right(self) -> Tensor:
+        if "right" not in self._factors:
+            pieces = patches(self.a, self.kernel, self.options.stride, self.options.dilation)
+            self._factors["right"] = _tokens(pieces, self.layout, self.options.groups, self.rank)
+        return self._factors["right"]
+
+    def product(self) -> Tensor:
+        if self.grad.is_cuda:  # grouped convolution kernels are slow there, batched products are not
+            return self.left.mT @ self.right
+        n = self.grad.shape[0]
+        groups = self.options.groups
+        grad, a = (t.reshape(1, n * t.shape[1], *t.shape[2:]) for t in (self.grad, self.a))
+        shape = torch.Size((n * self.sizes[0], *self.sizes[1:]))
+        rows = _weight_gradient(grad, a, shape, Options(self.options.stride, self.options.dilation, n * groups))
+        rows = rows.reshape(n, groups, self.sizes[0] // groups, -1)
+        if n == self.layout.batch:
+            return rows
+        return self.layout.split(rows).sum((0, 2))
+
+    def size(self) -> Tensor:
+        # Each element of the input lies in at most as many patches as the kernel has elements.
+        a = self.layout.rows(self.a).square().sum(1) * math.prod(self.kernel)
+        return self.layout.rows(self.grad).square().sum(1) * a
 
     def weighted_sum(self, scale: Tensor, sanitise: bool) -> Tensor:
-        result: Tensor = self.weighted(scale, sanitise)
-        return result
+        grad, a = (clean(self.grad), clean(self.a)) if sanitise else (self.grad, self.a)
+        if grad.numel() <= a.numel():
+            grad = grad * self.layout.spread(scale.to(grad.dtype), grad.dim())
+        else:
+            a = a * self.layout.spread(scale.to(a.dtype), a.dim())
+        return _weight_gradient(grad, a, torch.Size(self.sizes), self.options)
+
+    @property
+    def by_convolution(self) -> bool:
+        return True
 
 
 def _tokens(tensor: Tensor, layout: Layout, groups: int, rank: int) -> Tensor:
-    """``(N, C, *positions, *rest)`` to ``(B, groups, tokens, C / groups * rest)``."""
+    """``(N, C, *positions, *rest)`` to ``(B, groups, tokens, C / groups * rest)``.
+
+    Positions stay innermost in memory (the result is a transposed view), which is the order in which patches are
+    copied fastest.
+    """
     n, c = tensor.shape[:2]
     positions = tensor.shape[2 : 2 + rank]
-    rest = math.prod(tensor.shape[2 + rank :])
-    folded = n // layout.batch
-    split = layout.split(tensor).movedim(1, 0)  # (B, outer, inner, C, *positions, *rest)
-    split = split.reshape(layout.batch, folded, groups, c // groups, math.prod(positions), rest)
-    return split.permute(0, 2, 1, 4, 3, 5).reshape(layout.batch, groups, folded * math.prod(positions), -1)
+    rest = tensor.shape[2 + rank :]
+    count, width = math.prod(positions), c // groups * math.prod(rest)
+    inner = tensor.permute(0, 1, *range(2 + rank, tensor.dim()), *range(2, 2 + rank))
+    if n == layout.batch:
+        return inner.reshape(n, groups, width, count).mT
+    split = layout.split(inner).movedim(1, 0)  # (B, outer, inner, C, *rest, *positions)
+    split = split.reshape(layout.batch, n // layout.batch, groups, width, count)
+    return split.permute(0, 2, 3, 1, 4).reshape(layout.batch, groups, width, n // layout.batch * count).mT
 
 
 @rule("conv1d", "conv2d", "conv3d")
@@ -88,17 +157,13 @@ def conv(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> 
     else:
         pads = [(p, p) for p in _tuple(padding, rank)]
     padded = F.pad(x, [p for pair in reversed(pads) for p in pair]) if any(p for pair in pads for p in pair) else x
-    shape = weight.shape
-
-    def weighted(scale: Tensor, sanitise: bool) -> Tensor:
-        g, a = (clean(grad), clean(padded)) if sanitise else (grad, padded)
-        g = g * layout.spread(scale, g.dim())
-        return _weight_gradient(g, a, shape, stride, dilation, groups)
-
-    left = _tokens(grad, layout, groups, rank)
-    right = _tokens(patches(padded, kernel, stride, dilation), layout, groups, rank)
-    sizes = (groups, shape[0] // groups, *shape[1:])
-    found.append((known, _conv_outer(left, right, sizes, shape, weighted)))
+    # Positions that no patch reaches (the stride does not divide the input) would confuse the grouped kernel.
+    needed = [
+        (n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(grad.shape[2:], stride, dilation, kernel, strict=True)
+    ]
+    for k, n in enumerate(needed):
+        padded = padded.narrow(2 + k, 0, n)
+    found.append((known, ConvOuter(grad, padded, weight.shape, layout, Options(stride, dilation, groups))))
     return found
 
 
@@ -109,27 +174,13 @@ def _shift(grad: Tensor, layout: Layout, rank: int) -> Dense:
     return Dense(reduced.values.flatten(1))
 
 
-def _conv_outer(left: Tensor, right: Tensor, sizes: tuple[int, ...], shape: torch.Size, weighted: Any) -> ConvOuter:
-    contribution = ConvOuter(left, right, tuple(shape), tuple(range(len(shape))), weighted)
-    if math.prod(sizes) != math.prod(shape):
-        raise NotCovered
-    return contribution
-
-
-def _weight_gradient(
-    grad: Tensor,
-    x: Tensor,
-    shape: torch.Size,
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
-) -> Tensor:
+def _weight_gradient(grad: Tensor, x: Tensor, shape: torch.Size, options: Options) -> Tensor:
     """The weight gradient of an unpadded convolution summed over the batch."""
-    rank = len(stride)
-    zero = [0] * rank
+    zero = [0] * len(options.stride)
     weight = grad.new_empty(1).expand(shape)
+    stride, dilation = list(options.stride), list(options.dilation)
     result: Tensor = torch.ops.aten.convolution_backward(
-        grad, x, weight, None, stride, zero, dilation, False, zero, groups, [False, True, False]
+        grad, x, weight, None, stride, zero, dilation, False, zero, options.groups, [False, True, False]
     )[1]
     return result
 
@@ -155,22 +206,9 @@ def conv_transpose(use: Use, grads: list[Tensor | None], layouts: list[Layout | 
     if known is None:
         return found
     padded = F.pad(grad, [p for pad in reversed(padding) for p in (pad, pad)])
-    pieces = patches(padded, kernel, stride, dilation)
-    # output_padding may leave room for one more patch, which no input position made
-    for k in range(rank):
-        pieces = pieces.narrow(2 + k, 0, x.shape[2 + k])
-    shape = weight.shape
-
-    def weighted(scale: Tensor, sanitise: bool) -> Tensor:
-        g, a = (clean(padded), clean(x)) if sanitise else (padded, x)
-        a = a * layout.spread(scale, a.dim())
-        needed = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(x.shape[2:], stride, dilation, kernel, strict=True)]
-        for k, n in enumerate(needed):
-            g = g.narrow(2 + k, 0, n)
-        return _weight_gradient(a, g, shape, stride, dilation, groups)
-
-    left = _tokens(x, layout, groups, rank)
-    right = _tokens(pieces, layout, groups, rank)
-    sizes = (groups, shape[0] // groups, *shape[1:])
-    found.append((known, _conv_outer(left, right, sizes, shape, weighted)))
+    # output_padding may leave room beyond the last patch that an input position made
+    needed = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(x.shape[2:], stride, dilation, kernel, strict=True)]
+    for k, n in enumerate(needed):
+        padded = padded.narrow(2 + k, 0, n)
+    found.append((known, ConvOuter(x, padded, weight.shape, layout, Options(stride, dilation, groups))))
     return found

@@ -1,8 +1,8 @@
 """Per-example gradients where a parameter is broadcast against the data: bias, scale, position, class token, mask.
 
-Any broadcasting elementwise operation has the same shape of gradient: expand the parameter to the output's shape, differentiate
-there, and sum what was broadcast, except over the examples. ``cat`` and ``stack`` put the parameter beside the data: the
-gradient is a slice of the output's.
+Any broadcasting elementwise operation has the same shape of gradient: expand the parameter to the output's shape,
+differentiate there, and sum what was broadcast, except over the examples. ``cat`` and ``stack`` put the parameter
+beside the data: the gradient is a slice of the output's.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tacit.sgd.rules.base import (
     rule,
     single,
     wide,
+    words,
 )
 
 
@@ -64,9 +65,9 @@ def mul(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> C
 
 
 @rule(
-    *"div div_ __truediv__ __rtruediv__ __itruediv__ __rdiv__ true_divide divide rsub __rsub__ pow pow_ __pow__ __rpow__".split(),
-    *"where lerp addcmul addcdiv maximum minimum fmax fmin atan2 arctan2 xlogy hypot logaddexp clamp clip".split(),
-    *"masked_fill masked_fill_ copysign fmod remainder __mod__ logaddexp2 float_power ldexp dist_placeholder".split(),
+    *words("div div_ __truediv__ __rtruediv__ __itruediv__ __rdiv__ true_divide divide rsub __rsub__ pow pow_"),
+    *words("__pow__ __rpow__ where lerp addcmul addcdiv maximum minimum fmax fmin atan2 arctan2 xlogy hypot"),
+    *words("logaddexp logaddexp2 clamp clip masked_fill masked_fill_ copysign fmod remainder __mod__ float_power"),
 )
 def elementwise(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> Contributions:
     """Any broadcasting elementwise operation, by its own derivative at the expanded parameter."""

@@ -10,7 +10,9 @@ from tacit.sgd.layout import Layout
 from tacit.sgd.rules.base import Contributions, NotCovered, OneHot, bind, rule, single, wide
 
 
-def _looked_up(use: Use, table: object, index: Tensor, grad: Tensor, layout: Layout, padding: int | None) -> Contributions:
+def _looked_up(
+    use: Use, table: object, index: Tensor, grad: Tensor, layout: Layout, padding: int | None
+) -> Contributions:
     known = use.find(table)
     if known is None or use.find(index) is not None or known.tensor.dim() < 1:
         raise NotCovered
@@ -67,7 +69,7 @@ def index_select(use: Use, grads: list[Tensor | None], layouts: list[Layout | No
 
 @rule("embedding_bag")
 def embedding_bag(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> Contributions:
-    """Sums and means over bags of equal length, given as two-dimensional input; other bags are left to the generic rule."""
+    """Sums and means over bags of equal length, given as two-dimensional input; others go to the generic rule."""
     if getattr(use.func, "__module__", "") != "torch.nn.functional":
         raise NotCovered
     grad, layout = single(grads, layouts)

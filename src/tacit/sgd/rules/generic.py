@@ -1,11 +1,12 @@
 """Per-example gradients of any other operation, from its own derivative.
 
-The derivative of an operation is linear in the gradient of its output. So the gradient of example ``b`` is the operation's vjp at
-the output gradient with everything but ``b``'s elements set to zero, and ``vmap`` over ``b`` gives them all. This needs to know
-nothing about the operation and costs ``batch`` times its backward, so it serves the rare uses without a rule of their own.
+The derivative of an operation is linear in the gradient of its output. So the gradient of example ``b`` is the
+operation's vjp at the output gradient with everything but ``b``'s elements set to zero, and ``vmap`` over ``b`` gives
+them all. This needs to know nothing about the operation and costs ``batch`` times its backward, so it serves the rare
+uses without a rule of their own.
 
-Where the value holds the batch itself (learned queries expanded over the batch, say) one vjp is enough; whether it does is decided
-once, by evidence of the same kind as for outputs (see :mod:`tacit.sgd.layout`).
+Where the value holds the batch itself (learned queries expanded over the batch, say) one vjp is enough; whether it
+does is decided once, by evidence of the same kind as for outputs (see :mod:`tacit.sgd.layout`).
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def generic(
     """Contributions of every derived value of the use; ``notes`` remember between steps which values hold the batch."""
     outputs, leaves = _local(use)
     if len(outputs) != len(grads):
-        raise UncoveredUse(f"{use.name!r} in {use.where} does not repeat itself: {len(outputs)} outputs, {len(grads)} before")
+        raise UncoveredUse(
+            f"{use.name!r} in {use.where} does not repeat itself: {len(outputs)} outputs, {len(grads)} before"
+        )
     live = [(o, g, y) for o, g, y in zip(outputs, grads, layouts, strict=True) if g is not None and y is not None]
     outs = [o for o, _, _ in live]
     found: Contributions = []

@@ -1,4 +1,4 @@
-"""Per-example gradients of the scale and shift of layer, RMS, group, instance and (evaluation-mode) batch normalisation."""
+"""Per-example gradients of the scale and shift of layer, RMS, group, instance and frozen batch normalisation."""
 
 from __future__ import annotations
 

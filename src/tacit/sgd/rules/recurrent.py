@@ -1,8 +1,9 @@
 """Recurrent layers, written out as the linear and elementwise operations they stand for.
 
-``torch.lstm`` and its relatives arrive as one call with a list of weights. They are replaced, while a pass is watched, by the
-same recurrence in plain operations: the projection of the whole input is one linear use, the recurrent projection one use per
-step, and both then follow the ordinary rules. Values agree with the fused kernels up to rounding.
+``torch.lstm`` and its relatives arrive as one call with a list of weights. They are replaced, while a pass is
+watched, by the same recurrence in plain operations: the projection of the whole input is one linear use, the
+recurrent projection one use per step, and both then follow the ordinary rules. Values agree with the fused kernels up
+to rounding.
 """
 
 from __future__ import annotations

@@ -1,0 +1,78 @@
+"""What is a batch, and what is the loss of each of its examples?
+
+A batch is any tree of tensors (tuples, lists, dicts) with the examples in the first dimension of each. A loss is a
+function ``loss(model, batch)`` that returns one value per example, or a criterion module with ``reduction="none"``
+for batches ``(inputs, targets)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from tacit.sgd.errors import ClippingError
+
+Loss: TypeAlias = Callable[[nn.Module, Any], Tensor] | nn.Module
+
+
+def leaves(batch: Any) -> list[Tensor]:
+    """The tensors of a batch."""
+    return [leaf for leaf in pytree.tree_leaves(plain(batch)) if isinstance(leaf, Tensor)]
+
+
+def plain(batch: Any) -> Any:
+    """Mappings that are not dicts (a tokenizer's output, say) as dicts, so that batches are ordinary trees."""
+    if isinstance(batch, Mapping):
+        return {key: plain(value) for key, value in batch.items()}
+    if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
+        return type(batch)(plain(item) for item in batch)
+    return batch
+
+
+def rows_of(batch: Any) -> int:
+    """The common leading dimension of a batch."""
+    sizes = {leaf.shape[0] if leaf.dim() else None for leaf in leaves(batch)}
+    if len(sizes) != 1 or None in sizes:
+        found = sorted({tuple(leaf.shape) for leaf in leaves(batch)})
+        raise ValueError(f"every tensor of the batch must have the examples in its first dimension; shapes are {found}")
+    return int(sizes.pop())  # type: ignore[arg-type]
+
+
+def take(batch: Any, index: Any) -> Any:
+    """Some rows of a batch."""
+    return pytree.tree_map_only(Tensor, lambda t: t[index], batch)
+
+
+def row_losses(model: nn.Module, loss: Loss, batch: Any) -> Tensor:
+    """One loss per row of the batch."""
+    if not isinstance(loss, nn.Module):
+        return loss(model, batch)
+    if getattr(loss, "reduction", "none") != "none":
+        raise ValueError(f"{type(loss).__name__} averages over the batch: build it with reduction='none'")
+    if not isinstance(batch, list | tuple) or len(batch) != 2:
+        raise ValueError("with a criterion as loss the batch must be a pair (inputs, targets)")
+    inputs, targets = batch
+    if isinstance(inputs, dict):
+        outputs = model(**inputs)
+    elif isinstance(inputs, list | tuple):
+        outputs = model(*inputs)
+    else:
+        outputs = model(inputs)
+    losses: Tensor = loss(outputs, targets)
+    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+
+
+def example_losses(model: nn.Module, loss: Loss, batch: Any, rows: int, views: int) -> Tensor:
+    """One loss per example: the mean over its views."""
+    losses = row_losses(model, loss, batch)
+    if not isinstance(losses, Tensor) or losses.shape != (rows,):
+        shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(f"the loss must return one value per example, shape ({rows},), not {shape}")
+    if not losses.requires_grad:
+        raise ClippingError("the loss does not depend on any trainable parameter")
+    losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
+    return losses if views == 1 else losses.view(rows // views, views).mean(1)
