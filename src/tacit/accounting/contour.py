@@ -143,9 +143,12 @@ def chernoff_period(
 class Contour:
     """The integral of one composition along one line, reusable for every ε near the abscissa it was made for."""
 
-    def __init__(self, parts: Parts, at: Abscissa, log_delta: float, digits: float = 28.0) -> None:
-        """``log_delta`` is the size of the δ to be resolved, ``digits`` the relative accuracy asked, e^{-digits}."""
-        self.parts, self.at = parts, at
+    def __init__(
+        self, parts: Parts, at: Abscissa, log_delta: float, digits: float = 24.0, left_out: float = 0.0
+    ) -> None:
+        """``log_delta`` is the size of the δ to be resolved, ``digits`` the relative accuracy asked, e^{-digits}, and
+        ``left_out`` the probability that the losses in ``parts`` do not cover."""
+        self.parts, self.at, self.left_out = parts, at, left_out
         self.start = at.epsilon
         c = at.c
         # What the integrand's size is over what is looked for: the accuracy the aliases and the tail must have.
@@ -220,7 +223,7 @@ class Contour:
         last = self.tail_t - float(self.z[1].imag if len(self.z) > 1 else 0.0)
         tail *= self.tail_t / max(last, 1e-300)
         scale = math.exp(min(top, 700.0))
-        high = scale * (total + rounding + tail) * (1 + 4 * ROUND)
+        high = scale * (total + rounding + tail) * (1 + 4 * ROUND) + self.left_out
         low = scale * (total - rounding - tail) * (1 - 4 * ROUND) - self._alias(epsilon, self.period)
         return min(1.0, max(0.0, low)), min(1.0, max(high, low, 0.0))
 
@@ -242,3 +245,36 @@ def _series(log_first: float, exponent: float) -> float:
         return math.inf
     log_value = log_first - exponent - math.log(-math.expm1(-exponent)) + 1e-9
     return math.exp(log_value) if log_value < 700 else math.inf
+
+
+def contour_for(parts: Parts, *, log_delta: float | None = None, epsilon: float | None = None) -> Contour:
+    """The contour for this δ or this ε, with the far tails of the losses left out where they weigh next to nothing.
+
+    What is left out has probability at most e^{-20} of δ; it counts as lost in the upper end and as harmless in the lower.
+    """
+    if log_delta is not None:
+        kept, left_out = without_tails(parts, log_delta)
+        return Contour(kept, best_abscissa(kept, log_delta=log_delta), log_delta, left_out=left_out)
+    assert epsilon is not None
+    size = 0.0
+    kept, left_out = parts, 0.0
+    for _ in range(6):
+        at = best_abscissa(kept, epsilon=epsilon)
+        now = at.log_m - at.c * epsilon + log_kappa(at.c)
+        if abs(now - size) < 1:
+            break
+        size = now
+        kept, left_out = without_tails(parts, size - 4)
+    return Contour(kept, at, min(now, 0.0), left_out=left_out)
+
+
+def without_tails(parts: Parts, log_delta: float) -> tuple[Parts, float]:
+    """The parts without the far tails of their losses, and the probability left out in all."""
+    each = math.exp(max(log_delta - 20.0, -600.0)) / sum(times for _, times in parts)
+    kept: Parts = []
+    left_out = 0.0
+    for loss, times in parts:
+        shorter, missing = loss.without_tail(each)
+        kept.append((shorter, times))
+        left_out += times * missing
+    return kept, left_out

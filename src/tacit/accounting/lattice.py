@@ -21,6 +21,8 @@ from tacit.accounting.losses import ROUND, Array, AtomsLoss, Loss
 FIRST_SIZE, LAST_SIZE = 1 << 12, 1 << 21
 #: More lattice points than this for one loss are refused.
 MAX_CELLS = 1 << 22
+#: The part of δ, over all steps, that may lie above the lattices.
+TAIL = 1e-8
 #: An atom within this share of a step from a lattice point is taken to lie on it; the shift is charged to ε.
 MISPLACED = 1e-9
 
@@ -227,7 +229,7 @@ class LatticeCurve:
         self.at = at
         self.step = _choose_step(parts, period / size)
         self.size = 1 << max(4, math.ceil(math.log2(period / self.step)))
-        tail = math.exp(max(log_delta, -600.0)) * 1e-9 / max(1, sum(times for _, times in parts))
+        tail = math.exp(max(log_delta, -600.0)) * TAIL / max(1, sum(times for _, times in parts))
         pairs = [(laws(loss, self.step, tail), times) for loss, times in parts]
         self.misplaced = MISPLACED * self.step * sum(times for loss, times in parts if len(loss.atoms()[0]))
         self.upper = _Composed([(pair[0], times) for pair, times in pairs], at.c, self.step, self.size, at.epsilon)
@@ -374,20 +376,26 @@ class Refinement:
 
     def __init__(self, parts: Parts, *, log_delta: float | None, epsilon: float | None) -> None:
         self.parts = parts
-        coarse: Parts = []
-        longest = 0.0
-        for loss, times in parts:
-            tail = 1e-30 / max(times, 1)
-            low, high = _span(loss, tail)
-            longest = max(longest, high - low)
-            step = _choose_step([(loss, times)], max(high - low, 1e-12) / 2048)
-            coarse.append((laws(loss, step, tail)[0], times))
-        self.at = best_abscissa(coarse, log_delta=log_delta, epsilon=epsilon)
-        if log_delta is None:
+        size = log_delta if log_delta is not None else -20.0
+        for _ in range(5):
+            coarse: Parts = []
+            longest = 0.0
+            tail = math.exp(max(size, -600.0)) * TAIL / sum(times for _, times in parts)
+            for loss, times in parts:
+                low, high = _span(loss, tail)
+                longest = max(longest, high - low)
+                step = _choose_step([(loss, times)], max(high - low, 1e-12) / 2048)
+                coarse.append((laws(loss, step, tail)[0], times))
+            self.at = best_abscissa(coarse, log_delta=log_delta, epsilon=epsilon)
+            if log_delta is not None:
+                break
             assert epsilon is not None
-            log_delta = self.at.log_m - self.at.c * epsilon + log_kappa(self.at.c)
-        self.log_delta = log_delta
-        self.period = max(chernoff_period(coarse, self.at, log_delta, digits=20.0)[0] * 2.2, longest / 2)
+            now = self.at.log_m - self.at.c * epsilon + log_kappa(self.at.c)
+            if abs(now - size) < 2:
+                break
+            size = now - 4
+        self.log_delta = size
+        self.period = max(chernoff_period(coarse, self.at, size, digits=20.0)[0] * 2.2, longest / 2)
         self.size = FIRST_SIZE
         self._last = math.inf
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtr
+from scipy.special import log_ndtr, ndtr, ndtri_exp
 
 Array = NDArray[np.float64]
 ComplexArray = NDArray[np.complex128]
@@ -47,6 +47,14 @@ class Loss:
     def log_mgf(self, c: float, t: Array) -> tuple[ComplexArray, Array]:
         """K(c + it) for every t, and a bound on its absolute error."""
         raise NotImplementedError
+
+    def without_tail(self, mass: float) -> tuple[Loss, float]:
+        """A sub-law that leaves out at most ``mass`` of P where the loss is largest, and how much it leaves out.
+
+        Losses with tails heavier than exponential need this: e^{cL} would otherwise be carried by events that no one
+        will ever see.
+        """
+        return self, 0.0
 
     def tilted(self, c: float) -> tuple[float, float, float, float]:
         """K(c), its error bound, and (without a bound) the mean K'(c) and variance K''(c) of the tilted loss."""
@@ -187,8 +195,9 @@ class MixtureLoss(Loss):
     non-negative shifts in Q's; under replace-one the shifts of Q are the negatives of P's. Then the loss is monotone.
     """
 
-    def __init__(self, sigma: float, p: dict[float, float], q: dict[float, float]) -> None:
-        self.sigma = sigma
+    def __init__(self, sigma: float, p: dict[float, float], q: dict[float, float], cut: float = math.inf) -> None:
+        self.sigma, self.cut = sigma, cut
+        self._given = (p, q)
         # shifts and weights, in units of the noise
         self.p_shift, self.p_weight = _mixture(p, sigma)
         self.q_shift, self.q_weight = _mixture(q, sigma)
@@ -202,6 +211,14 @@ class MixtureLoss(Loss):
             self.supremum = -float(math.log(self.q_weight[self.q_shift == 0].sum() or 1e-320))
             if not np.any(self.q_shift == 0):
                 self.supremum = math.inf
+
+    def without_tail(self, mass: float) -> tuple[Loss, float]:
+        # Outcomes x are kept with probability Φ(cut - x), an entire function, so that the quadrature stays geometric.
+        if not self.rising or mass <= 0:
+            return self, 0.0
+        cut = float(self.p_shift.max()) - _ROOT2 * float(ndtri_exp(math.log(mass)))
+        left_out = float(self.p_weight @ ndtr((self.p_shift - cut) / _ROOT2)) * (1 + 1e-12)
+        return MixtureLoss(self.sigma, *self._given, cut=cut), left_out
 
     # -- the integrand -------------------------------------------------------------------------------------------
 
@@ -231,14 +248,21 @@ class MixtureLoss(Loss):
             ends.append(side * max(slope + math.sqrt(2 * need), top + 1.0))
         return ends[1], ends[0]
 
+    def _weighed(self, x: Array) -> Array:
+        """log of the normal density (without its constant) times the probability that x is kept."""
+        if math.isinf(self.cut):
+            return -0.5 * x * x
+        return np.asarray(-0.5 * x * x + log_ndtr(self.cut - x))
+
     def _step(self, c: float, t: float, digits: float) -> float:
         """Largest trapezoidal step whose proven relative error is below e^{-digits} (docs/accounting.md, section 3)."""
         limit = math.pi / self.span if self.span > 0 else 50.0
         a = np.minimum(limit, 20.0) * _FRACTIONS
         theta = self.span * a
+        bend = 0.5 if math.isinf(self.cut) else 1.0  # |Φ(y + ia)| <= e^{a²/2} Φ(y)
         turns = (1.0 if self.p_varies else 0.0) + (1.0 if self.q_varies else 0.0)
         extra = -c * np.log(np.cos(theta / 2)) if self.q_varies else 0.0
-        need = a / 2 + t * turns * self.span + (digits + extra + math.log(4.0)) / a
+        need = bend * a + t * turns * self.span + (digits + extra + math.log(4.0)) / a
         return float(2 * math.pi / need.min())
 
     def log_mgf(self, c: float, t: Array) -> tuple[ComplexArray, Array]:
@@ -265,7 +289,7 @@ class MixtureLoss(Loss):
             raise OverflowError(f"the quadrature would need {last - first} points")
         x = np.arange(first, last + 1) * step
         log_p, log_q = self.log_ratio(x)
-        exponent = -0.5 * x * x + (c + 1) * log_p - c * log_q
+        exponent = self._weighed(x) + (c + 1) * log_p - c * log_q
         top, total, weights = _log_sum(exponent)
         size = 0.5 * x * x + (c + 1) * np.abs(log_p) + c * np.abs(log_q) + abs(top)
         error = ROUND * (12 + math.log2(len(x)) + 6 * float(weights @ size)) + 4 * math.exp(-DIGITS)
@@ -302,15 +326,15 @@ class MixtureLoss(Loss):
         low, high = self._range(c, 30.0)
         coarse = np.linspace(low, high, 385)
         log_p, log_q = self.log_ratio(coarse)
-        _, _, weights = _log_sum(-0.5 * coarse**2 + (c + 1) * log_p - c * log_q)
+        _, _, weights = _log_sum(self._weighed(coarse) + (c + 1) * log_p - c * log_q)
         cumulative = np.cumsum(weights)
-        inner = np.interp(np.linspace(0.0005, 0.9995, 160), cumulative, coarse)
+        inner = np.interp(np.linspace(0.0002, 0.9998, 160), cumulative, coarse)
         x = np.unique(np.concatenate([inner, np.linspace(inner[0] - 0.1, inner[-1] + 0.1, 120)]))
         log_p, log_q = self.log_ratio(x)
         base = float(self.log_mgf(c, np.zeros(1))[0][0].real) + 0.5 * math.log(2 * math.pi)
         left, right = slice(None, -1), slice(1, None)
         # Below the density on each cell: every factor is monotone there, so its ends bound it.
-        gauss = -0.5 * np.maximum(x[left] ** 2, x[right] ** 2)
+        gauss = -0.5 * np.maximum(x[left] ** 2, x[right] ** 2) + (self._weighed(x) + 0.5 * x * x)[right]
         tilt = (c + 1) * np.minimum(log_p[left], log_p[right]) - c * np.maximum(log_q[left], log_q[right])
         # |dL/dx| = |E[shift | x, P] - E[shift | x, Q]|; each posterior mean rises with x
         p_mean, q_mean = self._posterior(x, True), self._posterior(x, False)
@@ -416,6 +440,7 @@ class SampledLaplaceLoss(Loss):
 # -- helpers ---------------------------------------------------------------------------------------------------------
 
 _FRACTIONS = np.linspace(0.02, 0.98, 49)
+_ROOT2 = math.sqrt(2.0)
 
 
 def _mixture(shifts: dict[float, float], sigma: float) -> tuple[Array, Array]:

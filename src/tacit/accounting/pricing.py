@@ -16,7 +16,7 @@ import numpy as np
 
 from tacit.accounting import lattice
 from tacit.accounting.bound import Bound
-from tacit.accounting.contour import Contour, Parts, Unsuitable, best_abscissa, log_kappa
+from tacit.accounting.contour import Parts, Unsuitable, contour_for, log_kappa
 from tacit.accounting.errors import AccountingError, AdjacencyError
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, Loss
 from tacit.accounting.mechanisms import DIRECTIONS, Mechanism, check_adjacency
@@ -197,9 +197,7 @@ class _Question:
             missing = yield OneStep(parts[0][0])
         if all(loss.analytic for loss, _ in parts):
             try:
-                at = best_abscissa(parts, log_delta=log_delta, epsilon=epsilon)
-                size = log_delta if log_delta is not None else at.log_m - at.c * float(epsilon or 0) + log_kappa(at.c)
-                contour = Contour(parts, at, size)
+                contour = contour_for(parts, log_delta=log_delta, epsilon=epsilon)
             except (Unsuitable, OverflowError):
                 pass
             else:
