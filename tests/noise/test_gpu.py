@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tacit.noise import Key
-from tacit.noise.tensor import add_normal_, backend, normal
+from tacit.noise.tensor import add_normal_, add_normal_many_, backend, normal
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,6 +46,19 @@ def test_strided_shards_are_the_same():
     assert same_bits(part, whole[:, 123:200].contiguous())
     wide = torch.zeros(300, 2000, device="cuda")[:, ::2]
     assert torch.equal(add_normal_(wide, KEY, 4, "w", 1.0), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_all_parameters_together_are_the_same(dtype):
+    shapes = [(1000, 77), (77,), (), (0,), (5, 4096), (3,)]
+    names = [f"layer{i}" for i in range(len(shapes))]
+    scales = [0.1 + i for i in range(len(shapes))]
+    cpu, gpu = ([torch.ones(shape, dtype=dtype, device=d) for shape in shapes] for d in ("cpu", "cuda"))
+    add_normal_many_(cpu, KEY, 6, names, scales)
+    for _ in range(2):  # the second time with the programs' table in its cache
+        gpu = [torch.ones_like(g) for g in gpu]
+        add_normal_many_(gpu, KEY, 6, names, scales)
+        assert all(torch.equal(one, other.cpu()) for one, other in zip(cpu, gpu, strict=True))
 
 
 def test_noise_is_not_captured_in_a_graph():

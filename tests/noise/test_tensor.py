@@ -159,6 +159,25 @@ def test_sharded_sums_are_the_whole_sum():
     assert torch.equal(torch.cat(parts), whole)
 
 
+def test_noising_all_parameters_together_is_noising_each():
+    shapes = {"weight": (30, 40), "bias": (40,), "scalar": (), "empty": (0, 3)}
+    each = [add_normal_(torch.ones(shape), KEY, 8, name, 0.5 + len(name)) for name, shape in shapes.items()]
+    together = [torch.ones(shape) for shape in shapes.values()]
+    tensor.add_normal_many_(together, KEY, 8, list(shapes), [0.5 + len(name) for name in shapes])
+    assert all(torch.equal(one, other) for one, other in zip(each, together, strict=True))
+
+
+def test_two_parameters_never_share_a_name():
+    with pytest.raises(ValueError, match="same parameter name"):
+        tensor.add_normal_many_([torch.zeros(3), torch.zeros(3)], KEY, 8, ["w", "w"], 1.0)
+    with pytest.raises(ValueError, match="same length"):
+        tensor.add_normal_many_([torch.zeros(3)], KEY, 8, ["w", "v"], 1.0)
+    # Shards of one parameter have one name and different offsets.
+    halves = [torch.zeros(3), torch.zeros(3)]
+    tensor.add_normal_many_(halves, KEY, 8, ["w", "w"], 1.0, offsets=[0, 3])
+    assert torch.equal(torch.cat(halves), normal(KEY, 8, "w", 6))
+
+
 def test_trainable_tensors_and_scalars_can_be_noised():
     weight = torch.nn.Parameter(torch.zeros(5))
     add_normal_(weight, KEY, 9, "w", 1.0)

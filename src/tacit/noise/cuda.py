@@ -8,8 +8,11 @@ specialised on: Triton would otherwise compile (and keep on disk) one kernel per
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from tacit.noise import stream
@@ -25,6 +28,7 @@ except ImportError:  # the module can then be imported (by documentation and tes
     _constant: Any = float
 else:
     _jit, _constant = triton.jit, tl.constexpr
+    _ELEMENT = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 if TYPE_CHECKING:
     from tacit.noise.stream import Words
@@ -155,35 +159,20 @@ def _put(target, place, value, start, stop, scale, ADD: tl.constexpr, FULL: tl.c
         tl.store(target + place, value.to(target.dtype.element_ty), mask=inside)
 
 
-_SCALARS = [f"k{i}" for i in range(8)] + ["offset", "stride", "columns", "out_stride", "programs", "scale"]
-
-
-@_jit(do_not_specialize=_SCALARS)  # type: ignore[untyped-decorator, unused-ignore]
-def _normal_kernel(  # type: ignore[no-untyped-def]
-    out, k0, k1, k2, k3, k4, k5, k6, k7, offset, stride, columns, out_stride, programs, scale,
+@_jit
+def _program(  # type: ignore[no-untyped-def]
+    target, base, size, counter0, k0, k1, k2, k3, k4, k5, k6, k7, scale,
     ADD: tl.constexpr, ROUNDS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
-    row = (program // programs).to(tl.int64)
-    begin = offset.to(tl.int64) + row * stride.to(tl.int64)
-    counter0 = begin // 512 * 32 + (program % programs).to(tl.int64) * BLOCKS
-    # Everything inside the program is counted from its own first element, in 32 bits.
-    base = counter0 * 16 - begin
-    size = columns.to(tl.int64)
-    target = out + row * out_stride.to(tl.int64) + base
+    """One program: BLOCKS blocks from counter0 on; target is the place of its first element, base its number.
+
+    Everything inside is counted from that first element, in 32 bits.
+    """
     thread = tl.arange(0, BLOCKS)
     place = thread // 32 * 512 + thread % 32
     counter = counter0 + thread
     low = counter.to(tl.uint32)
     high = (counter >> 32).to(tl.uint32)
-    k0 = k0.to(tl.uint32, bitcast=True)
-    k1 = k1.to(tl.uint32, bitcast=True)
-    k2 = k2.to(tl.uint32, bitcast=True)
-    k3 = k3.to(tl.uint32, bitcast=True)
-    k4 = k4.to(tl.uint32, bitcast=True)
-    k5 = k5.to(tl.uint32, bitcast=True)
-    k6 = k6.to(tl.uint32, bitcast=True)
-    k7 = k7.to(tl.uint32, bitcast=True)
     a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7 = _chacha(
         low, high, 0, k0, k1, k2, k3, k4, k5, k6, k7, ROUNDS
     )
@@ -229,6 +218,50 @@ def _normal_kernel(  # type: ignore[no-untyped-def]
             _put(target, place + word * 32, z[word], start, stop, scale, ADD, False)
 
 
+_SCALARS = [f"k{i}" for i in range(8)] + ["offset", "stride", "columns", "out_stride", "programs", "scale"]
+
+
+@_jit(do_not_specialize=_SCALARS)  # type: ignore[untyped-decorator, unused-ignore]
+def _normal_kernel(  # type: ignore[no-untyped-def]
+    out, k0, k1, k2, k3, k4, k5, k6, k7, offset, stride, columns, out_stride, programs, scale,
+    ADD: tl.constexpr, ROUNDS: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    row = (program // programs).to(tl.int64)
+    begin = offset.to(tl.int64) + row * stride.to(tl.int64)
+    counter0 = begin // 512 * 32 + (program % programs).to(tl.int64) * BLOCKS
+    base = counter0 * 16 - begin
+    _program(
+        out + row * out_stride.to(tl.int64) + base, base, columns.to(tl.int64), counter0,
+        k0.to(tl.uint32, bitcast=True), k1.to(tl.uint32, bitcast=True),
+        k2.to(tl.uint32, bitcast=True), k3.to(tl.uint32, bitcast=True),
+        k4.to(tl.uint32, bitcast=True), k5.to(tl.uint32, bitcast=True),
+        k6.to(tl.uint32, bitcast=True), k7.to(tl.uint32, bitcast=True),
+        scale, ADD, ROUNDS, BLOCKS,
+    )  # fmt: skip
+
+
+@_jit
+def _many_kernel(  # type: ignore[no-untyped-def]
+    table, owners, ROUNDS: tl.constexpr, BLOCKS: tl.constexpr, TYPE: tl.constexpr
+):
+    """Adds noise to many tensors in one launch; a row of the table describes one (see add_many)."""
+    program = tl.program_id(0)
+    owner = tl.load(owners + program)
+    wide = table + owner * 9
+    narrow = wide.to(tl.pointer_type(tl.uint32)) + 8
+    begin = tl.load(wide + 1)
+    counter0 = begin // 512 * 32 + (program - tl.load(wide + 3)) * BLOCKS
+    base = counter0 * 16 - begin
+    scale = tl.load(wide.to(tl.pointer_type(tl.float32)) + 16)
+    _program(
+        tl.load(wide).to(tl.pointer_type(TYPE)) + base, base, tl.load(wide + 2), counter0,
+        tl.load(narrow), tl.load(narrow + 1), tl.load(narrow + 2), tl.load(narrow + 3),
+        tl.load(narrow + 4), tl.load(narrow + 5), tl.load(narrow + 6), tl.load(narrow + 7),
+        scale, True, ROUNDS, BLOCKS,
+    )  # fmt: skip
+
+
 def fill(
     key: Words,
     offset: int,
@@ -250,3 +283,38 @@ def fill(
         out, *words, offset, stride, columns, columns, programs, 1.0 if scale is None else scale,
         ADD=scale is not None, ROUNDS=rounds, BLOCKS=_BLOCKS, num_warps=_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=16)
+def _owners(counts: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """For each program, the row of the table it works on; the same at every step of a run, so kept on the device."""
+    return torch.from_numpy(np.repeat(np.arange(len(counts), dtype=np.int32), counts)).to(device)
+
+
+def add_many(
+    tensors: Sequence[torch.Tensor],
+    keys: Sequence[Words],
+    offsets: Sequence[int],
+    scales: Sequence[float],
+    rounds: int = stream.ROUNDS,
+) -> None:
+    """Adds scaled noise to contiguous, non-empty tensors of one type on one device, in one launch.
+
+    A row of the table sent to the device has nine 64-bit entries: address, offset, size, first program, the key (four),
+    and the scale's binary32 bits. The stream keys in it are wiped as soon as the kernel is done.
+    """
+    device, dtype = tensors[0].device, tensors[0].dtype
+    counts = tuple(-(-(t.numel() + stream.TILE - 1) // (_BLOCKS * stream.WORDS)) for t in tensors)
+    rows = np.zeros((len(tensors), 9), np.int64)
+    rows[:, 0] = [t.data_ptr() for t in tensors]
+    rows[:, 1] = offsets
+    rows[:, 2] = [t.numel() for t in tensors]
+    rows[1:, 3] = np.cumsum(counts)[:-1]
+    rows[:, 4:8] = np.stack(list(keys)).view(np.int64)
+    rows[:, 8] = np.asarray(scales, np.float32).view(np.uint32)
+    table = torch.from_numpy(rows).to(device, non_blocking=True)
+    _many_kernel[(sum(counts),)](
+        table, _owners(counts, device), ROUNDS=rounds, BLOCKS=_BLOCKS, TYPE=_ELEMENT[dtype],
+        num_warps=_WARPS, enable_fp_fusion=False,
+    )  # fmt: skip
+    table.zero_()

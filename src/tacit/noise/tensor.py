@@ -22,6 +22,7 @@ from tacit.noise.keys import Key
 GENERATOR = "ChaCha12 (cryptographic, 256-bit key) with Box-Muller in binary32"
 """The name for a privacy card."""
 
+_FUSED = (torch.float32, torch.float16, torch.bfloat16)
 _CHUNK = 1 << 20  # elements of a temporary, where one is needed
 
 P = ParamSpec("P")
@@ -105,16 +106,56 @@ def add_normal_(
     >>> bool((noisy == 1 + 2 * normal(key, 0, "bias", 1000)).all())
     True
     """
-    if not (math.isfinite(scale) and scale >= 0):
-        raise ValueError(f"scale must be finite and not negative, not {scale}")
-    if not tensor.is_floating_point():
-        raise TypeError(f"noise can be added to a floating-point tensor, not to {tensor.dtype}")
-    _check(tuple(tensor.shape), offset, None)
-    _check_eager(tensor.device)
+    _check_sum(tensor, scale, offset)
     words = key.stream("normal", step, parameter)
     with torch.no_grad():
         _add(words, offset, tensor, scale if tensor.dtype == torch.float64 else _round_up(scale))
     return tensor
+
+
+@_never_traced
+def add_normal_many_(
+    tensors: Sequence[torch.Tensor],
+    key: Key,
+    step: int,
+    parameters: Sequence[int | str],
+    scale: float | Sequence[float],
+    *,
+    offsets: Sequence[int] | None = None,
+) -> None:
+    """:func:`add_normal_` for all parameters of a model: the same bits, on a GPU with one launch for all of them.
+
+    Two tensors must not have the same parameter name (their noise would be the same where their ranges overlap).
+
+    >>> key = Key(bytes(32))
+    >>> gradients = [torch.zeros(3, 4), torch.zeros(4)]
+    >>> add_normal_many_(gradients, key, 0, ["weight", "bias"], 2.0)
+    >>> bool((gradients[1] == 2 * normal(key, 0, "bias", 4)).all())
+    True
+    """
+    scales = [float(scale)] * len(tensors) if isinstance(scale, int | float) else [float(s) for s in scale]
+    starts = [0] * len(tensors) if offsets is None else [int(start) for start in offsets]
+    if not len(tensors) == len(parameters) == len(scales) == len(starts):
+        raise ValueError("tensors, parameters, scales and offsets must have the same length")
+    if len({(type(p), p) for p in parameters}) != len(parameters) and offsets is None:
+        raise ValueError("two tensors have the same parameter name: they would get the same noise")
+    together: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        if _on_triton(tensor.device) and tensor.is_contiguous() and tensor.dtype in _FUSED and tensor.numel():
+            _check_sum(tensor, scales[i], starts[i])
+            together.setdefault((tensor.device, tensor.dtype), []).append(i)
+        else:
+            add_normal_(tensor, key, step, parameters[i], scales[i], offset=starts[i])
+    for (device, _), chosen in together.items():
+        from tacit.noise import cuda
+
+        with torch.cuda.device(device):
+            cuda.add_many(
+                [tensors[i] for i in chosen],
+                [key.stream("normal", step, parameters[i]) for i in chosen],
+                [starts[i] for i in chosen],
+                [_round_up(scales[i]) for i in chosen],
+            )
 
 
 def tail_mass(elements: int) -> float:
@@ -181,6 +222,15 @@ def _check(shape: tuple[int, ...], offset: int, strides: Sequence[int] | None) -
     last = offset + sum(max(size - 1, 0) * step for size, step in zip(sizes, steps, strict=True))
     if last >= 2**62:
         raise ValueError(f"element index {last} is too large")
+
+
+def _check_sum(tensor: torch.Tensor, scale: float, offset: int) -> None:
+    if not (math.isfinite(scale) and scale >= 0):
+        raise ValueError(f"scale must be finite and not negative, not {scale}")
+    if not tensor.is_floating_point():
+        raise TypeError(f"noise can be added to a floating-point tensor, not to {tensor.dtype}")
+    _check(tuple(tensor.shape), offset, None)
+    _check_eager(tensor.device)
 
 
 def _check_eager(device: torch.device) -> None:
