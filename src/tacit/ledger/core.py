@@ -1,0 +1,437 @@
+"""What has been spent on this data, and what is left?
+
+A data set is registered once, with its terms: fingerprint, unit of privacy, adjacency, whether its size is public, a
+budget (ε, δ) and the rule by which charges add up. Every release is a charge: reserved before it, confirmed after. A
+reserve that was never confirmed counts as spent, because whoever was about to see the result may have seen it.
+Nothing is ever refunded.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fractions
+import math
+import os
+import uuid
+from types import TracebackType
+from typing import Any, NoReturn
+
+from tacit import accounting as acc
+from tacit.ledger import advice as advising
+from tacit.ledger import entries
+from tacit.ledger.entries import Row
+from tacit.ledger.errors import (
+    Advice,
+    BudgetExceeded,
+    ChargeError,
+    CopyError,
+    DatasetExists,
+    FingerprintMismatch,
+    LedgerTampered,
+    NotALedger,
+    TermsError,
+)
+from tacit.ledger.fingerprint import PREFIX, fingerprint
+from tacit.ledger.rules import FAILURE_SHARE, Price, Rule, Totals, make_rule
+from tacit.ledger.store import WHY_NOT_COPIED, MemoryStore, Store
+from tacit.ledger.views import Budget, Dataset, Record, Verification, verify_dataset
+
+#: How many charges δ is divided into unless the registration says otherwise.
+CHARGES = 100
+
+
+class Ledger:
+    """The record of everything that was released about the data sets registered in it.
+
+    ``where`` is a path of a SQLite file (made at the first registration, mode 0600), ``"postgresql://…"``, or
+    nothing (or ``":memory:"``) for a ledger that lives and ends with this process.
+
+    >>> from tacit import accounting as acc
+    >>> ledger = Ledger()
+    >>> _ = ledger.register("people", unit="record", epsilon=1.0, delta=1e-5)
+    >>> with ledger.charge("people", acc.Laplace(10.0), purpose="one count") as charge:
+    ...     released = 42 + 3  # what the mechanism gave
+    >>> charge.epsilon <= 0.1
+    True
+    >>> ledger.charge("people", acc.PureDP(2.0))
+    Traceback (most recent call last):
+    tacit.ledger.errors.BudgetExceeded: ...
+    """
+
+    def __init__(self, where: str | os.PathLike[str] | None = None) -> None:
+        self._store: Store
+        if where is None or where == ":memory:":
+            self._store = MemoryStore()
+        else:
+            from tacit.ledger.sql import SqlStore  # SQLAlchemy is loaded only where a file or a server is used
+
+            self._store = SqlStore(where)
+
+    # -- registering ---------------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        name: str,
+        *,
+        fingerprint: Any = None,
+        unit: str = "record",
+        adjacency: str = "add-remove",
+        size_public: bool = True,
+        epsilon: float,
+        delta: float,
+        rule: str = "sum",
+        orders: tuple[float, ...] | list[float] | None = None,
+        charges: int = CHARGES,
+        failure_share: float = FAILURE_SHARE,
+    ) -> Dataset:
+        """Register a data set and fix its terms for ever. Registering it again on the same terms changes nothing.
+
+        Guarantee: everything charged to it together is (``epsilon``, ``delta``)-DP for one ``unit`` under
+        ``adjacency``, however the charges were chosen.
+
+        ``fingerprint``: the data (a path, an array, a table: see :mod:`tacit.ledger.fingerprint`) or a text that
+        :meth:`fingerprint` gave. ``charges``: by default each charge is priced at δ = ``delta``/``charges``.
+        ``rule``: ``"sum"``, or ``"renyi"`` with its ``orders`` (default: the one best for Gaussian noise).
+        """
+        terms = _check_terms(name, unit, adjacency, size_public, epsilon, delta, charges)
+        chosen = make_rule(rule, terms["epsilon"], terms["delta"], tuple(orders) if orders else None, failure_share)
+        known = isinstance(fingerprint, str) and fingerprint.startswith(PREFIX)
+        terms["fingerprint"] = fingerprint if known or fingerprint is None else self.fingerprint(fingerprint)
+        terms |= chosen.to_dict()
+        entry = {"kind": "register", "time": _now(), "terms": terms, "totals": Totals().to_dict()}
+        try:
+            row = self._store.create(name, entry)
+        except DatasetExists:
+            there = self.dataset(name)
+            if there.to_terms() == terms:
+                return there
+            differ = sorted(k for k, v in there.to_terms().items() if terms.get(k) != v)
+            raise DatasetExists(
+                f"{name!r} is registered in {self._store.place()} on other terms ({', '.join(differ)}); terms "
+                "are never changed. A second budget for the same data under another name would be spent on top of the first"
+            ) from None
+        return _dataset(row)
+
+    def fingerprint(self, data: Any) -> str:
+        """The fingerprint of data under this ledger's secret: may be published, tells an outsider nothing."""
+        return fingerprint(data, self._store.key())
+
+    def check_data(self, name: str, data: Any) -> None:
+        """Raise :class:`FingerprintMismatch` unless these are the data registered as ``name``."""
+        expected = self.dataset(name).fingerprint
+        if expected is None:
+            raise FingerprintMismatch(
+                f"{name!r} was registered without a fingerprint; there is nothing to compare with"
+            )
+        if self.fingerprint(data) != expected:
+            raise FingerprintMismatch(
+                f"these are not the data registered as {name!r}: the fingerprints differ. "
+                "Register other data under a name of their own"
+            )
+
+    # -- charging ------------------------------------------------------------------------------------------------------
+
+    def charge(
+        self, dataset: str, mechanism: acc.Mechanism, *, delta: float | None = None, purpose: str = ""
+    ) -> Charge:
+        """Reserve ``mechanism`` on the budget, before anything it computes is seen by anybody.
+
+        When this returns, the charge is recorded and counts, whatever happens next. Use the result in a ``with`` block,
+        which confirms it at the end, or call :meth:`Charge.confirm`. ``delta`` is the charge's part of the
+        data set's δ. ``purpose`` is public: write it for readers of the card.
+
+        Raises :class:`BudgetExceeded`, with what would still fit, and then nothing is recorded.
+        """
+        terms, price = self._priced(dataset, mechanism, delta)
+        rule = terms.rule
+        number = uuid.uuid4().hex
+        refused: list[Totals] = []
+
+        def decide(last: Row) -> dict[str, Any]:
+            totals = self._totals(last)
+            after = totals.plus(price)
+            if not rule.within(after):
+                refused.append(totals)
+                raise BudgetExceeded("")
+            return {
+                "kind": "reserve",
+                "charge": number,
+                "time": _now(),
+                "mechanism": mechanism.to_dict(),
+                "purpose": str(purpose),
+                "price": price.to_dict(),
+                "totals": after.to_dict(),
+            }
+
+        try:
+            row = self._store.append(dataset, decide)
+        except BudgetExceeded:
+            # Looking for what would fit takes many prices: only now, after the lock is released.
+            raise self._refusal(terms, mechanism, price, refused[-1]) from None
+        return Charge(self, dataset, number, mechanism, price, row.hash, str(purpose))
+
+    #: The same under the name of the first of the two steps.
+    reserve = charge
+
+    def quote(self, dataset: str, mechanism: acc.Mechanism, *, delta: float | None = None) -> Price:
+        """The price of a charge that would be granted now; raises what :meth:`charge` would. Records nothing."""
+        terms, price = self._priced(dataset, mechanism, delta)
+        totals = self._totals(self._store.rows(dataset)[0][-1])
+        if not terms.rule.within(totals.plus(price)):
+            raise self._refusal(terms, mechanism, price, totals)
+        return price
+
+    def resume(self, dataset: str, number: str) -> Charge:
+        """Take up a charge that was reserved and not confirmed, after a crash. The resumption is recorded.
+
+        Nothing is charged again: what is computed now must be what the charge was for, with the same random numbers
+        for what may have been seen already. A fresh draw is a new release and needs a new charge.
+        """
+        found = [record for record in self.history(dataset) if record.charge == number]
+        if not found:
+            raise ChargeError(f"no charge {number!r} on {dataset!r}")
+        record = found[0]
+        if record.confirmed:
+            raise ChargeError(f"charge {number} was confirmed; what it paid for was released. Make a new charge")
+        row = self._store.append(dataset, lambda last: self._follow(last, "resume", number))
+        return Charge(self, dataset, number, record.mechanism, record.price, row.hash, record.purpose)
+
+    def _confirm(self, dataset: str, number: str) -> str:
+        return self._store.append(dataset, lambda last: self._follow(last, "confirm", number)).hash
+
+    def _follow(self, last: Row, kind: str, number: str) -> dict[str, Any]:
+        totals = self._totals(last).to_dict()
+        return {"kind": kind, "charge": number, "time": _now(), "totals": totals}
+
+    def _priced(self, dataset: str, mechanism: acc.Mechanism, delta: float | None) -> tuple[Dataset, Price]:
+        terms = self.dataset(dataset)
+        _check_mechanism(terms, mechanism)
+        share = terms.charge_delta if delta is None else float(delta)
+        if not 0 <= share < 1:
+            raise TermsError(f"a charge's δ lies in [0, 1), not {share!r}")
+        price = terms.rule.price(mechanism, share, terms.adjacency)
+        if share == 0 and math.isinf(price.epsilon) and terms.rule.name == "sum":
+            raise TermsError(f"{mechanism!r} has no pure guarantee: state the charge's part of δ, as in delta=1e-7")
+        return terms, price
+
+    def _totals(self, last: Row) -> Totals:
+        if entries.digest(last.body) != last.hash:
+            raise LedgerTampered(
+                f"entry {last.seq} of {last.dataset!r} was changed after it was written; nothing more is granted. "
+                "tacit ledger verify shows where"
+            )
+        return Totals.from_dict(last.read()["totals"])
+
+    def _refusal(self, terms: Dataset, mechanism: acc.Mechanism, price: Price, totals: Totals) -> BudgetExceeded:
+        rule: Rule = terms.rule
+        left_epsilon, left_delta = rule.left(totals)
+        blank = Advice(terms.name, price.epsilon, price.delta, left_epsilon, left_delta, asked_repeats=1)
+
+        def fits(other: acc.Mechanism) -> bool:
+            return rule.within(totals.plus(rule.price(other, price.delta, terms.adjacency)))
+
+        advice = advising.advise(mechanism, fits, blank)
+        if rule.name == "sum":
+            left = f"left are ε={left_epsilon:.6g} and δ={left_delta:.3g} of ε={rule.epsilon:g}, δ={rule.delta:g}"
+        else:
+            rest = max(0.0, 1 - rule.used(totals))
+            left = f"{rest:.2%} of the Rényi budget for ε={rule.epsilon:g}, δ={rule.delta:g} is left"
+        text = (
+            f"{mechanism!r} on {terms.name!r} costs ε={price.epsilon:.6g} at δ={price.delta:.3g} "
+            f"({terms.words}); {left}. {advising.sentence(advice)}"
+        )
+        return BudgetExceeded(text.strip(), advice)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def datasets(self) -> list[str]:
+        """The names that are registered."""
+        return self._store.names()
+
+    def dataset(self, name: str) -> Dataset:
+        """The terms of a data set."""
+        return _dataset(self._store.first(name))
+
+    def history(self, dataset: str) -> list[Record]:
+        """Every charge of a data set in order, with whether it was confirmed."""
+        return Record.read(self._store.rows(dataset)[0])
+
+    def budget(self, dataset: str) -> Budget:
+        """What is spent and left, and what the exact composition would be if no choice had depended on results."""
+        return Budget.read(self.dataset(dataset), *self._store.rows(dataset))
+
+    def head(self, dataset: str) -> str:
+        """The newest hash of a data set's chain. Printed on a card, it fixes the whole history before it."""
+        self._store.first(dataset)
+        head = self._store.rows(dataset)[1]
+        if head is None:
+            raise LedgerTampered(f"the record of the head of {dataset!r} is missing")
+        return head.hash
+
+    def verify(
+        self, dataset: str | None = None, *, heads: tuple[str, ...] | list[str] = (), reprice: bool = False
+    ) -> Verification:
+        """Check the chain, the sums and the rule of one data set or all.
+
+        ``heads`` are hashes that were printed elsewhere and must still be in the chain of ``dataset``. ``reprice``
+        asks the accountant for every price again.
+        """
+        if heads and dataset is None:
+            raise TermsError("a head belongs to one data set: name it")
+        names = [dataset] if dataset is not None else self.datasets()
+        problems: list[str] = []
+        count = 0
+        for name in names:
+            rows, head = self._store.rows(name)
+            count += len(rows)
+            problems += verify_dataset(name, rows, head, tuple(heads), reprice)
+        return Verification(tuple(names), count, tuple(problems))
+
+    # -- one ledger, however often it is copied ----------------------------------------------------------------------
+
+    def __copy__(self) -> Ledger:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ledger:
+        # clone() of scikit-learn copies parameters deeply: the estimators share the one ledger.
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self._store, MemoryStore):
+            raise CopyError(f"not pickled: {WHY_NOT_COPIED}")
+        return Ledger, (self._store.address(),)  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        return f"Ledger({self._store.place()!r})"
+
+
+class Charge:
+    """A granted charge. It counts as spent from the moment it exists; ``confirm`` says that the release happened.
+
+    In a ``with`` block it is confirmed at the end; when the block raises, it stays reserved, and spent.
+    """
+
+    def __init__(
+        self, ledger: Ledger, dataset: str, number: str, mechanism: acc.Mechanism, price: Price, head: str, purpose: str
+    ) -> None:
+        self.ledger, self.dataset, self.number, self.mechanism = ledger, dataset, number, mechanism
+        self.price, self.purpose = price, purpose
+        #: The head of the data set's chain just after this charge was recorded (renewed when it is confirmed).
+        self.head = head
+        self.confirmed = False
+
+    @property
+    def epsilon(self) -> float:
+        """The certified ε of this charge by itself, at :attr:`delta`."""
+        return self.price.epsilon
+
+    @property
+    def delta(self) -> float:
+        """The δ at which :attr:`epsilon` is stated."""
+        return self.price.delta
+
+    def confirm(self) -> None:
+        """Record that what was paid for has been released."""
+        if self.confirmed:
+            raise ChargeError(f"charge {self.number} was confirmed before; another release needs another charge")
+        self.head = self.ledger._confirm(self.dataset, self.number)
+        self.confirmed = True
+
+    def __enter__(self) -> Charge:
+        if self.confirmed:
+            raise ChargeError(f"charge {self.number} was used before; another release needs another charge")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and not self.confirmed:
+            self.confirm()
+
+    def __repr__(self) -> str:
+        state = "confirmed" if self.confirmed else "reserved"
+        return f"<Charge {self.number[:8]} on {self.dataset!r}: ε={self.epsilon:.6g} at δ={self.delta:g}, {state}>"
+
+
+# -- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _dataset(row: Row) -> Dataset:
+    entry = row.read()
+    if entry["format"] > entries.FORMAT:
+        raise NotALedger(
+            f"{row.dataset!r} was registered by a newer version of tacit (format {entry['format']}); "
+            f"this one reads format {entries.FORMAT}: upgrade tacit"
+        )
+    return Dataset.from_terms(row.dataset, entry["terms"])
+
+
+def _check_terms(
+    name: str, unit: str, adjacency: str, size_public: bool, epsilon: float, delta: float, charges: int
+) -> dict[str, Any]:
+    if not isinstance(name, str) or not name or name != name.strip() or len(name) > 200 or not name.isprintable():
+        raise TermsError(f"a data set's name is a short printable text, not {name!r}")
+    if not isinstance(unit, str) or not unit:
+        raise TermsError("name the unit of privacy: 'record', 'person', 'household', …")
+    if adjacency not in acc.ADJACENCIES:
+        raise TermsError(f"unknown adjacency {adjacency!r}; choose one of {', '.join(acc.ADJACENCIES)}")
+    if not isinstance(size_public, bool):
+        raise TermsError("size_public is True or False")
+    if not size_public and adjacency != "add-remove":
+        raise TermsError(f"under {adjacency!r} neighbours have the same size, so it is public: size_public=True")
+    if not _number(epsilon) or not 0 < epsilon < math.inf:
+        raise TermsError(f"the budget's ε is a positive number, not {epsilon!r}")
+    if not _number(delta) or not 0 <= delta < 1:
+        raise TermsError(f"the budget's δ lies in [0, 1), not {delta!r}")
+    if isinstance(charges, bool) or not isinstance(charges, int) or charges < 1:
+        raise TermsError(f"charges is a positive whole number, not {charges!r}")
+    return {
+        "unit": unit,
+        "adjacency": adjacency,
+        "size_public": size_public,
+        "epsilon": float(epsilon),
+        "delta": float(delta),
+        "charge_delta": _share(float(delta), charges),
+    }
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _share(delta: float, charges: int) -> float:
+    """The largest float of which ``charges`` add up to at most ``delta``."""
+    share = delta / charges
+    while share > 0 and float(fractions.Fraction(share) * charges) > delta:
+        share = math.nextafter(share, 0.0)
+    return share
+
+
+def _check_mechanism(terms: Dataset, mechanism: acc.Mechanism) -> None:
+    if not isinstance(mechanism, acc.Mechanism):
+        _refuse(f"a charge is a mechanism of tacit.accounting, not {mechanism!r}")
+    if mechanism.unit != terms.unit:
+        _refuse(
+            f"{mechanism!r} protects one {mechanism.unit}, but {terms.name!r} is registered for one {terms.unit}; "
+            f"state the mechanism for that unit (unit={terms.unit!r})"
+        )
+    if terms.adjacency not in mechanism.adjacencies():
+        stated = " and ".join(mechanism.adjacencies()) or "no adjacency"
+        _refuse(
+            f"{mechanism!r} states its guarantee under {stated}, but {terms.name!r} is registered for {terms.adjacency}"
+        )
+    if not terms.size_public:
+        for part, _ in mechanism.parts():
+            if hasattr(part, "examples"):
+                _refuse(
+                    f"{part!r} contains the number of records, which is private for {terms.name!r}; use PoissonSampled "
+                    "with a rate that was chosen without it"
+                )
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TermsError(message)

@@ -1,0 +1,285 @@
+"""When may one more charge be granted, if people chose it after they saw earlier results?
+
+A rule is fixed when a data set is registered and turns every charge into a price, adds prices up, and says whether
+the sum still lies within the budget. Both rules here are *privacy filters*: they hold although the mechanisms, their
+parameters and the moment to stop are chosen from earlier outputs. docs/ledger.md has the statements and proofs.
+
+- :class:`SumRule`: Σε ≤ ε and Σδ ≤ δ (Rogers, Roth, Ullman & Vadhan 2016, the filter of basic composition).
+- :class:`RenyiRule`: a Rényi filter at orders fixed in advance (Feldman & Zrnic 2021, theorem 3.1, for one order;
+  several orders share δ between them).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from tacit import accounting as acc
+from tacit.ledger import entries
+from tacit.ledger.errors import TermsError
+
+#: Under the Rényi rule, the part of δ kept for failures: cut batches and (ε, δ)-mechanisms.
+FAILURE_SHARE = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    """What one charge costs: (ε, δ) by itself, and under the Rényi rule its divergence at each order.
+
+    ``epsilon`` is the accountant's certified upper end at ``delta``.
+    """
+
+    epsilon: float
+    delta: float
+    renyi: tuple[float, ...] = ()
+    failure: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for an entry."""
+        plain: dict[str, Any] = {"epsilon": entries.encode(self.epsilon), "delta": self.delta}
+        if self.renyi:
+            plain["renyi"] = [entries.encode(x) for x in self.renyi]
+            plain["failure"] = self.failure
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> Price:
+        """Reads what :meth:`to_dict` wrote."""
+        renyi = tuple(entries.decode(x) for x in plain.get("renyi", ()))
+        return cls(entries.decode(plain["epsilon"]), plain["delta"], renyi, plain.get("failure", 0.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """Sums of prices, kept exactly (see :func:`tacit.ledger.entries.add`)."""
+
+    epsilon: tuple[float, ...] = ()
+    delta: tuple[float, ...] = ()
+    renyi: tuple[tuple[float, ...], ...] = ()
+    failure: tuple[float, ...] = ()
+
+    def plus(self, price: Price) -> Totals:
+        """The sums with one more price."""
+        before = self.renyi or ((),) * len(price.renyi)
+        return Totals(
+            tuple(entries.add(self.epsilon, price.epsilon)),
+            tuple(entries.add(self.delta, price.delta)),
+            tuple(tuple(entries.add(total, x)) for total, x in zip(before, price.renyi, strict=True)),
+            tuple(entries.add(self.failure, price.failure)),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for an entry."""
+        plain: dict[str, Any] = {
+            "epsilon": [entries.encode(x) for x in self.epsilon],
+            "delta": list(self.delta),
+        }
+        if self.renyi:
+            plain["renyi"] = [[entries.encode(x) for x in total] for total in self.renyi]
+            plain["failure"] = list(self.failure)
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> Totals:
+        """Reads what :meth:`to_dict` wrote."""
+        return cls(
+            tuple(entries.decode(x) for x in plain["epsilon"]),
+            tuple(plain["delta"]),
+            tuple(tuple(entries.decode(x) for x in total) for total in plain.get("renyi", ())),
+            tuple(plain.get("failure", ())),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SumRule:
+    """Guarantee: everything granted on the data set together is (ε, δ)-DP, under its adjacency and unit.
+
+    Valid for adaptively chosen mechanisms and parameters. Each charge is priced exactly at its own δ.
+    """
+
+    epsilon: float
+    delta: float
+    name: str = dataclasses.field(default="sum", init=False)
+
+    def price(self, mechanism: acc.Mechanism, delta: float, adjacency: str) -> Price:
+        """(ε, δ) of one charge, ε the accountant's upper end."""
+        return Price(epsilon_alone(mechanism, delta, adjacency), delta)
+
+    def within(self, totals: Totals) -> bool:
+        """Whether the sums are inside the budget. Sums are exact and rounded once, to the nearest float."""
+        return entries.value(totals.epsilon) <= self.epsilon and entries.value(totals.delta) <= self.delta
+
+    def left(self, totals: Totals) -> tuple[float, float]:
+        """What may still be added to Σε and Σδ."""
+        return (
+            max(0.0, math.fsum((self.epsilon, *(-x for x in totals.epsilon)))),
+            max(0.0, math.fsum((self.delta, *(-x for x in totals.delta)))),
+        )
+
+    def used(self, totals: Totals) -> float:
+        """The part of the budget that is gone, in [0, 1]."""
+        delta = entries.value(totals.delta) / self.delta if self.delta else 0.0
+        return max(entries.value(totals.epsilon) / self.epsilon, delta)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The rule for the registration's entry."""
+        return {"rule": "sum"}
+
+
+@dataclasses.dataclass(frozen=True)
+class RenyiRule:
+    """Guarantee: everything granted on the data set together is (ε, δ)-DP, under its adjacency and unit.
+
+    Valid for adaptively chosen mechanisms and parameters. A charge is granted while at one of the ``orders`` α, at
+    least, the sum of the divergences is at most ``limits[α] = ε + (log(wδ') - log κ_α)/(α - 1)``, with κ_α = (1 -
+    1/α)^(α-1)/α, w = 1/number of orders and δ' = δ less what is kept for failures.
+    """
+
+    epsilon: float
+    delta: float
+    orders: tuple[float, ...]
+    failure_share: float = FAILURE_SHARE
+    name: str = dataclasses.field(default="renyi", init=False)
+
+    def __post_init__(self) -> None:
+        if not self.delta > 0:
+            raise TermsError("rule='renyi' needs δ > 0; with δ = 0 use rule='sum'")
+        if not 0 <= self.failure_share < 1:
+            raise TermsError(f"the share of δ kept for failures lies in [0, 1), not {self.failure_share!r}")
+        if not self.orders or len(set(self.orders)) != len(self.orders):
+            raise TermsError("rule='renyi' needs orders, each once")
+        for order in self.orders:
+            if not 1 < order < math.inf:
+                raise TermsError(f"a Rényi order is a number above 1, not {order!r}")
+        useless = [order for order, limit in zip(self.orders, self.limits, strict=True) if limit <= 0]
+        if useless:
+            raise TermsError(
+                f"at order {useless[0]:g} the budget (ε={self.epsilon:g}, δ={self.delta:g}) allows no divergence; "
+                f"leave it out (the best single order here is {best_order(self.epsilon, self.delta):g})"
+            )
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        """The largest sum of divergences allowed at each order, rounded down."""
+        share = (1 - self.failure_share) * self.delta / len(self.orders)
+        return tuple(_limit(order, self.epsilon, share) for order in self.orders)
+
+    @property
+    def failure_limit(self) -> float:
+        """The largest sum of failure probabilities allowed."""
+        return self.failure_share * self.delta
+
+    def price(self, mechanism: acc.Mechanism, delta: float, adjacency: str) -> Price:
+        """The divergence at each order, an upper bound, and the failures; (ε, δ) of the charge alone for the reader."""
+        finite, failure = _without_failures(mechanism, self.epsilon)
+        divergences = acc.renyi(finite, list(self.orders), adjacency=adjacency)
+        renyi = tuple(float(x) if x == x else math.inf for x in divergences)
+        return Price(epsilon_alone(mechanism, delta, adjacency), delta, renyi, failure)
+
+    def within(self, totals: Totals) -> bool:
+        """Whether some order is inside its limit, and the failures are inside theirs."""
+        if entries.value(totals.failure) > self.failure_limit:
+            return False
+        return any(entries.value(t) <= limit for t, limit in zip(totals.renyi, self.limits, strict=False))
+
+    def left(self, totals: Totals) -> tuple[float, float]:
+        """An ε that fits by itself: the best order's rest, as if it were pure; and what is left for failures."""
+        spent = totals.renyi or ((0.0,),) * len(self.orders)
+        rest = max(limit - entries.value(t) for t, limit in zip(spent, self.limits, strict=True))
+        return max(0.0, rest), max(0.0, self.failure_limit - entries.value(totals.failure))
+
+    def used(self, totals: Totals) -> float:
+        """The part of the budget that is gone at the order that has most left, in [0, 1]."""
+        spent = totals.renyi or ((0.0,),) * len(self.orders)
+        return min(entries.value(t) / limit for t, limit in zip(spent, self.limits, strict=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The rule for the registration's entry."""
+        return {"rule": "renyi", "orders": list(self.orders), "failure_share": self.failure_share}
+
+
+Rule = SumRule | RenyiRule
+
+
+def make_rule(
+    name: str, epsilon: float, delta: float, orders: tuple[float, ...] | None, failure_share: float = FAILURE_SHARE
+) -> Rule:
+    """The rule of this name for a budget.
+
+    >>> make_rule("renyi", 2.0, 1e-5, None).orders
+    (10.22,)
+    """
+    if name == "sum":
+        if orders is not None:
+            raise TermsError("orders belong to rule='renyi'")
+        return SumRule(epsilon, delta)
+    if name == "renyi":
+        if orders is None and delta > 0:
+            orders = (best_order(epsilon, (1 - failure_share) * delta),)
+        return RenyiRule(epsilon, delta, tuple(float(x) for x in orders or ()), failure_share)
+    raise TermsError(f"unknown rule {name!r}; choose 'sum' or 'renyi'")
+
+
+def epsilon_alone(mechanism: acc.Mechanism, delta: float, adjacency: str) -> float:
+    """The certified ε of one charge at its δ; at δ = 0 the pure guarantee, infinite where there is none.
+
+    >>> epsilon_alone(acc.Laplace(10.0) * 3, 0.0, "add-remove")
+    0.30000000000000004
+    """
+    if delta > 0:
+        return acc.epsilon(mechanism, delta, adjacency=adjacency).upper
+    return math.fsum(times * _pure(part, adjacency) for part, times in mechanism.parts() if times)
+
+
+def _pure(part: acc.Mechanism, adjacency: str) -> float:
+    if isinstance(part, acc.ExponentialMechanism):  # bounded range ε is in particular ε-DP
+        return part.epsilon
+    inner = part.mechanism if isinstance(part, acc.PoissonSampled) else part
+    if not isinstance(inner, acc.PureDP | acc.Laplace):
+        return math.inf
+    losses = [part.pair(adjacency, direction) for direction in ("remove", "add")]
+    return max(math.inf if loss is None or loss.infinity else loss.supremum for loss in losses)
+
+
+def best_order(epsilon: float, delta: float) -> float:
+    """The order whose limit allows the most Gaussian noise variance: the largest limit(α)/α.
+
+    For charges with divergence ρα (Gaussian noise, zCDP) no other single order grants more. Rounded to 3 digits.
+
+    >>> best_order(1.0, 1e-5)
+    17.8
+    """
+    # limit(α)/α rises to one maximum and falls: a search by thirds on log(α - 1).
+    low, high = math.log(1e-3), math.log(1e7)
+    for _ in range(200):
+        a, b = low + (high - low) / 3, high - (high - low) / 3
+        one, other = (_limit(1 + math.exp(x), epsilon, delta) / (1 + math.exp(x)) for x in (a, b))
+        low, high = (a, high) if one < other else (low, b)
+    return 1 + float(f"{math.exp(low):.3g}")
+
+
+def _limit(order: float, epsilon: float, delta: float) -> float:
+    """The Rényi divergence of this order that gives (ε, δ)-DP (Canonne, Kamath & Steinke 2020, proposition 12)."""
+    log_kappa = (order - 1) * math.log1p(-1 / order) - math.log(order)
+    value = epsilon + (math.log(delta) - log_kappa) / (order - 1)
+    return value - 1e-12 * (abs(value) + 1)
+
+
+def _without_failures(mechanism: acc.Mechanism, epsilon: float) -> tuple[acc.Mechanism, float]:
+    """The mechanism without what has infinite divergence, and the δ that this adds at ``epsilon``.
+
+    A cut batch differs from plain Poisson sampling by a total variation w on either side: (1 + e^ε)·w. An
+    (ε0, δ0)-DP mechanism is ε0-DP except with probability δ0 (Kairouz, Oh & Viswanath 2015, theorem 3.3's pair).
+    """
+    failure: list[float] = []
+    finite: list[tuple[acc.Mechanism, int]] = []
+    for part, times in mechanism.parts():
+        if isinstance(part, acc.TruncatedPoissonSampled):
+            failure.append((1 + math.exp(min(epsilon, 700.0))) * times * part.extra_delta())
+            part = part.poisson()
+        elif isinstance(part, acc.ApproxDP):
+            failure.append(times * part.delta)
+            part = acc.PureDP(part.epsilon, unit=part.unit, adjacency=part.adjacency)
+        finite.append((part, times))
+    return acc.Composed(tuple(finite), unit=mechanism.unit), math.fsum(failure)

@@ -1,0 +1,422 @@
+"""How do many processes share one ledger without ever granting too much? Storage in SQLite and PostgreSQL.
+
+A charge is one transaction that holds the lock of its data set from reading the last entry to writing the next: in
+SQLite ``BEGIN IMMEDIATE`` on a file that is synced before the commit returns, in PostgreSQL a locked row in the table
+of heads with synchronous commit. Every act opens its own connection and closes it, so nothing is shared across a fork
+or between threads.
+
+The rollback journal is kept (no write-ahead log): between two charges the one file holds everything, so a copy of it
+can never lack the newest charges. Triggers forbid changing rows; the hash chain finds it when somebody removed them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import secrets
+import sqlite3
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+from tacit.ledger.entries import Head, Row, chained
+from tacit.ledger.errors import (
+    AccessDenied,
+    DatasetExists,
+    DiskFull,
+    LedgerBusy,
+    LedgerError,
+    LedgerTampered,
+    NotALedger,
+    ReadOnlyLedger,
+    ServerUnreachable,
+    StorageError,
+)
+from tacit.ledger.store import Decide, unknown
+
+try:
+    import sqlalchemy as sa
+    from sqlalchemy.engine import URL, Connection, Engine, make_url
+    from sqlalchemy.pool import NullPool
+except ImportError as missing:  # pragma: no cover - a machine without the package
+    raise LedgerError("a ledger in a file or a server needs SQLAlchemy: pip install sqlalchemy") from missing
+
+#: Version of the tables; a ledger with a larger one is refused.
+SCHEMA_VERSION = 1
+#: How long to wait for others who are charging.
+PATIENCE = 60.0
+_RETRIES = 20
+#: PostgreSQL's codes for "the transaction was rolled back because of others; do it again".
+_AGAIN = {"40001", "40P01"}
+
+_tables = sa.MetaData()
+_meta = sa.Table(
+    "tacit_meta",
+    _tables,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
+_entries = sa.Table(
+    "tacit_entries",
+    _tables,
+    sa.Column("dataset", sa.String(200), primary_key=True),
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("hash", sa.String(64), nullable=False),
+)
+_heads = sa.Table(
+    "tacit_heads",
+    _tables,
+    sa.Column("dataset", sa.String(200), primary_key=True),
+    sa.Column("seq", sa.Integer, nullable=False),
+    sa.Column("hash", sa.String(64), nullable=False),
+)
+
+_SQLITE_TRIGGERS = [
+    f"""CREATE TRIGGER IF NOT EXISTS tacit_{table}_{name} BEFORE {event} ON tacit_{table} {when}
+    BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"""
+    for table, name, event, when in (
+        ("entries", "kept", "DELETE", ""),
+        ("entries", "fixed", "UPDATE", ""),
+        ("heads", "kept", "DELETE", ""),
+        ("heads", "forward", "UPDATE", "WHEN NEW.dataset <> OLD.dataset OR NEW.seq <> OLD.seq + 1"),
+        ("meta", "kept", "DELETE", ""),
+    )
+]
+_POSTGRES_TRIGGERS = [
+    """CREATE OR REPLACE FUNCTION tacit_append_only() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$""",
+    """CREATE TRIGGER tacit_entries_fixed BEFORE UPDATE OR DELETE ON tacit_entries
+    FOR EACH ROW EXECUTE FUNCTION tacit_append_only()""",
+    """CREATE TRIGGER tacit_heads_kept BEFORE DELETE ON tacit_heads
+    FOR EACH ROW EXECUTE FUNCTION tacit_append_only()""",
+    """CREATE TRIGGER tacit_heads_forward BEFORE UPDATE ON tacit_heads
+    FOR EACH ROW WHEN (NEW.dataset <> OLD.dataset OR NEW.seq <> OLD.seq + 1) EXECUTE FUNCTION tacit_append_only()""",
+    *(
+        f"CREATE TRIGGER tacit_{table}_whole BEFORE TRUNCATE ON tacit_{table} EXECUTE FUNCTION tacit_append_only()"
+        for table in ("entries", "heads", "meta")
+    ),
+]
+
+# Passwords by address, for ledgers that are unpickled in this process or a fork of it. Never written anywhere.
+_passwords: dict[str, str] = {}
+
+
+class SqlStore:
+    """A store in a SQLite file or a PostgreSQL database."""
+
+    def __init__(self, where: str | os.PathLike[str]) -> None:
+        self._url = _address(where)
+        self._path: pathlib.Path | None = None
+        if self._url.get_backend_name() == "sqlite":
+            self._path = pathlib.Path(str(self._url.database))
+        self._engine_process: tuple[Engine, int] | None = None
+        self._ready = False
+
+    def place(self) -> str:
+        """The path, or the address without password."""
+        return str(self._path) if self._path else self._url.render_as_string(hide_password=True)
+
+    def address(self) -> str:
+        """What a pickle carries: the address without its password."""
+        if self._path:
+            return str(self._path)
+        bare = self._url.set(password=None).render_as_string(hide_password=False)
+        if self._url.password is not None:
+            _passwords[bare] = str(self._url.password)
+        return bare
+
+    # -- the store ---------------------------------------------------------------------------------------------------
+
+    def key(self) -> bytes:
+        """The secret of the fingerprints; made with the ledger."""
+        with self._transaction(create=True) as connection:
+            value = connection.execute(sa.select(_meta.c.value).where(_meta.c.name == "fingerprint_key")).scalar_one()
+        return bytes.fromhex(value)
+
+    def names(self) -> list[str]:
+        """The registered data sets."""
+        if self._absent():
+            return []
+        with self._transaction() as connection:
+            return self._names(connection)
+
+    def rows(self, dataset: str) -> tuple[list[Row], Head | None]:
+        """All rows of a data set in order, and its head, from one snapshot."""
+        if self._absent():
+            raise unknown(dataset, [], f"{self.place()} (there is no such file yet)")
+        with self._transaction() as connection:
+            found = connection.execute(
+                sa.select(_entries).where(_entries.c.dataset == dataset).order_by(_entries.c.seq)
+            ).all()
+            head = connection.execute(sa.select(_heads).where(_heads.c.dataset == dataset)).first()
+            if not found and head is None:
+                raise unknown(dataset, self._names(connection), self.place())
+        return [Row(*row) for row in found], None if head is None else Head(head.seq, head.hash)
+
+    def first(self, dataset: str) -> Row:
+        """The registration."""
+        if self._absent():
+            raise unknown(dataset, [], f"{self.place()} (there is no such file yet)")
+        with self._transaction() as connection:
+            row = connection.execute(
+                sa.select(_entries).where(_entries.c.dataset == dataset, _entries.c.seq == 0)
+            ).first()
+            if row is None:
+                raise unknown(dataset, self._names(connection), self.place())
+        return Row(*row)
+
+    def create(self, dataset: str, entry: dict[str, Any]) -> Row:
+        """Write the registration."""
+        row = chained(dataset, None, entry)
+        with self._transaction(create=True, write=True) as connection:
+            if connection.execute(sa.select(_heads.c.seq).where(_heads.c.dataset == dataset)).first():
+                raise DatasetExists(f"{dataset!r} is registered already")
+            self._insert(connection, row)
+            connection.execute(_heads.insert().values(dataset=dataset, seq=row.seq, hash=row.hash))
+        return row
+
+    def append(self, dataset: str, decide: Decide) -> Row:
+        """Write the entry that ``decide`` makes of the last row, holding the data set's lock from before it is read."""
+        self.first(dataset)
+        for attempt in range(_RETRIES):
+            try:
+                with self._transaction(write=True) as connection:
+                    last = self._last(connection, dataset)
+                    row = chained(dataset, last, decide(last))
+                    self._insert(connection, row)
+                    moved = sa.update(_heads).where(_heads.c.dataset == dataset).values(seq=row.seq, hash=row.hash)
+                    connection.execute(moved)
+                return row
+            except _Again:
+                if attempt == _RETRIES - 1:
+                    raise LedgerBusy(f"{self.place()}: too many others charge {dataset!r} at once; try again") from None
+        raise AssertionError("unreachable")
+
+    # -- pieces ------------------------------------------------------------------------------------------------------
+
+    def _last(self, connection: Connection, dataset: str) -> Row:
+        # FOR UPDATE waits for whoever charges the same data set, then reads what they wrote; SQLite, which holds the
+        # lock of the whole file already, leaves the words out.
+        head = connection.execute(sa.select(_heads).where(_heads.c.dataset == dataset).with_for_update()).first()
+        newest = sa.select(_entries).where(_entries.c.dataset == dataset).order_by(_entries.c.seq.desc()).limit(1)
+        row = connection.execute(newest).first()
+        if head is None or row is None or (head.seq, head.hash) != (row.seq, row.hash):
+            raise LedgerTampered(
+                f"the newest entry of {dataset!r} in {self.place()} is not the one that was written last; nothing more "
+                "is granted. tacit ledger verify shows what is missing"
+            )
+        return Row(*row)
+
+    def _insert(self, connection: Connection, row: Row) -> None:
+        connection.execute(_entries.insert().values(dataset=row.dataset, seq=row.seq, body=row.body, hash=row.hash))
+
+    def _names(self, connection: Connection) -> list[str]:
+        return list(connection.execute(sa.select(_heads.c.dataset).order_by(_heads.c.dataset)).scalars())
+
+    def _absent(self) -> bool:
+        # An empty file is one whose maker was stopped before the first table.
+        return self._path is not None and (not self._path.exists() or self._path.stat().st_size == 0)
+
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    def _engine(self) -> Engine:
+        if self._engine_process is None or self._engine_process[1] != os.getpid():
+            if self._path:
+                arguments: dict[str, Any] = {"timeout": PATIENCE, "check_same_thread": True}
+            else:
+                arguments = {"connect_timeout": 10, "application_name": "tacit ledger"}
+            try:
+                # AUTOCOMMIT: transactions are begun below in the words of each database.
+                engine = sa.create_engine(
+                    self._url,
+                    poolclass=NullPool,
+                    connect_args=arguments,
+                    isolation_level="AUTOCOMMIT",
+                    hide_parameters=True,
+                )
+            except ModuleNotFoundError as missing:
+                raise StorageError(
+                    f"{missing.name} is not installed; a ledger in PostgreSQL needs it: pip install 'tacit[postgres]'"
+                ) from None
+            self._engine_process = engine, os.getpid()
+        return self._engine_process[0]
+
+    @contextlib.contextmanager
+    def _transaction(self, *, write: bool = False, create: bool = False) -> Iterator[Connection]:
+        """A connection inside a transaction that is committed at the end and rolled back on any error."""
+        if create and self._absent():
+            self._new_file()
+        try:
+            with self._engine().connect() as connection:
+                if not self._ready:
+                    self._prepare(connection, create)
+                    self._ready = True
+                self._begin(connection, write)
+                try:
+                    yield connection
+                    connection.exec_driver_sql("COMMIT")
+                except BaseException:
+                    with contextlib.suppress(sa.exc.DBAPIError):  # the first error is the one to tell
+                        connection.exec_driver_sql("ROLLBACK")
+                    raise
+        except sa.exc.DBAPIError as error:
+            raise self._translate(error, write or create) from None
+
+    def _begin(self, connection: Connection, write: bool) -> None:
+        if self._path:
+            # EXTRA: the folder is synced too, so that a power cut cannot bring the journal of a finished charge back.
+            connection.exec_driver_sql("PRAGMA synchronous=EXTRA")
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+        elif write:
+            connection.exec_driver_sql("BEGIN ISOLATION LEVEL READ COMMITTED")
+            connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
+        else:
+            connection.exec_driver_sql("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+
+    def _prepare(self, connection: Connection, create: bool) -> None:
+        """Check the version of the tables; make them where they are absent and ``create`` allows it."""
+        found = self._version(connection)
+        if found is None and not create:
+            if self._path:
+                raise NotALedger(f"{self.place()} is a SQLite database, but not a tacit ledger")
+            create = True  # an empty PostgreSQL database becomes a ledger at the first use
+        if found is None:
+            self._make_tables(connection)
+            found = self._version(connection)
+        if found is not None and found > SCHEMA_VERSION:
+            raise NotALedger(
+                f"{self.place()} was written by a newer version of tacit (tables {found}, this one knows "
+                f"{SCHEMA_VERSION}): upgrade tacit"
+            )
+
+    def _version(self, connection: Connection) -> int | None:
+        if not sa.inspect(connection).has_table("tacit_meta"):
+            return None
+        value = connection.execute(sa.select(_meta.c.value).where(_meta.c.name == "schema_version")).scalar()
+        return None if value is None else int(value)
+
+    def _make_tables(self, connection: Connection) -> None:
+        if self._path:
+            if sa.inspect(connection).get_table_names():
+                raise NotALedger(f"{self.place()} is a SQLite database of something else; choose another file")
+            connection.exec_driver_sql("PRAGMA journal_mode=DELETE")
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        else:
+            connection.exec_driver_sql("BEGIN")
+            # Two processes that start at once: the second waits here and then finds the tables.
+            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(8387230151)")
+        try:
+            if self._version(connection) is None:
+                _tables.create_all(connection)
+                for statement in _SQLITE_TRIGGERS if self._path else _POSTGRES_TRIGGERS:
+                    connection.exec_driver_sql(statement)
+                values = {"schema_version": str(SCHEMA_VERSION), "fingerprint_key": secrets.token_hex(32)}
+                connection.execute(_meta.insert(), [{"name": k, "value": v} for k, v in values.items()])
+            connection.exec_driver_sql("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sa.exc.DBAPIError):
+                connection.exec_driver_sql("ROLLBACK")
+            raise
+
+    def _new_file(self) -> None:
+        """Make the file readable for its owner only: it holds the secret of the fingerprints."""
+        assert self._path is not None
+        try:
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, stat.S_IRUSR | stat.S_IWUSR))
+        except FileNotFoundError:
+            raise StorageError(f"cannot make the ledger {self._path}: there is no folder {self._path.parent}") from None
+        except PermissionError:
+            raise ReadOnlyLedger(f"cannot make the ledger {self._path}: the folder may not be written") from None
+        except OSError as error:
+            kind = ReadOnlyLedger if error.errno == 30 else StorageError  # 30: a read-only file system
+            raise kind(f"cannot make the ledger {self._path}: {error.strerror}") from None
+
+    # -- errors ------------------------------------------------------------------------------------------------------
+
+    def _translate(self, error: sa.exc.DBAPIError, writing: bool) -> Exception:
+        original = error.orig
+        if isinstance(original, sqlite3.Error):
+            return self._sqlite_error(original, writing)
+        return self._postgres_error(original)
+
+    def _sqlite_error(self, error: sqlite3.Error, writing: bool) -> Exception:
+        name = getattr(error, "sqlite_errorname", "") or ""
+        place = self.place()
+        if name.startswith("SQLITE_READONLY"):
+            return ReadOnlyLedger(
+                f"the ledger {place} may not be written (read-only file or folder); nothing was granted"
+            )
+        if name.startswith("SQLITE_CANTOPEN") or name.startswith("SQLITE_PERM"):
+            if writing and os.access(place, os.R_OK):
+                return ReadOnlyLedger(f"the folder of the ledger {place} may not be written; nothing was granted")
+            return StorageError(f"the ledger {place} cannot be opened: check that it is a file you may read and write")
+        if name.startswith("SQLITE_FULL"):
+            return DiskFull(
+                f"no room left on the disk of the ledger {place}; nothing was granted. Make room and try again"
+            )
+        if name.startswith("SQLITE_NOTADB"):
+            return NotALedger(f"{place} is not a SQLite database, so it is not a ledger")
+        if name.startswith("SQLITE_CORRUPT"):
+            return NotALedger(
+                f"the ledger {place} is damaged; restore it from a backup and verify it against a printed head"
+            )
+        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            return LedgerBusy(f"others held the ledger {place} for more than {PATIENCE:g} s; try again")
+        return StorageError(f"the ledger {place} could not be read or written ({error}); nothing was granted")
+
+    def _postgres_error(self, error: BaseException | None) -> Exception:
+        code = getattr(error, "sqlstate", None) or ""
+        text = str(error)
+        place = self.place()
+        if code in _AGAIN:
+            return _Again(f"others changed {place} at the same moment; try again")
+        if code in ("28P01", "28000") or "password" in text or "authentication" in text:
+            return AccessDenied(
+                f"{place} did not accept this user and password. The password may stand in the address, in PGPASSWORD "
+                "or in ~/.pgpass; it is not carried by a pickle into another process"
+            )
+        if code == "3D000" or ("database" in text and "does not exist" in text):
+            return ServerUnreachable(f"the server of {place} has no such database; make it with createdb")
+        if code in ("53100", "53200"):
+            return DiskFull(f"the server of {place} has no room left; nothing was granted")
+        if code in ("25006", "42501"):
+            return ReadOnlyLedger(
+                f"{place} may not be written by this user (or is a read-only replica); nothing was granted"
+            )
+        if code in ("55P03", "57014"):
+            return LedgerBusy(f"others held the ledger {place} for too long; try again")
+        if not code or code.startswith(("08", "57P")):
+            return ServerUnreachable(f"no answer from the server of {place}: is it running, and is the address right?")
+        return StorageError(f"{place} could not be read or written (SQLSTATE {code}); nothing was granted")
+
+
+class _Again(LedgerBusy):
+    """The transaction was rolled back because of others, and can be done again."""
+
+
+def _address(where: str | os.PathLike[str]) -> URL:
+    text = os.fspath(where)
+    if "://" not in text:
+        return URL.create("sqlite", database=os.path.abspath(os.path.expanduser(text)))
+    try:
+        url = make_url(text)
+    except (sa.exc.ArgumentError, ValueError):
+        raise StorageError(
+            "this is not an address of a database; it looks like postgresql://user@host/database"
+        ) from None
+    backend = url.get_backend_name()
+    if backend == "sqlite":
+        if not url.database or url.database == ":memory:":
+            raise StorageError("a ledger in memory is tacit.Ledger(); for a file give its path")
+        return URL.create("sqlite", database=os.path.abspath(url.database))
+    if backend not in ("postgresql", "postgres"):
+        raise StorageError(f"{backend} is not a database that tacit knows; use a SQLite file or postgresql://…")
+    if "password" in url.query:  # where it would be shown
+        url = url.set(password=str(url.query["password"])).difference_update_query(["password"])
+    url = url.set(drivername="postgresql+psycopg")
+    bare = url.set(password=None).render_as_string(hide_password=False)
+    if url.password is None and bare in _passwords:
+        url = url.set(password=_passwords[bare])
+    return url
