@@ -226,7 +226,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         for k, param in enumerate(params.values()):
             self._derived[id(param)] = Derived(param, frozenset([k]), ())
         for tensor in batch:
-            self._tainted[tensor] = False
+            self._tainted[tensor] = (False, tensor.requires_grad)
 
     # -- the two facts -------------------------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
 
     def rearranged(self, tensor: Tensor) -> bool:
         """Whether data-dependent indexing decided where the elements of this tensor are."""
-        if self._tainted.get(tensor, False):
+        if self._tainted.get(tensor, (False, False))[0]:
             return True
         return bool(self._tainted_storages) and self._tainted_storages.get(_storage(tensor), (None, False))[1]
 
@@ -246,7 +246,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
 
     def _taint(self, tensor: Tensor, rearranged: bool) -> None:
         self._derived.pop(id(tensor), None)
-        self._tainted[tensor] = rearranged
+        self._tainted[tensor] = (rearranged, tensor.requires_grad)
 
     def _taint_memory(self, tensor: Tensor, rearranged: bool) -> None:
         """Taint a tensor that was written to, and everything that shares its memory."""
@@ -285,9 +285,8 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
                 )
             stack.extend(parent for parent, _ in node.next_functions)
         if touched or seen:
-            self._tainted[tensor] = any(
-                self._tainted.values()
-            )  # where its inputs were is not known: as bad as the worst
+            # Where its inputs were is not known: as bad as the worst.
+            self._tainted[tensor] = (any(moved for moved, _ in self._tainted.values()), True)
 
     def _place(self) -> str:
         return f"module {self.where[-1]!r}" if self.where and self.where[-1] else "the model"
@@ -306,6 +305,9 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         for tensor in tensors_in((args, kwargs)):
             if self.tainted(tensor):
                 tainted = True
+                # What was made without a gradient and has one now came out of a custom autograd function.
+                if tensor.grad_fn is not None and not self._tainted.get(tensor, (False, True))[1]:
+                    self._foreign(tensor)
                 continue
             known = self.derived(tensor)
             if known is not None:

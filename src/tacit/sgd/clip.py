@@ -245,7 +245,7 @@ def clipped_grad(
     spec = Clipping.of(clipping, clip_norm, names, stabiliser)
     if check != "never":
         checks.no_batch_statistics(model)
-    size = examples if microbatch is None else max(1, min(microbatch, examples))
+    size = max(1, examples if microbatch is None else min(microbatch, examples))
     if method == "examples":
         size = 1
     due = checks.due(engine, check)

@@ -216,14 +216,19 @@ class Engine:
                 return None
         return plan
 
-    def make_plan(self, run: Pass, swapped: Pass | None, example: int) -> tuple[Plan, Gradients]:
+    def make_plan(
+        self, run: Pass, swapped: Pass | None, example: int, original: Pass | None = None
+    ) -> tuple[Plan, Gradients]:
         """Find out all that a plan holds, from one pass whose graph is kept.
 
-        ``swapped`` is a pass over the same batch with every other example replaced by ``example``: further evidence.
+        ``swapped`` is a pass over the same batch with every other example replaced by ``example``, ``original`` one
+        over a batch of which ``run`` has only the finite examples: further evidence, both.
         """
-        grads = run.output_gradients(retain=True)
         weights = digit_weights(run.batch, run.losses.device, run.losses.dtype)
-        weighted = [run.output_gradients(w, retain=True) for w in weights]
+        grads = run.output_gradients(retain=True)
+        evidence = [self._evidence(run, grads, weights)]
+        if original is not None and [u.shapes for u in original.uses] == [u.shapes for u in run.uses]:
+            evidence.append(self._evidence(original, original.output_gradients(retain=True), weights))
         twin = swapped.uses if swapped is not None and len(swapped.uses) == len(run.uses) else [None] * len(run.uses)
         settled = True
         uses: list[UsePlan] = []
@@ -235,7 +240,8 @@ class Engine:
                     continue
                 pair = twin[k]
                 after = pair.outputs[j] if pair is not None and len(pair.outputs) == len(use.outputs) else None
-                layout, sure = self._locate(use, j, grad, [w[k][j] for w in weighted], run.batch, after, example)
+                owner = [e[k][j] for e in evidence]
+                layout, sure = self._locate(use, j, [o for o in owner if o is not None], run.batch, after, example)
                 layouts.append(layout)
                 settled = settled and sure
             uses.append(UsePlan(layouts, guards=[t.clone() for d in use.derived for t in frames.chain_tensors(d)]))
@@ -244,31 +250,41 @@ class Engine:
         self.plans[self.signature(run, grads)] = plan
         return plan, gradients
 
+    @staticmethod
+    def _evidence(run: Pass, grads: list[list[Tensor | None]], weights: list[Tensor]) -> list[list[Tensor | None]]:
+        """The owner of each element of each output, as far as the gradients of weighted losses tell."""
+        weighted = [run.output_gradients(w, retain=True) for w in weights]
+        return [
+            [
+                None if g is None else owners(g, [w[k][j] for w in weighted if w[k][j] is not None], run.batch)
+                for j, g in enumerate(row)
+            ]
+            for k, row in enumerate(grads)
+        ]
+
     def _locate(
-        self,
-        use: Use,
-        j: int,
-        grad: Tensor,
-        weighted: list[Tensor | None],
-        batch: int,
-        after: Tensor | None,
-        example: int,
+        self, use: Use, j: int, evidence: list[Tensor], batch: int, after: Tensor | None, example: int
     ) -> tuple[Layout, bool]:
-        names = self._names(use)
+        names, shape = self._names(use), use.shapes[j]
+        if not shape:
+            raise UncoveredUse(
+                f"{use.name!r} (with {names}) in {use.where} returns a single number for the whole batch"
+            )
         if batch == 1:
-            shape = grad.shape if grad.dim() else torch.Size((1,))
             return next(candidates(shape, 1)), True
-        owner = owners(grad, [w for w in weighted if w is not None], batch)
-        found = consistent(owner, batch)
+        found = consistent(evidence[0], batch)
+        for more in evidence[1:]:
+            agreeing = consistent(more, batch)
+            found = [layout for layout in found if layout in agreeing]
         if not found:
-            if bool((owner == -2).any()):
+            if any(bool((owner == -2).any()) for owner in evidence):
                 raise BatchMixing(
                     f"the losses of several examples depend on the same element of the output of {use.name!r} "
                     f"(with {names}) in {use.where}: examples are mixed there, and no per-example bound exists"
                 )
             raise UncoveredUse(
                 f"cannot tell which elements of the output of {use.name!r} (with {names}) in {use.where} belong "
-                f"to which example: shape {tuple(grad.shape)} for a batch of {batch}. Use method='examples'."
+                f"to which example: shape {tuple(shape)} for a batch of {batch}. Use method='examples'."
             )
         if len(found) > 1 and after is not None:
             found = unmoved(found, use.outputs[j], after, example) or found

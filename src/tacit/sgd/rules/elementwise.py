@@ -67,7 +67,7 @@ def mul(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> C
 @rule(
     *words("div div_ __truediv__ __rtruediv__ __itruediv__ __rdiv__ true_divide divide rsub __rsub__ pow pow_"),
     *words("__pow__ __rpow__ where lerp addcmul addcdiv maximum minimum fmax fmin atan2 arctan2 xlogy hypot"),
-    *words("logaddexp logaddexp2 clamp clip masked_fill masked_fill_ copysign fmod remainder __mod__ float_power"),
+    *words("logaddexp logaddexp2 clamp clip copysign fmod remainder __mod__ float_power"),
 )
 def elementwise(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> Contributions:
     """Any broadcasting elementwise operation, by its own derivative at the expanded parameter."""
@@ -77,11 +77,30 @@ def elementwise(use: Use, grads: list[Tensor | None], layouts: list[Layout | Non
         if not known.tensor.is_floating_point():
             raise NotCovered
         full = known.tensor.detach().expand(grad.shape).clone().requires_grad_()
-        (out,) = replay(use, lambda t, d=known, f=full: f if t is d.tensor else t.detach())  # type: ignore[misc]
-        if out.shape != grad.shape:
+        try:
+            outs = replay(use, lambda t, d=known, f=full: f if t is d.tensor else t.detach())  # type: ignore[misc]
+        except RuntimeError as error:  # the operation does not take the expanded value
+            raise NotCovered from error
+        if len(outs) != 1 or outs[0].shape != grad.shape:
             raise NotCovered
+        out = outs[0]
         (gradient,) = torch.autograd.grad(out, full, grad)
         found.append((known, reduce_to(known.tensor.shape, gradient, layout)))
+    return found
+
+
+@rule("masked_fill", "masked_fill_")
+def masked_fill(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> Contributions:
+    grad, layout = single(grads, layouts)
+    bound = bind(use.args, use.kwargs, "input mask value")
+    if not isinstance(bound["mask"], Tensor):
+        raise NotCovered
+    found: Contributions = []
+    filled = bound["mask"].expand(grad.shape)
+    for key, kept in (("input", ~filled), ("value", filled)):
+        known = use.find(bound[key])
+        if known is not None:
+            found.append((known, reduce_to(known.tensor.shape, torch.where(kept, grad, 0.0), layout)))
     return found
 
 

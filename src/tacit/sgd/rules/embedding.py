@@ -6,8 +6,14 @@ import torch
 from torch import Tensor
 
 from tacit.sgd.capture import Use
+from tacit.sgd.errors import UncoveredUse
 from tacit.sgd.layout import Layout
 from tacit.sgd.rules.base import Contributions, NotCovered, OneHot, bind, rule, single, wide
+
+_FREQUENCY = (
+    "{!r} in {} divides gradients by how often an index occurs in the whole batch: set scale_grad_by_freq=False"
+)
+_RENORM = "{!r} in {} rescales the rows that the batch looks up, which reveals them: set max_norm=None"
 
 
 def _looked_up(
@@ -36,14 +42,14 @@ def embedding(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]
     if functional:
         bound = bind(use.args, use.kwargs, "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse")
         if bound["max_norm"] is not None:
-            raise NotCovered
+            raise UncoveredUse(_RENORM.format(use.name, use.where))
         padding = bound["padding_idx"]
     else:
         bound = bind(use.args, use.kwargs, "weight input padding_idx scale_grad_by_freq sparse indices")
         bound["input"] = bound["input"] if bound["input"] is not None else bound["indices"]
         padding = None if bound["padding_idx"] in (None, -1) else bound["padding_idx"]
     if bound["scale_grad_by_freq"]:
-        raise NotCovered  # the frequency is counted over the whole batch
+        raise UncoveredUse(_FREQUENCY.format(use.name, use.where))
     return _looked_up(use, bound["weight"], bound["input"], grad, layout, padding)
 
 
@@ -76,7 +82,11 @@ def embedding_bag(use: Use, grads: list[Tensor | None], layouts: list[Layout | N
     names = "input weight offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights"
     bound = bind(use.args, use.kwargs, names + " include_last_offset padding_idx")
     index, mode, scale = bound["input"], bound["mode"] or "mean", bound["per_sample_weights"]
-    if bound["scale_grad_by_freq"] or bound["max_norm"] is not None or mode not in ("sum", "mean"):
+    if bound["scale_grad_by_freq"]:
+        raise UncoveredUse(_FREQUENCY.format(use.name, use.where))
+    if bound["max_norm"] is not None:
+        raise UncoveredUse(_RENORM.format(use.name, use.where))
+    if mode not in ("sum", "mean"):
         raise NotCovered
     if use.find(bound["weight"]) is None or (scale is not None and use.find(scale) is not None):
         raise NotCovered

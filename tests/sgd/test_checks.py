@@ -1,0 +1,330 @@
+"""What cannot be clipped is refused by name, and a wrong answer cannot go unnoticed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.sgd import zoo, zoo_more
+from tests.sgd.harness import build, compare, single_gradients, truth
+from torch import nn
+
+from tacit import sgd
+from tacit.sgd import rules
+from tacit.sgd.capture import Capture
+from tacit.sgd.rules.base import Dense, Outer
+
+
+def squares(model, x):
+    return model(x).flatten(1).square().sum(1)
+
+
+# -- isolation ---------------------------------------------------------------------------------------------------------
+
+
+def test_batch_normalisation_is_named_and_fixed():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Sequential(nn.Flatten(), nn.Linear(288, 2))
+    )
+    x = torch.randn(4, 3, 8, 8)
+    with pytest.raises(sgd.BatchMixing, match=r"module '1' \(BatchNorm2d\).*tacit\.sgd\.fix"):
+        sgd.clipped_grad(model, squares, x)
+    weight = model[1].weight
+    assert sgd.fix(model) == {"1": "BatchNorm2d -> GroupNorm(8, 8)"}
+    assert model[1].weight is weight
+    sgd.clipped_grad(model, squares, x)
+    assert sgd.fix(model) == {}
+
+
+def test_fix_reaches_nested_modules_and_keeps_their_settings():
+    inner = nn.Sequential(nn.BatchNorm1d(6, eps=1e-3), nn.SyncBatchNorm(48, affine=False))
+    model = nn.ModuleDict({"a": inner, "b": nn.BatchNorm3d(5)})
+    changed = sgd.fix(model)
+    assert changed == {
+        "a.0": "BatchNorm1d -> GroupNorm(2, 6)",
+        "a.1": "SyncBatchNorm -> GroupNorm(16, 48)",
+        "b": "BatchNorm3d -> GroupNorm(1, 5)",
+    }
+    assert inner[0].eps == 1e-3
+    assert inner[1].weight is None
+
+
+class BatchCentring(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+class BatchAttention(nn.Module):
+    """Attention over the batch dimension: a custom layer that looks like any other."""
+
+    def __init__(self):
+        super().__init__()
+        self.q = nn.Linear(5, 5)
+
+    def forward(self, x):
+        return (self.q(x) @ x.mT).softmax(-1) @ x
+
+
+class Ranks(nn.Module):
+    """No gradient flows through the comparison with the others, and yet it depends on them."""
+
+    def forward(self, x):
+        return x * (x.detach() > x.detach().median(0).values)
+
+
+class Shifted(nn.Module):
+    def forward(self, x):
+        return x + torch.roll(x, 1, 0)
+
+
+@pytest.mark.parametrize("layer", [BatchCentring, BatchAttention, Ranks, Shifted])
+def test_a_custom_layer_that_mixes_the_batch_is_named(layer):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 5), layer(), nn.Linear(5, 2))
+    with pytest.raises(sgd.BatchMixing, match=layer.__name__):
+        sgd.clipped_grad(model, squares, torch.randn(6, 5))
+
+
+def test_a_loss_that_mixes_the_batch_is_refused():
+    model = nn.Linear(5, 3)
+
+    def contrastive(m, x):
+        return F.cross_entropy(m(x) @ m(x).mT, torch.arange(len(x)), reduction="none")
+
+    def token_average(m, b):
+        return m(b).sum(1) / b.abs().sum()
+
+    for loss in (contrastive, token_average):
+        with pytest.raises(sgd.BatchMixing, match="loss"):
+            sgd.clipped_grad(model, loss, torch.randn(4, 5))
+
+
+# -- self-check --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["scaled", "swapped", "shared", "missing"])
+def test_a_rule_that_is_wrong_stops_training(wrong, monkeypatch):
+    case = build(zoo.mlp, torch.float32)
+    right = rules.RULES["linear"]
+
+    def sabotaged(use, grads, layouts):
+        found = []
+        for derived, contribution in right(use, grads, layouts):
+            if isinstance(contribution, Outer) and wrong == "scaled":
+                contribution = Outer(
+                    contribution.left * 1.01, contribution.right, contribution.sizes, contribution.order
+                )
+            if isinstance(contribution, Outer) and wrong == "swapped":  # the sum is right, the examples are not
+                contribution = Outer(
+                    contribution.left.flip(0), contribution.right.flip(0), contribution.sizes, contribution.order
+                )
+            if isinstance(contribution, Dense) and wrong == "shared":  # the sum is right, the norms are not
+                contribution = Dense(contribution.values.mean(0, keepdim=True).expand_as(contribution.values))
+            if isinstance(contribution, Dense) and wrong == "missing":
+                contribution = Dense(torch.zeros_like(contribution.values))
+            found.append((derived, contribution))
+        return found
+
+    monkeypatch.setitem(rules.RULES, "linear", sabotaged)
+    with pytest.raises(sgd.SelfCheckFailed, match=r"'[02]\.(weight|bias)'.*linear"):
+        sgd.clipped_grad(case.model, case.loss, case.batch)
+
+
+def test_a_use_that_is_not_seen_stops_training(monkeypatch):
+    case = build(zoo.gpt, torch.float32)
+    seen = Capture._use
+
+    def blind(self, func, name, args, kwargs, derived):
+        if name == "layer_norm":
+            return self._pass(func, name, args, kwargs, True, [])
+        return seen(self, func, name, args, kwargs, derived)
+
+    monkeypatch.setattr(Capture, "_use", blind)
+    with pytest.raises(sgd.SelfCheckFailed, match="norm"):
+        sgd.clipped_grad(case.model, case.loss, case.batch)
+
+
+def test_the_check_runs_on_the_first_step_and_every_so_many(monkeypatch):
+    from tacit.sgd import checks
+
+    case, seen = build(zoo.mlp, torch.float32), []
+    agree = checks._agree
+    monkeypatch.setattr(checks, "_agree", lambda *a: (seen.append(1), agree(*a)))
+    for check, wanted in (("never", 0), ("first", 1), ("first", 1), ("always", 2), ("always", 3)):
+        sgd.clipped_grad(case.model, case.loss, case.batch, check=check)
+        assert len(seen) == wanted
+    case, before = build(zoo.mlp, torch.float32), len(seen)
+    for _ in range(7):
+        sgd.clipped_grad(case.model, case.loss, case.batch, check=3)
+    assert len(seen) - before == 3
+    for check in (0, True, "sometimes"):
+        with pytest.raises(ValueError, match=r"check"):
+            sgd.clipped_grad(case.model, case.loss, case.batch, check=check)
+
+
+def test_check_tells_how_parameters_are_used():
+    case = build(zoo.gpt, torch.float32)
+    found = sgd.check(case.model, case.loss, case.batch)
+    assert found.uses["tok.weight"] == ("embedding", "linear")
+    assert found.uses["pos.weight"] == ("add",)
+    assert found.generic == ()
+    case = build(zoo_more.weight_norm, torch.float32)
+    assert any("original1" in name for name in sgd.check(case.model, case.loss, case.batch).materialised)
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+class Opaque(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad @ weight.mT, x.mT @ grad
+
+
+class WithOpaque(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.first = nn.Parameter(torch.randn(4, 3)), nn.Linear(5, 4)
+
+    def forward(self, x):
+        return torch.tanh(Opaque.apply(self.first(x), self.hidden)) * 2
+
+
+def test_a_parameter_inside_a_custom_autograd_function_is_refused_by_name():
+    torch.manual_seed(0)
+    model, x = WithOpaque(), torch.randn(3, 5)
+    with pytest.raises(sgd.UncoveredUse, match=r"'hidden'.*Opaque"):
+        sgd.clipped_grad(model, squares, x, clip_norm=0.5)
+    result = sgd.clipped_grad(model, squares, x, clip_norm=0.5, method="examples")
+    case = zoo.Case(model, lambda m, b: squares(m, b["x"]), {"x": x})
+    wanted, norms = truth(single_gradients(case), [["hidden", "first.weight", "first.bias"]], 0.5)
+    assert torch.allclose(result.norms.double(), norms[:, 0], rtol=1e-5)
+    for key, value in wanted.items():
+        assert torch.allclose(result.sums[key].double(), value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_final_opaque_operation_is_refused_too():
+    """The last operation of all is followed by no other that could notice it."""
+
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(5, 1))
+
+        def forward(self, x):
+            return Opaque.apply(x, self.w)
+
+    with pytest.raises(sgd.ClippingError, match="'w'"):
+        sgd.clipped_grad(Last(), lambda m, x: m(x)[:, 0], torch.randn(3, 5))
+    with pytest.raises(sgd.ClippingError, match="'w'"):
+        sgd.clipped_grad(Last(), lambda m, x: Opaque.apply(x, m.w).view(-1), torch.randn(3, 5))
+
+
+def test_frequencies_counted_over_the_batch_are_refused():
+    model = nn.Sequential(nn.Embedding(5, 3, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(12, 2))
+    with pytest.raises(sgd.UncoveredUse, match="whole batch"):
+        sgd.clipped_grad(model, squares, torch.randint(5, (4, 4)))
+
+
+def test_tables_that_lookups_rescale_are_refused():
+    model = nn.Sequential(nn.Embedding(5, 3, max_norm=0.1), nn.Flatten(), nn.Linear(12, 2))
+    with pytest.raises(sgd.UncoveredUse, match=r"0\.weight|max_norm"):
+        sgd.clipped_grad(model, squares, torch.randint(5, (4, 4)))
+
+
+class Sorted(nn.Module):
+    """Examples are sorted by length before a recurrent layer, as packing does: where they are depends on the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x, n):
+        packed = nn.utils.rnn.pack_padded_sequence(x, n.cpu(), batch_first=True, enforce_sorted=False)
+        return self.out(self.rnn(packed)[1][0])
+
+
+class Resorted(Sorted):
+    """The same with the order taken through Python lists."""
+
+    def forward(self, x, n):
+        order = sorted(range(len(n)), key=lambda k: -n.tolist()[k])
+        back = sorted(range(len(n)), key=lambda k: order[k])
+        return self.out(self.rnn(x[order])[0][:, -1])[back]
+
+
+@pytest.mark.parametrize("kind", [Sorted, Resorted])
+def test_examples_that_the_model_reorders_are_never_confused(kind):
+    """A plan made on a batch that happens to be sorted must not be applied to one that is not."""
+    torch.manual_seed(0)
+    model = kind().double()
+
+    def loss(m, b):
+        return m(b["x"], b["n"]).square().sum(1)
+
+    x = torch.randn(4, 6, 3).double()
+    case = zoo.Case(model, loss, {"x": x, "n": torch.tensor([6, 5, 4, 3])})
+    assert compare(case).worst < 1e-10
+    case = zoo.Case(model, loss, {"x": x, "n": torch.tensor([3, 6, 4, 5])})
+    try:
+        assert compare(case).worst < 1e-10
+    except sgd.UncoveredUse as refusal:
+        assert "belong to which example" in str(refusal)  # noqa: PT017
+
+
+def test_a_gather_by_length_at_the_end_needs_no_new_plan(monkeypatch):
+    """The usual pooling of classifiers indexes with the data after all parameters have been used."""
+    from tacit.sgd import checks
+
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.emb, self.out = nn.Embedding(7, 4), nn.Linear(4, 2)
+
+        def forward(self, ids, n):
+            return self.out(self.emb(ids))[torch.arange(len(ids)), n]
+
+    model = Pooled().double()
+    calls = []
+    survey = checks.survey
+    monkeypatch.setattr(checks, "survey", lambda *a: (calls.append(1), survey(*a))[1])
+    for seed in range(3):
+        torch.manual_seed(seed)
+        batch = {"ids": torch.randint(7, (4, 5)), "n": torch.randint(5, (4,))}
+        case = zoo.Case(model, lambda m, b: m(b["ids"], b["n"]).square().sum(1), batch)
+        assert compare(case).worst < 1e-10
+    assert len(calls) == 1
+
+
+def test_the_low_rank_start_is_located_without_gradients():
+    """At the start of LoRA half of the gradients are zero, and the next step must still be right."""
+    case = build(zoo_more.lora, torch.float64)
+    assert compare(case).worst < 1e-10
+    with torch.no_grad():
+        for name, parameter in case.model.named_parameters():
+            if name.endswith(".b"):
+                parameter.normal_()
+    assert compare(case).worst < 1e-10
+
+
+def test_in_place_changes_of_saved_inputs_are_refused():
+    class Overwrites(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x):
+            h = x * 1
+            out = self.a(h)
+            h.add_(1)
+            return out
+
+    with pytest.raises((sgd.UncoveredUse, RuntimeError), match=r"in place|inplace"):
+        sgd.clipped_grad(Overwrites(), squares, torch.randn(3, 4))

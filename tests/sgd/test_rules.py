@@ -1,0 +1,35 @@
+"""Every rule gives the gradients that one example at a time would give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.sgd.harness import TOLERANCE, build, compare
+from tests.sgd.operations import OPERATIONS
+
+from tacit import sgd
+from tacit.sgd.rules import DECOMPOSE, RULES
+
+# Operators reach the rules under the names of the methods they stand for.
+OPERATORS = {name for name in RULES if name.startswith("__")} - {"__getitem__"}
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_an_operation_is_differentiated_example_by_example(label):
+    name, builder = OPERATIONS[label]
+    for dtype in (torch.float32, torch.float64):
+        case = build(builder, dtype)
+        errors = compare(case)
+        assert errors.worst <= TOLERANCE[dtype], dtype
+    found = sgd.check(case.model, case.loss, case.batch)
+    if label.startswith("generic"):
+        assert found.generic or label.endswith("cumulative")
+    else:
+        assert found.generic == ()
+        assert any(name in uses for uses in found.uses.values())
+
+
+def test_every_rule_is_tried():
+    tried = {name for name, _ in OPERATIONS.values()}
+    assert set(RULES) - OPERATORS <= tried
+    assert {"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell"} <= set(DECOMPOSE)  # see the zoo
