@@ -44,6 +44,9 @@ def build(builder: Callable[[], Case], dtype: torch.dtype, device: str = "cpu", 
     }
     if case.notes.get("mode") != "as is":
         case.model.train(case.notes.get("mode") == "train")
+        for module in case.model.modules():
+            if isinstance(module, nn.RNNBase):
+                module.train()  # cuDNN has no backward pass of recurrent layers in evaluation mode
     return case
 
 

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from tacit.sgd.batches import leaves
 from tacit.sgd.capture import tensors_in
 from tacit.sgd.engine import Engine, Gradients, Pass, Plan
-from tacit.sgd.errors import BatchMixing, ClippingError, SelfCheckFailed
+from tacit.sgd.errors import BatchMixing, ClippingError, SelfCheckFailed, UncoveredUse
 from tacit.sgd.frames import Frame
 from tacit.sgd.norms import Group
 from tacit.sgd.rules.base import wide
@@ -44,14 +44,18 @@ def due(engine: Engine, check: Any) -> bool:
     return bool(check == "always")
 
 
-def no_batch_statistics(model: nn.Module) -> None:
-    """Refuse layers that average over the batch while training."""
+def no_known_obstacles(model: nn.Module) -> None:
+    """Refuse, before anything runs, layers that average over the batch or write what they see into their weights."""
     for name, module in model.named_modules():
+        kind = type(module).__name__
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
             raise BatchMixing(
-                f"module {name!r} ({type(module).__name__}) normalises with statistics of the whole batch, so "
-                "one example's loss depends on the others and no per-example bound exists. tacit.sgd.fix(model) "
-                "replaces it by GroupNorm."
+                f"module {name!r} ({kind}) normalises with statistics of the whole batch, so one example's loss depends "
+                "on the others and no per-example bound exists. tacit.sgd.fix(model) replaces it by GroupNorm."
+            )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise UncoveredUse(
+                f"module {name!r} ({kind}) rescales the rows that the batch looks up, without noise: set max_norm=None"
             )
 
 

@@ -243,8 +243,7 @@ def clipped_grad(
     engine = engine_of(model)
     names = list(engine.parameters)
     spec = Clipping.of(clipping, clip_norm, names, stabiliser)
-    if check != "never":
-        checks.no_batch_statistics(model)
+    checks.no_known_obstacles(model)
     size = max(1, examples if microbatch is None else min(microbatch, examples))
     if method == "examples":
         size = 1

@@ -34,7 +34,7 @@ def check(model: nn.Module, loss: Loss, batch: Any, *, views: int = 1) -> Check:
     >>> check(net, lambda model, x: model(x).square().sum(1), torch.randn(4, 3)).uses
     {'weight': ('linear',), 'bias': ('linear',)}
     """
-    checks.no_batch_statistics(model)
+    checks.no_known_obstacles(model)
     batch = plain(batch)
     rows = rows_of(batch)
     engine = engine_of(model)
