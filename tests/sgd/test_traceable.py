@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.sgd import zoo, zoo_more, zoo_transformers
 from tests.sgd.harness import build
 from torch.func import functional_call
@@ -16,16 +17,17 @@ from tacit.sgd.engine import Engine
 assert zoo_more
 assert zoo_transformers
 
-NAMES = [
-    "mlp",
-    "cnn",
-    "wrn-groupnorm",
-    "vit-class-token",
-    "gpt-tied-large-vocabulary",
-    "weight-norm",
-    "hf-gpt2",
-    "hf-llama",
-]
+NAMES = ["mlp", "cnn", "wrn-groupnorm", "vit-class-token", "gpt-tied-large-vocabulary", "weight-norm", "hf-llama"]
+
+
+def unpadded_llama():
+    """Without a padding mask, about which transformers would ask the data."""
+
+    def loss(model, batch):
+        logits = model(input_ids=batch["x"], use_cache=False).logits
+        return F.cross_entropy(logits.mT, batch["x"], reduction="none").mean(1)
+
+    return zoo.Case(zoo_transformers.llama_model(), loss, {"x": torch.randint(23, (3, 7))})
 
 
 class Functional(torch.nn.Module):
