@@ -7,6 +7,7 @@ True
 """
 
 from tacit.accounting.bound import Bound
+from tacit.accounting.calibration import calibrate, calibrate_delta, calibrate_rate, calibrate_steps
 from tacit.accounting.errors import AccountingError, AdjacencyError, UnitError
 from tacit.accounting.mechanisms import (
     ADJACENCIES,
@@ -30,3 +31,37 @@ from tacit.accounting.mechanisms import (
     nothing,
 )
 from tacit.accounting.pricing import delta, epsilon
+from tacit.accounting.renyi import renyi
+
+__all__ = [
+    "ADJACENCIES",
+    "GDP",
+    "ZCDP",
+    "AccountingError",
+    "AdjacencyError",
+    "ApproxDP",
+    "BallsInBins",
+    "Bound",
+    "Composed",
+    "DiscreteGaussian",
+    "ExponentialMechanism",
+    "FixedSizeSampled",
+    "Gaussian",
+    "Laplace",
+    "Mechanism",
+    "PoissonSampled",
+    "PureDP",
+    "Shuffled",
+    "TruncatedPoissonSampled",
+    "UnitError",
+    "Votes",
+    "calibrate",
+    "calibrate_delta",
+    "calibrate_rate",
+    "calibrate_steps",
+    "delta",
+    "epsilon",
+    "from_dict",
+    "nothing",
+    "renyi",
+]

@@ -60,8 +60,10 @@ class Abscissa:
     epsilon: float
 
 
-def best_abscissa(parts: Parts, *, log_delta: float | None = None, epsilon: float | None = None) -> Abscissa:
-    """The c that gives the best Chernoff bound on ε at this δ, or on δ at this ε.
+def best_abscissa(
+    parts: Parts, *, log_delta: float | None = None, epsilon: float | None = None, enough: float = -math.inf
+) -> Abscissa:
+    """The c that gives the best Chernoff bound on ε at this δ, or on δ at this ε (or one that puts log δ below ``enough``).
 
     Newton's method on log c, safeguarded. Any c is valid; a good one only makes the integral short.
     """
@@ -81,7 +83,9 @@ def best_abscissa(parts: Parts, *, log_delta: float | None = None, epsilon: floa
     x, low, high = math.log(4.0), -30.0, 30.0
     for _ in range(40):
         try:
-            value, slope, _, _ = state(math.exp(x))
+            value, slope, k, _ = state(math.exp(x))
+            if epsilon is not None and k + log_kappa(math.exp(x)) - math.exp(x) * epsilon < enough:
+                break
         except OverflowError:
             value, slope = math.inf, math.inf
         if value > 0:
@@ -250,7 +254,7 @@ def _series(log_first: float, exponent: float) -> float:
 def contour_for(parts: Parts, *, log_delta: float | None = None, epsilon: float | None = None) -> Contour:
     """The contour for this δ or this ε, with the far tails of the losses left out where they weigh next to nothing.
 
-    What is left out has probability at most e^{-20} of δ; it counts as lost in the upper end and as harmless in the lower.
+    What is left out has probability at most e^{-18} of δ; it counts as lost in the upper end and as harmless in the lower.
     """
     if log_delta is not None:
         kept, left_out = without_tails(parts, log_delta)
@@ -270,7 +274,7 @@ def contour_for(parts: Parts, *, log_delta: float | None = None, epsilon: float 
 
 def without_tails(parts: Parts, log_delta: float) -> tuple[Parts, float]:
     """The parts without the far tails of their losses, and the probability left out in all."""
-    each = math.exp(max(log_delta - 20.0, -600.0)) / sum(times for _, times in parts)
+    each = math.exp(max(log_delta - 18.0, -600.0)) / sum(times for _, times in parts)
     kept: Parts = []
     left_out = 0.0
     for loss, times in parts:

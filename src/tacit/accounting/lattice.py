@@ -18,7 +18,7 @@ from tacit.accounting.contour import Abscissa, Parts, best_abscissa, chernoff_pe
 from tacit.accounting.losses import ROUND, Array, AtomsLoss, Loss
 
 #: Sizes of the first and the largest transform that are tried until the interval is narrow enough.
-FIRST_SIZE, LAST_SIZE = 1 << 12, 1 << 21
+FIRST_SIZE, LAST_SIZE = 1 << 12, 1 << 20
 #: More lattice points than this for one loss are refused.
 MAX_CELLS = 1 << 22
 #: The part of δ, over all steps, that may lie above the lattices.
@@ -251,35 +251,25 @@ class _Composed:
     def __init__(self, parts: list[tuple[LatticeLaw, int]], c: float, step: float, size: int, centre: float) -> None:
         self.c, self.step = c, step
         self.parts: Parts = [(law, times) for law, times in parts]
-        half = size // 2 + 1
-        log_power = np.zeros(half, dtype=complex)
-        relative = np.zeros(half)
-        levels = math.log2(size)
         self.log_m = self.log_m_error = 0.0
-        offset = 0.0
         self.above = 0.0
+        offset = 0.0
         for law, times in parts:
             k, error, _, _ = law.tilted(c)
-            weights = np.exp(np.log(law.p) + c * law.values - k)
-            folded = np.bincount(law.k % size, weights=weights, minlength=size)
-            transform = np.fft.rfft(folded)
-            with np.errstate(divide="ignore"):
-                log_power += times * np.log(transform)
-                relative += times * (4 * levels + 8) * ROUND / np.maximum(np.abs(transform), 1e-300)
             self.log_m += times * k
             self.log_m_error += times * (error + ROUND * abs(k))
             offset += times * law.offset
             self.above += times * law.above
-        power = np.exp(log_power)
-        # an entry's relative error e^{relative} - 1, never more than its own size allows
-        wrong = np.where(np.isfinite(log_power.real), np.abs(power) * np.expm1(np.minimum(relative, 50.0)), 0.0)
-        self.noise = float(2 * wrong.sum() / size + 4 * levels * ROUND * 2 * np.abs(power).sum() / size)
-        law_of_total = np.fft.irfft(power, size)
         # place the window so that the tilted mean is in its middle
         first = round((centre - offset) / step) - size // 2
         index = np.arange(first, first + size)
         self.values = offset + index * step
-        self.p = np.maximum(law_of_total[index % size], 0.0)
+        for kind in (np.float64, np.longdouble):
+            total, self.noise = self._compose(parts, size, kind)
+            self.p = np.maximum(total[index % size].astype(float), 0.0)
+            near = self.p[np.abs(self.values - centre) <= 1 / c + step]
+            if self.noise < 1e-9 * float(near.mean()) or np.finfo(np.longdouble).eps > 1e-18:
+                break
         self.bottom, self.top = float(self.values[0]), float(self.values[-1])
         self._outside()
         # sums from the right, for all ε at once
@@ -287,6 +277,29 @@ class _Composed:
         excess = self.values - centre
         self.first_sum = _suffix_sums(self.p * np.exp(np.clip(-c * excess, -745.0, 600.0)))
         self.second_sum = _suffix_sums(self.p * np.exp(np.clip(-(c + 1) * excess, -745.0, 600.0)))
+
+    def _compose(
+        self, parts: list[tuple[LatticeLaw, int]], size: int, kind: type[np.floating[Any]]
+    ) -> tuple[NDArray[Any], float]:
+        """The tilted law of the total loss on the cyclic lattice, and a bound on the rounding error of each entry."""
+        unit = float(np.finfo(kind).eps) / 2
+        levels = math.log2(size)
+        log_power = np.zeros(size // 2 + 1, dtype=np.result_type(kind, 1j))
+        relative = np.zeros(size // 2 + 1)
+        for law, times in parts:
+            weights = np.exp((np.log(law.p) + self.c * law.values - law.tilted(self.c)[0]).astype(kind))
+            folded = np.zeros(size, dtype=kind)
+            np.add.at(folded, law.k % size, weights)
+            transform = np.fft.rfft(folded)
+            with np.errstate(divide="ignore"):
+                log_power += times * np.log(transform)
+                relative += (times * (4 * levels + 8) * unit / np.maximum(np.abs(transform), 1e-300)).astype(float)
+        power = np.exp(log_power)
+        size_of = np.abs(power).astype(float)
+        # an entry's relative error is e^{relative} - 1
+        wrong = np.where(size_of > 0, size_of * np.expm1(np.minimum(relative, 50.0)), 0.0)
+        noise = 2 * wrong.sum() / size + 8 * levels * unit * size_of.sum() / size
+        return np.fft.irfft(power, size), float(noise)
 
     def _outside(self) -> None:
         """Bounds on log E[e^{cL}; L > top], log E[e^{cL}; L < bottom] and log P[L > top]."""

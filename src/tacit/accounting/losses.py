@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtr, ndtri_exp
+from scipy.special import log_ndtr, ndtr
 
 Array = NDArray[np.float64]
 ComplexArray = NDArray[np.complex128]
@@ -30,7 +30,7 @@ ROUND = 2.0**-53
 #: Relative quadrature error asked of one log_mgf, as a negative exponent of e: 1e-22.
 DIGITS = 50.0
 #: A quadrature longer than this is refused.
-MAX_POINTS = 400_000
+MAX_POINTS = 60_000
 
 
 class Loss:
@@ -195,8 +195,18 @@ class MixtureLoss(Loss):
     non-negative shifts in Q's; under replace-one the shifts of Q are the negatives of P's. Then the loss is monotone.
     """
 
-    def __init__(self, sigma: float, p: dict[float, float], q: dict[float, float], cut: float = math.inf) -> None:
-        self.sigma, self.cut = sigma, cut
+    def __init__(
+        self,
+        sigma: float,
+        p: dict[float, float],
+        q: dict[float, float],
+        *,
+        cut: float = math.inf,
+        soft: float = 1.0,
+    ) -> None:
+        """``cut`` and ``soft`` make a sub-law: an outcome x (in units of the noise) is kept with probability
+        Φ((cut - x)/soft), an entire function, so that the quadrature stays geometric."""
+        self.sigma, self.cut, self.soft = sigma, cut, soft
         self._given = (p, q)
         # shifts and weights, in units of the noise
         self.p_shift, self.p_weight = _mixture(p, sigma)
@@ -212,13 +222,31 @@ class MixtureLoss(Loss):
             if not np.any(self.q_shift == 0):
                 self.supremum = math.inf
 
+    def _quantile(self, mass: float) -> float:
+        """An outcome beyond which P has about ``mass``."""
+        low, high = -40.0, 40.0 + float(self.p_shift.max())
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            if float(self.p_weight @ ndtr(self.p_shift - middle)) > mass:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _softness(self, cut: float) -> float:
+        """How sharply to cut at an outcome: fast enough that e^{cL} does not grow back beyond it for the c one will use."""
+        there, ahead = (float(np.subtract(*self.log_ratio(np.array([x])))[0]) for x in (cut, cut + 0.3))
+        growth = 60 * max(ahead - there, 1e-12) / max(abs(there), 1e-12)
+        return min(0.25, max(0.02, 0.3 / math.sqrt(2 * growth)))
+
     def without_tail(self, mass: float) -> tuple[Loss, float]:
-        # Outcomes x are kept with probability Φ(cut - x), an entire function, so that the quadrature stays geometric.
         if not self.rising or mass <= 0:
             return self, 0.0
-        cut = float(self.p_shift.max()) - _ROOT2 * float(ndtri_exp(math.log(mass)))
-        left_out = float(self.p_weight @ ndtr((self.p_shift - cut) / _ROOT2)) * (1 + 1e-12)
-        return MixtureLoss(self.sigma, *self._given, cut=cut), left_out
+        at = self._quantile(mass)
+        soft = self._softness(at)
+        cut = at + 0.1 * soft
+        left_out = float(self.p_weight @ ndtr((self.p_shift - cut) / math.hypot(1, soft))) * (1 + 1e-12)
+        return MixtureLoss(self.sigma, *self._given, cut=cut, soft=soft), left_out
 
     # -- the integrand -------------------------------------------------------------------------------------------
 
@@ -246,20 +274,28 @@ class MixtureLoss(Loss):
                     const = min(const, -(c + 1) * top * top / 2 - c * math.log(zero))
             need = digits + max(0.0, const + slope * slope / 2)
             ends.append(side * max(slope + math.sqrt(2 * need), top + 1.0))
-        return ends[1], ends[0]
+        low, high = ends[1], ends[0]
+        far = self.soft * math.sqrt(2 * digits + 20) + 2 * self.soft
+        if math.isfinite(self.cut):
+            # beyond the cut the loss rises at most with the largest shifts
+            slope = (c + 1) * float(self.p_shift.max()) + c * float(-self.q_shift.min())
+            high = min(high, self.cut + 2 * slope * self.soft**2 + far)
+        return low, max(high, low + 1.0)
 
     def _weighed(self, x: Array) -> Array:
         """log of the normal density (without its constant) times the probability that x is kept."""
-        if math.isinf(self.cut):
-            return -0.5 * x * x
-        return np.asarray(-0.5 * x * x + log_ndtr(self.cut - x))
+        value = -0.5 * x * x
+        if math.isfinite(self.cut):
+            value = value + log_ndtr((self.cut - x) / self.soft)
+        return np.asarray(value)
 
     def _step(self, c: float, t: float, digits: float) -> float:
         """Largest trapezoidal step whose proven relative error is below e^{-digits} (docs/accounting.md, section 3)."""
         limit = math.pi / self.span if self.span > 0 else 50.0
         a = np.minimum(limit, 20.0) * _FRACTIONS
         theta = self.span * a
-        bend = 0.5 if math.isinf(self.cut) else 1.0  # |Φ(y + ia)| <= e^{a²/2} Φ(y)
+        # on the line x + ia: |φ| = e^{a²/2} φ and |Φ(y + ib)| <= e^{b²/2} Φ(y)
+        bend = 0.5 if math.isinf(self.cut) else 0.5 + 0.5 / self.soft**2
         turns = (1.0 if self.p_varies else 0.0) + (1.0 if self.q_varies else 0.0)
         extra = -c * np.log(np.cos(theta / 2)) if self.q_varies else 0.0
         need = bend * a + t * turns * self.span + (digits + extra + math.log(4.0)) / a
@@ -304,8 +340,11 @@ class MixtureLoss(Loss):
 
     def _log_mgf_block(self, c: float, t: Array) -> tuple[ComplexArray, Array]:
         k, error, loss, weights = self._quadrature(c, float(np.abs(t).max(initial=0.0)))
-        angle = np.multiply.outer(t, loss)
-        phase = np.cos(angle) @ weights + 1j * (np.sin(angle) @ weights)
+        phase = np.empty(len(t), dtype=complex)
+        rows = max(1, 1_000_000 // len(loss))
+        for i in range(0, len(t), rows):
+            angle = np.multiply.outer(t[i : i + rows], loss)
+            phase[i : i + rows] = np.cos(angle) @ weights + 1j * (np.sin(angle) @ weights)
         wave = ROUND * 8 * np.abs(t) * float(weights @ np.abs(loss))
         return k + np.log(phase), (error + wave) / np.abs(phase)
 
@@ -334,7 +373,9 @@ class MixtureLoss(Loss):
         base = float(self.log_mgf(c, np.zeros(1))[0][0].real) + 0.5 * math.log(2 * math.pi)
         left, right = slice(None, -1), slice(1, None)
         # Below the density on each cell: every factor is monotone there, so its ends bound it.
-        gauss = -0.5 * np.maximum(x[left] ** 2, x[right] ** 2) + (self._weighed(x) + 0.5 * x * x)[right]
+        gauss = -0.5 * np.maximum(x[left] ** 2, x[right] ** 2)
+        if math.isfinite(self.cut):
+            gauss = gauss + log_ndtr((self.cut - x[right]) / self.soft)
         tilt = (c + 1) * np.minimum(log_p[left], log_p[right]) - c * np.maximum(log_q[left], log_q[right])
         # |dL/dx| = |E[shift | x, P] - E[shift | x, Q]|; each posterior mean rises with x
         p_mean, q_mean = self._posterior(x, True), self._posterior(x, False)
@@ -385,9 +426,18 @@ class MixtureLoss(Loss):
         return np.maximum.accumulate(middle)
 
     def _simple_inverse(self, wanted: Array) -> Array | None:
-        """In closed form where the mixture has the weights 1-q at 0 and q at one shift, and the other side is N(0)."""
+        """In closed form where a mixture has the weights 1-q at 0 and q at one shift, and the other is N(0) or its mirror."""
         if self.p_varies and self.q_varies:
-            return None
+            if len(self.p_shift) != 2 or self.p_shift[0] != 0:
+                return None
+            s, rate = float(self.p_shift[1]), float(self.p_weight[1])
+            # (1-q + qk y) / (1-q + qk/y) = e^l with y = e^{sx}: a quadratic in y, solved for l > 0 and mirrored
+            size = np.minimum(np.abs(wanted), 600.0)
+            half, t = (1 - rate) * np.expm1(size), rate * math.exp(-s * s / 2)
+            if t < 1e-250:
+                return None
+            y = half + np.hypot(half, 2 * t * np.exp(size / 2))
+            return np.asarray(np.sign(wanted) * np.maximum(np.log(y) - math.log(2 * t), 0.0) / s)
         shift, weight = (self.p_shift, self.p_weight) if self.p_varies else (self.q_shift, self.q_weight)
         if len(shift) > 2 or (len(shift) == 2 and shift[0] != 0):
             return None
@@ -440,7 +490,6 @@ class SampledLaplaceLoss(Loss):
 # -- helpers ---------------------------------------------------------------------------------------------------------
 
 _FRACTIONS = np.linspace(0.02, 0.98, 49)
-_ROOT2 = math.sqrt(2.0)
 
 
 def _mixture(shifts: dict[float, float], sigma: float) -> tuple[Array, Array]:

@@ -1,0 +1,202 @@
+"""How far apart do neighbours lie in Rényi divergence? Curves of any composition, and their conversion to (ε, δ).
+
+Every divergence is an upper bound for the larger of the two directions, computed from the same worst-case pairs as the
+certified price: with K(c) = log E_P[e^{cL}], the divergence of order α is K(α-1)/(α-1), and K adds up in a composition.
+Conversions: the classic one (Mironov 2017, proposition 3) and the improved one of Canonne, Kamath & Steinke (2020,
+proposition 12).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tacit.accounting.errors import AccountingError, AdjacencyError
+from tacit.accounting.losses import AtomsLoss, GaussianLoss, Loss
+from tacit.accounting.mechanisms import DIRECTIONS, DiscreteGaussian, Mechanism, check_adjacency
+from tacit.accounting.pricing import renyi_moment
+
+Array = NDArray[np.float64]
+CONVERSIONS = ("improved", "classic")
+#: The moments of the moments accountant as first published (Abadi et al. 2016, section 5: λ up to 32).
+MOMENTS = np.arange(1.0, 33.0)
+
+
+def renyi(mechanism: Mechanism, orders: ArrayLike, *, adjacency: str = "add-remove", group: int = 1) -> Array:
+    """Upper bounds on the Rényi divergence of ``mechanism`` at ``orders`` > 1, in the larger of the two directions.
+
+    Guarantee: for every neighbouring pair under ``adjacency`` (``group`` records at once) D_α(M(D) || M(D')) is at most
+    the value returned; ``inf`` where a failure probability makes it infinite.
+
+    >>> from tacit.accounting import Gaussian
+    >>> renyi(Gaussian(2.0) * 8, [2.0, 4.0])
+    array([2., 4.])
+    """
+    curve = RenyiCurve(mechanism, adjacency=adjacency, group=group)
+    if curve.spill > 0:
+        raise AccountingError(
+            "a sampler that truncates its batches has no finite Rényi bound; ask acc.epsilon, "
+            "which adds the chance of an overflow to δ, or raise max_batch"
+        )
+    wanted = np.asarray(orders, dtype=float)
+    c = _above_one(wanted).ravel() - 1
+    result = np.full(len(c), math.inf) if curve.failure > 0 else curve.moments(c).max(axis=0) / c
+    return result.reshape(wanted.shape)
+
+
+class RenyiCurve:
+    """The moments K(c) of a composition in both directions, without the events of infinite loss.
+
+    ``failure`` is the probability of those events and ``spill`` the total variation cost of truncated sampling: neither
+    has a Rényi divergence, so both are charged to δ instead: δ(ε) <= failure + (1 + e^ε)·spill + δ of the rest.
+    """
+
+    def __init__(self, mechanism: Mechanism, *, adjacency: str = "add-remove", group: int = 1) -> None:
+        self.members = members_of(mechanism, adjacency, group)
+        self.adjacency, self.group = adjacency, int(group)
+        self.spill = sum(times * part.extra_delta(self.group) for part, times in self.members)
+        self._stated: list[tuple[Mechanism, int]] = []
+        self._losses: dict[str, list[tuple[Loss, int]]] = {direction: [] for direction in DIRECTIONS}
+        probe = np.array([2.0])
+        finite = {direction: 0.0 for direction in DIRECTIONS}
+        for part, times in self.members:
+            if isinstance(part, DiscreteGaussian) or part.renyi(adjacency, probe, self.group) is not None:
+                self._stated.append((part, times))
+                continue
+            for direction in DIRECTIONS:
+                loss = part.pair(adjacency, direction, self.group)
+                if loss is None:
+                    raise AccountingError(f"{part!r} has no price for groups of {group} under {adjacency}")
+                finite[direction] += times * math.log1p(-loss.infinity) if loss.infinity < 1 else -math.inf
+                self._losses[direction].append((_finite_part(loss), times))
+        #: probability that the composition reveals everything
+        self.failure = -math.expm1(min(finite.values()))
+        self.symmetric = all(loss.symmetric for loss, _ in self._losses["remove"])
+
+    def moments(self, c: Array) -> Array:
+        """Upper bounds on K(c) for every c > 0, one row for each direction."""
+        total = np.zeros((2, len(c)))
+        for part, times in self._stated:
+            total += times * c * self._divergence(part, c + 1)
+        for row, direction in enumerate(DIRECTIONS):
+            if row == 1 and self.symmetric:
+                total[1] = total[0]
+                break
+            for loss, times in self._losses[direction]:
+                total[row] += times * log_moments(loss, c)
+        return total
+
+    def _divergence(self, part: Mechanism, orders: Array) -> Array:
+        if isinstance(part, DiscreteGaussian):
+            # at most that of the continuous Gaussian (Canonne, Kamath & Steinke 2020, proposition 5)
+            if part.sigma == 0:
+                return np.full(len(orders), math.inf)
+            shift = (part.replace or 2 * part.sensitivity) if self.adjacency == "replace-one" else part.sensitivity
+            return np.asarray(orders * (shift * self.group / part.sigma) ** 2 / 2)
+        stated = part.renyi(self.adjacency, orders, self.group)
+        assert stated is not None
+        return stated
+
+    def epsilon(self, delta: float, c: Array | None = None, conversion: str = "improved") -> tuple[float, float]:
+        """The smallest ε that the orders 1 + ``c`` prove at ``delta``, and the order that does.
+
+        Without ``c`` the best order is searched for; any order is valid, so the search cannot make the result wrong.
+        """
+        fixed = c is not None
+        grid = np.exp(np.linspace(math.log(1e-2), math.log(1e4), 36)) if c is None else c
+        moments = self.moments(grid).max(axis=0)
+        value, best = self._solve(grid, moments, delta, conversion)
+        for _ in range(0 if fixed else 2):  # each round looks closer around the best order
+            if not math.isfinite(value):
+                break
+            low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+            finer = np.exp(np.linspace(math.log(low), math.log(high), 14))[1:-1]
+            grid = np.concatenate([grid, finer])
+            moments = np.concatenate([moments, self.moments(finer).max(axis=0)])
+            order = np.argsort(grid)
+            grid, moments = grid[order], moments[order]
+            value, best = self._solve(grid, moments, delta, conversion)
+        return value, float(grid[best]) + 1
+
+    def _solve(self, c: Array, moments: Array, delta: float, conversion: str) -> tuple[float, int]:
+        def at(rest: float) -> tuple[float, int]:
+            if rest <= 0:
+                return math.inf, 0
+            values = convert(c + 1, moments / c, rest, conversion)
+            best = int(np.argmin(values))
+            return float(values[best]), best
+
+        rest = delta - self.failure
+        value, best = at(rest)
+        if self.spill == 0 or not math.isfinite(value):
+            return value, best
+        # With truncation the price of ε appears on both sides: the smallest ε with at(rest - (1+e^ε)·spill) <= ε.
+        low, high = value, value + 1e-12
+        while at(rest - (1 + math.exp(min(high, 700.0))) * self.spill)[0] > high:
+            low, high = high, 2 * high + 1e-3
+            if (1 + math.exp(min(high, 700.0))) * self.spill >= rest:
+                break
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            if at(rest - (1 + math.exp(min(middle, 700.0))) * self.spill)[0] <= middle:
+                high = middle
+            else:
+                low = middle
+        value, best = at(rest - (1 + math.exp(min(high, 700.0))) * self.spill)
+        return (high, best) if value <= high else (math.inf, best)
+
+
+def convert(orders: Array, divergences: Array, delta: float, conversion: str = "improved") -> Array:
+    """The ε at ``delta`` that each order proves; the smallest of them is valid.
+
+    >>> float(convert(np.array([10.0]), np.array([1.0]), 1e-5, "classic")[0].round(6))
+    2.279214
+    """
+    if conversion not in CONVERSIONS:
+        raise AccountingError(f"unknown conversion {conversion!r}; choose one of {', '.join(CONVERSIONS)}")
+    c = orders - 1
+    if conversion == "classic":
+        value = divergences - math.log(delta) / c
+    else:
+        value = divergences + np.log(c / orders) - (math.log(delta) + np.log(orders)) / c
+    return np.asarray(np.maximum(value, 0.0))
+
+
+def log_moments(loss: Loss, c: Array) -> Array:
+    """Upper bounds on log E_P[e^{cL}] for every c."""
+    if isinstance(loss, GaussianLoss):
+        return np.asarray(0.5 * loss.mu**2 * c * (c + 1) * (1 + 1e-14))
+    return np.array([renyi_moment(loss, float(x)) for x in c])
+
+
+def members_of(mechanism: Mechanism, adjacency: str, group: int) -> list[tuple[Mechanism, int]]:
+    """The parts that ran at least once, after checking that the question makes sense."""
+    check_adjacency(adjacency)
+    if not isinstance(mechanism, Mechanism):
+        raise AccountingError(f"{mechanism!r} is not a mechanism")
+    if isinstance(group, bool) or not isinstance(group, int | np.integer) or group < 1:
+        raise AccountingError(f"a group has a whole number of members, 1 or more, not {group!r}")
+    members = [(part, times) for part, times in mechanism.parts() if times > 0]
+    for part, _ in members:
+        if adjacency not in part.adjacencies():
+            stated = " and ".join(part.adjacencies()) or "no adjacency"
+            raise AdjacencyError(f"{part!r} states no guarantee under {adjacency!r}; it does under {stated}")
+    return members
+
+
+def _finite_part(loss: Loss) -> Loss:
+    """The loss given that it is finite."""
+    if loss.infinity == 0 or not isinstance(loss, AtomsLoss):
+        return loss
+    if loss.infinity >= 1 or len(loss.values) == 0:
+        return AtomsLoss([0.0], [1.0])
+    return AtomsLoss(loss.values, loss.p / (1 - loss.infinity), 0.0, loss.spacing())
+
+
+def _above_one(orders: NDArray[Any]) -> Array:
+    if orders.size == 0 or not np.all(orders > 1) or not np.all(np.isfinite(orders)):
+        raise AccountingError(f"Rényi orders are finite numbers above 1, not {orders.tolist()}")
+    return orders
