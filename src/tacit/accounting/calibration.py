@@ -64,7 +64,7 @@ def calibrate_steps(
 
     >>> from tacit import accounting as acc
     >>> calibrate_steps(acc.PoissonSampled(acc.Gaussian(2.0), 0.01), epsilon=2.0, delta=1e-5)
-    X9007
+    8681
     """
 
     def family(steps: int) -> Mechanism:
@@ -86,7 +86,7 @@ def calibrate_rate(
     >>> from tacit import accounting as acc
     >>> rate = calibrate_rate(lambda q: acc.PoissonSampled(acc.Gaussian(1.0), q) * 1000, epsilon=2.0, delta=1e-6)
     >>> round(rate, 5)
-    0.0115
+    0.00944
     """
     return calibrate(family, epsilon=epsilon, delta=delta, adjacency=adjacency, group=group, bracket=(1e-12, 1.0))
 
@@ -216,6 +216,7 @@ class _Search:
             start = last = self._first_inside()
         stride = 0.7
         falls: bool | None = None  # whether the cost falls as the parameter grows
+        flat = 0  # how often in a row a long step hardly came nearer
         while self.inside is None or self.outside is None:
             if len(self.prices) >= MOST_PRICES:
                 raise self._unreachable()
@@ -224,6 +225,10 @@ class _Search:
             if not math.isnan(previous) and self.prices[previous] != cost:
                 falls = (cost < self.prices[previous]) == (last > previous)
                 stride = self._stride(previous, last)
+                gained = abs(cost - self.prices[previous]) / abs(cost - self.target)
+                flat = flat + 1 if want_down and gained < 1e-3 else 0
+                if flat == 3:
+                    raise self._unreachable()
             elif not math.isnan(previous):
                 stride *= 2  # flat so far
             rightward = want_down == (falls is not False)

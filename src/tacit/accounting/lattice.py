@@ -164,6 +164,7 @@ def _merge(loss: Loss, edges: Array, step: float) -> tuple[Array, Array]:
     up = _to_upper_edge(cell, q[1:-1], edges[:-1], step)
     # rounding to the safe side: the excess over the lower edge is taken smaller, the deficit to the upper edge larger
     slack = 8 * ROUND * cell / -math.expm1(-step)
+    up = np.where(q[1:-1] > 1e-290, up, 0.0)  # where Q underflows nothing is known of the excess
     excess = -math.expm1(-step) * np.maximum(up - slack, 0.0)
     deficit = math.expm1(step) * (cell - up + slack)
     tiny = 1e-300

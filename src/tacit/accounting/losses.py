@@ -81,11 +81,11 @@ class Loss:
         return None
 
     def beyond(self, x: float) -> tuple[float, float]:
-        """P and Q of {L > x}: all that one use of the mechanism needs."""
+        """log P and log Q of {L > x}: all that one use of the mechanism needs."""
         p, q = self.cells(np.array([x]))
         values, mass = self.atoms()
         above = values > x
-        return float(p[1] + mass[above].sum()), float(q[1] + (mass[above] * np.exp(-values[above])).sum())
+        return _log(float(p[1] + mass[above].sum())), _log(float(q[1] + (mass[above] * np.exp(-values[above])).sum()))
 
 
 class GaussianLoss(Loss):
@@ -112,6 +112,9 @@ class GaussianLoss(Loss):
     def cells(self, edges: Array) -> tuple[Array, Array]:
         x = edges / self.mu  # L = mu X - mu^2/2, X ~ N(mu, 1) under P and N(0, 1) under Q
         return _normal_cells(x - self.mu / 2), _normal_cells(x + self.mu / 2)
+
+    def beyond(self, x: float) -> tuple[float, float]:
+        return float(log_ndtr(self.mu / 2 - x / self.mu)), float(log_ndtr(-self.mu / 2 - x / self.mu))
 
 
 class AtomsLoss(Loss):
@@ -409,6 +412,14 @@ class MixtureLoss(Loss):
             p, q = p[::-1], q[::-1]
         return np.asarray(p), np.asarray(q)
 
+    def beyond(self, x: float) -> tuple[float, float]:
+        at = float(self._inverse(np.array([x]))[0])
+        sign = 1.0 if self.rising else -1.0
+        with np.errstate(divide="ignore"):
+            p = np.log(self.p_weight) + log_ndtr(sign * (self.p_shift - at))
+            q = np.log(self.q_weight) + log_ndtr(sign * (self.q_shift - at))
+        return float(np.logaddexp.reduce(p)), float(np.logaddexp.reduce(q))
+
     def _inverse(self, edges: Array) -> Array:
         """Positions x, ascending, at which the loss takes the values ``edges`` (read backwards where it falls)."""
         wanted = edges if self.rising else edges[::-1]
@@ -572,6 +583,5 @@ def discrete_gaussian_atoms(sigma: float, shift: int) -> tuple[Array, Array, flo
     return values, np.exp(log_mass), shift / sigma**2
 
 
-def log_normal_tail(x: float) -> float:
-    """log P[N(0,1) > x]."""
-    return float(log_ndtr(-x))
+def _log(x: float) -> float:
+    return math.log(x) if x > 0 else -math.inf

@@ -321,18 +321,23 @@ class OneStep:
     def interval(self, epsilon: float) -> tuple[float, float]:
         """A certified interval that contains δ(ε)."""
         p, q = self.loss.beyond(epsilon)
-        value = p - math.exp(min(epsilon + math.log(q), 0.0)) if q > 0 else p
-        error = self.ACCURACY * p
+        value = _difference(p, epsilon + q)
+        # the exponent of e^ε Q is rounded too
+        error = (self.ACCURACY + 4e-16 * (abs(epsilon) + abs(q))) * math.exp(p)
         return max(0.0, value - error), min(1.0, value + error)
 
     def middle(self, epsilon: float) -> tuple[float, float]:
         """log δ(ε) and its slope, for root finding."""
         p, q = self.loss.beyond(epsilon)
-        scaled = math.exp(min(epsilon + math.log(q), 0.0)) if q > 0 else 0.0
-        value = p - scaled
+        value = _difference(p, epsilon + q)
         if value <= 0:
             return -math.inf, -1.0
-        return math.log(value), -scaled / value
+        return math.log(value), -math.exp(min(epsilon + q, p)) / value
+
+
+def _difference(a: float, b: float) -> float:
+    """e^a - e^b, at least 0."""
+    return 0.0 if b >= a else math.exp(a) * -math.expm1(b - a)
 
 
 def renyi_moment(loss: Loss, c: float) -> float:
