@@ -29,6 +29,7 @@ from tacit.ledger.errors import (
     FingerprintMismatch,
     LedgerTampered,
     NotALedger,
+    PriceError,
     TermsError,
 )
 from tacit.ledger.fingerprint import PREFIX, fingerprint
@@ -108,7 +109,7 @@ class Ledger:
             differ = sorted(k for k, v in there.to_terms().items() if terms.get(k) != v)
             raise DatasetExists(
                 f"{name!r} is registered in {self._store.place()} on other terms ({', '.join(differ)}); terms "
-                "are never changed. A second budget for the same data under another name would be spent on top of the first"
+                "are never changed. A second budget for the same data adds to the first"
             ) from None
         return _dataset(row)
 
@@ -212,6 +213,11 @@ class Ledger:
         price = terms.rule.price(mechanism, share, terms.adjacency)
         if share == 0 and math.isinf(price.epsilon) and terms.rule.name == "sum":
             raise TermsError(f"{mechanism!r} has no pure guarantee: state the charge's part of δ, as in delta=1e-7")
+        if price.renyi and all(math.isinf(x) for x in price.renyi):
+            raise TermsError(
+                f"{mechanism!r} has no finite Rényi divergence at the orders of {dataset!r}: its rule never grants it; "
+                "use a mechanism without a failure probability, or register data under rule='sum'"
+            )
         return terms, price
 
     def _totals(self, last: Row) -> Totals:
@@ -228,14 +234,18 @@ class Ledger:
         blank = Advice(terms.name, price.epsilon, price.delta, left_epsilon, left_delta, asked_repeats=1)
 
         def fits(other: acc.Mechanism) -> bool:
-            return rule.within(totals.plus(rule.price(other, price.delta, terms.adjacency)))
+            try:
+                return rule.within(totals.plus(rule.price(other, price.delta, terms.adjacency)))
+            except PriceError:  # what has no price is not offered
+                return False
 
         advice = advising.advise(mechanism, fits, blank)
         if rule.name == "sum":
             left = f"left are ε={left_epsilon:.6g} and δ={left_delta:.3g} of ε={rule.epsilon:g}, δ={rule.delta:g}"
         else:
             rest = max(0.0, 1 - rule.used(totals))
-            left = f"{rest:.2%} of the Rényi budget for ε={rule.epsilon:g}, δ={rule.delta:g} is left"
+            failures = f" and δ={left_delta:.3g} for failures" if price.failure else ""
+            left = f"{rest:.2%} of the Rényi budget for ε={rule.epsilon:g}, δ={rule.delta:g}{failures} is left"
         text = (
             f"{mechanism!r} on {terms.name!r} costs ε={price.epsilon:.6g} at δ={price.delta:.3g} "
             f"({terms.words}); {left}. {advising.sentence(advice)}"

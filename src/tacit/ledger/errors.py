@@ -58,6 +58,10 @@ class FingerprintMismatch(LedgerError):
     """The data at hand are not the data that were registered under this name."""
 
 
+class PriceError(LedgerError, ArithmeticError):
+    """The accountant's two answers, ε at δ and δ at ε, contradict each other: no price, so no charge."""
+
+
 class ChargeError(LedgerError):
     """A charge that is not there, or was confirmed before."""
 

@@ -92,7 +92,7 @@ class Release(Mapping[str, Any]):
             elif not isinstance(value, Release):
                 raise PrivateValueError(
                     f"{key!r} is a bare {type(value).__name__}: a release holds charged(value, charge), public(value) "
-                    "and other releases. A number computed from private data without a charge belongs in an OperatorView"
+                    "and other releases. What private data gave without a charge belongs in an OperatorView"
                 )
             checked[str(key)] = value
         object.__setattr__(self, "_values", checked)
@@ -279,7 +279,7 @@ class EvaluationData:
         return cls(data, dataset=dataset)
 
     def metric(self, name: str, value: Any, charge: Charge | None = None) -> Charged | Public | OperatorView:
-        """What a result on these data is: public, charged (``value`` is then a mechanism's output), or the operator's."""
+        """What a result is: public, charged (``value`` is then a mechanism's output), or the operator's."""
         if self.because:
             return public(value, because=f"computed on public data ({self.because}) and released outputs")
         if charge is None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tacit import accounting as acc
 from tacit.ledger import entries
-from tacit.ledger.errors import TermsError
+from tacit.ledger.errors import PriceError, TermsError
 
 #: Under the Rényi rule, the part of δ kept for failures: cut batches and (ε, δ)-mechanisms.
 FAILURE_SHARE = 0.01
@@ -227,13 +227,34 @@ def epsilon_alone(mechanism: acc.Mechanism, delta: float, adjacency: str) -> flo
     >>> epsilon_alone(acc.Laplace(10.0) * 3, 0.0, "add-remove")
     0.30000000000000004
     """
-    if delta > 0:
-        return acc.epsilon(mechanism, delta, adjacency=adjacency).upper
-    return math.fsum(times * _pure(part, adjacency) for part, times in mechanism.parts() if times)
+    basic = _basic(mechanism, delta, adjacency)
+    if delta == 0:
+        return basic
+    value = min(basic, acc.epsilon(mechanism, delta, adjacency=adjacency).upper)
+    if value < basic and math.isfinite(value):
+        # A budget stands on this number: ask the question the other way round, which takes another path through the
+        # accountant. δ certainly above the share means that one of the two answers is wrong.
+        back = acc.delta(mechanism, value, adjacency=adjacency)
+        if back.lower > delta * (1 + 1e-6):
+            raise PriceError(
+                f"the accountant prices {mechanism!r} at ε={value:.6g} for δ={delta:g}, but at that ε finds δ of at least "
+                f"{back.lower:.6g}: one of the two is wrong, so nothing was granted. Please report this"
+            )
+    return value
+
+
+def _basic(mechanism: acc.Mechanism, delta: float, adjacency: str) -> float:
+    """Σε of parts that are pure, or (ε, δ)-DP with Σδ at most ``delta``; infinite where there are others."""
+    stated = [(part, times) for part, times in mechanism.parts() if times]
+    if math.fsum(times * part.delta for part, times in stated if isinstance(part, acc.ApproxDP)) > delta:
+        return math.inf
+    return math.fsum(times * _pure(part, adjacency) for part, times in stated)
 
 
 def _pure(part: acc.Mechanism, adjacency: str) -> float:
     if isinstance(part, acc.ExponentialMechanism):  # bounded range ε is in particular ε-DP
+        return part.epsilon
+    if isinstance(part, acc.ApproxDP):  # its δ is counted by the caller
         return part.epsilon
     inner = part.mechanism if isinstance(part, acc.PoissonSampled) else part
     if not isinstance(inner, acc.PureDP | acc.Laplace):

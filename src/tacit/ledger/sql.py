@@ -122,7 +122,7 @@ class SqlStore:
         """What a pickle carries: the address without its password."""
         if self._path:
             return str(self._path)
-        bare = self._url.set(password=None).render_as_string(hide_password=False)
+        bare = _without_password(self._url)
         if self._url.password is not None:
             _passwords[bare] = str(self._url.password)
         return bare
@@ -179,7 +179,8 @@ class SqlStore:
 
     def append(self, dataset: str, decide: Decide) -> Row:
         """Write the entry that ``decide`` makes of the last row, holding the data set's lock from before it is read."""
-        self.first(dataset)
+        if self._absent():
+            raise unknown(dataset, [], f"{self.place()} (there is no such file yet)")
         for attempt in range(_RETRIES):
             try:
                 with self._transaction(write=True) as connection:
@@ -202,6 +203,8 @@ class SqlStore:
         head = connection.execute(sa.select(_heads).where(_heads.c.dataset == dataset).with_for_update()).first()
         newest = sa.select(_entries).where(_entries.c.dataset == dataset).order_by(_entries.c.seq.desc()).limit(1)
         row = connection.execute(newest).first()
+        if head is None and row is None:
+            raise unknown(dataset, self._names(connection), self.place())
         if head is None or row is None or (head.seq, head.hash) != (row.seq, row.hash):
             raise LedgerTampered(
                 f"the newest entry of {dataset!r} in {self.place()} is not the one that was written last; nothing more "
@@ -416,7 +419,13 @@ def _address(where: str | os.PathLike[str]) -> URL:
     if "password" in url.query:  # where it would be shown
         url = url.set(password=str(url.query["password"])).difference_update_query(["password"])
     url = url.set(drivername="postgresql+psycopg")
-    bare = url.set(password=None).render_as_string(hide_password=False)
+    bare = _without_password(url)
     if url.password is None and bare in _passwords:
         url = url.set(password=_passwords[bare])
     return url
+
+
+def _without_password(url: URL) -> str:
+    # Built anew: URL.set(password=None) means "leave it as it is".
+    bare = URL.create(url.drivername, url.username, None, url.host, url.port, url.database, url.query)
+    return bare.render_as_string(hide_password=False)

@@ -1,0 +1,63 @@
+"""What may others be shown of a ledger? The terms, the charges and the budget of a data set as a release.
+
+Everything in it is public: which mechanisms ran on the data with which parameters, what each cost, and the texts that
+people wrote as purposes. The ledger's secret stays where it is.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from tacit.ledger.core import Ledger
+from tacit.ledger.release import Release, public
+
+COLUMNS = ("seq", "time", "charge", "state", "purpose", "mechanism", "epsilon", "delta")
+
+
+def export(ledger: Ledger, dataset: str) -> Release:
+    """Terms, budget, charges and head of a data set.
+
+    >>> ledger = Ledger()
+    >>> _ = ledger.register("people", epsilon=1.0, delta=1e-5)
+    >>> export(ledger, "people")["charges"]
+    []
+    """
+    budget = ledger.budget(dataset)
+    plain: dict[str, Any] = budget.to_dict()
+    terms = plain.pop("terms")
+    plain = {key: value for key, value in plain.items() if key not in ("dataset", "rule", "charges", "head")}
+    records = [record.to_dict() for record in ledger.history(dataset)]
+    why = "how the data were used, not what they hold"
+    return Release(
+        {
+            "dataset": public(dataset, "chosen by the operator"),
+            "terms": public(terms, "declared at registration; the fingerprint is keyed"),
+            "budget": public(plain, why),
+            "charges": public(records, why),
+            "head": public(budget.head, "hash of public entries"),
+        }
+    )
+
+
+def to_csv(release: Release) -> str:
+    """The charges of an export as a table."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for record in release["charges"]:
+        row = {**record, "mechanism": _words(record["mechanism"])}
+        table.writerow([_cell(row[column]) for column in COLUMNS])
+    return text.getvalue()
+
+
+def _words(mechanism: dict[str, Any]) -> str:
+    from tacit import accounting as acc
+
+    return repr(acc.from_dict(mechanism))
+
+
+def _cell(value: Any) -> Any:
+    # A spreadsheet runs a text that begins like a formula.
+    return "'" + value if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value

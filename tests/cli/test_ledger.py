@@ -1,0 +1,135 @@
+"""What a person sees who types ``tacit ledger``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tacit import accounting as acc
+from tacit.cli import ledger as commands
+from tacit.ledger import Ledger
+
+
+@pytest.fixture
+def tacit():
+    app = typer.Typer()
+    commands.register(app)
+    app.command("other")(lambda: None)  # with one group alone typer would drop its name
+    runner = CliRunner()
+    return lambda *words: runner.invoke(app, ["ledger", *words])
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "people.db"
+    ledger = Ledger(path)
+    ledger.register("people", epsilon=3.0, delta=1e-5, unit="person")
+    with ledger.charge("people", acc.Laplace(10.0, unit="person"), delta=0.0, purpose="one count"):
+        pass
+    ledger.charge("people", acc.PureDP(0.5, unit="person"), delta=0.0, purpose="=HYPERLINK(1)")
+    return str(path)
+
+
+def test_help_teaches_with_examples(tacit):
+    for command in ("init", "show", "budget", "history", "verify", "export"):
+        assert f"$ tacit ledger {command}" in tacit(command, "--help").output
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys, typer\n"
+        "from tacit.cli import ledger\n"
+        "app = typer.Typer(); ledger.register(app)\n"
+        "print([m for m in ('numpy', 'scipy', 'sqlalchemy', 'torch') if m in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_init_registers_once_and_for_ever(tacit, tmp_path):
+    path = str(tmp_path / "people.db")
+    data = tmp_path / "people.csv"
+    data.write_text("age\n34\n")
+    words = ("init", path, "people", "--epsilon", "3", "--delta", "1e-6", "--unit", "person", "--data", str(data))
+    told = tacit(*words)
+    assert told.exit_code == 0, told.output
+    assert "people: ε=3, δ=1e-06 (add/remove one person), rule sum; head " in told.output
+    assert tacit(*words).exit_code == 0
+    Ledger(path).check_data("people", data)
+    again = tacit("init", path, "people", "--epsilon", "4", "--delta", "1e-6", "--unit", "person")
+    assert again.exit_code == 1
+    assert "other terms" in again.output
+    renyi = tacit(
+        "init", path, "b", "--epsilon", "3", "--delta", "1e-6", "--rule", "renyi", "--order", "8", "--order", "12"
+    )
+    assert renyi.exit_code == 0, renyi.output
+    assert Ledger(path).dataset("b").rule.orders == (8.0, 12.0)
+
+
+def test_show_and_budget_and_history(tacit, file):
+    told = tacit("show", file)
+    assert told.output.split("\t")[:2] == ["people", "3"]
+    (shown,) = json.loads(tacit("show", file, "--json").output)
+    assert shown["charges"] == 2
+    told = tacit("budget", file, "people").output
+    assert "spent ε=0.6, δ=0" in told
+    assert "2 charges, 1 of them never confirmed" in told
+    assert "if the choices had not depended on results" in told
+    assert json.loads(tacit("budget", file, "people", "--json").output)["left"]["epsilon"] == pytest.approx(2.4)
+    lines = tacit("history", file, "people").output.splitlines()
+    assert "confirmed" in lines[0]
+    assert "one count" in lines[0]
+    assert "reserved (counts as spent)" in lines[1]
+    assert [r["epsilon"] for r in json.loads(tacit("history", file, "people", "--json").output)] == [0.1, 0.5]
+
+
+def test_verify_says_which_row_was_changed_and_leaves_with_1(tacit, file):
+    head = Ledger(file).head("people")
+    told = tacit("verify", file, "people", "--head", head, "--reprice")
+    assert (told.exit_code, told.output) == (0, "the ledger holds: 1 data sets, 4 entries\n")
+    assert tacit("verify", file, "people", "--head", "0" * 64).exit_code == 1
+    connection = sqlite3.connect(file)
+    connection.execute("DROP TRIGGER tacit_entries_fixed")
+    connection.execute("UPDATE tacit_entries SET body = replace(body, '0.5', '0.1') WHERE seq = 3")
+    connection.commit()
+    connection.close()
+    told = tacit("verify", file)
+    assert told.exit_code == 1
+    assert "people: entry 3 was changed" in told.output
+
+
+def test_export_holds_the_public_record_and_no_secret(tacit, file, tmp_path):
+    told = tacit("export", file, "people")
+    exported = json.loads(told.output)
+    assert [c["purpose"] for c in exported["charges"]] == ["one count", "=HYPERLINK(1)"]
+    assert exported["head"] == Ledger(file).head("people")
+    (secret,) = sqlite3.connect(file).execute("SELECT value FROM tacit_meta WHERE name = 'fingerprint_key'").fetchone()
+    assert secret not in told.output
+    output = tmp_path / "people.csv"
+    assert tacit("export", file, "people", "--format", "csv", "--output", str(output)).exit_code == 0
+    rows = list(csv.DictReader(io.StringIO(output.read_text())))
+    assert [row["epsilon"] for row in rows] == ["0.1", "0.5"]
+    assert rows[1]["purpose"] == "'=HYPERLINK(1)"  # a spreadsheet must not run it
+    assert tacit("export", file, "people", "--format", "xml").exit_code == 2
+
+
+def test_errors_are_sentences_not_tracebacks(tacit, file, tmp_path):
+    told = tacit("show", str(tmp_path / "typo.db"))
+    assert told.exit_code == 1
+    assert "there is no ledger" in told.output
+    assert not (tmp_path / "typo.db").exists()
+    told = tacit("budget", file, "poeple")
+    assert told.exit_code == 1
+    assert "no data set 'poeple'" in told.output
+    assert "known: people" in told.output
+    (tmp_path / "notes.txt").write_text("x" * 2000)
+    assert "not a SQLite database" in tacit("show", str(tmp_path / "notes.txt")).output
+    told = tacit("init", file, "more", "--epsilon", "-1", "--delta", "1e-6")
+    assert (told.exit_code, "positive number" in told.output) == (1, True)

@@ -1,0 +1,271 @@
+"""What can happen to a file or a server gives an error of its own that says what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tacit import accounting as acc
+from tacit.ledger import (
+    AccessDenied,
+    DiskFull,
+    Ledger,
+    LedgerBusy,
+    NotALedger,
+    ReadOnlyLedger,
+    ServerUnreachable,
+    StorageError,
+    UnknownDataset,
+    sql,
+)
+
+CHARGE = acc.PureDP(0.001)
+
+
+@contextlib.contextmanager
+def as_somebody_else(folder):
+    """Root may write everywhere: for a while be an account that owns ``folder`` and nothing else."""
+    if os.geteuid() != 0:
+        yield
+        return
+    for path in (folder, *folder.iterdir()):
+        os.chown(path, 65534, 65534)
+    os.setegid(65534)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+@pytest.fixture
+def folder():
+    """A folder that other accounts can reach, unlike pytest's own."""
+    path = Path(tempfile.mkdtemp(prefix="tacit-ledger-"))
+    yield path
+    path.chmod(0o755)
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def file(folder):
+    path = folder / "people.db"
+    Ledger(path).register("people", epsilon=1.0, delta=0.0)
+    return path
+
+
+def test_the_file_is_readable_for_its_owner_only(file):
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_read_only_file_is_read_and_not_charged(file, folder):
+    with as_somebody_else(folder):
+        file.chmod(0o400)
+        ledger = Ledger(file)
+        assert ledger.budget("people").left_epsilon == 1.0
+        assert ledger.verify().ok
+        with pytest.raises(ReadOnlyLedger, match="may not be written"):
+            ledger.charge("people", CHARGE)
+
+
+def test_a_read_only_folder_is_its_own_error(file, folder):
+    with as_somebody_else(folder):
+        folder.chmod(0o500)
+        with pytest.raises(ReadOnlyLedger, match="may not be written"):
+            Ledger(file).charge("people", CHARGE)
+        with pytest.raises(ReadOnlyLedger, match="folder may not be written"):
+            Ledger(folder / "new.db").register("people", epsilon=1.0, delta=0.0)
+        folder.chmod(0o700)
+
+
+def test_a_missing_folder_is_its_own_error(tmp_path):
+    with pytest.raises(StorageError, match="there is no folder"):
+        Ledger(tmp_path / "nowhere" / "people.db").register("people", epsilon=1.0, delta=0.0)
+
+
+def test_reading_makes_no_file(tmp_path):
+    ledger = Ledger(tmp_path / "people.db")
+    assert ledger.datasets() == []
+    with pytest.raises(UnknownDataset, match="there is no such file yet"):
+        ledger.charge("people", CHARGE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_file_system_is_its_own_error_and_grants_nothing(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    told = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if told.returncode:
+        pytest.skip("may not mount a small file system here")
+    try:
+        ledger = Ledger(disk / "people.db")
+        ledger.register("people", epsilon=1.0, delta=0.0)
+        granted = 0
+        with pytest.raises(DiskFull, match="no room left.*nothing was granted"):
+            while granted < 1000:
+                ledger.charge("people", CHARGE)
+                granted += 1
+        assert 0 < granted < 1000
+        assert len(ledger.history("people")) == granted
+        assert ledger.verify().ok
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_limit_on_the_size_of_files_grants_nothing(file):
+    code = (
+        "import resource, sys\n"
+        "from tacit import accounting as acc\n"
+        "from tacit.ledger import Ledger, StorageError\n"
+        "ledger = Ledger(sys.argv[1])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
+        "granted = 0\n"
+        "try:\n"
+        "    while granted < 900:\n"
+        "        ledger.charge('people', acc.PureDP(0.001)); granted += 1\n"
+        "except StorageError as error:\n"
+        "    assert 'nothing was granted' in str(error), error\n"
+        "    print(granted)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    granted = int(told.stdout)
+    assert 0 < granted < 900
+    assert len(Ledger(file).history("people")) == granted
+    assert Ledger(file).verify().ok
+
+
+def test_a_full_database_is_its_own_error(file, monkeypatch):
+    begin = sql.SqlStore._begin
+
+    def small(self, connection, write):
+        connection.exec_driver_sql("PRAGMA max_page_count=12")
+        begin(self, connection, write)
+
+    monkeypatch.setattr(sql.SqlStore, "_begin", small)
+    ledger = Ledger(file)
+    with pytest.raises(DiskFull, match="no room left"):
+        for _ in range(1000):
+            ledger.charge("people", CHARGE)
+    assert ledger.verify().ok
+
+
+def test_a_file_that_is_something_else_is_its_own_error(tmp_path):
+    text = tmp_path / "notes.txt"
+    text.write_text("Not a database. " * 100)
+    with pytest.raises(NotALedger, match="not a SQLite database"):
+        Ledger(text).datasets()
+    with pytest.raises(NotALedger, match="not a SQLite database"):
+        Ledger(text).register("people", epsilon=1.0, delta=0.0)
+    other = tmp_path / "shop.db"
+    connection = sqlite3.connect(other)
+    connection.execute("CREATE TABLE orders (id INTEGER)")
+    connection.commit()
+    connection.close()
+    with pytest.raises(NotALedger, match="not a tacit ledger"):
+        Ledger(other).datasets()
+    with pytest.raises(NotALedger, match="of something else"):
+        Ledger(other).register("people", epsilon=1.0, delta=0.0)
+    with pytest.raises(StorageError, match="cannot be opened"):
+        Ledger(tmp_path).datasets()
+
+
+def test_a_ledger_of_a_newer_version_is_not_touched(file):
+    connection = sqlite3.connect(file)
+    connection.execute("UPDATE tacit_meta SET value = '99' WHERE name = 'schema_version'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(NotALedger, match=r"newer version of tacit \(tables 99.*upgrade"):
+        Ledger(file).charge("people", CHARGE)
+
+
+def test_a_ledger_that_others_hold_too_long_is_its_own_error(file, monkeypatch):
+    monkeypatch.setattr(sql, "PATIENCE", 0.2)
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(LedgerBusy, match="try again"):
+        Ledger(file).charge("people", CHARGE)
+    other.execute("ROLLBACK")
+    other.close()
+    Ledger(file).charge("people", CHARGE)
+
+
+def test_an_address_that_is_none_is_its_own_error():
+    with pytest.raises(StorageError, match="not a database that tacit knows"):
+        Ledger("mysql://me:pony@host/db")
+    with pytest.raises(StorageError, match="not an address") as told:
+        Ledger("postgresql://me:pony@host:port/db")
+    assert "pony" not in str(told.value)
+    with pytest.raises(StorageError, match=r"tacit\.Ledger\(\)"):
+        Ledger("sqlite://")
+
+
+# -- PostgreSQL ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.postgres
+def test_a_wrong_password_is_its_own_error_and_is_never_shown(postgres):
+    ledger = Ledger(postgres.url("postgres", password="wrong-pony"))
+    with pytest.raises(AccessDenied, match="did not accept this user and password") as told:
+        ledger.datasets()
+    cause = told.value.__cause__ or (None if told.value.__suppress_context__ else told.value.__context__)
+    assert cause is None  # the driver's text is not chained
+    assert "wrong-pony" not in str(told.value) + repr(ledger) + str(ledger)
+    query = Ledger(f"postgresql://team@127.0.0.1:{postgres.port}/postgres?password=wrong-pony")
+    assert "wrong-pony" not in repr(query)
+    with pytest.raises(AccessDenied):
+        query.datasets()
+
+
+@pytest.mark.postgres
+def test_a_missing_database_is_its_own_error(postgres):
+    with pytest.raises(ServerUnreachable, match="no such database"):
+        Ledger(postgres.url("nothing")).datasets()
+
+
+def test_a_server_that_does_not_answer_is_its_own_error():
+    pytest.importorskip("psycopg")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(ServerUnreachable, match="is it running") as told:
+        Ledger(f"postgresql://team:pony@127.0.0.1:{port}/people").charge("people", CHARGE)
+    assert "pony" not in str(told.value)
+
+
+@pytest.mark.postgres
+def test_a_user_who_may_only_read_cannot_charge(postgres):
+    import psycopg
+
+    address = postgres.new_database()
+    Ledger(address).register("people", epsilon=1.0, delta=0.0)
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("CREATE ROLE reader LOGIN PASSWORD 'reader-word'")
+        connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader")
+    reader = Ledger(address.replace("team:correct-horse-7", "reader:reader-word"))
+    assert reader.budget("people").left_epsilon == 1.0
+    with pytest.raises(ReadOnlyLedger, match="may not be written by this user"):
+        reader.charge("people", CHARGE)
+
+
+@pytest.mark.postgres
+def test_processes_that_begin_at_once_make_one_ledger(postgres):
+    from concurrent.futures import ThreadPoolExecutor
+
+    address = postgres.new_database()
+    with ThreadPoolExecutor(6) as pool:
+        names = [f"set{i}" for i in range(6)]
+        list(pool.map(lambda name: Ledger(address).register(name, epsilon=1.0, delta=0.0), names))
+    assert Ledger(address).datasets() == names
