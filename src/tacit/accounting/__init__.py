@@ -6,32 +6,30 @@
 True
 """
 
+from tacit.accounting.base import ADJACENCIES, Composed, Mechanism, from_dict, nothing
 from tacit.accounting.bound import Bound
 from tacit.accounting.calibration import calibrate, calibrate_delta, calibrate_rate, calibrate_steps
 from tacit.accounting.errors import AccountingError, AdjacencyError, UnitError
 from tacit.accounting.mechanisms import (
-    ADJACENCIES,
     GDP,
     ZCDP,
     ApproxDP,
-    BallsInBins,
-    Composed,
     DiscreteGaussian,
     ExponentialMechanism,
-    FixedSizeSampled,
     Gaussian,
     Laplace,
-    Mechanism,
-    PoissonSampled,
     PureDP,
-    Shuffled,
-    TruncatedPoissonSampled,
     Votes,
-    from_dict,
-    nothing,
 )
 from tacit.accounting.pricing import delta, epsilon
 from tacit.accounting.renyi import renyi
+from tacit.accounting.sampling import (
+    BallsInBins,
+    FixedSizeSampled,
+    PoissonSampled,
+    Shuffled,
+    TruncatedPoissonSampled,
+)
 
 __all__ = [
     "ADJACENCIES",

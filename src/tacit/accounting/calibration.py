@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from tacit.accounting.base import Mechanism
 from tacit.accounting.errors import AccountingError
-from tacit.accounting.mechanisms import Mechanism
 from tacit.accounting.pricing import delta as delta_of
 from tacit.accounting.pricing import epsilon as epsilon_of
 

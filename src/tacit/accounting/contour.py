@@ -63,7 +63,8 @@ class Abscissa:
 def best_abscissa(
     parts: Parts, *, log_delta: float | None = None, epsilon: float | None = None, enough: float = -math.inf
 ) -> Abscissa:
-    """The c that gives the best Chernoff bound on ε at this δ, or on δ at this ε (or one that puts log δ below ``enough``).
+    """The c that gives the best Chernoff bound on ε at this δ, or on δ at this ε (or one that puts log δ below
+    ``enough``).
 
     Newton's method on log c, safeguarded. Any c is valid; a good one only makes the integral short.
     """
@@ -254,7 +255,8 @@ def _series(log_first: float, exponent: float) -> float:
 def contour_for(parts: Parts, *, log_delta: float | None = None, epsilon: float | None = None) -> Contour:
     """The contour for this δ or this ε, with the far tails of the losses left out where they weigh next to nothing.
 
-    What is left out has probability at most e^{-18} of δ; it counts as lost in the upper end and as harmless in the lower.
+    What is left out has probability at most e^{-18} of δ; it counts as lost in the upper end and as harmless in
+    the lower.
     """
     if log_delta is not None:
         kept, left_out = without_tails(parts, log_delta)

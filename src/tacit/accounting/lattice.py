@@ -1,17 +1,19 @@
 """What is δ(ε) where the contour integral is slow? Two finite pairs on a lattice, composed by a tilted FFT.
 
-Each loss is replaced by two laws on the points o_j + k·g: one that *dominates* it (connect-the-dots: the mass of a cell is
-moved to its two edges so that both P and Q keep their mass) and one that is *dominated* (a convex function below the
-privacy profile with corners on the lattice only). Both differ from the truth by O(g²) a step. The T-fold composition of a
-law tilted by e^{cl} is one FFT, a power and an inverse FFT; tilting keeps full relative accuracy around ε, and the mass
-that wraps around the window is bounded by Chernoff at other tilts. Proofs: docs/accounting.md, sections 6 and 7.
+Each loss is replaced by two laws on the points o_j + k·g: one that *dominates* it (connect-the-dots: the mass of a
+cell is moved to its two edges so that both P and Q keep their mass) and one that is *dominated* (a convex function
+below the privacy profile with corners on the lattice only). Both differ from the truth by O(g²) a step. The T-fold
+composition of a law tilted by e^{cl} is one FFT, a power and an inverse FFT; tilting keeps full relative accuracy
+around ε, and the mass that wraps around the window is bounded by Chernoff at other tilts. Proofs:
+docs/accounting.md, sections 6 and 7.
 """
 
 from __future__ import annotations
 
 import math
-import numpy as np
+from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from tacit.accounting.contour import Abscissa, Parts, best_abscissa, chernoff_period, log_kappa, log_mgf_real
@@ -28,7 +30,9 @@ MISPLACED = 1e-9
 
 
 class LatticeLaw(AtomsLoss):
-    """A law of losses on o + k·g, k = 0, 1, …: masses of P, what is at +inf above the lattice, and the log of e^{cl} sums."""
+    """A law of losses on o + k·g, k = 0, 1, …: masses of P, what is at +inf above the lattice, and the
+    log of e^{cl} sums.
+    """
 
     def __init__(self, offset: float, step: float, first: int, masses: Array, above: float) -> None:
         keep = masses > 0
@@ -141,7 +145,8 @@ def _dominated(loss: Loss, offset: float, step: float, low: float, high: float) 
 
     A share of the cell below a point, too low by D in all, and a share of the cell above it, too high by U, become one
     outcome when their deficits cancel. What finds no partner moves down to the lattice point below it. Both only take
-    information away. Where the mass sits in a cluster narrower than a cell, the lattice is laid so that it cancels there.
+    information away. Where the mass sits in a cluster narrower than a cell, the lattice is laid so that it cancels
+    there.
     """
     first, edges = _points(offset, step, low, high)
     shares, masses = _merge(loss, edges, step)
@@ -189,7 +194,7 @@ def _balance(loss: Loss, offset: float, step: float, rising: float, margin: floa
         p, q = loss.cells(np.array([x - step, x, x + step]))
         above = p[2] - q[2] * math.exp(x)
         below = q[1] * math.exp(x) - p[1]
-        return (1 - margin) * (1 - rising) * above - below
+        return float((1 - margin) * (1 - rising) * above - below)
 
     a, b = offset - step, offset + step
     if not excess(a) > 0:
@@ -208,7 +213,7 @@ def _to_upper_edge(p: Array, q: Array, lower: Array, step: float) -> Array:
     up = (p - at_lower) / -math.expm1(-step)
     # rounding of p - q e^l, relative to the cell's own mass, goes to the safe side
     up = up + 4 * ROUND * p / -math.expm1(-step)
-    return np.clip(up, 0.0, p)
+    return np.asarray(np.clip(up, 0.0, p))
 
 
 def log_mgf_upper(loss: Loss, c: float) -> float:

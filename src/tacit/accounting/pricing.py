@@ -1,9 +1,9 @@
 """What does a mechanism cost? The certified ε(δ) and δ(ε) of any composition.
 
 For every direction of the neighbouring pair the losses are handed to the contour integral, or where that would need too
-many nodes (few participations, atoms) to the lattice. Both return an interval for δ(ε); inverting it gives an interval for
-ε: a point where the upper end is at most δ is an upper bound, one where the lower end is at least δ a lower bound.
-Mechanisms of which only Rényi bounds are known are priced by the best order.
+many nodes (few participations, atoms) to the lattice. Both return an interval for δ(ε); inverting it gives an
+interval for ε: a point where the upper end is at most δ is an upper bound, one where the lower end is at least δ a
+lower bound. Mechanisms of which only Rényi bounds are known are priced by the best order.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Protocol
 import numpy as np
 
 from tacit.accounting import lattice
+from tacit.accounting.base import DIRECTIONS, Mechanism, check_adjacency
 from tacit.accounting.bound import Bound
 from tacit.accounting.contour import Parts, Unsuitable, contour_for, log_kappa
 from tacit.accounting.errors import AccountingError, AdjacencyError
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, Loss
-from tacit.accounting.mechanisms import DIRECTIONS, Mechanism, check_adjacency
 
 #: An ε that would be larger than this is reported as infinite.
 LARGEST = 1e280
@@ -111,7 +111,7 @@ class _Question:
         self.extra = sum(times * part.extra_delta(self.group) for part, times in members)
         self.upper = [self._losses(d, upper=True) for d in DIRECTIONS]
         self.renyi_only = any(parts is None for parts in self.upper)
-        self.tight = not self.renyi_only and all(part.tight for part, _ in members)
+        self.tight = not self.renyi_only and all(part.is_tight(adjacency, self.group) for part, _ in members)
 
     def _losses(self, direction: str, upper: bool) -> Parts | None:
         """The losses of the composition, Gaussians merged into one; None where a part has only a Rényi bound."""

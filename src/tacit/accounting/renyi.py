@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tacit.accounting.base import DIRECTIONS, Mechanism, check_adjacency
 from tacit.accounting.errors import AccountingError, AdjacencyError
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, Loss
-from tacit.accounting.mechanisms import DIRECTIONS, DiscreteGaussian, Mechanism, check_adjacency
+from tacit.accounting.mechanisms import DiscreteGaussian
 from tacit.accounting.pricing import renyi_moment
 
 Array = NDArray[np.float64]

@@ -1,0 +1,251 @@
+"""What touched the data? The contract of a mechanism, how mechanisms compose, and their JSON.
+
+A mechanism is a frozen description that says nothing of a data set: only how much noise there was in units of what one
+record can change (its sensitivity), and how records were sampled. ``*`` repeats it, ``+`` composes; multiplicity
+lives in one place, :class:`Composed`, so that a forgotten count cannot happen. :mod:`tacit.accounting.pricing`
+asks each mechanism for the privacy loss of its worst-case pair under an adjacency (:meth:`Mechanism.pair`), or,
+where only upper bounds are known, for a Rényi bound (:meth:`Mechanism.renyi`).
+
+Adjacencies: ``"add-remove"`` (one record more or fewer), ``"replace-one"`` (one record changed), ``"zero-out"`` (one
+record replaced by a blank that contributes nothing; the number of records is public).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tacit.accounting.errors import AccountingError, AdjacencyError, UnitError
+from tacit.accounting.losses import Loss
+
+ADJACENCIES = ("add-remove", "replace-one", "zero-out")
+#: The two sides of a neighbouring pair that must both be priced: P has the record, or P lacks it.
+DIRECTIONS = ("remove", "add")
+DEFAULT_UNIT = "record"
+
+_KINDS: dict[str, type[Mechanism]] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+    """Base of all mechanisms: the algebra, JSON, and the contract with the pricing."""
+
+    #: what one neighbour changes: "record", "person", ... Mechanisms of different units do not compose.
+    unit: str = dataclasses.field(default=DEFAULT_UNIT, kw_only=True)
+
+    #: whether ``pair`` is the exact worst case (False: an upper bound, with ``floor`` the best known lower one)
+    tight: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _KINDS[cls.__name__] = cls
+
+    # -- algebra -------------------------------------------------------------------------------------------------
+
+    def __mul__(self, times: int) -> Composed:
+        return Composed(((self, whole_count(times)),), unit=self.unit)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Mechanism) -> Composed:
+        if not isinstance(other, Mechanism):
+            return NotImplemented
+        return Composed((*self.parts(), *other.parts()), unit=_same_unit(self, other))
+
+    def __radd__(self, other: object) -> Mechanism:
+        if other == 0:  # so that sum() works
+            return self
+        return NotImplemented
+
+    def parts(self) -> tuple[tuple[Mechanism, int], ...]:
+        """The mechanisms composed here with how often each ran."""
+        return ((self, 1),)
+
+    # -- what pricing asks -----------------------------------------------------------------------------------------
+
+    def adjacencies(self) -> tuple[str, ...]:
+        """Adjacencies under which this mechanism states a guarantee."""
+        return ADJACENCIES
+
+    def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
+        """The privacy loss of a dominating pair; None where only a Rényi bound is known."""
+        raise NotImplementedError
+
+    def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
+        """The privacy loss of a pair that is attained or dominated, for the lower bound; None for "at least 0"."""
+        return self.pair(adjacency, direction, group) if self.is_tight(adjacency, group) else None
+
+    def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
+        """Upper bounds on the Rényi divergence at ``orders`` > 1, in both directions; None to take them from
+        ``pair``.
+        """
+        return None
+
+    def extra_delta(self, group: int = 1) -> float:
+        """Total-variation cost w of an approximation in the sampler: it adds (1 + e^ε)·w to δ."""
+        return 0.0
+
+    def is_tight(self, adjacency: str, group: int = 1) -> bool:
+        """Whether ``pair`` is the exact worst case under this adjacency."""
+        return self.tight
+
+    # -- words and JSON --------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain description; :func:`from_dict` reads it back. Carries a version."""
+        return {"version": 1, **_encode(self)}
+
+    def __repr__(self) -> str:
+        shown = []
+        for i, f in enumerate(dataclasses.fields(self)):
+            value = getattr(self, f.name)
+            if f.name == "unit":
+                if value != DEFAULT_UNIT:
+                    shown.append(f"unit={value!r}")
+            elif f.default is dataclasses.MISSING or value != f.default:
+                text = f"{value:.6g}" if isinstance(value, float) else repr(value)
+                shown.append(text if i == 1 else f"{f.name}={text}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Composed(Mechanism):
+    """Mechanisms run one after the other on the same data, each as often as its count says.
+
+    >>> PoissonSampled(Gaussian(1.1), rate=0.01) * 100 + Laplace(10.0)
+    PoissonSampled(Gaussian(1.1), rate=0.01) * 100 + Laplace(10)
+    """
+
+    members: tuple[tuple[Mechanism, int], ...]
+
+    def __post_init__(self) -> None:
+        merged: dict[Mechanism, int] = {}
+        for member, times in self.members:
+            for part, count in member.parts():
+                if part.unit != self.unit:
+                    raise UnitError(unit_message(part.unit, self.unit))
+                merged[part] = merged.get(part, 0) + count * whole_count(times)
+        object.__setattr__(self, "members", tuple(merged.items()))
+        if merged and not self.adjacencies():
+            stated = "; ".join(f"{part!r}: {' or '.join(part.adjacencies())}" for part in merged)
+            raise AdjacencyError(f"these mechanisms have no adjacency in common and cannot be composed ({stated})")
+
+    def __mul__(self, times: int) -> Composed:
+        return Composed(tuple((part, count * whole_count(times)) for part, count in self.members), unit=self.unit)
+
+    __rmul__ = __mul__
+
+    def parts(self) -> tuple[tuple[Mechanism, int], ...]:
+        return self.members
+
+    def adjacencies(self) -> tuple[str, ...]:
+        return tuple(a for a in ADJACENCIES if all(a in part.adjacencies() for part, _ in self.members))
+
+    def __iter__(self) -> Iterator[tuple[Mechanism, int]]:
+        return iter(self.members)
+
+    def __repr__(self) -> str:
+        if not self.members:
+            return "Composed(())"
+        return " + ".join(f"{part!r} * {times}" if times != 1 else repr(part) for part, times in self.members)
+
+
+def nothing(unit: str = DEFAULT_UNIT) -> Composed:
+    """The composition of no mechanism at all: ε = 0."""
+    return Composed((), unit=unit)
+
+
+# -- reading back ----
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Composed):
+        members = [{"mechanism": _encode(part), "times": times} for part, times in value.members]
+        return {"kind": "Composed", "unit": value.unit, "members": members}
+    if isinstance(value, Mechanism):
+        fields = {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"kind": type(value).__name__, **fields}
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    return value
+
+
+def from_dict(description: dict[str, Any]) -> Mechanism:
+    """Read a mechanism from what :meth:`Mechanism.to_dict` wrote.
+
+    >>> from_dict((Gaussian(2.0) * 3).to_dict())
+    Gaussian(2) * 3
+    """
+    version = description.get("version", 1)
+    if version != 1:
+        raise AccountingError(f"this description has version {version}; this library reads version 1")
+    return _decode({k: v for k, v in description.items() if k != "version"})
+
+
+def _decode(description: dict[str, Any]) -> Mechanism:
+    fields = dict(description)
+    kind = fields.pop("kind", None)
+    if kind == "Composed":
+        members = tuple((_decode(m["mechanism"]), m["times"]) for m in fields["members"])
+        return Composed(members, unit=fields["unit"])
+    known = _KINDS.get(str(kind))
+    if known is None or str(kind).startswith("_"):
+        raise AccountingError(f"unknown mechanism {kind!r}; known: {', '.join(k for k in _KINDS if k[0] != '_')}")
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            fields[name] = _decode(value)
+        elif value == "inf":
+            fields[name] = math.inf
+    try:
+        return known(**fields)
+    except TypeError as error:
+        raise AccountingError(f"not a description of {kind}: {error}") from None
+
+
+# -- checks ----
+
+
+def check_adjacency(adjacency: str) -> str:
+    """The adjacency, or an error that lists those there are."""
+    if adjacency not in ADJACENCIES:
+        raise AdjacencyError(f"unknown adjacency {adjacency!r}; choose one of {', '.join(ADJACENCIES)}")
+    return adjacency
+
+
+def _same_unit(one: Mechanism, other: Mechanism) -> str:
+    if one.unit != other.unit:
+        raise UnitError(unit_message(one.unit, other.unit))
+    return one.unit
+
+
+def unit_message(one: str, other: str) -> str:
+    """Why mechanisms of two units do not compose."""
+    return (
+        f"a mechanism that protects one {one} and one that protects one {other} do not compose; "
+        "state both for the same unit (a guarantee for a person covers each of their records, not the reverse)"
+    )
+
+
+def whole_count(times: Any) -> int:
+    if isinstance(times, bool) or not isinstance(times, int | np.integer) or times < 0:
+        raise AccountingError(f"a mechanism is repeated a whole number of times, 0 or more, not {times!r}")
+    return int(times)
+
+
+def check_not_negative(name: str, value: float, allow_inf: bool = False) -> None:
+    """An error unless ``value`` is a finite number, 0 or more."""
+    if not isinstance(value, int | float | np.floating | np.integer) or math.isnan(value) or value < 0:
+        raise AccountingError(f"{name} must be a number, 0 or more, not {value!r}")
+    if math.isinf(value) and not allow_inf:
+        raise AccountingError(f"{name} must be finite, not {value!r}")
+
+
+def check_positive(name: str, value: float) -> None:
+    """An error unless ``value`` is a finite number above 0."""
+    check_not_negative(name, value)
+    if value == 0:
+        raise AccountingError(f"{name} must be more than 0")

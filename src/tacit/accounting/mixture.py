@@ -1,0 +1,380 @@
+"""What is the privacy loss of a mixture of shifted normals? Gaussian noise under every kind of sampling, and for
+groups.
+
+The moment E e^{zL} is an integral of an analytic function over the line, so the trapezoidal rule converges
+geometrically with an error that is bounded here, for complex z too; see docs/accounting.md, sections 3 to 5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy.special import log_ndtr, ndtr
+
+from tacit.accounting.losses import ROUND, Array, ComplexArray, Loss, log_sum, normal_cells
+
+#: Relative quadrature error asked of one log_mgf, as a negative exponent of e: 1e-22.
+DIGITS = 50.0
+#: A quadrature longer than this is refused.
+MAX_POINTS = 60_000
+_FRACTIONS = np.linspace(0.02, 0.98, 49)
+
+
+class MixtureLoss(Loss):
+    """Mixtures of shifted normals: Gaussian noise under Poisson sampling, fixed-size sampling and for groups.
+
+    P = Σ a_j N(s_j, σ²) and Q = Σ b_j N(r_j, σ²) with non-negative shifts in P's mixture, or P the single N(0, σ²) and
+    non-negative shifts in Q's; under replace-one the shifts of Q are the negatives of P's. Then the loss is monotone.
+    """
+
+    def __init__(
+        self,
+        sigma: float,
+        p: dict[float, float],
+        q: dict[float, float],
+        *,
+        cut: float = math.inf,
+        soft: float = 1.0,
+    ) -> None:
+        """``cut`` and ``soft`` make a sub-law: an outcome x (in units of the noise) is kept with probability
+        Φ((cut - x)/soft), an entire function, so that the quadrature stays geometric."""
+        self.sigma, self.cut, self.soft = sigma, cut, soft
+        self._given = (p, q)
+        # shifts and weights, in units of the noise
+        self.p_shift, self.p_weight = _mixture(p, sigma)
+        self.q_shift, self.q_weight = _mixture(q, sigma)
+        self.span = max(np.abs(self.p_shift).max(), np.abs(self.q_shift).max())
+        self.p_varies = bool(np.any(self.p_shift != 0))
+        self.q_varies = bool(np.any(self.q_shift != 0))
+        self.rising = self.p_varies
+        self.symmetric = self.p_varies and self.q_varies
+        # The loss is bounded above where P's far tail is also Q's.
+        if not self.p_varies:
+            self.supremum = -float(math.log(self.q_weight[self.q_shift == 0].sum() or 1e-320))
+            if not np.any(self.q_shift == 0):
+                self.supremum = math.inf
+
+    def _quantile(self, mass: float) -> float:
+        """An outcome beyond which P has about ``mass``."""
+        low, high = -40.0, 40.0 + float(self.p_shift.max())
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            if float(self.p_weight @ ndtr(self.p_shift - middle)) > mass:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _softness(self, cut: float) -> float:
+        """How sharply to cut at an outcome: fast enough that e^{cL} does not grow back beyond it for the c
+        one will use.
+        """
+        there, ahead = (float(np.subtract(*self.log_ratio(np.array([x])))[0]) for x in (cut, cut + 0.3))
+        growth = 60 * max(ahead - there, 1e-12) / max(abs(there), 1e-12)
+        return min(0.25, max(0.02, 0.3 / math.sqrt(2 * growth)))
+
+    def without_tail(self, mass: float) -> tuple[Loss, float]:
+        if not self.rising or mass <= 0:
+            return self, 0.0
+        at = self._quantile(mass)
+        soft = self._softness(at)
+        cut = at + 0.1 * soft
+        left_out = float(self.p_weight @ ndtr((self.p_shift - cut) / math.hypot(1, soft))) * (1 + 1e-12)
+        return MixtureLoss(self.sigma, *self._given, cut=cut, soft=soft), left_out
+
+    # -- the integrand -------------------------------------------------------------------------------------------
+
+    def log_ratio(self, x: Array) -> tuple[Array, Array]:
+        """log dP/dN(0,1) and log dQ/dN(0,1) at x (in units of the noise)."""
+        return _log_mixture(x, self.p_shift, self.p_weight), _log_mixture(x, self.q_shift, self.q_weight)
+
+    def _range(self, c: float, digits: float) -> tuple[float, float]:
+        """Where the integrand e^{-x²/2} p^{c+1} q^{-c} has all but e^{-digits} of its mass (relative to M(c) >= 1)."""
+        ends = []
+        for side in (1.0, -1.0):
+            # p <= e^{top·y - ...} to the right of its largest shift and <= 1 to the left of 0; by the inequality of the
+            # means q >= exp(mean shift·x - mean square/2), so 1/q grows at most with the mean shift.
+            slope = const = 0.0
+            top = max(0.0, float((side * self.p_shift).max()))
+            slope += (c + 1) * top
+            const -= (c + 1) * top * top / 2
+            mean = float(self.q_weight @ self.q_shift)
+            slope += max(0.0, -side * mean) * c
+            const += c * float(self.q_weight @ self.q_shift**2) / 2
+            if self.q_varies and -side * mean <= 0:
+                # 1/q also stays below the inverse of the weight at shift 0
+                zero = float(self.q_weight[self.q_shift == 0].sum())
+                if zero > 0:
+                    const = min(const, -(c + 1) * top * top / 2 - c * math.log(zero))
+            need = digits + max(0.0, const + slope * slope / 2)
+            ends.append(side * max(slope + math.sqrt(2 * need), top + 1.0))
+        low, high = ends[1], ends[0]
+        far = self.soft * math.sqrt(2 * digits + 20) + 2 * self.soft
+        if math.isfinite(self.cut):
+            # beyond the cut the loss rises at most with the largest shifts
+            slope = (c + 1) * float(self.p_shift.max()) + c * float(-self.q_shift.min())
+            high = min(high, self.cut + 2 * slope * self.soft**2 + far)
+        return low, max(high, low + 1.0)
+
+    def _weighed(self, x: Array) -> Array:
+        """log of the normal density (without its constant) times the probability that x is kept."""
+        value = -0.5 * x * x
+        if math.isfinite(self.cut):
+            value = value + log_ndtr((self.cut - x) / self.soft)
+        return np.asarray(value)
+
+    def _step(self, c: float, t: float, digits: float) -> float:
+        """Largest trapezoidal step whose proven relative error is below e^{-digits} (docs/accounting.md, section 3)."""
+        limit = math.pi / self.span if self.span > 0 else 50.0
+        a = np.minimum(limit, 20.0) * _FRACTIONS
+        theta = self.span * a
+        # on the line x + ia: |φ| = e^{a²/2} φ and |Φ(y + ib)| <= e^{b²/2} Φ(y)
+        bend = 0.5 if math.isinf(self.cut) else 0.5 + 0.5 / self.soft**2
+        turns = (1.0 if self.p_varies else 0.0) + (1.0 if self.q_varies else 0.0)
+        extra = -c * np.log(np.cos(theta / 2)) if self.q_varies else 0.0
+        need = bend * a + t * turns * self.span + (digits + extra + math.log(4.0)) / a
+        return float(2 * math.pi / need.min())
+
+    def log_mgf(self, c: float, t: Array) -> tuple[ComplexArray, Array]:
+        value = np.empty(len(t), dtype=complex)
+        error = np.empty(len(t))
+        # Larger t need a finer grid: work through the nodes in blocks, each with its own.
+        order = np.argsort(np.abs(t), kind="stable")
+        start = 0
+        while start < len(t):
+            reach = max(4.0 / self.span, 2 * abs(float(t[order[start]])))
+            stop = start + int(np.searchsorted(np.abs(t[order[start:]]), reach, side="right"))
+            stop = max(stop, start + 1)
+            block = order[start:stop]
+            value[block], error[block] = self._log_mgf_block(c, t[block])
+            start = stop
+        return value, error
+
+    def _quadrature(self, c: float, t: float) -> tuple[float, float, Array, Array]:
+        """The trapezoidal rule for M(c + is), |s| <= t: K(c), the error of a moment relative to M(c), losses,
+        weights.
+        """
+        low, high = self._range(c, DIGITS)
+        step = self._step(c, t, DIGITS)
+        first, last = math.floor(low / step), math.ceil(high / step)
+        if last - first > MAX_POINTS:
+            raise OverflowError(f"the quadrature would need {last - first} points")
+        x = np.arange(first, last + 1) * step
+        log_p, log_q = self.log_ratio(x)
+        exponent = self._weighed(x) + (c + 1) * log_p - c * log_q
+        top, total, weights = log_sum(exponent)
+        size = 0.5 * x * x + (c + 1) * np.abs(log_p) + c * np.abs(log_q) + abs(top)
+        error = ROUND * (12 + math.log2(len(x)) + 6 * float(weights @ size)) + 4 * math.exp(-DIGITS)
+        keep = weights > 1e-26 / len(x)
+        k = total + math.log(step) - 0.5 * math.log(2 * math.pi)
+        return k, error + 1e-26, (log_p - log_q)[keep], weights[keep]
+
+    def tilted(self, c: float) -> tuple[float, float, float, float]:
+        k, error, loss, weights = self._quadrature(c, 0.0)
+        mean = float(weights @ loss)
+        return k, error, mean, float(weights @ (loss - mean) ** 2)
+
+    def _log_mgf_block(self, c: float, t: Array) -> tuple[ComplexArray, Array]:
+        k, error, loss, weights = self._quadrature(c, float(np.abs(t).max(initial=0.0)))
+        phase = np.empty(len(t), dtype=complex)
+        rows = max(1, 1_000_000 // len(loss))
+        for i in range(0, len(t), rows):
+            angle = np.multiply.outer(t[i : i + rows], loss)
+            phase[i : i + rows] = np.cos(angle) @ weights + 1j * (np.sin(angle) @ weights)
+        wave = ROUND * 8 * np.abs(t) * float(weights @ np.abs(loss))
+        value = np.asarray(k + np.log(phase), dtype=complex)
+        return value, (error + wave) / np.abs(phase)
+
+    # -- how fast the characteristic function falls ---------------------------------------------------------------
+
+    def decay(self, c: float) -> Callable[[float], float]:
+        """From uniform laws stacked below the tilted density: masses m_i on intervals of length w_i give
+        |φ(t)| <= 1 - Σ m_i (1 - sup |sinc|) beyond t w_i / 2 (docs/accounting.md, section 5)."""
+        mass, width = self._layers(c)
+
+        def bound(t: float) -> float:
+            return math.log1p(-float(mass @ (1 - _sinc_ceiling(0.5 * t * width))))
+
+        return bound
+
+    def _layers(self, c: float) -> tuple[Array, Array]:
+        """Masses and lengths of uniform laws, on nested intervals, whose sum lies below the tilted density of
+        the loss.
+        """
+        low, high = self._range(c, 30.0)
+        coarse = np.linspace(low, high, 385)
+        log_p, log_q = self.log_ratio(coarse)
+        _, _, weights = log_sum(self._weighed(coarse) + (c + 1) * log_p - c * log_q)
+        cumulative = np.cumsum(weights)
+        inner = np.interp(np.linspace(0.0002, 0.9998, 160), cumulative, coarse)
+        x = np.unique(np.concatenate([inner, np.linspace(inner[0] - 0.1, inner[-1] + 0.1, 120)]))
+        log_p, log_q = self.log_ratio(x)
+        base = float(self.log_mgf(c, np.zeros(1))[0][0].real) + 0.5 * math.log(2 * math.pi)
+        left, right = slice(None, -1), slice(1, None)
+        # Below the density on each cell: every factor is monotone there, so its ends bound it.
+        gauss = -0.5 * np.maximum(x[left] ** 2, x[right] ** 2)
+        if math.isfinite(self.cut):
+            gauss = gauss + log_ndtr((self.cut - x[right]) / self.soft)
+        tilt = (c + 1) * np.minimum(log_p[left], log_p[right]) - c * np.maximum(log_q[left], log_q[right])
+        # |dL/dx| = |E[shift | x, P] - E[shift | x, Q]|; each posterior mean rises with x
+        p_mean, q_mean = self._posterior(x, True), self._posterior(x, False)
+        slope = np.maximum(np.abs(p_mean[right] - q_mean[left]), np.abs(p_mean[left] - q_mean[right]))
+        density = np.exp(gauss + tilt - base - 1e-9) / np.maximum(slope, 1e-300)
+        length = np.abs(np.diff(log_p - log_q))
+        density = np.where(length > 0, density, 0.0)
+        masses, widths = [], []
+        for _ in range(5):
+            mass, width, density = _peel(density, length)
+            masses.append(mass)
+            widths.append(width)
+        mass = np.concatenate(masses)
+        total = float(mass.sum())
+        return mass * (min(1.0, 0.999999 / total) if total > 0 else 0.0), np.concatenate(widths)
+
+    def _posterior(self, x: Array, of_p: bool) -> Array:
+        shift, weight = (self.p_shift, self.p_weight) if of_p else (self.q_shift, self.q_weight)
+        exponent = np.log(weight) + np.multiply.outer(x, shift) - 0.5 * shift**2
+        exponent -= exponent.max(axis=1, keepdims=True)
+        posterior = np.exp(exponent)
+        return np.asarray(posterior @ shift / posterior.sum(axis=1))
+
+    # -- cells ---------------------------------------------------------------------------------------------------
+
+    def cells(self, edges: Array) -> tuple[Array, Array]:
+        x = self._inverse(edges)
+        p = sum(w * normal_cells(x - s) for s, w in zip(self.p_shift, self.p_weight, strict=True))
+        q = sum(w * normal_cells(x - s) for s, w in zip(self.q_shift, self.q_weight, strict=True))
+        if not self.rising:
+            p, q = p[::-1], q[::-1]
+        return np.asarray(p), np.asarray(q)
+
+    def beyond(self, x: float) -> tuple[float, float]:
+        at = float(self._inverse(np.array([x]))[0])
+        sign = 1.0 if self.rising else -1.0
+        with np.errstate(divide="ignore"):
+            p = np.log(self.p_weight) + log_ndtr(sign * (self.p_shift - at))
+            q = np.log(self.q_weight) + log_ndtr(sign * (self.q_shift - at))
+        return float(np.logaddexp.reduce(p)), float(np.logaddexp.reduce(q))
+
+    def _inverse(self, edges: Array) -> Array:
+        """Positions x, ascending, at which the loss takes the values ``edges`` (read backwards where it falls)."""
+        wanted = edges if self.rising else edges[::-1]
+        simple = self._simple_inverse(wanted)
+        if simple is not None:
+            return simple
+        sign = 1.0 if self.rising else -1.0
+        low, high = np.full(len(wanted), -60.0 - 2 * self.span), np.full(len(wanted), 60.0 + 2 * self.span)
+        for _ in range(70):
+            middle = 0.5 * (low + high)
+            log_p, log_q = self.log_ratio(middle)
+            below = sign * (log_p - log_q) < sign * wanted
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        middle = 0.5 * (low + high)
+        return np.maximum.accumulate(middle)
+
+    def _simple_inverse(self, wanted: Array) -> Array | None:
+        """In closed form where a mixture has the weights 1-q at 0 and q at one shift, and the other is N(0)
+        or its mirror.
+        """
+        if self.p_varies and self.q_varies:
+            if len(self.p_shift) != 2 or self.p_shift[0] != 0:
+                return None
+            s, rate = float(self.p_shift[1]), float(self.p_weight[1])
+            # (1-q + qk y) / (1-q + qk/y) = e^l with y = e^{sx}: a quadratic in y, solved for l > 0 and mirrored
+            size = np.minimum(np.abs(wanted), 600.0)
+            half, t = (1 - rate) * np.expm1(size), rate * math.exp(-s * s / 2)
+            if t < 1e-250:
+                return None
+            y = half + np.hypot(half, 2 * t * np.exp(size / 2))
+            return np.asarray(np.sign(wanted) * np.maximum(np.log(y) - math.log(2 * t), 0.0) / s)
+        shift, weight = (self.p_shift, self.p_weight) if self.p_varies else (self.q_shift, self.q_weight)
+        if len(shift) > 2 or (len(shift) == 2 and shift[0] != 0):
+            return None
+        s, rate = float(shift[-1]), float(weight[-1])
+        target = wanted if self.p_varies else -wanted
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            # log((e^l - (1-q)) / q), written so that it keeps its digits near l = log(1-q) and for large l
+            tail = np.where(
+                target > 0,
+                target + np.log1p(-(1 - rate) * np.exp(-np.maximum(target, 0))),
+                np.log(np.expm1(np.minimum(target, 0)) + rate),
+            )
+            v = tail - math.log(rate)
+        v = np.where(np.isnan(v), -np.inf, v)
+        return (v + s * s / 2) / s
+
+
+class SymmetrisedLoss(Loss):
+    """The pair whose privacy profile is, at every ε, the larger of a pair's and of its reverse.
+
+    For ``loss`` with L > 0 the law is that of ``loss``; the other half is its mirror image, and what is left sits at 0.
+    """
+
+    analytic = False
+    symmetric = True
+
+    def __init__(self, loss: MixtureLoss) -> None:
+        self.loss = loss
+        p, q = loss.cells(np.zeros(1))
+        self.positive = float(p[1]), float(q[1])
+
+    def cells(self, edges: Array) -> tuple[Array, Array]:
+        p, q = self._positive(np.maximum(edges, 0.0))
+        mirrored_q, mirrored_p = self._positive(np.maximum(-edges[::-1], 0.0))
+        return p + mirrored_p[::-1], q + mirrored_q[::-1]
+
+    def _positive(self, edges: Array) -> tuple[Array, Array]:
+        """Masses of the positive half: on (0, edges[0]], between edges, and above."""
+        p, q = self.loss.cells(np.concatenate([[0.0], edges]))
+        return p[1:], q[1:]
+
+    def atoms(self) -> tuple[Array, Array]:
+        return np.zeros(1), np.array([max(0.0, 1 - self.positive[0] - self.positive[1])])
+
+
+# -- helpers ----
+
+
+def _mixture(shifts: dict[float, float], sigma: float) -> tuple[Array, Array]:
+    items = sorted((s / sigma, w) for s, w in shifts.items() if w > 0)
+    return np.array([s for s, _ in items]), np.array([w for _, w in items])
+
+
+def _log_mixture(x: Array, shift: Array, weight: Array) -> Array:
+    """log Σ w_j e^{s_j x - s_j²/2}, accurate when it is close to 0."""
+    if len(shift) == 1:
+        return np.asarray(shift[0] * x - 0.5 * shift[0] ** 2 + math.log(weight[0]))
+    if len(shift) == 2 and shift[0] == 0:
+        v = shift[1] * x - 0.5 * shift[1] ** 2
+        rate = weight[1]
+        small = np.log1p(rate * np.expm1(np.minimum(v, 0.0)))
+        large = np.maximum(v, 0.0) + np.log1p((1 - rate) * np.expm1(-np.maximum(v, 0.0)))
+        return np.asarray(np.where(v < 0, small, large))
+    exponent = np.log(weight) + np.multiply.outer(x, shift) - 0.5 * shift**2
+    top = exponent.max(axis=-1)
+    return np.asarray(top + np.log(np.exp(exponent - top[..., None]).sum(axis=-1)))
+
+
+def _sinc_ceiling(y: Array) -> Array:
+    """sup of |sin(v)/v| over v >= y, for each y >= 0."""
+    second = 0.21723363  # the height of the second hump, rounded up
+    first = np.maximum(np.sinc(np.minimum(y, math.pi) / math.pi), second)
+    return np.asarray(np.where(y < math.pi, first, np.minimum(second, 1 / np.maximum(y, 1.0))))
+
+
+def _peel(density: Array, length: Array) -> tuple[Array, Array, Array]:
+    """Uniform laws on nested intervals around the fullest cell that together lie below ``density``, and what is left.
+
+    The cells are added in the order of the lowest density on the way to them, so that each level is one interval.
+    """
+    peak = int(np.argmax(density * length))
+    floor = np.concatenate(
+        [np.minimum.accumulate(density[: peak + 1][::-1])[::-1], np.minimum.accumulate(density[peak:])[1:]]
+    )
+    order = np.argsort(-floor, kind="stable")
+    height, width = floor[order], np.cumsum(length[order])
+    steps = height - np.append(height[1:], 0.0)
+    use = steps > 0
+    return steps[use] * width[use], width[use], np.maximum(density - floor, 0.0)
