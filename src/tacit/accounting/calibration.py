@@ -17,8 +17,8 @@ from tacit.accounting.errors import AccountingError
 from tacit.accounting.pricing import delta as delta_of
 from tacit.accounting.pricing import epsilon as epsilon_of
 
-#: How far below the target the price may stay, relative to it.
-CLOSE = 1e-6
+#: How far below the target the price may stay: relative to it, and at most.
+CLOSE, CLOSEST = 1e-6, 2e-5
 #: Prices asked at most, before the best value found is returned.
 MOST_PRICES = 80
 LARGEST_PARAMETER = 1e15
@@ -45,7 +45,7 @@ def calibrate(
     >>> from tacit import accounting as acc
     >>> noise = calibrate(lambda noise: acc.PoissonSampled(acc.Gaussian(noise), 0.01) * 1000, epsilon=2.0, delta=1e-6)
     >>> round(noise, 4)
-    0.9198
+    1.029
     """
     if isinstance(family, Mechanism):
         if delta is not None:
@@ -130,6 +130,7 @@ class _Search:
         if bracket is not None and not 0 < bracket[0] < bracket[1] < math.inf:
             raise AccountingError(f"a bracket is two positive numbers, the smaller one first, not {bracket!r}")
         self.family, self.target, self.delta = family, float(epsilon), delta
+        self.slack = min(CLOSE * self.target, CLOSEST)
         self.terms: dict[str, Any] = {"adjacency": adjacency, "group": group}
         self.low, self.high = bracket or (1 / LARGEST_PARAMETER, LARGEST_PARAMETER)
         self.name = _parameter_name(family)
@@ -197,7 +198,7 @@ class _Search:
         assert self.outside is not None
         if self.whole:
             return abs(self._value(self.inside) - self._value(self.outside)) <= 1
-        if self.prices[self.inside] >= self.target * (1 - CLOSE):
+        if self.prices[self.inside] >= self.target - self.slack:
             return True
         return abs(self.inside - self.outside) <= 1e-14 * max(1.0, abs(self.inside))
 
@@ -233,7 +234,9 @@ class _Search:
                 stride *= 2  # flat so far
             rightward = want_down == (falls is not False)
             if last == (high if rightward else low):
-                if falls is None and low < high:
+                if falls is None:
+                    if low in self.prices and high in self.prices:
+                        raise self._constant(cost) if math.isfinite(cost) else self._unreachable()
                     rightward = not rightward
                 elif want_down:
                     raise self._unreachable()
@@ -299,6 +302,12 @@ class _Search:
             f"on the {self.name} cheaper (fewer steps, a smaller rate, other releases with more noise)"
         )
 
+    def _constant(self, cost: float) -> AccountingError:
+        return AccountingError(
+            f"every {self.name} tried costs ε = {cost:.6g}: what the family returns does not depend on it, "
+            "so there is nothing to calibrate"
+        )
+
     # -- once it is bracketed ----------------------------------------------------------------------------------------
 
     def _height(self, x: float) -> float:
@@ -306,7 +315,7 @@ class _Search:
         cost = self.prices[x]
         if cost == 0:
             return -math.inf
-        return math.log(cost / (self.target * (1 - 0.4 * CLOSE))) if math.isfinite(cost) else math.inf
+        return math.log(cost / (self.target - 0.4 * self.slack)) if math.isfinite(cost) else math.inf
 
     def _between(self) -> float:
         """The next parameter: the secant through the two best prices where it helps, else the middle."""
