@@ -130,12 +130,12 @@ def test_where_nothing_fits_nothing_is_promised():
 
 
 def test_a_missing_data_set_is_named_with_those_there_are(ledger):
-    with pytest.raises(UnknownDataset, match="no data set 'people'.*none is registered yet|no such file"):
+    with pytest.raises(UnknownDataset, match=r"no data set 'people'.*none is registered yet|no such file"):
         ledger.charge("people", acc.PureDP(0.1))
     ledger.register("patients", epsilon=1.0, delta=0.0)
     ledger.register("visits", epsilon=1.0, delta=0.0)
     for ask in (ledger.budget, ledger.history, ledger.head, ledger.dataset, ledger.verify):
-        with pytest.raises(UnknownDataset, match="no data set 'people'.*known: patients, visits"):
+        with pytest.raises(UnknownDataset, match=r"no data set 'people'.*known: patients, visits"):
             ask("people")
     with pytest.raises(UnknownDataset, match="known: patients, visits"):
         ledger.charge("people", acc.PureDP(0.1))
@@ -144,7 +144,7 @@ def test_a_missing_data_set_is_named_with_those_there_are(ledger):
 def test_terms_are_fixed_when_a_data_set_is_registered(ledger):
     first = ledger.register("people", epsilon=1.0, delta=1e-5, unit="person")
     assert ledger.register("people", epsilon=1.0, delta=1e-5, unit="person") == first
-    with pytest.raises(DatasetExists, match="other terms.*epsilon"):
+    with pytest.raises(DatasetExists, match=r"other terms.*epsilon"):
         ledger.register("people", epsilon=2.0, delta=1e-5, unit="person")
     assert ledger.dataset("people") == first
     assert ledger.datasets() == ["people"]

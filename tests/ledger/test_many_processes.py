@@ -69,7 +69,7 @@ def fork_and_charge(address: str) -> tuple[int, int]:
 
 
 def kill_at_random_points(address: str, points: int, seed: int) -> str:
-    """Kill -9 two charging processes at random moments, again and again: every granted charge is there, the chain holds."""
+    """Kill -9 two charging processes at random moments, again and again: every grant is there, the chain holds."""
     moments = random.Random(seed)
     ledger = Ledger(address)
     ledger.register("people", epsilon=1e6, delta=0.0)

@@ -24,7 +24,7 @@ def granted(ledger, name, mechanism, **options):
     raise AssertionError("never refused")
 
 
-# -- the sum ------------------------------------------------------------------------------------------------------------
+# -- the sum ------------------------------------------------------------
 
 
 def test_sum_adds_epsilon_and_delta_by_hand():
@@ -88,7 +88,7 @@ def test_a_pure_price_is_the_sum_of_the_parts():
     assert rules.epsilon_alone(acc.Gaussian(5.0), 0.0, "add-remove") == math.inf
 
 
-# -- the Rényi filter ---------------------------------------------------------------------------------------------------
+# -- the Rényi filter ------------------------------------------------------------
 
 
 def hand_limit(order, epsilon, delta):
@@ -188,6 +188,6 @@ def test_a_price_that_the_accountant_contradicts_is_not_granted(monkeypatch):
     true = acc.epsilon(acc.Gaussian(2.0), 1e-7)
     wrong = acc.Bound(0.0, true.upper / 2, quantity="epsilon", given=1e-7)
     monkeypatch.setattr(acc, "epsilon", lambda *a, **k: wrong)
-    with pytest.raises(PriceError, match="nothing was granted"):
+    with pytest.raises(PriceError, match="nothing is granted"):
         ledger.charge("people", acc.Gaussian(2.0))
     assert ledger.history("people") == []

@@ -64,6 +64,11 @@ def file(folder):
     return path
 
 
+def charge_until_refused(ledger, granted):
+    for _ in range(1000):
+        granted.append(ledger.charge("people", CHARGE).number)
+
+
 def test_the_file_is_readable_for_its_owner_only(file):
     assert file.stat().st_mode & 0o777 == 0o600
 
@@ -112,13 +117,11 @@ def test_a_full_file_system_is_its_own_error_and_grants_nothing(tmp_path):
     try:
         ledger = Ledger(disk / "people.db")
         ledger.register("people", epsilon=1.0, delta=0.0)
-        granted = 0
-        with pytest.raises(DiskFull, match="no room left.*nothing was granted"):
-            while granted < 1000:
-                ledger.charge("people", CHARGE)
-                granted += 1
-        assert 0 < granted < 1000
-        assert len(ledger.history("people")) == granted
+        granted: list[str] = []
+        with pytest.raises(DiskFull, match=r"no room left.*nothing was granted"):
+            charge_until_refused(ledger, granted)
+        assert 0 < len(granted) < 1000
+        assert [record.charge for record in ledger.history("people")] == granted
         assert ledger.verify().ok
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -157,8 +160,7 @@ def test_a_full_database_is_its_own_error(file, monkeypatch):
     monkeypatch.setattr(sql.SqlStore, "_begin", small)
     ledger = Ledger(file)
     with pytest.raises(DiskFull, match="no room left"):
-        for _ in range(1000):
-            ledger.charge("people", CHARGE)
+        charge_until_refused(ledger, [])
     assert ledger.verify().ok
 
 
@@ -212,7 +214,7 @@ def test_an_address_that_is_none_is_its_own_error():
         Ledger("sqlite://")
 
 
-# -- PostgreSQL ------------------------------------------------------------------------------------------------------------
+# -- PostgreSQL ------------------------------------------------------------
 
 
 @pytest.mark.postgres

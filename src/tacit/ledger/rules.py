@@ -5,7 +5,7 @@ the sum still lies within the budget. Both rules here are *privacy filters*: the
 parameters and the moment to stop are chosen from earlier outputs. docs/ledger.md has the statements and proofs.
 
 - :class:`SumRule`: Σε ≤ ε and Σδ ≤ δ (Rogers, Roth, Ullman & Vadhan 2016, the filter of basic composition).
-- :class:`RenyiRule`: a Rényi filter at orders fixed in advance (Feldman & Zrnic 2021, theorem 3.1, for one order;
+- :class:`RenyiRule`: a Rényi filter at orders fixed in advance (Feldman & Zrnic 2021 for one order;
   several orders share δ between them).
 """
 
@@ -230,17 +230,26 @@ def epsilon_alone(mechanism: acc.Mechanism, delta: float, adjacency: str) -> flo
     basic = _basic(mechanism, delta, adjacency)
     if delta == 0:
         return basic
-    value = min(basic, acc.epsilon(mechanism, delta, adjacency=adjacency).upper)
-    if value < basic and math.isfinite(value):
-        # A budget stands on this number: ask the question the other way round, which takes another path through the
-        # accountant. δ certainly above the share means that one of the two answers is wrong.
-        back = acc.delta(mechanism, value, adjacency=adjacency)
+    return min(basic, certified(mechanism, delta, adjacency).upper)
+
+
+def certified(mechanism: acc.Mechanism, delta: float, adjacency: str) -> acc.Bound:
+    """The accountant's ε at δ, after asking it the other way round; :class:`PriceError` where the answers contradict.
+
+    A budget stands on this number, and δ at ε takes another path through the accountant than ε at δ.
+
+    >>> certified(acc.Gaussian(5.0), 1e-5, "add-remove") == acc.epsilon(acc.Gaussian(5.0), 1e-5)
+    True
+    """
+    bound = acc.epsilon(mechanism, delta, adjacency=adjacency)
+    if math.isfinite(bound.upper):
+        back = acc.delta(mechanism, bound.upper, adjacency=adjacency)
         if back.lower > delta * (1 + 1e-6):
             raise PriceError(
-                f"the accountant prices {mechanism!r} at ε={value:.6g} for δ={delta:g}, but at that ε finds δ of at least "
-                f"{back.lower:.6g}: one of the two is wrong, so nothing was granted. Please report this"
+                f"the accountant prices {mechanism!r} at ε={bound.upper:.6g} for δ={delta:g}, but at that ε it finds δ "
+                f"of at least {back.lower:.6g}: one is wrong, so nothing is granted. Please report this"
             )
-    return value
+    return bound
 
 
 def _basic(mechanism: acc.Mechanism, delta: float, adjacency: str) -> float:
@@ -291,7 +300,7 @@ def _without_failures(mechanism: acc.Mechanism, epsilon: float) -> tuple[acc.Mec
     """The mechanism without what has infinite divergence, and the δ that this adds at ``epsilon``.
 
     A cut batch differs from plain Poisson sampling by a total variation w on either side: (1 + e^ε)·w. An
-    (ε0, δ0)-DP mechanism is ε0-DP except with probability δ0 (Kairouz, Oh & Viswanath 2015, theorem 3.3's pair).
+    (ε0, δ0)-DP mechanism is ε0-DP except with probability δ0 (Kairouz, Oh & Viswanath 2015).
     """
     failure: list[float] = []
     finite: list[tuple[acc.Mechanism, int]] = []

@@ -14,8 +14,8 @@ from tacit import accounting as acc
 from tacit.accounting.bound import ADJACENCY_WORDS
 from tacit.ledger import entries
 from tacit.ledger.entries import Head, Row, chain_problems
-from tacit.ledger.errors import LedgerTampered
-from tacit.ledger.rules import FAILURE_SHARE, Price, RenyiRule, Rule, Totals, make_rule
+from tacit.ledger.errors import LedgerTampered, PriceError
+from tacit.ledger.rules import FAILURE_SHARE, Price, RenyiRule, Rule, Totals, certified, make_rule
 
 #: What the exact composition of adaptively chosen charges may be called, and nothing more.
 NOT_ADAPTIVE = "if the choices had not depended on results"
@@ -261,4 +261,7 @@ def _composition(dataset: Dataset, records: Sequence[Record]) -> acc.Bound | Non
     if not records or dataset.delta == 0:
         return None
     total = acc.Composed(tuple((r.mechanism, 1) for r in records), unit=dataset.unit)
-    return acc.epsilon(total, dataset.delta, adjacency=dataset.adjacency)
+    try:
+        return certified(total, dataset.delta, dataset.adjacency)
+    except PriceError:  # shown as absent: a wrong number would be worse than none
+        return None
