@@ -19,6 +19,8 @@ from tacit.accounting.losses import ROUND, Array, ComplexArray, Loss, log_sum, n
 DIGITS = 50.0
 #: A quadrature longer than this is refused.
 MAX_POINTS = 60_000
+#: One shorter than this is not worth a better bound on its error.
+ENOUGH_POINTS = 1500
 _FRACTIONS = np.linspace(0.02, 0.98, 49)
 
 
@@ -125,17 +127,35 @@ class MixtureLoss(Loss):
             value = value + log_ndtr((self.cut - x) / self.soft)
         return np.asarray(value)
 
-    def _step(self, c: float, t: float, digits: float) -> float:
-        """Largest trapezoidal step whose proven relative error is below e^{-digits} (docs/accounting.md, section 3)."""
+    def _step(self, c: float, t: float, low: float, high: float) -> float:
+        """Largest trapezoidal step whose relative error for M(c + is), |s| <= t, is below e^{-DIGITS}.
+
+        The error is at most 2 N(a) / (e^{2πa/h} - 1), N(a) the integral of |f| along the line x ± ia, for any a in the
+        strip without zeros (docs/accounting.md, section 3). N(a) has a closed bound; where that is poor it is computed.
+        """
         limit = math.pi / self.span if self.span > 0 else 50.0
         a = np.minimum(limit, 20.0) * _FRACTIONS
-        theta = self.span * a
-        # on the line x + ia: |φ| = e^{a²/2} φ and |Φ(y + ib)| <= e^{b²/2} Φ(y)
+        # |φ(x + ia)| = e^{a²/2} φ(x), and |Φ(y + ib)| <= e^{b²/2} Φ(y) for the cut
         bend = 0.5 if math.isinf(self.cut) else 0.5 + 0.5 / self.soft**2
-        turns = (1.0 if self.p_varies else 0.0) + (1.0 if self.q_varies else 0.0)
-        extra = -c * np.log(np.cos(theta / 2)) if self.q_varies else 0.0
-        need = bend * a + t * turns * self.span + (digits + extra + math.log(4.0)) / a
-        return float(2 * math.pi / need.min())
+        # closed bound: |p| and |q| within a factor cos of their values on the real line, their arguments within ±span·a
+        extra = -c * np.log(np.cos(self.span * a / 2)) if self.q_varies else 0.0
+        turns = (self.p_varies + self.q_varies) * self.span * t
+        step = float(2 * math.pi / (bend * a + turns + (DIGITS + extra + math.log(4.0)) / a).min())
+        if high - low <= ENOUGH_POINTS * step:
+            return step
+        x = np.linspace(low, high, 301)
+        base = self._weighed(x)
+        log_p, log_q = self.log_ratio(x)
+        plain = np.logaddexp.reduce(base + (c + 1) * log_p - c * log_q)
+        best = math.inf
+        for height in a[::4]:
+            p = _complex_log_mixture(x, float(height), self.p_shift, self.p_weight)
+            q = _complex_log_mixture(x, float(height), self.q_shift, self.q_weight)
+            turned = (c + 1) * p.real - c * q.real + t * (np.abs(p.imag) + np.abs(q.imag))
+            excess = float(np.logaddexp.reduce(base + turned) - plain) + bend * float(height) ** 2
+            # one e more than computed, for the rule by which N(a) itself was summed
+            best = min(best, 1 / height * (DIGITS + 1 + math.log(4.0) + max(excess, 0.0)))
+        return max(step, 2 * math.pi / best)
 
     def log_mgf(self, c: float, t: Array) -> tuple[ComplexArray, Array]:
         value = np.empty(len(t), dtype=complex)
@@ -157,7 +177,7 @@ class MixtureLoss(Loss):
         weights.
         """
         low, high = self._range(c, DIGITS)
-        step = self._step(c, t, DIGITS)
+        step = self._step(c, t, low, high)
         first, last = math.floor(low / step), math.ceil(high / step)
         if last - first > MAX_POINTS:
             raise OverflowError(f"the quadrature would need {last - first} points")
@@ -355,6 +375,15 @@ def _log_mixture(x: Array, shift: Array, weight: Array) -> Array:
     exponent = np.log(weight) + np.multiply.outer(x, shift) - 0.5 * shift**2
     top = exponent.max(axis=-1)
     return np.asarray(top + np.log(np.exp(exponent - top[..., None]).sum(axis=-1)))
+
+
+def _complex_log_mixture(x: Array, height: float, shift: Array, weight: Array) -> ComplexArray:
+    """log Σ w_j e^{s_j z - s_j²/2} at z = x + i·height, in the strip where its argument stays within ±π."""
+    if len(shift) == 1 and shift[0] == 0:
+        return np.zeros(len(x), dtype=complex)
+    exponent = np.log(weight) + np.multiply.outer(x + 1j * height, shift) - 0.5 * shift**2
+    top = exponent.real.max(axis=1)
+    return np.asarray(top + np.log(np.exp(exponent - top[:, None]).sum(axis=1)))
 
 
 def _sinc_ceiling(y: Array) -> Array:
