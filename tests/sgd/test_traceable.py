@@ -21,10 +21,12 @@ NAMES = ["mlp", "cnn", "wrn-groupnorm", "vit-class-token", "gpt-tied-large-vocab
 
 
 def unpadded_llama():
-    """Without a padding mask, about which transformers would ask the data."""
+    """With the attention mask written out: to build one, transformers would ask the data about padding and packing."""
 
     def loss(model, batch):
-        logits = model(input_ids=batch["x"], use_cache=False).logits
+        n, length = batch["x"].shape
+        hidden = torch.full((length, length), -1e9, dtype=torch.float64).triu(1).expand(n, 1, length, length)
+        logits = model(input_ids=batch["x"], attention_mask=hidden, use_cache=False).logits
         return F.cross_entropy(logits.mT, batch["x"], reduction="none").mean(1)
 
     return zoo.Case(zoo_transformers.llama_model(), loss, {"x": torch.randint(23, (3, 7))})

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from tacit.sgd.batches import leaves
 from tacit.sgd.capture import tensors_in
-from tacit.sgd.engine import Engine, Gradients, Pass, Plan
+from tacit.sgd.engine import Engine, Gradients, Outputs, Pass, Plan
 from tacit.sgd.errors import BatchMixing, ClippingError, SelfCheckFailed, UncoveredUse
 from tacit.sgd.frames import Frame
 from tacit.sgd.norms import Group
@@ -93,7 +93,7 @@ def planned(
     plan = engine.plan_for(run, grads)
     wanted = check != "never" and (check_now or not _known(engine, run, grads))
     if plan is None or wanted:
-        losses = run.losses
+        losses = run.losses.detach()
         del run, grads
         rewind()
         if survey(engine, losses_of, batch, examples, views, rewind, wanted) is None:
@@ -146,15 +146,17 @@ def survey(
         batch = _rows(batch, torch.tensor([good[k % len(good)] for k in range(examples)]), views)
         run, original = forward(batch), run
     chosen = _some(examples, CHECKED_EXAMPLES)
-    swapped: Pass | None = None
+    outputs: Outputs | None = None
     if examples > 1:
         for example in reversed(chosen):
             swapped = forward(alike(example))
+            outputs, losses = swapped.outputs(), swapped.losses.detach()
+            del swapped
             if check:
-                _isolated(engine, losses_of, batch, alike(example), run, swapped, example, rewind)
+                _isolated(engine, losses_of, batch, alike(example), run, losses, example, rewind)
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         known = engine.plans.get(engine.signature(run, run.output_gradients(retain=True)))
-        plan, gradients = engine.make_plan(run, swapped, chosen[0], original)
+        plan, gradients = engine.make_plan(run, outputs, chosen[0], original)
         plan.checked = known is not None and known.checked
         if check:
             _agree(engine, run, gradients, chosen)
@@ -197,11 +199,11 @@ def _isolated(
     batch: Any,
     alike: Any,
     run: Pass,
-    swapped: Pass,
+    losses: Tensor,
     example: int,
     rewind: Callable[[], None],
 ) -> None:
-    before, after = run.losses[example].detach().double(), swapped.losses[example].detach().double()
+    before, after = run.losses[example].detach().double(), losses[example].double()
     narrow = _precision(engine, run)
     if bool((before - after).abs() <= TOLERANCE[narrow] * (1e-3 + before.abs())):
         return

@@ -24,13 +24,14 @@ from tacit.sgd import frames
 from tacit.sgd.capture import Capture, Use, module_names
 from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.frames import Frame
-from tacit.sgd.layout import Layout, candidates, consistent, digit_weights, owners, unmoved
+from tacit.sgd.layout import Evidence, Layout, candidates, digit_weights, unmoved
 from tacit.sgd.norms import Group, Norms
 from tacit.sgd.rules import DECOMPOSE, RULES, SHAPE_ONLY
 from tacit.sgd.rules.base import Contributions, NotCovered, wide
 from tacit.sgd.rules.generic import generic
 
 Losses = Callable[[], Tensor]
+Outputs = list[list[Tensor]]
 
 
 @dataclass
@@ -94,6 +95,10 @@ class Pass:
         self.uses = uses
         self.losses = losses
         self.batch = batch
+
+    def outputs(self) -> Outputs:
+        """The values of the outputs of the uses, without the graph behind them."""
+        return [[t.detach() for t in use.outputs] for use in self.uses]
 
     def output_gradients(self, weights: Tensor | None = None, retain: bool = False) -> list[list[Tensor | None]]:
         """The gradient of the (weighted) sum of the losses at every output of every use, by one backward pass."""
@@ -217,67 +222,64 @@ class Engine:
         return plan
 
     def make_plan(
-        self, run: Pass, swapped: Pass | None, example: int, original: Pass | None = None
+        self, run: Pass, outputs: Outputs | None, example: int, original: Pass | None = None
     ) -> tuple[Plan, Gradients]:
         """Find out all that a plan holds, from one pass whose graph is kept.
 
-        ``swapped`` is a pass over the same batch with every other example replaced by ``example``, ``original`` one
-        over a batch of which ``run`` has only the finite examples: further evidence, both.
+        ``outputs`` are those of a pass over the same batch with every other example replaced by ``example``,
+        ``original`` is a pass over a batch of which ``run`` has only the finite examples: further evidence, both.
         """
-        weights = digit_weights(run.batch, run.losses.device, run.losses.dtype)
-        grads = run.output_gradients(retain=True)
-        evidence = [self._evidence(run, grads, weights)]
+        evidence = [self._evidence(run)]
         if original is not None and [u.shapes for u in original.uses] == [u.shapes for u in run.uses]:
-            evidence.append(self._evidence(original, original.output_gradients(retain=True), weights))
-        twin = swapped.uses if swapped is not None and len(swapped.uses) == len(run.uses) else [None] * len(run.uses)
+            evidence.append(self._evidence(original))
         settled = True
         uses: list[UsePlan] = []
         for k, use in enumerate(run.uses):
             layouts: list[Layout | None] = []
-            for j, grad in enumerate(grads[k]):
-                if grad is None:
+            for j in range(len(use.edges)):
+                seen = [e for e in (found[k][j] for found in evidence) if e is not None]
+                if not seen:
                     layouts.append(None)
                     continue
-                pair = twin[k]
-                after = pair.outputs[j] if pair is not None and len(pair.outputs) == len(use.outputs) else None
-                owner = [e[k][j] for e in evidence]
-                layout, sure = self._locate(use, j, [o for o in owner if o is not None], run.batch, after, example)
+                after = outputs[k][j] if outputs is not None and len(outputs) == len(run.uses) else None
+                layout, sure = self._locate(use, j, seen, run.batch, after, example)
                 layouts.append(layout)
                 settled = settled and sure
             uses.append(UsePlan(layouts, guards=[t.clone() for d in use.derived for t in frames.chain_tensors(d)]))
+        del evidence
         plan = Plan(uses, set(), settled)
+        grads = run.output_gradients(retain=True)
         gradients = self.gradients(run, grads, plan, planning=True)
         self.plans[self.signature(run, grads)] = plan
         return plan, gradients
 
     @staticmethod
-    def _evidence(run: Pass, grads: list[list[Tensor | None]], weights: list[Tensor]) -> list[list[Tensor | None]]:
-        """The owner of each element of each output, as far as the gradients of weighted losses tell."""
-        weighted = [run.output_gradients(w, retain=True) for w in weights]
-        return [
-            [
-                None if g is None else owners(g, [w[k][j] for w in weighted if w[k][j] is not None], run.batch)
-                for j, g in enumerate(row)
-            ]
-            for k, row in enumerate(grads)
+    def _evidence(run: Pass) -> list[list[Evidence | None]]:
+        """What the gradients of weighted losses tell about where the examples are in each output."""
+        found = [
+            [None if g is None else Evidence(g, run.batch) for g in row] for row in run.output_gradients(retain=True)
         ]
+        for weights in digit_weights(run.batch, run.losses.device, run.losses.dtype):
+            for row, values in zip(found, run.output_gradients(weights, retain=True), strict=True):
+                for evidence, value in zip(row, values, strict=True):
+                    if evidence is not None and value is not None:
+                        evidence.add(value)
+        return found
 
     def _locate(
-        self, use: Use, j: int, evidence: list[Tensor], batch: int, after: Tensor | None, example: int
+        self, use: Use, j: int, evidence: list[Evidence], batch: int, after: Tensor | None, example: int
     ) -> tuple[Layout, bool]:
         names, shape = self._names(use), use.shapes[j]
         if not shape:
-            raise UncoveredUse(
-                f"{use.name!r} (with {names}) in {use.where} returns a single number for the whole batch"
-            )
+            raise UncoveredUse(f"{use.name!r} (with {names}) in {use.where} gives one number for the whole batch")
         if batch == 1:
             return next(candidates(shape, 1)), True
-        found = consistent(evidence[0], batch)
+        found = evidence[0].layouts()
         for more in evidence[1:]:
-            agreeing = consistent(more, batch)
+            agreeing = more.layouts()
             found = [layout for layout in found if layout in agreeing]
         if not found:
-            if any(bool((owner == -2).any()) for owner in evidence):
+            if any(e.mixed for e in evidence):
                 raise BatchMixing(
                     f"the losses of several examples depend on the same element of the output of {use.name!r} "
                     f"(with {names}) in {use.where}: examples are mixed there, and no per-example bound exists"

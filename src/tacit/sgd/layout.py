@@ -82,42 +82,57 @@ def digit_weights(batch: int, device: torch.device, dtype: torch.dtype) -> list[
     return [torch.exp2(((number // DIGIT**k) % DIGIT).to(dtype)) for k in range(count)]
 
 
-def owners(plain: Tensor, weighted: list[Tensor], batch: int) -> Tensor:
-    """The owner of each element, -1 where there is no evidence, -2 where two examples contribute to one element."""
-    plain = plain.detach().double()
-    size = plain.abs().nan_to_num(0.0, 0.0, 0.0)
-    # What is left after cancellation need not repeat bit for bit on every device: only sizeable elements are evidence.
-    seen = torch.isfinite(plain) & (size > 1e-5 * size.amax()) if plain.numel() else torch.isfinite(plain)
-    number = torch.zeros(plain.shape, dtype=torch.long, device=plain.device)
-    mixed = torch.zeros_like(seen)
-    for k, value in enumerate(weighted):
-        value = value.detach().double()
-        # A subnormal gradient may round when it is scaled: no evidence rather than false evidence.
-        fine = torch.isfinite(value) & (value != 0)
-        exponent = torch.log2(torch.where(fine & seen, (value / plain).abs(), 1.0))
+class Evidence:
+    """What weighted backward passes tell about one output, one digit of the example's number after the other.
+
+    Kept per dimension, as the largest and smallest digit seen at each entry: a layout is a statement about one
+    dimension, and whole tensors of owners would take more memory than the pass itself.
+    """
+
+    def __init__(self, plain: Tensor, batch: int) -> None:
+        plain = plain.detach()
+        size = plain.abs().nan_to_num(0.0, 0.0, 0.0)
+        # What is left after cancellation need not repeat bit for bit on every device: only sizeable elements count.
+        self.seen = torch.isfinite(plain) & (size > 1e-5 * size.amax()) if plain.numel() else torch.isfinite(plain)
+        self.plain, self.batch, self.mixed = plain, batch, False
+        self.digits: list[dict[int, tuple[Tensor, Tensor]]] = []
+
+    def add(self, weighted: Tensor) -> None:
+        """The gradient under the weights of the next digit."""
+        value = weighted.detach()
+        fine = self.seen & torch.isfinite(value) & (value != 0)
+        exponent = torch.log2(torch.where(fine, (value / self.plain).abs(), 1.0).float())
         digit = exponent.round()
-        mixed |= seen & fine & (((exponent - digit).abs() > 1e-2) | (digit < 0) | (digit >= DIGIT))
-        seen = seen & fine
-        number += digit.clamp(0, DIGIT - 1).long() * DIGIT**k
-    mixed |= seen & (number >= batch)
-    return torch.where(seen, torch.where(mixed, -2, number), -1)
+        wrong = ((exponent - digit).abs() > 1e-2) | (digit < 0) | (digit >= DIGIT)
+        self.mixed = self.mixed or bool((fine & wrong).any())
+        digit = digit.to(torch.int8)
+        rows = {}
+        for dim, size in enumerate(value.shape):
+            if size and size % self.batch == 0:
+                high = torch.where(fine, digit, -1).movedim(dim, 0).reshape(size, -1).amax(1)
+                low = torch.where(fine, digit, DIGIT).movedim(dim, 0).reshape(size, -1).amin(1)
+                rows[dim] = (high, low)
+        self.digits.append(rows)
 
+    @property
+    def empty(self) -> bool:
+        return not bool(self.seen.any())
 
-def consistent(owner: Tensor, batch: int) -> list[Layout]:
-    """The layouts that agree with every piece of evidence in ``owner``."""
-    if bool((owner == -2).any()):
-        return []
-    found = []
-    vectors: dict[int, tuple[Tensor, Tensor]] = {}
-    for layout in candidates(owner.shape, batch):
-        if layout.dim not in vectors:
-            flat = owner.movedim(layout.dim, 0).reshape(owner.shape[layout.dim], -1)
-            vectors[layout.dim] = (flat.amax(1), torch.where(flat < 0, batch, flat).amin(1))
-        highest, lowest = vectors[layout.dim]
-        number = layout.owner(owner.device)
-        if bool(((highest < 0) | ((highest == number) & (lowest == number))).all()):
-            found.append(layout)
-    return found
+    def layouts(self) -> list[Layout]:
+        """The layouts that agree with everything seen."""
+        if self.mixed:
+            return []
+        found = []
+        for layout in candidates(self.plain.shape, self.batch):
+            number = layout.owner(self.plain.device)
+            good = True
+            for k, rows in enumerate(self.digits):
+                high, low = rows[layout.dim]
+                digit = (number // DIGIT**k) % DIGIT
+                good = good and bool(((high < 0) | ((high == digit) & (low == digit))).all())
+            if good:
+                found.append(layout)
+        return found
 
 
 def unmoved(layouts: list[Layout], before: Tensor, after: Tensor, example: int) -> list[Layout]:

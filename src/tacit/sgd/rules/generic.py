@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tacit.sgd.capture import Derived, Use
 from tacit.sgd.errors import UncoveredUse
-from tacit.sgd.layout import Layout, consistent, digit_weights, owners
+from tacit.sgd.layout import Evidence, Layout, digit_weights
 from tacit.sgd.rules.base import Aligned, Contributions, Dense, clean, replay, wide
 
 CHUNK_ELEMENTS = 1 << 25
@@ -84,11 +84,11 @@ def _alignment(outs: list[Tensor], live: list[Any], leaf: Tensor, batch: int) ->
         result: Tensor = gradient
         return result
 
-    device = leaf.device
-    weighted = [vjp(w) for w in digit_weights(batch, device, torch.float64)]
-    owner = owners(vjp(None), weighted, batch)
-    found = consistent(owner, batch)
-    return found[0] if len(found) == 1 and bool((owner >= 0).any()) else None
+    evidence = Evidence(vjp(None), batch)
+    for weights in digit_weights(batch, leaf.device, torch.float64):
+        evidence.add(vjp(weights))
+    found = evidence.layouts()
+    return found[0] if len(found) == 1 and not evidence.empty else None
 
 
 def _masked(use: Use, known: Derived, outs: list[Tensor], live: list[Any], leaf: Tensor, batch: int) -> Tensor:
