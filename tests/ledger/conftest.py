@@ -57,9 +57,16 @@ class Server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
+        self._databases = 0
+        self.start()
+
+    def start(self) -> None:
         options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c max_connections=40"
         self._run("pg_ctl", "-D", str(self.data), "-l", str(self.folder / "log"), "-w", "-o", options, "start")
-        self._databases = 0
+
+    def crash(self) -> None:
+        """No shutdown: what was not on the disk is gone."""
+        self._run("pg_ctl", "-D", str(self.data), "-m", "immediate", "-w", "stop")
 
     def _run(self, program: str, *words: str) -> None:
         # pg_ctl leaves the server with its output: a file, not a pipe that would never close.

@@ -127,10 +127,14 @@ def test_a_row_moved_from_another_data_set_is_found(file):
 
 def test_a_missing_head_is_found(file):
     change(file, "DELETE FROM tacit_heads")
-    result = Ledger(file).verify("people")
-    assert result.problems == ("people: the record of its head is missing",)
+    assert problems(file) == ("people: the record of its head is missing",)
     with pytest.raises(LedgerTampered, match="head"):
         Ledger(file).head("people")
+
+
+def test_all_entries_deleted_are_found(file):
+    change(file, "DELETE FROM tacit_entries")
+    assert problems(file) == ("people: entries 0 to 6 are missing at the end (deleted)",)
 
 
 def rewrite(path):

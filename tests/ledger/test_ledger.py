@@ -213,6 +213,23 @@ def test_the_fingerprint_recognises_the_data_and_tells_nobody_else(ledger, tmp_p
     assert Ledger().fingerprint(table) != terms.fingerprint
 
 
+def test_threads_share_one_budget(ledger):
+    from concurrent.futures import ThreadPoolExecutor
+
+    ledger.register("people", epsilon=1.0, delta=0.0)
+
+    def granted(_):
+        try:
+            ledger.charge("people", acc.PureDP(0.1))
+        except BudgetExceeded:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(granted, range(20))) == 10
+    ledger.verify().require()
+
+
 def test_two_data_sets_have_two_budgets(ledger):
     ledger.register("people", epsilon=1.0, delta=0.0)
     ledger.register("visits", epsilon=1.0, delta=0.0)

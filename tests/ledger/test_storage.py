@@ -271,3 +271,40 @@ def test_processes_that_begin_at_once_make_one_ledger(postgres):
         names = [f"set{i}" for i in range(6)]
         list(pool.map(lambda name: Ledger(address).register(name, epsilon=1.0, delta=0.0), names))
     assert Ledger(address).datasets() == names
+
+
+@pytest.mark.postgres
+def test_a_transaction_that_others_rolled_back_is_done_again(postgres, monkeypatch):
+    ledger = Ledger(postgres.new_database())
+    ledger.register("people", epsilon=1.0, delta=0.0)
+    insert, failures = sql.SqlStore._insert, iter(("40001", "40P01"))
+
+    def interrupted(self, connection, row):
+        insert(self, connection, row)
+        code = next(failures, None)
+        if code:  # the server itself ends the transaction, after the row was written
+            connection.exec_driver_sql(f"DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '{code}'; END $$")
+
+    monkeypatch.setattr(sql.SqlStore, "_insert", interrupted)
+    charge = ledger.charge("people", CHARGE)
+    assert next(failures, None) is None
+    assert [record.charge for record in ledger.history("people")] == [charge.number]
+    ledger.verify().require()
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+def test_charges_survive_the_crash_of_the_server(postgres):
+    server = type(postgres)(postgres.programs)
+    try:
+        ledger = Ledger(server.new_database())
+        ledger.register("people", epsilon=1.0, delta=0.0)
+        numbers = [ledger.charge("people", CHARGE).number for _ in range(20)]
+        server.crash()
+        with pytest.raises(ServerUnreachable):
+            ledger.charge("people", CHARGE)
+        server.start()
+        assert [record.charge for record in ledger.history("people")] == numbers
+        ledger.verify().require()
+    finally:
+        server.stop()

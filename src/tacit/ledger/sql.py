@@ -216,7 +216,9 @@ class SqlStore:
         connection.execute(_entries.insert().values(dataset=row.dataset, seq=row.seq, body=row.body, hash=row.hash))
 
     def _names(self, connection: Connection) -> list[str]:
-        return list(connection.execute(sa.select(_heads.c.dataset).order_by(_heads.c.dataset)).scalars())
+        # Both tables: a data set whose head, or whose entries, somebody deleted must still be verified.
+        either = sa.union(sa.select(_heads.c.dataset), sa.select(_entries.c.dataset))
+        return sorted(connection.execute(either).scalars())
 
     def _absent(self) -> bool:
         # An empty file is one whose maker was stopped before the first table.
