@@ -395,8 +395,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         derived: list[Derived],
     ) -> Any:
         if name in self.decompose and from_torch(func):
-            with self:
-                return self.decompose[name](*args, **kwargs)
+            return self.decompose[name](self, *args, **kwargs)
         if not self.covers(name) or not from_torch(func):
             body = opened(func)
             if body is not None:
@@ -433,31 +432,55 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
                 results.append(tensor)
         for tensor in results:
             self._taint(tensor, moved)
-        live = [t for t in results if t.requires_grad]
-        if live:
-            edges = [get_gradient_edge(t) for t in live]
-            self._use_nodes.update(edge.node for edge in edges)
-            if not self.needs_values(name):
-                kept = substitute(kept, lambda t: t if any(t is d.tensor for d in derived) else _shape_only(t))
-            inner = [t for t in tensors_in(kept) if t.device.type != "meta"]
-            self.uses.append(
-                Use(
-                    func=func,
-                    name=name,
-                    args=kept[0],
-                    kwargs=kept[1],
-                    derived=derived,
-                    edges=edges,
-                    shapes=[t.shape for t in live],
-                    outputs=live if self.keep_outputs else [],
-                    versions=[(t, t._version) for t in inner],
-                    inplace=inplace,
-                    autocast=_autocast(live[0].device.type),
-                    where=self._place(),
-                    rearranged=moved,
-                )
-            )
+        self._record(func, name, kept[0], kept[1], derived, results, inplace, moved)
         return out
+
+    def _record(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        derived: list[Derived],
+        results: list[Tensor],
+        inplace: bool,
+        moved: bool,
+    ) -> None:
+        live = [t for t in results if t.requires_grad]
+        if not live:
+            return
+        edges = [get_gradient_edge(t) for t in live]
+        self._use_nodes.update(edge.node for edge in edges)
+        kept = (args, kwargs)
+        if not self.needs_values(name):
+            kept = substitute(kept, lambda t: t if any(t is d.tensor for d in derived) else _shape_only(t))
+        self.uses.append(
+            Use(
+                func=func,
+                name=name,
+                args=kept[0],
+                kwargs=kept[1],
+                derived=derived,
+                edges=edges,
+                shapes=[t.shape for t in live],
+                outputs=live if self.keep_outputs else [],
+                versions=[(t, t._version) for t in tensors_in(kept) if t.device.type != "meta"],
+                inplace=inplace,
+                autocast=_autocast(live[0].device.type),
+                where=self._place(),
+                rearranged=moved,
+            )
+        )
+
+    def record(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], output: Tensor, moved: bool) -> None:
+        """Enter a use that a replacement of an operation computed by other means, by the output it stands for."""
+        derived = [d for d in (self.derived(t) for t in tensors_in(args)) if d is not None]
+        if derived:
+            self._record(func, name, args, {}, derived, [output], False, moved)
+
+    def adopt(self, tensor: Tensor, moved: bool) -> None:
+        """Take note of a tensor that depends on the batch and was computed unwatched."""
+        self._taint(tensor, moved)
 
     def _names(self, derived: list[Derived]) -> str:
         names = sorted({self.names[k] for d in derived for k in d.params})

@@ -50,8 +50,8 @@ def no_known_obstacles(model: nn.Module) -> None:
         kind = type(module).__name__
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
             raise BatchMixing(
-                f"module {name!r} ({kind}) normalises with statistics of the whole batch, so one example's loss depends "
-                "on the others and no per-example bound exists. tacit.sgd.fix(model) replaces it by GroupNorm."
+                f"module {name!r} ({kind}) normalises with statistics of the whole batch, so one example's loss "
+                "depends on the others and no per-example bound exists. tacit.sgd.fix(model) replaces it by GroupNorm."
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise UncoveredUse(

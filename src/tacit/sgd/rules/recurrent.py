@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tacit.sgd.capture import Capture
 from tacit.sgd.rules.base import DECOMPOSE
 
 State = tuple[Tensor, ...]
@@ -51,6 +52,7 @@ STEPS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
 
 
 def _direction(
+    capture: Capture,
     step: Callable[[Tensor, Tensor, State], State],
     x_TBE: Tensor,
     state: State,
@@ -62,23 +64,67 @@ def _direction(
     w_ih, w_hh = weights[:2]
     b_ih, b_hh = weights[2:4] if has_bias else (None, None)
     project = weights[-1] if len(weights) in (3, 5) else None
-    projected = F.linear(x_TBE, w_ih, b_ih)
+    with capture:
+        projected = F.linear(x_TBE, w_ih, b_ih)
+    if project is None and not any(capture.derived(part) for part in state):
+        return _unwatched(capture, step, projected, state, w_hh, b_hh, backwards, alive_TB1)
+    with capture:
+        outputs: list[Tensor] = []
+        times = range(x_TBE.shape[0])
+        for t in reversed(times) if backwards else times:
+            new = step(projected[t], F.linear(state[0], w_hh, b_hh), state)
+            if project is not None:
+                new = (F.linear(new[0], project), *new[1:])
+            if alive_TB1 is not None:
+                new = tuple(torch.where(alive_TB1[t], a, b) for a, b in zip(new, state, strict=True))
+            state = new
+            outputs.append(state[0])
+        if backwards:
+            outputs.reverse()
+        return torch.stack(outputs), state
+
+
+def _unwatched(
+    capture: Capture,
+    step: Callable[[Tensor, Tensor, State], State],
+    projected_TBG: Tensor,
+    state: State,
+    w_hh: Tensor,
+    b_hh: Tensor | None,
+    backwards: bool,
+    alive_TB1: Tensor | None,
+) -> tuple[Tensor, State]:
+    """The loop over time, with all its recurrent projections recorded as one linear use.
+
+    A zero is added to each recurrent projection; the gradient at these zeros is that of the projections, and their
+    inputs are the states before each step.
+    """
+    moved = any(capture.rearranged(t) for t in (projected_TBG, *state))
+    tap_TBG = projected_TBG.new_zeros(()).requires_grad_().expand(projected_TBG.shape)
+    inputs, taps = projected_TBG.unbind(0), tap_TBG.unbind(0)
+    before: list[Tensor] = []
     outputs: list[Tensor] = []
-    times = range(x_TBE.shape[0])
+    times = range(len(inputs))
     for t in reversed(times) if backwards else times:
-        new = step(projected[t], F.linear(state[0], w_hh, b_hh), state)
-        if project is not None:
-            new = (F.linear(new[0], project), *new[1:])
+        before.append(state[0])
+        new = step(inputs[t], F.linear(state[0], w_hh, b_hh) + taps[t], state)
         if alive_TB1 is not None:
             new = tuple(torch.where(alive_TB1[t], a, b) for a, b in zip(new, state, strict=True))
         state = new
         outputs.append(state[0])
     if backwards:
         outputs.reverse()
-    return torch.stack(outputs), state
+        before.reverse()
+    states_TBH = torch.stack([h.detach() for h in before])
+    out = torch.stack(outputs)
+    capture.record(F.linear, "linear", (states_TBH, w_hh, b_hh), tap_TBG, moved)
+    for tensor in (out, *state):
+        capture.adopt(tensor, moved)
+    return out, state
 
 
 def _layers(
+    capture: Capture,
     step: Callable[[Tensor, Tensor, State], State],
     x_TBE: Tensor,
     initial: State,
@@ -97,21 +143,25 @@ def _layers(
         outputs = []
         for direction in range(directions):
             k = layer * directions + direction
-            state = tuple(part[k] for part in initial)
+            with capture:
+                state = tuple(part[k] for part in initial)
             chosen = list(weights[k * per_direction : (k + 1) * per_direction])
-            out, final = _direction(step, x_TBE, state, chosen, has_bias, direction == 1, alive_TB1)
+            out, final = _direction(capture, step, x_TBE, state, chosen, has_bias, direction == 1, alive_TB1)
             outputs.append(out)
             finals.append(final)
-        x_TBE = torch.cat(outputs, -1) if bidirectional else outputs[0]
-        if dropout and training and layer < num_layers - 1:
-            x_TBE = F.dropout(x_TBE, dropout, True)
-    return x_TBE, tuple(torch.stack([final[k] for final in finals]) for k in range(len(initial)))
+        with capture:
+            x_TBE = torch.cat(outputs, -1) if bidirectional else outputs[0]
+            if dropout and training and layer < num_layers - 1:
+                x_TBE = F.dropout(x_TBE, dropout, True)
+    with capture:
+        return x_TBE, tuple(torch.stack([final[k] for final in finals]) for k in range(len(initial)))
 
 
 def _recurrent(name: str) -> Callable[..., Any]:
     step = STEPS[name]
 
     def padded(
+        capture: Capture,
         x: Tensor,
         initial: Any,
         weights: list[Tensor],
@@ -123,13 +173,16 @@ def _recurrent(name: str) -> Callable[..., Any]:
         batch_first: bool,
     ) -> Any:
         state = tuple(initial) if isinstance(initial, list | tuple) else (initial,)
-        x_TBE = x.transpose(0, 1) if batch_first else x
+        with capture:
+            x_TBE = x.transpose(0, 1) if batch_first else x
         out, final = _layers(
-            step, x_TBE, state, list(weights), has_bias, num_layers, dropout, training, bidirectional, None
+            capture, step, x_TBE, state, list(weights), has_bias, num_layers, dropout, training, bidirectional, None
         )
-        return (out.transpose(0, 1) if batch_first else out, *final)
+        with capture:
+            return (out.transpose(0, 1) if batch_first else out, *final)
 
     def packed(
+        capture: Capture,
         data: Tensor,
         sizes: Tensor,
         initial: Any,
@@ -144,8 +197,10 @@ def _recurrent(name: str) -> Callable[..., Any]:
         counts = sizes.tolist()
         alive = torch.arange(counts[0]).unsqueeze(0) < torch.tensor(counts).unsqueeze(1)
         alive_TB = alive.to(data.device)
-        x_TBE = data.new_zeros(*alive_TB.shape, data.shape[-1]).masked_scatter(alive_TB.unsqueeze(-1), data)
+        with capture:
+            x_TBE = data.new_zeros(*alive_TB.shape, data.shape[-1]).masked_scatter(alive_TB.unsqueeze(-1), data)
         out, final = _layers(
+            capture,
             step,
             x_TBE,
             state,
@@ -157,10 +212,11 @@ def _recurrent(name: str) -> Callable[..., Any]:
             bidirectional,
             alive_TB.unsqueeze(-1),
         )
-        return (out[alive_TB], *final)
+        with capture:
+            return (out[alive_TB], *final)
 
-    def call(*args: Any) -> Any:
-        return padded(*args) if isinstance(args[3], bool) else packed(*args)
+    def call(capture: Capture, *args: Any) -> Any:
+        return padded(capture, *args) if isinstance(args[3], bool) else packed(capture, *args)
 
     return call
 
@@ -169,10 +225,17 @@ def _cell(name: str) -> Callable[..., Any]:
     step = STEPS[name]
 
     def call(
-        x: Tensor, state: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+        capture: Capture,
+        x: Tensor,
+        state: Any,
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None = None,
+        b_hh: Tensor | None = None,
     ) -> Any:
         before = tuple(state) if isinstance(state, list | tuple) else (state,)
-        after = step(F.linear(x, w_ih, b_ih), F.linear(before[0], w_hh, b_hh), before)
+        with capture:
+            after = step(F.linear(x, w_ih, b_ih), F.linear(before[0], w_hh, b_hh), before)
         return after if name == "lstm" else after[0]
 
     return call
