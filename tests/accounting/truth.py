@@ -12,7 +12,7 @@ def _ratio(x: Any, q: Any, sigma: Any) -> Any:
 
 
 def one_step(q: Any, sigma: Any, epsilon: Any, direction: str) -> Any:
-    """δ(ε), for any real ε, of one Poisson-sampled Gaussian step: from the two tails at the point where the loss is ε."""
+    """δ(ε), for any real ε, of one Poisson-sampled Gaussian step: the two tails at the point where the loss is ε."""
     below = mp.e**epsilon if direction == "remove" else mp.e ** (-epsilon)
     if below <= 1 - q:
         # the loss is always above ε (remove) or never (add)

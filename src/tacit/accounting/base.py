@@ -101,14 +101,16 @@ class Mechanism:
 
     def __repr__(self) -> str:
         shown = []
-        for i, f in enumerate(dataclasses.fields(self)):
+        positional = [f.name for f in dataclasses.fields(self) if not f.kw_only][:1]
+        for f in dataclasses.fields(self):
             value = getattr(self, f.name)
-            if f.name == "unit":
-                if value != DEFAULT_UNIT:
-                    shown.append(f"unit={value!r}")
-            elif f.default is dataclasses.MISSING or value != f.default:
-                text = f"{value:.6g}" if isinstance(value, float) else repr(value)
-                shown.append(text if i == 1 else f"{f.name}={text}")
+            if (f.name == "unit" and value == DEFAULT_UNIT) or (
+                f.default is not dataclasses.MISSING and value == f.default
+            ):
+                continue
+            text = f"{value:.6g}" if isinstance(value, float) else repr(value)
+            shown.append(text if f.name in positional else f"{f.name}={text}")
+        shown.sort(key=lambda text: "=" in text.split("(")[0])
         return f"{type(self).__name__}({', '.join(shown)})"
 
 

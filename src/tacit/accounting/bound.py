@@ -91,6 +91,9 @@ def _rounded(x: float, rule: Any) -> str:
         return "0"
     if x < 1e-4:
         exponent = math.floor(math.log10(x))
-        return f"{rule(x / 10.0**exponent * 1e6) / 1e6:.6f}e{exponent:d}"
+        digits = rule(x / 10.0**exponent * 1e6)
+        if digits >= 10_000_000:
+            digits, exponent = digits // 10, exponent + 1
+        return f"{digits / 1e6:.6f}e{exponent:d}"
     digits = _digits(x)
     return f"{rule(x * 10**digits) / 10**digits:.{digits}f}"

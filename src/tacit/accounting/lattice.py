@@ -150,7 +150,7 @@ def _dominated(loss: Loss, offset: float, step: float, low: float, high: float) 
     """
     first, edges = _points(offset, step, low, high)
     shares, masses = _merge(loss, edges, step)
-    if len(loss.atoms()[0]) == 0:
+    if len(loss.atoms()[0]) == 0 and step <= 30 and abs(offset) < 600:
         for margin in (1e-5, 1e-4, 1e-3, 1e-2, 0.1):
             offset = _balance(loss, offset, step, float(shares[min(max(-first, 0), len(shares) - 1)]), margin)
             first, edges = _points(offset, step, low, high)
@@ -166,6 +166,8 @@ def _merge(loss: Loss, edges: Array, step: float) -> tuple[Array, Array]:
     """The share of each cell that goes to its upper edge, and the masses on the edges."""
     p, q = loss.cells(edges)
     cell = p[1:-1]
+    if step > 30:  # losses in the thousands: the lattice is too coarse to pair anything
+        return np.zeros(len(cell)), np.append(cell, 0.0)
     up = _to_upper_edge(cell, q[1:-1], edges[:-1], step)
     # rounding to the safe side: the excess over the lower edge is taken smaller, the deficit to the upper edge larger
     slack = 8 * ROUND * cell / -math.expm1(-step)
@@ -192,6 +194,8 @@ def _balance(loss: Loss, offset: float, step: float, rising: float, margin: floa
 
     def excess(x: float) -> float:
         p, q = loss.cells(np.array([x - step, x, x + step]))
+        if not abs(x) < 700:
+            return -1.0
         above = p[2] - q[2] * math.exp(x)
         below = q[1] * math.exp(x) - p[1]
         return float((1 - margin) * (1 - rising) * above - below)

@@ -44,6 +44,10 @@ class Loss:
         """K(c + it) for every t, and a bound on its absolute error."""
         raise NotImplementedError
 
+    def unsampled(self) -> Loss:
+        """A simpler loss that dominates this one: that of the same mechanism without sampling."""
+        return self
+
     def without_tail(self, mass: float) -> tuple[Loss, float]:
         """A sub-law that leaves out at most ``mass`` of P where the loss is largest, and how much it leaves out.
 
@@ -116,13 +120,16 @@ class GaussianLoss(Loss):
 class AtomsLoss(Loss):
     """A loss with finitely many values, for pure and approximate DP (two values) and discrete Gaussian noise."""
 
-    symmetric = True
-
-    def __init__(self, values: Any, p: Any, infinity: float = 0.0, spacing: float | None = None) -> None:
+    def __init__(
+        self, values: Any, p: Any, infinity: float = 0.0, spacing: float | None = None, symmetric: bool = True
+    ) -> None:
         self.values = np.asarray(values, dtype=float)
         self.p = np.asarray(p, dtype=float)
         self.infinity = infinity
         self._spacing = spacing
+        self.symmetric = symmetric
+        keep = self.p > 0
+        self.values, self.p = self.values[keep], self.p[keep]
         self.supremum = float(self.values.max(initial=-math.inf)) if infinity == 0 else math.inf
 
     def log_mgf(self, c: float, t: Array) -> tuple[ComplexArray, Array]:

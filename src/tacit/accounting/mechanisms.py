@@ -16,6 +16,9 @@ from tacit.accounting.base import ADJACENCIES, Mechanism, check_adjacency, check
 from tacit.accounting.errors import AccountingError
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss, Loss
 
+#: Gaussians further apart than this (in standard deviations) are told apart for sure: ε beyond 1e280 is infinite.
+LARGEST_SHIFT = 1e140
+
 # -- additive noise ----
 
 
@@ -42,7 +45,7 @@ class Gaussian(Mechanism):
         if self.noise_multiplier == 0:
             return everything_revealed()
         mu = self.shift(adjacency) * group / self.noise_multiplier
-        return GaussianLoss(mu) if mu > 0 and math.isfinite(mu) else limit(mu)
+        return GaussianLoss(mu) if 0 < mu < LARGEST_SHIFT else limit(mu)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -125,8 +128,14 @@ class ApproxDP(_Stated):
         steps = sum(math.exp(min(i * self.epsilon, 700.0)) for i in range(group))
         return group * self.epsilon, min(1.0, self.delta * steps)
 
+    def is_tight(self, adjacency: str, group: int = 1) -> bool:
+        return group == 1
+
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         return _randomised_response(*self.grouped(group))
+
+    def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
+        return _randomised_response(group * self.epsilon, self.delta)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -155,7 +164,7 @@ class GDP(_Stated):
 
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         mu = self.mu * group
-        return GaussianLoss(mu) if 0 < mu < math.inf else limit(mu)
+        return GaussianLoss(mu) if 0 < mu < LARGEST_SHIFT else limit(mu)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

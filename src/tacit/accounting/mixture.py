@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-from tacit.accounting.losses import ROUND, Array, ComplexArray, Loss, log_sum, normal_cells
+from tacit.accounting.losses import ROUND, Array, ComplexArray, GaussianLoss, Loss, log_sum, normal_cells
 
 #: Relative quadrature error asked of one log_mgf, as a negative exponent of e: 1e-22.
 DIGITS = 50.0
@@ -57,6 +57,12 @@ class MixtureLoss(Loss):
             self.supremum = -float(math.log(self.q_weight[self.q_shift == 0].sum() or 1e-320))
             if not np.any(self.q_shift == 0):
                 self.supremum = math.inf
+
+    def unsampled(self) -> Loss:
+        # Sampling is post-processing of the unsampled pair: with probability 1 - q its outcome is replaced by one of Q.
+        return GaussianLoss(
+            float(self.p_shift.max() - self.q_shift.min()) if self.p_varies else float(self.q_shift.max())
+        )
 
     def _quantile(self, mass: float) -> float:
         """An outcome beyond which P has about ``mass``."""

@@ -170,6 +170,8 @@ class _Question:
         if rest <= 0:
             # The sampler's own failure takes all of δ: no upper bound, and the lower one of plain sampling.
             return 0.0, math.inf
+        if not self.extra and math.fsum(times * _total_variation(loss) for loss, times in finite) <= rest:
+            return 0.0, 0.0  # total variations add up, and δ(0) is the total variation
         best = sum(loss.supremum * times for loss, times in finite)
         low, high = 0.0, math.inf
         candidates = self._candidates(finite, log_delta=math.log(rest))
@@ -183,6 +185,11 @@ class _Question:
             curve = candidates.send((high - low) / wanted)
         if self.extra == 0:
             high = min(high, best)
+        if math.isinf(high):
+            # no curve could be made: a sampled mechanism costs at most what the unsampled one does
+            simpler = [(loss.unsampled(), times) for loss, times in finite]
+            if any(one is not loss for (one, _), (loss, _) in zip(simpler, finite, strict=True)):
+                high = self._direction_epsilon(simpler, delta)[1]
         return min(low, high), high
 
     def _candidates(
@@ -335,6 +342,11 @@ class OneStep:
         return math.log(value), -math.exp(min(epsilon + q, p)) / value
 
 
+def _total_variation(loss: Loss) -> float:
+    """An upper bound on δ(0) of one use."""
+    return OneStep(loss).interval(0.0)[1]
+
+
 def _difference(a: float, b: float) -> float:
     """e^a - e^b, at least 0."""
     return 0.0 if b >= a else math.exp(a) * -math.expm1(b - a)
@@ -363,7 +375,7 @@ def _split(parts: Parts) -> tuple[float, Parts]:
         if loss.infinity > 0:
             log_finite += times * math.log1p(-loss.infinity)
             assert isinstance(loss, AtomsLoss)
-            loss = AtomsLoss(loss.values, loss.p / (1 - loss.infinity), 0.0, loss.spacing())
+            loss = AtomsLoss(loss.values, loss.p / (1 - loss.infinity), 0.0, loss.spacing(), loss.symmetric)
         if isinstance(loss, AtomsLoss) and (len(loss.values) == 0 or (len(loss.values) == 1 and loss.values[0] == 0)):
             continue
         rest.append((loss, times))

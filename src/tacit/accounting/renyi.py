@@ -106,17 +106,22 @@ class RenyiCurve:
 
         Without ``c`` the best order is searched for; any order is valid, so the search cannot make the result wrong.
         """
-        fixed = c is not None
-        grid = np.exp(np.linspace(math.log(1e-2), math.log(1e4), 36)) if c is None else c
+        grid = np.exp(np.linspace(math.log(1e-2), math.log(1e4), 25)) if c is None else c
         moments = self.moments(grid).max(axis=0)
         value, best = self._solve(grid, moments, delta, conversion)
-        for _ in range(0 if fixed else 2):  # each round looks closer around the best order
-            if not math.isfinite(value):
-                break
-            low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-            finer = np.exp(np.linspace(math.log(low), math.log(high), 14))[1:-1]
-            grid = np.concatenate([grid, finer])
-            moments = np.concatenate([moments, self.moments(finer).max(axis=0)])
+        # Look beyond the ends while the best order is one of them, then closer and closer around it.
+        closer = 0
+        while c is None and math.isfinite(value) and closer < 4:
+            if best == len(grid) - 1 and grid[-1] < 1e8:
+                added = grid[-1] * np.array([3.0, 10.0, 30.0, 100.0])
+            elif best == 0 and grid[0] > 1e-8:
+                added = grid[0] / np.array([100.0, 30.0, 10.0, 3.0])
+            else:
+                low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+                added = np.exp(np.linspace(math.log(low), math.log(high), 8))[1:-1]
+                closer += 1
+            grid = np.concatenate([grid, added])
+            moments = np.concatenate([moments, self.moments(added).max(axis=0)])
             order = np.argsort(grid)
             grid, moments = grid[order], moments[order]
             value, best = self._solve(grid, moments, delta, conversion)

@@ -62,6 +62,20 @@ class PoissonSampled(Mechanism):
             return self._laplace(inner, adjacency, direction, group)
         return self._gaussian(inner, adjacency, direction, group)
 
+    def is_tight(self, adjacency: str, group: int = 1) -> bool:
+        lemma = isinstance(self.mechanism, PureDP | ApproxDP) and 0 < self.rate < 1
+        return self.mechanism.is_tight(adjacency, group) and not lemma
+
+    def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
+        inner = self.mechanism
+        if self.is_tight(adjacency, group):
+            return self.pair(adjacency, direction, group)
+        if group > 1 or not isinstance(inner, PureDP | ApproxDP):
+            return None
+        # sampled randomised response, which is one of the mechanisms the lemma is about
+        delta = inner.delta if isinstance(inner, ApproxDP) else 0.0
+        return _sampled_response(min(inner.epsilon, 600.0), delta, self.rate, direction)
+
     def _gaussian(self, inner: Mechanism, adjacency: str, direction: str, group: int) -> Loss | None:
         if isinstance(inner, GDP):
             sigma, far = (1 / inner.mu if inner.mu else math.inf), 1.0
@@ -216,9 +230,11 @@ class FixedSizeSampled(Mechanism):
 class Shuffled(Mechanism):
     """One pass over shuffled (or fixed) chunks, each record in exactly one: priced with no amplification.
 
-    Valid under replace-one and zero-out only: adding a record would move the boundaries of every chunk after it.
+    Valid under replace-one and zero-out only: adding a record would move the boundaries of every chunk after it. Exact
+    when the chunks are known to the attacker; an upper bound when their order is not.
     """
 
+    tight: ClassVar[bool] = False
     mechanism: Mechanism
     unit: str = dataclasses.field(default="", kw_only=True)
 
@@ -289,6 +305,18 @@ def _amplified(inner: Mechanism, rate: float) -> tuple[float, float]:
     if inner.epsilon > 700:
         return math.log(rate) + inner.epsilon, rate * delta
     return math.log1p(rate * math.expm1(inner.epsilon)), rate * delta
+
+
+def _sampled_response(epsilon: float, delta: float, rate: float, direction: str) -> Loss:
+    """(1-q)Q + qP against Q, or the reverse, for randomised response (P, Q) that fails with probability δ."""
+    yes, no = 1 / (1 + math.exp(-epsilon)), 1 / (1 + math.exp(epsilon))
+    high, low = math.log1p(rate * math.expm1(epsilon)), math.log1p(rate * math.expm1(-epsilon))
+    missing = math.log1p(-rate)
+    if direction == "remove":
+        values = [missing, low, high]
+        p = [(1 - rate) * delta, (1 - delta) * yes * math.exp(low), (1 - delta) * no * math.exp(high)]
+        return AtomsLoss(values, p, infinity=rate * delta, symmetric=False)
+    return AtomsLoss([-high, -low, -missing], [(1 - delta) * no, (1 - delta) * yes, delta], symmetric=False)
 
 
 def _binomial(group: int, rate: float) -> dict[float, float]:
