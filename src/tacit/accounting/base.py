@@ -118,6 +118,7 @@ class Mechanism:
 class Composed(Mechanism):
     """Mechanisms run one after the other on the same data, each as often as its count says.
 
+    >>> from tacit.accounting import Gaussian, Laplace, PoissonSampled
     >>> PoissonSampled(Gaussian(1.1), rate=0.01) * 100 + Laplace(10.0)
     PoissonSampled(Gaussian(1.1), rate=0.01) * 100 + Laplace(10)
     """
@@ -179,6 +180,7 @@ def _encode(value: Any) -> Any:
 def from_dict(description: dict[str, Any]) -> Mechanism:
     """Read a mechanism from what :meth:`Mechanism.to_dict` wrote.
 
+    >>> from tacit.accounting import Gaussian
     >>> from_dict((Gaussian(2.0) * 3).to_dict())
     Gaussian(2) * 3
     """
