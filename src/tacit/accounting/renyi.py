@@ -199,7 +199,7 @@ def _finite_part(loss: Loss) -> Loss:
         return loss
     if loss.infinity >= 1 or len(loss.values) == 0:
         return AtomsLoss([0.0], [1.0])
-    return AtomsLoss(loss.values, loss.p / (1 - loss.infinity), 0.0, loss.spacing())
+    return AtomsLoss(loss.values, loss.p / (1 - loss.infinity), 0.0, loss.spacing(), loss.symmetric)
 
 
 def _above_one(orders: NDArray[Any]) -> Array:
