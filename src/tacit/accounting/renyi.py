@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tacit.accounting.base import DIRECTIONS, Mechanism, check_adjacency
 from tacit.accounting.errors import AccountingError, AdjacencyError
-from tacit.accounting.losses import AtomsLoss, GaussianLoss, Loss
+from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss, Loss, SampledLaplaceLoss
 from tacit.accounting.mechanisms import DiscreteGaussian
 from tacit.accounting.pricing import renyi_moment
 
@@ -175,7 +175,33 @@ def log_moments(loss: Loss, c: Array) -> Array:
     """Upper bounds on log E_P[e^{cL}] for every c."""
     if isinstance(loss, GaussianLoss):
         return np.asarray(0.5 * loss.mu**2 * c * (c + 1) * (1 + 1e-14))
+    if isinstance(loss, SampledLaplaceLoss):
+        return _sampled_laplace_moments(loss, c)
     return np.array([renyi_moment(loss, float(x)) for x in c])
+
+
+def _sampled_laplace_moments(loss: SampledLaplaceLoss, c: Array, cells: int = 2048) -> Array:
+    """E_Q[g(u)] for Laplace noise under Q, u the ratio of the unsampled pair and g(u) = (1 - q + qu)^a convex in u.
+
+    On every cell of u a chord lies above g, and the masses of P and Q on the cell say what it integrates to.
+    """
+    exponents = c + 1 if loss.mixture_is_p else -c
+    plain = LaplaceLoss(loss.epsilon)
+    edges = np.linspace(-loss.epsilon, loss.epsilon, cells + 1)
+    shifted_mass, mass = (m[1:-1] for m in plain.cells(edges))
+    u = np.exp(edges)
+    height = np.log1p(loss.rate * np.expm1(edges))  # log(1 - q + qu)
+    atoms, atom_mass = plain.atoms()
+    atom_height = np.log1p(loss.rate * np.expm1(atoms))
+    atom_mass = atom_mass * np.exp(-atoms)  # under Q
+    part = np.clip((shifted_mass - mass * u[:-1]) / np.diff(u), 0.0, mass)  # how much weight the upper edge carries
+    result = np.empty(len(c))
+    for i, a in enumerate(exponents):
+        top = float((a * height).max())
+        g = np.exp(a * height - top)
+        between = float((mass - part) @ g[:-1] + part @ g[1:])
+        result[i] = top + math.log(between + float(atom_mass @ np.exp(a * atom_height - top)))
+    return result + 1e-12 * (1 + np.abs(result))
 
 
 def members_of(mechanism: Mechanism, adjacency: str, group: int) -> list[tuple[Mechanism, int]]:

@@ -32,8 +32,8 @@ class NotApplicable(AccountingError):
 class Price:
     """An ε at δ by one way of composing, with the terms it holds under.
 
-    ``lower`` is a proven lower bound on the true ε (0 where the way has none). ``approximation`` says that ``epsilon`` is
-    not a bound at all: the truth may be larger.
+    ``lower`` is a proven lower bound on the true ε (0 where the way has none). ``approximation`` says that ``epsilon``
+    is not a bound at all: the truth may be larger.
     """
 
     way: str
@@ -155,13 +155,13 @@ def basic(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", 
 def advanced(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> Price:
     """Advanced composition for steps that may differ (Kairouz, Oh & Viswanath 2015, theorem 3.5).
 
-    ε = Σ ε_i (e^{ε_i} - 1)/(e^{ε_i} + 1) + sqrt(2 ln(1/δ') Σ ε_i²). Half of what the stated δ leave is δ', the other half
-    is shared by the steps; where every step is pure DP all of it is δ'. A sampled Gaussian step is priced as one Gaussian
-    release and then by the amplification lemma. The plain sum is taken where it is smaller.
+    ε = Σ ε_i (e^{ε_i} - 1)/(e^{ε_i} + 1) + sqrt(2 ln(1/δ') Σ ε_i²). Half of what the stated δ leave is δ', the other
+    half is shared by the steps; where every step is pure DP all of it is δ'. A sampled Gaussian step is priced as one
+    Gaussian release and then by the amplification lemma. The plain sum is taken where it is smaller.
 
     >>> from tacit.accounting import PureDP
     >>> round(advanced(PureDP(0.1) * 100, 1e-5).epsilon, 6)
-    5.298034
+    5.29811
     """
     members = _asked(mechanism, delta, adjacency, group)
     steps = _Steps(members, delta, adjacency, group, share=0.5)
@@ -254,11 +254,7 @@ def moments(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove"
     >>> round(moments(PoissonSampled(Gaussian(4.0), 0.01) * 24644, 1e-5).epsilon, 3)
     2.0
     """
-    _asked(mechanism, delta, adjacency, group)
-    curve = _curve(mechanism, delta, adjacency, group)
-    value, order = curve.epsilon(delta, MOMENTS, "classic")
-    note = f"moment {order - 1:.0f} of 1 to 32" if math.isfinite(value) else ""
-    return Price("moments", value, delta, adjacency, mechanism.unit, group, note=note)
+    return _by_renyi("moments", mechanism, delta, adjacency, group)
 
 
 def rdp(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> Price:
@@ -268,18 +264,21 @@ def rdp(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", gr
     >>> round(rdp(PoissonSampled(Gaussian(8.0), 0.01) * 5370, 1e-5).epsilon, 4)
     0.344
     """
-    _asked(mechanism, delta, adjacency, group)
-    curve = _curve(mechanism, delta, adjacency, group)
-    value, order = curve.epsilon(delta)
-    note = f"order {order:.4g}" if curve.members and math.isfinite(value) else ""
-    return Price("rdp", value, delta, adjacency, mechanism.unit, group, note=note)
+    return _by_renyi("rdp", mechanism, delta, adjacency, group)
 
 
-def _curve(mechanism: Mechanism, delta: float, adjacency: str, group: int) -> RenyiCurve:
+def _by_renyi(way: str, mechanism: Mechanism, delta: float, adjacency: str, group: int) -> Price:
+    if not _asked(mechanism, delta, adjacency, group):
+        return Price(way, 0.0, delta, adjacency, mechanism.unit, group)
     curve = RenyiCurve(mechanism, adjacency=adjacency, group=group)
-    if curve.failure >= delta and curve.failure < 1:
-        raise NotApplicable(f"events of probability {curve.failure:.3g} have infinite loss, more than δ = {delta:g}")
-    return curve
+    value, order = curve.epsilon(delta, MOMENTS, "classic") if way == "moments" else curve.epsilon(delta)
+    if curve.failure >= delta:
+        note = f"events of probability {curve.failure:.3g} have infinite loss"
+    elif math.isinf(value):
+        note = ""
+    else:
+        note = f"moment {order - 1:.0f} of 1 to 32" if way == "moments" else f"order {order:.4g}"
+    return Price(way, value, delta, adjacency, mechanism.unit, group, note=note)
 
 
 # -- Gaussian DP ----
@@ -312,7 +311,7 @@ def gdp(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", gr
         limits += times
     mu = math.sqrt(square)
     value = certified_epsilon(GDP(mu), delta).upper if members else 0.0
-    note = f"μ = {mu:.4g}" + ("" if limits else ", exact here: every step is Gaussian")
+    note = f"μ = {mu:.4g}" + ("" if limits else ", no limit taken: every step is priced as Gaussian")
     return Price("gdp", value, delta, adjacency, mechanism.unit, group, approximation=True, note=note)
 
 
