@@ -73,16 +73,20 @@ def kill_at_random_points(address: str, points: int, seed: int) -> str:
     moments = random.Random(seed)
     ledger = Ledger(address)
     ledger.register("people", epsilon=1e6, delta=0.0)
-    granted: set[str] = set()
+    began = time.monotonic()
+    granted = {ledger.charge("people", acc.PureDP(0.01), delta=0.0).number for _ in range(5)}
+    usual = (time.monotonic() - began) / 5
     while_charging = 0
     for point in range(points):
         children = [fork_and_charge(address) for _ in range(2)]
         for child, reading in children:
-            time.sleep(moments.uniform(0.0, 0.1))
-            os.kill(child, signal.SIGKILL)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
             with open(reading) as pipe:
-                lines = pipe.read().split("\n")
+                # A few whole charges, so that a busy machine kills inside one as often, then a random time.
+                first = [pipe.readline() for _ in range(moments.randrange(4))]
+                time.sleep(moments.uniform(0.0, 2 * usual))
+                os.kill(child, signal.SIGKILL)
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+                lines = ("".join(first) + pipe.read()).split("\n")
             assert lines[-1] == ""  # no half-written acknowledgement
             while_charging += len(lines) > 1
             granted |= set(lines[:-1])
