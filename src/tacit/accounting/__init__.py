@@ -6,10 +6,13 @@
 True
 """
 
+from tacit.accounting import ways
 from tacit.accounting.base import ADJACENCIES, Composed, Mechanism, from_dict, nothing
 from tacit.accounting.bound import Bound
 from tacit.accounting.calibration import calibrate, calibrate_delta, calibrate_rate, calibrate_steps
+from tacit.accounting.curves import Profile, Tradeoff, gdp_equivalent, profile, renyi_curve, tradeoff
 from tacit.accounting.errors import AccountingError, AdjacencyError, UnitError
+from tacit.accounting.filters import BudgetExceeded, RenyiFilter, RenyiOdometer
 from tacit.accounting.mechanisms import (
     GDP,
     ZCDP,
@@ -21,6 +24,7 @@ from tacit.accounting.mechanisms import (
     PureDP,
     Votes,
 )
+from tacit.accounting.over_steps import StepCurve, epsilon_over_steps
 from tacit.accounting.pricing import delta, epsilon
 from tacit.accounting.renyi import renyi
 from tacit.accounting.sampling import (
@@ -30,6 +34,7 @@ from tacit.accounting.sampling import (
     Shuffled,
     TruncatedPoissonSampled,
 )
+from tacit.accounting.ways import Comparison, NotApplicable, Price, compare
 
 __all__ = [
     "ADJACENCIES",
@@ -40,6 +45,8 @@ __all__ = [
     "ApproxDP",
     "BallsInBins",
     "Bound",
+    "BudgetExceeded",
+    "Comparison",
     "Composed",
     "DiscreteGaussian",
     "ExponentialMechanism",
@@ -47,9 +54,16 @@ __all__ = [
     "Gaussian",
     "Laplace",
     "Mechanism",
+    "NotApplicable",
     "PoissonSampled",
+    "Price",
+    "Profile",
     "PureDP",
+    "RenyiFilter",
+    "RenyiOdometer",
     "Shuffled",
+    "StepCurve",
+    "Tradeoff",
     "TruncatedPoissonSampled",
     "UnitError",
     "Votes",
@@ -57,9 +71,16 @@ __all__ = [
     "calibrate_delta",
     "calibrate_rate",
     "calibrate_steps",
+    "compare",
     "delta",
     "epsilon",
+    "epsilon_over_steps",
     "from_dict",
+    "gdp_equivalent",
     "nothing",
+    "profile",
     "renyi",
+    "renyi_curve",
+    "tradeoff",
+    "ways",
 ]
