@@ -144,13 +144,13 @@ def _floor_of_profile(y: Array, low: Array, high: Array) -> tuple[Array, Array]:
     all_y = np.concatenate([[0.0], mirror_y, y])
     all_low = np.concatenate([[1.0], (1 - mirror_y + mirror_y * low[inner][::-1]), low])
     all_high = np.concatenate([[1.0], (1 - mirror_y + mirror_y * high[inner][::-1]), high])
-    # One more point far out, where δ is at least 0.
     n = len(all_y)
     corners: list[tuple[float, float]] = list(zip(all_y.tolist(), all_low.tolist(), strict=True))
     for i in range(n - 1):
         a, b = float(all_y[i]), float(all_y[i + 1])
-        # lower bounds on δ over [a, b]: the chord on the left, extended, and the chord on the right, extended
-        lines: list[tuple[float, float]] = [(float(all_low[i + 1]), 0.0)]  # δ never rises
+        # Lower bounds on δ over [a, b]: it never rises, it is at least 1 - y, and it lies above the chord on the left
+        # and the chord on the right, extended.
+        lines: list[tuple[float, float]] = [(float(all_low[i + 1]), 0.0), (1.0, -1.0)]
         if i > 0 and a > all_y[i - 1]:
             slope = (all_low[i] - all_high[i - 1]) / (a - all_y[i - 1])
             lines.append((float(all_low[i] - slope * a), float(slope)))
@@ -158,6 +158,7 @@ def _floor_of_profile(y: Array, low: Array, high: Array) -> tuple[Array, Array]:
             slope = (all_high[i + 2] - all_low[i + 1]) / (all_y[i + 2] - b)
             lines.append((float(all_low[i + 1] - slope * b), float(slope)))
         corners.extend(_upper_hull(lines, a, b))
+    # Beyond the grid δ lies above the last chord, extended, until that reaches 0.
     a = float(all_y[-1])
     if n > 1 and all_low[-1] > 0:
         slope = float((all_low[-1] - all_high[-2]) / (a - all_y[-2]))
