@@ -11,10 +11,18 @@ import importlib
 import typer
 
 #: The command files, in the order in which ``tacit --help`` shows them. Each has ``register(app)``.
-COMMAND_FILES = ("data",)
+COMMAND_FILES = ("accounting", "ledger", "data")
 
 EPILOG = """
 [bold]Examples[/bold]
+
+What does a training run cost, certified?
+
+    $ tacit epsilon --noise 1.1 --batch 256 --examples 60000 --epochs 15 --delta 1e-5
+
+How much noise meets a target?
+
+    $ tacit calibrate --epsilon 3 --batch 256 --examples 60000 --epochs 15 --delta 1e-5
 
 See which data sets are known, and which are on this machine:
 
