@@ -212,7 +212,7 @@ def gaussian_log_delta(mu: float, epsilon: float) -> float:
     >>> round(math.exp(gaussian_log_delta(1.0, 1.0)), 6)
     0.126937
     """
-    from scipy.special import log_ndtr
+    from tacit.accounting.special import log_ndtr
 
     first = float(log_ndtr(-epsilon / mu + mu / 2))
     second = epsilon + float(log_ndtr(-epsilon / mu - mu / 2))

@@ -106,7 +106,7 @@ class RenyiCurve:
 
         Without ``c`` the best order is searched for; any order is valid, so the search cannot make the result wrong.
         """
-        grid = np.exp(np.linspace(math.log(1e-2), math.log(1e4), 25)) if c is None else c
+        grid = np.exp(np.linspace(math.log(1e-2), math.log(1e3), 16)) if c is None else c
         moments = self.moments(grid).max(axis=0)
         value, best = self._solve(grid, moments, delta, conversion)
         # Look beyond the ends while the best order is one of them, then closer and closer around it.
@@ -118,7 +118,7 @@ class RenyiCurve:
                 added = grid[0] / np.array([100.0, 30.0, 10.0, 3.0])
             else:
                 low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-                added = np.exp(np.linspace(math.log(low), math.log(high), 8))[1:-1]
+                added = np.exp(np.linspace(math.log(low), math.log(high), 8))[1:-1]  # not the middle again
                 closer += 1
             grid = np.concatenate([grid, added])
             moments = np.concatenate([moments, self.moments(added).max(axis=0)])

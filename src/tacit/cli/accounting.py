@@ -270,8 +270,14 @@ def _price(step: acc.Mechanism, times: int, delta: float, adjacency: str, group:
 
     mechanism = step * times
     bound = acc.epsilon(mechanism, delta, adjacency=adjacency, group=group)
-    table = acc.compare(mechanism, delta, adjacency=adjacency, group=group)
-    return {"mechanism": mechanism, "bound": bound, "comparison": table, "sentence": sentence(bound), "steps": times}
+    return {"mechanism": mechanism, "bound": bound, "sentence": sentence(bound), "times": times}
+
+
+def _compare(told: dict[str, Any]) -> acc.Comparison:
+    from tacit import accounting as acc
+
+    bound = told["bound"]
+    return acc.compare(told["mechanism"], bound.given, adjacency=bound.adjacency, group=bound.group)
 
 
 def sentence(bound: acc.Bound) -> str:
@@ -297,9 +303,9 @@ def _tell(told: dict[str, Any], as_json: bool, plot: Path | None) -> None:
     if as_json:
         plain: dict[str, Any] = {
             "mechanism": told["mechanism"].to_dict(),
-            "times": told["steps"],
+            "times": told["times"],
             "epsilon": told["bound"].to_dict(),
-            "comparison": told["comparison"].to_dict(),
+            "comparison": _compare(told).to_dict(),
             "sentence": told["sentence"],
         }
         if found:
@@ -314,7 +320,7 @@ def _tell(told: dict[str, Any], as_json: bool, plot: Path | None) -> None:
         typer.echo(f"{found['parameter']} = {shown} meets ε = {found['target_epsilon']:g}")
     typer.echo(repr(told["bound"]))
     typer.echo(f"for {told['mechanism']!r}\n")
-    typer.echo(repr(told["comparison"]))
+    typer.echo(repr(_compare(told)))  # after the certified price, which is there first
     typer.echo(f"\n{told['sentence']}")
     if plot is not None:
         typer.echo(f"\n{plot}")
