@@ -1,4 +1,4 @@
-"""Which special functions does the accountant need? Five of scipy's, imported when one is first called.
+"""Which special functions does the accountant need? Four of scipy's, imported when one is first called.
 
 ``import scipy.special`` takes longer than everything else in this room together, and many prices never need it.
 """
@@ -24,13 +24,6 @@ def log_ndtr(x: Any) -> Any:
     from scipy import special
 
     return special.log_ndtr(x)
-
-
-def ndtri_exp(y: Any) -> Any:
-    """The x at which ``log_ndtr(x)`` is y."""
-    from scipy import special
-
-    return special.ndtri_exp(y)
 
 
 def bdtrc(k: Any, n: Any, p: Any) -> Any:
