@@ -57,6 +57,31 @@ def test_one_sampled_step_meets_its_closed_form(q: float, sigma: float, epsilon:
     assert bound.width <= 1e-6 * bound.upper + 1e-300
 
 
+@settings(max_examples=60, deadline=None)
+@given(each=st.floats(-5, 1).map(math.exp), times=st.integers(1, 300), delta=deltas)
+@example(each=0.3, times=8, delta=1e-7)
+@example(each=2.0, times=20, delta=1e-5)
+def test_pure_dp_meets_the_binomial_law(each: float, times: int, delta: float) -> None:
+    """Randomised response, summed term by term: the worst case of pure DP and the worst place for a tilted transform."""
+    bound = acc.epsilon(acc.PureDP(each) * times, delta)
+
+    def exact(epsilon: float) -> float:
+        yes = 1 / (1 + math.exp(-each))
+        total = 0.0
+        for k in range(times + 1):
+            loss = each * (2 * k - times)
+            if loss > epsilon:
+                log_p = math.lgamma(times + 1) - math.lgamma(k + 1) - math.lgamma(times - k + 1)
+                log_p += k * math.log(yes) + (times - k) * math.log1p(-yes)
+                total += math.exp(log_p) * -math.expm1(epsilon - loss)
+        return total
+
+    assert exact(bound.upper) <= delta * (1 + 1e-9)
+    if bound.lower > 0:
+        assert exact(bound.lower) >= delta * (1 - 1e-9)
+    assert bound.width <= 1e-4 * bound.upper + 1e-5
+
+
 TWO = [(0.01, 1.0, 0.2), (0.3, 0.7, 1.0), (0.001, 0.5, 0.5), (0.5, 3.0, 0.3), (1e-4, 0.3, 3.0), (0.9, 1.5, 2.0)]
 
 

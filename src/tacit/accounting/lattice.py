@@ -25,6 +25,8 @@ FIRST_SIZE, LAST_SIZE = 1 << 12, 1 << 20
 MAX_CELLS = 1 << 22
 #: The part of δ, over all steps, that may lie above the lattices.
 TAIL = 1e-8
+#: The tilt between neighbouring lattice points is at most e to this.
+STEEPEST = 30.0
 #: An atom within this share of a step from a lattice point is taken to lie on it; the shift is charged to ε.
 MISPLACED = 1e-9
 
@@ -235,15 +237,20 @@ class LatticeCurve:
     """δ(ε) of a composition from its dominating and dominated lattice laws."""
 
     def __init__(self, parts: Parts, at: Abscissa, log_delta: float, size: int, period: float) -> None:
-        self.start = at.epsilon
-        self.at = at
         self.step = _choose_step(parts, period / size)
         self.size = 1 << max(4, math.ceil(math.log2(period / self.step)))
         tail = math.exp(max(log_delta, -600.0)) * TAIL / max(1, sum(times for _, times in parts))
         pairs = [(laws(loss, self.step, tail), times) for loss, times in parts]
         self.misplaced = MISPLACED * self.step * sum(times for loss, times in parts if len(loss.atoms()[0]))
-        self.upper = _Composed([(pair[0], times) for pair, times in pairs], at.c, self.step, self.size, at.epsilon)
-        self.lower = _Composed([(pair[1], times) for pair, times in pairs], at.c, self.step, self.size, at.epsilon)
+        upper, lower = [(pair[0], times) for pair, times in pairs], [(pair[1], times) for pair, times in pairs]
+        c, centre = at.c, at.epsilon
+        if c * self.step > STEEPEST:
+            # a tilt that only the topmost lattice point would feel
+            c = STEEPEST / self.step
+            centre = sum(times * law.tilted(c)[2] for law, times in upper)
+        self.start = centre
+        self.upper = _Composed(upper, c, self.step, self.size, centre)
+        self.lower = _Composed(lower, c, self.step, self.size, centre)
 
     def interval(self, epsilon: float) -> tuple[float, float]:
         """A certified interval that contains δ(ε)."""
@@ -278,7 +285,7 @@ class _Composed:
             total, self.noise = self._compose(parts, size, kind)
             self.p = np.maximum(total[index % size].astype(float), 0.0)
             near = self.p[np.abs(self.values - centre) <= 1 / c + step]
-            if self.noise < 1e-9 * float(near.mean()) or np.finfo(np.longdouble).eps > 1e-18:
+            if self.noise < 1e-7 * float(near.mean()) or np.finfo(np.longdouble).eps > 1e-18:
                 break
         self.bottom, self.top = float(self.values[0]), float(self.values[-1])
         self._outside()
@@ -343,6 +350,8 @@ class _Composed:
         """(lower, upper) bounds on Σ P(l)(1 - e^{ε-l})_+ of this law, with what lies above the lattice in the upper."""
         c = self.c
         scale = self.log_m - c * epsilon
+        if epsilon < self.bottom or scale > 600 or (c + 1) * (self.origin - epsilon) > 500:
+            return 0.0, 1.0  # too far from where the law was tilted to: nothing is claimed
         one, two = self._sums(epsilon)
         total = max(one - two, 0.0)
         rounding = (2 * math.isqrt(len(self.values)) + 16 + 4 * (c + 1) * abs(epsilon - self.origin)) * ROUND * 4
@@ -356,6 +365,8 @@ class _Composed:
         return max(low, 0.0), max(high, 0.0)
 
     def log_delta(self, epsilon: float) -> tuple[float, float]:
+        if (self.c + 1) * (self.origin - epsilon) > 500:
+            return math.inf, -self.c
         one, two = self._sums(epsilon)
         if one - two <= 0:
             return -math.inf, -self.c

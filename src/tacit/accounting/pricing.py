@@ -154,19 +154,23 @@ class _Question:
                 if self.tight:
                     low = max(low, one_low)
             if not self.tight and lower:
-                low = max(low, self._direction_epsilon(lower, delta)[0])
+                low = max(low, self._direction_epsilon(lower, delta, enough=math.inf)[0])
             if all(loss.symmetric for loss, _ in (upper or []) + (lower or [])):
                 break
         return min(low, high), high
 
     def _direction_epsilon(self, parts: Parts, delta: float, enough: float = 0.0) -> tuple[float, float]:
-        """The interval of one direction; no effort is made for one whose ε is surely below ``enough``."""
+        """The interval of one direction; no further effort once ε is surely below ``enough``."""
         infinite, finite = _split(parts)
         rest = delta - infinite - 2 * self.extra
         if infinite >= delta * (1 + 1e-12):
             return math.inf, math.inf
         if not finite:
             return 0.0, 0.0
+        if rest <= 0 and not self.extra:
+            # δ is just the mass of infinite loss: all of the finite losses must be covered
+            low = self._direction_epsilon(parts, min(delta * (1 + 1e-9), 0.5 * (1 + delta)))[0]
+            return low, sum(loss.supremum * times for loss, times in finite)
         if rest <= 0:
             # The sampler's own failure takes all of δ: no upper bound, and the lower one of plain sampling.
             return 0.0, math.inf
@@ -179,7 +183,7 @@ class _Question:
         while curve is not None:
             one_low, one_high = _invert(curve, infinite, self.extra, delta)
             low, high = max(low, one_low), min(high, one_high)
-            wanted = self.tolerance if self.tolerance is not None else 0.5e-4 * low + 0.5e-5
+            wanted = self.tolerance if self.tolerance is not None else 0.95e-4 * low + 0.95e-5
             if high - low <= wanted or high <= enough:
                 break
             curve = candidates.send((high - low) / wanted)

@@ -315,8 +315,9 @@ def _sampled_response(epsilon: float, delta: float, rate: float, direction: str)
     if direction == "remove":
         values = [missing, low, high]
         p = [(1 - rate) * delta, (1 - delta) * yes * math.exp(low), (1 - delta) * no * math.exp(high)]
-        return AtomsLoss(values, p, infinity=rate * delta, symmetric=False)
-    return AtomsLoss([-high, -low, -missing], [(1 - delta) * no, (1 - delta) * yes, delta], symmetric=False)
+        return AtomsLoss(values, p, infinity=rate * delta, spacing=high - low, symmetric=False)
+    p = [(1 - delta) * no, (1 - delta) * yes, delta]
+    return AtomsLoss([-high, -low, -missing], p, spacing=high - low, symmetric=False)
 
 
 def _binomial(group: int, rate: float) -> dict[float, float]:
