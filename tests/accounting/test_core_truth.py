@@ -62,7 +62,7 @@ def test_one_sampled_step_meets_its_closed_form(q: float, sigma: float, epsilon:
 @example(each=0.3, times=8, delta=1e-7)
 @example(each=2.0, times=20, delta=1e-5)
 def test_pure_dp_meets_the_binomial_law(each: float, times: int, delta: float) -> None:
-    """Randomised response, summed term by term: the worst case of pure DP and the worst place for a tilted transform."""
+    """Randomised response, summed term by term: the worst case of pure DP."""
     bound = acc.epsilon(acc.PureDP(each) * times, delta)
 
     def exact(epsilon: float) -> float:
