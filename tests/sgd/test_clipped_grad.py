@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tacit import sgd
+from tacit.sgd.clip import engine_of
 
 CASES = {
     "cnn": zoo.cnn,
@@ -92,12 +93,25 @@ def test_a_masked_example_adds_nothing(case):
     assert (masked.norms[~mask] == 0).all()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2, 3, 9])
 def test_micro_batches_add_up(case, size):
     whole = sgd.clipped_grad(case.model, case.loss, case.batch, clip_norm=0.5)
     parts = sgd.clipped_grad(case.model, case.loss, case.batch, clip_norm=0.5, microbatch=size)
     assert difference(whole.sums, parts.sums) < 1e-12
     assert torch.allclose(whole.norms, parts.norms)
+
+
+def test_batches_of_all_sizes_share_one_plan_with_micro_batches():
+    """Poisson sampling draws another number of examples at each step."""
+    case = build(zoo.cnn, torch.float64)
+    for count in (5, 3, 1, 4, 2):
+        batch = {k: v[:count] for k, v in case.batch.items()}
+        wanted = sgd.clipped_grad(case.model, case.loss, batch, clip_norm=0.5, method="examples")
+        found = sgd.clipped_grad(case.model, case.loss, batch, clip_norm=0.5, microbatch=3)
+        assert difference(wanted.sums, found.sums) < 1e-12
+        assert torch.allclose(wanted.norms, found.norms)
+        assert found.norms.shape == found.losses.shape == (count,)
+    assert len(engine_of(case.model).plans) == 1
 
 
 @pytest.mark.parametrize("views", [2, 3])

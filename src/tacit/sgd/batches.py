@@ -44,6 +44,8 @@ def rows_of(batch: Any) -> int:
 
 def take(batch: Any, index: Any) -> Any:
     """Some rows of a batch."""
+    if isinstance(index, Tensor):
+        return pytree.tree_map_only(Tensor, lambda t: t[index.to(t.device)], batch)
     return pytree.tree_map_only(Tensor, lambda t: t[index], batch)
 
 

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from tacit.sgd.batches import leaves
+from tacit.sgd.batches import leaves, take
 from tacit.sgd.capture import tensors_in
 from tacit.sgd.engine import Engine, Gradients, Outputs, Pass, Plan
 from tacit.sgd.errors import BatchMixing, ClippingError, SelfCheckFailed, UncoveredUse
@@ -177,7 +176,7 @@ def _finite(engine: Engine, run: Pass) -> bool:
 def _rows(batch: Any, examples: Tensor, views: int) -> Any:
     """The batch made of these examples, each with all its views, wherever its tensors live."""
     rows = (examples.unsqueeze(1) * views + torch.arange(views)).flatten()
-    return pytree.tree_map_only(Tensor, lambda t: t[rows.to(t.device)], batch)
+    return take(batch, rows)
 
 
 _choice = torch.Generator()

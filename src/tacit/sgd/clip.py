@@ -244,27 +244,32 @@ def clipped_grad(
     names = list(engine.parameters)
     spec = Clipping.of(clipping, clip_norm, names, stabiliser)
     checks.no_known_obstacles(model)
-    size = max(1, examples if microbatch is None else min(microbatch, examples))
-    if method == "examples":
-        size = 1
+    if microbatch is not None and microbatch < 1:
+        raise ValueError(f"microbatch must be at least 1, not {microbatch}")
+    size = 1 if method == "examples" else microbatch or max(1, examples)
+    device = next(iter(engine.parameters.values())).device
     due = checks.due(engine, check)
-    parts = []
+    sums = {n: torch.zeros(p.shape, dtype=_wide(p), device=p.device) for n, p in engine.parameters.items()}
+    told: list[tuple[Tensor, Tensor, Tensor]] = []
     for start in range(0, examples, size):
-        piece = take(batch, slice(start * views, (start + size) * views)) if size < examples else batch
-        part_mask = (
-            None if mask is None else mask[start : start + size].to(next(iter(engine.parameters.values())).device)
-        )
-        parts.append(_one(engine, loss, piece, spec, part_mask, views, check, due, method))
-    if len(parts) == 1:
-        sums, norms, losses, scale = parts[0]
-    elif not parts:
-        first = next(iter(engine.parameters.values()))
-        sums = {n: torch.zeros(p.shape, dtype=_wide(p), device=p.device) for n, p in engine.parameters.items()}
-        norms = scale = torch.zeros((0, len(spec.groups)), dtype=_wide(first), device=first.device)
-        losses = norms[:, 0]
-    else:
-        sums = {name: torch.stack([p[0][name] for p in parts]).sum(0) for name in names}
-        norms, losses, scale = (torch.cat([p[k] for p in parts]) for k in (1, 2, 3))
+        real = min(size, examples - start)
+        piece, kept = batch, None if mask is None else mask[start : start + real].to(device)
+        if real < size:
+            # Filled up with copies of its last example, masked: every micro-batch has the same shape and the same plan.
+            rows = torch.arange(size * views).clamp(max=real * views - 1) + start * views
+            piece = take(batch, rows)
+            filled = torch.zeros(size, dtype=torch.bool, device=device)
+            filled[:real] = True if kept is None else kept.bool()
+            kept = filled
+        elif size < examples:
+            piece = take(batch, slice(start * views, (start + size) * views))
+        part, *rest = _one(engine, loss, piece, spec, kept, views, check, due, method)
+        sums = part if real == examples else {name: sums[name] + part[name] for name in names}
+        told.append(tuple(value[:real] for value in rest))
+    if not told:
+        none = torch.zeros((0, len(spec.groups)), device=device)
+        told.append((none, none[:, 0], none))
+    norms, losses, scale = (torch.cat(values) if len(told) > 1 else values[0] for values in zip(*told, strict=True))
     return ClippedGradients(sums, norms.squeeze(1) if len(spec.groups) == 1 else norms, spec, losses, scale)
 
 
