@@ -1,0 +1,298 @@
+"""How do records of any kind become batches of one shape?
+
+:class:`Records` gives rows by number, from tensors and arrays, from a map-style ``torch.utils.data.Dataset``, or from a
+table (Parquet, polars). :class:`Batch` is what a step takes: the units that were drawn, cut into physical batches
+that are padded to one static shape, with a mask that marks what is real.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+
+from tacit.ledger.fingerprint import fingerprint
+from tacit.noise.keys import Key
+from tacit.noise.sampling import uniform
+from tacit.sgd.batches import plain
+
+#: How many items of a map-style data set are read for its fingerprint: reading all of them may take hours.
+SAMPLED_ITEMS = 64
+
+
+def optional(package: str, purpose: str) -> Any:
+    """A package that tacit.sgd does not need to be imported, with an error that says what it is for."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        name = package.partition(".")[0]
+        raise ModuleNotFoundError(f"{purpose} needs {name}: pip install {name}", name=error.name) from error
+
+
+class Records:
+    """Rows by number. ``tree`` holds tensors with the records in the first dimension; else ``items`` gives one each."""
+
+    def __init__(self, tree: Any = None, items: Any = None) -> None:
+        self.tree, self.items = tree, items
+        if tree is not None:
+            sizes = {len(leaf) if leaf.dim() else -1 for leaf in _tensors(tree)}
+            if len(sizes) != 1 or -1 in sizes:
+                raise ValueError(
+                    f"the arrays of the data must have as many rows as each other, not {sorted(sizes)}"
+                    if sizes
+                    else "the data hold no array"
+                )
+            self.rows = int(sizes.pop())
+        else:
+            self.rows = len(items)
+        if self.rows == 0:
+            raise ValueError("the data are empty")
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def take(self, index: npt.NDArray[np.int64]) -> Any:
+        """The rows of these numbers, as a tree of tensors."""
+        if self.tree is not None:
+            where = torch.from_numpy(np.ascontiguousarray(index))
+            return pytree.tree_map_only(Tensor, lambda t: t[where.to(t.device)], self.tree)
+        found = [self.items[int(i)] for i in index]
+        batch = plain(default_collate(found))
+        return tuple(batch) if isinstance(batch, list) else batch
+
+    def check_finite(self) -> None:
+        """Refuse NaN and infinite inputs. The error tells something of the data: it is for the operator's eyes.
+
+        Items of a map-style data set are not read in advance; a record whose gradient is not finite then counts as
+        zero.
+        """
+        if self.tree is None:
+            return
+        for leaf in _tensors(self.tree):
+            if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+                raise ValueError(
+                    "the data contain NaN or infinite values: clean them first. (This message is about private "
+                    "data: it is for the operator and must not be published.)"
+                )
+
+    def fingerprint(self, secret: bytes) -> str:
+        """A keyed fingerprint of the data; of a map-style data set, of its length and some of its items."""
+        if self.tree is not None:
+            return fingerprint([_array(leaf) for leaf in _tensors(self.tree)], secret)
+        chosen = np.unique(np.linspace(0, self.rows - 1, SAMPLED_ITEMS).astype(np.int64))
+        read = [[_array(leaf) for leaf in _tensors(self.take(chosen[i : i + 1]))] for i in range(len(chosen))]
+        return fingerprint([self.rows, read], secret)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _array(tensor: Tensor) -> npt.NDArray[Any]:
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.int16)
+    return np.asarray(tensor.numpy())
+
+
+def records(data: Any, dtype: torch.dtype = torch.float32) -> Records:
+    """Rows by number from whatever the user has. Floating numpy arrays become tensors of the model's ``dtype``.
+
+    >>> len(records((np.zeros((5, 3)), np.zeros(5, dtype=int))))
+    5
+    """
+    if isinstance(data, Records):
+        return data
+    if isinstance(data, IterableDataset | Iterator):
+        raise TypeError("the data must be addressable by number: a stream cannot be sampled")
+    if isinstance(data, torch.utils.data.DataLoader):
+        raise TypeError(
+            "pass the data set itself (loader.dataset), not a DataLoader: its batches and their size would not be "
+            "those that are accounted for"
+        )
+    if isinstance(data, TensorDataset):
+        return Records(tree=tuple(data.tensors))
+    if isinstance(data, str | os.PathLike) or hasattr(data, "get_columns"):
+        raise TypeError("say which columns are features and which is the target: tacit.sgd.table(data, target=...)")
+    if isinstance(data, Dataset):
+        return Records(items=data)
+    if _is_tree(data):
+        return Records(tree=pytree.tree_map(lambda leaf: _tensor(leaf, dtype), _pairs(data)))
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return Records(items=data)
+    raise TypeError(
+        f"cannot read records from {type(data).__name__}: pass tensors, arrays, a map-style Dataset or a table"
+    )
+
+
+def _is_tree(data: Any) -> bool:
+    if isinstance(data, Tensor | np.ndarray):
+        return True
+    if isinstance(data, dict):
+        return bool(data) and all(_is_tree(v) for v in data.values())
+    # A tuple of arrays is columns; a list of arrays is that too, a list of tuples is a list of items.
+    return (
+        isinstance(data, tuple | list) and bool(data) and all(isinstance(v, Tensor | np.ndarray | dict) for v in data)
+    )
+
+
+def _pairs(data: Any) -> Any:
+    return tuple(data) if isinstance(data, list) else plain(data)
+
+
+def _tensor(leaf: Any, dtype: torch.dtype) -> Tensor:
+    if isinstance(leaf, Tensor):
+        return leaf.detach()
+    array = np.asarray(leaf)
+    if array.dtype.kind == "f":
+        return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
+    if array.dtype.kind in "iu":
+        return torch.from_numpy(array.astype(np.int64)) if array.dtype != np.uint8 else torch.from_numpy(array.copy())
+    if array.dtype.kind == "b":
+        return torch.from_numpy(array.copy())
+    raise TypeError(f"an array of {array.dtype} is no number: encode it first (tacit.schema)")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+    """Columns of a table: ``features`` as one float matrix, ``target`` as integers or floats, ids of the unit."""
+
+    records: Records
+    features: tuple[str, ...]
+    frame: Any
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A column as an array."""
+        if name not in self.frame.columns:
+            raise ValueError(f"the table has no column {name!r}; it has {', '.join(self.frame.columns)}")
+        return np.asarray(self.frame[name].to_numpy())
+
+
+def table(source: Any, *, target: str, features: Sequence[str] | None = None, exclude: Sequence[str] = ()) -> Table:
+    """Records from a Parquet file or a polars frame: ``(features, target)``.
+
+    ``features`` defaults to every column other than the target and ``exclude``. Missing values are refused.
+    """
+    polars = optional("polars", "reading a table")
+    frame = source if hasattr(source, "get_columns") else polars.read_parquet(os.fspath(source))
+    if target not in frame.columns:
+        raise ValueError(f"the table has no column {target!r}; it has {', '.join(frame.columns)}")
+    names = (
+        tuple(features) if features is not None else tuple(c for c in frame.columns if c != target and c not in exclude)
+    )
+    missing = [name for name in names if name not in frame.columns]
+    if missing:
+        raise ValueError(f"the table has no column {missing[0]!r}; it has {', '.join(frame.columns)}")
+    for name in (*names, target):
+        if not (frame[name].dtype.is_numeric() or frame[name].dtype == polars.Boolean):
+            raise ValueError(f"column {name!r} is no number: encode it first (tacit.schema), or leave it out")
+        if frame[name].null_count():
+            raise ValueError(f"column {name!r} has missing values: fill them first")
+    x = torch.from_numpy(np.stack([frame[n].cast(polars.Float64).to_numpy() for n in names], 1).astype(np.float32))
+    y = frame[target].cast(polars.Float64).to_numpy()
+    whole = frame[target].dtype.is_integer() or frame[target].dtype == polars.Boolean
+    labels = torch.from_numpy(y.astype(np.int64 if whole else np.float32))
+    return Table(Records(tree=(x, labels)), names, frame)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Units:
+    """The records of each unit: unit u has rows ``order[starts[u]:starts[u + 1]]``. None: a record is a unit."""
+
+    order: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @staticmethod
+    def of(ids: Any, rows: int) -> Units:
+        """Units from one id for each record."""
+        array = ids.cpu().numpy() if isinstance(ids, Tensor) else np.asarray(ids)
+        if array.ndim != 1 or len(array) != rows:
+            raise ValueError(f"unit must give one id for each of the {rows} records, not shape {array.shape}")
+        _, inverse = np.unique(array, return_inverse=True)
+        order = np.argsort(inverse, kind="stable").astype(np.int64)
+        counts = np.bincount(inverse)
+        return Units(order, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+
+    def choose(
+        self, chosen: npt.NDArray[np.int64], most: int, key: Key, step: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """``most`` rows for each chosen unit, and weights that make their mean the mean of its own records.
+
+        A unit with more records gives ``most`` of them, drawn at random; with fewer, the empty places repeat its first
+        record with weight 0.
+        """
+        words = uniform(key, step, len(self.order))
+        rows = np.zeros((len(chosen), most), dtype=np.int64)
+        weights = np.zeros((len(chosen), most), dtype=np.float32)
+        for i, unit in enumerate(chosen.tolist()):
+            own = self.order[self.starts[unit] : self.starts[unit + 1]]
+            if len(own) > most:
+                own = np.sort(own[np.argsort(words[own], kind="stable")[:most]])
+            rows[i] = own[0]
+            rows[i, : len(own)] = own
+            weights[i, : len(own)] = most / len(own)
+        return rows, weights
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Physical:
+    """One padded piece of a batch: tensors of one static shape, and which of its units are real."""
+
+    data: Any
+    mask: Tensor
+    weights: Tensor | None
+
+
+class Batch:
+    """The units drawn for one step. What is in it, its size included, is private.
+
+    Iterating gives :class:`Physical` pieces, all of the same shape.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        rows: npt.NDArray[np.int64],
+        weights: npt.NDArray[np.float32] | None,
+        source: Records,
+        device: torch.device,
+    ) -> None:
+        self.step, self.rows, self.weights = step, rows, weights
+        self._source, self._device = source, device
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def pieces(self, physical: int) -> Iterator[Physical]:
+        """The batch in pieces of ``physical`` units; an empty batch has none."""
+        for start in range(0, len(self.rows), physical):
+            rows = self.rows[start : start + physical]
+            short = physical - len(rows)
+            mask = torch.arange(physical) < len(rows)
+            # A real record fills the empty places, so that the model sees nothing unusual; its factor is zero.
+            padded = np.concatenate([rows, np.repeat(rows[:1], short, axis=0)]).reshape(-1)
+            data = pytree.tree_map_only(Tensor, self._move, self._source.take(padded))
+            weights = None
+            if self.weights is not None:
+                some = self.weights[start : start + physical]
+                filled = np.concatenate([some, np.repeat(some[:1], short, axis=0)]).reshape(-1)
+                weights = torch.from_numpy(filled).to(self._device)
+            yield Physical(data, mask.to(self._device), weights)
+
+    def _move(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+    def __repr__(self) -> str:
+        return f"<Batch of step {self.step}: private>"

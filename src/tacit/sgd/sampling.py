@@ -1,0 +1,311 @@
+"""Which records take part in each step, and what does that choice cost?
+
+A sampler does both: :meth:`Sampler.draw` says who takes part, from the secret key and the step alone, and
+:meth:`Sampler.describe` turns the noise of the steps into the mechanism that the accountant prices. One object, one
+pair of numbers (``size``, ``batch_size``): a run whose batches do not match its accounting cannot be written down.
+
+``size`` is a public constant. Where it is only an estimate (``size=`` given by the user), Poisson sampling stays
+right: its rate ``batch_size / size`` and its divisor ``batch_size`` do not depend on how many records there are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tacit import accounting as acc
+from tacit.noise.keys import Key
+from tacit.noise.sampling import bernoulli_mask, uniform
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """What every sampler has: a public number of units, the expected batch, and the cost of its choice."""
+
+    size: int
+    batch_size: int
+
+    name: ClassVar[str] = ""
+    #: the adjacency a guarantee is stated under unless the user says otherwise
+    adjacency: ClassVar[str] = "add-remove"
+    #: whether the number of units must be exactly ``size``, which is then public
+    exact: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("size", "batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+                raise ValueError(f"{name} is a positive whole number, not {value!r}")
+            object.__setattr__(self, name, int(value))
+        if self.batch_size > self.size:
+            raise ValueError(f"batch_size={self.batch_size} is more than the {self.size} units of data there are")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in which a unit is expected to take part about once."""
+        return math.ceil(self.size / self.batch_size)
+
+    @property
+    def divisor(self) -> float:
+        """What the noisy sum is divided by: the expected batch size, a public constant."""
+        return float(self.batch_size)
+
+    @property
+    def largest(self) -> int | None:
+        """The most units a batch can hold, where there is a limit."""
+        return None
+
+    def check(self, units: int) -> None:
+        """An error, for the operator, where these data cannot be sampled as described."""
+        if self.exact and units != self.size:
+            raise ValueError(
+                f"sampler {self.name!r} needs the true number of units, {units}, to be public; size={self.size} was "
+                "given. Use sampler='poisson', whose rate and divisor do not depend on it"
+            )
+
+    def draw(self, key: Key, step: int, units: int) -> Indices:
+        """The units of a step, in increasing order: a function of (key, step) alone."""
+        raise NotImplementedError
+
+    def describe(self, steps: Sequence[acc.Mechanism]) -> acc.Mechanism:
+        """The mechanism of a run whose step t would be ``steps[t]`` if everybody took part."""
+        raise NotImplementedError
+
+    @property
+    def words(self) -> str:
+        """How the card names it."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a card or a checkpoint."""
+        return {"name": self.name, **dataclasses.asdict(self)}
+
+
+class _EachStep(Sampler):
+    """Samplers that choose anew at every step."""
+
+    def sampled(self, step: acc.Mechanism) -> acc.Mechanism:
+        raise NotImplementedError
+
+    def describe(self, steps: Sequence[acc.Mechanism]) -> acc.Mechanism:
+        counts: dict[acc.Mechanism, int] = {}
+        for step in steps:
+            counts[step] = counts.get(step, 0) + 1
+        unit = steps[0].unit if steps else "record"
+        return acc.Composed(tuple((self.sampled(step), count) for step, count in counts.items()), unit=unit)
+
+
+class _EachPass(Sampler):
+    """Samplers in which every unit takes part exactly once in a pass over the data."""
+
+    def passed(self, step: acc.Mechanism) -> acc.Mechanism:
+        raise NotImplementedError
+
+    def describe(self, steps: Sequence[acc.Mechanism]) -> acc.Mechanism:
+        """One mechanism for each pass that was begun, at the least noise in it: it may have met any unit there."""
+        if not steps:
+            return acc.nothing()
+        counts: dict[acc.Mechanism, int] = {}
+        for start in range(0, len(steps), self.steps_per_epoch):
+            weakest = min(steps[start : start + self.steps_per_epoch], key=_noise)
+            counts[weakest] = counts.get(weakest, 0) + 1
+        return acc.Composed(tuple((self.passed(step), count) for step, count in counts.items()), unit=steps[0].unit)
+
+
+def _noise(step: acc.Mechanism) -> float:
+    return float(step.noise_multiplier if isinstance(step, acc.Gaussian) else step.scale)  # type: ignore[attr-defined]
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisson(_EachStep):
+    """Every unit takes part in every step by itself, with probability ``batch_size / size``.
+
+    Guarantee: add/remove-one, replace-one or zero-out of one unit, as :class:`tacit.accounting.PoissonSampled` prices
+    it. The true probability is never above the stated rate (docs/noise.md).
+
+    >>> Poisson(size=60_000, batch_size=600).rate
+    0.01
+    """
+
+    name: ClassVar[str] = "poisson"
+    exact: ClassVar[bool] = False
+
+    @property
+    def rate(self) -> float:
+        """The probability with which a unit takes part in a step."""
+        return self.batch_size / self.size
+
+    def draw(self, key: Key, step: int, units: int) -> Indices:
+        return np.flatnonzero(bernoulli_mask(key, step, units, self.rate)).astype(np.int64)
+
+    def sampled(self, step: acc.Mechanism) -> acc.Mechanism:
+        return acc.PoissonSampled(step, self.rate)
+
+    @property
+    def words(self) -> str:
+        return f"Poisson sampling at rate {self.rate:.6g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedPoisson(Poisson):
+    """Poisson sampling whose batches are cut at ``max_batch``: overflowing units are left out at random.
+
+    Guarantee: that of Poisson sampling with the probability of an overflow added to δ
+    (:class:`tacit.accounting.TruncatedPoissonSampled`). ``size`` must be at least the number of units.
+    """
+
+    max_batch: int = 0
+    name: ClassVar[str] = "truncated"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Eight standard deviations: the overflow then adds nothing that shows to δ.
+        usual = math.ceil(self.batch_size + 8 * math.sqrt(self.batch_size) + 16)
+        object.__setattr__(self, "max_batch", int(self.max_batch) or min(usual, self.size))
+        if self.max_batch < 1:
+            raise ValueError(f"max_batch is a positive whole number, not {self.max_batch!r}")
+
+    @property
+    def largest(self) -> int | None:
+        return self.max_batch
+
+    def check(self, units: int) -> None:
+        if units > self.size:
+            raise ValueError(
+                f"size={self.size} is less than the {units} units there are: batches would overflow more often than "
+                "is accounted for"
+            )
+
+    def draw(self, key: Key, step: int, units: int) -> Indices:
+        chosen = super().draw(key, step, units)
+        if len(chosen) <= self.max_batch:
+            return chosen
+        order = np.argsort(uniform(key.derive("truncation"), step, units)[chosen], kind="stable")
+        return np.sort(chosen[order[: self.max_batch]])
+
+    def sampled(self, step: acc.Mechanism) -> acc.Mechanism:
+        return acc.TruncatedPoissonSampled(step, self.rate, self.size, self.max_batch)
+
+    @property
+    def words(self) -> str:
+        return f"Poisson sampling at rate {self.rate:.6g}, batches cut at {self.max_batch}"
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedSize(_EachStep):
+    """Exactly ``batch_size`` units at every step, drawn without replacement.
+
+    Guarantee: :class:`tacit.accounting.FixedSizeSampled`. The number of units is public.
+    """
+
+    name: ClassVar[str] = "fixed"
+
+    def draw(self, key: Key, step: int, units: int) -> Indices:
+        words = uniform(key, step, units)
+        if self.batch_size == units:
+            return np.arange(units, dtype=np.int64)
+        return np.sort(np.argpartition(words, self.batch_size - 1)[: self.batch_size]).astype(np.int64)
+
+    def sampled(self, step: acc.Mechanism) -> acc.Mechanism:
+        return acc.FixedSizeSampled(step, self.batch_size, self.size)
+
+    @property
+    def words(self) -> str:
+        return f"{self.batch_size} of {self.size} drawn without replacement at each step"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks(_EachPass):
+    """The data in the order they have, cut into batches: priced with no amplification.
+
+    Guarantee: zero-out or replace-one (:class:`tacit.accounting.Shuffled`); every unit is met once in a pass, and the
+    price is that of an attacker who knows in which batch.
+    """
+
+    name: ClassVar[str] = "chunks"
+    adjacency: ClassVar[str] = "zero-out"
+
+    def draw(self, key: Key, step: int, units: int) -> Indices:
+        place = step % self.steps_per_epoch
+        return np.sort(
+            self._order(key, step // self.steps_per_epoch, units)[place * self.batch_size :][: self.batch_size]
+        )
+
+    def _order(self, key: Key, epoch: int, units: int) -> Indices:
+        return np.arange(units, dtype=np.int64)
+
+    def passed(self, step: acc.Mechanism) -> acc.Mechanism:
+        return acc.Shuffled(step)
+
+    @property
+    def words(self) -> str:
+        return "fixed chunks, no amplification"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shuffle(Chunks):
+    """Shuffled anew before each pass and cut into batches, as plain data loaders do: priced with no amplification."""
+
+    name: ClassVar[str] = "shuffle"
+
+    def _order(self, key: Key, epoch: int, units: int) -> Indices:
+        return np.argsort(uniform(key, epoch, units), kind="stable").astype(np.int64)
+
+    @property
+    def words(self) -> str:
+        return "shuffled passes, no amplification"
+
+
+@dataclasses.dataclass(frozen=True)
+class BallsInBins(_EachPass):
+    """In each pass every unit falls into one of the pass's batches at random (Chua et al. 2024).
+
+    Guarantee: :class:`tacit.accounting.BallsInBins`, an upper bound without amplification.
+    """
+
+    name: ClassVar[str] = "balls-in-bins"
+    exact: ClassVar[bool] = False
+
+    def draw(self, key: Key, step: int, units: int) -> Indices:
+        bins = self.steps_per_epoch
+        # The remainder of a 64-bit word prefers no bin by more than bins / 2^64.
+        where = uniform(key, step // bins, units) % np.uint64(bins)
+        return np.flatnonzero(where == step % bins).astype(np.int64)
+
+    @property
+    def divisor(self) -> float:
+        return self.size / self.steps_per_epoch
+
+    def passed(self, step: acc.Mechanism) -> acc.Mechanism:
+        return acc.BallsInBins(step, self.steps_per_epoch)  # type: ignore[arg-type]
+
+    @property
+    def words(self) -> str:
+        return f"balls in {self.steps_per_epoch} bins a pass"
+
+
+SAMPLERS: dict[str, type[Sampler]] = {
+    kind.name: kind for kind in (Poisson, TruncatedPoisson, FixedSize, Chunks, Shuffle, BallsInBins)
+}
+
+
+def make_sampler(name: str, size: int, batch_size: int, max_batch: int | None = None) -> Sampler:
+    """The sampler of this name.
+
+    >>> make_sampler("fixed", 1000, 10)
+    FixedSize(size=1000, batch_size=10)
+    """
+    if name not in SAMPLERS:
+        raise ValueError(f"there is no sampler {name!r}; choose one of {', '.join(SAMPLERS)}")
+    if name == "truncated":
+        return TruncatedPoisson(size, batch_size, max_batch or 0)
+    if max_batch is not None:
+        raise ValueError(f"max_batch belongs to sampler='truncated', not to {name!r}")
+    return SAMPLERS[name](size, batch_size)

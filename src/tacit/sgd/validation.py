@@ -1,0 +1,133 @@
+"""Is this a run that can start? Every question that can be answered before the first step, with a clear error.
+
+Some errors depend on the data (NaN, labels out of range, empty data). They are for the operator, who has the data
+anyway; an error text is not covered by the guarantee and must not be published.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit.ledger import Ledger
+from tacit.sgd.batches import take
+from tacit.sgd.clip import trainable
+from tacit.sgd.data import Records
+from tacit.sgd.plan import Plan, PrivacyWarning
+from tacit.sgd.sampling import Sampler
+
+ONLY_OPERATOR = "(This message is about private data: it is for the operator and must not be published.)"
+
+
+def check_target(epsilon: float | None, noise_multiplier: Any, delta: float | None, kind: str) -> float:
+    """Exactly one of ε and noise, both in range; returns δ."""
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ValueError("give epsilon= or noise_multiplier=, one of the two: each decides the other")
+    if epsilon is not None and not (isinstance(epsilon, int | float) and 0 < epsilon < math.inf):
+        raise ValueError(f"epsilon must be positive and finite, not {epsilon!r}")
+    if isinstance(noise_multiplier, int | float) and not 0 <= noise_multiplier < math.inf:
+        raise ValueError(f"noise_multiplier must be finite and not negative, not {noise_multiplier!r}")
+    if delta is None:
+        if kind == "laplace":
+            return 0.0
+        raise ValueError("give delta=, the probability the guarantee leaves open: well below 1 / number of records")
+    if not (isinstance(delta, int | float) and 0 < delta < 1):
+        raise ValueError(f"delta must lie strictly between 0 and 1, not {delta!r}")
+    return float(delta)
+
+
+def check_length(steps: int | None, epochs: int | None, sampler: Sampler) -> int:
+    """The number of steps."""
+    if (steps is None) == (epochs is None):
+        raise ValueError("give epochs= or steps=, one of the two")
+    for name, value in (("steps", steps), ("epochs", epochs)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} is a positive whole number, not {value!r}")
+    return steps if steps is not None else sampler.steps_per_epoch * int(epochs)  # type: ignore[arg-type]
+
+
+def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The trainable parameters, which must be those that the optimizer updates."""
+    parameters = trainable(model)
+    if not parameters:
+        raise ValueError("the model has no trainable parameters")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS evaluates the loss as often as it likes; each evaluation would be another release")
+    known = {id(p) for p in parameters.values()}
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.requires_grad and id(p) not in known:
+                raise ValueError("the optimizer holds a parameter that is not the model's: it would get no noise")
+    left = [name for name, p in parameters.items() if id(p) not in held]
+    if left:
+        raise ValueError(
+            f"parameter {left[0]!r} is trainable but not in the optimizer: its gradient would be clipped and noised "
+            "for nothing; freeze it with requires_grad_(False) or give it to the optimizer"
+        )
+    return parameters
+
+
+def check_labels(model: nn.Module, loss: Any, records: Records, device: torch.device) -> None:
+    """Class numbers outside the model's outputs, where loss and data show what the classes are."""
+    if not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or not isinstance(records.tree, tuple):
+        return
+    if len(records.tree) != 2 or not isinstance(records.tree[1], Tensor) or not isinstance(records.tree[0], Tensor):
+        return
+    targets = records.tree[1]
+    if targets.is_floating_point():
+        return
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            classes = model(take(records.tree[0], slice(0, 1)).to(device)).shape[1]
+    finally:
+        model.train(training)
+    wrong = (targets != loss.ignore_index) & ((targets < 0) | (targets >= classes))
+    if bool(wrong.any()):
+        raise ValueError(f"labels must lie between 0 and {classes - 1}, the outputs of the model. {ONLY_OPERATOR}")
+
+
+def check_ledger(ledger: Ledger | None, dataset: str | None, adjacency: str | None, unit: str) -> str | None:
+    """The adjacency of the ledger's terms, where there is one; it must be the one asked for."""
+    if (ledger is None) != (dataset is None):
+        raise ValueError("give ledger= and dataset= together: the ledger, and the name the data are registered under")
+    if ledger is None or dataset is None:
+        return adjacency
+    terms = ledger.dataset(dataset)
+    if adjacency is not None and adjacency != terms.adjacency:
+        raise ValueError(f"{dataset!r} is registered for {terms.adjacency}, not {adjacency}")
+    if unit != terms.unit:
+        raise ValueError(
+            f"{dataset!r} is registered for one {terms.unit}, and this run protects one {unit}: pass unit= with the "
+            f"ids of each {terms.unit}, or unit_name={terms.unit!r} if every record is another {terms.unit}"
+        )
+    return terms.adjacency
+
+
+def warn_about(plan: Plan, units: int, level: int) -> None:
+    """Say aloud what weakens the guarantee."""
+    if min(plan.noise) == 0:
+        warnings.warn(
+            "noise_multiplier is 0: ε=inf, this run has NO privacy guarantee at all", PrivacyWarning, stacklevel=level
+        )
+    if plan.delta >= 1 / plan.sampler.size:
+        warnings.warn(
+            f"δ={plan.delta:g} is not below 1 / {plan.sampler.size}: releasing one {plan.unit} at random in full "
+            "would be allowed by it. Choose δ well below",
+            PrivacyWarning,
+            stacklevel=level,
+        )
+    if plan.sampler.name in ("shuffle", "chunks"):
+        warnings.warn(
+            f"sampler={plan.sampler.name!r} is priced with no amplification: whoever knows where a record lies in a "
+            "pass gains from it, and no theorem in use here bounds how much less the others learn. "
+            "sampler='poisson' gives a far smaller ε for the same noise",
+            PrivacyWarning,
+            stacklevel=level,
+        )

@@ -1,0 +1,141 @@
+"""Every sampler draws what it says it draws, and says what that costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tacit import accounting as acc
+from tacit.noise.keys import Key
+from tacit.sgd.sampling import SAMPLERS, Poisson, TruncatedPoisson, make_sampler
+
+UNITS, BATCH, STEPS = 60, 12, 4000
+
+
+def draws(name, steps=STEPS, **more):
+    sampler = make_sampler(name, UNITS, BATCH, **more)
+    key = Key(bytes([3]) * 32)
+    taken = np.zeros((steps, UNITS), dtype=bool)
+    for step in range(steps):
+        chosen = sampler.draw(key, step, UNITS)
+        assert np.all(np.diff(chosen) > 0)
+        taken[step, chosen] = True
+    return sampler, taken
+
+
+@pytest.fixture(scope="module")
+def taken():
+    return {name: draws(name)[1] for name in SAMPLERS}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_unit_takes_part_as_often_as_the_rate_says(name, taken):
+    counts = taken[name].sum(0)
+    rate = BATCH / UNITS
+    if name in ("chunks", "shuffle", "balls-in-bins"):
+        # once in every pass, exactly
+        passes = taken[name].reshape(-1, UNITS // BATCH, UNITS).sum(1)
+        assert (passes == 1).all()
+    else:
+        deviation = (counts - STEPS * rate) / np.sqrt(STEPS * rate * (1 - rate))
+        assert np.abs(deviation).max() < 4.5
+        # and the deviations themselves are neither too large nor too small to be chance
+        assert stats.kstest(deviation, "norm").pvalue > 1e-4
+
+
+def test_poisson_batch_sizes_follow_the_binomial_law(taken):
+    sizes = taken["poisson"].sum(1)
+    edges = [0, 8, 10, 12, 14, 16, UNITS + 1]
+    found = np.histogram(sizes, bins=edges)[0]
+    law = stats.binom(UNITS, BATCH / UNITS)
+    expected = STEPS * np.diff(law.cdf(np.array(edges) - 1))
+    assert stats.chisquare(found, expected * found.sum() / expected.sum()).pvalue > 1e-4
+
+
+def test_balls_in_bins_batch_sizes_follow_the_binomial_law(taken):
+    sizes = taken["balls-in-bins"].reshape(-1, 5, UNITS)[:, 0].sum(1)
+    law = stats.binom(UNITS, 1 / 5)
+    assert abs(sizes.mean() - law.mean()) < 5 * law.std() / np.sqrt(len(sizes))
+    assert 0.8 < sizes.var() / law.var() < 1.25
+
+
+def test_fixed_size_and_chunks_have_the_size_they_say(taken):
+    for name in ("fixed", "shuffle", "chunks"):
+        assert (taken[name].sum(1) == BATCH).all()
+
+
+def test_truncated_batches_are_poisson_batches_cut_at_random():
+    _, whole = draws("poisson", 1500)
+    _, cut = draws("truncated", 1500, max_batch=BATCH)
+    assert (cut <= whole).all()
+    assert (cut.sum(1) == np.minimum(whole.sum(1), BATCH)).all()
+    lost = (whole & ~cut).sum(0)
+    assert stats.chisquare(lost).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("name", ["poisson", "truncated", "fixed", "balls-in-bins", "shuffle"])
+def test_two_units_are_drawn_independently(name, taken):
+    """Pairs within a step, and a unit in two steps in a row; a fixed size leaves a known negative correlation."""
+    table = taken[name].astype(float)
+    within = np.corrcoef(table.T)[np.triu_indices(UNITS, 1)]
+    expected = {"fixed": -1 / (UNITS - 1), "shuffle": -1 / (UNITS - 1)}.get(name, 0.0)
+    assert np.abs(within - expected).max() < 5.5 / np.sqrt(STEPS)
+    assert abs(within.mean() - expected) < 5 / np.sqrt(STEPS * len(within))
+    if name in ("poisson", "truncated", "fixed"):
+        across = [np.corrcoef(table[:-1, i], table[1:, i])[0, 1] for i in range(UNITS)]
+        assert np.abs(across).max() < 4.5 / np.sqrt(STEPS)
+
+
+def test_shuffling_differs_from_pass_to_pass_and_chunks_do_not(taken):
+    passes = taken["shuffle"].reshape(-1, 5, UNITS)
+    assert not (passes[0] == passes[1]).all()
+    where = passes.argmax(1)
+    assert stats.chisquare(np.bincount(where[:, 0], minlength=5)).pvalue > 1e-4
+    fixed = taken["chunks"].reshape(-1, 5, UNITS)
+    assert (fixed == fixed[0]).all()
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_batch_depends_on_key_and_step_alone(name):
+    sampler = make_sampler(name, UNITS, BATCH)
+    one = [sampler.draw(Key(bytes([3]) * 32), step, UNITS) for step in (4, 2, 3)]
+    two = [sampler.draw(Key(bytes([3]) * 32), step, UNITS) for step in (4, 2, 3)]
+    assert all((a == b).all() for a, b in zip(one, two, strict=True))
+    if name != "chunks":
+        assert any(
+            len(a) != len(b) or (a != b).any()
+            for a, b in ((x, sampler.draw(Key(bytes([4]) * 32), s, UNITS)) for x, s in zip(one, (4, 2, 3), strict=True))
+        )
+
+
+def test_each_sampler_states_its_own_mechanism():
+    noise = [acc.Gaussian(1.5)] * 10
+    stated = {name: make_sampler(name, 60, 12).describe(noise) for name in SAMPLERS}
+    assert stated["poisson"] == acc.PoissonSampled(acc.Gaussian(1.5), 0.2) * 10
+    assert stated["fixed"] == acc.FixedSizeSampled(acc.Gaussian(1.5), 12, 60) * 10
+    assert stated["shuffle"] == stated["chunks"] == acc.Shuffled(acc.Gaussian(1.5)) * 2
+    assert stated["balls-in-bins"] == acc.BallsInBins(acc.Gaussian(1.5), 5) * 2
+    cut = TruncatedPoisson(60, 12, 20).describe(noise)
+    assert cut == acc.TruncatedPoissonSampled(acc.Gaussian(1.5), 0.2, 60, 20) * 10
+
+
+def test_a_pass_that_was_begun_is_priced_as_a_whole_at_its_least_noise():
+    sampler = make_sampler("shuffle", 60, 12)
+    steps = [acc.Gaussian(z) for z in (2.0, 1.0, 3.0, 2.0, 2.0, 4.0)]
+    assert sampler.describe(steps) == acc.Shuffled(acc.Gaussian(1.0)) + acc.Shuffled(acc.Gaussian(4.0))
+
+
+def test_a_batch_larger_than_the_data_is_refused():
+    with pytest.raises(ValueError, match="more than the 10 units"):
+        Poisson(10, 11)
+    with pytest.raises(ValueError, match="there is no sampler 'posson'"):
+        make_sampler("posson", 10, 2)
+
+
+def test_samplers_that_need_the_true_size_say_so():
+    with pytest.raises(ValueError, match="needs the true number"):
+        make_sampler("fixed", 100, 10).check(90)
+    with pytest.raises(ValueError, match="overflow"):
+        make_sampler("truncated", 100, 10).check(110)
+    make_sampler("poisson", 100, 10).check(90)
