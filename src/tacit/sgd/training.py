@@ -72,7 +72,7 @@ class Training:
     >>> for batch in training:
     ...     training.step(batch)
     >>> training.privacy
-    ε in [2.9999..., 3...] at δ=1e-05, add/remove one record, 10 steps (as planned), Poisson sampling at rate 0.2, ...
+    ε in [2.99..., 2.99...] at δ=1e-05, add/remove one record, 10 steps (as planned), Poisson sampling at rate 0.2, ...
     """
 
     def __init__(

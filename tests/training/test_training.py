@@ -1,0 +1,569 @@
+"""A run does what its plan says, and the number it states is the accountant's for that plan."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tacit import accounting as acc
+from tacit.ledger import BudgetExceeded, Ledger
+from tacit.noise.tensor import normal
+from tacit.sgd import AdaptiveClipping, PrivacyWarning, Training, clipped_grad
+from tacit.sgd.sampling import SAMPLERS
+from tests.training.common import CLASSES, FEATURES, LOSS, ROWS, data, finish, key, network, run, same, weights
+
+RATE = 20 / ROWS
+
+
+def quiet(**settings):
+    """A run whose warning is expected."""
+    with pytest.warns(PrivacyWarning):
+        return run(**settings)
+
+
+def start(name, **settings):
+    return quiet(sampler=name, **settings) if name in ("shuffle", "chunks") else run(sampler=name, **settings)
+
+
+# -- the price -----------------------------------------------------------------------------------------------------
+
+INDEPENDENT = {
+    "poisson": lambda z, t: acc.PoissonSampled(acc.Gaussian(z), RATE) * t,
+    "truncated": lambda z, t: acc.TruncatedPoissonSampled(acc.Gaussian(z), RATE, ROWS, 40) * t,
+    "fixed": lambda z, t: acc.FixedSizeSampled(acc.Gaussian(z), 20, ROWS) * t,
+    "shuffle": lambda z, t: acc.Shuffled(acc.Gaussian(z)) * math.ceil(t / 6),
+    "chunks": lambda z, t: acc.Shuffled(acc.Gaussian(z)) * math.ceil(t / 6),
+    "balls-in-bins": lambda z, t: acc.BallsInBins(acc.Gaussian(z), 6) * math.ceil(t / 6),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_epsilon_is_the_accountants_for_every_sampler(name):
+    training = start(name, steps=15, noise_multiplier=1.7, **({"max_batch": 40} if name == "truncated" else {}))
+    finish(training)
+    adjacency = "zero-out" if name in ("shuffle", "chunks") else "add-remove"
+    expected = acc.epsilon(INDEPENDENT[name](1.7, 15), 1e-5, adjacency=adjacency)
+    assert training.privacy.upper == pytest.approx(expected.upper, rel=1e-6)
+    assert training.privacy.lower <= training.privacy.upper
+    assert training.privacy.adjacency == adjacency
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_calibrated_noise_meets_the_target_from_below(name):
+    training = start(name, steps=12, epsilon=2.0)
+    assert 2.0 - 1e-4 < training.privacy.upper <= 2.0
+
+
+def test_epsilon_is_the_accountants_for_a_noise_schedule():
+    training = run(steps=5, noise_multiplier=2.0, noise_schedule=[1.0, 1.0, 1.5, 1.5, 2.0])
+    parts = [acc.PoissonSampled(acc.Gaussian(z), RATE) for z in (2.0, 2.0, 3.0, 3.0, 4.0)]
+    expected = acc.epsilon(sum(parts[1:], start=parts[0]), 1e-5)
+    assert training.privacy.upper == pytest.approx(expected.upper, rel=1e-6)
+    shaped = run(steps=5, epsilon=1.0, noise_schedule=lambda step: 1 + step)
+    assert shaped.privacy.upper <= 1.0
+    assert shaped.plan.noise[4] == pytest.approx(5 * shaped.plan.noise[0])
+
+
+def test_a_clip_schedule_changes_the_noise_and_not_the_price():
+    training = run(steps=3, clip_norm=[1.0, 0.5, 0.25])
+    assert training.privacy.upper == run(steps=3).privacy.upper
+    finish(training)
+
+
+def test_replace_one_is_priced_as_such():
+    training = run(adjacency="replace-one", steps=4)
+    expected = acc.epsilon(acc.PoissonSampled(acc.Gaussian(1.0), RATE) * 4, 1e-5, adjacency="replace-one")
+    assert training.privacy.upper == pytest.approx(expected.upper, rel=1e-6)
+    assert "replace one record" in repr(training.privacy)
+
+
+def test_a_public_size_sets_rate_and_divisor():
+    training = run(size=200)
+    assert training.plan.sampler.rate == 0.1
+    assert training.plan.sampler.divisor == 20
+    assert "size given in advance" in repr(training.privacy)
+    assert "treated as public" in repr(run().privacy)
+
+
+def test_the_generators_tail_is_part_of_delta():
+    training = run(epsilon=2.0)
+    parts = dict(training.plan.mechanism.parts())
+    tail = [p for p in parts if isinstance(p, acc.ApproxDP)]
+    assert len(tail) == 1
+    assert 0 < tail[0].delta < 1e-15
+
+
+def test_the_statement_names_everything_a_reader_needs():
+    training = run(epsilon=2.0, steps=8)
+    text = repr(training.privacy)
+    for part in ("ε in [", "δ=1e-05", "add/remove one record", "0 of 8 steps", "Poisson sampling at rate 0.1666"):
+        assert part in text
+    finish(training)
+    assert ", 8 steps (as planned)" in repr(training.privacy)
+
+
+# -- the step ------------------------------------------------------------------------------------------------------
+
+
+def by_hand(training: Training, model: nn.Module, step: int) -> dict[str, torch.Tensor]:
+    """The gradient of a step, written again from its definition."""
+    x, y = data()
+    secret = key()
+    chosen = training.plan.sampler.draw(secret.derive("sampler"), step, ROWS)
+    sums = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    for i in chosen.tolist():
+        model.zero_grad()
+        LOSS(model(x[i : i + 1]), y[i : i + 1]).sum().backward()
+        norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
+        for n, p in model.named_parameters():
+            sums[n] += p.grad * min(1.0, 0.3 / norm)
+    model.zero_grad(set_to_none=True)
+    return {n: (s + 1.5 * 0.3 * normal(secret.derive("noise"), step, n, tuple(s.shape))) / 20 for n, s in sums.items()}
+
+
+def test_a_step_is_the_clipped_sum_plus_noise_over_the_expected_batch_size():
+    model, other = network(), network()
+    training = run(model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), noise_multiplier=1.5, clip_norm=0.3)
+    for batch in training:
+        expected = by_hand(training, other, batch.step)
+        before = weights(model)
+        training.step(batch)
+        for n, p in model.named_parameters():
+            assert torch.allclose(before[n] - p, expected[n], atol=1e-9)
+        with torch.no_grad():
+            for p, q in zip(other.parameters(), model.parameters(), strict=True):
+                p.copy_(q)
+
+
+@pytest.mark.parametrize("physical", [1, 3, 7, 20, 64])
+def test_any_physical_batch_gives_the_same_weights(physical):
+    whole = finish(run(physical_batch=200, clip_norm=0.2))
+    assert same(whole, finish(run(physical_batch=physical, clip_norm=0.2)), 1e-12)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_noise_of_a_step_does_not_depend_on_the_batch(name):
+    """Two runs that differ in one record differ by clipped gradients, which are bounded."""
+    x, y = data()
+    changed = x.clone()
+    changed[5] += 3.0
+    before = finish(start(name, steps=1, optimizer=None))
+    after = finish(start(name, steps=1, source=(changed, y)))
+    distance = math.sqrt(sum(float((before[n] - after[n]).square().sum()) for n in before))
+    assert distance <= 0.5 * 2 * 1.0 / 20 + 1e-12  # learning rate, two clipped gradients, divisor
+
+
+def test_the_empty_batch_trains_on_noise_alone():
+    model = network()
+    training = run(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), batch_size=1, steps=40, noise_multiplier=2.0
+    )
+    sizes = []
+    for batch in training:
+        before = weights(model)
+        sizes.append(len(batch))
+        training.step(batch)
+        if not len(batch):
+            for n, p in model.named_parameters():
+                noise = 2.0 * normal(key().derive("noise"), batch.step, n, tuple(p.shape))
+                assert torch.allclose(before[n] - p, noise.double(), atol=1e-9)
+    assert 0 in sizes
+    assert training.steps_executed == 40
+
+
+def test_leaving_the_loop_and_coming_back_gives_the_same_batch_again():
+    expected = finish(run())
+    training = run()
+    for batch in training:
+        if batch.step == 2:
+            held = batch
+            break
+        training.step(batch)
+    again = next(iter(training))
+    assert again.step == held.step
+    assert (again.rows == held.rows).all()
+    with pytest.raises(RuntimeError, match="another, or was used before"):
+        training.step(held)
+    assert same(expected, finish(training))
+
+
+def test_a_batch_can_be_used_once_and_cannot_be_left_out():
+    training = run()
+    loop = iter(training)
+    batch = next(loop)
+    with pytest.raises(RuntimeError, match="cannot be left out"):
+        next(loop)
+    batch = next(iter(training))
+    training.step(batch)
+    with pytest.raises(RuntimeError, match="used before"):
+        training.step(batch)
+
+
+def test_no_step_beyond_the_plan():
+    training = run(steps=2)
+    finish(training)
+    assert list(training) == []
+    with pytest.raises(RuntimeError, match="used up"):
+        training.step(None)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+        lambda p: torch.optim.Adam(p),
+        lambda p: torch.optim.AdamW(p),
+        lambda p: torch.optim.RMSprop(p),
+        lambda p: torch.optim.Adagrad(p),
+        lambda p: torch.optim.Adadelta(p),
+        lambda p: torch.optim.Adamax(p),
+        lambda p: torch.optim.NAdam(p),
+        lambda p: torch.optim.RAdam(p),
+        lambda p: torch.optim.Rprop(p),
+        lambda p: torch.optim.ASGD(p),
+    ],
+)
+def test_every_optimizer_of_torch_works(make):
+    model = network()
+    before = weights(model)
+    after = finish(run(model, optimizer=make(model.parameters())))
+    assert not same(before, after, 1e-9)
+
+
+def test_a_learning_rate_schedule_steps_with_the_run():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=6)
+    finish(run(model, optimizer=optimizer, scheduler=scheduler))
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0)
+
+
+def test_the_average_of_the_weights():
+    model = network()
+    training = run(model, ema=0.8)
+    expected = weights(model)
+    for batch in training:
+        training.step(batch)
+        expected = {n: 0.8 * expected[n] + 0.2 * p for n, p in weights(model).items()}
+    assert same(expected, training.average, 1e-12)
+    last = weights(model)
+    with training.averaged() as averaged:
+        assert same(weights(averaged), expected, 1e-12)
+    assert same(weights(model), last)
+
+
+# -- units ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_person_is_clipped_once_whatever_the_number_of_records():
+    x, y = data()
+    ids = np.repeat(np.arange(30), 4)
+    training = run(unit=ids, per_unit=3, batch_size=10, noise_multiplier=0.5, clip_norm=0.2)
+    model, other = training.model, network()
+    for batch in training:
+        before = weights(model)
+        sums = {n: torch.zeros_like(p) for n, p in other.named_parameters()}
+        for rows in batch.rows:
+            other.load_state_dict(model.state_dict())
+            other.zero_grad()
+            assert len(set(rows.tolist())) == 3
+            assert len(set(ids[rows])) == 1
+            LOSS(other(x[rows]), y[rows]).mean().backward()
+            norm = math.sqrt(sum(float(p.grad.square().sum()) for p in other.parameters()))
+            for n, p in other.named_parameters():
+                sums[n] += p.grad * min(1.0, 0.2 / norm)
+        training.optimizer.param_groups[0]["momentum"] = 0.0
+        training.step(batch)
+        for n, p in model.named_parameters():
+            noise = 0.1 * normal(key().derive("noise"), batch.step, n, tuple(p.shape))
+            assert torch.allclose(before[n] - p, 0.5 * (sums[n] + noise) / 10, atol=1e-9)
+    assert training.privacy.unit == "person"
+    assert "add/remove one person" in repr(training.privacy)
+    assert training.plan.sampler.rate == pytest.approx(1 / 3)
+
+
+def test_a_person_with_fewer_records_is_the_mean_of_those():
+    x, y = data(8)
+    ids = np.array([0, 0, 1, 1, 1, 2, 3, 3])
+    model, other = network(), network()
+    training = run(
+        model, source=(x, y), unit=ids, per_unit=2, batch_size=4, steps=1, noise_multiplier=1e-3, clip_norm=100.0,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+    )  # fmt: skip
+    batch = next(iter(training))
+    assert [len(set(rows.tolist())) for rows in batch.rows] == [2, 2, 1, 2]
+    before = weights(model)
+    training.step(batch)
+    sum(
+        LOSS(other(x[sorted(set(rows.tolist()))]), y[sorted(set(rows.tolist()))]).mean() for rows in batch.rows
+    ).backward()
+    for n, p in other.named_parameters():
+        noise = 0.1 * normal(key().derive("noise"), 0, n, tuple(p.shape))
+        assert torch.allclose(before[n] - model.state_dict()[n], (p.grad + noise) / 4, atol=1e-8)
+
+
+# -- adaptive clipping and Laplace ---------------------------------------------------------------------------------
+
+
+def test_adaptive_clipping_costs_what_one_gaussian_of_the_joint_noise_costs():
+    training = run(adaptive=AdaptiveClipping(count_noise=5.0), noise_multiplier=1.2, steps=9)
+    expected = acc.epsilon(acc.PoissonSampled(acc.Gaussian(1.2), RATE) * 9, 1e-5)
+    assert training.privacy.upper == pytest.approx(expected.upper, rel=1e-6)
+    own = training.plan.noise_at(0)
+    assert own**-2 + 10.0**-2 == pytest.approx(1.2**-2)
+    assert own > 1.2
+
+
+def test_the_clip_norm_moves_to_the_quantile():
+    training = run(
+        source=data(1000), adaptive=AdaptiveClipping(quantile=0.5), clip_norm=20.0, batch_size=300, steps=60,
+        noise_multiplier=0.8, optimizer=None,
+    )  # fmt: skip
+    training.optimizer.param_groups[0]["lr"] = 0.0
+    finish(training)
+    _, norms = clipped_grad(training.model, LOSS, data(1000), 1e6)
+    assert training.clip_norm == pytest.approx(float(norms.median()), rel=0.35)
+
+
+def test_laplace_noise_gives_a_pure_guarantee():
+    training = run(mechanism="laplace", delta=None, noise_multiplier=30.0, steps=7)
+    finish(training)
+    expected = 7 * math.log1p(RATE * math.expm1(1 / 30))
+    assert training.privacy.upper == pytest.approx(expected, rel=1e-6)
+    assert training.privacy.upper >= expected
+    assert "at δ=0" in repr(training.privacy)
+    assert run(mechanism="laplace", delta=None, epsilon=3.0).privacy.upper == pytest.approx(3.0, rel=1e-6)
+
+
+def test_laplace_sums_are_clipped_in_l1_norm_and_physical_batches_do_not_matter():
+    settings = {"mechanism": "laplace", "delta": None, "noise_multiplier": 1.0, "clip_norm": 0.1}
+    whole = finish(run(physical_batch=100, **settings))
+    assert same(whole, finish(run(physical_batch=4, **settings)), 1e-12)
+
+
+# -- the ledger ----------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_is_charged_before_the_first_step_and_confirmed_at_the_end():
+    ledger = Ledger()
+    ledger.register("people", epsilon=5.0, delta=1e-3)
+    training = run(ledger=ledger, dataset="people", epsilon=2.0)
+    assert ledger.budget("people").charges == 0
+    batch = next(iter(training))
+    assert training.steps_executed == 0
+    record = ledger.history("people")[0]
+    assert record.mechanism == training.plan.mechanism
+    assert not record.confirmed
+    training.step(batch)
+    finish(training)
+    assert ledger.history("people")[0].confirmed
+    assert record.price.epsilon == pytest.approx(training.privacy.upper, rel=1e-6)
+
+
+def test_a_plan_over_the_budget_is_refused_before_training():
+    ledger = Ledger()
+    ledger.register("people", epsilon=1.0, delta=1e-3)
+    with pytest.raises(BudgetExceeded):
+        run(ledger=ledger, dataset="people", epsilon=2.0)
+    assert ledger.history("people") == []
+
+
+def test_the_ledgers_terms_decide_adjacency_and_unit():
+    ledger = Ledger()
+    ledger.register("people", epsilon=9.0, delta=1e-3, unit="person", adjacency="replace-one")
+    with pytest.raises(ValueError, match="registered for one person"):
+        run(ledger=ledger, dataset="people", epsilon=2.0)
+    training = run(ledger=ledger, dataset="people", epsilon=2.0, unit_name="person")
+    assert training.plan.adjacency == "replace-one"
+
+
+# -- stopping ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_stops_early_claims_its_plan():
+    training = run(steps=30)
+    planned = training.privacy.upper
+    for batch in training:
+        training.step(batch)
+        if training.steps_executed == 10:
+            training.stop("accuracy was good enough")
+    assert training.steps_executed == 10
+    assert training.privacy.upper == planned
+    assert "the plan is claimed" in repr(training.privacy)
+
+
+def test_a_stop_that_looked_at_nothing_is_priced_at_the_executed_steps():
+    training = run(steps=30)
+    for batch in training:
+        training.step(batch)
+        if training.steps_executed == 10:
+            training.stop("time limit", looked_at_results=False)
+    expected = acc.epsilon(acc.PoissonSampled(acc.Gaussian(1.0), RATE) * 10, 1e-5).upper
+    assert training.privacy.upper == pytest.approx(expected, rel=1e-6)
+    assert "10 of 30 steps" in repr(training.privacy)
+    with pytest.raises(RuntimeError, match="used up, or the run was stopped"):
+        training.step(batch)
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+X, Y = data()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"source": (X[:0], Y[:0])}, "empty"),
+        ({"source": (torch.where(X > 2, torch.nan, X), Y)}, "NaN"),
+        ({"source": (X, Y + 1)}, "labels must lie between 0 and 2"),
+        ({"source": (X, Y[:-1])}, "as many rows"),
+        ({"batch_size": ROWS + 1}, "more than the 120"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"clip_norm": -1.0}, "clip_norm"),
+        ({"epsilon": 0.0}, "epsilon must be positive"),
+        ({"epsilon": -1.0}, "epsilon must be positive"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"noise_multiplier": None}, "one of the two"),
+        ({"delta": 0.0}, "delta"),
+        ({"delta": 1.0}, "delta"),
+        ({"delta": None}, "delta"),
+        ({"steps": 0}, "steps"),
+        ({"epochs": 3}, "epochs= or steps="),
+        ({"sampler": "possion"}, "no sampler"),
+        ({"physical_batch": 0}, "physical_batch"),
+        ({"unit": [1, 2, 3]}, "one id for each"),
+        ({"per_unit": 2}, "per_unit needs unit"),
+        ({"adaptive": AdaptiveClipping(count_noise=0.4), "noise_multiplier": 1.0}, "count_noise must be above"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_training(settings, message):
+    with pytest.raises(ValueError, match=message):
+        run(**settings)
+
+
+def test_both_epsilon_and_noise_are_refused():
+    model = network()
+    with pytest.raises(ValueError, match="one of the two"):
+        Training(
+            model, torch.optim.SGD(model.parameters(), lr=1.0), LOSS, data(), batch_size=4, steps=2, delta=1e-5,
+            epsilon=1.0, noise_multiplier=1.0,
+        )  # fmt: skip
+
+
+def test_parameters_that_would_get_no_noise_are_refused():
+    model, other = network(), nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="not the model's"):
+        run(model, optimizer=torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1))
+    with pytest.raises(ValueError, match="not in the optimizer"):
+        run(model, optimizer=torch.optim.SGD(list(model.parameters())[:2], lr=0.1))
+    with pytest.raises(ValueError, match="LBFGS"):
+        run(model, optimizer=torch.optim.LBFGS(model.parameters()))
+
+
+def test_a_data_loader_is_refused():
+    with pytest.raises(TypeError, match=r"loader\.dataset"):
+        run(source=torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data())))
+
+
+def test_no_noise_is_allowed_and_says_loudly_that_nothing_is_private():
+    with pytest.warns(PrivacyWarning, match="ε=inf"):
+        training = run(noise_multiplier=0)
+    finish(training)
+    assert training.privacy.upper == math.inf
+    assert "inf" in repr(training.privacy)
+
+
+def test_a_delta_that_allows_a_whole_record_is_warned_about():
+    with pytest.warns(PrivacyWarning, match="Choose δ well below"):
+        run(delta=1 / ROWS)
+
+
+def test_shuffling_warns_that_nothing_is_amplified():
+    with pytest.warns(PrivacyWarning, match="no amplification"):
+        run(sampler="shuffle")
+
+
+# -- data ----------------------------------------------------------------------------------------------------------
+
+
+class Items(torch.utils.data.Dataset):
+    def __init__(self):
+        self.x, self.y = data()
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], int(self.y[index])
+
+
+def test_tensors_arrays_data_sets_and_lists_give_the_same_run():
+    x, y = data()
+    expected = finish(run())
+    for source in (
+        torch.utils.data.TensorDataset(x, y),
+        Items(),
+        (x.numpy(), y.numpy()),
+        [x, y],
+        [(a, int(b)) for a, b in zip(x, y, strict=True)],
+    ):
+        assert same(expected, finish(run(source=source)), 1e-12)
+
+
+def test_dictionaries_of_tensors_are_batches():
+    x, y = data()
+    model = network()
+    training = Training(
+        model, torch.optim.SGD(model.parameters(), lr=0.1),
+        lambda net, batch: LOSS(net(batch["x"]), batch["y"]), {"x": x, "y": y},
+        batch_size=20, steps=3, noise_multiplier=1.0, delta=1e-5,
+    )  # fmt: skip
+    finish(training)
+    assert training.done
+
+
+def test_a_parquet_file_is_trained_on(tmp_path):
+    import polars as pl
+
+    from tacit.sgd import table
+
+    x, y = data()
+    frame = pl.DataFrame(
+        {f"x{i}": x[:, i].numpy() for i in range(FEATURES)} | {"y": y.numpy(), "who": np.arange(ROWS) // 2}
+    )
+    frame.write_parquet(tmp_path / "people.parquet")
+    read = table(tmp_path / "people.parquet", target="y", exclude=["who"])
+    assert read.features == ("x0", "x1", "x2", "x3")
+    training = run(network(dtype=torch.float32), source=read, unit="who", per_unit=2)
+    finish(training)
+    assert training.plan.sampler.size == ROWS // 2
+    with pytest.raises(ValueError, match="no column 'whom'"):
+        run(network(dtype=torch.float32), source=read, unit="whom")
+    with pytest.raises(ValueError, match="no column 'z'"):
+        table(frame, target="z")
+
+
+def test_diagnostics_are_the_operators_and_the_key_leaves_with_nothing():
+    training = run()
+    batch = next(iter(training))
+    training.step(batch)
+    view = training.diagnostics()
+    assert view.records == len(batch)
+    assert "operator view" in repr(view)
+    with pytest.raises(TypeError):
+        pickle.dumps(training)
+
+
+def test_the_model_stays_the_same_object_with_the_same_state():
+    model = network()
+    names = list(model.state_dict())
+    finish(run(model))
+    assert list(model.state_dict()) == names
+    assert all(p.grad is None for p in model.parameters())
+    assert model(data()[0]).shape == (ROWS, CLASSES)
