@@ -1,0 +1,127 @@
+"""What every mechanism promises, whatever it is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tacit import accounting as acc
+from tests.accounting.catalogue import CASES, MECHANISMS
+
+DELTA = 1e-5
+
+
+def test_the_catalogue_has_every_mechanism_there_is() -> None:
+    there = {name for name in acc.__all__ if isinstance(getattr(acc, name), type)}
+    kinds = {name for name in there if issubclass(getattr(acc, name), acc.Mechanism)} - {"Mechanism", "Composed"}
+    assert {type(m).__name__ for m in MECHANISMS.values()} == kinds - {"Selected"}
+
+
+@pytest.mark.parametrize(("name", "adjacency"), CASES)
+def test_the_price_is_an_interval_that_says_what_it_is_about(name: str, adjacency: str) -> None:
+    bound = acc.epsilon(MECHANISMS[name] * 3, DELTA, adjacency=adjacency)
+    assert 0 <= bound.lower <= bound.upper < 10
+    assert (bound.adjacency, bound.unit, bound.given) == (adjacency, "record", DELTA)
+    if bound.tight:
+        assert bound.width <= 1e-4 * bound.upper + 1e-5
+
+
+@pytest.mark.parametrize(("name", "adjacency"), CASES)
+def test_a_repeat_count_is_never_forgotten(name: str, adjacency: str) -> None:
+    once, often = (acc.epsilon(MECHANISMS[name] * n, DELTA, adjacency=adjacency).upper for n in (1, 12))
+    assert often > 1.2 * once
+    orders = [1.5, 4.0]
+    if MECHANISMS[name].extra_delta() == 0:
+        single, many = (acc.renyi(MECHANISMS[name] * n, orders, adjacency=adjacency) for n in (1, 12))
+        assert many == pytest.approx(12 * single)
+
+
+@pytest.mark.parametrize(("name", "adjacency"), CASES)
+def test_a_larger_delta_never_costs_more(name: str, adjacency: str) -> None:
+    values = [acc.epsilon(MECHANISMS[name] * 3, d, adjacency=adjacency) for d in (1e-6, 1e-5, 1e-3)]
+    for tight, loose in zip(values, values[1:], strict=False):
+        assert loose.lower <= tight.upper
+        assert loose.upper <= tight.upper * (1 + 1e-4) + 1e-5
+
+
+@pytest.mark.parametrize(("name", "adjacency"), CASES)
+def test_delta_and_epsilon_are_each_others_inverse(name: str, adjacency: str) -> None:
+    mechanism = MECHANISMS[name] * 3
+    bound = acc.epsilon(mechanism, DELTA, adjacency=adjacency)
+    assert acc.delta(mechanism, bound.upper, adjacency=adjacency).lower <= DELTA
+    if bound.tight:
+        assert acc.delta(mechanism, bound.lower, adjacency=adjacency).upper >= DELTA
+
+
+@pytest.mark.parametrize(("name", "adjacency"), CASES)
+def test_a_group_of_one_is_a_record(name: str, adjacency: str) -> None:
+    mechanism = MECHANISMS[name] * 3
+    plain, group = acc.epsilon(mechanism, DELTA, adjacency=adjacency), None
+    group = acc.epsilon(mechanism, DELTA, adjacency=adjacency, group=1)
+    assert (group.lower, group.upper) == (plain.lower, plain.upper)
+
+
+@pytest.mark.parametrize(("name", "adjacency"), CASES)
+def test_composition_commutes(name: str, adjacency: str) -> None:
+    one, other = MECHANISMS[name], acc.Gaussian(4.0)
+    first = acc.epsilon(one * 2 + other + one, DELTA, adjacency=adjacency)
+    second = acc.epsilon(other + one * 3, DELTA, adjacency=adjacency)
+    assert first.lower <= second.upper
+    assert second.lower <= first.upper
+    assert first.upper == pytest.approx(second.upper, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(("name", "adjacency"), CASES)
+def test_bounds_by_other_theorems_lie_above_the_lower_end(name: str, adjacency: str) -> None:
+    table = acc.compare(MECHANISMS[name] * 3, DELTA, adjacency=adjacency)
+    for way, price in table.prices.items():
+        if not price.approximation:
+            assert price.epsilon >= table["certified"].lower, way
+
+
+@pytest.mark.parametrize(("name", "adjacency"), CASES)
+def test_renyi_divergence_grows_with_its_order(name: str, adjacency: str) -> None:
+    if MECHANISMS[name].extra_delta() > 0:
+        with pytest.raises(acc.AccountingError, match="truncates"):
+            acc.renyi(MECHANISMS[name], [2.0], adjacency=adjacency)
+        return
+    values = acc.renyi(MECHANISMS[name], [1.5, 2.0, 3.7, 8.0, 20.0], adjacency=adjacency)
+    assert values[0] > 0
+    assert all(a <= b * (1 + 1e-9) for a, b in zip(values, values[1:], strict=False))
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_json_round_trips(name: str) -> None:
+    for mechanism in (MECHANISMS[name], MECHANISMS[name] * 3, MECHANISMS[name] + acc.Shuffled(acc.Gaussian(2.0)) * 2):
+        text = json.dumps(mechanism.to_dict())
+        assert acc.from_dict(json.loads(text)) == mechanism
+        assert json.loads(text)["version"] == 1
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_what_is_printed_can_be_read_back(name: str) -> None:
+    mechanism = MECHANISMS[name] * 2
+    assert eval(repr(mechanism), {n: getattr(acc, n) for n in acc.__all__}) == mechanism
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_running_it_zero_times_costs_nothing(name: str) -> None:
+    adjacency = MECHANISMS[name].adjacencies()[0]
+    bound = acc.epsilon(MECHANISMS[name] * 0, DELTA, adjacency=adjacency)
+    assert (bound.lower, bound.upper) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_different_units_do_not_compose(name: str) -> None:
+    with pytest.raises(acc.UnitError, match="person"):
+        MECHANISMS[name] + acc.Gaussian(1.0, unit="person")
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_an_adjacency_it_states_nothing_about_is_refused(name: str) -> None:
+    for adjacency in set(acc.ADJACENCIES) - set(MECHANISMS[name].adjacencies()):
+        with pytest.raises(acc.AdjacencyError):
+            acc.epsilon(MECHANISMS[name], DELTA, adjacency=adjacency)
+    with pytest.raises(acc.AdjacencyError, match="choose one of"):
+        acc.epsilon(MECHANISMS[name], DELTA, adjacency="neighbour")
