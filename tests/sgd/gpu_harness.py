@@ -17,7 +17,7 @@ import warnings
 import torch
 from tests.sgd.harness import TOLERANCE, build, compare
 from tests.sgd.operations import OPERATIONS
-from tests.sgd.zoo import ZOO
+from tests.sgd.zoo import ZOO, table
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,6 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", default="", help="run only cases whose name contains this")
     parser.add_argument("--csv", default=None, help="also write the table here")
+    parser.add_argument("--table", action="store_true", help="print the table of architectures for the guide")
     options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     # The truth of a single example and the batch must be computed with the same arithmetic: no TensorFloat-32.
@@ -37,6 +38,9 @@ def main(argv: list[str] | None = None) -> int:
             print(f"left out: {module} ({missing})")
     if "hf-gpt2" in ZOO and "peft-lora" not in ZOO:
         print("left out: the models adapted by peft (not installed)")
+    if options.table:
+        print(table())
+        return 0
     cases = {f"rule: {label}": builder for label, (_, builder) in OPERATIONS.items()}
     cases |= {name: builder for name, (_, builder) in ZOO.items()}
     print(f"torch {torch.__version__} on {options.device}")

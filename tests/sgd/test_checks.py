@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -225,6 +227,72 @@ def test_a_final_opaque_operation_is_refused_too():
         sgd.clipped_grad(Last(), lambda m, x: m(x)[:, 0], torch.randn(3, 5))
     with pytest.raises(sgd.ClippingError, match="'w'"):
         sgd.clipped_grad(Last(), lambda m, x: Opaque.apply(x, m.w).view(-1), torch.randn(3, 5))
+
+
+def test_gradients_inside_the_loss_are_refused_by_name():
+    """A gradient penalty runs parameters through operations of a backward pass, which nobody watches."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+
+    def penalty(m, x):
+        x = x.requires_grad_()
+        (slope,) = torch.autograd.grad(m(x).sum(), x, create_graph=True)
+        return slope.square().sum(1)
+
+    x = torch.randn(3, 4)
+    with pytest.raises(sgd.UncoveredUse, match=r"'[02]\.weight'"):
+        sgd.clipped_grad(model, penalty, x)
+    slow = sgd.clipped_grad(model, penalty, x, method="examples", clip_norm=1e6)
+    wanted = torch.autograd.grad(penalty(model, x).sum(), model[0].weight)[0]
+    assert torch.allclose(slow.sums["0.weight"], wanted, atol=1e-5)
+
+
+def test_scripted_and_functional_transforms_are_refused_by_name():
+    torch.manual_seed(0)
+
+    class Vmapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4, 3))
+
+        def forward(self, x):
+            return torch.func.vmap(lambda one: torch.tanh(one @ self.w))(x) * 2
+
+    with pytest.raises(sgd.ClippingError, match="'w'"):
+        sgd.clipped_grad(Vmapped(), squares, torch.randn(3, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 3), nn.Tanh()))
+    with pytest.raises(sgd.ClippingError, match=r"'0\.(weight|bias)'"):
+        sgd.clipped_grad(nn.Sequential(scripted, nn.Linear(3, 2)).get_submodule("0"), squares, torch.randn(3, 4))
+
+
+def test_complex_parameters_are_refused_and_their_real_form_is_not():
+    class Complex(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
+
+        def forward(self, x):
+            return (x.to(torch.complex64) @ self.w).abs()
+
+    with pytest.raises(sgd.UncoveredUse, match=r"'w'.*view_as_complex"):
+        sgd.clipped_grad(Complex(), squares, torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("count", [1, 2, 65, 130])
+def test_any_number_of_examples_is_located(count):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten(), nn.Linear(6, 65)).double()
+    x = torch.randn(count, 2, 3).double()
+    case = zoo.Case(model, lambda m, b: squares(m, b["x"]), {"x": x})
+    assert compare(case).worst < 1e-10
+
+
+def test_memory_formats_do_not_matter():
+    case = build(zoo.wrn, torch.float64)
+    case.model.to(memory_format=torch.channels_last)
+    case.batch["x"] = case.batch["x"].to(memory_format=torch.channels_last)
+    assert compare(case).worst < 1e-10
 
 
 def test_frequencies_counted_over_the_batch_are_refused():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from tests.sgd import zoo_more, zoo_transformers
 from tests.sgd.harness import TOLERANCE, build, compare
-from tests.sgd.zoo import ZOO
+from tests.sgd.zoo import ZOO, table
 
 assert zoo_more
 assert zoo_transformers
@@ -22,6 +24,12 @@ def test_an_architecture_is_clipped_as_one_example_at_a_time_would_be(name):
             bound = TOLERANCE[case.notes.get("computes_in", dtype)]
             assert errors.total <= bound, f"clipped sum, {clipping}, {dtype}"
             assert errors.norms <= bound, f"norms, {clipping}, {dtype}"
+
+
+def test_the_table_in_the_guide_lists_the_zoo():
+    """To renew it: ``python -m tests.sgd.gpu_harness --table``."""
+    guide = (Path(__file__).parents[2] / "docs" / "clipping.md").read_text(encoding="utf-8")
+    assert table() in guide
 
 
 def test_the_zoo_is_as_large_as_promised():

@@ -42,6 +42,12 @@ def architecture(name: str, what: str) -> Callable[[Callable[[], Case]], Callabl
     return register
 
 
+def table() -> str:
+    """The zoo as a table for the guide."""
+    rows = [f"| `{name}` | {what} |" for name, (what, _) in ZOO.items()]
+    return "\n".join(["| name | architecture |", "|---|---|", *rows])
+
+
 def classify(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
 
@@ -72,7 +78,7 @@ def mlp() -> Case:
     return Case(nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 3)), classify, vectors())
 
 
-@architecture("mlp-bf16-shapes", "MLP whose batch size equals its widths")
+@architecture("mlp-square", "MLP whose batch size equals its widths")
 def mlp_square() -> Case:
     return Case(nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6)), classify, vectors(6, 6, 6))
 

@@ -393,6 +393,24 @@ def hyper() -> Case:
     return Case(Hyper(), classify, vectors())
 
 
+class SpectralConv(nn.Module):
+    """A Fourier neural operator's layer: complex weights, stored as pairs of reals, act on the lowest frequencies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.weight, self.out = nn.Linear(2, 3), nn.Parameter(torch.randn(3, 4, 3, 2)), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        modes = torch.fft.rfft(self.lift(x).mT)[..., :3]
+        mixed = torch.einsum("bim,iom->bom", modes, torch.view_as_complex(self.weight))
+        return self.out(torch.fft.irfft(mixed, n=x.shape[1]).mT).squeeze(-1)
+
+
+@architecture("fourier-operator", "Fourier neural operator with complex spectral weights")
+def fourier() -> Case:
+    return Case(SpectralConv(), lambda m, b: m(b["x"]).square().mean(1), {"x": torch.randn(4, 8, 2)})
+
+
 class Siren(nn.Module):
     """Fourier features at positions common to all examples, with per-example codes."""
 

@@ -340,6 +340,11 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         if not isinstance(out, Tensor | list | tuple | dict) and not changed:
             return out
         results = list(tensors_in(out))
+        if func is torch.autograd.grad:
+            # The operations of a backward pass are not watched: refuse if parameters take part in them.
+            for tensor in results:
+                if tensor.grad_fn is not None:
+                    self._foreign(tensor)
         if tainted:
             moved = self._rearranges(name, args, kwargs, inputs)
             for tensor in results:

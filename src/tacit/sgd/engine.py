@@ -129,6 +129,11 @@ class Engine:
     """
 
     def __init__(self, model: nn.Module, parameters: dict[str, Tensor]) -> None:
+        for name, parameter in parameters.items():
+            if parameter.is_complex():
+                raise UncoveredUse(
+                    f"parameter {name!r} is complex: store real and imaginary part, and use view_as_complex"
+                )
         self.model = model
         self.parameters = parameters
         self.plans: dict[Any, Plan] = {}
@@ -361,7 +366,7 @@ class Engine:
     ) -> Contributions:
         if planning or known.by_rule:
             try:
-                if use.name not in RULES:
+                if use.name not in RULES or any(g is not None and g.is_complex() for g in grad):
                     raise NotCovered
                 found = RULES[use.name](use, grad, known.layouts)
                 if {id(d) for d, _ in found} != {id(d) for d in use.derived}:

@@ -35,6 +35,8 @@ def words(text: str) -> list[str]:
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The type in which norms and sums are computed: never narrower than float32."""
+    if dtype in (torch.complex64, torch.complex128):  # only on the way back to a real parameter
+        return dtype
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
