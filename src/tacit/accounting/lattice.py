@@ -32,15 +32,25 @@ MISPLACED = 1e-9
 
 
 class LatticeLaw(AtomsLoss):
-    """A law of losses on o + k·g, k = 0, 1, …: masses of P, what is at +inf above the lattice, and the
-    log of e^{cl} sums.
-    """
+    """A law of losses on o + k·g, k = 0, 1, …: masses of P, and what lies above the lattice, at +inf."""
 
     def __init__(self, offset: float, step: float, first: int, masses: Array, above: float) -> None:
         keep = masses > 0
         k = np.arange(first, first + len(masses))[keep]
         super().__init__(offset + k * step, masses[keep])
         self.offset, self.k, self.above = offset, k, above
+        self.log_p = np.log(self.p)
+
+    def tilted(self, c: float) -> tuple[float, float, float, float]:
+        exponent = self.log_p + c * self.values
+        top = float(exponent.max())
+        size = 2 * abs(top) + 700.0  # of the exponents that count
+        weights = np.exp(exponent - top)
+        total = float(weights.sum())
+        mean = float(weights @ self.values) / total
+        variance = max(float(weights @ (self.values * self.values)) / total - mean * mean, 0.0)
+        error = ROUND * (16 + math.log2(len(weights) + 1) + 4 * size)
+        return top + math.log(total), error, mean, variance
 
 
 def _span(loss: Loss, tail: float) -> tuple[float, float]:
@@ -321,16 +331,25 @@ class _Composed:
     def _outside(self) -> None:
         """Bounds on log E[e^{cL}; L > top], log E[e^{cL}; L < bottom] and log P[L > top]."""
         c = self.c
-        right = left = tail = math.inf
         spread = math.sqrt(max(sum(times * law.tilted(c)[3] for law, times in self.parts), 1e-300))
-        for power in range(0, 12):
-            offset = 8 / spread / 1.6**power
-            k, e = log_mgf_real(self.parts, c + offset)
-            right = min(right, k + e - offset * self.top)
-            tail = min(tail, k + e - (c + offset) * self.top)
-            if c - offset > 0:
-                k, e = log_mgf_real(self.parts, c - offset)
-                left = min(left, k + e + offset * self.bottom)
+
+        def ladder(side: float, edge: float) -> tuple[float, float]:
+            """The best bound on log E[e^{cL}] beyond an edge, and the offset of the abscissa that gave it."""
+            best = (math.inf, 0.0)
+            for power in range(0, 14, 2):
+                offset = 8 / spread / 1.6**power
+                if c + side * offset <= 0:
+                    continue
+                k, e = log_mgf_real(self.parts, c + side * offset)
+                bound = k + e - side * offset * edge
+                if bound >= best[0]:
+                    break
+                best = (bound, offset)
+            return best
+
+        right, _ = ladder(1.0, self.top)
+        left, _ = ladder(-1.0, self.bottom)
+        tail = right - c * self.top  # P[L > top] <= E[e^{cL}; L > top] e^{-c top}
         mass = sum(times * math.log(float(law.p.sum())) for law, times in self.parts if isinstance(law, LatticeLaw))
         left = min(left, mass + c * self.bottom)
         self.log_right, self.log_left, self.log_tail = right, left, tail
