@@ -1,0 +1,69 @@
+"""Which optimizer knows that its gradients are noisy? Adam with the noise taken out of its second moment.
+
+Every ``torch.optim`` optimizer works on private gradients, because what it does to them is post-processing. Adam
+divides by the root of the mean squared gradient, which the noise inflates by its variance: small and large
+coordinates then move alike, and Adam becomes SGD with momentum. The variance is a public number, and DP-AdamBC subtracts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class DPAdam(torch.optim.Optimizer):
+    """Adam with bias correction for the noise: DP-AdamBC (Tang, Shpilevskiy and Lécuyer 2024).
+
+    The second moment estimate, less the variance (σC/B)² of the noise in each coordinate of the gradient, is floored at
+    ``floor`` (their γ') before the root. :class:`tacit.sgd.Training` sets :attr:`noise_variance` before every
+    step; where it changes from step to step it is averaged as the squared gradients are.
+    ``weight_decay`` is decoupled, as in AdamW.
+
+    >>> weight = torch.nn.Parameter(torch.ones(3))
+    >>> optimizer = DPAdam([weight], lr=0.1)
+    >>> optimizer.noise_variance = 0.25
+    >>> weight.grad = torch.tensor([1.0, 0.6, -1.0])
+    >>> optimizer.step()
+    >>> weight.detach()
+    tensor([0.8845, 0.8191, 1.1155])
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        floor: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        if lr < 0 or floor <= 0 or weight_decay < 0 or not all(0 <= b < 1 for b in betas):
+            raise ValueError("lr and weight_decay are not negative, floor is positive, betas lie in [0, 1)")
+        super().__init__(params, {"lr": lr, "betas": tuple(betas), "floor": floor, "weight_decay": weight_decay})
+        #: Variance of the noise in each coordinate of the gradient that the next step sees.
+        self.noise_variance = 0.0
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One update."""
+        if closure is not None:
+            raise ValueError("a closure would compute gradients again, which is another release")
+        for group in self.param_groups:
+            fast, slow = group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state |= {"step": 0, "first": torch.zeros_like(p), "second": torch.zeros_like(p), "noise": 0.0}
+                state["step"] += 1
+                state["first"].lerp_(p.grad, 1 - fast)
+                state["second"].mul_(slow).addcmul_(p.grad, p.grad, value=1 - slow)
+                state["noise"] = slow * state["noise"] + (1 - slow) * self.noise_variance
+                rest = 1 - slow ** state["step"]
+                second: Tensor = (state["second"] - state["noise"]) / rest
+                size = second.clamp_(min=group["floor"]).sqrt_()
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.addcdiv_(state["first"], size, value=-group["lr"] / (1 - fast ** state["step"]))
