@@ -38,14 +38,15 @@ def test_noise_meets_the_target_from_below(epsilon: float, terms: dict[str, obje
 @given(
     st.floats(-3, 0).map(lambda x: 10.0**x),
     st.integers(1, 10_000),
-    st.floats(math.log(0.05), math.log(20.0)).map(math.exp),
+    st.floats(math.log(0.6), math.log(20.0)).map(math.exp),
     st.floats(-9, -3).map(lambda x: 10.0**x),
 )
-def test_noise_meets_any_target(rate: float, steps: int, epsilon: float, delta: float) -> None:
+def test_noise_meets_any_target(rate: float, steps: int, noise: float, delta: float) -> None:
     def family(noise: float) -> acc.Mechanism:
         return poisson(rate, noise, steps)
 
-    if acc.epsilon(family(1e-3), delta).upper > epsilon:  # a tiny rate may never cost as much
+    epsilon = acc.epsilon(family(noise), delta).upper
+    if epsilon > 1e-3:
         _met(family, acc.calibrate(family, epsilon=epsilon, delta=delta), epsilon, delta)
 
 
