@@ -2,7 +2,8 @@
 
 Every ``torch.optim`` optimizer works on private gradients, because what it does to them is post-processing. Adam
 divides by the root of the mean squared gradient, which the noise inflates by its variance: small and large
-coordinates then move alike, and Adam becomes SGD with momentum. The variance is a public number, and DP-AdamBC subtracts it.
+coordinates then move alike, and Adam becomes SGD with momentum. The variance is a public number, and DP-AdamBC
+subtracts it.
 """
 
 from __future__ import annotations
