@@ -111,7 +111,7 @@ class RenyiCurve:
         value, best = self._solve(grid, moments, delta, conversion)
         # Look beyond the ends while the best order is one of them, then closer and closer around it.
         closer = 0
-        while c is None and math.isfinite(value) and closer < 4:
+        while c is None and self.failure < delta and np.any(np.isfinite(moments)) and closer < 4:
             if best == len(grid) - 1 and grid[-1] < 1e8:
                 added = grid[-1] * np.array([3.0, 10.0, 30.0, 100.0])
             elif best == 0 and grid[0] > 1e-8:
@@ -136,23 +136,19 @@ class RenyiCurve:
             return float(values[best]), best
 
         rest = delta - self.failure
-        value, best = at(rest)
+        value, first = at(rest)
+        best = first
         if self.spill == 0 or not math.isfinite(value):
             return value, best
-        # With truncation the price of ε appears on both sides: the smallest ε with at(rest - (1+e^ε)·spill) <= ε.
-        low, high = value, value + 1e-12
-        while at(rest - (1 + math.exp(min(high, 700.0))) * self.spill)[0] > high:
-            low, high = high, 2 * high + 1e-3
-            if (1 + math.exp(min(high, 700.0))) * self.spill >= rest:
+        # With truncation ε stands on both sides: climb to the smallest ε with at(rest - (1 + e^ε)·spill) <= ε.
+        for _ in range(500):
+            following, best = at(rest - (1 + math.exp(min(value, 700.0))) * self.spill)
+            if following <= value * (1 + 1e-13):
+                return value, best
+            value = following + 1e-10 * abs(following - value)  # a little further, to arrive
+            if math.isinf(value):
                 break
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            if at(rest - (1 + math.exp(min(middle, 700.0))) * self.spill)[0] <= middle:
-                high = middle
-            else:
-                low = middle
-        value, best = at(rest - (1 + math.exp(min(high, 700.0))) * self.spill)
-        return (high, best) if value <= high else (math.inf, best)
+        return math.inf, first
 
 
 def convert(orders: Array, divergences: Array, delta: float, conversion: str = "improved") -> Array:
