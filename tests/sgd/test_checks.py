@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -165,6 +167,30 @@ def test_the_check_runs_on_the_first_step_and_every_so_many(monkeypatch):
             sgd.clipped_grad(case.model, case.loss, case.batch, check=check)
 
 
+def test_another_loss_is_checked_anew():
+    """Two losses may use the same operations with the same shapes, and only one of them treat examples apart."""
+    model, x = nn.Linear(5, 3), torch.randn(4, 5)
+
+    def apart(m, b):
+        return m(b).sum(1) / b.abs().sum(1)
+
+    def together(m, b):
+        return m(b).sum(1) / b.abs().sum()
+
+    sgd.clipped_grad(model, apart, x)
+    with pytest.raises(sgd.BatchMixing, match="loss"):
+        sgd.clipped_grad(model, together, x)
+
+
+def test_what_is_known_about_a_model_dies_with_it():
+    model = nn.Linear(5, 3)
+    sgd.clipped_grad(model, squares, torch.randn(4, 5))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
 def test_check_tells_how_parameters_are_used():
     case = build(zoo.gpt, torch.float32)
     found = sgd.check(case.model, case.loss, case.batch)
@@ -264,6 +290,16 @@ def test_scripted_and_functional_transforms_are_refused_by_name():
         scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 3), nn.Tanh()))
     with pytest.raises(sgd.ClippingError, match=r"'0\.(weight|bias)'"):
         sgd.clipped_grad(nn.Sequential(scripted, nn.Linear(3, 2)).get_submodule("0"), squares, torch.randn(3, 4))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_compiled_model_is_watched_as_it_was_written():
+    case = build(zoo.mlp, torch.float64)
+    compiled = torch.compile(case.model, backend="aot_eager")
+    wanted = sgd.clipped_grad(case.model, case.loss, case.batch, clip_norm=0.5)
+    found = sgd.clipped_grad(compiled, case.loss, case.batch, clip_norm=0.5)
+    assert torch.allclose(wanted.norms, found.norms)
+    assert {name.removeprefix("_orig_mod.") for name in found.sums} == set(wanted.sums)
 
 
 def test_complex_parameters_are_refused_and_their_real_form_is_not():

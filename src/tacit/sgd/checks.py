@@ -169,7 +169,10 @@ def _finite(engine: Engine, run: Pass) -> bool:
         return False
     parameters = list(engine.parameters.values())
     found = torch.autograd.grad(run.losses.sum(), parameters, retain_graph=True, allow_unused=True)
-    norm = torch.stack([_dense(g).double().norm() for g in found if g is not None]).norm()
+    norms = [_dense(g).double().norm() for g in found if g is not None]
+    if not norms:
+        return True
+    norm = torch.stack(norms).norm()
     return bool(norm < torch.finfo(wide(run.losses.dtype)).max ** 0.4)
 
 

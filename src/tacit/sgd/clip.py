@@ -194,6 +194,12 @@ def engine_of(model: nn.Module) -> Engine:
     return engine
 
 
+def context_of(model: nn.Module, loss: Loss, views: int) -> Any:
+    """What a check of one call says nothing about in another: the code of the loss, views, training or evaluation."""
+    code = getattr(getattr(loss, "func", loss), "__code__", None) or type(loss)
+    return code, views, tuple(module.training for module in model.modules())
+
+
 def clipped_grad(
     model: nn.Module,
     loss: Loss,
@@ -241,6 +247,7 @@ def clipped_grad(
     if method not in ("operations", "examples"):
         raise ValueError(f"method must be 'operations' or 'examples', not {method!r}")
     engine = engine_of(model)
+    engine.context = context_of(model, loss, views)
     names = list(engine.parameters)
     spec = Clipping.of(clipping, clip_norm, names, stabiliser)
     checks.no_known_obstacles(model)

@@ -12,8 +12,9 @@ and shapes, so a step with a known plan has no data-dependent Python in it and c
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,12 +135,21 @@ class Engine:
                 raise UncoveredUse(
                     f"parameter {name!r} is complex: store real and imaginary part, and use view_as_complex"
                 )
-        self.model = model
+        # Weakly: engines are kept beside their models, and must not keep them alive.
+        self._model = weakref.ref(model)
         self.parameters = parameters
+        self.context: Any = None
         self.plans: dict[Any, Plan] = {}
         self.mutable: set[str] = set()
         self.surveyed = False
         self.calls = 0
+
+    @property
+    def model(self) -> nn.Module:
+        model = self._model()
+        if model is None:
+            raise ReferenceError("the model of this engine is gone")
+        return model
 
     # -- passes ----------------------------------------------------------------------------------------------------
 
@@ -153,7 +163,7 @@ class Engine:
             needs_values=lambda name: name not in SHAPE_ONLY,
             keep_outputs=named,
         )
-        with self.protected_buffers(), torch.enable_grad():
+        with self.protected_buffers(), self._uncompiled(), torch.enable_grad():
             if named:
                 with module_names(self.model, capture.where), capture:
                     values = losses()
@@ -161,6 +171,14 @@ class Engine:
                 with capture:
                     values = losses()
         return Pass(capture.uses, values, batch)
+
+    def _uncompiled(self) -> AbstractContextManager[Any]:
+        """Compiled parts of the model run as they were written, so that their operations are seen."""
+        for module in self.model.modules():
+            if getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule":
+                stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+                return stance
+        return nullcontext()
 
     @contextmanager
     def protected_buffers(self) -> Iterator[None]:
@@ -199,8 +217,9 @@ class Engine:
     # -- plans -----------------------------------------------------------------------------------------------------
 
     def signature(self, run: Pass, grads: list[list[Tensor | None]]) -> Any:
-        """What has to be the same for a plan to hold."""
+        """What has to be the same for a plan, and the checks of it, to hold."""
         return (
+            self.context,
             run.batch,
             tuple(
                 (

@@ -9,7 +9,7 @@ from torch import nn
 
 from tacit.sgd import checks
 from tacit.sgd.batches import Loss, example_losses, leaves, plain, rows_of
-from tacit.sgd.clip import engine_of
+from tacit.sgd.clip import context_of, engine_of
 from tacit.sgd.errors import ClippingError
 from tacit.sgd.rules import RULES
 
@@ -38,6 +38,7 @@ def check(model: nn.Module, loss: Loss, batch: Any, *, views: int = 1) -> Check:
     batch = plain(batch)
     rows = rows_of(batch)
     engine = engine_of(model)
+    engine.context = context_of(model, loss, views)
     device = next(iter(engine.parameters.values())).device
     rewind = checks.remember(device)
 
