@@ -82,7 +82,9 @@ def main() -> None:
                 # MNIST's test set is published, so what it shows of a private model may be printed.
                 print(f"step {training.steps_executed}: test accuracy {accuracy(model, *test):.2%}", flush=True)
         found.append(accuracy(model, *test))
-        print(f"seed {seed}: {found[-1]:.2%} in {time.perf_counter() - began:.0f} s; noise {training.plan.noise[0]:.3f}")
+        print(
+            f"seed {seed}: {found[-1]:.2%} in {time.perf_counter() - began:.0f} s; noise {training.plan.noise[0]:.3f}"
+        )
         print(training.privacy)
     print(f"mean test accuracy of {len(found)}: {sum(found) / len(found):.2%}")
 
