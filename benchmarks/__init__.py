@@ -1,0 +1,1 @@
+"""Measured ratios against the peers; ``python -m benchmarks`` lists and runs them."""

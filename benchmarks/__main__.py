@@ -1,0 +1,51 @@
+"""Which benchmarks are there, and how fast are we today?
+
+python -m benchmarks                    list them
+python -m benchmarks all                run every one, each in a process of its own
+python -m benchmarks NAME [options]     run one; its --help shows its options
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+def names() -> dict[str, str]:
+    """Every benchmark with the first line of what it says about itself."""
+    found = {}
+    for path in sorted(FOLDER.glob("*.py")):
+        if not path.stem.startswith("_"):
+            text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            found[path.stem] = text.splitlines()[0] if text else ""
+    return found
+
+
+def main(argv: list[str]) -> int:
+    """List, run one, or run all; the exit status is that of the worst."""
+    known = names()
+    if not argv:
+        for name, text in known.items():
+            print(f"{name:<12} {text}")
+        print("\nmake bench ARGS=NAME runs one, ARGS=all runs all.")
+        return 0
+    if argv[0] == "all":
+        worst = 0
+        for name in known:
+            print(f"== {name}", flush=True)
+            worst = max(worst, abs(subprocess.call([sys.executable, "-m", "benchmarks", name])))
+        return worst
+    if argv[0] not in known:
+        print(f"no benchmark {argv[0]!r}; there are {', '.join(known)}", file=sys.stderr)
+        return 2
+    status = importlib.import_module(f"benchmarks.{argv[0]}").main(argv[1:])
+    return int(status or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
