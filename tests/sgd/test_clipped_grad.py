@@ -137,6 +137,15 @@ def test_a_criterion_is_a_loss():
     by_criterion = sgd.clipped_grad(model, nn.CrossEntropyLoss(reduction="none"), batch)
     by_function = sgd.clipped_grad(model, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"), batch)
     assert difference(by_criterion.sums, by_function.sums) == 0
+    for loss in (F.cross_entropy, lambda logits, y: F.cross_entropy(logits, y, reduction="none")):
+        assert difference(sgd.clipped_grad(model, loss, batch).sums, by_function.sums) == 0
+
+
+def test_a_loss_per_position_is_averaged_over_each_example():
+    model, x, y = nn.Linear(3, 2).double(), torch.randn(4, 5, 3).double(), torch.randn(4, 5, 2).double()
+    found = sgd.clipped_grad(model, nn.MSELoss(reduction="none"), (x, y))
+    wanted = sgd.clipped_grad(model, lambda m, b: (m(b[0]) - b[1]).square().mean((1, 2)), (x, y))
+    assert difference(found.sums, wanted.sums) < 1e-12
 
 
 def test_a_loss_that_is_not_per_example_is_refused():

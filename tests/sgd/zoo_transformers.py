@@ -197,6 +197,73 @@ def mamba() -> Case:
     return Case(hf.MambaForCausalLM(config), causal, text(padded=False), {"computes_in": torch.float32})
 
 
+SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+    "max_position_embeddings": 40,
+}
+
+
+@architecture("hf-albert", "transformers ALBERT (one layer shared by all depths), unmodified")
+def albert() -> Case:
+    return Case(hf.AlbertForMaskedLM(hf.AlbertConfig(**SMALL, embedding_size=4)), masked, text())
+
+
+@architecture("hf-deberta", "transformers DeBERTa-v2 (disentangled relative attention), unmodified")
+def deberta() -> Case:
+    config = hf.DebertaV2Config(**SMALL, relative_attention=True, pos_att_type=["p2c", "c2p"])
+    return Case(hf.DebertaV2ForMaskedLM(config), masked, text())
+
+
+@architecture("hf-bart", "transformers BART (encoder-decoder, learned positions), unmodified")
+def bart() -> Case:
+    config = hf.BartConfig(
+        vocab_size=VOCAB,
+        d_model=8,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=12,
+        decoder_ffn_dim=12,
+        max_position_embeddings=40,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+        decoder_start_token_id=2,
+    )
+    return Case(hf.BartForConditionalGeneration(config), masked, text())
+
+
+@architecture("hf-swin", "transformers Swin (shifted windows), unmodified")
+def swin() -> Case:
+    config = hf.SwinConfig(image_size=16, patch_size=2, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4)
+    net = hf.SwinForImageClassification(config)
+    return Case(net, pixels, {"x": torch.randn(3, 3, 16, 16), "y": torch.randint(2, (3,))})
+
+
+@architecture("hf-resnet-eval", "transformers ResNet with frozen batch statistics, unmodified")
+def resnet() -> Case:
+    config = hf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic")
+    net = hf.ResNetForImageClassification(config)
+    return Case(net, pixels, {"x": torch.randn(3, 3, 16, 16), "y": torch.randint(2, (3,))})
+
+
+@architecture("hf-gpt2-classifier", "transformers GPT-2 classifier (pools by length), unmodified")
+def gpt2_classifier() -> Case:
+    config = hf.GPT2Config(vocab_size=VOCAB, n_embd=8, n_layer=1, n_head=2, n_positions=32, pad_token_id=0)
+    batch = {**text(), "y": torch.randint(2, (3,))}
+
+    def loss(model: nn.Module, b: Batch) -> Tensor:
+        logits = model(input_ids=b["input_ids"], attention_mask=b["attention_mask"]).logits
+        return F.cross_entropy(logits, b["y"], reduction="none")
+
+    return Case(hf.GPT2ForSequenceClassification(config), loss, batch)
+
+
 def adapted(name: str, what: str, base: Any, config: Any) -> None:
     """Enter a base model adapted by peft in the zoo, with adapters away from their zero start."""
 

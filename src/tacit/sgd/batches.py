@@ -7,6 +7,8 @@ for batches ``(inputs, targets)``.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -49,12 +51,42 @@ def take(batch: Any, index: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda t: t[index], batch)
 
 
+_OUTPUT_NAMES = ("input", "output", "outputs", "out", "logits", "scores", "pred", "preds", "prediction", "predictions")
+_OUTPUT_NAMES += ("y_pred", "y_hat")
+
+
+def is_criterion(loss: Loss) -> bool:
+    """Whether a loss compares outputs with targets, rather than taking the model and the batch itself.
+
+    Criteria are modules, functions of ``torch.nn.functional``, and functions of two arguments of which the first is
+    called ``input``, ``output``, ``logits``, ``pred`` or the like.
+
+    >>> import torch.nn.functional as F
+    >>> is_criterion(F.cross_entropy), is_criterion(lambda logits, y: 0), is_criterion(lambda model, batch: 0)
+    (True, True, False)
+    """
+    if isinstance(loss, nn.Module):
+        return True
+    inner = getattr(loss, "func", loss)
+    if getattr(inner, "__module__", None) in ("torch.nn.functional", "torch._C._nn"):
+        return True
+    try:
+        names = list(inspect.signature(loss).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    required = [
+        p.name for p in names if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return len(required) == 2 and required[0] in _OUTPUT_NAMES
+
+
 def row_losses(model: nn.Module, loss: Loss, batch: Any) -> Tensor:
     """One loss per row of the batch."""
-    if not isinstance(loss, nn.Module):
+    if not is_criterion(loss):
         return loss(model, batch)
+    name = getattr(getattr(loss, "func", loss), "__name__", type(loss).__name__)
     if getattr(loss, "reduction", "none") != "none":
-        raise ValueError(f"{type(loss).__name__} averages over the batch: build it with reduction='none'")
+        raise ValueError(f"{name} averages over the batch: build it with reduction='none'")
     if not isinstance(batch, list | tuple) or len(batch) != 2:
         raise ValueError("with a criterion as loss the batch must be a pair (inputs, targets)")
     inputs, targets = batch
@@ -64,8 +96,20 @@ def row_losses(model: nn.Module, loss: Loss, batch: Any) -> Tensor:
         outputs = model(*inputs)
     else:
         outputs = model(inputs)
-    losses: Tensor = loss(outputs, targets)
+    if not isinstance(loss, nn.Module) and _reduces(loss):
+        losses: Tensor = functools.partial(loss, reduction="none")(outputs, targets)
+    else:
+        losses = loss(outputs, targets)
     return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+
+
+def _reduces(loss: Any) -> bool:
+    """Whether a function would average unless told otherwise."""
+    try:
+        reduction = inspect.signature(loss).parameters.get("reduction")
+    except (TypeError, ValueError):
+        return False
+    return reduction is not None and reduction.default != "none"
 
 
 def example_losses(model: nn.Module, loss: Loss, batch: Any, rows: int, views: int) -> Tensor:
