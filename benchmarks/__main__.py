@@ -1,8 +1,7 @@
 """Which benchmarks are there, and how fast are we today?
 
-python -m benchmarks                    list them
-python -m benchmarks all                run every one, each in a process of its own
-python -m benchmarks NAME [options]     run one; its --help shows its options
+``python -m benchmarks`` runs every one, each in a process of its own; ``python -m benchmarks list`` lists them;
+``python -m benchmarks NAME [options]`` runs one, and its ``--help`` shows its options.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ def names() -> dict[str, str]:
 def main(argv: list[str]) -> int:
     """List, run one, or run all; the exit status is that of the worst."""
     known = names()
-    if not argv:
+    if not argv or argv[0] == "list":
         for name, text in known.items():
             print(f"{name:<12} {text}")
-        print("\nmake bench ARGS=NAME runs one, ARGS=all runs all.")
-        return 0
-    if argv[0] == "all":
+        print("\nmake bench ARGS=NAME runs one.", flush=True)
+        if argv:
+            return 0
         worst = 0
         for name in known:
-            print(f"== {name}", flush=True)
+            print(f"\n== {name}", flush=True)
             worst = max(worst, abs(subprocess.call([sys.executable, "-m", "benchmarks", name])))
         return worst
     if argv[0] not in known:
