@@ -7,7 +7,6 @@ for batches ``(inputs, targets)``.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -51,7 +50,8 @@ def take(batch: Any, index: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda t: t[index], batch)
 
 
-_OUTPUT_NAMES = ("input", "output", "outputs", "out", "logits", "scores", "pred", "preds", "prediction", "predictions")
+_OUTPUT_NAMES: tuple[str, ...] = ("input", "output", "outputs", "out", "logits", "scores", "pred", "preds")
+_OUTPUT_NAMES += ("prediction", "predictions")
 _OUTPUT_NAMES += ("y_pred", "y_hat")
 
 
@@ -97,7 +97,8 @@ def row_losses(model: nn.Module, loss: Loss, batch: Any) -> Tensor:
     else:
         outputs = model(inputs)
     if not isinstance(loss, nn.Module) and _reduces(loss):
-        losses: Tensor = functools.partial(loss, reduction="none")(outputs, targets)
+        reducing: Callable[..., Tensor] = loss
+        losses = reducing(outputs, targets, reduction="none")
     else:
         losses = loss(outputs, targets)
     return losses.flatten(1).mean(1) if losses.dim() > 1 else losses

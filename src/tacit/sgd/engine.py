@@ -281,7 +281,8 @@ class Engine:
     def _evidence(run: Pass) -> list[list[Evidence | None]]:
         """What the gradients of weighted losses tell about where the examples are in each output."""
         found = [
-            [None if g is None else Evidence(g, run.batch) for g in row] for row in run.output_gradients(retain=True)
+            [None if g is None else Evidence(g, run.batch, use.rearranged) for g in row]
+            for use, row in zip(run.uses, run.output_gradients(retain=True), strict=True)
         ]
         for weights in digit_weights(run.batch, run.losses.device, run.losses.dtype):
             for row, values in zip(found, run.output_gradients(weights, retain=True), strict=True):

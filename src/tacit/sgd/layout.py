@@ -89,11 +89,13 @@ class Evidence:
     dimension, and whole tensors of owners would take more memory than the pass itself.
     """
 
-    def __init__(self, plain: Tensor, batch: int) -> None:
+    def __init__(self, plain: Tensor, batch: int, every: bool = False) -> None:
         plain = plain.detach()
         size = plain.abs().nan_to_num(0.0, 0.0, 0.0)
-        # What is left after cancellation need not repeat bit for bit on every device: only sizeable elements count.
-        self.seen = torch.isfinite(plain) & (size > 1e-5 * size.amax()) if plain.numel() else torch.isfinite(plain)
+        # What is left after cancellation need not repeat bit for bit on every device: only sizeable elements count,
+        # unless every one has to, because the places of examples change with the data.
+        floor = size.amax() * (0.0 if every else 1e-5) if plain.numel() else 0.0
+        self.seen = torch.isfinite(plain) & (size > floor)
         self.plain, self.batch, self.mixed = plain, batch, False
         self.digits: list[dict[int, tuple[Tensor, Tensor]]] = []
 
