@@ -89,6 +89,8 @@ def test_renyi_divergence_grows_with_its_order(name: str, adjacency: str) -> Non
         return
     values = acc.renyi(MECHANISMS[name], [1.5, 2.0, 3.7, 8.0, 20.0], adjacency=adjacency)
     assert values[0] > 0
+    if not MECHANISMS[name].is_tight(adjacency):
+        return  # a bound from above may be loose at small orders
     assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(values))
 
 

@@ -16,7 +16,7 @@ noises = st.floats(math.log(0.6), math.log(20.0)).map(math.exp)
 steps = st.floats(0, 5).map(lambda x: round(10.0**x))
 deltas = st.floats(-12, -2).map(lambda x: 10.0**x)
 adjacencies = st.sampled_from(acc.ADJACENCIES)
-few = settings(max_examples=25)
+few = settings(max_examples=15)
 
 
 def _no_more(less: acc.Bound, more: acc.Bound) -> None:
