@@ -1,0 +1,359 @@
+"""What does a run guarantee, in a form that people and programs can read? The privacy card.
+
+The card is a :class:`tacit.ledger.Release`: every value in it is charged to a ledger or public, and says which. It
+answers what NIST SP 800-226 asks of a claim of differential privacy, and what Ponomareva et al. ("How to DP-fy ML",
+2023, section 5.3) ask to be reported. As JSON it follows ``privacy.schema.json``, and carries the source of every
+value, so that a card that is read back is a release again, or is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tacit
+from tacit import accounting as acc
+from tacit.ledger import Release, public
+from tacit.ledger.release import Charged, Public, _plain
+from tacit.report import check, words
+from tacit.report.run import NOT_STATED, Run
+
+CHOSEN = "chosen before the data were seen"
+PRICE = "price of the mechanism, computed without the data"
+STATED = "stated by the user"
+LEDGER = "entry of the ledger: how the data were used, not what they hold"
+#: δ at which the card states ε beside its own.
+DELTAS = tuple(10.0**-k for k in range(3, 11))
+#: Step counts at which ε is shown.
+COUNTS = 40
+#: Points of the privacy profile.
+POINTS = 33
+
+
+class CardError(ValueError):
+    """A file that is not a privacy card, or holds a value that is neither charged nor public."""
+
+
+def make_card(run: Run) -> Release:
+    """The privacy card of a run.
+
+    >>> card = make_card(Run("count", acc.Laplace(10.0, unit="person"), delta=1e-9))
+    >>> card["guarantee"]["unit"], card["checks"]["audit"]["verdict"], card["ledger"]
+    ('person', 'not audited', None)
+    """
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return Release(
+        {
+            "card": _all(
+                {"format": "tacit privacy card", "version": 1, "created": now, "library": f"tacit {tacit.__version__}"},
+                "about the card itself",
+            ),
+            "run": _all({"name": run.name, "purpose": run.purpose, "method": run.method}, CHOSEN)
+            | {"model": run.model_file or public(None, "no model file was named")},
+            "guarantee": _guarantee(run),
+            "mechanism": _mechanism(run),
+            "accountant": _accountant(run),
+            "accesses": _accesses(run),
+            "checks": Release(
+                {
+                    "self_checks": public(list(run.self_checks), "that the run went on says that they passed"),
+                    "audit": public(dict(run.audit or {"verdict": "not audited"}), "result of the audit"),
+                }
+            ),
+            "ledger": _ledger(run),
+            "data": _data(run),
+            "evaluation": Release({str(i): _evaluation(e) for i, e in enumerate(run.evaluations)}),
+            "statement": _all(dataclasses.asdict(run.statement), STATED),
+        }
+    )
+
+
+def _all(values: Mapping[str, Any], because: str) -> Release:
+    return Release({key: public(value, because) for key, value in values.items()})
+
+
+# -- the sections ----------------------------------------------------------------------------------------------------
+
+
+def _guarantee(run: Run) -> Release:
+    bound = run.price()
+    finite = math.isfinite(bound.upper)
+    profile = _profile(run) if finite else None
+    tradeoff = profile.tradeoff() if profile is not None else None
+    others = [a for a in run.mechanism.adjacencies() if a != run.adjacency]
+    deltas = sorted({*DELTAS, run.delta} - {0.0}, reverse=True)
+    values = {
+        "claim": words.claim(bound),
+        "formula": words.formula(bound),
+        "attacker": words.attacker(tradeoff),
+        "delta": run.delta,
+        "adjacency": run.adjacency,
+        "neighbours": bound.terms,
+        "unit": run.unit,
+        "setting": "central: whoever runs the training sees the data; the guarantee is about what leaves",
+        "other_adjacencies": [_stated(run, a) for a in others] if run.delta > 0 else [],
+        "epsilon_of_delta": [
+            {"delta": d, **_ends(acc.epsilon(run.mechanism, d, adjacency=run.adjacency))} for d in deltas
+        ],
+        "profile": profile and _curve("epsilon", profile.epsilon, profile.lower, profile.upper),
+        "tradeoff": tradeoff and _curve("alpha", tradeoff.alpha, tradeoff.lower, tradeoff.upper),
+        "over_steps": _over_steps(run) if finite else None,
+    }
+    epsilon = {"lower": bound.lower, "upper": bound.upper, "claimed": words.rounded(bound.upper)}
+    return _all(values, PRICE) | {"epsilon": _all(epsilon | {"tight": bound.tight}, PRICE)}
+
+
+def _profile(run: Run) -> acc.Profile:
+    """The profile to a hundredth of δ, which is more than a drawing shows and far quicker than to a ten-thousandth."""
+    mechanism = run.mechanism
+    tops = (acc.epsilon(mechanism, d, adjacency=run.adjacency).upper for d in (1e-12, 1e-9, 1e-6, 1e-3, 0.1))
+    grid = np.linspace(0.0, max(next((x for x in tops if math.isfinite(x)), 1.0), 1e-3), POINTS)
+    bounds = []
+    for epsilon in grid.tolist():
+        bound = acc.delta(mechanism, epsilon, adjacency=run.adjacency, tolerance=1.0)
+        if bound.width > 0.01 * bound.upper:
+            wanted = max(0.01 * bound.upper, 1e-300)
+            bound = acc.delta(mechanism, epsilon, adjacency=run.adjacency, tolerance=wanted)
+        bounds.append(bound)
+    # δ falls as ε grows: each value profits from its neighbours.
+    low = np.maximum.accumulate(np.array([b.lower for b in bounds])[::-1])[::-1]
+    high = np.minimum.accumulate(np.array([b.upper for b in bounds]))
+    return acc.Profile(grid, low, high, run.adjacency, run.unit, 1, bounds[0].tight)
+
+
+def _stated(run: Run, adjacency: str) -> dict[str, Any]:
+    return {"adjacency": adjacency, **_ends(acc.epsilon(run.mechanism, run.delta, adjacency=adjacency))}
+
+
+def _ends(bound: acc.Bound) -> dict[str, Any]:
+    return {"lower": bound.lower, "upper": bound.upper}
+
+
+def _curve(name: str, grid: Any, lower: Any, upper: Any) -> dict[str, Any]:
+    return {name: np.asarray(grid).tolist(), "lower": np.asarray(lower).tolist(), "upper": np.asarray(upper).tolist()}
+
+
+def _over_steps(run: Run) -> dict[str, Any] | None:
+    """ε after some of the steps, where the run has steps."""
+    last, after = run.steps_planned, run.after
+    if after is None:
+        steps = [(part, times) for part, times in run.mechanism.parts() if times > 1]
+        if len(steps) != 1 or len(run.mechanism.parts()) != 1 or run.delta == 0:
+            return None
+        part, last = steps[0]
+
+        def after(count: int) -> acc.Bound:
+            return acc.epsilon(part * count, run.delta, adjacency=run.adjacency)
+
+    if last is None or last < 2:
+        return None
+    counts = sorted({max(1, round(c)) for c in np.linspace(0, last, COUNTS + 1)})
+    bounds = [after(count) for count in counts]
+    if not all(math.isfinite(b.upper) for b in bounds):
+        return None
+    lower = np.maximum.accumulate([b.lower for b in bounds])  # more steps never cost less
+    return _curve("steps", counts, lower, [b.upper for b in bounds])
+
+
+def _mechanism(run: Run) -> Release:
+    return Release(
+        {
+            "words": public(repr(run.mechanism), CHOSEN),
+            "description": public(run.mechanism.to_dict(), CHOSEN),
+            "parameters": public(dict(run.parameters), CHOSEN),
+            "sampler": public(run.sampler, CHOSEN),
+            "steps_planned": public(run.steps_planned, CHOSEN),
+            "steps_executed": public(run.steps_executed, "how far the run went; the ledger holds the plan"),
+            "basis": public(run.basis, "how the run ended, in the operator's words"),
+            "noise_generator": public(run.generator, "how the library draws noise"),
+        }
+    )
+
+
+def _accountant(run: Run) -> Release:
+    assumptions = [
+        "An attacker sees everything that is stated as covered, knows every other record, and has unlimited time.",
+        "Batches are drawn as the sampler above says; the sampler that ran is the object that was priced.",
+        "The noise generator's output cannot be told from true randomness by anyone without its key.",
+    ]
+    return _all(
+        {
+            "name": "tacit.accounting",
+            "version": tacit.__version__,
+            "method": "exact composition of privacy loss, with certified bounds on every numerical error",
+            "assumptions": assumptions,
+            "comparison": _comparison(run),
+        },
+        PRICE,
+    )
+
+
+def _comparison(run: Run) -> list[dict[str, Any]]:
+    if run.delta == 0:
+        return []
+    table = acc.compare(run.mechanism, run.delta, adjacency=run.adjacency)
+    rows: list[dict[str, Any]] = []
+    for way in table:
+        if way in table.refused:
+            rows.append({"accountant": way, "epsilon": None, "kind": f"not applicable: {table.refused[way]}"})
+            continue
+        price = table[way]
+        kind = "approximation, can be too low" if price.approximation else "upper bound"
+        rows.append({"accountant": way, "epsilon": price.epsilon, "kind": kind})
+    return rows
+
+
+def _accesses(run: Run) -> Release:
+    limits = [
+        "How the data were collected, stored and guarded, and who could read them before this run.",
+        "Side channels of the machine that ran it: the time it took, its memory, its power.",
+        f"Conclusions about a {run.unit} that hold just as well without that {run.unit}'s data.",
+    ]
+    if run.unit == "record":
+        limits.append("A person with several records: the unit that is protected is one record.")
+
+    def listed(found: Any) -> Any:
+        return None if found is None else [dataclasses.asdict(source) for source in found]
+
+    return _all(
+        {
+            "covered": list(run.covered),
+            "uncovered": None if run.uncovered is None else list(run.uncovered),
+            "tuning": run.tuning,
+            "tuning_note": run.tuning_note,
+            "records_public": run.records_public,
+            "records": run.records,
+            "public_data": listed(run.public_sources),
+            "pretrained": listed(run.pretrained),
+        },
+        STATED,
+    ) | {"limits": public(limits, "true of every guarantee of this kind")}
+
+
+def _ledger(run: Run) -> Release | Public:
+    if run.ledger is None or run.dataset is None:
+        return public(None, "the run was not charged to a ledger")
+    budget = run.ledger.budget(run.dataset)
+    record = next((r for r in run.ledger.history(run.dataset) if r.charge == run.charge), None)
+    if run.charge is not None and record is None:
+        raise CardError(f"the ledger has no charge {run.charge} on {run.dataset!r}")
+    terms = budget.dataset
+    return _all(
+        {
+            "dataset": run.dataset,
+            "head": budget.head,
+            "charge": run.charge,
+            "confirmed": None if record is None else record.confirmed,
+            "budget": {"epsilon": terms.epsilon, "delta": terms.delta, "rule": terms.rule.name},
+            "spent": {"epsilon": budget.spent_epsilon, "delta": budget.spent_delta},
+            "charges": budget.charges,
+        },
+        LEDGER,
+    )
+
+
+def _data(run: Run) -> Release:
+    keyed = run.fingerprint or None
+    if keyed is None and run.ledger is not None and run.dataset is not None:
+        keyed = run.ledger.dataset(run.dataset).fingerprint
+    return Release(
+        {
+            "name": public(run.data, STATED),
+            "schema": public(run.schema or NOT_STATED, "written by a person, without the data"),
+            "fingerprint": public(keyed, "keyed with a secret of the ledger: tells an outsider nothing"),
+        }
+    )
+
+
+def _evaluation(result: Any) -> Release:
+    named = {"metric": result.metric, "model": result.model, "group": result.group, "rows": result.rows}
+    return _all({**named, "note": result.note}, "what was measured, on public rows") | {"value": result.value}
+
+
+# -- to and from JSON --------------------------------------------------------------------------------------------------
+
+
+def sources(card: Release, path: str = "") -> dict[str, str]:
+    """Why each value of a release may leave, by the path of the value.
+
+    >>> sources(Release({"a": Release({"b": public(1, "a constant")})}))
+    {'a.b': 'public: a constant'}
+    """
+    found: dict[str, str] = {}
+    for key in card:
+        place = f"{path}.{key}" if path else key
+        value = card[key]
+        found |= sources(value, place) if isinstance(value, Release) else {place: card.source(key)}
+    return found
+
+
+def to_json(card: Release) -> str:
+    """The card as JSON text that follows the published schema.
+
+    >>> json.loads(to_json(make_card(Run("count", acc.Laplace(10.0), delta=1e-9))))["sources"]["guarantee.delta"]
+    'public: price of the mechanism, computed without the data'
+    """
+    plain: dict[str, Any] = _plain(card.to_dict())
+    plain["evaluation"] = list(plain["evaluation"].values())
+    plain["sources"] = sources(card)
+    found = check.problems(plain)
+    if found:
+        raise CardError("this card does not follow its schema: " + "; ".join(found))
+    return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_card(card: Release, path: str | os.PathLike[str]) -> Path:
+    """Write ``privacy.json``."""
+    target = Path(path)
+    target.write_text(to_json(card), encoding="utf-8")
+    return target
+
+
+def read_card(path: str | os.PathLike[str]) -> Release:
+    """Read a ``privacy.json`` back as a release; refuse it where a value has no source or a key is unknown."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        document = json.loads(text)
+    except OSError as error:
+        raise CardError(f"cannot read the card {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise CardError(f"{path} is not JSON: {error}") from None
+    found = check.problems(document)
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise CardError(f"{path} is not a privacy card: {found[0]}{more}")
+    why = document.pop("sources")
+    document["evaluation"] = {str(i): entry for i, entry in enumerate(document["evaluation"])}
+    try:
+        return _release(document, why, "")
+    except CardError as error:
+        raise CardError(f"{path}: {error}") from None
+
+
+def _release(values: dict[str, Any], why: dict[str, str], path: str) -> Release:
+    found: dict[str, Charged | Public | Release] = {}
+    for key, value in values.items():
+        place = f"{path}.{key}" if path else key
+        if place in why:
+            found[key] = _marked(value, why[place])
+        elif isinstance(value, dict):
+            found[key] = _release(value, why, place)
+        else:
+            raise CardError(f"{place} has no source: it is neither charged nor public")
+    return Release(found)
+
+
+def _marked(value: Any, source: str) -> Charged | Public:
+    paid = re.fullmatch(r"charged to (.+) \(charge (.+)\)", source)
+    if paid:
+        return Charged(value, paid[1], paid[2])
+    return public(value, source.removeprefix("public: "))

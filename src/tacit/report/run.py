@@ -1,0 +1,217 @@
+"""What has to be known about a run before its card can be written?
+
+The accountant knows what the mechanism costs and the ledger what was charged. The rest is here: what ran and how far,
+which accesses to the data the number covers, what else was used, and what the user states about trust and release.
+Nothing in a :class:`Run` may be computed from private data; results enter through :class:`Evaluation`, which takes
+what :meth:`tacit.ledger.EvaluationData.metric` gives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tacit import accounting as acc
+from tacit.ledger import Ledger, OperatorView, PrivateValueError
+from tacit.ledger.release import Charged, Public
+
+if TYPE_CHECKING:
+    from tacit.sgd import Training
+
+#: What may be said about the choice of hyper-parameters.
+TUNING = ("none", "charged", "on public data only", "not charged", "not stated")
+#: Whether public data or a pre-trained model may contain the people who are protected.
+OVERLAP = ("yes", "no", "unknown")
+NOT_STATED = "not stated"
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """What the user states in their own words: who is trusted with the raw data, and what is released to whom.
+
+    >>> Statement(trust_model="central: the statistics office holds the data").release
+    'not stated'
+    """
+
+    trust_model: str = NOT_STATED
+    release: str = NOT_STATED
+    contact: str = NOT_STATED
+
+
+@dataclasses.dataclass(frozen=True)
+class PublicSource:
+    """Public data or a pre-trained model that the run used, and whether the protected people may be in it too.
+
+    >>> PublicSource("labsup, every fifth row", use="evaluation", may_overlap="no").may_overlap
+    'no'
+    """
+
+    name: str
+    use: str
+    may_overlap: str = "unknown"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.may_overlap not in OVERLAP:
+            raise ValueError(f"may_overlap is one of {', '.join(OVERLAP)}, not {self.may_overlap!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """One result that may leave: a metric of a model on public data, or a charged one.
+
+    ``value`` is what :meth:`tacit.ledger.EvaluationData.metric` gave. ``model`` says of which model it is, ``group``
+    of which subgroup.
+
+    >>> from tacit.ledger import EvaluationData
+    >>> test = EvaluationData.declared_public([0, 1], because="published benchmark")
+    >>> Evaluation("accuracy", test.metric("accuracy", 0.5), rows=2).model
+    'private'
+    """
+
+    metric: str
+    value: Charged | Public | OperatorView
+    model: str = "private"
+    group: str = ""
+    rows: int | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.value, OperatorView):
+            raise PrivateValueError(
+                f"{self.metric!r} was computed on private data and not charged: it stays with the operator"
+            )
+        if not isinstance(self.value, Charged | Public):
+            raise PrivateValueError(
+                f"{self.metric!r} is a bare {type(self.value).__name__}; pass what EvaluationData.metric gives"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run as its card describes it.
+
+    ``mechanism`` and ``delta`` are what is claimed; ``epsilon`` its certified price where it is known already.
+    ``after`` prices the first so many steps. ``parameters`` names every parameter of the mechanism. ``covered`` lists
+    the accesses to the private data that the number covers, ``uncovered`` what was released beside it (None: not
+    stated). ``records`` is the number of records where it is treated as public. ``ledger``, ``dataset`` and ``charge``
+    (its number) say where it was charged.
+
+    >>> Run("count", acc.Laplace(10.0), delta=0.0).adjacency
+    'add-remove'
+    """
+
+    name: str = dataclasses.field(kw_only=False)
+    mechanism: acc.Mechanism = dataclasses.field(kw_only=False)
+    delta: float
+    adjacency: str = "add-remove"
+    epsilon: acc.Bound | None = None
+    after: Callable[[int], acc.Bound] | None = None
+    method: str = NOT_STATED
+    purpose: str = NOT_STATED
+    parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    sampler: str = "none: every record takes part"
+    steps_planned: int | None = None
+    steps_executed: int | None = None
+    basis: str = "as planned"
+    generator: str = NOT_STATED
+    covered: tuple[str, ...] = ()
+    uncovered: tuple[str, ...] | None = None
+    tuning: str = NOT_STATED
+    tuning_note: str = ""
+    records_public: bool | None = None
+    records: int | None = None
+    public_sources: tuple[PublicSource, ...] | None = None
+    pretrained: tuple[PublicSource, ...] | None = None
+    self_checks: tuple[str, ...] = ()
+    audit: Mapping[str, Any] | None = None
+    data: str = NOT_STATED
+    schema: str = ""
+    fingerprint: str = ""
+    ledger: Ledger | None = None
+    dataset: str | None = None
+    charge: str | None = None
+    model_file: Charged | Public | None = None
+    evaluations: tuple[Evaluation, ...] = ()
+    statement: Statement = Statement()
+
+    def __post_init__(self) -> None:
+        if self.tuning not in TUNING:
+            raise ValueError(f"tuning is one of {', '.join(TUNING)}, not {self.tuning!r}")
+        if self.records is not None and self.records_public is not True:
+            raise ValueError("the number of records is on the card only where it is treated as public")
+        if self.epsilon is not None and (self.epsilon.adjacency, self.epsilon.unit) != (self.adjacency, self.unit):
+            raise ValueError(f"the price is stated for {self.epsilon.terms}, the run for one {self.unit}")
+        if (self.ledger is None) != (self.dataset is None) or (self.charge is not None and self.ledger is None):
+            raise ValueError("give ledger= and dataset= together, and with them the number of the charge")
+
+    @property
+    def unit(self) -> str:
+        """Whom the guarantee protects."""
+        return self.mechanism.unit
+
+    def price(self) -> acc.Bound:
+        """The certified ε at :attr:`delta`."""
+        if self.epsilon is not None:
+            return self.epsilon
+        if self.delta == 0:
+            raise ValueError("a pure guarantee (δ = 0) is stated with its own price: give epsilon=")
+        return acc.epsilon(self.mechanism, self.delta, adjacency=self.adjacency)
+
+
+def describe(training: Training, name: str, **rest: Any) -> Run:
+    """The run of a :class:`tacit.sgd.Training`, with ``rest`` for what only the user knows.
+
+    >>> import torch
+    >>> from tacit.sgd import Training
+    >>> model = torch.nn.Linear(2, 2)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> data = torch.randn(50, 2), torch.randint(2, (50,))
+    >>> training = Training(model, optimizer, torch.nn.CrossEntropyLoss(reduction="none"), data,
+    ...                     batch_size=10, steps=3, noise_multiplier=1.0, delta=1e-5)
+    >>> describe(training, "small").steps_planned
+    3
+    """
+    plan, privacy = training.plan, training.privacy
+    mechanism = plan.mechanism if "without looking" not in privacy.basis else plan.prefix(privacy.steps_executed)
+    if plan.earlier is not None:
+        mechanism = plan.earlier + mechanism
+    hidden = ("mechanism", "earlier", "steps", "delta", "adjacency", "unit", "size", "generator")
+    sampler = dict(plan.sampler.to_dict())
+    parameters = {key: value for key, value in plan.to_dict().items() if key not in hidden}
+    if plan.size_given:
+        parameters["size"] = "a public number that was given in place of the true one"
+    parameters["sampler"] = sampler
+    parameters["optimizer"] = type(training.optimizer).__name__
+    parameters["learning_rate"] = [float(g.get("initial_lr", g["lr"])) for g in training.optimizer.param_groups]
+    checked = plan.kind == "gaussian" and training._check != "never" and training.steps_executed > 0
+    exact = plan.sampler.exact or not plan.size_given
+    usual: dict[str, Any] = {
+        "adjacency": plan.adjacency,
+        "epsilon": privacy.epsilon,
+        "after": plan.price,
+        "method": "DP-SGD: per-example gradients are clipped and summed, noise is added to the sum (Abadi et al. 2016)"
+        if plan.kind == "gaussian"
+        else "DP-SGD with Laplace noise: per-example gradients are clipped in L1 norm",
+        "purpose": training.purpose,
+        "parameters": parameters,
+        "sampler": plan.sampler.words,
+        "steps_planned": privacy.steps_planned,
+        "steps_executed": privacy.steps_executed,
+        "basis": privacy.basis,
+        "generator": plan.generator,
+        "covered": ("the weights after every step, and everything computed from them",),
+        "records_public": exact,
+        "records": plan.sampler.size if exact else None,
+        "self_checks": (
+            "sum of the captured gradients against autograd's own",
+            "gradient norms of single examples against their own backward pass",
+        )
+        if checked
+        else (),
+        "ledger": training.ledger,
+        "charge": training.charge.number if training.charge is not None else (training._entry or {}).get("charge"),
+        "dataset": training.dataset,
+    }
+    return Run(name, mechanism, delta=plan.delta, **(usual | rest))

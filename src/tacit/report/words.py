@@ -1,0 +1,121 @@
+"""How is a guarantee said, so that a lawyer can quote it and an engineer can check it?
+
+Every number in a sentence is rounded in the direction that keeps the sentence true.
+"""
+
+from __future__ import annotations
+
+import decimal
+import math
+
+import numpy as np
+
+from tacit import accounting as acc
+
+
+def rounded(value: float, decimals: int = 4, *, up: bool = True) -> float:
+    """The nearest number with so many decimals (significant digits, below 0.01) that is not below ``value``.
+
+    With ``up=False``: that is not above it.
+
+    >>> rounded(0.99998765), rounded(1.0), rounded(0.000123456), rounded(0.99998765, up=False)
+    (1.0, 1.0, 0.0001235, 0.9999)
+    """
+    if isinstance(value, str) or math.isinf(value) or value == 0:
+        return value
+    exact = decimal.Decimal(value)
+    places = decimals if value >= 0.01 else decimals - 1 - exact.adjusted()
+    way = decimal.ROUND_CEILING if up else decimal.ROUND_FLOOR
+    return float(exact.quantize(decimal.Decimal(1).scaleb(-places), rounding=way))
+
+
+def number(value: float | str) -> str:
+    """A number as it is shown: ten significant digits, or ``∞``.
+
+    >>> number(0.25), number(1e-06), number("inf"), number(31857)
+    ('0.25', '1e-6', '∞', '31857')
+    """
+    if value == "inf" or (isinstance(value, float) and math.isinf(value)):
+        return "∞"
+    if isinstance(value, int | np.integer):
+        return str(value)
+    shown = f"{float(value):.10g}"
+    mantissa, _, exponent = shown.partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else shown
+
+
+def _chance(delta: float) -> str:
+    """δ in words.
+
+    >>> _chance(1e-6)
+    'one in 1,000,000'
+    """
+    odds = math.floor(1 / delta * (1 + 1e-12))  # rounded down: the chance that is said is not below δ
+    return f"one in {odds:,}"
+
+
+def claim(bound: acc.Bound) -> str:
+    """The guarantee for everybody: no symbols, every quantifier in place.
+
+    >>> claim(acc.epsilon(acc.PureDP(1.0), 1e-6))
+    'Whether or not the data of any one record were used, the probability of any conclusion that anyone can draw from
+    what was released changes by at most a factor of 2.7183, plus a chance of at most one in 1,000,000.'
+    """
+    if math.isinf(bound.upper):
+        return f"No protection is claimed: what was released may reveal the data of any one {bound.unit} for certain."
+    who = f"any one {bound.unit}" if bound.group == 1 else f"any {bound.group} {bound.unit}s together"
+    terms = {
+        "add-remove": f"Whether or not the data of {who} were used",
+        "replace-one": f"Whatever the data of {who} were",
+        "zero-out": f"Whether or not the contribution of {who} was counted",
+    }[bound.adjacency]
+    upper = rounded(bound.upper)
+    factor = f"{rounded(math.exp(upper)):,.10g}" if upper < 20 else f"e to the power of {upper:g}"
+    plus = f", plus a chance of at most {_chance(bound.given)}" if bound.given > 0 else ""
+    return (
+        f"{terms}, the probability of any conclusion that anyone can draw from what was released changes by at most "
+        f"a factor of {factor}{plus}."
+    )
+
+
+def formula(bound: acc.Bound) -> str:
+    """The guarantee to check: the inequality, its neighbours and the certified interval.
+
+    >>> formula(acc.epsilon(acc.PureDP(1.0), 1e-6))
+    'For all neighbouring data sets D, D′ (add/remove one record) and every set S of outputs,
+    P[M(D) ∈ S] ≤ exp(ε)·P[M(D′) ∈ S] + δ with δ = 1e-6 and ε = 1; ...'
+    """
+    if math.isinf(bound.upper):
+        return f"ε is infinite at δ = {number(bound.given)} ({bound.terms}): no inequality is claimed."
+    least = "the least ε of this mechanism" if bound.tight else "the least ε that is known to be needed"
+    return (
+        f"For all neighbouring data sets D, D′ ({bound.terms}) and every set S of outputs, "
+        f"P[M(D) ∈ S] ≤ exp(ε)·P[M(D′) ∈ S] + δ with δ = {number(bound.given)} "
+        f"and ε = {number(rounded(bound.upper))}; "
+        f"{least} is certified to lie in {_interval(bound)}."
+    )
+
+
+def _interval(bound: acc.Bound) -> str:
+    text = repr(bound)
+    if bound.tight:
+        return text[text.index("[") : text.index("]") + 1]
+    return f"[{number(bound.lower)}, {number(rounded(bound.upper, 6))}]"
+
+
+def attacker(curve: acc.Tradeoff | None, alpha: float = 0.01) -> str:
+    """What the trade-off curve says about the best test of membership at one false-alarm rate.
+
+    >>> attacker(acc.tradeoff(acc.Gaussian(5.0)))
+    'Whoever tests whether one record was in the data, and wrongly accuses 1% of those who were not, finds at most 1.7%
+    of those who were. Guessing blindly finds 1%.'
+    """
+    if curve is None:
+        return "No limit is claimed on what an attacker can find out."
+    place = int(np.argmin(np.abs(curve.alpha - alpha)))
+    at = float(curve.alpha[place])
+    found = math.ceil((1 - float(curve.lower[place])) * 1000) / 10
+    return (
+        f"Whoever tests whether one {curve.unit} was in the data, and wrongly accuses {at:.0%} of those who were not, "
+        f"finds at most {found:g}% of those who were. Guessing blindly finds {at:.0%}."
+    )
