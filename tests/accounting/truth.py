@@ -22,10 +22,12 @@ def one_step(q: Any, sigma: Any, epsilon: Any, direction: str) -> Any:
     def above(shift: int) -> Any:
         return mp.erfc((x - shift) / sigma / mp.sqrt(2)) / 2
 
-    mixture = (1 - q) * above(0) + q * above(1)
+    def below_it(shift: int) -> Any:
+        return mp.erfc((shift - x) / sigma / mp.sqrt(2)) / 2
+
     if direction == "remove":
-        return mixture - mp.e**epsilon * above(0)
-    return (1 - above(0)) - mp.e**epsilon * (1 - mixture)
+        return (1 - q) * above(0) + q * above(1) - mp.e**epsilon * above(0)
+    return below_it(0) - mp.e**epsilon * ((1 - q) * below_it(0) + q * below_it(1))
 
 
 def two_steps(q: float, sigma: float, epsilon: float, direction: str, digits: int = 30) -> Any:

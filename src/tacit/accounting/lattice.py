@@ -39,6 +39,8 @@ class LatticeLaw(AtomsLoss):
         k = np.arange(first, first + len(masses))[keep]
         super().__init__(offset + k * step, masses[keep])
         self.offset, self.k, self.above = offset, k, above
+        if len(k) == 0:
+            raise OverflowError("no mass on the lattice")
         self.log_p = np.log(self.p)
 
     def tilted(self, c: float) -> tuple[float, float, float, float]:
@@ -313,18 +315,20 @@ class _Composed:
         levels = math.log2(size)
         log_power = np.zeros(size // 2 + 1, dtype=np.result_type(kind, 1j))
         relative = np.zeros(size // 2 + 1)
+        gone = np.zeros(size // 2 + 1, dtype=bool)
         for law, times in parts:
             weights = np.exp((np.log(law.p) + self.c * law.values - law.tilted(self.c)[0]).astype(kind))
             folded = np.zeros(size, dtype=kind)
             np.add.at(folded, law.k % size, weights)
             transform = np.fft.rfft(folded)
-            with np.errstate(divide="ignore"):
-                log_power += times * np.log(transform)
-                relative += (times * (4 * levels + 8) * unit / np.maximum(np.abs(transform), 1e-300)).astype(float)
-        power = np.exp(log_power)
+            gone |= transform == 0
+            log_power += times * np.log(np.where(transform == 0, 1.0, transform))
+            relative += (times * (4 * levels + 8) * unit / np.maximum(np.abs(transform), 1e-300)).astype(float)
+        # an entry that rounds to 0 is wrong by its own error only: at most that of one factor
+        power = np.where(gone, 0.0, np.exp(log_power))
         size_of = np.abs(power).astype(float)
         # an entry's relative error is e^{relative} - 1
-        wrong = np.where(size_of > 0, size_of * np.expm1(np.minimum(relative, 50.0)), 0.0)
+        wrong = np.where(gone, (4 * levels + 8) * unit, size_of * np.expm1(np.minimum(relative, 50.0)))
         noise = 2 * wrong.sum() / size + 8 * levels * unit * size_of.sum() / size
         return np.fft.irfft(power, size), float(noise)
 

@@ -21,12 +21,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtr
+
+from tacit.accounting.special import erfcx, ndtr
 
 Array = NDArray[np.floating[Any]]
 ComplexArray = NDArray[np.complexfloating[Any, Any]]
 #: Unit round-off of double precision.
 ROUND = 2.0**-53
+#: Relative error of a distribution function at a rounded argument.
+ACCURACY = 1e-12
 
 
 class Loss:
@@ -81,11 +84,18 @@ class Loss:
         return None
 
     def beyond(self, x: float) -> tuple[float, float]:
-        """log P and log Q of {L > x}: all that one use of the mechanism needs."""
+        """log P and log Q of {L > x}."""
         p, q = self.cells(np.array([x]))
         values, mass = self.atoms()
         above = values > x
         return _log(float(p[1] + mass[above].sum())), _log(float(q[1] + (mass[above] * np.exp(-values[above])).sum()))
+
+    def profile(self, epsilon: float) -> tuple[float, float]:
+        """δ(ε) = P[L > ε] - e^ε Q[L > ε] of one use, and a bound on its error."""
+        p, q = self.beyond(epsilon)
+        value = 0.0 if epsilon + q >= p else math.exp(p) * -math.expm1(epsilon + q - p)
+        # the exponent of e^ε Q is rounded too
+        return value, (ACCURACY + 8 * ROUND * (abs(epsilon) + abs(q) if q > -math.inf else 0.0)) * math.exp(p)
 
 
 class GaussianLoss(Loss):
@@ -113,8 +123,12 @@ class GaussianLoss(Loss):
         x = edges / self.mu  # L = mu X - mu^2/2, X ~ N(mu, 1) under P and N(0, 1) under Q
         return normal_cells(x - self.mu / 2), normal_cells(x + self.mu / 2)
 
-    def beyond(self, x: float) -> tuple[float, float]:
-        return float(log_ndtr(self.mu / 2 - x / self.mu)), float(log_ndtr(-self.mu / 2 - x / self.mu))
+    def profile(self, epsilon: float) -> tuple[float, float]:
+        # e^ε Φ(-b) = e^{-a²/2} e^{b²/2} Φ(-b), as b² - a² = 2ε: no large numbers cancel
+        a, b = self.mu / 2 - epsilon / self.mu, self.mu / 2 + epsilon / self.mu
+        p = float(ndtr(a))
+        rest = 0.5 * math.exp(-a * a / 2) * float(erfcx(b / math.sqrt(2)))
+        return max(p - rest, 0.0), (ACCURACY + 8 * ROUND * b * (abs(a) + 1)) * p
 
 
 class AtomsLoss(Loss):

@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr
 
 from tacit.accounting.losses import ROUND, Array, ComplexArray, GaussianLoss, Loss, log_sum, normal_cells
+from tacit.accounting.special import log_ndtr, ndtr
 
 #: Relative quadrature error asked of one log_mgf, as a negative exponent of e: 1e-22.
 DIGITS = 50.0

@@ -322,38 +322,28 @@ class _Question:
 class OneStep:
     """δ(ε) of one use of one mechanism: P[L > ε] - e^ε Q[L > ε]."""
 
-    #: Relative error of the probabilities: the normal distribution function at a rounded argument.
-    ACCURACY = 1e-12
-
     def __init__(self, loss: Loss) -> None:
         self.loss = loss
         self.start = min(1.0, loss.supremum / 2)
 
     def interval(self, epsilon: float) -> tuple[float, float]:
         """A certified interval that contains δ(ε)."""
-        p, q = self.loss.beyond(epsilon)
-        value = _difference(p, epsilon + q)
-        # the exponent of e^ε Q is rounded too
-        error = (self.ACCURACY + 4e-16 * (abs(epsilon) + abs(q))) * math.exp(p)
+        value, error = self.loss.profile(epsilon)
         return max(0.0, value - error), min(1.0, value + error)
 
     def middle(self, epsilon: float) -> tuple[float, float]:
         """log δ(ε) and its slope, for root finding."""
-        p, q = self.loss.beyond(epsilon)
-        value = _difference(p, epsilon + q)
+        value, _ = self.loss.profile(epsilon)
         if value <= 0:
             return -math.inf, -1.0
-        return math.log(value), -math.exp(min(epsilon + q, p)) / value
+        width = 1e-6 * (1 + abs(epsilon))
+        ahead, _ = self.loss.profile(epsilon + width)
+        return math.log(value), min((ahead - value) / (width * value), -1e-300)
 
 
 def _total_variation(loss: Loss) -> float:
     """An upper bound on δ(0) of one use."""
     return OneStep(loss).interval(0.0)[1]
-
-
-def _difference(a: float, b: float) -> float:
-    """e^a - e^b, at least 0."""
-    return 0.0 if b >= a else math.exp(a) * -math.expm1(b - a)
 
 
 def renyi_moment(loss: Loss, c: float) -> float:

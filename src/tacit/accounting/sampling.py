@@ -11,13 +11,13 @@ import math
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.special import bdtrc, gammaln
 
 from tacit.accounting.base import Composed, Mechanism, unit_message
 from tacit.accounting.errors import AccountingError, UnitError
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, Loss, SampledLaplaceLoss
 from tacit.accounting.mechanisms import GDP, ApproxDP, Gaussian, Laplace, PureDP, limit, nothing_revealed, renyi_of_pure
 from tacit.accounting.mixture import MixtureLoss, SymmetrisedLoss
+from tacit.accounting.special import bdtrc, gammaln
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -223,7 +223,11 @@ class FixedSizeSampled(Mechanism):
         # E[e^{cL}; L > 0] + P[L <= 0] of the removed pair, whose loss is at least log(1-q)
         c = orders - 1
         moment = np.array([sum(loss.tilted(float(x))[:2]) for x in c])
-        return np.asarray(np.logaddexp(moment, np.log(-np.expm1(c * math.log1p(-self.rate)))) / c)
+        bound = np.logaddexp(moment, np.log(-np.expm1(c * math.log1p(-self.rate)))) / c
+        # the divergence rises with its order, so the bound at a larger order holds at a smaller one too
+        rising = np.argsort(orders)
+        bound[rising] = np.minimum.accumulate(bound[rising][::-1])[::-1]
+        return np.asarray(bound)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

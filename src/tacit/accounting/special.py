@@ -1,4 +1,4 @@
-"""Which special functions does the accountant need? Four of scipy's, imported when one is first called.
+"""Which special functions does the accountant need? Five of scipy's, imported when one is first called.
 
 ``import scipy.special`` takes longer than everything else in this room together, and many prices never need it.
 """
@@ -38,3 +38,10 @@ def gammaln(x: Any) -> Any:
     from scipy import special
 
     return special.gammaln(x)
+
+
+def erfcx(x: Any) -> Any:
+    """e^{x²} erfc(x)."""
+    from scipy import special
+
+    return special.erfcx(x)
