@@ -2,36 +2,58 @@
 
 :func:`clipped_grad` is the sensitive half of a step: the sum of clipped per-example gradients of an unmodified model.
 :class:`Training` is the whole of it: sampler, noise, steps, checkpoints and the guarantee of what ran.
+:func:`fit` is that in one call, :class:`Classifier` and :class:`Regressor` are it for tables.
 :func:`check` says whether a model can be trained this way, and :func:`fix` replaces what stands in the way.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from tacit.sgd.checkpoint import CheckpointError
 from tacit.sgd.clip import ClippedGradients, Clipping, clipped_grad
 from tacit.sgd.data import table
 from tacit.sgd.errors import BatchMixing, ClippingError, SelfCheckFailed, UncoveredUse
+from tacit.sgd.fit import Fit, fit
 from tacit.sgd.fix import fix
+from tacit.sgd.optimizers import DPAdam
 from tacit.sgd.plan import AdaptiveClipping, Plan, Privacy, PrivacyWarning
 from tacit.sgd.report import Check, check
 from tacit.sgd.training import Training
+
+if TYPE_CHECKING:
+    from tacit.sgd.estimators import Classifier, Regressor
 
 __all__ = [
     "AdaptiveClipping",
     "BatchMixing",
     "Check",
     "CheckpointError",
+    "Classifier",
     "ClippedGradients",
     "Clipping",
     "ClippingError",
+    "DPAdam",
+    "Fit",
     "Plan",
     "Privacy",
     "PrivacyWarning",
+    "Regressor",
     "SelfCheckFailed",
     "Training",
     "UncoveredUse",
     "check",
     "clipped_grad",
+    "fit",
     "fix",
     "table",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The estimators need scikit-learn, which training itself does not: loaded on first use."""
+    if name in ("Classifier", "Regressor"):
+        from tacit.sgd import estimators
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

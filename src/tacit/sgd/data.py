@@ -34,7 +34,7 @@ def optional(package: str, purpose: str) -> Any:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        name = package.partition(".")[0]
+        name = {"sklearn": "scikit-learn"}.get(package.partition(".")[0], package.partition(".")[0])
         raise ModuleNotFoundError(f"{purpose} needs {name}: pip install {name}", name=error.name) from error
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 
-class DPAdam(torch.optim.Optimizer):
+class DPAdam(torch.optim.Optimizer):  # type: ignore[misc]
     """Adam with bias correction for the noise: DP-AdamBC (Tang, Shpilevskiy and Lécuyer 2024).
 
     The second moment estimate, less the variance (σC/B)² of the noise in each coordinate of the gradient, is floored at
@@ -46,8 +46,8 @@ class DPAdam(torch.optim.Optimizer):
         #: Variance of the noise in each coordinate of the gradient that the next step sees.
         self.noise_variance = 0.0
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         """One update."""
         if closure is not None:
             raise ValueError("a closure would compute gradients again, which is another release")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tacit import accounting as acc
+from tacit.noise.stream import UNRESOLVED_PAIR
 from tacit.noise.tensor import GENERATOR, tail_delta
 from tacit.sgd.sampling import Sampler
 
@@ -223,37 +224,77 @@ def make_plan(
         base = schedule(noise_multiplier, steps, "noise_multiplier")
         plan = dataclasses.replace(blank, noise=tuple(a * b for a, b in zip(base, shape, strict=True)))
         if gaussian and elements:
-            plan = _with_tail(plan, steps * elements)
+            plan = _with_tail(plan)
     else:
         assert epsilon is not None
-        # (1 + e^ε) times the generator's unresolved tail, at the ε that is asked for: no more is claimed than that.
-        tail = tail_delta(steps * elements, epsilon) if gaussian else 0.0
-        if tail and tail >= delta:
-            raise ValueError(f"δ={delta:g} is below what the noise generator itself can leave open ({tail:.3g})")
-        blank = dataclasses.replace(blank, tail=tail)
+        claimed = epsilon
+
+        def planned(noise: float) -> Plan:
+            plan = dataclasses.replace(blank, noise=tuple(noise * f for f in shape))
+            return dataclasses.replace(plan, tail=_tail(plan, claimed)) if gaussian else plan
 
         def family(noise: float) -> acc.Mechanism:
-            return dataclasses.replace(blank, noise=tuple(noise * f for f in shape)).mechanism
+            return planned(noise).mechanism
 
         if delta > 0:
             noise = acc.calibrate(family, epsilon=epsilon, delta=delta, adjacency=adjacency)
         else:
             noise = _calibrate_pure(family, epsilon, adjacency)
-        plan = dataclasses.replace(blank, noise=tuple(noise * f for f in shape))
+        plan = planned(noise)
     if adaptive is not None:
         for z in set(plan.noise):
             adaptive.gradient_noise(z)
     return plan
 
 
-def _with_tail(plan: Plan, elements: int) -> Plan:
+def generator_delta(noise: Sequence[float], elements: int, shift: float) -> float:
+    """What the part of the tail that the noise generator does not resolve adds to δ, over all steps.
+
+    A pair of noise numbers is resolved unless its radius is above a = √(160 ln 2), which has probability p = 2⁻⁸⁰
+    (docs/noise.md). Write P, Q for the ideal outputs of a step on neighbours, given which other units take part, P', Q'
+    for the real ones, and R for the outputs in which no pair lies further than a from any value that Q can have before
+    noise. Then P'(S) ≤ P(S) + mp for m pairs, and Q'(S) ≥ Q(S ∩ R), so that P'(S) - e^ε Q'(S) ≤ δ(ε) + mp + P(Rᶜ).
+    The hockey-stick divergence is jointly convex, so this holds for the sampled step as well, and a pair with an
+    additional mass at infinity dominates it, which composes.
+
+    The values before noise lie at most s = ``shift`` / noise multiplier apart. A pair that is moved by v leaves the
+    radius a with probability at most p e^{av}. Over pairs with Σv² ≤ s² these add up to at most
+    p·(m + 1.72·a·s·√m + max(1.72(as)², e^{as})): (e^x - 1)/x ≤ 1.72 where x = av ≤ 1, and where it is above,
+    (e^x - 1)/x² is at most the larger of its ends. Q has at most two values given the others: twice that.
+
+    >>> 0 < generator_delta([1.0] * 1000, 26_000, 1.0) < 1e-15
+    True
+    """
+    pairs = elements  # at most: two numbers share a pair
+    radius = math.sqrt(160 * math.log(2))
+    total = 0.0
+    counts: dict[float, int] = {}
+    for z in noise:
+        counts[z] = counts.get(z, 0) + 1
+    for z, times in counts.items():
+        if z <= 0:
+            return 1.0
+        x = radius * shift / z
+        if x > 600 or shift / z >= radius:
+            return 1.0
+        moved = pairs + 1.72 * x * math.sqrt(pairs) + max(1.72 * x * x, math.exp(x))
+        total += times * UNRESOLVED_PAIR * (pairs + 2 * moved) * (1 + 1e-9)
+    return min(1.0, total)
+
+
+def _tail(plan: Plan, claimed: float) -> float:
+    """The smaller of two bounds on what the generator's tail adds to δ at the ε that is claimed."""
+    shift = 2.0 if plan.adjacency == "replace-one" or plan.sampler.name == "fixed" else 1.0
+    return min(generator_delta(plan.noise, plan.elements, shift), tail_delta(plan.steps * plan.elements, claimed))
+
+
+def _with_tail(plan: Plan) -> Plan:
     """The plan with what the tail adds to δ at the ε that is then claimed."""
     claimed = plan.price().upper
     for _ in range(20):
         if math.isinf(claimed):
             return plan  # nothing is claimed
-        tail = tail_delta(elements, claimed)
-        plan = dataclasses.replace(plan, tail=min(tail, 1.0))
+        plan = dataclasses.replace(plan, tail=_tail(plan, claimed))
         again = plan.price().upper
         if again <= claimed:
             return plan
