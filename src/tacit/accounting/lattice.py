@@ -314,7 +314,8 @@ class _Composed:
         unit = float(np.finfo(kind).eps) / 2
         levels = math.log2(size)
         log_power = np.zeros(size // 2 + 1, dtype=np.result_type(kind, 1j))
-        relative = np.zeros(size // 2 + 1)
+        relative, log_ceiling = np.zeros(size // 2 + 1), np.zeros(size // 2 + 1)
+        error = (4 * levels + 8) * unit  # of one entry of one transform
         gone = np.zeros(size // 2 + 1, dtype=bool)
         for law, times in parts:
             weights = np.exp((np.log(law.p) + self.c * law.values - law.tilted(self.c)[0]).astype(kind))
@@ -323,12 +324,13 @@ class _Composed:
             transform = np.fft.rfft(folded)
             gone |= transform == 0
             log_power += times * np.log(np.where(transform == 0, 1.0, transform))
-            relative += (times * (4 * levels + 8) * unit / np.maximum(np.abs(transform), 1e-300)).astype(float)
-        # an entry that rounds to 0 is wrong by its own error only: at most that of one factor
+            modulus = np.abs(transform).astype(float)
+            relative += times * error / np.maximum(modulus, 1e-300)
+            log_ceiling += times * np.log(modulus + error)
         power = np.where(gone, 0.0, np.exp(log_power))
         size_of = np.abs(power).astype(float)
-        # an entry's relative error is e^{relative} - 1
-        wrong = np.where(gone, (4 * levels + 8) * unit, size_of * np.expm1(np.minimum(relative, 50.0)))
+        # an entry is wrong by e^{relative} - 1 of its modulus, and its true modulus is below the ceiling
+        wrong = np.where(relative < 1, size_of * np.expm1(np.minimum(relative, 1.0)), size_of + np.exp(log_ceiling))
         noise = 2 * wrong.sum() / size + 8 * levels * unit * size_of.sum() / size
         return np.fft.irfft(power, size), float(noise)
 
