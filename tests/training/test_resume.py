@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -228,6 +229,40 @@ def test_a_fork_without_budget_or_ledger_is_refused(tmp_path):
     next(iter(first))
     with pytest.raises(CheckpointError, match="needs a ledger"):
         run(checkpoint=tmp_path / "other.ckpt", noise_multiplier=2.0)
+
+
+def test_a_run_whose_fork_was_refused_can_still_be_resumed(tmp_path):
+    small = Ledger(tmp_path / "small.db")
+    small.register("people", epsilon=5.0, delta=1e-3)
+    begin(tmp_path, small, noise_multiplier=1.0)
+    with pytest.warns(PrivacyWarning), pytest.raises(BudgetExceeded):
+        charged(tmp_path, small, noise_multiplier=0.5)
+    again = charged(tmp_path, small, noise_multiplier=1.0)
+    assert again.steps_executed == 2
+    finish(again)
+
+
+def test_a_schedule_that_changes_the_optimizer_is_no_change_of_settings(tmp_path):
+    def cycled(folder):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=6)
+        return run(model, optimizer=optimizer, scheduler=scheduler, checkpoint=folder / "run.ckpt", checkpoint_every=1)
+
+    whole = finish(cycled(tmp_path / "whole"))
+    first = cycled(tmp_path)
+    for batch in first:
+        first.step(batch)
+        if first.steps_executed == 3:
+            break
+    assert same(whole, finish(cycled(tmp_path)))
+
+
+def test_other_people_behind_the_same_records_are_other_data(tmp_path):
+    settings = {"checkpoint": tmp_path / "run.ckpt", "batch_size": 10, "per_unit": 2}
+    next(iter(run(unit=np.arange(120) // 4, **settings)))
+    with pytest.raises(CheckpointError, match="the data changed"):
+        run(unit=np.arange(120) % 30, **settings)
 
 
 def test_a_checkpoint_whose_entry_is_missing_or_altered_is_refused(tmp_path, ledger):

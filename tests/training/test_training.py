@@ -8,12 +8,16 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
 from torch import nn
 
 from tacit import accounting as acc
 from tacit.ledger import BudgetExceeded, Ledger
 from tacit.noise.tensor import normal
 from tacit.sgd import AdaptiveClipping, PrivacyWarning, Training, clipped_grad
+from tacit.sgd.plan import generator_delta
 from tacit.sgd.sampling import SAMPLERS
 from tests.training.common import CLASSES, FEATURES, LOSS, ROWS, data, finish, key, network, run, same, weights
 
@@ -96,6 +100,19 @@ def test_the_generators_tail_is_part_of_delta():
     tail = [p for p in parts if isinstance(p, acc.ApproxDP)]
     assert len(tail) == 1
     assert 0 < tail[0].delta < 1e-15
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=40).filter(lambda v: sum(v) > 1e-3), st.floats(0.25, 5.0))
+def test_the_tails_bound_holds_for_every_way_a_gradient_can_move_the_noise(direction, noise):
+    """The probability, exact by the non-central χ², that any pair of the moved noise leaves the resolved radius."""
+    v = np.array(direction) / np.linalg.norm(direction) / noise
+    square = 160 * math.log(2)
+    exact = sum(stats.ncx2.sf(square, 2, w * w) if w > 0 else stats.chi2.sf(square, 2) for w in v)
+    assert exact <= generator_delta([noise], len(v), 1.0)
+
+
+def test_an_epsilon_of_fifty_can_be_asked_for():
+    assert run(epsilon=50.0).privacy.upper == pytest.approx(50.0, rel=1e-4)
 
 
 def test_the_statement_names_everything_a_reader_needs():
@@ -380,6 +397,24 @@ def test_the_ledgers_terms_decide_adjacency_and_unit():
         run(ledger=ledger, dataset="people", epsilon=2.0)
     training = run(ledger=ledger, dataset="people", epsilon=2.0, unit_name="person")
     assert training.plan.adjacency == "replace-one"
+
+
+def test_a_private_size_is_not_used():
+    ledger = Ledger()
+    ledger.register("people", epsilon=9.0, delta=1e-3, size_public=False)
+    with pytest.raises(ValueError, match="give size="):
+        run(ledger=ledger, dataset="people", epsilon=2.0)
+    training = run(ledger=ledger, dataset="people", epsilon=2.0, size=200)
+    assert training.plan.sampler.rate == 0.1
+    finish(training)
+    assert ledger.history("people")[0].confirmed
+
+
+def test_a_pure_guarantee_is_charged_without_delta():
+    ledger = Ledger()
+    ledger.register("people", epsilon=9.0, delta=0.0)
+    finish(run(ledger=ledger, dataset="people", epsilon=2.0, mechanism="laplace", delta=None))
+    assert ledger.history("people")[0].price.epsilon == pytest.approx(2.0, rel=1e-6)
 
 
 # -- stopping ------------------------------------------------------------------------------------------------------

@@ -10,20 +10,20 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from tacit.ledger.fingerprint import fingerprint
 from tacit.noise.keys import Key
 from tacit.noise.sampling import uniform
-from tacit.sgd.batches import plain
+from tacit.sgd.batches import Loss, plain, row_losses
 
 #: How many items of a map-style data set are read for its fingerprint: reading all of them may take hours.
 SAMPLED_ITEMS = 64
@@ -244,6 +244,28 @@ class Units:
             rows[i, : len(own)] = own
             weights[i, : len(own)] = most / len(own)
         return rows, weights
+
+
+def units_of(unit: Any, data: Any, rows: int) -> Units | None:
+    """Units from an array of ids or a column of a table; None where every record is one."""
+    if unit is None:
+        return None
+    if isinstance(unit, str):
+        if not isinstance(data, Table):
+            raise TypeError("unit='column' needs a table; for other data pass the ids themselves, one per record")
+        unit = data.column(unit)
+    return Units.of(unit, rows)
+
+
+def weighted(loss: Loss) -> Callable[[nn.Module, Any], Tensor]:
+    """The loss of each record times its weight, so that the mean over a unit's places is the mean of its records."""
+
+    def losses(model: nn.Module, batch: Any) -> Tensor:
+        inner, weights = batch
+        rows = row_losses(model, loss, inner)
+        return rows * weights.to(rows.dtype)
+
+    return losses
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ import dataclasses
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,15 @@ from torch import Tensor, nn
 
 from tacit import accounting as acc
 from tacit.ledger import Charge, Ledger, OperatorView
+from tacit.ledger.fingerprint import fingerprint
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_many_, normal
 from tacit.sgd import checkpoint as checkpoints
 from tacit.sgd import laplace, validation
-from tacit.sgd.batches import Loss, row_losses
+from tacit.sgd.batches import Loss
 from tacit.sgd.checkpoint import CheckpointError
 from tacit.sgd.clip import Check, Clipping, clipped_grad
-from tacit.sgd.data import Batch, Physical, Table, Units, records
+from tacit.sgd.data import Batch, Physical, Table, records, units_of, weighted
 from tacit.sgd.plan import AdaptiveClipping, Plan, Privacy, PrivacyWarning, Schedule, make_plan
 from tacit.sgd.sampling import Sampler, make_sampler
 
@@ -121,7 +122,7 @@ class Training:
         self.records = rows
         rows.check_finite()
         validation.check_labels(model, loss, rows, self.device)
-        self.units = _units(unit, data, len(rows))
+        self.units = units_of(unit, data, len(rows))
         if self.units is None and per_unit != 1:
             raise ValueError("per_unit needs unit=: which records belong together")
         if per_unit < 1:
@@ -133,7 +134,7 @@ class Training:
             raise ValueError(f"batch_size and size are not those of {sampler}")
         sampler.check(count)
         unit_name = unit_name or ("record" if self.units is None else "person")
-        adjacency = validation.check_ledger(ledger, dataset, adjacency, unit_name) or sampler.adjacency
+        adjacency = validation.check_ledger(ledger, dataset, adjacency, unit_name, size) or sampler.adjacency
         if adaptive is not None:
             if clipping not in ("flat", "automatic") or callable(clip_norm) or mechanism != "gaussian":
                 raise ValueError("adaptive clipping starts from one clip norm, with Gaussian noise and flat clipping")
@@ -184,6 +185,8 @@ class Training:
         self._every, self._key_file = checkpoint_every, key_file
         self._key: Key | None = None
         self._begun = False
+        self._retired: Key | None = None
+        self._settings = self._configuration()  # now: schedules change the optimizer as they go
         if self._checkpoint is not None and self._checkpoint.exists():
             self._continue(key)
         if self._key is None and self._ended is None:
@@ -351,7 +354,7 @@ class Training:
     def _add(self, piece: Physical, sums: dict[str, Tensor], clipping: Clipping) -> Tensor:
         batch, loss = piece.data, self.loss
         if piece.weights is not None:
-            batch, loss = (piece.data, piece.weights), _weighted(self.loss)
+            batch, loss = (piece.data, piece.weights), weighted(self.loss)
         bound = clipping.bounds[0]
         if self.plan.kind == "laplace":
             found, norms, losses = laplace.clipped_l1(
@@ -422,19 +425,24 @@ class Training:
         self._member_key = key.derive("members")
 
     def _begin(self) -> None:
-        """Before the first batch is drawn: save the key, charge the ledger, write the first checkpoint."""
+        """Before the first batch is drawn: charge the ledger, save the key, write the first checkpoint.
+
+        Killed in between, the charge stays and the next attempt makes another: too much is counted, never too little.
+        """
         if self._begun:
             return
         assert self._key is not None
-        if self._checkpoint is not None and self._own_key:
-            target = self._key_file or checkpoints.key_folder() / f"{self._key.fingerprint()}.key"
-            self._key.save(target)
-            self._key_file = target
         if self.ledger is not None and self.dataset is not None:
             self.charge = self.ledger.charge(
                 self.dataset, self.plan.mechanism, delta=self.plan.delta, purpose=self.purpose
             )
             self._entry = {"dataset": self.dataset, "charge": self.charge.number, "head": self.charge.head}
+        if self._retired is not None:
+            self._retired.destroy()  # of the run this one forked from, whose checkpoint is overwritten now
+        if self._checkpoint is not None and self._own_key:
+            target = self._key_file or checkpoints.key_folder() / f"{self._key.fingerprint()}.key"
+            self._key.save(target)
+            self._key_file = target
         self._begun = True
         if self._checkpoint is not None:
             self.save()
@@ -451,7 +459,7 @@ class Training:
         state = {
             "plan": self.plan.to_dict(),
             "mechanism": self.plan.mechanism.to_dict(),
-            "configuration": self._configuration(),
+            "configuration": self._settings,
             "step": self.steps_executed,
             "clip_norm": self.clip_norm,
             "model": self.model.state_dict(),
@@ -471,14 +479,18 @@ class Training:
     def _data_name(self) -> str:
         if not hasattr(self, "_fingerprint"):
             assert self._key is not None
-            self._fingerprint = self.records.fingerprint(checkpoints.secret(self._key, "data"))
+            self._fingerprint = self._name_of_data(self._key)
         return self._fingerprint
+
+    def _name_of_data(self, key: Key) -> str:
+        secret = checkpoints.secret(key, "data")
+        found = self.records.fingerprint(secret)
+        return found if self.units is None else fingerprint([found, self.units.order, self.units.starts], secret)
 
     def _configuration(self) -> dict[str, Any]:
         """What else decides the gradients: with any of it changed, the same noise must not be used again."""
         loss = self.loss
         groups = [{k: repr(v) for k, v in g.items() if k not in ("params", "lr")} for g in self.optimizer.param_groups]
-        units = None if self.units is None else [len(self.units), int(self.units.starts[-1])]
         return {
             "the model's parameters": {n: list(p.shape) for n, p in self.parameters.items()},
             "the model": type(self.model).__qualname__,
@@ -488,7 +500,6 @@ class Training:
             "the optimizer": [type(self.optimizer).__qualname__, groups, self._initial_rates()],
             "the schedule": type(self.scheduler).__qualname__ if self.scheduler is not None else None,
             "the average": self._ema,
-            "the units": units,
         }
 
     def _initial_rates(self) -> list[float]:
@@ -500,7 +511,7 @@ class Training:
         assert path is not None
         state, body, tag = checkpoints.read(path)
         charged = checkpoints.check_entry(path, state, self.ledger, self.dataset)
-        changed = checkpoints.differences(state, self.plan, self._configuration())
+        changed = checkpoints.differences(state, self.plan, self._settings)
         finished = state["ended"] is not None or state["step"] >= state["plan"]["steps"]
         if key is None and state["key_file"] is not None and Path(state["key_file"]).exists():
             key = Key.load(state["key_file"])
@@ -508,7 +519,7 @@ class Training:
             raise CheckpointError(f"{path} belongs to another key")
         if key is not None:
             checkpoints.check_tag(path, body, tag, key)
-            if self.records.fingerprint(checkpoints.secret(key, "data")) != state["data"]:
+            if self._name_of_data(key) != state["data"]:
                 changed.append("the data")
         elif not finished:
             changed.append("the key, which is gone")
@@ -545,8 +556,8 @@ class Training:
         earlier = charged if state["plan"]["earlier"] is None else charged + acc.from_dict(state["plan"]["earlier"])
         self.plan = dataclasses.replace(self.plan, earlier=earlier)
         self.model.load_state_dict(state["model"])
-        if key is not None and self._own_key:
-            key.destroy()  # the other run can no longer be resumed: its checkpoint is overwritten
+        if self._own_key:
+            self._retired = key  # until the new charge is granted, the other run can still be resumed
 
     def _load(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
@@ -587,27 +598,6 @@ class Training:
 
     def __repr__(self) -> str:
         return f"<Training: {self.steps_executed:,} of {self.plan.steps:,} steps, {self.plan.sampler.words}>"
-
-
-def _units(unit: Any, data: Any, rows: int) -> Units | None:
-    if unit is None:
-        return None
-    if isinstance(unit, str):
-        if not isinstance(data, Table):
-            raise TypeError("unit='column' needs a table; for other data pass the ids themselves, one per record")
-        unit = data.column(unit)
-    return Units.of(unit, rows)
-
-
-def _weighted(loss: Loss) -> Callable[[nn.Module, Any], Tensor]:
-    """The loss of each record times its weight, so that the mean over a unit's places is the mean of its records."""
-
-    def weighted(model: nn.Module, batch: Any) -> Tensor:
-        inner, weights = batch
-        losses = row_losses(model, loss, inner)
-        return losses * weights.to(losses.dtype)
-
-    return weighted
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

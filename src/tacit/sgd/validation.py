@@ -93,7 +93,9 @@ def check_labels(model: nn.Module, loss: Any, records: Records, device: torch.de
         raise ValueError(f"labels must lie between 0 and {classes - 1}, the outputs of the model. {ONLY_OPERATOR}")
 
 
-def check_ledger(ledger: Ledger | None, dataset: str | None, adjacency: str | None, unit: str) -> str | None:
+def check_ledger(
+    ledger: Ledger | None, dataset: str | None, adjacency: str | None, unit: str, size: int | None
+) -> str | None:
     """The adjacency of the ledger's terms, where there is one; it must be the one asked for."""
     if (ledger is None) != (dataset is None):
         raise ValueError("give ledger= and dataset= together: the ledger, and the name the data are registered under")
@@ -106,6 +108,10 @@ def check_ledger(ledger: Ledger | None, dataset: str | None, adjacency: str | No
         raise ValueError(
             f"{dataset!r} is registered for one {terms.unit}, and this run protects one {unit}: pass unit= with the "
             f"ids of each {terms.unit}, or unit_name={terms.unit!r} if every record is another {terms.unit}"
+        )
+    if not terms.size_public and size is None:
+        raise ValueError(
+            f"the number of {terms.unit}s in {dataset!r} is private: give size=, a number chosen without looking at it"
         )
     return terms.adjacency
 
