@@ -234,17 +234,6 @@ def _to_upper_edge(p: Array, q: Array, lower: Array, step: float) -> Array:
     return np.asarray(np.clip(up, 0.0, p))
 
 
-def log_mgf_upper(loss: Loss, c: float) -> float:
-    """An upper bound on log E_P[e^{cL}] from the dominating law (for losses without a log_mgf of their own)."""
-    top = loss.supremum
-    if not math.isfinite(top):
-        return math.inf
-    low, high = _span(loss, 1e-300)
-    law, _ = laws(loss, (high - low) / 4096, 1e-300)
-    value, error, _, _ = law.tilted(c)
-    return value + error
-
-
 class LatticeCurve:
     """δ(ε) of a composition from its dominating and dominated lattice laws."""
 

@@ -15,11 +15,12 @@ from typing import Protocol
 import numpy as np
 
 from tacit.accounting import lattice
-from tacit.accounting.base import DIRECTIONS, Mechanism, check_adjacency
+from tacit.accounting.base import DIRECTIONS, Mechanism
 from tacit.accounting.bound import Bound
-from tacit.accounting.contour import Parts, Unsuitable, contour_for, log_kappa
-from tacit.accounting.errors import AccountingError, AdjacencyError
+from tacit.accounting.contour import Parts, Unsuitable, contour_for
+from tacit.accounting.errors import AccountingError
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, Loss
+from tacit.accounting.renyi import RenyiCurve, members_of
 
 #: An ε that would be larger than this is reported as infinite.
 LARGEST = 1e280
@@ -93,20 +94,10 @@ class _Question:
     """One mechanism under one adjacency for one group size."""
 
     def __init__(self, mechanism: Mechanism, adjacency: str, group: int, tolerance: float | None) -> None:
-        check_adjacency(adjacency)
-        if not isinstance(mechanism, Mechanism):
-            raise AccountingError(f"{mechanism!r} is not a mechanism")
-        if isinstance(group, bool) or not isinstance(group, int | np.integer) or group < 1:
-            raise AccountingError(f"a group has a whole number of members, 1 or more, not {group!r}")
+        members = members_of(mechanism, adjacency, group)
         if tolerance is not None and not tolerance > 0:
             raise AccountingError(f"the tolerance must be more than 0, not {tolerance!r}")
-        members = [(part, times) for part, times in mechanism.parts() if times > 0]
-        for part, _ in members:
-            if adjacency not in part.adjacencies():
-                raise AdjacencyError(
-                    f"{part!r} states no guarantee under {adjacency!r}; it does under "
-                    f"{' and '.join(part.adjacencies()) or 'no adjacency'}"
-                )
+        self.mechanism = mechanism
         self.members, self.adjacency, self.group, self.tolerance = members, adjacency, int(group), tolerance
         self.extra = sum(times * part.extra_delta(self.group) for part, times in members)
         self.upper = [self._losses(d, upper=True) for d in DIRECTIONS]
@@ -142,7 +133,7 @@ class _Question:
         if not self.members:
             return 0.0, 0.0
         if self.renyi_only:
-            high = self._renyi_epsilon(delta)
+            high = self._renyi().epsilon(delta)[0]
         else:
             high = 0.0
         low = 0.0
@@ -221,40 +212,13 @@ class _Question:
             pass
         yield None
 
-    def _renyi_epsilon(self, delta: float) -> float:
-        infinite = 0.0
-        for parts in (self._renyi_parts(d) for d in DIRECTIONS):
-            infinite = max(infinite, _split(parts)[0])
-        rest = delta - infinite - 2 * self.extra
-        if rest <= 0:
-            return math.inf
-        c, k = self.renyi_curve()
-        with np.errstate(over="ignore", invalid="ignore"):
-            log_k = np.array([log_kappa(float(x)) for x in c])
-            value = (k + log_k - math.log(rest)) / c
-        return max(0.0, float(np.nanmin(value)) * (1 + 1e-12))
+    def _renyi(self) -> RenyiCurve:
+        return RenyiCurve(self.mechanism, adjacency=self.adjacency, group=self.group)
 
     def _renyi_parts(self, direction: str) -> Parts:
         """The parts whose pairs are known, of a composition that also has others."""
         found = [(p.pair(self.adjacency, direction, self.group), t) for p, t in self.members]
         return [(loss, t) for loss, t in found if loss is not None]
-
-    def renyi_curve(self, orders: np.ndarray[tuple[int], np.dtype[np.float64]] | None = None):  # type: ignore[no-untyped-def]
-        """(c, K): orders minus one, and upper bounds on K(c) = (α-1)·D_α of the composition, the larger direction."""
-        c = np.exp(np.linspace(math.log(1e-3), math.log(1e5), 700)) if orders is None else orders - 1
-        total = np.zeros((2, len(c)))
-        for part, times in self.members:
-            stated = part.renyi(self.adjacency, c + 1, self.group)
-            for i, direction in enumerate(DIRECTIONS):
-                if stated is not None:
-                    total[i] += times * stated * c
-                    continue
-                loss = part.pair(self.adjacency, direction, self.group)
-                if loss is None:
-                    raise AccountingError(f"{part!r} has no price for groups of {self.group} under {self.adjacency}")
-                for j, x in enumerate(c):
-                    total[i, j] += times * renyi_moment(loss, float(x))
-        return c, total.max(axis=0)
 
     # -- δ at ε ----------------------------------------------------------------------------------------------------
 
@@ -266,10 +230,7 @@ class _Question:
             return (infinite if self.tight else 0.0), infinite + (math.inf if self.extra else 0.0)
         high = low = 0.0
         if self.renyi_only:
-            infinite = max(_split(self._renyi_parts(d))[0] for d in DIRECTIONS)
-            c, k = self.renyi_curve()
-            best = min(float(x) + log_kappa(float(y)) - float(y) * epsilon for x, y in zip(k, c, strict=True))
-            high = min(1.0, infinite + math.exp(min(best, 0.0)) + self._overflow(epsilon))
+            high = self._renyi().delta(epsilon)
         for i, direction in enumerate(DIRECTIONS):
             upper, lower = self.upper[i], self._losses(direction, upper=False)
             if upper is not None and not self.renyi_only:
@@ -344,19 +305,6 @@ class OneStep:
 def _total_variation(loss: Loss) -> float:
     """An upper bound on δ(0) of one use."""
     return OneStep(loss).interval(0.0)[1]
-
-
-def renyi_moment(loss: Loss, c: float) -> float:
-    """An upper bound on log E_P[e^{cL}]; infinite where the loss is with positive probability."""
-    if loss.infinity > 0:
-        return math.inf
-    if not loss.analytic:
-        return lattice.log_mgf_upper(loss, c)
-    try:
-        k, error, _, _ = loss.tilted(c)
-    except OverflowError:
-        return math.inf
-    return k + error
 
 
 def _split(parts: Parts) -> tuple[float, Parts]:

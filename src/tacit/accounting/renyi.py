@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tacit.accounting.base import DIRECTIONS, Mechanism, check_adjacency
+from tacit.accounting.contour import log_kappa
 from tacit.accounting.errors import AccountingError, AdjacencyError
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss, Loss, SampledLaplaceLoss
 from tacit.accounting.mechanisms import DiscreteGaussian
-from tacit.accounting.pricing import renyi_moment
 
 Array = NDArray[np.float64]
 CONVERSIONS = ("improved", "classic")
@@ -127,6 +127,15 @@ class RenyiCurve:
             value, best = self._solve(grid, moments, delta, conversion)
         return value, float(grid[best]) + 1
 
+    def delta(self, epsilon: float) -> float:
+        """The smallest δ that some order proves at ``epsilon``."""
+        c = np.exp(np.linspace(math.log(1e-4), math.log(1e6), 600))
+        moments = self.moments(c).max(axis=0)
+        logs = moments + np.array([log_kappa(float(x)) for x in c]) - c * epsilon
+        best = float(np.nanmin(logs))
+        spill = (1 + math.exp(min(epsilon, 700.0))) * self.spill
+        return min(1.0, self.failure + math.exp(min(best, 0.0)) * (1 + 1e-12) + spill)
+
     def _solve(self, c: Array, moments: Array, delta: float, conversion: str) -> tuple[float, int]:
         def at(rest: float) -> tuple[float, int]:
             if rest <= 0:
@@ -173,7 +182,18 @@ def log_moments(loss: Loss, c: Array) -> Array:
         return np.asarray(0.5 * loss.mu**2 * c * (c + 1) * (1 + 1e-14))
     if isinstance(loss, SampledLaplaceLoss):
         return _sampled_laplace_moments(loss, c)
-    return np.array([renyi_moment(loss, float(x)) for x in c])
+    return np.array([_log_moment(loss, float(x)) for x in c])
+
+
+def _log_moment(loss: Loss, c: float) -> float:
+    """An upper bound on log E_P[e^{cL}], infinite where none is known."""
+    if loss.infinity > 0 or not loss.analytic:
+        return math.inf
+    try:
+        k, error, _, _ = loss.tilted(c)
+    except OverflowError:
+        return math.inf
+    return k + error
 
 
 def _sampled_laplace_moments(loss: SampledLaplaceLoss, c: Array, cells: int = 2048) -> Array:

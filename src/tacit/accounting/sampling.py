@@ -149,6 +149,12 @@ class TruncatedPoissonSampled(Mechanism):
     def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
         return self.poisson().renyi(adjacency, orders, group)
 
+    def is_tight(self, adjacency: str, group: int = 1) -> bool:
+        return False  # the cut is priced from both sides
+
+    def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
+        return self.poisson().floor(adjacency, direction, group)
+
     def extra_delta(self, group: int = 1) -> float:
         return binomial_tail(self.examples + group, self.rate, self.max_batch)
 
