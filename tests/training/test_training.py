@@ -163,6 +163,29 @@ def test_any_physical_batch_gives_the_same_weights(physical):
     assert same(whole, finish(run(physical_batch=physical, clip_norm=0.2)), 1e-12)
 
 
+def test_a_batch_that_does_not_fit_memory_is_cut_smaller_with_the_same_result():
+    x, y = data()
+
+    def small(model, batch):
+        if len(batch[0]) > 8:
+            raise torch.OutOfMemoryError("as a GPU says it")
+        return LOSS(model(batch[0]), batch[1])
+
+    def start(loss, **more):
+        model = network()
+        return Training(
+            model, torch.optim.SGD(model.parameters(), lr=0.5), loss, (x, y), batch_size=20, steps=4,
+            noise_multiplier=1.0, delta=1e-5, key=key(), **more,
+        )  # fmt: skip
+
+    training = start(small)
+    assert training.physical_batch > 8
+    assert same(finish(start(LOSS)), finish(training), 1e-12)
+    assert training.physical_batch <= 8
+    with pytest.raises(torch.OutOfMemoryError):
+        finish(start(small, physical_batch=30))
+
+
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_the_noise_of_a_step_does_not_depend_on_the_batch(name):
     """Two runs that differ in one record differ by clipped gradients, which are bounded."""

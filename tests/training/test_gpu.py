@@ -1,0 +1,64 @@
+"""Training on a GPU is the same run: the same batches, the same noise, the same weights but for rounding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tacit.sgd import AdaptiveClipping
+from tests.training.common import data, finish, network, run, same, weights
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("adaptive", [None, AdaptiveClipping()])
+def test_a_run_on_a_gpu_equals_the_run_on_the_cpu(adaptive):
+    here = finish(run(adaptive=adaptive))
+    there = finish(run(network().cuda(), adaptive=adaptive))
+    assert same(here, {n: w.cpu() for n, w in there.items()}, 1e-9)
+
+
+def test_a_run_on_a_gpu_resumes_with_its_dropout(tmp_path):
+    settings = {"checkpoint": tmp_path / "run.ckpt", "checkpoint_every": 1}
+
+    def begin(folder):
+        torch.manual_seed(4)
+        return run(network(dropout=0.3).cuda(), **(settings | {"checkpoint": folder / "run.ckpt"}))
+
+    whole = finish(begin(tmp_path / "whole"))
+    first = begin(tmp_path)
+    for batch in first:
+        first.step(batch)
+        if first.steps_executed == 3:
+            break
+    torch.manual_seed(77)
+    assert same(whole, finish(begin(tmp_path)), 1e-12)
+
+
+def test_a_batch_that_does_not_fit_is_cut_smaller():
+    model = network(dtype=torch.float32).cuda()
+    x, y = data(4000, torch.float32)
+    free = torch.cuda.mem_get_info()[0]
+    torch.cuda.set_per_process_memory_fraction(min(1.0, 64 * 2**20 / free))
+
+    def wide(net, batch):
+        inputs, targets = batch
+        big = net(inputs).unsqueeze(2).expand(-1, -1, 4096) * 1.0
+        return torch.nn.functional.cross_entropy(big.mean(2), targets, reduction="none")
+
+    try:
+        from tacit.sgd import Training
+
+        training = Training(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), wide, (x, y), batch_size=3000, steps=2,
+            noise_multiplier=1.0, delta=1e-5,
+        )  # fmt: skip
+        before = training.physical_batch
+        finish(training)
+        assert training.physical_batch < before
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert all(bool(w.isfinite().all()) for w in weights(model).values())
