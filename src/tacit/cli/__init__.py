@@ -11,10 +11,18 @@ import importlib
 import typer
 
 #: The command files, in the order in which ``tacit --help`` shows them. Each has ``register(app)``.
-COMMAND_FILES = ("accounting", "ledger", "data")
+COMMAND_FILES = ("train", "plan", "report", "accounting", "ledger", "data")
 
 EPILOG = """
 [bold]Examples[/bold]
+
+Train a private model of the embedded census data; get a card and a report:
+
+    $ tacit train labsup --epsilon 1 --delta 1e-6 --epochs 20 --batch 1024 --model linear
+
+What would that run need, before a record is read?
+
+    $ tacit plan labsup --epsilon 1 --delta 1e-6 --epochs 20 --batch 1024 --model linear
 
 What does a training run cost, certified?
 

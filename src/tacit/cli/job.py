@@ -1,0 +1,463 @@
+"""How does one line become a private model and a page to show? The work behind ``tacit train``.
+
+A run lives in a folder: ``config.toml``, ``model.pt``, ``privacy.json`` and ``report.html`` may be published;
+``private/`` (checkpoint, operator log) is for its owner alone. The key of an unfinished run lies elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tacit.cli.live import Live
+from tacit.cli.models import ModelError, build
+from tacit.cli.settings import Settings, SettingsError
+from tacit.ledger import EvaluationData, Ledger, OperatorLog, OperatorView, Release
+from tacit.ledger.release import Charged, Public, public
+from tacit.report import Evaluation, PublicSource, Statement, describe, make_card, write_card, write_page
+from tacit.schema import Boolean, Categorical, Numeric, Schema, SchemaError
+from tacit.sgd import PrivacyWarning, Training
+
+#: Edges of the norm histogram, in clip norms; 1 is one of them.
+EDGES = [float(e) for e in np.round(np.logspace(-2, 2, 33), 12)]
+#: Folds of the cross-fitted reference on public rows.
+FOLDS = 5
+#: Passes of the reference over its rows.
+PASSES = 30
+LOGGED = 200
+
+
+class DataError(ValueError):
+    """Data that cannot be read or trained on; the message shows no value of them."""
+
+
+class Interrupted(Exception):
+    """The operator stopped the run; it can be resumed."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+    """A table as tensors: the private rows, and rows to evaluate on."""
+
+    schema: Schema
+    x: Tensor
+    y: Tensor
+    units: NDArray[Any] | None
+    test: tuple[Tensor, Tensor] | None
+    file: Path | None
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the pictures, where the one feature column holds pictures."""
+        features = self.schema.features
+        return features[0].shape if len(features) == 1 and isinstance(features[0], Numeric) else ()
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a model: one for each class, or one number."""
+        return len(self.schema.classes) or 1
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def read_table(path: Path) -> Any:
+    """A CSV or Parquet file as a polars frame. Messages show nothing of what is in it."""
+    import polars as pl
+
+    if not path.exists():
+        raise DataError(f"there is no file {path}, and no known data set of that name (tacit data list)")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty")
+    try:
+        if path.suffix.lower() in (".parquet", ".pq"):
+            frame = pl.read_parquet(path)
+        elif path.suffix.lower() == ".csv":
+            frame = pl.read_csv(path, infer_schema_length=None)
+        else:
+            raise DataError(f"{path}: a table is a .csv or .parquet file")
+    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError):
+        raise DataError(f"{path} cannot be read as a {path.suffix.lstrip('.')} file") from None
+    if frame.height == 0:
+        raise DataError(f"{path} has no rows")
+    return frame
+
+
+def prepare(settings: Settings) -> Prepared:
+    """Read, encode by the public schema, and part the rows that are declared public from the private ones."""
+    from tacit import datasets
+
+    path = Path(settings.data)
+    known = settings.data in datasets.CATALOG and not path.exists()
+    test = None
+    if known:
+        dataset = datasets.load(settings.data, settings.data_dir)
+        schema, file = dataset.schema, dataset.files[0] if len(dataset.files) == 1 else None
+        encoded, _ = dataset.encode(dtype=np.float32)
+        if settings.evaluate is not None and settings.evaluate in dataset.splits:
+            test, _ = dataset.encode(settings.evaluate, dtype=np.float32)
+    else:
+        if settings.schema is None:
+            raise SettingsError(
+                "schema: a table of your own needs a schema file: public bounds, categories, target and unit"
+            )
+        schema, file = Schema.from_toml(settings.schema), path
+        encoded, _ = schema.encode(read_table(path), dtype=np.float32)
+    if schema.target is None:
+        raise SchemaError("the schema marks no column as the target (target = true): there is nothing to predict")
+    if settings.evaluate is not None and test is None:
+        test, _ = schema.encode(read_table(Path(settings.evaluate)), dtype=np.float32)
+    x, y = torch.from_numpy(encoded.features), _target(encoded.target)
+    units, pair = encoded.units, None
+    if settings.public_every is not None:
+        if units is not None:
+            raise SettingsError(
+                f"public_every: one {schema.unit.name} may have several rows, and would be on both sides; give the "
+                "public rows in a file of their own (evaluate)"
+            )
+        chosen = torch.arange(len(x)) % settings.public_every == 0
+        x, y, pair = x[~chosen], y[~chosen], (x[chosen], y[chosen])
+    elif test is not None:
+        pair = torch.from_numpy(test.features), _target(test.target)
+    _check_groups(schema, settings.by)
+    return Prepared(schema, x, y, units, pair, file, schema.name or path.stem)
+
+
+def _target(values: Any) -> Tensor:
+    array = np.asarray(values)
+    return torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iub" else array.astype(np.float32))
+
+
+def _check_groups(schema: Schema, by: tuple[str, ...]) -> None:
+    for name in by:
+        column = next((c for c in schema.features if c.name == name), None)
+        if not isinstance(column, Boolean | Categorical):
+            fit = [c.name for c in schema.features if isinstance(c, Boolean | Categorical)]
+            raise SettingsError(f"by: {name!r} is no feature with categories; there are {', '.join(fit) or 'none'}")
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+def squared_error(model: nn.Module, batch: Any) -> Tensor:
+    """The loss of each record where the target is a number."""
+    x, y = batch
+    return (model(x).squeeze(1) - y) ** 2
+
+
+def loss_for(prepared: Prepared) -> Any:
+    """Cross entropy for classes, squared error for a number."""
+    return nn.CrossEntropyLoss(reduction="none") if prepared.schema.classes else squared_error
+
+
+def open_ledger(settings: Settings, prepared: Prepared) -> Ledger | None:
+    """The ledger that is charged, after checking that these are the data that were registered."""
+    if settings.ledger is None or settings.dataset is None:
+        return None
+    if "://" not in settings.ledger and not Path(settings.ledger).exists():
+        raise SettingsError(
+            f"ledger: there is no {settings.ledger}; make one with: tacit ledger init {settings.ledger} "
+            f"{settings.dataset} --epsilon … --delta … --unit {prepared.schema.unit.name}"
+        )
+    ledger = Ledger(settings.ledger)
+    if ledger.dataset(settings.dataset).fingerprint is not None and prepared.file is not None:
+        ledger.check_data(settings.dataset, prepared.file)
+    return ledger
+
+
+def start(settings: Settings, folder: Path, prepared: Prepared, warn: Callable[[str], None]) -> Training:
+    """The training run, new or resumed, charged at its first step."""
+    model = build(settings.model, prepared.x.shape[1], prepared.outputs, prepared.shape).to(settings.device)
+    if settings.optimizer == "sgd":
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(
+            model.parameters(), lr=settings.learning_rate, momentum=settings.momentum
+        )
+    else:
+        optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+    private = folder / "private"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PrivacyWarning)
+        # A resumed run must be the same run: new noise on other data would be another charge.
+        warnings.filterwarnings("error", message=".*this is a fork", category=PrivacyWarning)
+        training = Training(
+            model,
+            optimizer,
+            loss_for(prepared),
+            (prepared.x, prepared.y),
+            batch_size=settings.batch,
+            epochs=settings.epochs,
+            steps=settings.steps,
+            epsilon=settings.epsilon,
+            noise_multiplier=settings.noise,
+            delta=settings.delta,
+            clip_norm=settings.clip_norm,
+            sampler=settings.sampler,
+            adjacency=settings.adjacency,
+            size=settings.size,
+            unit=prepared.units,
+            per_unit=settings.per_unit,
+            unit_name=prepared.schema.unit.name,
+            ledger=open_ledger(settings, prepared),
+            dataset=settings.dataset,
+            purpose=settings.purpose,
+            checkpoint=private / "checkpoint.pt",
+            checkpoint_every=settings.checkpoint_every,
+        )
+    for warning in caught:
+        warn(str(warning.message))
+    return training
+
+
+def drive(training: Training, folder: Path, quiet: bool) -> None:
+    """Run the steps that are left; raise :class:`Interrupted` after Ctrl-C, with the checkpoint written."""
+    log = OperatorLog(folder / "private" / "operator.jsonl")
+    live = Live(training, quiet)
+    every = max(1, training.plan.steps // LOGGED)
+    ratio = _Ratio(training)
+    with _interrupts() as asked:
+        try:
+            for batch in training:
+                training.step(batch)
+                last = training.done
+                if live.terminal or last or training.steps_executed % every == 0:
+                    seen = training.diagnostics().reveal()
+                    live.update(seen, ratio.value)
+                    if last or training.steps_executed % every == 0:
+                        log.write(OperatorView(**seen, signal_to_noise=ratio.value, **_norms(training)))
+                if asked and not last:
+                    training.save()
+                    raise Interrupted
+        finally:
+            live.close()
+            ratio.remove()
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Ctrl-C once ends the run between two steps; twice ends it at once (the last checkpoint holds)."""
+    asked: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    try:
+        before = signal.signal(signal.SIGINT, note)
+    except ValueError:  # not the main thread: whoever owns the process handles its signals
+        yield asked
+        return
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Ratio:
+    """Signal over noise of the last noisy gradient, from the noisy gradient alone: it is covered by the guarantee."""
+
+    def __init__(self, training: Training) -> None:
+        self.training, self.value = training, None
+        self.size = sum(p.numel() for p in training.parameters.values())
+        self.handle = training.optimizer.register_step_pre_hook(self._look)
+
+    value: float | None
+
+    def _look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        training = self.training
+        step = training.steps_executed
+        noise = training.plan.noise_at(step) * training.clip_norm / training.plan.sampler.divisor
+        if noise == 0:
+            return
+        total = sum(float(p.grad.square().sum()) for p in training.parameters.values() if p.grad is not None)
+        expected = noise**2 * self.size
+        self.value = max(0.0, total / expected - 1) ** 0.5
+
+    def remove(self) -> None:
+        self.handle.remove()
+
+
+def _norms(training: Training) -> dict[str, Any]:
+    """A histogram of the last batch's gradient norms over the clip norm: operator's side only."""
+    norms = [part[1] for part in training._last]
+    if not norms:
+        return {}
+    shares = torch.cat(norms).double().cpu().numpy() / training.clip_norm
+    counts, _ = np.histogram(np.clip(shares, EDGES[0], EDGES[-1]), EDGES)
+    return {"norm_edges": EDGES, "norm_counts": counts.tolist()}
+
+
+# -- what it is worth --------------------------------------------------------------------------------------------------
+
+
+def predict(model: nn.Module, x: Tensor, schema: Schema) -> Tensor:
+    """Class numbers, or the target on its encoded scale."""
+    device = next(model.parameters()).device
+    model.eval()
+    with torch.no_grad():
+        out = torch.cat([model(part.to(device)).cpu() for part in x.split(4096)])
+    model.train()
+    return out.argmax(1).float() if schema.classes else out.squeeze(1)
+
+
+def _metric(predicted: Tensor, y: Tensor, schema: Schema) -> float:
+    if schema.classes:
+        return float((predicted == y).double().mean())
+    assert isinstance(schema.target, Numeric)
+    return float((predicted - y).double().square().mean().sqrt()) * schema.target.half_width
+
+
+def _fit_plainly(settings: Settings, prepared: Prepared, x: Tensor, y: Tensor) -> nn.Module:
+    """The same model without clipping and noise, on rows that are public."""
+    model = build(settings.model, x.shape[1], prepared.outputs, prepared.shape)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, PASSES)
+    for _ in range(PASSES):
+        for index in torch.randperm(len(x)).split(256):
+            optimizer.zero_grad()
+            if prepared.schema.classes:
+                loss = nn.functional.cross_entropy(model(x[index]), y[index])
+            else:
+                loss = squared_error(model, (x[index], y[index])).mean()
+            loss.backward()
+            optimizer.step()
+        schedule.step()
+    return model
+
+
+def _reference(settings: Settings, prepared: Prepared) -> tuple[Tensor, Tensor]:
+    """Predictions for every public row by a model, and by the commonest answer, of the other public rows."""
+    assert prepared.test is not None
+    x, y = prepared.test
+    fold = torch.arange(len(x)) % FOLDS
+    found, common = torch.zeros(len(x)), torch.zeros(len(x))
+    for k in range(FOLDS):
+        inside, outside = fold == k, fold != k
+        model = _fit_plainly(settings, prepared, x[outside], y[outside])
+        found[inside] = predict(model, x[inside], prepared.schema)
+        other = y[outside]
+        common[inside] = float(other.mode().values) if prepared.schema.classes else float(other.mean())
+    return found, common
+
+
+def _groups(prepared: Prepared, by: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
+    """The public rows of each subgroup, from the encoded features."""
+    assert prepared.test is not None
+    x, place = prepared.test[0], 0
+    for column in prepared.schema.features:
+        block = x[:, place : place + column.width]
+        place += column.width
+        if column.name not in by:
+            continue
+        if isinstance(column, Boolean):
+            for label, sign in zip(column.labels, (-1, 1), strict=True):
+                yield f"{column.name} = {label}", block[:, 0] == sign
+        elif isinstance(column, Categorical):
+            for i, label in enumerate(column.labels):
+                yield f"{column.name} = {label}", block[:, i] == 1
+
+
+def evaluate(settings: Settings, prepared: Prepared, model: nn.Module) -> tuple[list[Evaluation], list[OperatorView]]:
+    """What may be shown, and what only the operator may see."""
+    if prepared.test is None:
+        return [], []
+    x, y = prepared.test
+    metric = "accuracy" if prepared.schema.classes else "root mean squared error"
+    if not settings.public_because:
+        dataset = settings.dataset or prepared.name
+        value = _metric(predict(model, x, prepared.schema), y, prepared.schema)
+        view = EvaluationData.private((x, y), dataset=dataset).metric(metric.replace(" ", "_"), value)
+        assert isinstance(view, OperatorView)
+        return [], [view]
+    data = EvaluationData.declared_public((x, y), because=settings.public_because)
+    answers = {"private": (predict(model, x, prepared.schema), "")}
+    if settings.reference:
+        plain, common = _reference(settings, prepared)
+        note = f"without noise, trained on the other {FOLDS - 1} of {FOLDS} parts of the public rows"
+        answers["non-private reference"] = plain, note
+        answers["majority" if prepared.schema.classes else "mean"] = common, "the commonest answer of the public rows"
+    everyone = torch.ones(len(y), dtype=torch.bool)
+    found = []
+    for group, rows in [("", everyone), *_groups(prepared, settings.by)]:
+        if not bool(rows.any()):
+            continue
+        for name, (predicted, note) in answers.items():
+            result = data.metric(metric, _metric(predicted[rows], y[rows], prepared.schema))
+            found.append(Evaluation(metric, result, name, group, int(rows.sum()), "" if group else note))
+    return found, []
+
+
+def publish(settings: Settings, folder: Path, prepared: Prepared, training: Training) -> tuple[Release, list[Any]]:
+    """Write model, card and report of a run that has ended; what only the operator may see is returned beside."""
+    buffer = io.BytesIO()
+    torch.save({name: t.detach().cpu() for name, t in training.model.state_dict().items()}, buffer)
+    (folder / "model.pt").write_bytes(buffer.getvalue())
+    name = hashlib.sha256(buffer.getvalue()).hexdigest()
+    results, views = evaluate(settings, prepared, training.model)
+    sources = []
+    if prepared.test is not None and settings.public_because:
+        where = (
+            f"every {settings.public_every}th row of {prepared.name}" if settings.public_every else settings.evaluate
+        )
+        overlap = "no" if settings.public_every else "unknown"
+        sources.append(PublicSource(str(where), "evaluation", overlap, settings.public_because))
+    run = describe(
+        training,
+        folder.name,
+        data=prepared.name,
+        schema=prepared.schema.description or prepared.schema.name,
+        tuning=settings.tuning,
+        tuning_note=settings.tuning_note,
+        uncovered=settings.uncovered,
+        public_sources=tuple(sources),
+        pretrained=None if ":" in settings.model else (),
+        evaluations=tuple(results),
+        model_file=_vouched(name, training),
+        statement=Statement(settings.trust_model, settings.release, settings.contact),
+    )
+    card = make_card(run)
+    write_card(card, folder / "privacy.json")
+    write_page(card, folder / "report.html")
+    log = OperatorLog(folder / "private" / "operator.jsonl")
+    for view in views:
+        log.write(view)
+    return card, views
+
+
+def _vouched(name: str, training: Training) -> Charged | Public:
+    """The hash of the weights, which the mechanism released."""
+    charge = training.charge.number if training.charge is not None else (training._entry or {}).get("charge")
+    if training.dataset is not None and charge is not None:
+        return Charged(name, training.dataset, charge)
+    return public(name, "hash of the released weights, which the stated guarantee covers")
+
+
+def new_folder(root: Path, name: str | None, data: str) -> Path:
+    """A new folder for a run, with its private part closed to others."""
+    if name is not None:
+        folder = root / name
+        if folder.exists():
+            raise SettingsError(f"name: {folder} exists; choose another name, or go on with --resume {folder}")
+    else:
+        stem = Path(data).stem
+        folder = next(f for i in range(1, 1_000_000) if not (f := root / f"{stem}-{i}").exists())
+    (folder / "private").mkdir(parents=True)
+    os.chmod(folder / "private", 0o700)
+    return folder
+
+
+__all__ = ["DataError", "Interrupted", "ModelError", "drive", "new_folder", "prepare", "publish", "start"]

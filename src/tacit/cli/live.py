@@ -1,0 +1,96 @@
+"""What does the operator see while a run goes on? One live line on a terminal; a few plain lines anywhere else.
+
+The line's diagnostics are computed from private data. They are shown on a terminal, which is the operator's, and
+marked; in a pipe or a file, which others may read, only the step and ε are written.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from tacit.sgd import Training
+
+#: Seconds between two looks of the line.
+EVERY = 0.1
+BAR = 14
+
+
+class Live:
+    """The live line of a run."""
+
+    def __init__(self, training: Training, quiet: bool = False, stream: TextIO | None = None) -> None:
+        self.training, self.quiet = training, quiet
+        self.stream = stream or sys.stderr
+        self.terminal = self.stream.isatty() and os.environ.get("TERM") != "dumb"
+        self.color = self.terminal and not os.environ.get("NO_COLOR")
+        self.began, self.first = time.monotonic(), training.steps_executed
+        self.shown, self.tenth = 0.0, -1
+        self.counts: list[int] = []
+        self.prices: list[float] = []
+        if not quiet:
+            self._price()
+
+    def _price(self) -> None:
+        """ε at some step counts; in between the line shows the next one up."""
+        steps = self.training.plan.steps
+        self.counts = sorted({max(1, round(steps * i / 40)) for i in range(41)})
+        self.prices = [self.training.plan.price(count).upper for count in self.counts]
+
+    def epsilon(self, step: int) -> float:
+        """What the first ``step`` steps cost, or a little more."""
+        return next((p for c, p in zip(self.counts, self.prices, strict=True) if c >= step), self.prices[-1])
+
+    def line(self, diagnostics: dict[str, Any], ratio: float | None) -> str:
+        """The live line as text."""
+        step, steps = self.training.steps_executed, self.training.plan.steps
+        spent, whole = self.epsilon(step), self.prices[-1]
+        full = round(BAR * step / steps)
+        parts = [f"step {step}/{steps}", f"ε {spent:.2f}/{whole:.2f} " + "▓" * full + "░" * (BAR - full)]
+        private = []
+        if "loss" in diagnostics:
+            private += [f"loss {diagnostics['loss']:.3f}", f"clipped {diagnostics['clipped_fraction']:.0%}"]
+        if ratio is not None:
+            private.append(f"signal/noise {ratio:.2f}")
+        if private:
+            shown = f"operator view: {'  '.join(private)}"
+            parts.append(f"\033[2m{shown}\033[22m" if self.color else shown)
+        done = step - self.first
+        if done:
+            left = (time.monotonic() - self.began) / done * (steps - step)
+            parts.append(f"ETA {int(left // 60)}:{int(left % 60):02d}")
+        return "  ".join(parts)
+
+    def update(self, diagnostics: dict[str, Any], ratio: float | None) -> None:
+        """Show where the run is."""
+        if self.quiet:
+            return
+        step, steps = self.training.steps_executed, self.training.plan.steps
+        if self.terminal:
+            now = time.monotonic()
+            if now - self.shown < EVERY and step < steps:
+                return
+            self.shown = now
+            text = self.line(diagnostics, ratio)
+            width = shutil.get_terminal_size().columns - 1
+            visible = len(text) - (9 if self.color and "\033" in text else 0)
+            if visible > width:  # a line that wraps cannot be written over
+                text = "  ".join(text.split("  ")[:2])[:width]
+            self.stream.write("\r\033[K" + text)
+        else:
+            tenth = 10 * step // steps
+            if tenth == self.tenth:
+                return
+            self.tenth = tenth
+            self.stream.write(f"step {step}/{steps}  ε {self.epsilon(step):.2f}/{self.prices[-1]:.2f}\n")
+        self.stream.flush()
+
+    def close(self) -> None:
+        """Leave the line where it is."""
+        if self.terminal and not self.quiet:
+            self.stream.write("\n")
+            self.stream.flush()

@@ -1,0 +1,160 @@
+"""What can be set about a training run, in a TOML file or on the command line?
+
+One flat list of keys with their types. A mistake is an error that names the key; nothing unknown is ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+OPTIMIZERS = ("sgd", "adam")
+TUNING = ("none", "charged", "on public data only", "not charged", "not stated")
+
+
+class SettingsError(ValueError):
+    """A setting that is wrong, unknown or missing; the message names its key."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Everything that decides a run. Field names are the keys of the TOML file; options have ``-`` for ``_``."""
+
+    data: str = ""
+    schema: str | None = None
+    data_dir: str | None = None
+    model: str = "mlp"
+    epsilon: float | None = None
+    noise: float | None = None
+    delta: float | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    batch: int = 256
+    learning_rate: float = 0.5
+    optimizer: str = "sgd"
+    momentum: float = 0.9
+    clip_norm: float = 1.0
+    sampler: str = "poisson"
+    adjacency: str | None = None
+    size: int | None = None
+    per_unit: int = 1
+    ledger: str | None = None
+    dataset: str | None = None
+    evaluate: str | None = None
+    public_every: int | None = None
+    public_because: str | None = None
+    by: tuple[str, ...] = ()
+    reference: bool = False
+    tuning: str = "not stated"
+    tuning_note: str = ""
+    uncovered: tuple[str, ...] | None = None
+    purpose: str = "private training"
+    trust_model: str = "not stated"
+    release: str = "not stated"
+    contact: str = "not stated"
+    checkpoint_every: int = 50
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value = _typed(field.name, getattr(self, field.name), hints[field.name])
+            object.__setattr__(self, field.name, value)
+        self._check()
+
+    def _check(self) -> None:
+        if not self.data:
+            raise SettingsError("data: name a table (a .csv or .parquet file) or a known data set (tacit data list)")
+        if (self.epsilon is None) == (self.noise is None):
+            raise SettingsError("epsilon: give epsilon or noise, one of the two: each decides the other")
+        if self.delta is None:
+            raise SettingsError("delta: give delta, well below 1 / number of records, such as 1e-6")
+        if (self.epochs is None) == (self.steps is None):
+            raise SettingsError("epochs: give epochs or steps, one of the two")
+        for name in ("batch", "epochs", "steps", "size", "per_unit", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingsError(f"{name}: a whole number, 1 or more, not {value}")
+        for name in ("epsilon", "learning_rate", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise SettingsError(f"{name}: a number above 0, not {value:g}")
+        if self.noise is not None and not 0 <= self.noise < math.inf:
+            raise SettingsError(f"noise: a number, 0 or more, not {self.noise:g}")
+        if not 0 < self.delta < 1:
+            raise SettingsError(f"delta: a number between 0 and 1, not {self.delta:g}")
+        if not 0 <= self.momentum < 1:
+            raise SettingsError(f"momentum: a number from 0 to below 1, not {self.momentum:g}")
+        if self.optimizer not in OPTIMIZERS:
+            raise SettingsError(f"optimizer: one of {', '.join(OPTIMIZERS)}, not {self.optimizer!r}")
+        if self.tuning not in TUNING:
+            raise SettingsError(f"tuning: one of {', '.join(TUNING)}, not {self.tuning!r}")
+        if (self.ledger is None) != (self.dataset is None):
+            raise SettingsError("ledger: give ledger and dataset together: the ledger, and the data's name in it")
+        if self.public_every is not None and self.evaluate is not None:
+            raise SettingsError("evaluate: give evaluate or public_every, one of the two")
+        if self.public_every is not None and self.public_every < 2:
+            raise SettingsError(f"public_every: a whole number, 2 or more, not {self.public_every}")
+        if self.public_every is not None and not self.public_because:
+            raise SettingsError("public_because: say why these rows protect nobody")
+        if (self.by or self.reference) and not self.public_because:
+            raise SettingsError("by: results by subgroup and the reference need evaluation data that are public")
+
+    def to_toml(self) -> str:
+        """TOML text that :func:`read` takes back."""
+        from tacit.schema.toml import _value
+
+        lines = [
+            f"{f.name} = {_value(value)}"
+            for f in dataclasses.fields(self)
+            if (value := getattr(self, f.name)) is not None
+        ]
+        return "\n".join(lines) + "\n"
+
+
+NAMES = tuple(field.name for field in dataclasses.fields(Settings))
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The keys of a settings file; an unknown one is refused by name."""
+    try:
+        found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}") from None
+    for key in found:
+        if key not in NAMES:
+            raise SettingsError(f"{path}: unknown key {key!r}; the keys are {', '.join(NAMES)}")
+    return found
+
+
+def make(values: dict[str, Any], where: str = "") -> Settings:
+    """Settings from keys, with errors that say where the keys came from."""
+    try:
+        return Settings(**values)
+    except SettingsError as error:
+        raise SettingsError(f"{where}: {error}" if where else str(error)) from None
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """The value in its type, or an error that names the key."""
+    choices = get_args(hint) if type(None) in get_args(hint) else (hint,)
+    if value is None:
+        if type(None) in choices:
+            return None
+        raise SettingsError(f"{name}: a value is missing")
+    wanted = next(choice for choice in choices if choice is not type(None))
+    if get_args(wanted):  # tuple[str, ...]
+        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+            raise SettingsError(f"{name}: a list of texts, not {value!r}")
+        return tuple(value)
+    if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    words = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+        raise SettingsError(f"{name}: {words[wanted]}, not {value!r}")
+    return value

@@ -1,0 +1,206 @@
+"""``tacit train``: one line, a private model, and a page to show."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tacit.cli.common import EXIT_USAGE, fail
+
+if TYPE_CHECKING:
+    from tacit.cli.settings import Settings
+    from tacit.ledger import Release
+
+#: Exit codes beside those of every command, documented in docs/cli.md.
+EXIT_BUDGET = 3
+EXIT_INTERRUPTED = 130
+
+EPILOG = """
+A run lives in its folder: config.toml, model.pt, privacy.json and report.html may be published; private/ may not.
+Ctrl-C ends it between two steps, and --resume goes on as if nothing had happened.
+
+[bold]Examples[/bold]
+
+    $ tacit train labsup --epsilon 1 --delta 1e-6 --epochs 20 --batch 1024 --model linear
+
+    $ tacit train clinic.csv --schema clinic.toml --epsilon 3 --delta 1e-6 --epochs 30 --ledger my.db --dataset clinic
+
+    $ tacit train --config run.toml
+
+    $ tacit train --resume runs/labsup-1
+"""
+
+Text = Annotated[str | None, typer.Option(show_default=False)]
+
+
+def _option(help_text: str, *names: str) -> Any:
+    return typer.Option(*names, help=help_text, show_default=False)
+
+
+def train(
+    data: Annotated[
+        str | None, typer.Argument(help="A .csv or .parquet file, or a known data set.", show_default=False)
+    ] = None,
+    config: Annotated[Path | None, _option("Settings in a TOML file; options on the line win.")] = None,
+    resume: Annotated[Path | None, _option("The folder of a run to go on with.")] = None,
+    schema: Annotated[str | None, _option("The public schema of a table (TOML).")] = None,
+    model: Annotated[str | None, _option("linear, mlp, cnn, or module:factory of your own.")] = None,
+    epsilon: Annotated[float | None, _option("The ε to keep.")] = None,
+    noise: Annotated[float | None, _option("Or the noise multiplier.")] = None,
+    delta: Annotated[float | None, _option("The δ of (ε, δ), such as 1e-6.")] = None,
+    epochs: Annotated[int | None, _option("Passes over the data.")] = None,
+    steps: Annotated[int | None, _option("Or the number of steps.")] = None,
+    batch: Annotated[int | None, _option("Expected batch size.")] = None,
+    learning_rate: Annotated[float | None, _option("Learning rate.", "--learning-rate", "--lr")] = None,
+    optimizer: Annotated[str | None, _option("sgd or adam.")] = None,
+    momentum: Annotated[float | None, _option("Momentum of sgd.")] = None,
+    clip_norm: Annotated[float | None, _option("Where gradients are clipped.")] = None,
+    sampler: Annotated[str | None, _option("poisson, truncated, fixed, shuffle, chunks or balls-in-bins.")] = None,
+    size: Annotated[int | None, _option("A public number of records in place of the true one.")] = None,
+    per_unit: Annotated[int | None, _option("Records of one unit that a step may use.")] = None,
+    ledger: Annotated[str | None, _option("The ledger that is charged: a file or postgresql://…")] = None,
+    dataset: Annotated[str | None, _option("The data's name in the ledger.")] = None,
+    evaluate: Annotated[str | None, _option("A file, or a split of a known set, to evaluate on.")] = None,
+    public_every: Annotated[int | None, _option("Declare every so-many-th row public and evaluate on these.")] = None,
+    public_because: Annotated[str | None, _option("Why the evaluation rows protect nobody.")] = None,
+    by: Annotated[list[str] | None, _option("A column to show results by; repeatable.")] = None,
+    reference: Annotated[bool | None, _option("A non-private reference from public rows.", "--reference")] = None,
+    tuning: Annotated[str | None, _option("none, charged, on public data only, or not charged.")] = None,
+    purpose: Annotated[str | None, _option("What the run is for; public.")] = None,
+    trust_model: Annotated[str | None, _option("For the card: who is trusted with the data.")] = None,
+    release: Annotated[str | None, _option("For the card: what is released, to whom.")] = None,
+    data_dir: Annotated[str | None, _option("The folder of the known data sets.")] = None,
+    device: Annotated[str | None, _option("cpu or cuda.")] = None,
+    name: Annotated[str | None, _option("The run's name. Default: the data's name and a number.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where runs live.")] = Path("runs"),
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Train a model with a guarantee; write the privacy card and the report."""
+    given = {
+        key: value
+        for key, value in locals().items()
+        if key not in ("config", "resume", "name", "runs", "quiet", "as_json") and value not in (None, [])
+    }
+    from tacit.cli import settings as reading
+
+    try:
+        if resume is not None:
+            if given or config is not None:
+                raise reading.SettingsError("--resume takes the settings of the run; no others can be given")
+            if not (resume / "config.toml").exists():
+                raise reading.SettingsError(f"{resume} is not the folder of a run: it has no config.toml")
+            chosen = reading.make(reading.read(resume / "config.toml"), str(resume / "config.toml"))
+        else:
+            base = reading.read(config) if config is not None else {}
+            chosen = reading.make(base | given, str(config) if config is not None else "")
+    except reading.SettingsError as error:
+        fail(str(error), EXIT_USAGE)
+    told = run(chosen, runs, name, resume, quiet=quiet or as_json)
+    if as_json:
+        typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
+    else:
+        show(told)
+
+
+def run(
+    chosen: Settings, runs: Path, name: str | None = None, resume: Path | None = None, quiet: bool = False
+) -> dict[str, Any]:
+    """Do the work; leave with a message and an exit code where it cannot be done."""
+    from tacit.accounting import AccountingError
+    from tacit.cli import job
+    from tacit.cli.settings import SettingsError
+    from tacit.datasets import DatasetError
+    from tacit.ledger import BudgetExceeded, LedgerError
+    from tacit.schema import SchemaError
+    from tacit.sgd import CheckpointError, ClippingError, PrivacyWarning
+
+    folder = resume
+    try:
+        prepared = job.prepare(chosen)
+        if folder is None:
+            folder = job.new_folder(runs, name, chosen.data)
+            absolute: dict[str, Any] = {k: str(Path(v).resolve()) for k in ("data", "schema", "evaluate", "ledger")
+                        if (v := getattr(chosen, k)) and "://" not in v and Path(v).exists()}  # fmt: skip
+            (folder / "config.toml").write_text(dataclasses.replace(chosen, **absolute).to_toml(), encoding="utf-8")
+        training = job.start(chosen, folder, prepared, lambda text: typer.echo(f"tacit: warning: {text}", err=True))
+        job.drive(training, folder, quiet)
+        card, views = job.publish(chosen, folder, prepared, training)
+    except job.Interrupted:
+        typer.echo(f"tacit: stopped between two steps; go on with: tacit train --resume {folder}", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except BudgetExceeded as error:
+        _remove_unused(folder, resume)
+        fail(str(error), EXIT_BUDGET)
+    except SettingsError as error:
+        fail(str(error), EXIT_USAGE)
+    except PrivacyWarning as error:
+        fail(f"{error}. A run is resumed as it was, or not at all")
+    except (
+        SchemaError,
+        DatasetError,
+        LedgerError,
+        CheckpointError,
+        ClippingError,
+        AccountingError,
+        ValueError,
+    ) as error:
+        _remove_unused(folder, resume)
+        fail(str(error))
+    for view in views:
+        if sys.stderr.isatty() and not quiet:  # the operator's own screen; anything else may be read by others
+            typer.echo(repr(view), err=True)
+        else:
+            typer.echo(f"tacit: the evaluation on private rows is in {folder / 'private' / 'operator.jsonl'}", err=True)
+    return _summary(card, folder)
+
+
+def _remove_unused(folder: Path | None, resume: Path | None) -> None:
+    """Take away the folder of a run that never began."""
+    if folder is None or resume is not None or (folder / "private" / "checkpoint.pt").exists():
+        return
+    for path in (folder / "config.toml", folder / "private" / "operator.jsonl"):
+        path.unlink(missing_ok=True)
+    (folder / "private").rmdir()
+    folder.rmdir()
+
+
+def _summary(card: Release, folder: Path) -> dict[str, Any]:
+    guarantee, results = card["guarantee"], card["evaluation"]
+    return {
+        "run": str(folder),
+        "epsilon": guarantee["epsilon"]["claimed"],
+        "delta": guarantee["delta"],
+        "neighbours": guarantee["neighbours"],
+        "claim": guarantee["claim"],
+        "results": [results[key].to_dict() for key in results],
+        "card": str(folder / "privacy.json"),
+        "report": str(folder / "report.html"),
+        "model": str(folder / "model.pt"),
+    }
+
+
+def show(told: dict[str, Any]) -> None:
+    """What a person reads at the end."""
+    typer.echo(f"ε = {_number(told['epsilon'])} at δ = {told['delta']:g}, {told['neighbours']}")
+    typer.echo(told["claim"])
+    for result in told["results"]:
+        of = f" ({result['group']})" if result["group"] else ""
+        value = result["value"]
+        shown = f"{value:.1%}" if result["metric"] == "accuracy" else f"{value:,.4g}"
+        typer.echo(f"  {result['metric']} of {result['model']}{of}: {shown} on {result['rows']:,} public rows")
+    typer.echo(f"model   {told['model']}\ncard    {told['card']}\nreport  {told['report']}")
+
+
+def _number(value: float | str) -> str:
+    return f"{value:.10g}" if isinstance(value, float) else "∞"
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``tacit train`` to the application."""
+    app.command("train", epilog=EPILOG)(train)

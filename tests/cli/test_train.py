@@ -1,0 +1,372 @@
+"""What a person meets who types ``tacit train``: a private model, a card, a report, or a message that helps."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tacit.cli import build
+from tacit.ledger import Ledger
+from tacit.report import read_card
+from tacit.report.card import sources
+
+SCHEMA = """
+name = "clinic"
+description = "Will the patient come back?"
+
+[unit]
+name = "patient"
+
+[columns.age]
+kind = "numeric"
+lower = 0
+upper = 100
+
+[columns.ward]
+kind = "categorical"
+categories = ["north", "south"]
+
+[columns.smokes]
+kind = "boolean"
+
+[columns.back]
+kind = "boolean"
+target = true
+"""
+USUAL = ("--epsilon", "3", "--delta", "1e-5", "--epochs", "2", "--batch", "50", "--model", "linear")
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def clinic(tmp_path):
+    """A table of a person's own with a hand-written schema."""
+    generator = np.random.default_rng(1)
+    age = generator.integers(18, 95, 500)
+    ward = generator.choice(["north", "south"], 500)
+    smokes = generator.integers(0, 2, 500)
+    back = (age + 20 * smokes + generator.normal(0, 15, 500) > 65).astype(int)
+    rows = [f"{a},{w},{s},{b}" for a, w, s, b in zip(age, ward, smokes, back, strict=True)]
+    (tmp_path / "clinic.csv").write_text("age,ward,smokes,back\n" + "\n".join(rows) + "\n")
+    (tmp_path / "clinic.toml").write_text(SCHEMA)
+    return tmp_path
+
+
+def tacit(*words: str):
+    return CliRunner().invoke(build(), ["train", *words])
+
+
+def own(*words: str):
+    return tacit("clinic.csv", "--schema", "clinic.toml", *USUAL, *words)
+
+
+def test_a_table_of_ones_own_with_a_hand_written_schema(clinic):
+    told = own("--public-every", "5", "--public-because", "made up for a test", "--by", "ward", "--reference", "--json")
+    assert told.exit_code == 0, told.output
+    result = json.loads(told.stdout)
+    assert result["epsilon"] <= 3.0
+    folder = clinic / "runs" / "clinic-1"
+    assert {p.name for p in folder.iterdir()} == {"config.toml", "model.pt", "privacy.json", "report.html", "private"}
+    assert stat.S_IMODE((folder / "private").stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "private" / "operator.jsonl").stat().st_mode) == 0o600
+    assert torch.load(folder / "model.pt", weights_only=True)["weight"].shape == (2, 5)
+    card = read_card(folder / "privacy.json")
+    assert card["guarantee"]["unit"] == "patient"
+    assert card["mechanism"]["steps_executed"] == card["mechanism"]["steps_planned"] == 16
+    models = {(r["model"], r["group"]) for r in result["results"]}
+    assert {("private", ""), ("non-private reference", ""), ("majority", ""), ("private", "ward = north")} <= models
+    by = {r["group"]: r for r in result["results"] if r["model"] == "private"}
+    assert by["ward = north"]["rows"] + by["ward = south"]["rows"] == by[""]["rows"] == 100
+    page = (folder / "report.html").read_text()
+    assert f'data-from="guarantee.epsilon.claimed">{result["epsilon"]:.10g}<' in page
+
+
+def test_nothing_published_is_neither_charged_nor_public(clinic):
+    Ledger(clinic / "my.db").register("clinic", epsilon=3.0, delta=1e-5, unit="patient")
+    told = own("--ledger", "my.db", "--dataset", "clinic", "--name", "one")
+    assert told.exit_code == 0, told.output
+    folder = clinic / "runs" / "one"
+    card = read_card(folder / "privacy.json")
+    assert all(why.startswith(("public: ", "charged to clinic")) for why in sources(card).values())
+    assert card["run"].source("model").startswith("charged to clinic (charge ")
+    assert card["ledger"]["head"] == Ledger(clinic / "my.db").head("clinic")
+    assert card["ledger"]["confirmed"] is True
+    logged = [json.loads(line) for line in (folder / "private" / "operator.jsonl").read_text().splitlines()]
+    assert len(logged) == 20
+    published = (folder / "privacy.json").read_text() + (folder / "report.html").read_text() + told.output
+    for entry in logged:
+        assert entry["note"] == "operator view: not covered by the guarantee"
+        for name in ("loss", "median_norm"):
+            assert f"{entry[name]:.6g}" not in published
+
+
+def test_a_full_budget_is_refused_with_what_would_fit(clinic):
+    Ledger(clinic / "my.db").register("clinic", epsilon=1.0, delta=1e-5, unit="patient")
+    told = own("--ledger", "my.db", "--dataset", "clinic")
+    assert told.exit_code == 3
+    assert "costs ε=" in told.output
+    assert "Still fits" in told.output
+    assert not (clinic / "runs" / "clinic-1").exists()
+    assert Ledger(clinic / "my.db").history("clinic") == []
+
+
+def test_other_data_than_those_registered_are_refused(clinic):
+    (clinic / "other.csv").write_text("age,ward,smokes,back\n30,north,0,1\n")
+    Ledger(clinic / "my.db").register(
+        "clinic", epsilon=9.0, delta=1e-4, unit="patient", fingerprint=clinic / "other.csv"
+    )
+    told = own("--ledger", "my.db", "--dataset", "clinic")
+    assert told.exit_code == 1
+    assert "not the data registered as 'clinic'" in told.output
+
+
+def test_evaluation_on_private_rows_stays_with_the_operator(clinic):
+    told = own("--evaluate", "clinic.csv", "--json")
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)["results"] == []
+    folder = clinic / "runs" / "clinic-1"
+    assert "accuracy" in (folder / "private" / "operator.jsonl").read_text()
+    assert '"accuracy"' not in (folder / "privacy.json").read_text()
+
+
+def test_a_numeric_target_and_a_model_of_ones_own(clinic):
+    text = SCHEMA.replace('kind = "boolean"\ntarget = true', 'kind = "numeric"\nlower = 0\nupper = 1\ntarget = true')
+    (clinic / "clinic.toml").write_text(text)
+    (clinic / "mine.py").write_text(
+        "from torch import nn\ndef small(inputs, outputs):\n"
+        "    return nn.Sequential(nn.Linear(inputs, 3), nn.Tanh(), nn.Linear(3, outputs))\n"
+    )
+    told = own("--model", "mine:small", "--public-every", "5", "--public-because", "made up", "--json")
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)["results"][0]["metric"] == "root mean squared error"
+
+
+def test_several_rows_of_one_person(clinic):
+    text = SCHEMA.replace('name = "patient"', 'name = "patient"\ncolumn = "id"')
+    (clinic / "clinic.toml").write_text(text)
+    lines = (clinic / "clinic.csv").read_text().splitlines()
+    rows = [f"{line},{i // 2}" for i, line in enumerate(lines[1:])]
+    (clinic / "clinic.csv").write_text("\n".join([lines[0] + ",id", *rows]) + "\n")
+    told = own("--per-unit", "2", "--json")
+    assert told.exit_code == 0, told.output
+    card = read_card(clinic / "runs" / "clinic-1" / "privacy.json")
+    assert card["accesses"]["records"] == 250
+    assert card["mechanism"]["parameters"]["records_per_unit"] == 2
+    refused = own("--public-every", "5", "--public-because", "made up")
+    assert refused.exit_code == 2
+    assert "would be on both sides" in refused.output
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+def _lines(folder: Path, change) -> None:
+    path = folder / "clinic.csv"
+    path.write_text(change(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda f: (f / "clinic.toml").write_text(SCHEMA.replace("upper = 100\n", "")),
+            r"clinic.toml: column 'age' \(numeric\): upper is missing; add it to \[columns.age\]",
+        ),
+        (
+            lambda f: _lines(f, lambda t: t.replace("age,ward", "years,ward")),
+            "column 'age' is in the schema but not in the table",
+        ),
+        (lambda f: (f / "clinic.csv").write_text(""), "clinic.csv is empty"),
+        (lambda f: (f / "clinic.csv").write_text("age,ward,smokes,back\n"), "clinic.csv has no rows"),
+        (lambda f: _lines(f, lambda t: re.sub(r",\d\n", ",\n", t, count=1)), "column 'back' has missing values"),
+        (lambda f: (f / "clinic.csv").unlink(), "there is no file clinic.csv"),
+        (
+            lambda f: (f / "clinic.toml").write_text(SCHEMA.replace("target = true", "")),
+            "the schema marks no column as the target",
+        ),
+        (lambda f: (f / "clinic.toml").unlink(), "cannot read the schema clinic.toml"),
+    ],
+    ids=["bound", "column", "empty", "no-rows", "missing-target", "no-file", "no-target", "no-schema"],
+)
+def test_a_mistake_in_the_data_or_the_schema_is_told_and_nothing_is_left_behind(clinic, spoil, message):
+    spoil(clinic)
+    told = own()
+    assert told.exit_code == 1
+    assert re.search(message, told.output), told.output
+    assert told.output.startswith("tacit: ")
+    assert "Traceback" not in told.output
+    assert not (clinic / "runs").exists()
+
+
+def test_a_nan_target_is_told_without_its_row(clinic):
+    text = SCHEMA.replace('kind = "boolean"\ntarget = true', 'kind = "numeric"\nlower = 0\nupper = 1\ntarget = true')
+    (clinic / "clinic.toml").write_text(text)
+    _lines(clinic, lambda t: re.sub(r",\d\n", ",NaN\n", t, count=1))
+    told = own()
+    assert told.exit_code == 1
+    assert "column 'back' has missing values" in told.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--noise", "1"), "epsilon: give epsilon or noise"),
+        (("--steps", "3"), "epochs: give epochs or steps"),
+        (("--delta", "2"), "delta: a number between 0 and 1, not 2"),
+        (("--batch", "0"), "batch: a whole number, 1 or more, not 0"),
+        (("--optimizer", "lbfgs"), "optimizer: one of sgd, adam"),
+        (("--ledger", "x.db"), "ledger: give ledger and dataset together"),
+        (("--ledger", "x.db", "--dataset", "x"), "tacit ledger init x.db x"),
+        (("--public-every", "5"), "public_because: say why"),
+        (("--by", "age", "--public-every", "5", "--public-because", "x"), "'age' is no feature with categories"),
+        (("--tuning", "a bit"), "tuning: one of none, charged"),
+    ],
+)
+def test_a_wrong_setting_is_named(clinic, words, message):
+    told = own(*words)
+    assert told.exit_code == 2
+    assert message in told.output
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [("tree", "there is no model 'tree'"), ("cnn", "needs pictures"), ("nowhere:f", "cannot import 'nowhere'")],
+)
+def test_a_model_that_cannot_be_made_is_told(clinic, model, message):
+    told = own("--model", model)
+    assert told.exit_code == 1
+    assert message in told.output
+    assert not list((clinic / "runs").glob("*"))
+
+
+def test_settings_in_a_file_are_checked_by_key(clinic):
+    path = clinic / "run.toml"
+    usual = 'data = "clinic.csv"\nschema = "clinic.toml"\nepsilon = 3\ndelta = 1e-5\nepochs = 1\nbatch = 50\n'
+    path.write_text(usual + 'modle = "linear"\n')
+    told = tacit("--config", "run.toml")
+    assert (told.exit_code, "unknown key 'modle'" in told.output) == (2, True)
+    path.write_text(usual + "model = 3\n")
+    told = tacit("--config", "run.toml")
+    assert (told.exit_code, "run.toml: model: a text, not 3" in told.output) == (2, True)
+    path.write_text(usual)
+    told = tacit("--config", "run.toml", "--model", "linear", "--name", "from-file", "--quiet")
+    assert told.exit_code == 0, told.output
+    config = (clinic / "runs" / "from-file" / "config.toml").read_text()
+    assert 'model = "linear"' in config
+    again = tacit("--config", "run.toml", "--name", "from-file")
+    assert (again.exit_code, "exists; choose another name" in again.output) == (2, True)
+
+
+# -- a long run --------------------------------------------------------------------------------------------------------
+
+
+def _start(folder: Path, *words: str, **streams) -> subprocess.Popen[str]:
+    code = "import sys; from tacit.cli import main; sys.argv[0] = 'tacit'; main()"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "train", *words], cwd=folder, env=environment, text=True, **streams
+    )
+
+
+def test_ctrl_c_leaves_a_run_that_resumes_and_is_charged_once(clinic):
+    ledger = Ledger(clinic / "my.db")
+    ledger.register("clinic", epsilon=3.0, delta=1e-5, unit="patient")
+    words = ("clinic.csv", "--schema", "clinic.toml", "--epsilon", "3", "--delta", "1e-5", "--steps", "3000", "--batch",
+             "50", "--model", "linear", "--ledger", "my.db", "--dataset", "clinic", "--name", "long")  # fmt: skip
+    process = _start(clinic, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    log = clinic / "runs" / "long" / "private" / "operator.jsonl"
+    deadline = time.monotonic() + 120
+    while not (log.exists() and log.read_text().count("\n") >= 2) and time.monotonic() < deadline:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "go on with: tacit train --resume runs/long" in errors
+    assert not (clinic / "runs" / "long" / "privacy.json").exists()
+    assert len(ledger.history("clinic")) == 1
+    assert not ledger.history("clinic")[0].confirmed
+    refused = tacit("--resume", "runs/long", "--epsilon", "4")
+    assert (refused.exit_code, "no others can be given" in refused.output) == (2, True)
+
+    done = tacit("--resume", "runs/long", "--json")
+    assert done.exit_code == 0, done.output
+    card = read_card(clinic / "runs" / "long" / "privacy.json")
+    assert card["mechanism"]["steps_executed"] == 3000
+    assert [record.confirmed for record in ledger.history("clinic")] == [True]
+
+
+def test_a_run_is_not_resumed_on_other_data(clinic, monkeypatch):
+    from tacit.cli import job
+
+    real = job.Live.update
+
+    def stop(self, *rest):
+        real(self, *rest)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(job.Live, "update", stop)
+    told = own("--name", "cut")
+    assert told.exit_code == 130, told.output
+    monkeypatch.undo()
+    _lines(clinic, lambda t: t + "44,north,1,1\n")
+    told = CliRunner().invoke(build(), ["train", "--resume", str(clinic / "runs" / "cut")])
+    assert told.exit_code == 1
+    assert "does not continue" in told.output
+
+
+def _on_a_terminal(folder: Path, *words: str) -> str:
+    """What the operator's terminal shows of a run."""
+    leader, follower = pty.openpty()
+    process = _start(folder, *words, stdout=subprocess.DEVNULL, stderr=follower)
+    os.close(follower)
+    shown = b""
+    while True:
+        try:
+            part = os.read(leader, 65536)
+        except OSError:  # the other end was closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(leader)
+    assert process.wait(timeout=60) == 0, shown.decode()
+    return shown.decode()
+
+
+def test_a_terminal_gets_the_live_line_with_diagnostics_marked(clinic, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    words = ("clinic.csv", "--schema", "clinic.toml", *USUAL)
+    line = (
+        r"step 20/20  ε 3\.00/3\.00 ▓+  {}operator view: loss \d\.\d+  clipped \d+%  signal/noise \d+\.\d+{}  ETA 0:00"
+    )
+    assert re.search(line.format(r"\x1b\[2m", r"\x1b\[22m"), _on_a_terminal(clinic, *words))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert re.search(line.format("", ""), _on_a_terminal(clinic, *words))
+
+
+def test_a_pipe_gets_no_diagnostics(clinic):
+    piped = own()
+    assert piped.exit_code == 0
+    assert "loss" not in piped.output
+    assert "step 20/20  ε 3.00/3.00" in piped.output
+    assert "step" not in own("--quiet").output
