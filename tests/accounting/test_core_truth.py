@@ -134,7 +134,7 @@ def test_the_lattice_contains_what_the_contour_finds(q: float, sigma: float, ste
     low, high = pricing._invert(fine, 0.0, 0.0, delta)
     assume(high < 100)
     refinement = lattice.Refinement([(loss, steps)], log_delta=math.log(delta), epsilon=None)
-    curve = lattice.LatticeCurve([(loss, steps)], refinement.at, refinement.log_delta, 1 << 14, refinement.period)
+    curve = refinement.curve(1 << 14)
     lattice_low, lattice_high = pricing._invert(curve, 0.0, 0.0, delta)
     assert lattice_low <= high
     assert low <= lattice_high

@@ -237,7 +237,8 @@ def _to_upper_edge(p: Array, q: Array, lower: Array, step: float) -> Array:
 class LatticeCurve:
     """δ(ε) of a composition from its dominating and dominated lattice laws."""
 
-    def __init__(self, parts: Parts, at: Abscissa, log_delta: float, size: int, period: float) -> None:
+    def __init__(self, parts: Parts, at: Abscissa, log_delta: float, size: int, period: float, guide: Parts) -> None:
+        """``guide`` is a coarse law of the same losses, by which good abscissas are found cheaply."""
         self.step = _choose_step(parts, period / size)
         self.size = 1 << max(4, math.ceil(math.log2(period / self.step)))
         tail = math.exp(max(log_delta, -600.0)) * TAIL / max(1, sum(times for _, times in parts))
@@ -250,8 +251,8 @@ class LatticeCurve:
             c = STEEPEST / self.step
             centre = sum(times * law.tilted(c)[2] for law, times in upper)
         self.start = centre
-        self.upper = _Composed(upper, c, self.step, self.size, centre)
-        self.lower = _Composed(lower, c, self.step, self.size, centre)
+        self.upper = _Composed(upper, c, self.step, self.size, centre, guide)
+        self.lower = _Composed(lower, c, self.step, self.size, centre, guide)
 
     def interval(self, epsilon: float) -> tuple[float, float]:
         """A certified interval that contains δ(ε)."""
@@ -266,7 +267,9 @@ class LatticeCurve:
 class _Composed:
     """The law of the total loss, tilted, on one window of the lattice."""
 
-    def __init__(self, parts: list[tuple[LatticeLaw, int]], c: float, step: float, size: int, centre: float) -> None:
+    def __init__(
+        self, parts: list[tuple[LatticeLaw, int]], c: float, step: float, size: int, centre: float, guide: Parts
+    ) -> None:
         self.c, self.step = c, step
         self.parts: Parts = [(law, times) for law, times in parts]
         self.log_m = self.log_m_error = 0.0
@@ -289,7 +292,7 @@ class _Composed:
             if self.noise < 1e-7 * float(near.mean()) or np.finfo(np.longdouble).eps > 1e-18:
                 break
         self.bottom, self.top = float(self.values[0]), float(self.values[-1])
-        self._outside()
+        self._outside(guide)
         # sums from the right, for all ε at once
         self.origin = centre
         excess = self.values - centre
@@ -323,27 +326,24 @@ class _Composed:
         noise = 2 * wrong.sum() / size + 8 * levels * unit * size_of.sum() / size
         return np.fft.irfft(power, size), float(noise)
 
-    def _outside(self) -> None:
+    def _outside(self, guide: Parts) -> None:
         """Bounds on log E[e^{cL}; L > top], log E[e^{cL}; L < bottom] and log P[L > top]."""
         c = self.c
         spread = math.sqrt(max(sum(times * law.tilted(c)[3] for law, times in self.parts), 1e-300))
 
-        def ladder(side: float, edge: float) -> tuple[float, float]:
-            """The best bound on log E[e^{cL}] beyond an edge, and the offset of the abscissa that gave it."""
-            best = (math.inf, 0.0)
-            for power in range(0, 14, 2):
-                offset = 8 / spread / 1.6**power
-                if c + side * offset <= 0:
-                    continue
-                k, e = log_mgf_real(self.parts, c + side * offset)
-                bound = k + e - side * offset * edge
-                if bound >= best[0]:
-                    break
-                best = (bound, offset)
-            return best
+        def bound(law: Parts, offset: float, edge: float) -> float:
+            if c + offset <= 0:
+                return math.inf
+            k, e = log_mgf_real(law, c + offset)
+            return k + e - offset * edge
 
-        right, _ = ladder(1.0, self.top)
-        left, _ = ladder(-1.0, self.bottom)
+        def beyond(side: float, edge: float) -> float:
+            """The abscissa that is best for the guide bounds E[e^{cL}] beyond an edge for the law itself."""
+            offsets = [side * 40 / spread / 1.4**power for power in range(24)]
+            best = min(offsets, key=lambda offset: bound(guide, offset, edge))
+            return bound(self.parts, best, edge)
+
+        right, left = beyond(1.0, self.top), beyond(-1.0, self.bottom)
         tail = right - c * self.top  # P[L > top] <= E[e^{cL}; L > top] e^{-c top}
         mass = sum(times * math.log(float(law.p.sum())) for law, times in self.parts if isinstance(law, LatticeLaw))
         left = min(left, mass + c * self.bottom)
@@ -355,16 +355,18 @@ class _Composed:
         if i >= len(self.values):
             return 0.0, 0.0
         shift = epsilon - self.origin
-        return (
-            float(self.first_sum[i]) * math.exp(min(self.c * shift, 700.0)),
-            float(self.second_sum[i]) * math.exp(min((self.c + 1) * shift, 700.0)),
-        )
+        one = float(self.first_sum[i]) * math.exp(min(self.c * shift, 700.0))
+        if (self.c + 1) * abs(shift) < 400:
+            return one, float(self.second_sum[i]) * math.exp((self.c + 1) * shift)
+        # far from where the sums were scaled to: the few terms that count, directly
+        last = i + 1 + int(60 / ((self.c + 1) * self.step))
+        return one, float(self.p[i:last] @ np.exp(-(self.c + 1) * (self.values[i:last] - epsilon)))
 
     def delta(self, epsilon: float) -> tuple[float, float]:
         """(lower, upper) bounds on Σ P(l)(1 - e^{ε-l})_+ of this law, with what lies above the lattice in the upper."""
         c = self.c
         scale = self.log_m - c * epsilon
-        if epsilon < self.bottom or scale > 600 or (c + 1) * (self.origin - epsilon) > 500:
+        if epsilon < self.bottom or scale > 600 or c * (self.origin - epsilon) > 500:
             return 0.0, 1.0  # too far from where the law was tilted to: nothing is claimed
         one, two = self._sums(epsilon)
         total = max(one - two, 0.0)
@@ -379,7 +381,7 @@ class _Composed:
         return max(low, 0.0), max(high, 0.0)
 
     def log_delta(self, epsilon: float) -> tuple[float, float]:
-        if (self.c + 1) * (self.origin - epsilon) > 500:
+        if self.c * (self.origin - epsilon) > 500:
             return math.inf, -self.c
         one, two = self._sums(epsilon)
         if one - two <= 0:
@@ -442,10 +444,14 @@ class Refinement:
             if abs(now - size) < 2:
                 break
             size = now - 4
-        self.log_delta = size
+        self.log_delta, self.guide = size, coarse
         self.period = max(chernoff_period(coarse, self.at, size, digits=20.0)[0] * 2.2, longest / 2)
         self.size = FIRST_SIZE
         self._last = math.inf
+
+    def curve(self, size: int) -> LatticeCurve:
+        """The curve on a lattice of about this size."""
+        return LatticeCurve(self.parts, self.at, self.log_delta, size, self.period, self.guide)
 
     def next(self, missing: float) -> LatticeCurve | None:
         """A finer curve, given by how much the last one's interval was too wide; None when it gets no finer."""
@@ -455,7 +461,7 @@ class Refinement:
             self.size = 1 << math.ceil(math.log2(self.size * factor))
         if self.size > LAST_SIZE and self._last <= self.period / LAST_SIZE * 1.01:
             return None
-        curve = LatticeCurve(self.parts, self.at, self.log_delta, min(self.size, LAST_SIZE), self.period)
+        curve = self.curve(min(self.size, LAST_SIZE))
         if curve.step >= self._last:
             return None
         self._last = curve.step
