@@ -299,7 +299,7 @@ class OneStep:
             return -math.inf, -1.0
         width = 1e-6 * (1 + abs(epsilon))
         ahead, _ = self.loss.profile(epsilon + width)
-        return math.log(value), min((ahead - value) / (width * value), -1e-300)
+        return math.log(value), min((ahead / value - 1) / width, -1e-300)
 
 
 def _total_variation(loss: Loss) -> float:
