@@ -14,7 +14,7 @@ import torch
 
 from tacit import accounting as acc
 from tacit.ledger import BudgetExceeded, Ledger
-from tacit.sgd import AdaptiveClipping, CheckpointError, PrivacyWarning, checkpoint
+from tacit.sgd import AdaptiveClipping, CheckpointError, DPAdam, PrivacyWarning, checkpoint
 from tests.training.common import data, finish, key, network, run, same, weights
 
 ROOT = Path(__file__).parents[2]
@@ -256,6 +256,20 @@ def test_a_schedule_that_changes_the_optimizer_is_no_change_of_settings(tmp_path
         if first.steps_executed == 3:
             break
     assert same(whole, finish(cycled(tmp_path)))
+
+
+def test_dp_adam_resumes(tmp_path):
+    def adam(folder):
+        model = network()
+        return run(model, optimizer=DPAdam(model.parameters(), lr=0.1), checkpoint=folder / "c", checkpoint_every=2)
+
+    whole = finish(adam(tmp_path / "whole"))
+    first = adam(tmp_path)
+    for batch in first:
+        first.step(batch)
+        if first.steps_executed == 4:
+            break
+    assert same(whole, finish(adam(tmp_path)))
 
 
 def test_other_people_behind_the_same_records_are_other_data(tmp_path):

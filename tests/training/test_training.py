@@ -297,6 +297,30 @@ def test_the_average_of_the_weights():
     assert same(weights(model), last)
 
 
+def test_noise_is_scaled_to_the_bounds_of_all_groups_together():
+    """Bounds 0.3 and 0.4 for two groups: one record moves the whole sum by 0.5."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    training = run(model, optimizer=optimizer, clipping={"0.*": 0.3, "*": 0.4}, batch_size=1, steps=25)
+    empty = 0
+    for batch in training:
+        before = weights(model)
+        training.step(batch)
+        if len(batch) == 0:
+            empty += 1
+            for n, p in model.named_parameters():
+                noise = 0.5 * normal(key().derive("noise"), batch.step, n, tuple(p.shape))
+                assert torch.allclose(before[n] - p, noise.double(), atol=1e-9)
+    assert empty
+
+
+def test_per_layer_and_automatic_clipping_run():
+    for clipping in ("per_layer", "automatic"):
+        training = run(clipping=clipping)
+        finish(training)
+        assert training.privacy.upper == run().privacy.upper
+
+
 # -- units ---------------------------------------------------------------------------------------------------------
 
 

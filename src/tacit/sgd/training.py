@@ -136,7 +136,11 @@ class Training:
         unit_name = unit_name or ("record" if self.units is None else "person")
         adjacency = validation.check_ledger(ledger, dataset, adjacency, unit_name, size) or sampler.adjacency
         if adaptive is not None:
-            if clipping not in ("flat", "automatic") or callable(clip_norm) or mechanism != "gaussian":
+            if (
+                clipping not in ("flat", "automatic")
+                or mechanism != "gaussian"
+                or not isinstance(clip_norm, int | float)
+            ):
                 raise ValueError("adaptive clipping starts from one clip norm, with Gaussian noise and flat clipping")
             if adaptive.count_noise == 0:
                 adaptive = AdaptiveClipping(adaptive.quantile, adaptive.rate, batch_size / 20)
@@ -160,6 +164,7 @@ class Training:
             records_per_unit=per_unit,
             size_given=size is not None,
         )
+        self.clip_norm = self.plan.clip[0]
         self._clip_at(0)  # a mapping of patterns that does not fit the model is refused now
         validation.warn_about(self.plan, count, level=3)
         if ema is not None and not 0 <= ema < 1:
@@ -174,7 +179,6 @@ class Training:
         self.ledger, self.dataset, self.purpose = ledger, dataset, purpose
         self._average = {n: p.detach().clone() for n, p in self.parameters.items()} if ema is not None else None
         self.steps_executed = 0
-        self.clip_norm = self.plan.clip[0]
         self.charge: Charge | None = None
         self._ended: tuple[str, bool] | None = None
         self._handed: Batch | None = None
@@ -305,13 +309,15 @@ class Training:
         """Loss, clipped fraction and size of the last batch: for the operator, not covered by the guarantee."""
         if not self._last:
             return OperatorView(step=self.steps_executed, records=0)
-        losses, norms, clipped = (torch.cat([part[i] for part in self._last]) for i in range(3))
+        losses, norms, mask = (torch.cat([part[i] for part in self._last]) for i in range(3))
+        losses, norms = losses[mask], norms[mask]
+        bound = self._clip_at(max(self.steps_executed - 1, 0)).sensitivity
         return OperatorView(
             step=self.steps_executed,
             records=len(losses),
             loss=float(losses.mean()),
             median_norm=float(norms.median()),
-            clipped_fraction=float(clipped.float().mean()),
+            clipped_fraction=float((norms > bound).float().mean()),
         )
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -325,7 +331,7 @@ class Training:
         return Batch(step, rows, weights, self.records, self.device)
 
     def _clip_at(self, step: int) -> Clipping:
-        bound = self.clip_norm if self.plan.adaptive and hasattr(self, "clip_norm") else self.plan.clip[step]
+        bound = self.clip_norm if self.plan.adaptive else self.plan.clip[step]
         return Clipping.of(self._clipping, bound, list(self.parameters))
 
     def _sums(self, batch: Batch, clipping: Clipping) -> tuple[dict[str, Tensor], Tensor]:
@@ -376,10 +382,9 @@ class Training:
             found, norms, losses = result.sums, result.norms, result.losses
         for name, total in sums.items():
             total += found[name]
-        real = piece.mask
         norms = norms if norms.dim() == 1 else norms.square().sum(1).sqrt()
-        self._last.append((losses[real], norms[real], norms[real] > clipping.sensitivity))
-        return ((norms <= bound).float() - 0.5)[real].sum()
+        self._last.append((losses, norms, piece.mask))
+        return (((norms <= bound).float() - 0.5) * piece.mask).sum()
 
     def _release(self, sums: dict[str, Tensor], inside: Tensor, clipping: Clipping, step: int) -> None:
         """Noise on the sums, and the step of the optimizer. From here on everything is covered by the guarantee."""
