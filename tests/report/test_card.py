@@ -236,4 +236,4 @@ def test_the_sentence_to_quote_is_true(epsilon, power):
     factor = float(text.split("factor of ")[1].split(", plus")[0].replace(",", ""))
     odds = int(text.split("one in ")[1].rstrip(".").replace(",", ""))
     assert factor >= math.exp(epsilon) * (1 - 1e-12)
-    assert 1 / odds >= 10.0**-power * (1 - 1e-9)
+    assert 1 / odds >= 10.0**-power * (1 - 1e-15)

@@ -6,6 +6,7 @@ Every number in a sentence is rounded in the direction that keeps the sentence t
 from __future__ import annotations
 
 import decimal
+import fractions
 import math
 
 import numpy as np
@@ -47,10 +48,11 @@ def number(value: float | str) -> str:
 def _chance(delta: float) -> str:
     """δ in words.
 
-    >>> _chance(1e-6)
-    'one in 1,000,000'
+    >>> _chance(1e-6), _chance(1e-12), _chance(3e-5)
+    ('one in 1,000,000', 'one in 1,000,000,000,000', 'one in 33,333')
     """
-    odds = math.floor(1 / delta * (1 + 1e-12))  # rounded down: the chance that is said is not below δ
+    # Of the decimal number that was written, and rounded down: the chance that is said is not below δ.
+    odds = math.floor(1 / fractions.Fraction(repr(float(delta))))
     return f"one in {odds:,}"
 
 
