@@ -199,6 +199,7 @@ WRONG = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::tacit.sgd.PrivacyWarning")
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_version_fails_its_statement(name, tmp_path):
     case, statement = WRONG[name]
