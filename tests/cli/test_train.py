@@ -174,6 +174,66 @@ def test_several_rows_of_one_person(clinic):
     assert "would be on both sides" in refused.output
 
 
+def test_a_size_that_is_given_keeps_the_true_one_off_the_card(clinic):
+    told = own("--size", "450", "--name", "sized", "--quiet")
+    assert told.exit_code == 0, told.output
+    card = read_card(clinic / "runs" / "sized" / "privacy.json")
+    assert card["accesses"]["records_public"] is False
+    assert card["accesses"]["records"] is None
+    assert card["mechanism"]["parameters"]["sampler"]["size"] == 450
+    assert not re.search(r"\b500\b", (clinic / "runs" / "sized" / "privacy.json").read_text())
+
+
+def test_statistics_that_a_model_keeps_of_the_data_are_not_published(clinic):
+    (clinic / "keeps.py").write_text(
+        "import torch\nfrom torch import nn\n\n"
+        "class Keeps(nn.Module):\n"
+        "    def __init__(self, inputs, outputs):\n"
+        "        super().__init__()\n"
+        "        self.linear = nn.Linear(inputs, outputs)\n"
+        "        self.register_buffer('seen', torch.zeros(inputs))\n"
+        "    def forward(self, x):\n"
+        "        with torch.no_grad():\n"
+        "            self.seen.copy_(x.detach().mean(0))\n"
+        "        return self.linear(x)\n"
+    )
+    told = own("--model", "keeps:Keeps", "--name", "keeps", "--evaluate", "clinic.csv")
+    assert told.exit_code == 0, told.output
+    kept = torch.load(clinic / "runs" / "keeps" / "model.pt", weights_only=True)
+    assert kept["seen"].tolist() == [0.0] * 5
+
+
+def test_no_noise_is_warned_about_and_claims_nothing(clinic):
+    words = (
+        "clinic.csv",
+        "--schema",
+        "clinic.toml",
+        "--noise",
+        "0",
+        "--delta",
+        "1e-5",
+        "--steps",
+        "3",
+        "--batch",
+        "50",
+    )
+    told = tacit(*words, "--json")
+    assert told.exit_code == 0, told.output
+    assert "NO privacy guarantee" in told.output
+    card = read_card(clinic / "runs" / "clinic-1" / "privacy.json")
+    assert card["guarantee"]["epsilon"]["claimed"] == "inf"
+    assert card["guarantee"]["claim"].startswith("No protection is claimed")
+
+
+@pytest.mark.data
+def test_pictures_with_a_convolutional_network(data_folder, tmp_path):
+    words = ("--noise", "1", "--delta", "1e-5", "--steps", "2", "--batch", "64", "--model", "cnn")
+    told = tacit("mnist", *words, "--data-dir", str(data_folder), "--evaluate", "test",
+                 "--public-because", "the published test split", "--json")  # fmt: skip
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)["results"][0]["rows"] == 10_000
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 

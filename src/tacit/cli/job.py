@@ -182,6 +182,7 @@ def open_ledger(settings: Settings, prepared: Prepared) -> Ledger | None:
 def start(settings: Settings, folder: Path, prepared: Prepared, warn: Callable[[str], None]) -> Training:
     """The training run, new or resumed, charged at its first step."""
     model = build(settings.model, prepared.x.shape[1], prepared.outputs, prepared.shape).to(settings.device)
+    _keep_buffers(model, folder / "private" / "buffers.pt")
     if settings.optimizer == "sgd":
         optimizer: torch.optim.Optimizer = torch.optim.SGD(
             model.parameters(), lr=settings.learning_rate, momentum=settings.momentum
@@ -220,6 +221,23 @@ def start(settings: Settings, folder: Path, prepared: Prepared, warn: Callable[[
     for warning in caught:
         warn(str(warning.message))
     return training
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    """What a model's state holds beside its parameters."""
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    found = {name: value for name, value in model.state_dict().items() if name not in names}
+    if not all(isinstance(value, Tensor) for value in found.values()):
+        raise ModelError("the model has extra state that is no tensor: it cannot be told whether that holds data")
+    return {name: value.detach().cpu().clone() for name, value in found.items()}
+
+
+def _keep_buffers(model: nn.Module, path: Path) -> None:
+    """Buffers as they are before any record was seen. These are published, whatever a forward pass writes into them."""
+    if not path.exists():
+        torch.save(_buffers(model), path)
+    else:
+        model.load_state_dict(torch.load(path, weights_only=True), strict=False)
 
 
 def drive(training: Training, folder: Path, quiet: bool) -> None:
@@ -403,6 +421,7 @@ def evaluate(settings: Settings, prepared: Prepared, model: nn.Module) -> tuple[
 
 def publish(settings: Settings, folder: Path, prepared: Prepared, training: Training) -> tuple[Release, list[Any]]:
     """Write model, card and report of a run that has ended; what only the operator may see is returned beside."""
+    training.model.load_state_dict(torch.load(folder / "private" / "buffers.pt", weights_only=True), strict=False)
     buffer = io.BytesIO()
     torch.save({name: t.detach().cpu() for name, t in training.model.state_dict().items()}, buffer)
     (folder / "model.pt").write_bytes(buffer.getvalue())

@@ -164,10 +164,12 @@ def _remove_unused(folder: Path | None, resume: Path | None) -> None:
     """Take away the folder of a run that never began."""
     if folder is None or resume is not None or (folder / "private" / "checkpoint.pt").exists():
         return
-    for path in (folder / "config.toml", folder / "private" / "operator.jsonl"):
+    private = folder / "private"
+    for path in (folder / "config.toml", private / "operator.jsonl", private / "buffers.pt"):
         path.unlink(missing_ok=True)
-    (folder / "private").rmdir()
-    folder.rmdir()
+    for path in (private, folder):
+        if not any(path.iterdir()):
+            path.rmdir()
 
 
 def _summary(card: Release, folder: Path) -> dict[str, Any]:
