@@ -14,6 +14,7 @@ import torch
 
 from tacit import accounting as acc
 from tacit.ledger import BudgetExceeded, Ledger
+from tacit.noise.keys import Key
 from tacit.sgd import AdaptiveClipping, CheckpointError, DPAdam, PrivacyWarning, checkpoint
 from tests.training.common import data, finish, key, network, run, same, weights
 
@@ -320,21 +321,26 @@ from tests.training.common import finish, network, run
 torch.set_num_threads(1)
 finish(run(steps=1))  # what torch imports on first use
 
-def life(folder):
+def life(folder, own):
     model = network(dropout=0.3)
     ledger = Ledger(folder / "ledger.db")
     ledger.register("people", epsilon=1000.0, delta=1e-3, charges=10)
     torch.manual_seed(5)
-    training = run(model, steps=40, checkpoint=folder / "run.ckpt", checkpoint_every=3, ledger=ledger, dataset="people")
+    more = {"key": None, "key_file": folder / "secret"} if own else {}
+    training = run(
+        model, steps=40, checkpoint=folder / "run.ckpt", checkpoint_every=3, ledger=ledger, dataset="people", **more
+    )
     torch.save(finish(training), folder / "new.pt")
     os.replace(folder / "new.pt", folder / "done.pt")
+
+own = bool(int(sys.argv[4]))
 
 def child(folder):
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            life(folder)
+            life(folder, own)
             code = 0
         finally:
             sys.stderr.flush()
@@ -370,12 +376,15 @@ print(kills)
 """
 
 
-def killed(folder, kills):
-    """Run the script until so many kills have hit; then compare every run with the one that was left alone."""
+def killed(folder, kills, own=False):
+    """Run the script until so many kills have hit; then compare every run with the one that was left alone.
+
+    ``own``: each run has a key of its own, so there is nothing to compare with, and the key must be gone at the end.
+    """
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     environment["XDG_STATE_HOME"] = str(folder / "state")
     told = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder), str(kills), "1"],
+        [sys.executable, "-c", SCRIPT, str(folder), str(kills), "1", str(int(own))],
         env=environment,
         capture_output=True,
         text=True,
@@ -385,7 +394,8 @@ def killed(folder, kills):
     assert int(told.stdout) >= kills
     whole = torch.load(folder / "whole" / "done.pt")
     for one in folder.glob("killed*"):
-        assert same(whole, torch.load(one / "done.pt"))
+        assert own or same(whole, torch.load(one / "done.pt"))
+        assert not (one / "secret").exists()
         ledger = Ledger(one / "ledger.db")
         history = ledger.history("people")
         # A kill between the charge and the first checkpoint leaves a reserve that counts: never too little.
@@ -398,6 +408,37 @@ def test_a_process_killed_at_random_moments_ends_with_the_same_weights(tmp_path)
     killed(tmp_path, 8)
 
 
+def test_a_process_with_its_own_key_ends_whenever_it_is_killed(tmp_path):
+    killed(tmp_path, 8, own=True)
+
+
+@pytest.mark.parametrize("moment", ["before the key", "after the key"])
+def test_killed_before_anything_was_drawn_the_charge_is_taken_up(tmp_path, ledger, monkeypatch, moment):
+    class Killed(BaseException):
+        pass
+
+    real = Key.save
+
+    def save(self, path):
+        if moment == "after the key":
+            real(self, path)
+        raise Killed
+
+    monkeypatch.setattr(Key, "save", save)
+    with pytest.raises(Killed):
+        next(iter(charged(tmp_path, ledger, key_file=tmp_path / "secret")))
+    monkeypatch.setattr(Key, "save", real)
+    training = charged(tmp_path, ledger, key_file=tmp_path / "secret")
+    finish(training)
+    assert [r.confirmed for r in ledger.history("people")] == [True]
+    assert not (tmp_path / "secret").exists()
+
+
 @pytest.mark.slow
 def test_a_hundred_random_kills(tmp_path):
     killed(tmp_path, 100)
+
+
+@pytest.mark.slow
+def test_a_hundred_random_kills_of_runs_with_their_own_keys(tmp_path):
+    killed(tmp_path, 100, own=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from tacit import accounting as acc
 from tacit.ledger import Charge, Ledger
@@ -131,6 +132,28 @@ def differences(state: dict[str, Any], plan: Plan, configuration: dict[str, Any]
         found.append(f"the plan ({', '.join(changed)})")
     found += [name for name in configuration if state["configuration"].get(name) != configuration[name]]
     return found
+
+
+def configuration(
+    model: nn.Module,
+    parameters: dict[str, Tensor],
+    loss: Any,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Any,
+    ema: float | None,
+) -> dict[str, Any]:
+    """What decides the gradients beside plan and data: with any of it changed, the same noise must not be used again."""
+    groups = [{k: repr(v) for k, v in g.items() if k not in ("params", "lr")} for g in optimizer.param_groups]
+    rates = [float(g.get("initial_lr", g["lr"])) for g in optimizer.param_groups]
+    name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)
+    return {
+        "the model's parameters": {n: list(p.shape) for n, p in parameters.items()},
+        "the model": type(model).__qualname__,
+        "the loss": name,
+        "the optimizer": [type(optimizer).__qualname__, groups, rates],
+        "the schedule": type(scheduler).__qualname__ if scheduler is not None else None,
+        "the average": ema,
+    }
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

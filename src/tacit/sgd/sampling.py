@@ -62,6 +62,11 @@ class Sampler:
         """The most units a batch can hold, where there is a limit."""
         return None
 
+    def usual_physical(self, limit: int | None = None) -> int:
+        """A physical batch that holds nearly every batch in one piece, where ``limit`` allows it."""
+        most = self.largest or int(self.divisor + 4 * math.sqrt(self.divisor)) + 1
+        return max(1, min(most, self.size, limit or most))
+
     def check(self, units: int) -> None:
         """An error, for the operator, where these data cannot be sampled as described."""
         if self.exact and units != self.size:

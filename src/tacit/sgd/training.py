@@ -173,7 +173,9 @@ class Training:
             raise ValueError(f"physical_batch is a positive whole number, not {physical_batch}")
         if checkpoint_every < 1:
             raise ValueError(f"checkpoint_every is a positive whole number, not {checkpoint_every}")
-        self.physical_batch = physical_batch or self._usual_physical()
+        self.physical_batch = physical_batch or self.plan.sampler.usual_physical(
+            CPU_BATCH if self.device.type == "cpu" else None
+        )
         self._halves = physical_batch is None
         self.scheduler, self._ema, self._check = scheduler, ema, check
         self.ledger, self.dataset, self.purpose = ledger, dataset, purpose
@@ -190,12 +192,14 @@ class Training:
         self._key: Key | None = None
         self._begun = False
         self._retired: Key | None = None
-        self._settings = self._configuration()  # now: schedules change the optimizer as they go
+        # Now, because schedules change the optimizer as they go.
+        self._settings = checkpoints.configuration(model, self.parameters, loss, optimizer, scheduler, ema)
         if self._checkpoint is not None and self._checkpoint.exists():
             self._continue(key)
         if self._key is None and self._ended is None:
             self._use(key or Key.generate())
-        if ledger is not None and dataset is not None and not self._begun and self._ended is None:
+        fresh = not self._begun and self._ended is None and self.charge is None
+        if ledger is not None and dataset is not None and fresh:
             ledger.quote(dataset, self.plan.mechanism, delta=self.plan.delta)  # refuse now what would be refused later
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -432,12 +436,14 @@ class Training:
     def _begin(self) -> None:
         """Before the first batch is drawn: charge the ledger, save the key, write the first checkpoint.
 
-        Killed in between, the charge stays and the next attempt makes another: too much is counted, never too little.
+        A checkpoint marked as prepared stands before the key is saved: killed there, the next attempt knows that
+        nothing was drawn, takes up the charge and makes another key. Killed between the charge and that, it charges again: too
+        much is counted, never too little.
         """
         if self._begun:
             return
         assert self._key is not None
-        if self.ledger is not None and self.dataset is not None:
+        if self.ledger is not None and self.dataset is not None and self.charge is None:
             self.charge = self.ledger.charge(
                 self.dataset, self.plan.mechanism, delta=self.plan.delta, purpose=self.purpose
             )
@@ -445,9 +451,9 @@ class Training:
         if self._retired is not None:
             self._retired.destroy()  # of the run this one forked from, whose checkpoint is overwritten now
         if self._checkpoint is not None and self._own_key:
-            target = self._key_file or checkpoints.key_folder() / f"{self._key.fingerprint()}.key"
-            self._key.save(target)
-            self._key_file = target
+            self._key_file = self._key_file or checkpoints.key_folder() / f"{self._key.fingerprint()}.key"
+            self._write(prepared=True)
+            self._key.save(self._key_file)
         self._begun = True
         if self._checkpoint is not None:
             self.save()
@@ -461,7 +467,13 @@ class Training:
         if self._key is None:
             raise RuntimeError("the run has ended; its last checkpoint is written")
         self._begin()
+        self._write()
+
+    def _write(self, prepared: bool = False) -> None:
+        assert self._checkpoint is not None
+        assert self._key is not None
         state = {
+            "prepared": prepared,
             "plan": self.plan.to_dict(),
             "mechanism": self.plan.mechanism.to_dict(),
             "configuration": self._settings,
@@ -492,24 +504,6 @@ class Training:
         found = self.records.fingerprint(secret)
         return found if self.units is None else fingerprint([found, self.units.order, self.units.starts], secret)
 
-    def _configuration(self) -> dict[str, Any]:
-        """What else decides the gradients: with any of it changed, the same noise must not be used again."""
-        loss = self.loss
-        groups = [{k: repr(v) for k, v in g.items() if k not in ("params", "lr")} for g in self.optimizer.param_groups]
-        return {
-            "the model's parameters": {n: list(p.shape) for n, p in self.parameters.items()},
-            "the model": type(self.model).__qualname__,
-            "the loss": repr(loss)
-            if isinstance(loss, nn.Module)
-            else getattr(loss, "__qualname__", type(loss).__name__),
-            "the optimizer": [type(self.optimizer).__qualname__, groups, self._initial_rates()],
-            "the schedule": type(self.scheduler).__qualname__ if self.scheduler is not None else None,
-            "the average": self._ema,
-        }
-
-    def _initial_rates(self) -> list[float]:
-        return [float(g.get("initial_lr", g["lr"])) for g in self.optimizer.param_groups]
-
     def _continue(self, key: Key | None) -> None:
         """Resume the run of the checkpoint, or fork from it."""
         path = self._checkpoint
@@ -517,6 +511,9 @@ class Training:
         state, body, tag = checkpoints.read(path)
         charged = checkpoints.check_entry(path, state, self.ledger, self.dataset)
         changed = checkpoints.differences(state, self.plan, self._settings)
+        if state["prepared"] and not (changed and state["plan"]["earlier"] is not None):
+            self._prepare(state, changed)
+            return
         finished = state["ended"] is not None or state["step"] >= state["plan"]["steps"]
         if key is None and state["key_file"] is not None and Path(state["key_file"]).exists():
             key = Key.load(state["key_file"])
@@ -540,6 +537,18 @@ class Training:
         if finished:  # killed after the last step: end what was left open
             self._ended = tuple(state["ended"]) if state["ended"] is not None else ("the plan was used up", True)
             self._close()
+
+    def _prepare(self, state: dict[str, Any], changed: list[str]) -> None:
+        """Begin where an attempt was killed before it drew anything: its key is replaced, its charge taken up."""
+        left = Path(state["key_file"])
+        if left.exists():
+            key = Key.load(left)
+            if key.fingerprint() != state["key"]:
+                raise CheckpointError(f"{left} is the key of another run: choose another key_file")
+            key.destroy()
+        if not changed:
+            self._load(state)
+            self.charge, self._entry = checkpoints.take_up(state, self.ledger), state["ledger"]
 
     def _fork(
         self, path: Path, state: dict[str, Any], changed: list[str], charged: acc.Mechanism | None, key: Key | None
@@ -591,15 +600,6 @@ class Training:
             if self._own_key:
                 self._key.destroy()
             self._key = None
-
-    def _usual_physical(self) -> int:
-        """Enough for nearly every batch in one piece; on a CPU limited, on a GPU halved when memory runs out."""
-        expected = self.plan.sampler.divisor
-        most = int(expected + 4 * expected**0.5) + 1
-        if self.plan.sampler.largest is not None:
-            most = self.plan.sampler.largest
-        limit = CPU_BATCH if self.device.type == "cpu" else most
-        return max(1, min(most, limit, self.plan.sampler.size))
 
     def __repr__(self) -> str:
         return f"<Training: {self.steps_executed:,} of {self.plan.steps:,} steps, {self.plan.sampler.words}>"
