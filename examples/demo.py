@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -63,6 +64,7 @@ def check(card: Release, ledger: Ledger) -> None:
 def main() -> None:
     """Train, evaluate, report."""
     console = Console(highlight=False)
+    torch.set_num_threads(1)  # the model is small: threads would wait for each other
     folder = job.new_folder(Path("runs"), None, "demo")
     where = folder / "private" / "ledger.db"
     chosen = settings(where)
