@@ -33,3 +33,21 @@ def test_every_rule_is_tried():
     tried = {name for name, _ in OPERATIONS.values()}
     assert set(RULES) - OPERATORS <= tried
     assert {"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell"} <= set(DECOMPOSE)  # see the zoo
+
+
+def test_a_derivative_that_cannot_be_batched_is_taken_row_by_row(monkeypatch):
+    """Attention with a learned bias has no batched derivative on some GPUs."""
+    plain = torch.autograd.grad
+    refused = []
+
+    def grad(*args, is_grads_batched=False, **kwargs):
+        if is_grads_batched:
+            refused.append(True)
+            raise RuntimeError("no batching rule")
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(torch.autograd, "grad", grad)
+    label = next(name for name in OPERATIONS if name.startswith("generic: cdist"))
+    errors = compare(build(OPERATIONS[label][1], torch.float64))
+    assert errors.worst <= TOLERANCE[torch.float64]
+    assert refused

@@ -12,7 +12,7 @@ does is decided once, by evidence of the same kind as for outputs (see :mod:`tac
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -103,8 +103,19 @@ def _masked(use: Use, known: Derived, outs: list[Tensor], live: list[Any], leaf:
             masks = torch.stack([y.spread(row, g.dim()) for row in mine])
             # Not a product: zero times an infinite gradient of another example would reach this one.
             cotangents.append(torch.where(masks, g.unsqueeze(0), torch.zeros((), dtype=g.dtype, device=g.device)))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*performance drop.*")
-            (piece,) = torch.autograd.grad(outs, leaf, cotangents, is_grads_batched=True, retain_graph=True)
+        piece = _batched_vjp(outs, leaf, cotangents)
         pieces.append(piece.to(wide(piece.dtype)))
     return torch.cat(pieces)
+
+
+def _batched_vjp(outs: list[Tensor], leaf: Tensor, cotangents: list[Tensor]) -> Tensor:
+    """The vjp at each row of the cotangents: all at once where the derivative can be batched, else one by one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*performance drop.*")
+        try:
+            (piece,) = torch.autograd.grad(outs, leaf, cotangents, is_grads_batched=True, retain_graph=True)
+            return cast(Tensor, piece)
+        except RuntimeError:
+            # Some kernels have no batched derivative (attention with a learned bias on a GPU); each row alone is exact.
+            rows = zip(*cotangents, strict=True)
+            return torch.stack([torch.autograd.grad(outs, leaf, list(row), retain_graph=True)[0] for row in rows])
