@@ -181,9 +181,9 @@ def _mechanism(run: Run) -> Release:
 
 def _accountant(run: Run) -> Release:
     assumptions = [
-        "An attacker sees everything that is stated as covered, knows every other record, and has unlimited time.",
+        "An attacker sees everything that is stated as covered, and knows every other record.",
         "Batches are drawn as the sampler above says; the sampler that ran is the object that was priced.",
-        "The noise generator's output cannot be told from true randomness by anyone without its key.",
+        "The noise cannot be told from true randomness without its key; nothing else limits the attacker's computing.",
     ]
     return _all(
         {

@@ -223,7 +223,7 @@ def _over_steps(card: Release) -> str:
         Axis(f"ε at δ = {delta}", 0, top),
         [Line(steps, upper)],
         area=Line(steps, upper),
-        mark=(steps[-1], upper[-1], f"{last} at the end of the plan"),
+        mark=(steps[-1], upper[-1], f"ε = {last} at the end of the plan"),
     )
     caption = "What the run has cost after each step: the certified upper end. It depends on the plan, not on the data."
     return _figure(path, drawing, caption, _table_of(curve, "steps", ("steps", "ε at least", "ε at most"), path))
