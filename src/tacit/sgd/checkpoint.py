@@ -142,7 +142,7 @@ def configuration(
     scheduler: Any,
     ema: float | None,
 ) -> dict[str, Any]:
-    """What decides the gradients beside plan and data: with any of it changed, the same noise must not be used again."""
+    """What decides the gradients beside plan and data: were it changed, the noise must not be used again."""
     groups = [{k: repr(v) for k, v in g.items() if k not in ("params", "lr")} for g in optimizer.param_groups]
     rates = [float(g.get("initial_lr", g["lr"])) for g in optimizer.param_groups]
     name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)

@@ -437,8 +437,8 @@ class Training:
         """Before the first batch is drawn: charge the ledger, save the key, write the first checkpoint.
 
         A checkpoint marked as prepared stands before the key is saved: killed there, the next attempt knows that
-        nothing was drawn, takes up the charge and makes another key. Killed between the charge and that, it charges again: too
-        much is counted, never too little.
+        nothing was drawn, takes up the charge and makes another key. Killed between the charge and that, it charges
+        again: too much is counted, never too little.
         """
         if self._begun:
             return
