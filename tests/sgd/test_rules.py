@@ -36,7 +36,6 @@ def test_every_rule_is_tried():
 
 
 def test_a_derivative_that_cannot_be_batched_is_taken_row_by_row(monkeypatch):
-    """Attention with a learned bias has no batched derivative on some GPUs."""
     plain = torch.autograd.grad
     refused = []
 

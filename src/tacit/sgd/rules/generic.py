@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tacit.sgd.capture import Derived, Use
 from tacit.sgd.errors import UncoveredUse
@@ -38,7 +39,9 @@ def _local(use: Use) -> tuple[list[Tensor], dict[int, Tensor]]:
             return torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
         return clean(tensor.detach())
 
-    return replay(use, swap), leaves
+    # The plain form of attention: fused ones have the derivative of a learned bias for some shapes only, none batched.
+    with sdpa_kernel(SDPBackend.MATH):
+        return replay(use, swap), leaves
 
 
 def generic(
@@ -116,6 +119,6 @@ def _batched_vjp(outs: list[Tensor], leaf: Tensor, cotangents: list[Tensor]) -> 
             (piece,) = torch.autograd.grad(outs, leaf, cotangents, is_grads_batched=True, retain_graph=True)
             return cast(Tensor, piece)
         except RuntimeError:
-            # Some kernels have no batched derivative (attention with a learned bias on a GPU); each row alone is exact.
+            # Some kernels have no batched derivative; each row alone is exact.
             rows = zip(*cotangents, strict=True)
             return torch.stack([torch.autograd.grad(outs, leaf, list(row), retain_graph=True)[0] for row in rows])
