@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tacit.ledger import Ledger
 from tacit.sgd.batches import take
-from tacit.sgd.clip import engine_of, trainable
+from tacit.sgd.clip import trainable
 from tacit.sgd.data import Records
 from tacit.sgd.plan import Plan, PrivacyWarning
 from tacit.sgd.sampling import Sampler
@@ -86,8 +86,11 @@ def check_labels(model: nn.Module, loss: Any, records: Records, device: torch.de
     try:
         # On a blank of the same shape: a model that writes what it sees into a buffer must not see a record here.
         blank = torch.zeros_like(take(records.tree[0], slice(0, 1))).to(device)
-        with torch.no_grad(), engine_of(model).protected_buffers():
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        with torch.no_grad():
             classes = model(blank).shape[1]
+            for buffer, before in buffers:
+                buffer.copy_(before)
     finally:
         model.train(training)
     wrong = (targets != loss.ignore_index) & ((targets < 0) | (targets >= classes))
