@@ -15,7 +15,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_ROOMS = ("accounting", "datasets", "ledger", "noise", "schema", "sgd")
+_ROOMS = ("accounting", "datasets", "ledger", "noise", "report", "schema", "sgd")
 _NAMES = {"Ledger": "tacit.ledger", "Schema": "tacit.schema"}
 
 
