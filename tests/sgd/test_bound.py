@@ -13,6 +13,7 @@ from tests.sgd.zoo import GPT, Recurrent, tagging
 from torch import nn
 
 from tacit import sgd
+from tacit.sgd.norms import full_precision
 
 WIDE = st.floats(-(2.0**100), 2.0**100, width=32)
 WILD = st.one_of(WIDE, st.floats(-4, 4, width=32), st.sampled_from([math.inf, -math.inf, math.nan, 0.0, 1e38, 1e-38]))
@@ -167,3 +168,18 @@ def test_a_finite_loss_with_an_infinite_gradient_counts_as_zero():
     loss = lambda m, b: F.softsign(m(b)).squeeze(1) + m(b).squeeze(1) * 1e-30  # noqa: E731
     sums, _ = sgd.clipped_grad(model, loss, x, clip_norm=1.0)
     assert all(torch.isfinite(v).all() for v in sums.values())
+
+
+def test_norms_and_sums_use_full_precision_and_put_the_setting_back():
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        with full_precision():
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.backends.cudnn.allow_tf32
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert torch.backends.cudnn.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]

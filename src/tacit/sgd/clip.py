@@ -22,6 +22,7 @@ from tacit.sgd import checks
 from tacit.sgd.batches import Loss, example_losses, plain, rows_of, take
 from tacit.sgd.engine import Engine, Gradients
 from tacit.sgd.errors import ClippingError
+from tacit.sgd.norms import full_precision
 
 Check = Literal["first", "always", "never"] | int
 Method = Literal["operations", "examples"]
@@ -312,7 +313,7 @@ def _one(
     if gradients is None:
         good = torch.zeros_like(good)
         gradients = Gradients(examples, list(engine.parameters.values()), [[] for _ in names])
-    with torch.no_grad(), torch.autocast(losses.device.type, enabled=False):
+    with torch.no_grad(), torch.autocast(losses.device.type, enabled=False), full_precision():
         sums, norms, scale = clip(gradients, names, spec, good, mask)
         result = sums(False)
         # An example counted as zero still poisons a product with its infinities: only then are all factors cleaned.

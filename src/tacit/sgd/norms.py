@@ -16,6 +16,8 @@ so what rounding adds is inside the bound.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -33,6 +35,31 @@ class Norms:
     squared: Tensor
     gram: Tensor | float = 0.0
     product: Tensor | float = 0.0
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Products of norms and sums in full float32, whatever the model's own products are allowed to use.
+
+    Norm and sum are then the same product to within float32 rounding; with reduced precision they would differ by more
+    than the bound allows. Where torch does not say how it is set up, nothing is changed, and :func:`roundoff` assumes
+    the worst.
+    """
+    try:
+        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # settings per backend that have no common name
+        yield
+        return
+    changed = before[0] != "highest" or before[1]
+    if changed:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        if changed:
+            torch.set_float32_matmul_precision(before[0])
+            torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def roundoff(tensor: Tensor, convolution: bool = False) -> float:
