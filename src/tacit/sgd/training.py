@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import warnings
@@ -351,15 +352,17 @@ class Training:
             try:
                 for piece in batch.pieces(self.physical_batch):
                     inside = inside + self._add(piece, sums, clipping)
+                return sums, inside
             except torch.OutOfMemoryError:
                 if not self._halves or self.physical_batch == 1:
                     raise
-                # The sums begin again with smaller pieces: the same result but for rounding.
-                self.physical_batch = (self.physical_batch + 1) // 2
-                checkpoints.set_random_state(random, self.device)
-                torch.cuda.empty_cache()
-                continue
-            return sums, inside
+            # Out here the error, and with it all that the failed pass held, is gone. The sums begin again with smaller
+            # pieces: the same result but for rounding.
+            self._last = []
+            gc.collect()
+            torch.cuda.empty_cache()
+            self.physical_batch = (self.physical_batch + 1) // 2
+            checkpoints.set_random_state(random, self.device)
 
     def _add(self, piece: Physical, sums: dict[str, Tensor], clipping: Clipping) -> Tensor:
         batch, loss = piece.data, self.loss
