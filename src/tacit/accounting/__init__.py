@@ -34,6 +34,7 @@ from tacit.accounting.sampling import (
     Shuffled,
     TruncatedPoissonSampled,
 )
+from tacit.accounting.selection import Selected
 from tacit.accounting.ways import Comparison, NotApplicable, Price, compare
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "PureDP",
     "RenyiFilter",
     "RenyiOdometer",
+    "Selected",
     "Shuffled",
     "StepCurve",
     "Tradeoff",
