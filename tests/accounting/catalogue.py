@@ -24,6 +24,7 @@ MECHANISMS: dict[str, acc.Mechanism] = {
     "Shuffled": acc.Shuffled(acc.Gaussian(2.0)),
     "BallsInBins": acc.BallsInBins(acc.Gaussian(2.0), 20),
     "Votes": acc.Votes(20.0),
+    "Selected": acc.Selected(acc.Gaussian(10.0), gamma=0.2),
 }
 
 CASES = [(name, adjacency) for name, m in MECHANISMS.items() for adjacency in m.adjacencies()]
