@@ -21,8 +21,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## the main job on the embedded data
 	@$(BIN)/python -m examples.demo
 
-test: $(STAMP) ## the test suite (under 10 minutes on 2 cores)
-	@$(PYTEST) -m "not slow and not gpu" -n 2 --dist worksteal --cov --cov-report=term $(ARGS)
+test: $(STAMP) ## the test suite (under 10 minutes on 2 cores: two processes of one thread each)
+	@OMP_NUM_THREADS=1 $(PYTEST) -m "not slow and not gpu" -n 2 --dist worksteal --cov --cov-report=term --durations=15 $(ARGS)
 
 test-slow: $(STAMP) ## minutes-long tests: arbitrary precision, many kill points, full trainings
 	@$(PYTEST) -m "slow and not gpu" $(ARGS)
