@@ -312,7 +312,7 @@ def test_a_checkpoint_whose_entry_is_missing_or_altered_is_refused(tmp_path, led
 
 # Loads torch once and forks a child for each life of the run, so that kills fall on training and not on imports.
 SCRIPT = """
-import os, random, signal, sys, time
+import os, random, signal, sys, time, traceback
 from pathlib import Path
 import torch
 from tacit.ledger import Ledger, sql
@@ -342,6 +342,8 @@ def child(folder):
         try:
             life(folder, own)
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(code)
