@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tacit.noise.stream import Words
 
 _MAGIC = b"tacit secret k1\n"
+#: What is added to the name of a key file while it is being destroyed.
+_GONE = ".gone"
 _BYTES = 32
 _MAX_STEP = 2**64
 
@@ -149,7 +151,18 @@ class Key:
         if path is None:
             return
         try:
-            descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
+            # First out of the way: whoever looks after a kill finds the whole key or none, never half a one.
+            os.replace(path, path + _GONE)
+        except FileNotFoundError:
+            return
+        self.sweep(path)
+
+    @staticmethod
+    def sweep(path: str | os.PathLike[str]) -> None:
+        """Finishes what a :meth:`destroy` that was killed had begun; does nothing where nothing is left."""
+        left = os.path.abspath(path) + _GONE
+        try:
+            descriptor = os.open(left, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
         except FileNotFoundError:
             return
         try:
@@ -157,7 +170,7 @@ class Key:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.unlink(path)
+        os.unlink(left)
 
     @property
     def destroyed(self) -> bool:

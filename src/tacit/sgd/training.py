@@ -518,6 +518,8 @@ class Training:
             self._prepare(state, changed)
             return
         finished = state["ended"] is not None or state["step"] >= state["plan"]["steps"]
+        if state["key_file"] is not None:
+            Key.sweep(state["key_file"])
         if key is None and state["key_file"] is not None and Path(state["key_file"]).exists():
             key = Key.load(state["key_file"])
         if key is not None and key.fingerprint() != state["key"]:
