@@ -410,7 +410,6 @@ def test_a_process_killed_at_random_moments_ends_with_the_same_weights(tmp_path)
     killed(tmp_path, 8)
 
 
-@pytest.mark.slow  # in one of the runs so far a life ended with an error, under load; not yet understood
 def test_a_process_with_its_own_key_ends_whenever_it_is_killed(tmp_path):
     killed(tmp_path, 8, own=True)
 
