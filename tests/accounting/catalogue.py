@@ -24,6 +24,10 @@ MECHANISMS: dict[str, acc.Mechanism] = {
     "Shuffled": acc.Shuffled(acc.Gaussian(2.0)),
     "BallsInBins": acc.BallsInBins(acc.Gaussian(2.0), 20),
     "Votes": acc.Votes(20.0),
+    "Votes keyed": acc.Votes(20.0, partition="keyed"),
+    "VoteCheck": acc.VoteCheck(20.0, partition="positions"),
+    "LaplaceVotes": acc.LaplaceVotes(10.0),
+    "SmoothRelease": acc.SmoothRelease(0.01, 20.0),
     "Selected": acc.Selected(acc.Gaussian(10.0), gamma=0.2),
 }
 

@@ -22,7 +22,6 @@ from tacit.accounting.mechanisms import (
     Gaussian,
     Laplace,
     PureDP,
-    Votes,
 )
 from tacit.accounting.over_steps import StepCurve, epsilon_over_steps
 from tacit.accounting.pricing import delta, epsilon
@@ -35,6 +34,7 @@ from tacit.accounting.sampling import (
     TruncatedPoissonSampled,
 )
 from tacit.accounting.selection import Selected
+from tacit.accounting.votes import LaplaceVotes, SmoothRelease, VoteCheck, Votes
 from tacit.accounting.ways import Comparison, NotApplicable, Price, compare
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "FixedSizeSampled",
     "Gaussian",
     "Laplace",
+    "LaplaceVotes",
     "Mechanism",
     "NotApplicable",
     "PoissonSampled",
@@ -64,10 +65,12 @@ __all__ = [
     "RenyiOdometer",
     "Selected",
     "Shuffled",
+    "SmoothRelease",
     "StepCurve",
     "Tradeoff",
     "TruncatedPoissonSampled",
     "UnitError",
+    "VoteCheck",
     "Votes",
     "calibrate",
     "calibrate_delta",

@@ -214,25 +214,6 @@ class ExponentialMechanism(_Stated):
         return _bounded_range_renyi(self.epsilon * group, orders)
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class Votes(Mechanism):
-    """One noisy arg max over a histogram of teachers' votes, Gaussian noise ``noise`` on every count (GNMax).
-
-    One record changes one teacher, whose vote moves from one class to another: √2 in L2, whatever the adjacency of the
-    records (Papernot et al. 2018, proposition 8: Rényi divergence α/σ²). The arg max is post-processing, so this is an
-    upper bound. Groups: k teachers.
-    """
-
-    tight: ClassVar[bool] = False
-    noise: float
-
-    def __post_init__(self) -> None:
-        check_not_negative("noise", self.noise)
-
-    def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
-        return Gaussian(self.noise / math.sqrt(2), replace=1.0).pair(adjacency, direction, group)
-
-
 # -- helpers ----
 
 
