@@ -16,7 +16,7 @@ from torch import nn
 from tacit import accounting as acc
 from tacit.ledger import BudgetExceeded, Ledger
 from tacit.noise.tensor import normal
-from tacit.sgd import AdaptiveClipping, PrivacyWarning, Training, clipped_grad
+from tacit.sgd import AdaptiveClipping, PrivacyWarning, Training, clipped_grad, records
 from tacit.sgd.plan import generator_delta
 from tacit.sgd.sampling import SAMPLERS
 from tests.training.common import CLASSES, FEATURES, LOSS, ROWS, data, finish, key, network, run, same, weights
@@ -596,6 +596,37 @@ def test_tensors_arrays_data_sets_and_lists_give_the_same_run():
         [(a, int(b)) for a, b in zip(x, y, strict=True)],
     ):
         assert same(expected, finish(run(source=source)), 1e-12)
+
+
+def test_a_data_set_with_a_bad_item_is_refused_before_training():
+    bad = Items()
+    bad.x = bad.x.clone()
+    bad.x[ROWS - 1, 0] = math.nan
+    with pytest.raises(ValueError, match="NaN"):
+        run(source=bad)
+    bad = Items()
+    bad.y = bad.y.clone()
+    bad.y[ROWS // 2] = 7
+    with pytest.raises(ValueError, match="labels must lie"):
+        run(source=bad)
+
+
+def test_a_data_set_is_known_again_by_all_its_items():
+    class Drawn(Items):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            return x + torch.randn_like(x), y
+
+    other = Items()
+    other.x = other.x.clone()
+    other.x[17, 0] += 1
+    secret = b"a secret"
+    assert records(Items()).fingerprint(secret) == records(Items()).fingerprint(secret)
+    assert records(Items()).fingerprint(secret) != records(other).fingerprint(secret)
+    assert records(Drawn()).fingerprint(secret) == records(Drawn()).fingerprint(secret)
+    unread = records(Items(), scan=False)
+    unread.check_finite()
+    assert unread._survey is None
 
 
 def test_dictionaries_of_tensors_are_batches():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tacit.sgd.checkpoint import CheckpointError
 from tacit.sgd.clip import ClippedGradients, Clipping, clipped_grad
-from tacit.sgd.data import table
+from tacit.sgd.data import records, table
 from tacit.sgd.errors import BatchMixing, ClippingError, SelfCheckFailed, UncoveredUse
 from tacit.sgd.fit import Fit, fit
 from tacit.sgd.fix import fix
@@ -46,6 +46,7 @@ __all__ = [
     "clipped_grad",
     "fit",
     "fix",
+    "records",
     "table",
 ]
 

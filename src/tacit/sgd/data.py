@@ -8,6 +8,7 @@ that are padded to one static shape, with a mask that marks what is real.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from tacit.noise.keys import Key
 from tacit.noise.sampling import uniform
 from tacit.sgd.batches import Loss, plain, row_losses
 
-#: How many items of a map-style data set are read for its fingerprint: reading all of them may take hours.
+#: How many items of a map-style data set are read for its fingerprint where it is not scanned.
 SAMPLED_ITEMS = 64
 
 
@@ -41,8 +42,9 @@ def optional(package: str, purpose: str) -> Any:
 class Records:
     """Rows by number. ``tree`` holds tensors with the records in the first dimension; else ``items`` gives one each."""
 
-    def __init__(self, tree: Any = None, items: Any = None) -> None:
-        self.tree, self.items = tree, items
+    def __init__(self, tree: Any = None, items: Any = None, scan: bool = True) -> None:
+        self.tree, self.items, self.scan = tree, items, scan
+        self._survey: Survey | None = None
         if tree is not None:
             sizes = {len(leaf) if leaf.dim() else -1 for leaf in _tensors(tree)}
             if len(sizes) != 1 or -1 in sizes:
@@ -72,25 +74,73 @@ class Records:
     def check_finite(self) -> None:
         """Refuse NaN and infinite inputs. The error tells something of the data: it is for the operator's eyes.
 
-        Items of a map-style data set are not read in advance; a record whose gradient is not finite then counts as
-        zero.
+        Every item of a map-style data set is read for it, once, unless it was made with ``scan=False``: a record whose
+        gradient is not finite then counts as zero.
         """
-        if self.tree is None:
-            return
-        for leaf in _tensors(self.tree):
-            if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-                raise ValueError(
-                    "the data contain NaN or infinite values: clean them first. (This message is about private "
-                    "data: it is for the operator and must not be published.)"
-                )
+        if self.tree is not None:
+            _refuse_not_finite(self.tree)
+        elif self.scan:
+            self.survey()
+
+    def survey(self) -> Survey:
+        """What one pass over the items of a map-style data set says: done once, and only where there is no array."""
+        if self._survey is None:
+            self._survey = _survey(self)
+        return self._survey
+
+    def labels(self) -> Tensor | None:
+        """The class numbers that occur in ``(inputs, labels)`` records; None where there are none."""
+        if self.tree is not None:
+            pair = isinstance(self.tree, tuple) and len(self.tree) == 2 and isinstance(self.tree[1], Tensor)
+            return self.tree[1] if pair and not self.tree[1].is_floating_point() else None
+        return self.survey().labels if self.scan else None
 
     def fingerprint(self, secret: bytes) -> str:
-        """A keyed fingerprint of the data; of a map-style data set, of its length and some of its items."""
+        """A keyed fingerprint of the data.
+
+        Of a map-style data set: of all its items, where reading them twice gives the same twice; of its length
+        alone where they are drawn anew each time (random augmentation); of a few items with ``scan=False``.
+        """
         if self.tree is not None:
             return fingerprint([_array(leaf) for leaf in _tensors(self.tree)], secret)
+        if self.scan:
+            return fingerprint([self.rows, self.survey().digest], secret)
         chosen = np.unique(np.linspace(0, self.rows - 1, SAMPLED_ITEMS).astype(np.int64))
         read = [[_array(leaf) for leaf in _tensors(self.take(chosen[i : i + 1]))] for i in range(len(chosen))]
         return fingerprint([self.rows, read], secret)
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """One pass over a map-style data set: the class numbers that occur, and a digest of what was read. Private."""
+
+    labels: Tensor | None
+    digest: str
+
+
+def _survey(source: Records, chunk: int = 256) -> Survey:
+    digest, labels, whole = hashlib.sha256(), torch.zeros(0, dtype=torch.int64), True
+    for start in range(0, len(source), chunk):
+        batch = source.take(np.arange(start, min(start + chunk, len(source))))
+        _refuse_not_finite(batch)
+        for leaf in _tensors(batch):
+            digest.update(_array(leaf).tobytes())
+        pair = isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], Tensor)
+        whole = whole and pair and not batch[1].is_floating_point() and batch[1].dim() == 1
+        if whole:
+            labels = torch.unique(torch.cat([labels, batch[1].cpu().long()]))
+    again = [source.take(np.zeros(1, dtype=np.int64)) for _ in range(2)]
+    same = all(np.array_equal(_array(a), _array(b)) for a, b in zip(*map(_tensors, again), strict=True))
+    return Survey(labels if whole else None, digest.hexdigest() if same else "drawn anew")
+
+
+def _refuse_not_finite(tree: Any) -> None:
+    for leaf in _tensors(tree):
+        if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            raise ValueError(
+                "the data contain NaN or infinite values: clean them first. (This message is about private "
+                "data: it is for the operator and must not be published.)"
+            )
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -104,8 +154,11 @@ def _array(tensor: Tensor) -> npt.NDArray[Any]:
     return np.asarray(tensor.numpy())
 
 
-def records(data: Any, dtype: torch.dtype = torch.float32) -> Records:
+def records(data: Any, dtype: torch.dtype = torch.float32, *, scan: bool = True) -> Records:
     """Rows by number from whatever the user has. Floating numpy arrays become tensors of the model's ``dtype``.
+
+    ``scan``: whether every item of a map-style data set is read once before training, to refuse NaN and impossible
+    labels and to know the data again on resume. ``scan=False`` is for sets where that pass takes too long.
 
     >>> len(records((np.zeros((5, 3)), np.zeros(5, dtype=int))))
     5
@@ -124,11 +177,11 @@ def records(data: Any, dtype: torch.dtype = torch.float32) -> Records:
     if isinstance(data, str | os.PathLike) or hasattr(data, "get_columns"):
         raise TypeError("say which columns are features and which is the target: tacit.sgd.table(data, target=...)")
     if isinstance(data, Dataset):
-        return Records(items=data)
+        return Records(items=data, scan=scan)
     if _is_tree(data):
         return Records(tree=pytree.tree_map(lambda leaf: _tensor(leaf, dtype), _pairs(data)))
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        return Records(items=data)
+        return Records(items=data, scan=scan)
     raise TypeError(
         f"cannot read records from {type(data).__name__}: pass tensors, arrays, a map-style Dataset or a table"
     )

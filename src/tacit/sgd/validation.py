@@ -10,11 +10,11 @@ import math
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tacit.ledger import Ledger
-from tacit.sgd.batches import take
 from tacit.sgd.clip import trainable
 from tacit.sgd.data import Records
 from tacit.sgd.plan import Plan, PrivacyWarning
@@ -74,18 +74,19 @@ def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 def check_labels(model: nn.Module, loss: Any, records: Records, device: torch.device) -> None:
     """Class numbers outside the model's outputs, where loss and data show what the classes are."""
-    if not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or not isinstance(records.tree, tuple):
+    if not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
         return
-    if len(records.tree) != 2 or not isinstance(records.tree[1], Tensor) or not isinstance(records.tree[0], Tensor):
+    targets = records.labels()
+    if targets is None:
         return
-    targets = records.tree[1]
-    if targets.is_floating_point():
+    inputs = records.take(np.zeros(1, dtype=np.int64))[0]
+    if not isinstance(inputs, Tensor):
         return
     training = model.training
     model.eval()
     try:
         # On a blank of the same shape: a model that writes what it sees into a buffer must not see a record here.
-        blank = torch.zeros_like(take(records.tree[0], slice(0, 1))).to(device)
+        blank = torch.zeros_like(inputs).to(device)
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
         with torch.no_grad():
             classes = model(blank).shape[1]
