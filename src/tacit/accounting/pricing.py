@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from tacit.accounting import lattice
-from tacit.accounting.base import DIRECTIONS, Mechanism
+from tacit.accounting.base import DIRECTIONS, Composed, Mechanism
 from tacit.accounting.bound import Bound
 from tacit.accounting.contour import Parts, Unsuitable, contour_for
 from tacit.accounting.errors import AccountingError
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, Loss
+from tacit.accounting.mechanisms import ApproxDP
 from tacit.accounting.renyi import RenyiCurve, members_of
 
 #: An ε that would be larger than this is reported as infinite.
@@ -35,6 +36,15 @@ class Curve(Protocol):
     def interval(self, epsilon: float) -> tuple[float, float]: ...
 
     def middle(self, epsilon: float) -> tuple[float, float]: ...
+
+
+@runtime_checkable
+class OwnPrice(Protocol):
+    """A mechanism that bounds its own ε(δ) and δ(ε), beside its Rényi curve."""
+
+    def own_epsilon(self, delta: float, adjacency: str, group: int) -> tuple[float, float]: ...
+
+    def own_delta(self, epsilon: float, adjacency: str, group: int) -> tuple[float, float]: ...
 
 
 def epsilon(
@@ -132,11 +142,12 @@ class _Question:
     def epsilon(self, delta: float) -> tuple[float, float]:
         if not self.members:
             return 0.0, 0.0
+        low = 0.0
         if self.renyi_only:
             high = self._renyi().epsilon(delta)[0]
+            low, high = self._own_epsilon(delta, high)
         else:
             high = 0.0
-        low = 0.0
         for i, direction in enumerate(DIRECTIONS):
             upper, lower = self.upper[i], self._losses(direction, upper=False)
             if upper is not None and not self.renyi_only:
@@ -149,6 +160,33 @@ class _Question:
             if all(loss.symmetric for loss, _ in (upper or []) + (lower or [])):
                 break
         return min(low, high), high
+
+    def _own_epsilon(self, delta: float, high: float) -> tuple[float, float]:
+        """Bounds on ε that use what parts state of themselves, where they state anything."""
+        own = [part for part, _ in self.members if isinstance(part, OwnPrice)]
+        if not own:
+            return 0.0, high
+        if len(self.members) == 1 and self.members[0][1] == 1:
+            low, stated = own[0].own_epsilon(delta, self.adjacency, self.group)
+            return low, min(stated, high)
+        # In a composition each use becomes an (ε, δ) guarantee with its share of half of δ, composed exactly.
+        uses = sum(times for part, times in self.members if isinstance(part, OwnPrice))
+        plain: list[tuple[Mechanism, int]] = []
+        for part, times in self.members:
+            if isinstance(part, OwnPrice):
+                share = delta / (2 * uses)
+                stated = part.own_epsilon(share, self.adjacency, self.group)[1]
+                if math.isinf(stated):
+                    return 0.0, high
+                plain.append((ApproxDP(stated, share, unit=part.unit), times))
+            elif self.group > 1:
+                return 0.0, high
+            else:
+                plain.append((part, times))
+        if self.group > 1:
+            return 0.0, high
+        together = Composed(tuple(plain), unit=self.mechanism.unit)
+        return 0.0, min(high, epsilon(together, delta, adjacency=self.adjacency).upper)
 
     def _direction_epsilon(self, parts: Parts, delta: float, enough: float = 0.0) -> tuple[float, float]:
         """The interval of one direction; no further effort once ε is surely below ``enough``."""
@@ -231,6 +269,10 @@ class _Question:
         high = low = 0.0
         if self.renyi_only:
             high = self._renyi().delta(epsilon)
+            alone = self.members[0][0]
+            if isinstance(alone, OwnPrice) and len(self.members) == 1 and self.members[0][1] == 1:
+                low, stated = alone.own_delta(epsilon, self.adjacency, self.group)
+                high = min(high, stated)
         for i, direction in enumerate(DIRECTIONS):
             upper, lower = self.upper[i], self._losses(direction, upper=False)
             if upper is not None and not self.renyi_only:
