@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from tacit.ledger import EvaluationData, OperatorLog, OperatorView, PrivateValueError, Release, public
 from tacit.sgd.batches import Loss
+from tacit.sgd.canaries import AuditedTraining, Planted
 from tacit.sgd.data import optional, records
 from tacit.sgd.plan import Privacy
 from tacit.sgd.training import Training
@@ -35,6 +36,7 @@ class Fit:
     privacy: Privacy
     metrics: tuple[Release, ...]
     seconds: float
+    canaries: Planted | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -66,6 +68,7 @@ def fit(
     operator_log: OperatorLog | None = None,
     progress: bool | None = None,
     time_limit: float | None = None,
+    audit_canaries: Any = None,
     **settings: Any,
 ) -> Fit:
     """Train ``model`` privately; ``settings`` are those of :class:`Training`.
@@ -74,6 +77,9 @@ def fit(
     nowhere else); by default once a pass and at the end. ``progress`` defaults to a bar on a terminal. After
     ``time_limit`` seconds the run stops, which does not depend on the data: the executed steps are priced. An interrupt
     (Ctrl-C) saves the checkpoint, where there is one, and the run can be resumed.
+
+    ``audit_canaries`` plants so many canaries beside the data, each in by a fair coin (or, where records are given,
+    these); ``tacit.audit.audit_run`` reads a lower bound on ε from what :class:`Fit` then holds in ``canaries``.
 
     >>> x, y = torch.randn(200, 3), torch.randint(2, (200,))
     >>> net = nn.Linear(3, 2)
@@ -88,7 +94,10 @@ def fit(
             "say whether the evaluation data are public: EvaluationData.declared_public(data, because=...) or "
             "EvaluationData.private(data, dataset=...)"
         )
-    training = Training(model, optimizer, loss, data, **settings)
+    if audit_canaries is None:
+        training = Training(model, optimizer, loss, data, **settings)
+    else:
+        training = AuditedTraining(model, optimizer, loss, data, canaries=audit_canaries, **settings)
     every = evaluate_every or training.plan.sampler.steps_per_epoch
     shown: list[Release] = []
     began = time.monotonic()
@@ -108,7 +117,8 @@ def fit(
             if training._checkpoint is not None and not training.done and not training._broken:
                 training.save()
             raise
-    return Fit(training, training.privacy, tuple(shown), time.monotonic() - began)
+    planted = training.planted() if isinstance(training, AuditedTraining) else None
+    return Fit(training, training.privacy, tuple(shown), time.monotonic() - began, planted)
 
 
 def _evaluate(

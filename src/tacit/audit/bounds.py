@@ -1,0 +1,266 @@
+"""What do an attacker's right guesses prove? Lower bounds on ε, each valid with a stated confidence.
+
+In all of them an attacker plays against coins that were thrown before the run: which of ``canaries`` records took
+part. A mechanism that is (ε, δ)-DP limits how often anybody can be right, so whoever is right more often refutes it.
+The significance is the probability with which a bound is wrong although the mechanism keeps its promise.
+
+- :func:`one_run` needs nothing but one run (Steinke, Nasr and Jagielski, "Privacy auditing with one training run",
+  2023, theorem 5.2).
+- :func:`one_run_f` is the sharper bound for a whole trade-off curve (Mahloujifar, Melis and Chaudhuri, "Auditing
+  f-differential privacy in one run", 2024, algorithm 3).
+- :func:`two_worlds` needs independent repeats with and without one record, and takes Clopper-Pearson intervals of the
+  error rates (Jagielski, Ullman and Oprea 2020); :func:`gaussian` reads them as those of a Gaussian mechanism (Nasr et
+  al., "Tight auditing of differentially private machine learning", 2023).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from statistics import NormalDist
+
+import numpy as np
+from scipy import optimize, special, stats
+
+#: Beyond this ε nothing is looked for.
+LARGEST = 60.0
+_NORMAL = NormalDist()
+
+#: For a bound R on the probability of one error, the least probability of the other event: f̄⁻¹ of the trade-off curve.
+Blow = Callable[[float], float]
+
+
+def _check_guesses(guesses: int, correct: int, canaries: int) -> None:
+    if not 0 <= correct <= guesses <= canaries or canaries < 1:
+        raise ValueError(f"{correct} right of {guesses} guesses about {canaries} canaries is not possible")
+
+
+def _check_significance(significance: float) -> None:
+    if not 0 < significance < 1:
+        raise ValueError(f"the significance lies between 0 and 1, not {significance!r}")
+
+
+# -- one run -----------------------------------------------------------------------------------------------------------
+
+
+def one_run_p_value(guesses: int, correct: int, canaries: int, epsilon: float, delta: float = 0.0) -> float:
+    """How probable are at least ``correct`` right ``guesses`` where the mechanism is (ε, δ)-DP, at the most?
+
+    >>> one_run_p_value(100, 100, 1000, epsilon=3.4, delta=1e-5) < 0.05
+    True
+    """
+    _check_guesses(guesses, correct, canaries)
+    q = float(special.expit(epsilon))
+    beta = float(stats.binom.sf(correct - 1, guesses, q))
+    alpha = 0.0
+    if delta > 0 and correct > 0:
+        i = np.arange(1, correct + 1)
+        alpha = float(np.max((stats.binom.sf(correct - i - 1, guesses, q) - beta) / i))
+    return min(1.0, beta + 2 * canaries * delta * alpha)
+
+
+def one_run(guesses: int, correct: int, canaries: int, delta: float = 0.0, significance: float = 0.05) -> float:
+    """The largest ε that one run's guesses refute.
+
+    Guarantee: where each of ``canaries`` independent records took part by a fair coin and the run is (ε, δ)-DP for
+    adding or removing one of them, the bound exceeds ε with probability at most ``significance``. ``guesses`` may be
+    fewer than ``canaries``: the attacker abstains from the rest.
+
+    >>> round(one_run(1000, 1000, 1000, delta=1e-5), 2), round(one_run(100, 100, 1000, delta=1e-5), 2)
+    (5.78, 3.47)
+    """
+    _check_significance(significance)
+
+    def refuted(epsilon: float) -> bool:
+        return one_run_p_value(guesses, correct, canaries, epsilon, delta) <= significance
+
+    return _largest(refuted, LARGEST)
+
+
+def _largest(refuted: Callable[[float], bool], top: float) -> float:
+    """The largest value that is refuted, from below; refutation is monotone."""
+    if not refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while refuted(high):
+        low, high = high, 2 * high
+        if low >= top:
+            return top
+    while high - low > 1e-6 * max(1.0, high):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+# -- one run, f-DP -----------------------------------------------------------------------------------------------------
+
+
+def gaussian_blow(mu: float) -> Blow:
+    """f̄⁻¹ of μ-Gaussian DP: Φ(Φ⁻¹(R) - μ)."""
+
+    def blow(r: float) -> float:
+        if r <= 0 or r >= 1:
+            return float(r >= 1)
+        return _NORMAL.cdf(_NORMAL.inv_cdf(r) - mu)
+
+    return blow
+
+
+def approximate_blow(epsilon: float, delta: float) -> Blow:
+    """f̄⁻¹ of (ε, δ)-DP: max(0, e^-ε (R - δ), 1 - δ - e^ε (1 - R))."""
+    small, large = math.exp(-epsilon), math.exp(epsilon)
+    return lambda r: max(0.0, small * (r - delta), 1 - delta - large * (1 - r))
+
+
+def refutes(guesses: int, correct: int, canaries: int, blow: Blow, significance: float = 0.05) -> bool:
+    """Whether one run's guesses refute a whole trade-off curve.
+
+    Guarantee: where the run keeps the curve (under add/remove, each of ``canaries`` in by a fair coin), this is true
+    with probability at most ``significance``.
+
+    >>> refutes(100, 98, 1000, gaussian_blow(1.0)), refutes(100, 80, 1000, gaussian_blow(1.0))
+    (True, False)
+    """
+    _check_guesses(guesses, correct, canaries)
+    _check_significance(significance)
+    if guesses == 0:
+        return False
+    r, h = significance * correct / canaries, significance * (guesses - correct) / canaries
+    for i in range(correct - 1, -1, -1):
+        higher = max(h, blow(r))
+        r = min(1.0, r + i / (guesses - i) * (higher - h))
+        h = higher
+    return r + h > guesses / canaries
+
+
+def one_run_f(guesses: int, correct: int, canaries: int, delta: float, significance: float = 0.05) -> float:
+    """The ε at δ of the largest Gaussian trade-off curve that one run's guesses refute (see :func:`refutes`).
+
+    What is proven is that the run is not μ-Gaussian DP; ε is that of μ at δ, as auditing papers report it. For
+    many composed steps the curve of a run is close to such a one. :func:`one_run_approximate` makes no assumption.
+    """
+    _check_significance(significance)
+
+    def refuted(mu: float) -> bool:
+        return refutes(guesses, correct, canaries, gaussian_blow(mu), significance)
+
+    return gaussian_epsilon(_largest(refuted, 12.0), delta)
+
+
+def one_run_approximate(guesses: int, correct: int, canaries: int, delta: float, significance: float = 0.05) -> float:
+    """The largest ε such that the trade-off curve of (ε, δ)-DP is refuted."""
+    _check_significance(significance)
+
+    def refuted(epsilon: float) -> bool:
+        return refutes(guesses, correct, canaries, approximate_blow(epsilon, delta), significance)
+
+    return _largest(refuted, LARGEST)
+
+
+# -- Gaussian DP -------------------------------------------------------------------------------------------------------
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """δ(ε) of μ-Gaussian DP (Dong, Roth and Su 2022, corollary 2.13).
+
+    >>> round(gaussian_delta(1.0, 1.0), 5)
+    0.12694
+    """
+    if mu <= 0:
+        return 0.0
+    a, b = -epsilon / mu + mu / 2, -epsilon / mu - mu / 2
+    return float(special.ndtr(a) - math.exp(min(epsilon + special.log_ndtr(b), 0.0)))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """ε of μ-Gaussian DP at δ.
+
+    >>> round(gaussian_epsilon(1.0, 1e-5), 2)
+    4.38
+    """
+    if mu <= 0 or gaussian_delta(mu, 0.0) <= delta:
+        return 0.0
+    if delta <= 0 or math.isinf(mu):
+        return math.inf
+    high = mu * mu / 2 + mu * 40 + 1
+    return float(optimize.brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, high, xtol=1e-10))
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """The μ whose ε at δ this is.
+
+    >>> round(gaussian_mu(4.377, 1e-5), 3)
+    1.0
+    """
+    if epsilon <= 0:
+        return 0.0
+    return float(optimize.brentq(lambda mu: gaussian_epsilon(mu, delta) - epsilon, 0.0, 60.0, xtol=1e-10))
+
+
+# -- two worlds --------------------------------------------------------------------------------------------------------
+
+
+def clopper_pearson(hits: int, trials: int, significance: float) -> tuple[float, float]:
+    """An interval for a probability; each end is wrong with probability at most ``significance``.
+
+    >>> clopper_pearson(0, 1000, 0.05)[1] < 0.003
+    True
+    """
+    if not 0 <= hits <= trials:
+        raise ValueError(f"{hits} of {trials} is not a count")
+    low = float(stats.beta.ppf(significance, hits, trials - hits + 1)) if hits else 0.0
+    high = float(stats.beta.isf(significance, hits + 1, trials - hits)) if hits < trials else 1.0
+    return low, high
+
+
+@dataclasses.dataclass(frozen=True)
+class Errors:
+    """How often an attacker was wrong: ``false_alarms`` of ``without`` repeats without the record, ``missed`` of
+    ``with_it`` repeats with it."""
+
+    false_alarms: int
+    without: int
+    missed: int
+    with_it: int
+
+    def upper(self, significance: float) -> tuple[float, float]:
+        """Bounds on both error rates that hold together: each takes half of the significance."""
+        return (
+            clopper_pearson(self.false_alarms, self.without, significance / 2)[1],
+            clopper_pearson(self.missed, self.with_it, significance / 2)[1],
+        )
+
+
+def two_worlds(errors: Errors, delta: float = 0.0, significance: float = 0.05) -> float:
+    """The ε that the error rates refute: ln((TPR - δ) / FPR), or the same with the worlds exchanged.
+
+    Guarantee: for independent repeats and a test that was fixed before them, the bound exceeds the ε of an (ε, δ)-DP
+    mechanism with probability at most ``significance``.
+
+    >>> round(two_worlds(Errors(0, 1000, 0, 1000), significance=0.05), 2)
+    5.6
+    """
+    _check_significance(significance)
+    alarms, missed = errors.upper(significance)
+    found = [0.0]
+    for wrong, other in ((alarms, missed), (missed, alarms)):
+        if 1 - other - delta > 0 and wrong > 0:
+            found.append(math.log((1 - other - delta) / wrong))
+    return max(found)
+
+
+def gaussian(errors: Errors, delta: float, significance: float = 0.05) -> float:
+    """The ε at δ of the Gaussian mechanism that the error rates refute: μ ≥ Φ⁻¹(1 - FPR) - Φ⁻¹(FNR).
+
+    A certificate only for independent repeats of an unsampled Gaussian mechanism; otherwise an estimate.
+
+    >>> round(gaussian(Errors(0, 1000, 0, 1000), 1e-5), 1)
+    36.5
+    """
+    _check_significance(significance)
+    alarms, missed = errors.upper(significance)
+    if alarms >= 1 or missed >= 1:
+        return 0.0
+    mu = _NORMAL.inv_cdf(1 - alarms) - _NORMAL.inv_cdf(missed)
+    return gaussian_epsilon(mu, delta)
