@@ -1,9 +1,12 @@
 """Keys: from entropy, in their own file, never exported, destroyed at the end."""
 
 import copy
+import errno
 import os
 import pickle
 import stat
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -132,3 +135,54 @@ def test_purposes_steps_and_parameters_have_unrelated_streams():
 def test_steps_out_of_range_are_refused(step):
     with pytest.raises(ValueError, match="step"):
         Key(bytes(32)).stream("normal", step, 0)
+
+
+KILLED = """
+import os, signal, sys
+from tacit.noise import Key
+path, last, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+key = Key.generate()
+if what == "destroy":
+    key.save(path)
+calls = 0
+def dying(call):
+    def wrapper(*arguments, **options):
+        global calls
+        result = call(*arguments, **options)
+        calls += 1
+        if calls == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+    return wrapper
+for name in ("open", "write", "fsync", "link", "unlink", "replace", "close"):
+    setattr(os, name, dying(getattr(os, name)))
+getattr(key, what)(*([path] if what == "save" else []))
+"""
+
+
+@pytest.mark.parametrize("what", ["save", "destroy"])
+def test_a_kill_after_any_system_call_leaves_a_whole_key_or_none(tmp_path, what):
+    for last in range(1, 20):
+        path = tmp_path / f"{what}-{last}.key"
+        done = subprocess.run([sys.executable, "-c", KILLED, str(path), str(last), what], check=False)
+        Key.sweep(path)
+        if path.exists():
+            Key.load(path).destroy()
+        assert list(tmp_path.iterdir()) == []
+        if done.returncode == 0:
+            break
+        assert done.returncode == -9
+    assert last > 4
+
+
+def test_a_file_system_without_second_names_keeps_keys_too(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refused)
+    key = Key.generate()
+    key.save(tmp_path / "run.key")
+    assert Key.load(tmp_path / "run.key") == key
+    with pytest.raises(FileExistsError):
+        Key.generate().save(tmp_path / "run.key")
+    assert [p.name for p in tmp_path.iterdir()] == ["run.key"]

@@ -8,6 +8,8 @@ destroyed when the run ends.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import hmac
 import os
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 _MAGIC = b"tacit secret k1\n"
 #: What is added to the name of a key file while it is being destroyed.
 _GONE = ".gone"
+#: A key file that is being written.
+_NEW = ".new"
+#: What a file system without second names for a file answers.
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _BYTES = 32
 _MAX_STEP = 2**64
 
@@ -102,16 +108,29 @@ class Key:
         if self.destroyed:
             raise ValueError("this key has been destroyed")
         target = os.path.abspath(path)
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        self.sweep(target)
+        draft = target + _NEW
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
         try:
-            os.fchmod(descriptor, 0o600)  # a umask can only remove bits, an inherited ACL could add them
-            os.write(descriptor, _MAGIC + self._secret)
-            os.fsync(descriptor)
-        except OSError:
-            os.unlink(target)
-            raise
+            try:
+                os.fchmod(descriptor, 0o600)  # a umask can only remove bits, an inherited ACL could add them
+                os.write(descriptor, _MAGIC + self._secret)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            # A second name for the whole file: whoever looks after a kill finds the whole key or none, and unlike a
+            # rename this fails where the name is taken.
+            try:
+                os.link(draft, target)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                if os.path.lexists(target):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+                os.rename(draft, target)
         finally:
-            os.close(descriptor)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(draft)
         self._path = target
 
     @classmethod
@@ -159,18 +178,21 @@ class Key:
 
     @staticmethod
     def sweep(path: str | os.PathLike[str]) -> None:
-        """Finishes what a :meth:`destroy` that was killed had begun; does nothing where nothing is left."""
-        left = os.path.abspath(path) + _GONE
-        try:
-            descriptor = os.open(left, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
-        except FileNotFoundError:
-            return
-        try:
-            os.write(descriptor, os.urandom(len(_MAGIC) + _BYTES))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.unlink(left)
+        """Finishes what a :meth:`save` or :meth:`destroy` that was killed had begun; else does nothing."""
+        target = os.path.abspath(path)
+        for left in (target + _NEW, target + _GONE):
+            try:
+                descriptor = os.open(left, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
+            except FileNotFoundError:
+                continue
+            try:
+                # A draft that has its final name already is the key itself: only the second name goes.
+                if os.fstat(descriptor).st_nlink == 1:
+                    os.write(descriptor, os.urandom(len(_MAGIC) + _BYTES))
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.unlink(left)
 
     @property
     def destroyed(self) -> bool:
