@@ -514,12 +514,12 @@ class Training:
         state, body, tag = checkpoints.read(path)
         charged = checkpoints.check_entry(path, state, self.ledger, self.dataset)
         changed = checkpoints.differences(state, self.plan, self._settings)
+        if state["key_file"] is not None:
+            Key.sweep(state["key_file"])
         if state["prepared"] and not (changed and state["plan"]["earlier"] is not None):
             self._prepare(state, changed)
             return
         finished = state["ended"] is not None or state["step"] >= state["plan"]["steps"]
-        if state["key_file"] is not None:
-            Key.sweep(state["key_file"])
         if key is None and state["key_file"] is not None and Path(state["key_file"]).exists():
             key = Key.load(state["key_file"])
         if key is not None and key.fingerprint() != state["key"]:
