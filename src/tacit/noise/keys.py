@@ -187,7 +187,7 @@ class Key:
                 continue
             try:
                 # A draft that has its final name already is the key itself: only the second name goes.
-                if os.fstat(descriptor).st_nlink == 1:
+                if left.endswith(_GONE) or os.fstat(descriptor).st_nlink == 1:
                     os.write(descriptor, os.urandom(len(_MAGIC) + _BYTES))
                     os.fsync(descriptor)
             finally:
