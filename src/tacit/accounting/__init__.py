@@ -33,7 +33,7 @@ from tacit.accounting.sampling import (
     Shuffled,
     TruncatedPoissonSampled,
 )
-from tacit.accounting.selection import Selected
+from tacit.accounting.selection import Either, Selected, one_of
 from tacit.accounting.votes import LaplaceVotes, SmoothRelease, VoteCheck, Votes
 from tacit.accounting.ways import Comparison, NotApplicable, Price, compare
 
@@ -50,6 +50,7 @@ __all__ = [
     "Comparison",
     "Composed",
     "DiscreteGaussian",
+    "Either",
     "ExponentialMechanism",
     "FixedSizeSampled",
     "Gaussian",
@@ -83,6 +84,7 @@ __all__ = [
     "from_dict",
     "gdp_equivalent",
     "nothing",
+    "one_of",
     "profile",
     "renyi",
     "renyi_curve",

@@ -268,11 +268,11 @@ class _Question:
             return (infinite if self.tight else 0.0), infinite + (math.inf if self.extra else 0.0)
         high = low = 0.0
         if self.renyi_only:
-            high = self._renyi().delta(epsilon)
             alone = self.members[0][0]
             if isinstance(alone, OwnPrice) and len(self.members) == 1 and self.members[0][1] == 1:
-                low, stated = alone.own_delta(epsilon, self.adjacency, self.group)
-                high = min(high, stated)
+                low, high = alone.own_delta(epsilon, self.adjacency, self.group)
+            else:
+                high = self._renyi().delta(epsilon)
         for i, direction in enumerate(DIRECTIONS):
             upper, lower = self.upper[i], self._losses(direction, upper=False)
             if upper is not None and not self.renyi_only:

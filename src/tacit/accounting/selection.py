@@ -16,15 +16,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.accounting.base import Mechanism, check_positive
+from tacit.accounting.base import Mechanism, check_positive, unit_message
 from tacit.accounting.contour import log_kappa
-from tacit.accounting.errors import AccountingError
+from tacit.accounting.errors import AccountingError, UnitError
 from tacit.accounting.losses import Loss
 from tacit.accounting.pricing import delta as certified_delta
 from tacit.accounting.pricing import epsilon as certified_epsilon
@@ -35,7 +35,7 @@ DISTRIBUTIONS = ("negative-binomial", "poisson", "threshold")
 #: Orders of the second divergence in theorem 2 to begin with, less 1; the search goes on around the best.
 _SECOND = np.exp(np.linspace(math.log(1e-2), math.log(1e4), 40))
 #: Points of the base's profile that the joint bound is made from: where δ is needed, and where the rank moves.
-_POINTS, _LINES = 24, 16
+_POINTS, _LINES = 18, 12
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -171,7 +171,7 @@ class Selected(Mechanism):
 
         >>> from tacit import accounting as acc
         >>> {k: round(v, 6) for k, v in Selected(acc.Gaussian(5.0)).prices(1e-6).items()}
-        {'renyi': 1.813467, 'profile': 1.580884, 'tradeoff': 1.291763, 'joint': 1.231624}
+        {'renyi': 1.813467, 'profile': 1.580884, 'tradeoff': 1.291763, 'joint': 1.232668}
         """
         bounds = _Profiled(self, adjacency, group)
         return {
@@ -180,6 +180,97 @@ class Selected(Mechanism):
             "tradeoff": bounds.by_tradeoff(delta),
             "joint": bounds.jointly(delta),
         }
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Either(Mechanism):
+    """One of two mechanisms, drawn without the data: ``one`` with probability ``share``. Which one it was is released.
+
+    Guarantee: δ(ε) is the mean of both, because the two kinds of outcome are disjoint; the moments of Rényi divergence
+    are averaged likewise. Nested, it describes a draw from a grid of candidates; see :func:`one_of`.
+
+    >>> from tacit import accounting as acc
+    >>> acc.delta(Either(acc.Gaussian(1.0), acc.Gaussian(2.0)), 1.0).upper < acc.delta(acc.Gaussian(1.0), 1.0).upper
+    True
+    """
+
+    tight: ClassVar[bool] = False
+    one: Mechanism
+    other: Mechanism
+    share: float = 0.5
+    unit: str = dataclasses.field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.one, Mechanism) and isinstance(self.other, Mechanism)):
+            raise AccountingError("Either takes two mechanisms")
+        if not 0 <= self.share <= 1:
+            raise AccountingError(f"a probability lies between 0 and 1, not {self.share!r}")
+        if self.one.unit != self.other.unit:
+            raise UnitError(unit_message(self.one.unit, self.other.unit))
+        object.__setattr__(self, "unit", self.unit or self.one.unit)
+
+    def members(self) -> list[tuple[Mechanism, float]]:
+        """All mechanisms that may be drawn, with their probabilities."""
+        found: list[tuple[Mechanism, float]] = []
+        for part, weight in ((self.one, self.share), (self.other, 1 - self.share)):
+            nested = part.members() if isinstance(part, Either) else [(part, 1.0)]
+            found.extend((inner, weight * w) for inner, w in nested)
+        return found
+
+    def adjacencies(self) -> tuple[str, ...]:
+        return tuple(a for a in self.one.adjacencies() if a in self.other.adjacencies())
+
+    def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
+        return None
+
+    def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
+        total = np.full(len(orders), -math.inf)
+        for part, weight in self.members():
+            curve = RenyiCurve(part, adjacency=adjacency, group=group)
+            if curve.failure > 0 or curve.spill > 0:
+                return np.full(len(orders), math.inf)
+            if weight > 0:
+                total = np.logaddexp(total, math.log(weight) + curve.moments(orders - 1).max(axis=0))
+        return np.asarray(np.maximum(total / (orders - 1), 0.0) * (1 + 1e-12))
+
+    def own_delta(self, epsilon: float, adjacency: str, group: int) -> tuple[float, float]:
+        """(lower, upper) bounds on δ at ``epsilon``: no lower one, and the mean of the members' upper ones."""
+        high = 0.0
+        for part, weight in self.members():
+            high += weight * certified_delta(part, epsilon, adjacency=adjacency, group=group).upper
+        return 0.0, min(high * (1 + 1e-12), 1.0)
+
+    def own_epsilon(self, delta: float, adjacency: str, group: int) -> tuple[float, float]:
+        """(lower, upper) bounds on ε at ``delta``: the upper one lies between the cheapest and the dearest member."""
+        prices = [certified_epsilon(m, delta, adjacency=adjacency, group=group) for m, w in self.members() if w > 0]
+        low, high = min(p.upper for p in prices), max(p.upper for p in prices)
+        for _ in range(40):
+            if high - low <= 1e-6 * high or math.isinf(high):
+                break
+            middle = 0.5 * (low + high)
+            inside = self.own_delta(middle, adjacency, group)[1] <= delta
+            low, high = (low, middle) if inside else (middle, high)
+        return 0.0, high
+
+
+def one_of(mechanisms: Sequence[Mechanism]) -> Mechanism:
+    """One of several mechanisms, each as probable as the others, drawn without the data.
+
+    >>> from tacit import accounting as acc
+    >>> len(one_of([acc.Gaussian(1.0), acc.Gaussian(2.0), acc.Gaussian(3.0)]).members())
+    3
+    """
+    if not mechanisms:
+        raise AccountingError("one_of takes at least one mechanism")
+    counts: dict[Mechanism, int] = {}
+    for mechanism in mechanisms:
+        counts[mechanism] = counts.get(mechanism, 0) + 1
+    kinds = list(counts.items())
+    result, left = kinds[-1]
+    for mechanism, times in reversed(kinds[:-1]):
+        left += times
+        result = Either(mechanism, result, times / left)
+    return result
 
 
 # -- theorem 2 ----
@@ -416,10 +507,10 @@ class _Joint:
     def __init__(self, bounds: _Profiled, low: float, high: float) -> None:
         self.selected, base = bounds.selected, bounds.base
         self.top = bounds.top
-        self.epsilons = np.unique(np.concatenate([[0.0], np.linspace(low, high, _POINTS)]))
+        self.epsilons = np.unique(np.concatenate([[0.0], _lattice(low, high, _POINTS)]))
         self.deltas = np.array([base(float(x)) for x in self.epsilons])
         # g from above: lines δ + e^ε t and, from the complements of events, 1 - e^{-ε}(1 - δ) + e^{-ε} t.
-        lines = np.unique(np.concatenate([np.linspace(0.0, max(low, 1e-3 * high), _LINES), self.epsilons]))
+        lines = np.unique(np.concatenate([_lattice(0.0, max(low, 1e-3 * high), _LINES), self.epsilons]))
         heights = np.array([base(float(x)) for x in lines])
         slope = np.concatenate([np.exp(lines[::-1]), np.exp(-lines)])
         start = np.concatenate([heights[::-1], 1 - np.exp(-lines) * (1 - heights)])
@@ -454,6 +545,15 @@ class _Joint:
         moved = np.minimum(start + slope * tail, 1.0)
         values = y[:, None] * selected._falling(tail) - selected._falling(moved)
         return np.asarray(np.maximum(values.max(axis=(0, 2)) + 1e-13, 0.0))
+
+
+def _lattice(low: float, high: float, points: int) -> Array:
+    """``points`` multiples of a power of two, or up to twice as many, that cover [low, high] from below.
+
+    Prices at other δ meet the same multiples again, and need no new value of the base's profile.
+    """
+    step = 2.0 ** math.floor(math.log2((high - low) / points))
+    return np.asarray(step * np.arange(math.floor(low / step), math.ceil(high / step) + 1))
 
 
 def _lowest(start: Array, slope: Array) -> tuple[Array, Array, Array]:
