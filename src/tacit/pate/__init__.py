@@ -1,0 +1,32 @@
+"""How do I learn from teachers' noisy votes? PATE: private aggregation of teacher ensembles.
+
+Teachers are trained on disjoint parts of private data, by person; public queries are labelled by their noisy votes; a
+student is trained on the answers and published. What each answered query costs is accounted three ways.
+
+>>> from tacit.pate import ConfidentGNMax
+>>> votes = [[240, 10], [5, 245], [130, 120]]
+>>> answers = ConfidentGNMax(threshold=200, check_noise=150, vote_noise=40, classes=2).answer(votes, queries=3)
+>>> answers.privacy.data_independent.upper < 0.5
+True
+"""
+
+from tacit.pate.aggregators import Aggregator, ConfidentGNMax, GNMax, InteractiveGNMax, LNMax
+from tacit.pate.answers import NO_ANSWER, Answers
+from tacit.pate.counts import VoteCounts
+from tacit.pate.privacy import DataDependent, Privacy, Sanitised
+from tacit.pate.smooth import SmoothnessError
+
+__all__ = [
+    "NO_ANSWER",
+    "Aggregator",
+    "Answers",
+    "ConfidentGNMax",
+    "DataDependent",
+    "GNMax",
+    "InteractiveGNMax",
+    "LNMax",
+    "Privacy",
+    "Sanitised",
+    "SmoothnessError",
+    "VoteCounts",
+]

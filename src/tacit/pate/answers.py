@@ -1,0 +1,115 @@
+"""What did the teachers answer, and what can be learned from it? Labels that were released, and the student's data.
+
+The labels, and which queries have none, are outputs of the mechanism: with the public queries they may be used for
+anything, at no further cost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacit.ledger import OperatorView
+from tacit.pate.counts import VoteCounts
+from tacit.pate.privacy import Privacy
+
+if TYPE_CHECKING:
+    from tacit.pate.aggregators import Aggregator
+
+#: The label of a query that has none.
+NO_ANSWER = -1
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class Answers:
+    """Labels for the queries that were asked (-1: none), ``answered`` by the teachers or not, and what that cost.
+
+    >>> from tacit.pate import GNMax
+    >>> answers = GNMax(vote_noise=40, classes=2).answer([[9000, 0]] * 3, queries=2)
+    >>> answers.labels, len(answers)
+    (array([0, 0]), 2)
+    """
+
+    labels: NDArray[np.int64]
+    answered: NDArray[np.bool_]
+    privacy: Privacy
+    _votes: VoteCounts
+    aggregator: Aggregator
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def labelled(self, x: Any = None) -> tuple[Any, NDArray[np.int64], Any]:
+        """(queries with a label, their labels, the public rest without one).
+
+        ``x``: the queries, where the votes came without them.
+        """
+        queries = self._queries(x)
+        has = np.flatnonzero(self.labels != NO_ANSWER)
+        without = np.setdiff1d(np.arange(len(queries)), has)
+        return _take(queries, has), self.labels[has], _take(queries, without)
+
+    def _queries(self, x: Any) -> Any:
+        queries = self._votes.x if x is None else x
+        if queries is None:
+            raise ValueError("these votes came without their queries: pass them as x=")
+        if len(queries) < len(self.labels):
+            raise ValueError(f"{len(self.labels)} queries were asked, x has {len(queries)} rows: pass the same queries")
+        return queries
+
+    def fit(self, student: Any, x: Any = None, **options: Any) -> Any:
+        """Train a student on the answers and the unlabelled rest of the public queries; returns it.
+
+        ``student`` is a torch module, a scikit-learn estimator, or a callable without arguments that makes one. Options
+        are those of :func:`tacit.pate.student.fit`: ``method="semi-supervised"`` or ``"supervised"``, epochs, …
+
+        Guarantee: post-processing of the answers; costs nothing beyond :attr:`privacy`.
+        """
+        from tacit.pate import student as training
+
+        labelled, labels, rest = self.labelled(x)
+        return training.fit(student, labelled, labels, rest, classes=self.aggregator.classes, **options)
+
+    def diagnostics(self) -> OperatorView:
+        """Margins of the votes, and how many were answered at each margin: computed from private votes.
+
+        The margin is the largest count less the second, as a share of the teachers.
+        """
+        asked = self._votes.counts[: len(self)]
+        ranked = -np.sort(-asked, axis=1)
+        margin = (ranked[:, 0] - ranked[:, 1]) / self._votes.teachers
+        edges = np.linspace(0.0, 1.0, 21)
+        place = np.clip(np.digitize(margin, edges) - 1, 0, 19)
+        every = np.bincount(place, minlength=20)
+        given = np.bincount(place[self.answered], minlength=20)
+        right = asked.argmax(axis=1)[self.answered] == self.labels[self.answered]
+        return OperatorView(
+            margin_edges=edges.tolist(),
+            margin_counts=every.tolist(),
+            margin_answered=given.tolist(),
+            queries_asked=len(self),
+            queries_answered=int(self.answered.sum()),
+            answers_equal_to_plurality=float(right.mean()) if len(right) else 0.0,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Answers({len(self)} queries asked, {int(self.answered.sum())} answered by {self._votes.teachers} "
+            f"teachers, {type(self.aggregator).__name__})\n{self.privacy!r}"
+        )
+
+
+def _take(data: Any, rows: NDArray[np.intp]) -> Any:
+    """Rows of an array, a tensor, a table or a list."""
+    if isinstance(data, list | tuple):
+        return [data[i] for i in rows]
+    if hasattr(data, "iloc"):
+        return data.iloc[rows]
+    if hasattr(data, "index_select"):  # a tensor, without importing torch here
+        import torch
+
+        return data[torch.as_tensor(rows, device=data.device)]
+    return data[rows]

@@ -1,0 +1,120 @@
+"""What leaves the teachers? One histogram of labels a query, with what is public about how it came about.
+
+The counts are private: they are what the aggregators add noise to. So a table of them prints without a number, and goes
+to disk only in a file that its owner alone can read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tacit.ledger import PrivateValueError
+
+Counts = NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
+class VoteCounts:
+    """Votes of ``teachers`` teachers on public queries: ``counts[j, i]`` of them gave query j the label i.
+
+    ``x`` are the public queries, kept for the student. ``partition`` and ``unit`` say how people were dealt out to
+    teachers (:mod:`tacit.accounting.votes`) and whom a teacher's change stands for. Everything but ``counts`` is
+    public.
+
+    >>> VoteCounts(np.array([[3, 1], [0, 4]]), teachers=4)
+    VoteCounts(2 queries, 2 classes, 4 teachers) [counts are private: not covered by the guarantee]
+    """
+
+    counts: Counts
+    teachers: int
+    partition: str = "any"
+    unit: str = "record"
+    x: Any = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "counts", as_counts(self.counts))
+        if not isinstance(self.teachers, int | np.integer) or self.teachers < 1:
+            raise ValueError(f"teachers is a whole number, 1 or more, not {self.teachers!r}")
+        if self.counts.size and int(self.counts.sum(axis=1).max()) > self.teachers:
+            raise ValueError(f"a query has more votes than there are teachers ({self.teachers})")
+        if self.x is not None and len(self.x) != len(self.counts):
+            raise ValueError(f"{len(self.counts)} histograms for {len(self.x)} queries: one for each, please")
+
+    @property
+    def classes(self) -> int:
+        """How many labels there are; fixed and public."""
+        return int(self.counts.shape[1])
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __getitem__(self, rows: slice) -> VoteCounts:
+        if not isinstance(rows, slice):
+            raise TypeError("take a slice of queries: which ones must not depend on the votes")
+        x = None if self.x is None else self.x[rows]
+        return dataclasses.replace(self, counts=self.counts[rows], x=x)
+
+    def __repr__(self) -> str:
+        return (
+            f"VoteCounts({len(self)} queries, {self.classes} classes, {self.teachers} teachers) "
+            "[counts are private: not covered by the guarantee]"
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the counts to a new ``.npz`` file that only its owner can read. The queries are not written."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as file:
+            np.savez_compressed(
+                file, counts=self.counts, teachers=self.teachers, partition=self.partition, unit=self.unit
+            )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], x: Any = None) -> VoteCounts:
+        """Read what :meth:`save` wrote, or an ``.npz`` with ``counts`` and ``teachers``."""
+        try:
+            with np.load(path, allow_pickle=False) as found:
+                names = {name: found[name] for name in found.files}
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{os.fspath(path)} is not a file of votes (.npz): {error}") from None
+        if "counts" not in names or "teachers" not in names:
+            raise ValueError(f"{os.fspath(path)} must hold 'counts' (queries x classes) and 'teachers'")
+        words = {key: str(names[key]) for key in ("partition", "unit") if key in names}
+        return cls(names["counts"], int(names["teachers"]), x=x, **words)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise PrivateValueError("votes are private and not pickled; write them with save(path), for their owner alone")
+
+
+def as_counts(values: ArrayLike) -> Counts:
+    """Votes as a table of whole numbers, or an error that says what is wrong.
+
+    >>> as_counts([[1, 2], [3, 0]]).shape
+    (2, 2)
+    """
+    table = np.asarray(values)
+    if table.ndim != 2 or table.shape[1] < 1:
+        raise ValueError(f"votes are a table with one row a query and one column a class, not of shape {table.shape}")
+    if table.dtype.kind not in "iuf" or (table.dtype.kind == "f" and not np.array_equal(table, np.rint(table))):
+        raise ValueError("votes are whole numbers: how many teachers gave each label")
+    if table.size and (table.min() < 0 or table.max() > 2**31):
+        raise ValueError("votes are numbers of teachers: 0 or more")
+    return table.astype(np.int64)
+
+
+def given(votes: VoteCounts | ArrayLike, classes: int, teachers: int | None = None, unit: str = "record") -> VoteCounts:
+    """What a caller passed as votes, checked against the public number of classes."""
+    if not isinstance(votes, VoteCounts):
+        counts = as_counts(votes)
+        largest = int(counts.sum(axis=1).max()) if counts.size else 1
+        votes = VoteCounts(counts, max(largest, 1) if teachers is None else teachers, unit=unit)
+    if votes.classes != classes:
+        raise ValueError(
+            f"the votes have {votes.classes} columns and the aggregator {classes} classes. The number of classes is "
+            "fixed and public: every class has a column, also one that nobody voted for"
+        )
+    return votes

@@ -1,0 +1,285 @@
+"""What did the answers cost, and which of the numbers may be published? Three accounts, side by side.
+
+- *data-independent*: holds for any votes, is what the filter and the ledger use, and may be published;
+- *theorem 6*: data-dependent, along the questions that were asked and answered (Papernot et al. 2018);
+- *exact*: Rényi divergences of the output law over every one-vote neighbour, in both directions.
+
+The last two are computed from private votes. They come as a :class:`tacit.ledger.OperatorView`, which enters no
+release, until :meth:`Privacy.sanitise` draws a noisy one that may.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacit import accounting as acc
+from tacit import noise
+from tacit.accounting.renyi import convert
+from tacit.ledger import Charge, Ledger, OperatorView, Release, charged, public
+from tacit.pate import smooth
+
+Array = NDArray[np.float64]
+NOT_PUBLISHABLE = "not publishable: computed from private votes"
+#: Orders at which data-dependent divergences are first computed; then closer around the best.
+ORDERS = np.array(
+    [1.25, 1.5, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128, 192, 256, 512, 1024], dtype=float
+)
+#: The grid to which a sanitised divergence is rounded. Fixed: a grid that followed its noise would tell how much.
+GRID = 2.0**-40
+#: How much of the data-independent ε the release of a sanitised one may cost unless the caller says otherwise.
+RELEASE_SHARE = 0.05
+
+
+class DataDependent(OperatorView):
+    """An ε that was computed from private votes: for the operator's eyes. ``float()`` gives the number.
+
+    >>> DataDependent(epsilon=1.25, delta=1e-5, order=18.0, way="theorem 6")
+    ε = 1.25 at δ=1e-05 (theorem 6) [not publishable: computed from private votes]
+    """
+
+    __slots__ = ()
+
+    def __float__(self) -> float:
+        return float(self.epsilon)
+
+    def __repr__(self) -> str:
+        shown = "left behind by pickling" if self.epsilon is None else f"ε = {_up(self.epsilon)} at δ={self.delta:g}"
+        return f"{shown} ({self.way}) [{NOT_PUBLISHABLE}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Sanitised:
+    """A data-dependent divergence with noise on it, and what follows from it.
+
+    ``renyi`` is the noisy divergence of order ``order``, ``cost`` what publishing it cost at that order, ``epsilon``
+    what both together give at ``delta``. The noise has mean 0: the number is an unbiased estimate of the true one, not
+    a bound on it. What is guaranteed is the data-independent ε, which includes the release.
+    """
+
+    epsilon: float
+    delta: float
+    order: float
+    renyi: float
+    cost: float
+    beta: float
+    noise: float
+
+    def __repr__(self) -> str:
+        return f"ε ≈ {self.epsilon:.4g} at δ={self.delta:g} (sanitised at order {self.order:g}) [publishable estimate]"
+
+
+class Privacy:
+    """What a set of answers cost. ``repr`` shows all three accounts, each with whether it may be published."""
+
+    def __init__(
+        self,
+        mechanism: acc.Mechanism,
+        *,
+        delta: float,
+        adjacency: str,
+        asked: int,
+        answered: int,
+        theorem6: Callable[[Array], Array],
+        exact: Callable[[Array], Array] | None,
+        sensitivity: Callable[[float], Array] | None,
+        partition: str = "any",
+        charge: Charge | None = None,
+    ) -> None:
+        self.mechanism, self.delta, self.adjacency = mechanism, delta, adjacency
+        #: queries that were put to the teachers, and those that got an answer
+        self.asked, self.answered = asked, answered
+        self.partition, self.charge = partition, charge
+        self.sanitised: Sanitised | None = None
+        self._release_charge: Charge | None = None
+        self._theorem6, self._exact, self._sensitivity = theorem6, exact, sensitivity
+        self._known: dict[tuple[str, float], DataDependent | None] = {}
+
+    # -- the three accounts ----
+
+    @property
+    def data_independent(self) -> acc.Bound:
+        """The guarantee: it holds whatever the votes were, and may be published."""
+        return self.at(self.delta)
+
+    def at(self, delta: float) -> acc.Bound:
+        """The data-independent ε at another δ."""
+        return acc.epsilon(self.mechanism, delta, adjacency=self.adjacency)
+
+    @property
+    def theorem6(self) -> DataDependent:
+        """The data-dependent ε by theorem 6 (with the check's), along the transcript. Not publishable."""
+        found = self._searched("theorem 6", lambda orders: self._theorem6(orders)[None], self.delta)
+        assert found is not None
+        return found
+
+    @property
+    def exact(self) -> DataDependent | None:
+        """The ε of the output law itself, the larger of both directions; None for LNMax. Not publishable."""
+        return self._searched("exact", self._exact, self.delta)
+
+    def _searched(self, way: str, rdp: Callable[[Array], Array] | None, delta: float) -> DataDependent | None:
+        """The smallest ε over orders: a grid, then closer twice. Any order is valid for fixed votes."""
+        if rdp is None:
+            return None
+        if (way, delta) not in self._known:
+            orders, found = ORDERS, rdp(ORDERS)
+            for _ in range(2):
+                best = int(np.argmin(convert(orders, found.max(axis=0), delta)))
+                low, high = orders[max(best - 1, 0)], orders[min(best + 1, len(orders) - 1)]
+                added = np.setdiff1d(np.linspace(low, high, 7), orders)
+                orders, found = np.concatenate([orders, added]), np.concatenate([found, rdp(added)], axis=1)
+                line = np.argsort(orders)
+                orders, found = orders[line], found[:, line]
+            values = convert(orders, found.max(axis=0), delta)
+            best = int(np.argmin(values))
+            value = float(values[best]) if self.asked else 0.0
+            self._known[way, delta] = DataDependent(epsilon=value, delta=delta, order=float(orders[best]), way=way)
+        return self._known[way, delta]
+
+    def renyi(self, orders: Any, way: str = "theorem 6") -> OperatorView:
+        """Data-dependent divergences at these orders, one row a direction (theorem 6 has one). Not publishable."""
+        wanted = np.asarray(orders, dtype=float).reshape(-1)
+        if way == "exact" and self._exact is None:
+            raise ValueError("the exact law is there for Gaussian votes only")
+        found = self._exact(wanted) if way == "exact" and self._exact is not None else self._theorem6(wanted)[None]
+        return OperatorView(orders=wanted, divergences=found)
+
+    # -- the sanitised one ----
+
+    def release_plan(
+        self, order: float | None = None, beta: float | None = None, noise: float | None = None
+    ) -> tuple[float, acc.SmoothRelease]:
+        """The order and the mechanism of a sanitised release, chosen without the votes where not given.
+
+        Default: the order of the data-independent price, β = 0.2/α, and noise that costs a twentieth of that price.
+        """
+        bound = self.data_independent
+        if order is None:
+            order = _public_order(self.mechanism, self.delta, self.adjacency)
+        if not order > 1:
+            raise ValueError(f"a Rényi order is above 1, not {order!r}")
+        beta = 0.2 / order if beta is None else float(beta)
+        same: dict[str, Any] = {"unit": self.mechanism.unit, "partition": self.partition}
+
+        def cost(scale: float) -> float:
+            return float(acc.renyi(acc.SmoothRelease(beta, scale, **same), [order], adjacency=self.adjacency)[0])
+
+        if math.isinf(cost(1e9)):
+            raise ValueError(f"beta = {beta:g} is too large for order {order:g}: α(1 - e^(-2β)) must be below 1")
+        if noise is None:
+            noise = 1.0
+            limit = max(RELEASE_SHARE * bound.upper, 1.05 * cost(1e9))
+            while cost(noise) > limit:
+                noise *= 1.25
+        return float(order), acc.SmoothRelease(beta, float(noise), **same)
+
+    def sanitise(
+        self,
+        *,
+        order: float | None = None,
+        beta: float | None = None,
+        noise: float | None = None,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        delta: float | None = None,
+    ) -> Sanitised:
+        """Publish the data-dependent divergence with noise of its smooth sensitivity. Once; it costs.
+
+        Guarantee: the release is the mechanism ``SmoothRelease(beta, noise)`` on one changed teacher; it is charged
+        (to the ledger that the answers were charged to, unless another is given) before it is drawn and added to
+        :attr:`mechanism`, so that :attr:`data_independent` covers it. ``order``, ``beta`` and ``noise`` must be chosen
+        without looking at the votes, as the defaults are.
+        """
+        if self.sanitised is not None:
+            raise ValueError("a sanitised ε was published already; a second one would cost again")
+        if self._sensitivity is None:
+            raise ValueError("the smooth sensitivity is known for Gaussian votes only: use GNMax or ConfidentGNMax")
+        order, mechanism = self.release_plan(order, beta, noise)
+        cost = float(acc.renyi(mechanism, [order], adjacency=self.adjacency)[0])
+        local = self._sensitivity(order)  # raises before anything is charged where the conditions do not hold
+        if ledger is None and self.charge is not None:
+            ledger, dataset = self.charge.ledger, self.charge.dataset
+        if ledger is not None:
+            if dataset is None:
+                raise ValueError("name the data set in the ledger: dataset=")
+            self._release_charge = ledger.charge(
+                dataset, mechanism, delta=delta, purpose="sanitised data-dependent price of teachers' votes"
+            )
+        # A constant floor keeps it a smooth bound, and the noise above zero.
+        scale = max(smooth.smooth_sensitivity(local, mechanism.beta), GRID)
+        value = noise_draw(float(self._theorem6(np.array([order]))[0]), scale * mechanism.noise)
+        found = max(value, 0.0)  # post-processing: a divergence is never negative
+        epsilon = float(convert(np.array([order]), np.array([found + cost]), self.delta)[0])
+        self.sanitised = Sanitised(epsilon, self.delta, order, found, cost, mechanism.beta, mechanism.noise)
+        self.mechanism = self.mechanism + mechanism
+        if self._release_charge is not None:
+            self._release_charge.confirm()
+        return self.sanitised
+
+    # -- what may leave ----
+
+    @property
+    def publishable(self) -> Release:
+        """The numbers that may be published, each with the reason; the data-dependent ones stand as a text."""
+        price = "price of the mechanism, computed without the votes"
+        bound = self.data_independent
+        values: dict[str, Any] = {
+            "epsilon": public(bound.upper, price),
+            "delta": public(self.delta, price),
+            "neighbours": public(bound.terms, price),
+            "queries": public(self.asked, "fixed in advance, or a function of the answers"),
+            "answered": self._charged(self.answered, self.charge, "a count of the answers, which were released"),
+            "theorem6": public(NOT_PUBLISHABLE, "a fixed text"),
+            "exact": public(NOT_PUBLISHABLE, "a fixed text"),
+        }
+        if self.sanitised is not None:
+            values["sanitised"] = self._charged(
+                dataclasses.asdict(self.sanitised), self._release_charge, "output of the sanitised release"
+            )
+        return Release(values)
+
+    @staticmethod
+    def _charged(value: Any, charge: Charge | None, because: str) -> Any:
+        if charge is not None:
+            return charged(value, charge)
+        return public(value, f"{because}; priced here, and charged to no ledger")
+
+    def __repr__(self) -> str:
+        bound = self.data_independent
+        exact = self.exact
+        lines = [
+            f"Privacy of {self.asked} queries ({self.answered} answered), {bound.terms}, δ={self.delta:g}",
+            f"  data-independent  ε ≤ {_up(bound.upper)}  [publishable: this is the guarantee]",
+            f"  theorem 6         {self.theorem6!r}",
+            f"  exact             {'no exact law for Laplace votes' if exact is None else repr(exact)}",
+            f"  sanitised         {'none yet: privacy.sanitise()' if self.sanitised is None else repr(self.sanitised)}",
+        ]
+        return "\n".join(lines)
+
+
+def noise_draw(value: float, sigma: float) -> float:
+    """value + N(0, σ²), drawn exactly and rounded to a fixed grid."""
+    return float(noise.add_gaussian(value, sigma, granularity=GRID))
+
+
+def _up(value: float) -> str:
+    """Four significant digits, rounded up."""
+    if value == 0 or math.isinf(value):
+        return f"{value:g}"
+    digits = 3 - math.floor(math.log10(value))
+    return f"{math.ceil(value * 10.0**digits - 1e-9) / 10.0**digits:.10g}"
+
+
+def _public_order(mechanism: acc.Mechanism, delta: float, adjacency: str) -> float:
+    """The order that suits the data-independent price, to a tenth."""
+    rho = float(acc.renyi(mechanism, [2.0], adjacency=adjacency)[0]) / 2
+    if not 0 < rho < math.inf:
+        return 20.0
+    # ρα + ln(1/δ)/(α-1) is least here; what the votes really cost is less, so look at half of it
+    return float(np.clip(round(1 + math.sqrt(math.log(1 / delta) / (rho / 2)), 1), 2.0, 256.0))
