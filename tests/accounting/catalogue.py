@@ -29,6 +29,7 @@ MECHANISMS: dict[str, acc.Mechanism] = {
     "LaplaceVotes": acc.LaplaceVotes(10.0),
     "SmoothRelease": acc.SmoothRelease(0.01, 20.0),
     "Selected": acc.Selected(acc.Gaussian(10.0), gamma=0.2),
+    "Either": acc.Either(acc.Gaussian(10.0), acc.PoissonSampled(acc.Gaussian(2.0), 0.1)),
 }
 
 CASES = [(name, adjacency) for name, m in MECHANISMS.items() for adjacency in m.adjacencies()]
