@@ -11,7 +11,15 @@ import importlib
 import typer
 
 #: The command files, in the order in which ``tacit --help`` shows them. Each has ``register(app)``.
-COMMAND_FILES = ("train", "plan", "report", "accounting", "ledger", "data")
+COMMAND_FILES = (
+    "train",
+    "plan",
+    "report",
+    "accounting",
+    "ledger",
+    "data",
+    "reproduce",
+)
 
 EPILOG = """
 [bold]Examples[/bold]

@@ -1,0 +1,45 @@
+"""``python -m tacit.experiments NAME``: the command for machines that have only torch, numpy and scipy."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from pathlib import Path
+
+from tacit.experiments import load, names
+from tacit.experiments.table import Table
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one experiment; draw its plot where matplotlib is installed."""
+    parser = argparse.ArgumentParser(prog="python -m tacit.experiments", description=__doc__)
+    parser.add_argument("name", choices=names())
+    parser.add_argument("--small", action="store_true", help="seconds: shows that it runs, not what it gives")
+    parser.add_argument("--seeds", type=int, help="how many repetitions (default: what the experiment asks for)")
+    parser.add_argument("--out", type=Path, default=Path("results"), help="folder of rows, tables and plots")
+    parser.add_argument("--data-dir", type=Path, help="folder of the data sets (default: TACIT_DATA)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    chosen = parser.parse_args(arguments)
+    reproduce(chosen.name, chosen.out, chosen.seeds, chosen.small, chosen.data_dir, chosen.device)
+
+
+def reproduce(name: str, out: Path, seeds: int | None, small: bool, data: Path | None, device: str) -> Table:
+    """Measure the rows of an experiment that are missing, then write its table and plot."""
+    experiment = load(name)
+    table = Table(name, out, seeds or (1 if small else experiment.SEEDS), small, data, device)
+    experiment.run(table)
+    if hasattr(experiment, "summary"):
+        text = experiment.summary(table.rows)
+        (table.folder / "table.md").write_text(text + "\n", encoding="utf-8")
+        print(text)
+    if hasattr(experiment, "plot"):
+        if importlib.util.find_spec("matplotlib") is None:
+            print("no plot: matplotlib is not installed here; run the command again where it is, on the same folder")
+        else:
+            experiment.plot(table.rows, table.folder)
+    print(f"rows, table and plots: {table.folder}")
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Where are the measured rows of an experiment kept, and how is a run that was cut short taken up again?
+
+:class:`Table` is what an experiment is given: its settings (small or whole, seeds, device, where data lie), and
+:meth:`Table.row`, which measures a row only if it is not in ``rows.jsonl`` yet. Each row is written as soon as it is
+known, with the time it took; a torn last line, left by a kill, is measured again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass
+class Table:
+    """The rows of one experiment in one folder. ``small`` asks for a version of seconds, which shows nothing but that
+    the experiment still runs; its rows live in a folder of their own."""
+
+    name: str
+    out: Path
+    seeds: int
+    small: bool = False
+    data: Path | None = None
+    device: str = "cpu"
+    say: Callable[[str], None] = print
+    rows: list[Row] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"seeds is a positive whole number, not {self.seeds}")
+        self.folder = self.out / (f"{self.name}-small" if self.small else self.name)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.rows = self._kept()
+
+    @property
+    def file(self) -> Path:
+        """One measured row a line."""
+        return self.folder / "rows.jsonl"
+
+    def _kept(self) -> list[Row]:
+        if not self.file.exists():
+            return []
+        text = self.file.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # a kill tore the last line
+            self.file.write_text(whole, encoding="utf-8")
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def row(self, measure: Callable[[], Mapping[str, Any]], **key: Any) -> Row:
+        """The row with this key: the kept one, or ``measure()``, which is kept before it is returned."""
+        for kept in self.rows:
+            if all(kept.get(name) == value for name, value in key.items()):
+                return kept
+        began = time.perf_counter()
+        found = {**key, **measure(), "seconds": round(time.perf_counter() - began, 2), "machine": machine(self.device)}
+        line = json.dumps(found, ensure_ascii=False, allow_nan=True)
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.rows.append(json.loads(line))
+        self.say("  ".join(f"{name} {_short(value)}" for name, value in found.items() if name != "machine"))
+        return self.rows[-1]
+
+    def path(self, *parts: str) -> Path:
+        """A file of the data folder, with an error that says how to name that folder."""
+        folder = self.data or (Path(os.environ["TACIT_DATA"]) if os.environ.get("TACIT_DATA") else None)
+        if folder is None or not folder.joinpath(*parts).exists():
+            raise FileNotFoundError(
+                f"{'/'.join(parts)} is not in the data folder ({folder}): set TACIT_DATA, or pass --data-dir"
+            )
+        return folder.joinpath(*parts)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def machine(device: str = "cpu") -> str:
+    """What the rows were measured on, in words that name no one's machine."""
+    parts = [f"{os.cpu_count()} cores", f"Python {platform.python_version()}"]
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        parts.append(f"torch {torch.__version__}")
+        if device.startswith("cuda"):
+            parts.insert(0, torch.cuda.get_device_name(0))
+    return ", ".join(parts)
+
+
+def mean_sd(values: list[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation over seeds; the deviation of one value is not a number.
+
+    >>> mean_sd([1.0, 3.0])
+    (2.0, 1.4142135623730951)
+    """
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return mean, math.nan
+    return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+
+
+def markdown(rows: list[Row], columns: list[str]) -> str:
+    """Rows as a table in Markdown; a missing value is an empty cell.
+
+    >>> print(markdown([{"a": 1, "b": 0.25}], ["a", "b"]))
+    | a | b |
+    |---|---|
+    | 1 | 0.25 |
+    """
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(_short(row[c]) if c in row else "" for c in columns) + " |" for row in rows]
+    return "\n".join(lines)
