@@ -3,8 +3,8 @@
 An experiment is a module of this folder with ``ABOUT`` (one line), ``SEEDS`` (how many by default), ``run(table)``,
 which measures rows one by one, ``summary(rows)``, which puts them in a table, and where a picture says more,
 ``plot(rows, folder)``. ``tacit reproduce NAME`` and ``python -m tacit.experiments NAME`` run one; the second needs only
-torch, numpy and scipy, so that it also runs on a bare machine with a GPU. Rows are kept as they are measured: a run that
-was cut short goes on where it stopped.
+torch, numpy and scipy, so that it also runs on a bare machine with a GPU. Rows are kept as they are measured: a run
+that was cut short goes on where it stopped.
 """
 
 from __future__ import annotations
