@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tacit.sgd.bounds import Clipping
 from tacit.sgd.checkpoint import CheckpointError
-from tacit.sgd.clip import ClippedGradients, Clipping, clipped_grad
+from tacit.sgd.clip import ClippedGradients, clipped_grad
 from tacit.sgd.data import records, table
 from tacit.sgd.errors import BatchMixing, ClippingError, SelfCheckFailed, UncoveredUse
 from tacit.sgd.fit import Fit, fit
@@ -35,6 +36,7 @@ __all__ = [
     "ClippingError",
     "DPAdam",
     "Fit",
+    "NotCompiled",
     "Plan",
     "Privacy",
     "PrivacyWarning",

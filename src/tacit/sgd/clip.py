@@ -8,8 +8,6 @@ deviation ``noise_multiplier * result.sensitivity`` to ``sums``, divide by the *
 
 from __future__ import annotations
 
-import fnmatch
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,84 +16,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from tacit.sgd import checks
+from tacit.sgd import checks, compiled
 from tacit.sgd.batches import Loss, example_losses, plain, rows_of, take
+from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.engine import Engine, Gradients
-from tacit.sgd.errors import ClippingError
 from tacit.sgd.norms import full_precision
 
 Check = Literal["first", "always", "never"] | int
 Method = Literal["operations", "examples"]
-
-
-@dataclass(frozen=True)
-class Clipping:
-    """How per-example gradients are bounded, and the sensitivity that follows.
-
-    ``groups[k]`` are the names of the parameters bounded together by ``bounds[k]``. Adding or removing one example
-    changes the clipped sum by at most ``sensitivity`` in L2 norm (twice that for replacing one).
-
-    >>> Clipping("per_layer", (("a.weight",), ("b.weight",)), (3.0, 4.0)).sensitivity
-    5.0
-    """
-
-    kind: str
-    groups: tuple[tuple[str, ...], ...]
-    bounds: tuple[float, ...]
-    stabiliser: float = 0.0
-
-    @property
-    def sensitivity(self) -> float:
-        """L2 sensitivity of the clipped sum under add/remove-one adjacency: the root of the sum of squared bounds."""
-        return self.bounds[0] if len(self.bounds) == 1 else math.sqrt(sum(c * c for c in self.bounds))
-
-    @staticmethod
-    def of(kind: Any, clip_norm: float, names: list[str], stabiliser: float = 0.01) -> Clipping:
-        """The clipping a user asked for, over these parameters.
-
-        ``"flat"`` bounds the whole gradient. ``"per_layer"`` bounds the parameters of each module together by
-        ``clip_norm / sqrt(number of modules)``, so that the total is ``clip_norm``. A mapping from name patterns to
-        bounds gives each group its own. ``"automatic"`` scales every gradient to (nearly) ``clip_norm``, long or
-        short.
-
-        >>> Clipping.of({"head.*": 0.3, "*": 0.4}, 1.0, ["body.weight", "head.weight"]).sensitivity
-        0.5
-        """
-        if not (math.isfinite(clip_norm) and clip_norm > 0):
-            raise ValueError(f"clip_norm must be positive and finite, not {clip_norm}")
-        if not names:
-            raise ClippingError("the model has no trainable parameters")
-        if isinstance(kind, Mapping):
-            return _by_pattern(kind, names)
-        if kind == "per_layer":
-            layers: dict[str, list[str]] = {}
-            for name in names:
-                layers.setdefault(name.rpartition(".")[0], []).append(name)
-            bound = clip_norm / math.sqrt(len(layers))
-            # Rounded down, so that the bounds do not add up to more than clip_norm.
-            bound = math.nextafter(bound, 0.0)
-            return Clipping("per_layer", tuple(map(tuple, layers.values())), (bound,) * len(layers))
-        if kind == "flat":
-            return Clipping("flat", (tuple(names),), (clip_norm,))
-        if kind == "automatic":
-            return Clipping("automatic", (tuple(names),), (clip_norm,), stabiliser)
-        raise ValueError(f"clipping must be 'flat', 'per_layer', 'automatic' or a mapping of patterns, not {kind!r}")
-
-
-def _by_pattern(kind: Mapping[str, float], names: list[str]) -> Clipping:
-    groups: dict[str, list[str]] = {pattern: [] for pattern in kind}
-    for name in names:
-        pattern = next((p for p in kind if fnmatch.fnmatchcase(name, p)), None)
-        if pattern is None:
-            raise ValueError(f"no pattern in clipping covers parameter {name!r}: it would be unbounded")
-        groups[pattern].append(name)
-    empty = [pattern for pattern, members in groups.items() if not members]
-    if empty:
-        raise ValueError(f"no parameter matches {empty[0]!r}")
-    bounds = tuple(float(kind[p]) for p in groups)
-    if not all(math.isfinite(c) and c > 0 for c in bounds):
-        raise ValueError("every bound must be positive and finite")
-    return Clipping("groups", tuple(map(tuple, groups.values())), bounds)
 
 
 @dataclass(frozen=True)
@@ -121,57 +49,6 @@ class ClippedGradients:
     def sensitivity(self) -> float:
         """L2 sensitivity of ``sums`` under add/remove-one adjacency; rounding is inside."""
         return self.clipping.sensitivity
-
-
-def factors(
-    squared: Tensor, safe: Tensor, bounds: Tensor, good: Tensor, mask: Tensor | None, stabiliser: float
-) -> tuple[Tensor, Tensor]:
-    """Norms and clip factors, ``(B, groups)``, from squared norms and norms with their margins.
-
-    Guarantee: ``factor * norm <= bound`` for every example and group; an example that is masked, not ``good``, or not
-    finite in any group, has factor zero in all of them.
-    """
-    good = good & torch.isfinite(safe).all(1)
-    bad = ~good
-    if mask is not None:
-        good = good & mask.bool()
-    kept = good.unsqueeze(1)
-    # Rounding of the factor itself and of the product with it, four units at the most.
-    below = 1.0 - 4 * torch.finfo(safe.dtype).eps
-    safe = torch.where(kept, safe, 0.0)
-    if stabiliser:
-        scale = bounds / (safe + stabiliser) * below
-    else:
-        scale = torch.where(safe > bounds, bounds / safe.clamp(min=torch.finfo(safe.dtype).tiny) * below, 1.0)
-    norms = torch.where(bad.unsqueeze(1), torch.inf, squared.clamp(min=0).sqrt())
-    if mask is not None:
-        norms = torch.where(mask.bool().unsqueeze(1), norms, 0.0)
-    return norms, torch.where(kept, scale, 0.0)
-
-
-def clip(
-    gradients: Gradients, names: list[str], clipping: Clipping, good: Tensor, mask: Tensor | None
-) -> tuple[Callable[[bool], dict[str, Tensor]], Tensor, Tensor]:
-    """Sums, norms and factors from per-example gradients; static shapes, no data-dependent Python."""
-    group_of = {name: g for g, members in enumerate(clipping.groups) for name in members}
-    squared: list[Any] = [0.0] * len(clipping.groups)
-    safe_squared: list[Any] = [0.0] * len(clipping.groups)
-    product: list[Any] = [0.0] * len(clipping.groups)
-    for k, name in enumerate(names):
-        norms = gradients.norms(k)
-        g = group_of[name]
-        squared[g] = squared[g] + norms.squared
-        safe_squared[g] = safe_squared[g] + norms.squared.clamp(min=0) + norms.gram
-        product[g] = product[g] + norms.product + torch.zeros_like(norms.squared)
-    squared_BG = torch.stack(squared, 1)
-    safe_BG = torch.stack(safe_squared, 1).sqrt() + torch.stack(product, 1).sqrt()
-    bounds = torch.tensor(clipping.bounds, dtype=safe_BG.dtype, device=safe_BG.device)
-    norms_BG, scale_BG = factors(squared_BG, safe_BG, bounds, good, mask, clipping.stabiliser)
-
-    def sums(sanitise: bool) -> dict[str, Tensor]:
-        return {n: gradients.weighted_sum(k, scale_BG[:, group_of[n]], sanitise) for k, n in enumerate(names)}
-
-    return sums, norms_BG, scale_BG
 
 
 # -- the call --------------------------------------------------------------------------------------------------
@@ -214,6 +91,7 @@ def clipped_grad(
     check: Check = "first",
     method: Method = "operations",
     stabiliser: float = 0.01,
+    compile: bool = False,
 ) -> ClippedGradients:
     """The sum over examples of per-example gradients, each clipped to ``clip_norm``, and their norms.
 
@@ -225,7 +103,8 @@ def clipped_grad(
     (augmented views), whose gradients are averaged *before* clipping. ``microbatch`` bounds how many examples run at
     a time. ``check`` says when the answer is compared with autograd's own (``"first"`` step of each shape,
     ``"always"``, ``"never"``, or every so many steps). ``method="examples"`` runs one backward pass per example:
-    slow, for models that the engine refuses.
+    slow, for models that the engine refuses. ``compile=True`` traces and compiles the step once for every shape; where
+    that cannot be done a :class:`~tacit.sgd.NotCompiled` warning says why, and the step runs as without it.
 
     Guarantee: adding or removing one example changes ``sums`` by at most ``result.sensitivity`` in L2 norm, rounding
     included, whatever the example holds; one whose gradient is not finite counts as zero. The model is left as it
@@ -271,7 +150,7 @@ def clipped_grad(
             kept = filled
         elif size < examples:
             piece = take(batch, slice(start * views, (start + size) * views))
-        part, *rest = _one(engine, loss, piece, spec, kept, views, check, due, method)
+        part, *rest = _one(engine, loss, piece, spec, kept, views, check, due, method, compile)
         sums = part if real == examples else {name: sums[name] + part[name] for name in names}
         told.append(tuple(value[:real] for value in rest))
     if not told:
@@ -295,6 +174,7 @@ def _one(
     check: Check,
     due: bool,
     method: Method,
+    compile: bool,
 ) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
     rows = rows_of(batch)
     examples = rows // views
@@ -302,6 +182,10 @@ def _one(
     def losses_of(some: Any) -> Callable[[], Tensor]:
         return lambda: example_losses(engine.model, loss, some, rows, views)
 
+    if compile and method == "operations":
+        done = compiled.attempt(engine, loss, losses_of, batch, examples, spec, mask, views, check, due)
+        if done is not None:
+            return done.sums, done.norms, done.losses, done.scale
     gradients: Gradients | None
     if method == "examples":
         gradients, losses = checks.by_autograd(engine, losses_of(batch))
@@ -314,9 +198,7 @@ def _one(
         good = torch.zeros_like(good)
         gradients = Gradients(examples, list(engine.parameters.values()), [[] for _ in names])
     with torch.no_grad(), torch.autocast(losses.device.type, enabled=False), full_precision():
-        sums, norms, scale = clip(gradients, names, spec, good, mask)
-        result = sums(False)
-        # An example counted as zero still poisons a product with its infinities: only then are all factors cleaned.
-        if not bool(torch.stack([v.sum() for v in result.values()]).isfinite().all()):
-            result = sums(True)
-    return result, norms, losses, scale
+        found = clip(gradients, names, spec, good, mask)
+        # An example counted as zero would poison a product with its infinities: only then are all factors cleaned.
+        sums = found.sums(bool(found.bad.any()))
+    return sums, found.norms, losses, found.scale

@@ -140,6 +140,8 @@ class Engine:
         self.parameters = parameters
         self.context: Any = None
         self.plans: dict[Any, Plan] = {}
+        # Compiled steps by what they were written for; None where a step cannot be compiled.
+        self.programs: dict[Any, Any] = {}
         self.mutable: set[str] = set()
         self.surveyed = False
         self.calls = 0

@@ -32,8 +32,9 @@ from tacit.noise.tensor import add_normal_many_, normal
 from tacit.sgd import checkpoint as checkpoints
 from tacit.sgd import laplace, validation
 from tacit.sgd.batches import Loss
+from tacit.sgd.bounds import Clipping
 from tacit.sgd.checkpoint import CheckpointError
-from tacit.sgd.clip import Check, Clipping, clipped_grad
+from tacit.sgd.clip import Check, clipped_grad
 from tacit.sgd.data import Batch, Physical, Table, records, units_of, weighted
 from tacit.sgd.plan import AdaptiveClipping, Plan, Privacy, PrivacyWarning, Schedule, make_plan
 from tacit.sgd.sampling import Sampler, make_sampler
@@ -56,7 +57,7 @@ class Training:
 
     ``clip_norm`` and ``noise_schedule`` may be functions of the step or lists, fixed in advance. ``adaptive`` lets the
     clip norm follow a quantile. ``mechanism="laplace"`` clips in L1 norm and gives pure ε (small models).
-    ``ema`` is the decay of an average of the weights, :attr:`average`.
+    ``ema`` is the decay of an average of the weights, :attr:`average`. ``compile=True`` compiles the step where it can.
 
     With ``checkpoint`` the run is saved there every ``checkpoint_every`` steps and resumed where the file exists; the
     key is kept in ``key_file`` (default: the user's state folder) until the end. ``ledger`` and ``dataset`` say where
@@ -113,6 +114,7 @@ class Training:
         checkpoint_every: int = 100,
         key_file: str | os.PathLike[str] | None = None,
         check: Check = "first",
+        compile: bool = False,
     ) -> None:
         delta = validation.check_target(epsilon, noise_multiplier, delta, mechanism)
         self.model, self.optimizer, self.loss = model, optimizer, loss
@@ -178,7 +180,9 @@ class Training:
             CPU_BATCH if self.device.type == "cpu" else None
         )
         self._halves = physical_batch is None
-        self.scheduler, self._ema, self._check = scheduler, ema, check
+        self.scheduler, self._ema, self._check, self._compile = scheduler, ema, check, compile
+        # One object for the whole run: a compiled step holds for the loss it was made with.
+        self._unit_loss = weighted(loss) if self.units is not None else loss
         self.ledger, self.dataset, self.purpose = ledger, dataset, purpose
         self._average = {n: p.detach().clone() for n, p in self.parameters.items()} if ema is not None else None
         self.steps_executed = 0
@@ -344,14 +348,15 @@ class Training:
         while True:
             random = checkpoints.random_state(self.device)
             exact = self.plan.kind == "laplace"
-            sums = {
-                n: torch.zeros_like(p, dtype=torch.float64 if exact else _wide(p)) for n, p in self.parameters.items()
-            }
+            sums: dict[str, Tensor] = {}
             inside = torch.zeros((), device=self.device)
             self._last = []
             try:
                 for piece in batch.pieces(self.physical_batch):
                     inside = inside + self._add(piece, sums, clipping)
+                for n, p in self.parameters.items():
+                    if n not in sums:  # an empty batch
+                        sums[n] = torch.zeros_like(p, dtype=torch.float64 if exact else _wide(p))
                 return sums, inside
             except torch.OutOfMemoryError:
                 if not self._halves or self.physical_batch == 1:
@@ -367,7 +372,7 @@ class Training:
     def _add(self, piece: Physical, sums: dict[str, Tensor], clipping: Clipping) -> Tensor:
         batch, loss = piece.data, self.loss
         if piece.weights is not None:
-            batch, loss = (piece.data, piece.weights), weighted(self.loss)
+            batch, loss = (piece.data, piece.weights), self._unit_loss
         bound = clipping.bounds[0]
         if self.plan.kind == "laplace":
             found, norms, losses = laplace.clipped_l1(
@@ -383,12 +388,15 @@ class Training:
                 mask=piece.mask,
                 views=self.plan.records_per_unit,
                 check=self._check,
+                compile=self._compile,
             )
             if result.sensitivity > clipping.sensitivity:
                 raise RuntimeError("clipping states a larger sensitivity than the plan: training must not go on")
             found, norms, losses = result.sums, result.norms, result.losses
-        for name, total in sums.items():
-            total += found[name]
+        if sums:
+            torch._foreach_add_(list(sums.values()), [found[name] for name in sums])
+        else:
+            sums.update(found)
         norms = norms if norms.dim() == 1 else norms.square().sum(1).sqrt()
         self._last.append((losses, norms, piece.mask))
         return (((norms <= bound).float() - 0.5) * piece.mask).sum()
@@ -403,8 +411,9 @@ class Training:
                 laplace.add_noise_(sums, self._noise_key, step, scale)
             else:
                 add_normal_many_(list(sums.values()), self._noise_key, step, list(sums), scale)
+        torch._foreach_div_(list(sums.values()), divisor)
         for name, p in self.parameters.items():
-            p.grad = (sums[name] / divisor).to(p.dtype)
+            p.grad = sums[name].to(p.dtype)
         if hasattr(self.optimizer, "noise_variance"):
             variance = 2 * (scale / divisor) ** 2 if self.plan.kind == "laplace" else (scale / divisor) ** 2
             self.optimizer.noise_variance = variance

@@ -1,0 +1,158 @@
+"""How are per-example gradients bounded, and what sensitivity follows? Clip norms, clip factors and clipped sums."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.sgd.engine import Gradients
+from tacit.sgd.errors import ClippingError
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """How per-example gradients are bounded, and the sensitivity that follows.
+
+    ``groups[k]`` are the names of the parameters bounded together by ``bounds[k]``. Adding or removing one example
+    changes the clipped sum by at most ``sensitivity`` in L2 norm (twice that for replacing one).
+
+    >>> Clipping("per_layer", (("a.weight",), ("b.weight",)), (3.0, 4.0)).sensitivity
+    5.0
+    """
+
+    kind: str
+    groups: tuple[tuple[str, ...], ...]
+    bounds: tuple[float, ...]
+    stabiliser: float = 0.0
+
+    @property
+    def sensitivity(self) -> float:
+        """L2 sensitivity of the clipped sum under add/remove-one adjacency: the root of the sum of squared bounds."""
+        return self.bounds[0] if len(self.bounds) == 1 else math.sqrt(sum(c * c for c in self.bounds))
+
+    @staticmethod
+    def of(kind: Any, clip_norm: float, names: list[str], stabiliser: float = 0.01) -> Clipping:
+        """The clipping a user asked for, over these parameters.
+
+        ``"flat"`` bounds the whole gradient. ``"per_layer"`` bounds the parameters of each module together by
+        ``clip_norm / sqrt(number of modules)``, so that the total is ``clip_norm``. A mapping from name patterns to
+        bounds gives each group its own. ``"automatic"`` scales every gradient to (nearly) ``clip_norm``, long or
+        short.
+
+        >>> Clipping.of({"head.*": 0.3, "*": 0.4}, 1.0, ["body.weight", "head.weight"]).sensitivity
+        0.5
+        """
+        if not (math.isfinite(clip_norm) and clip_norm > 0):
+            raise ValueError(f"clip_norm must be positive and finite, not {clip_norm}")
+        if not names:
+            raise ClippingError("the model has no trainable parameters")
+        if isinstance(kind, Mapping):
+            return _by_pattern(kind, names)
+        if kind == "per_layer":
+            layers: dict[str, list[str]] = {}
+            for name in names:
+                layers.setdefault(name.rpartition(".")[0], []).append(name)
+            bound = clip_norm / math.sqrt(len(layers))
+            # Rounded down, so that the bounds do not add up to more than clip_norm.
+            bound = math.nextafter(bound, 0.0)
+            return Clipping("per_layer", tuple(map(tuple, layers.values())), (bound,) * len(layers))
+        if kind == "flat":
+            return Clipping("flat", (tuple(names),), (clip_norm,))
+        if kind == "automatic":
+            return Clipping("automatic", (tuple(names),), (clip_norm,), stabiliser)
+        raise ValueError(f"clipping must be 'flat', 'per_layer', 'automatic' or a mapping of patterns, not {kind!r}")
+
+
+def _by_pattern(kind: Mapping[str, float], names: list[str]) -> Clipping:
+    groups: dict[str, list[str]] = {pattern: [] for pattern in kind}
+    for name in names:
+        pattern = next((p for p in kind if fnmatch.fnmatchcase(name, p)), None)
+        if pattern is None:
+            raise ValueError(f"no pattern in clipping covers parameter {name!r}: it would be unbounded")
+        groups[pattern].append(name)
+    empty = [pattern for pattern, members in groups.items() if not members]
+    if empty:
+        raise ValueError(f"no parameter matches {empty[0]!r}")
+    bounds = tuple(float(kind[p]) for p in groups)
+    if not all(math.isfinite(c) and c > 0 for c in bounds):
+        raise ValueError("every bound must be positive and finite")
+    return Clipping("groups", tuple(map(tuple, groups.values())), bounds)
+
+
+def factors(
+    squared: Tensor, safe: Tensor, bounds: Tensor, good: Tensor, mask: Tensor | None, stabiliser: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Norms and clip factors, ``(B, groups)``, from squared norms and norms with their margins; which examples are bad.
+
+    Guarantee: ``factor * norm <= bound`` for every example and group; an example that is masked, not ``good``, or not
+    finite in any group, has factor zero in all of them.
+    """
+    good = good & torch.isfinite(safe).all(1)
+    bad = ~good
+    if mask is not None:
+        good = good & mask.bool()
+    kept = good.unsqueeze(1)
+    # Rounding of the factor itself and of the product with it, four units at the most.
+    below = 1.0 - 4 * torch.finfo(safe.dtype).eps
+    safe = torch.where(kept, safe, 0.0)
+    if stabiliser:
+        scale = bounds / (safe + stabiliser) * below
+    else:
+        scale = torch.where(safe > bounds, bounds / safe.clamp(min=torch.finfo(safe.dtype).tiny) * below, 1.0)
+    norms = torch.where(bad.unsqueeze(1), torch.inf, squared.clamp(min=0).sqrt())
+    if mask is not None:
+        norms = torch.where(mask.bool().unsqueeze(1), norms, 0.0)
+    return norms, torch.where(kept, scale, 0.0), bad
+
+
+@dataclass
+class Clipped:
+    """Norms and factors (B, groups), which examples count as zero, and the clipped sums (a function: of what is left
+    of the gradients when all norms are known)."""
+
+    norms: Tensor
+    scale: Tensor
+    bad: Tensor
+    sums: Callable[[bool], dict[str, Tensor]]
+
+
+def clip(
+    gradients: Gradients,
+    names: list[str],
+    clipping: Clipping,
+    good: Tensor,
+    mask: Tensor | None,
+    bounds: Tensor | None = None,
+) -> Clipped:
+    """Sums, norms and factors from per-example gradients; static shapes, no data-dependent Python.
+
+    ``bounds`` are those of ``clipping`` as a tensor, where they are an input of a traced step. ``sums(True)`` is for
+    batches with bad examples: what they hold is cleaned of infinities before it is multiplied by their factor, zero.
+    """
+    group_of = {name: g for g, members in enumerate(clipping.groups) for name in members}
+    squared: list[Any] = [0.0] * len(clipping.groups)
+    safe_squared: list[Any] = [0.0] * len(clipping.groups)
+    product: list[Any] = [0.0] * len(clipping.groups)
+    for k, name in enumerate(names):
+        norms = gradients.norms(k)
+        g = group_of[name]
+        squared[g] = squared[g] + norms.squared
+        safe_squared[g] = safe_squared[g] + norms.squared.clamp(min=0) + norms.gram
+        product[g] = product[g] + norms.product + torch.zeros_like(norms.squared)
+    squared_BG = torch.stack(squared, 1)
+    safe_BG = torch.stack(safe_squared, 1).sqrt() + torch.stack(product, 1).sqrt()
+    if bounds is None:
+        bounds = torch.tensor(clipping.bounds, dtype=safe_BG.dtype, device=safe_BG.device)
+    bounds = bounds.to(safe_BG.dtype)
+    norms_BG, scale_BG, bad = factors(squared_BG, safe_BG, bounds, good, mask, clipping.stabiliser)
+
+    def sums(sanitise: bool) -> dict[str, Tensor]:
+        return {n: gradients.weighted_sum(k, scale_BG[:, group_of[n]], sanitise) for k, n in enumerate(names)}
+
+    return Clipped(norms_BG, scale_BG, bad, sums)

@@ -1,0 +1,426 @@
+"""How does a clipped step become one compiled program?
+
+The first call with a shape runs as always: the operations are watched, the plan is made and the answer is checked
+against autograd. Then the same step, with the plan settled, is traced whole (forward, one backward, norms, clip
+factors, clipped sums) and compiled by Inductor; on a GPU a step that waits for its launches is recorded as a CUDA
+graph. What cannot be traced says so in one line, :class:`NotCompiled`, and runs as before.
+
+The program reads parameters and buffers where they are, so optimizers and ``load_state_dict`` need no notice. It was
+written for one state of everything else: what a loss reads besides model and batch is read once, when it is traced.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.utils import _pytree as pytree
+
+from tacit.sgd import checks, frames
+from tacit.sgd.bounds import Clipping, clip
+from tacit.sgd.engine import Engine, Plan
+from tacit.sgd.errors import ClippingError
+from tacit.sgd.norms import full_precision
+
+#: A step that keeps the GPU waiting for launches longer than this share of its time is recorded as a CUDA graph.
+LAUNCH_BOUND = 0.6
+
+
+class NotCompiled(UserWarning):
+    """The step runs uncompiled, with the same result; the message says why."""
+
+
+class CannotCompile(Exception):
+    """Why a step is not compiled."""
+
+
+class Unsettled(Exception):
+    """The plan rests on no evidence yet (all gradients zero, say): the step may be compiled later."""
+
+
+_MISSING = object()
+
+
+@dataclass
+class Result:
+    """Clipped sums, norms (B, groups), losses and factors of one physical batch."""
+
+    sums: dict[str, Tensor]
+    norms: Tensor
+    losses: Tensor
+    scale: Tensor
+
+
+def signature(engine: Engine, loss: Any, batch: Any, spec: Clipping, masked: bool, views: int) -> Any:
+    """What a program was written for; anything else gets a program of its own."""
+    leaves, tree = pytree.tree_flatten(batch)
+    tensors = tuple(
+        (t.shape, t.dtype, t.device, t.stride()) if isinstance(t, Tensor) else ("constant", repr(t)) for t in leaves
+    )
+    parameters = tuple((p.shape, p.dtype, p.device) for p in engine.parameters.values())
+    buffers = tuple(id(b) for m in engine.model.modules() for b in m._buffers.values())
+    device = next(iter(engine.parameters.values())).device.type
+    autocast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+    return (
+        engine.context,
+        loss,
+        tree,
+        tensors,
+        parameters,
+        buffers,
+        masked,
+        views,
+        spec.kind,
+        spec.groups,
+        spec.stabiliser,
+        autocast,
+        _precision(),
+    )
+
+
+def _precision() -> Any:
+    try:
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # settings per backend that have no common name
+        return None
+
+
+class Program:
+    """One traced and compiled step."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        losses_of: Callable[[Any], Callable[[], Tensor]],
+        batch: Any,
+        examples: int,
+        spec: Clipping,
+        mask: Tensor | None,
+    ) -> None:
+        if engine.mutable:
+            raise CannotCompile(f"the forward pass writes the buffer {sorted(engine.mutable)[0]!r}")
+        began = time.perf_counter()
+        self.names = list(engine.parameters)
+        self.groups = len(spec.groups)
+        leaves, self.tree = pytree.tree_flatten(batch)
+        self.is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
+        self.device = next(iter(engine.parameters.values())).device
+        self._bounds: tuple[tuple[float, ...], Tensor] | None = None
+        inputs = self._inputs(batch, mask, spec)
+        self.random, whole, boundary = self._trace(engine, losses_of, leaves, examples, spec, mask is not None, inputs)
+        self.trace_seconds = time.perf_counter() - began
+        self.constants = lift(whole)
+        self.replay: Recording | None = None
+        self._calls = 0
+        self._shared: list[int] | None = None
+        self._run = self._compile(whole, boundary, [*inputs, *self.constants])
+        self.compile_seconds = time.perf_counter() - began
+
+    # -- making it ---------------------------------------------------------------------------------------------------
+
+    def _trace(
+        self,
+        engine: Engine,
+        losses_of: Callable[[Any], Callable[[], Tensor]],
+        leaves: list[Any],
+        examples: int,
+        spec: Clipping,
+        masked: bool,
+        inputs: list[Tensor],
+    ) -> tuple[bool, GraphModule, str]:
+        marks: list[str] = []
+        others = [None if tensor else leaf for tensor, leaf in zip(self.is_tensor, leaves, strict=True)]
+
+        def step(*values: Tensor) -> list[Tensor]:
+            given = iter(values)
+            some = pytree.tree_unflatten(
+                [next(given) if t else o for t, o in zip(self.is_tensor, others, strict=True)], self.tree
+            )
+            mask = next(given) if masked else None
+            bounds = next(given)
+            data = list(values[: sum(self.is_tensor)])
+            run = engine.forward(losses_of(some), data, examples)
+            grads = run.output_gradients()
+            plan = engine.plans.get(engine.signature(run, grads))
+            if plan is None:
+                raise CannotCompile("the model takes another path through its operations when it is traced")
+            if examples > 1 and any(use.rearranged for use in run.uses):
+                raise CannotCompile("where the examples are in some tensor depends on the data, and is found anew")
+            if not plan.settled:
+                raise Unsettled
+            # A node that nothing else makes: where the part that runs in full precision begins.
+            marks.append(_last_node())
+            with torch.no_grad(), torch.autocast(self.device.type, enabled=False), full_precision():
+                kept = guards(engine, run, plan)
+                gradients = engine.gradients(run, grads, plan)
+                losses = run.losses.detach()
+                found = clip(gradients, self.names, spec, torch.isfinite(losses), mask, bounds)
+                # An example counted as zero may hold infinities that poison a product: such a batch runs uncompiled.
+                fine = ~found.bad.any()
+                fine = fine & kept if kept is not None else fine
+                return [*found.sums(False).values(), found.norms, losses, found.scale, fine]
+
+        states = _python_randomness()
+        torch.clear_autocast_cache()
+        try:
+            graph = make_fx(step)(*inputs)
+        except (CannotCompile, Unsettled, ClippingError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever the model does that cannot be traced, it can still run
+            raise CannotCompile(_first_line(error)) from error
+        finally:
+            torch.clear_autocast_cache()
+        if states != _python_randomness():
+            raise CannotCompile("the model draws random numbers outside torch")
+        boundary = marks[-1]
+        for node in graph.graph.nodes:
+            if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+                target = node.args[0] if node.args else None
+                if isinstance(target, Node) and target.op in ("get_attr", "placeholder"):
+                    raise CannotCompile(f"{node.target} writes into a tensor that outlives the step")
+        return draws_randomly(graph), graph, boundary
+
+    def _compile(self, whole: GraphModule, boundary: str, inputs: list[Tensor]) -> Callable[..., Any]:
+        whole.graph.eliminate_dead_code()
+        whole.recompile()
+        options: dict[str, Any] = {}
+        if self.random:
+            # The numbers that the uncompiled model would draw, so that a run can be repeated from a checkpoint.
+            options["fallback_random"] = True
+        self.split = self.device.type == "cuda" and _reduced_precision()
+        try:
+            if not self.split:
+                return inductor(whole, inputs, options)
+            first, second, kept = cut(whole, boundary)
+            with torch.no_grad():
+                middle = first(*inputs)
+            run_first = inductor(first, inputs, options)
+            later = [*(inputs[k] for k in kept), *middle]
+            with full_precision():
+                run_second = inductor(second, later, options)
+            del middle, later
+
+            def run(*values: Tensor) -> Any:
+                found = run_first(*values)
+                with full_precision():
+                    return run_second(*(values[k] for k in kept), *found)
+
+            return run
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # the compiler is not ours: whatever it stumbles over, the step runs without it
+            raise CannotCompile(_first_line(error)) from error
+
+    # -- running it --------------------------------------------------------------------------------------------------
+
+    def _inputs(self, batch: Any, mask: Tensor | None, spec: Clipping) -> list[Tensor]:
+        data = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+        if self._bounds is None or self._bounds[0] != spec.bounds:
+            self._bounds = (spec.bounds, torch.tensor(spec.bounds, dtype=torch.float64).to(self.device))
+        return [*data, *([] if mask is None else [mask]), self._bounds[1]]
+
+    def __call__(self, batch: Any, mask: Tensor | None, spec: Clipping) -> Result | None:
+        """The result, or nothing where an example has no finite gradient (or what was settled changed)."""
+        inputs = self._inputs(batch, mask, spec)
+        with torch.no_grad():
+            if self.replay is not None and self.replay.holds(self.constants):
+                found = self.replay(inputs)
+            else:
+                self.replay = None
+                found = self._run(*inputs, *self.constants)
+                self._calls += 1
+                if self._calls == 3 and self.device.type == "cuda" and not self.random:
+                    self.replay = record(self._run, inputs, self.constants)
+        *values, norms, losses, scale, fine = found
+        if not bool(fine):
+            return None
+        if self._shared is None:
+            places = [t.untyped_storage().data_ptr() for t in found]
+            self._shared = [k for k, place in enumerate(places[: len(values)]) if place in places[:k]]
+        for k in self._shared:
+            # Two parameters with the same gradient: the compiler computes it once, and each gets noise of its own.
+            values[k] = values[k].clone()
+        return Result(dict(zip(self.names, values, strict=True)), norms, losses, scale)
+
+
+def guards(engine: Engine, run: Any, plan: Plan) -> Tensor | None:
+    """Whether the indices that the plan rests on are the same as when it was made: a traced truth value."""
+    kept: Tensor | None = None
+    for use, known in zip(run.uses, plan.uses, strict=True):
+        for now, then in zip((t for d in use.derived for t in frames.chain_tensors(d)), known.guards, strict=True):
+            same = (now == then).all()
+            kept = same if kept is None else kept & same
+    return kept
+
+
+def _python_randomness() -> Any:
+    """The state of the random numbers that a traced program would not draw again."""
+    other = np.random.get_state(legacy=False)["state"]  # noqa: NPY002 models that use it use it so
+    return random.getstate(), other["key"].tobytes(), other["pos"]
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
+
+
+def _reduced_precision() -> bool:
+    return bool(_precision() != ("highest", False))
+
+
+def _last_node() -> str:
+    """The name of the last operation traced so far."""
+    mode = get_proxy_mode()
+    assert mode is not None
+    return str(next(reversed(mode.tracer.graph.nodes)).name)
+
+
+def draws_randomly(graph: GraphModule) -> bool:
+    """Whether any operation of a graph draws random numbers."""
+    return any(
+        isinstance(n.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in n.target.tags
+        for n in graph.graph.nodes
+    )
+
+
+def lift(graph: GraphModule) -> list[Tensor]:
+    """Turn the tensors that a graph refers to (parameters, buffers, indices) into inputs of it, and return them."""
+    found: dict[int, tuple[Tensor, Node]] = {}
+    last = next(reversed([n for n in graph.graph.nodes if n.op == "placeholder"]))
+    for node in list(graph.graph.nodes):
+        if node.op != "get_attr":
+            continue
+        value = getattr(graph, node.target)
+        if id(value) not in found:
+            with graph.graph.inserting_after(last):
+                last = graph.graph.placeholder(f"kept_{len(found)}")
+            found[id(value)] = (value, last)
+        node.replace_all_uses_with(found[id(value)][1])
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return [value for value, _ in found.values()]
+
+
+def cut(whole: GraphModule, boundary: str) -> tuple[GraphModule, GraphModule, list[int]]:
+    """The graph in two, the second beginning at the named node; which inputs of the whole the second part reads."""
+    nodes = list(whole.graph.nodes)
+    names = [n.name for n in nodes]
+    place = {n: k for k, n in enumerate(nodes)}
+    begin = names.index(boundary)
+    placeholders = [n for n in nodes if n.op == "placeholder"]
+    crossing = [n for n in nodes[:begin] if n.op != "placeholder" and any(place[user] >= begin for user in n.users)]
+    read = [p for p in placeholders if any(place[user] >= begin for user in p.users)]
+    first, second = torch.fx.Graph(), torch.fx.Graph()
+    table: dict[Node, Node] = {}
+    for node in nodes[:begin]:
+        table[node] = first.node_copy(node, lambda n: table[n])
+    first.output([table[n] for n in crossing])
+    later: dict[Node, Node] = {node: second.placeholder(node.name) for node in (*read, *crossing)}
+    for node in nodes[begin:]:
+        later[node] = second.node_copy(node, lambda n: later[n])
+    kept = [placeholders.index(p) for p in read]
+    return GraphModule(whole, first), GraphModule(whole, second), kept
+
+
+def inductor(graph: GraphModule, inputs: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
+    """Compile an inference graph."""
+    import torch._inductor
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled: Callable[..., Any] = torch._inductor.compile(graph, inputs, options=options)
+    return compiled
+
+
+class Recording:
+    """A compiled step as a CUDA graph: all its launches in one."""
+
+    def __init__(self, run: Callable[..., Any], inputs: list[Tensor], constants: list[Tensor]) -> None:
+        self.inputs = [t.clone() for t in inputs]
+        self.addresses = [t.data_ptr() for t in constants]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run(*self.inputs, *constants)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.outputs = run(*self.inputs, *constants)
+
+    def holds(self, constants: list[Tensor]) -> bool:
+        """Whether parameters and buffers are where they were recorded."""
+        return all(t.data_ptr() == a for t, a in zip(constants, self.addresses, strict=True))
+
+    def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
+        for mine, given in zip(self.inputs, inputs, strict=True):
+            if mine is not given:
+                mine.copy_(given, non_blocking=True)
+        self.graph.replay()
+        return [t.clone() for t in self.outputs]
+
+
+def record(run: Callable[..., Any], inputs: list[Tensor], constants: list[Tensor]) -> Recording | None:
+    """The step as a CUDA graph, where launching it takes most of its time."""
+    launches, whole = [], []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        run(*inputs, *constants)
+        launches.append(time.perf_counter() - began)
+        torch.cuda.synchronize()
+        whole.append(time.perf_counter() - began)
+    if sorted(launches)[1] < LAUNCH_BOUND * sorted(whole)[1]:
+        return None
+    return Recording(run, inputs, constants)
+
+
+def attempt(
+    engine: Engine,
+    loss: Any,
+    losses_of: Callable[[Any], Callable[[], Tensor]],
+    batch: Any,
+    examples: int,
+    spec: Clipping,
+    mask: Tensor | None,
+    views: int,
+    check: Any,
+    due: bool,
+) -> Result | None:
+    """The clipped sums by the compiled program for this batch, which is made and checked where there is none yet.
+
+    Nothing, where this batch has to run uncompiled.
+    """
+    key = signature(engine, loss, batch, spec, mask is not None, views)
+    program = engine.programs.get(key, _MISSING)
+    if program is None:
+        return None
+    if program is _MISSING or due:
+        rewind = checks.remember(next(iter(engine.parameters.values())).device)
+        gradients, _ = checks.planned(engine, losses_of, batch, examples, views, check, due)
+        rewind()
+        if gradients is None:
+            return None
+        del gradients
+    if program is _MISSING:
+        try:
+            program = Program(engine, losses_of, batch, examples, spec, mask)
+        except Unsettled:
+            return None
+        except CannotCompile as why:
+            engine.programs[key] = None
+            warnings.warn(f"the step runs uncompiled: {why}", NotCompiled, stacklevel=5)
+            return None
+        finally:
+            rewind()
+        engine.programs[key] = program
+    result: Result | None = program(batch, mask, spec)
+    return result
