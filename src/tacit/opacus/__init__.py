@@ -1,0 +1,15 @@
+"""What do I change in code written for Opacus? One import: ``from tacit.opacus import PrivacyEngine``.
+
+The names and the paths are those of Opacus 1.6 (``tacit.opacus.utils.batch_memory_manager``, …), the engine, the noise
+and the accounting are tacit's, and the model stays the user's own object. docs/coming-from-opacus.md lists what is
+different and why.
+"""
+
+from tacit.opacus import utils
+from tacit.opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+from tacit.opacus.privacy_engine import PrivacyEngine
+
+#: The version of the interface that is followed.
+__version__ = "1.6.0"
+
+__all__ = ["GradSampleModule", "GradSampleModuleFastGradientClipping", "PrivacyEngine", "__version__", "utils"]

@@ -1,0 +1,5 @@
+"""Where Opacus keeps ``GaussianAccountant``."""
+
+from tacit.opacus.accountants.accountant import GaussianAccountant
+
+__all__ = ["GaussianAccountant"]

@@ -1,0 +1,208 @@
+"""Which records come next, and how does an empty batch look? The data loader that ``make_private`` returns.
+
+It reads the same data set with the same workers and collate function as the user's loader; who takes part is drawn by
+a secret key (:mod:`tacit.sgd.draws`). Poisson batches can be empty: such a batch has the structure of any other, with
+zero rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import default_collate as torch_collate
+
+from tacit.noise.keys import Key
+from tacit.sgd.draws import PoissonAtRate, PrivateBatches
+from tacit.sgd.loop import Loop
+from tacit.sgd.sampling import Chunks, Poisson, Sampler, Shuffle
+
+
+class EmptyCollate:
+    """The user's collate function, which also makes a batch of no records; ``blank`` makes one of zeros instead."""
+
+    def __init__(self, collate: Any, dataset: Any, batch_dim: int = 0, blank: bool = False) -> None:
+        self.collate, self.dataset, self.batch_dim, self.blank = collate, dataset, batch_dim, blank
+
+    def __call__(self, records: list[Any]) -> Any:
+        if records:
+            return self.collate(records)
+        # A record that is there anyway gives the structure; none of its values are left.
+        return self._empty(self.collate([self.dataset[0]]))
+
+    def _empty(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            dim = self.batch_dim if value.dim() > self.batch_dim else 0
+            if not value.dim():
+                return value.new_zeros(())
+            return torch.zeros_like(value) if self.blank else value.narrow(dim, 0, 0)
+        if isinstance(value, Mapping):
+            kept = {key: self._empty(item) for key, item in value.items()}
+            try:
+                return type(value)(kept)  # type: ignore[call-arg]
+            except TypeError:
+                return kept
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self._empty(item) for item in value))
+        if isinstance(value, list | tuple):
+            if any(isinstance(item, Tensor | Mapping | list | tuple) for item in value):
+                return type(value)(self._empty(item) for item in value)
+            return type(value)()
+        raise TypeError(
+            f"the collate function returned a {type(value).__name__}: an empty batch of it cannot be made. Return "
+            "tensors, mappings, lists or tuples"
+        )
+
+
+class DPDataLoader(DataLoader):  # type: ignore[misc]
+    """A data loader whose batches are drawn privately; ``sample_rate`` is the probability of each record.
+
+    >>> data = torch.utils.data.TensorDataset(torch.randn(100, 3), torch.zeros(100))
+    >>> loader = DPDataLoader(data, sample_rate=0.1)
+    >>> len(loader), len(next(iter(loader))) == 2
+    (10, True)
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        sample_rate: float | None = None,
+        batches: PrivateBatches | None = None,
+        collate_fn: Any = None,
+        drop_last: bool = False,
+        generator: Any = None,
+        distributed: bool = False,
+        batch_first: bool = True,
+        rand_on_empty: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if distributed:
+            raise NotImplementedError("one process only: see docs/coming-from-opacus.md")
+        if (sample_rate is None) == (batches is None):
+            raise ValueError("give sample_rate=, the probability with which each record is in a batch")
+        if batches is None:
+            assert sample_rate is not None
+            if not 0 < sample_rate <= 1:
+                raise ValueError(f"sample_rate lies between 0 and 1, not {sample_rate}")
+            size = len(dataset)
+            expected = max(1, min(size, round(size * sample_rate)))
+            sampler = PoissonAtRate(size, expected, sample_rate)
+            batches = PrivateBatches(sampler, _key(generator).derive("sampler"), size, blank=rand_on_empty)
+        self.loop: Loop | None = None
+        collate = collate_fn if collate_fn is not None else torch_collate
+        if not isinstance(collate, EmptyCollate):
+            collate = EmptyCollate(collate, dataset, 0 if batch_first else 1, rand_on_empty)
+        super().__init__(dataset, batch_sampler=batches, collate_fn=collate, generator=generator, **kwargs)
+
+    @classmethod
+    def from_data_loader(
+        cls,
+        data_loader: DataLoader,
+        *,
+        distributed: bool = False,
+        generator: Any = None,
+        batch_first: bool = True,
+        rand_on_empty: bool = False,
+        batches: PrivateBatches | None = None,
+    ) -> DPDataLoader:
+        """A private loader over the same data set; without ``batches`` at rate batch size / number of records."""
+        dataset = data_loader.dataset
+        if batches is None:
+            key = _key(generator)
+            sampler = sampler_of(data_loader, poisson=True)
+            batches = PrivateBatches(sampler, key.derive("sampler"), len(dataset), blank=rand_on_empty)
+        return cls(
+            dataset,
+            batches=batches,
+            collate_fn=data_loader.collate_fn,
+            batch_first=batch_first,
+            rand_on_empty=rand_on_empty,
+            distributed=distributed,
+            num_workers=data_loader.num_workers,
+            pin_memory=data_loader.pin_memory,
+            timeout=data_loader.timeout,
+            worker_init_fn=data_loader.worker_init_fn,
+            multiprocessing_context=data_loader.multiprocessing_context,
+            prefetch_factor=data_loader.prefetch_factor,
+            persistent_workers=data_loader.persistent_workers,
+        )
+
+    @property
+    def sample_rate(self) -> float:
+        """The probability with which a record is in a batch."""
+        sampler = self.batch_sampler.sampler
+        rate: float = sampler.rate if isinstance(sampler, Poisson) else sampler.batch_size / sampler.size
+        return rate
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            if self.loop is not None:
+                self.loop.hand_out()
+            yield batch
+
+    def split(self, physical: int) -> DPDataLoader:
+        """The same draws in pieces of at most ``physical`` records."""
+        other = DPDataLoader(
+            self.dataset,
+            batches=self.batch_sampler.split(physical),
+            collate_fn=self.collate_fn,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            timeout=self.timeout,
+            worker_init_fn=self.worker_init_fn,
+            multiprocessing_context=self.multiprocessing_context,
+            prefetch_factor=self.prefetch_factor,
+            persistent_workers=self.persistent_workers,
+        )
+        other.loop = self.loop
+        return other
+
+
+def _key(generator: Any) -> Key:
+    """A new key; from a seeded generator where the user wants to repeat a run (and gives up secrecy)."""
+    if generator is None:
+        return Key.generate()
+    words = torch.randint(0, 256, (32,), generator=generator, device=getattr(generator, "device", "cpu"))
+    return Key(bytes(words.tolist()))
+
+
+def batch_size_of(data_loader: DataLoader) -> int:
+    """The batch size that a loader was built with."""
+    size = data_loader.batch_size
+    if size is None:
+        size = getattr(data_loader.batch_sampler, "batch_size", None)
+    if size is None:
+        raise ValueError(
+            "the data loader has no batch size: build it with batch_size=, or with a batch_sampler that has one"
+        )
+    return int(size)
+
+
+def sampler_of(data_loader: DataLoader, *, poisson: bool) -> Sampler:
+    """The private sampler in place of a loader's own: rate = batch size / number of records."""
+    dataset = data_loader.dataset
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise ValueError("records must be reachable by number: an IterableDataset cannot be sampled privately")
+    size, batch = len(dataset), batch_size_of(data_loader)
+    if size == 0:
+        raise ValueError("the data are empty")
+    batch = min(batch, size)
+    if poisson:
+        return Poisson(size, batch)
+    inner = getattr(data_loader.batch_sampler, "sampler", None)
+    plain = type(data_loader.batch_sampler) is BatchSampler
+    if plain and type(inner) is RandomSampler and not inner.replacement and inner.num_samples == size:
+        return Shuffle(size, batch)
+    if plain and type(inner) is SequentialSampler:
+        return Chunks(size, batch)
+    raise ValueError(
+        f"batches chosen by {type(inner or data_loader.batch_sampler).__name__} cannot be priced: without Poisson "
+        "sampling every record must be met once in a pass (shuffle=True or shuffle=False). Use poisson_sampling=True"
+    )
+
+
+__all__ = ["DPDataLoader", "EmptyCollate", "batch_size_of", "sampler_of"]

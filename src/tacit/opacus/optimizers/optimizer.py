@@ -1,0 +1,222 @@
+"""What does the loop's ``optimizer.step()`` do now? Clip, sum, noise, and then the user's own optimizer.
+
+The private part hangs on the user's optimizer itself (a step pre-hook), so that stepping the original instead of what
+``make_private`` returned is private as well. :class:`DPOptimizer` is that optimizer with Opacus' attributes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tacit.sgd.loop import Loop
+
+
+class DPOptimizer(Optimizer):  # type: ignore[misc]
+    """The user's optimizer, private: ``step`` releases a noisy gradient and lets the original use it.
+
+    ``noise_multiplier`` and ``max_grad_norm`` may be set between steps; each step is charged with the noise it had.
+    """
+
+    def __init__(self, optimizer: Optimizer, loop: Loop) -> None:
+        # Not Optimizer.__init__: groups, state and defaults are the original's.
+        self.original_optimizer = optimizer
+        self.loop = loop
+        self.step_hook: Callable[[DPOptimizer], None] | None = None
+        self.generator, self.secure_mode = None, True
+        self._step_skip_queue: list[bool] = []
+        self._prepared = False
+        self._handle = optimizer.register_step_pre_hook(self._before)
+        for name in ("step_pre", "step_post", "state_dict_pre", "state_dict_post"):
+            setattr(self, f"_optimizer_{name}_hooks", OrderedDict())
+        for name in ("pre", "post"):
+            setattr(self, f"_optimizer_load_state_dict_{name}_hooks", OrderedDict())
+        self._patch_step_function()
+
+    # -- the step ---------------------------------------------------------------------------------------------------
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        # torch passes the optimizer itself as the first argument.
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self._prepared:
+            self.pre_step()
+        self._prepared = False
+        return ((optimizer, lambda: loss), {}) if closure is not None else None
+
+    def pre_step(self, closure: Callable[[], Any] | None = None) -> bool:
+        """Clip and add up; noise and ``p.grad`` if the batch is complete. Whether a step is to be made."""
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        skip = self._step_skip_queue.pop(0) if self._step_skip_queue else False
+        if skip or not self.loop.finished():
+            self.loop.settle()
+            self.loop.hold = self.loop.hold or skip
+            # Without a gradient every torch optimizer leaves weights and state alone.
+            for p in self.params:
+                p.grad = None
+            return False
+        if self.step_hook is not None:
+            self.step_hook(self)
+        self.loop.release()
+        self._prepared = True
+        return True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One private step; nothing where the batch goes on in another piece (``BatchMemoryManager``)."""
+        return self.original_optimizer.step() if closure is None else self.original_optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget gradients that no step was made of. Forgetting to call it does no harm: steps start from nothing."""
+        self.loop.discard()
+        self.original_optimizer.zero_grad(set_to_none)
+
+    def signal_skip_step(self, do_skip: bool = True) -> None:
+        """The next ``step`` only clips and adds up (``do_skip``)."""
+        self._step_skip_queue.append(do_skip)
+
+    def attach_step_hook(self, fn: Callable[[DPOptimizer], None]) -> None:
+        """Call ``fn(optimizer)`` before every release."""
+        self.step_hook = fn
+
+    def detach(self) -> Optimizer:
+        """The original optimizer, no longer private, for further use on public data."""
+        self._handle.remove()
+        self.loop.close()
+        return self.original_optimizer
+
+    # -- what people read and set -----------------------------------------------------------------------------------
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise of the next step, relative to the sensitivity of the sum."""
+        return float(self.loop.noise_multiplier)
+
+    @noise_multiplier.setter
+    def noise_multiplier(self, value: float) -> None:
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"noise_multiplier must be finite and not negative, not {value!r}")
+        self.loop.noise_multiplier = float(value)
+
+    @property
+    def max_grad_norm(self) -> float:
+        """The bound on an example's gradient; of all layers together where each has its own."""
+        return float(self.loop.spec().sensitivity)
+
+    @max_grad_norm.setter
+    def max_grad_norm(self, value: Any) -> None:
+        before = self.loop.clip_norm
+        self.loop.clip_norm = float(value) if isinstance(value, int | float | Tensor) else [float(v) for v in value]
+        try:
+            self.loop.spec()
+        except ValueError:
+            self.loop.clip_norm = before
+            raise
+
+    @property
+    def max_grad_norms(self) -> list[float]:
+        """The bounds of ``clipping="per_layer"``."""
+        return list(self.loop.spec().bounds)
+
+    @property
+    def expected_batch_size(self) -> int:
+        """What the noisy sum is divided by."""
+        return int(self.loop.batches.sampler.batch_size)
+
+    @property
+    def loss_reduction(self) -> str:
+        """Whether losses are averaged or summed over the batch."""
+        return "mean" if self.loop.mean else "sum"
+
+    @property
+    def accumulated_iterations(self) -> int:
+        """How many draws are in the sum that the next step releases."""
+        self.loop.settle()
+        return self.loop.accumulated
+
+    @property
+    def params(self) -> list[Tensor]:
+        """The trainable parameters."""
+        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+    @property
+    def grad_samples(self) -> NoReturn:
+        """Per-example gradients are never formed."""
+        raise AttributeError(
+            "per-example gradients are never formed here; tacit.sgd.clipped_grad gives norms and clipped sums"
+        )
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The original's."""
+        groups: list[dict[str, Any]] = self.original_optimizer.param_groups
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, value: list[dict[str, Any]]) -> None:
+        self.original_optimizer.param_groups = value
+
+    @property
+    def state(self) -> Any:
+        """The original's."""
+        return self.original_optimizer.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.original_optimizer.state = value
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The original's."""
+        found: dict[str, Any] = self.original_optimizer.defaults
+        return found
+
+    @defaults.setter
+    def defaults(self, value: dict[str, Any]) -> None:
+        self.original_optimizer.defaults = value
+
+    def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
+        """Refused: what is trained is decided before ``make_private``."""
+        raise RuntimeError("parameters are chosen before make_private: a new group would get no noise")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The original's."""
+        found: dict[str, Any] = self.original_optimizer.state_dict()
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Into the original."""
+        self.original_optimizer.load_state_dict(state_dict)
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError("a private optimizer is not pickled: save its state_dict()")
+
+    def __repr__(self) -> str:
+        return f"private {self.original_optimizer!r}"
+
+
+class DPPerLayerOptimizer(DPOptimizer):
+    """With ``clipping="per_layer"``."""
+
+
+class AdaClipDPOptimizer(DPOptimizer):
+    """With ``clipping="adaptive"``: the clip norm follows a quantile of the norms, by a noisy count that is charged."""
+
+    @property
+    def target_unclipped_quantile(self) -> float:
+        """Which part of the gradients is to stay unclipped."""
+        assert self.loop.adaptive is not None
+        return self.loop.adaptive.quantile
+
+
+__all__ = ["AdaClipDPOptimizer", "DPOptimizer", "DPPerLayerOptimizer"]

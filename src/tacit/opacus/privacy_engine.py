@@ -1,0 +1,414 @@
+"""How do I train privately, in the words of Opacus? ``PrivacyEngine`` with ``make_private`` and ``get_epsilon``.
+
+privacy_engine = PrivacyEngine()
+model, optimizer, data_loader = privacy_engine.make_private(
+    module=model, optimizer=optimizer, data_loader=data_loader, noise_multiplier=1.0, max_grad_norm=0.5)
+# the ordinary loop
+privacy_engine.get_epsilon(delta=1e-5)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from typing import IO, Any, BinaryIO
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from tacit.ledger import OperatorView
+from tacit.opacus.accountants import create_accountant
+from tacit.opacus.data_loader import DPDataLoader, _key, sampler_of
+from tacit.opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
+from tacit.opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from tacit.opacus.validators import ModuleValidator
+from tacit.sgd.draws import PrivateBatches
+from tacit.sgd.loop import Loop, warn_about_noise
+from tacit.sgd.plan import AdaptiveClipping, PrivacyWarning, make_plan
+from tacit.sgd.sampling import Poisson, Sampler
+
+Path = str | os.PathLike[str] | BinaryIO | IO[bytes]
+MODES = ("hooks", "ew", "functorch", "ghost", "ghost_fsdp", "no_op", "tp")
+_ADAPTIVE = (
+    "target_unclipped_quantile",
+    "clipbound_learning_rate",
+    "max_clipbound",
+    "min_clipbound",
+    "unclipped_num_std",
+)
+
+
+class PrivacyEngine:
+    """Makes a model, an optimizer and a data loader private, and keeps count of what that costs.
+
+    ``accountant`` is a name of Opacus' ("prv", "rdp", "gdp"); all stand for tacit's certified accounting.
+    ``secure_mode`` changes nothing: noise and sampling always come from a secret key of the operating system's entropy.
+
+    Guarantee: everything computed from the weights is (``get_epsilon(delta)``, ``delta``)-DP for adding or removing one
+    record (for zero-out of one record with ``poisson_sampling=False``), as long as the moment to stop was not chosen by
+    looking at results on the private data.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> data = TensorDataset(torch.randn(100, 3), torch.randint(0, 2, (100,)))
+    >>> model = nn.Linear(3, 2)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> engine = PrivacyEngine()
+    >>> model, optimizer, loader = engine.make_private(
+    ...     module=model, optimizer=optimizer, data_loader=DataLoader(data, batch_size=10),
+    ...     noise_multiplier=1.0, max_grad_norm=1.0)
+    >>> for x, y in loader:
+    ...     optimizer.zero_grad()
+    ...     nn.functional.cross_entropy(model(x), y).backward()
+    ...     optimizer.step()
+    >>> round(engine.get_epsilon(delta=1e-5), 2)
+    2.8...
+    """
+
+    def __init__(self, *, accountant: str = "prv", secure_mode: bool = False) -> None:
+        self.accountant = create_accountant(mechanism=accountant)
+        self.secure_mode = secure_mode
+        self.dataset: Any = None
+        self.loops: list[Loop] = []
+
+    # -- make private -----------------------------------------------------------------------------------------------
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        criterion: Any = None,
+        data_loader: DataLoader,
+        noise_multiplier: float,
+        max_grad_norm: float | list[float],
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
+        poisson_sampling: bool = True,
+        clipping: str = "flat",
+        noise_generator: Any = None,
+        grad_sample_mode: str = "hooks",
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """(module, optimizer, data_loader), or with a ghost mode (module, optimizer, criterion, data_loader).
+
+        The module is the same object. The data loader draws each record with probability batch size / number of
+        records (``poisson_sampling=False``: shuffled passes, priced without amplification). ``clipping`` is "flat",
+        "per_layer" (``max_grad_norm`` a list with one bound per parameter, or one number for all together) or
+        "adaptive". Every ``grad_sample_mode`` is the same engine.
+        """
+        sampler = sampler_of(data_loader, poisson=poisson_sampling)
+        return self._make(
+            module=module,
+            optimizer=optimizer,
+            criterion=criterion,
+            data_loader=data_loader,
+            sampler=sampler,
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            batch_first=batch_first,
+            loss_reduction=loss_reduction,
+            clipping=clipping,
+            noise_generator=noise_generator,
+            grad_sample_mode=grad_sample_mode,
+            wrap_model=wrap_model,
+            rand_on_empty=rand_on_empty,
+            options=kwargs,
+        )
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        criterion: Any = None,
+        data_loader: DataLoader,
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        max_grad_norm: float | list[float],
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
+        poisson_sampling: bool = True,
+        clipping: str = "flat",
+        noise_generator: Any = None,
+        grad_sample_mode: str = "hooks",
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """:meth:`make_private` with the least noise that keeps ε at ``target_epsilon`` after ``epochs`` passes."""
+        if len(self.accountant) > 0:
+            warnings.warn(
+                "this engine has spent privacy already: the noise is chosen as if it had not, and the total will be "
+                "above target_epsilon",
+                PrivacyWarning,
+                stacklevel=2,
+            )
+        sampler = sampler_of(data_loader, poisson=poisson_sampling)
+        plan = make_plan(
+            sampler,
+            steps=sampler.steps_per_epoch * int(epochs),
+            epsilon=target_epsilon,
+            noise_multiplier=None,
+            clip_norm=1.0,
+            delta=target_delta,
+            adjacency=sampler.adjacency,
+            elements=sum(p.numel() for p in module.parameters() if p.requires_grad) + 1,
+        )
+        return self._make(
+            module=module,
+            optimizer=optimizer,
+            criterion=criterion,
+            data_loader=data_loader,
+            sampler=sampler,
+            noise_multiplier=plan.noise[0],
+            max_grad_norm=max_grad_norm,
+            batch_first=batch_first,
+            loss_reduction=loss_reduction,
+            clipping=clipping,
+            noise_generator=noise_generator,
+            grad_sample_mode=grad_sample_mode,
+            wrap_model=wrap_model,
+            rand_on_empty=rand_on_empty,
+            options=kwargs,
+        )
+
+    def _make(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        criterion: Any,
+        data_loader: DataLoader,
+        sampler: Sampler,
+        noise_multiplier: float,
+        max_grad_norm: float | list[float],
+        batch_first: bool,
+        loss_reduction: str,
+        clipping: str,
+        noise_generator: Any,
+        grad_sample_mode: str,
+        wrap_model: bool,
+        rand_on_empty: bool,
+        options: dict[str, Any],
+    ) -> Any:
+        if noise_generator is not None and self.secure_mode:
+            raise ValueError("Passing seed is prohibited in secure mode")
+        if grad_sample_mode not in MODES:
+            raise ValueError(f"grad_sample_mode is one of {', '.join(MODES)}, not {grad_sample_mode!r}")
+        if loss_reduction not in ("mean", "sum"):
+            raise ValueError(f"Unexpected value for loss_reduction: {loss_reduction}")
+        if type(module).__name__ in _DISTRIBUTED or type(module).__mro__[1].__name__ == "FSDPModule":
+            raise NotImplementedError(
+                f"{type(module).__name__} is not supported: its reducer waits for gradients that never come. Pass the "
+                "model itself, in one process"
+            )
+        if isinstance(optimizer, DPOptimizer):
+            raise ValueError("the optimizer is private already: make_private takes the original one")
+        adaptive, clip_range = _adaptive(clipping, options, sampler, noise_multiplier)
+        if clipping not in ("flat", "per_layer", "adaptive", "automatic"):
+            raise ValueError(f"clipping is 'flat', 'per_layer', 'adaptive' or 'automatic', not {clipping!r}")
+        if isinstance(max_grad_norm, list | tuple) and clipping != "per_layer":
+            raise ValueError("a list of bounds belongs to clipping='per_layer'")
+        self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
+        self._same_data(data_loader)
+        warn_about_noise(noise_multiplier, level=4)
+        self._say(sampler, data_loader)
+        key = _key(noise_generator)
+        blank = rand_on_empty and isinstance(sampler, Poisson)
+        batches = PrivateBatches(
+            sampler, key.derive("sampler"), len(data_loader.dataset), drop_last=data_loader.drop_last, blank=blank
+        )
+        loop = Loop(
+            module,
+            optimizer,
+            batches,
+            noise_multiplier=float(noise_multiplier),
+            clip_norm=max_grad_norm if isinstance(max_grad_norm, list | tuple) else float(max_grad_norm),
+            clipping={"adaptive": "flat"}.get(clipping, clipping),
+            adaptive=adaptive,
+            clip_range=clip_range,
+            mean=loss_reduction == "mean",
+            batch_dim=0 if batch_first else 1,
+            key=key,
+        )
+        self.loops.append(loop)
+        self.accountant.follow(loop.spent)
+        loader = DPDataLoader.from_data_loader(
+            data_loader, batch_first=batch_first, rand_on_empty=blank, batches=batches
+        )
+        loader.loop = loop
+        kind = {"per_layer": DPPerLayerOptimizer, "adaptive": AdaClipDPOptimizer}.get(clipping, DPOptimizer)
+        private = kind(optimizer, loop)
+        returned = module if wrap_model else Hooks(loop)
+        if "ghost" in grad_sample_mode:
+            loss = DPLossFastGradientClipping(criterion or nn.CrossEntropyLoss(), loss_reduction)
+            return returned, private, loss, loader
+        return returned, private, loader
+
+    def _same_data(self, data_loader: DataLoader) -> None:
+        if self.dataset is not None and self.dataset is not data_loader.dataset:
+            warnings.warn(
+                "this engine is used with another data set than before. ε is stated for one data set: take a new "
+                "PrivacyEngine for other data (or ignore this if it is the same data in another object)",
+                PrivacyWarning,
+                stacklevel=5,
+            )
+        self.dataset = data_loader.dataset
+
+    def _say(self, sampler: Sampler, data_loader: DataLoader) -> None:
+        if not isinstance(sampler, Poisson):
+            warnings.warn(
+                "poisson_sampling=False is priced with no amplification by sampling: batches of a shuffled pass are "
+                "not Poisson samples, and charging them as such states an ε that is not true. Expect a much larger ε; "
+                "it holds for zero-out of one record",
+                PrivacyWarning,
+                stacklevel=5,
+            )
+        elif data_loader.drop_last:
+            warnings.warn("drop_last has no meaning for Poisson batches, which differ in size", stacklevel=5)
+
+    # -- the rest ---------------------------------------------------------------------------------------------------
+
+    def is_compatible(
+        self, *, module: nn.Module, optimizer: Optimizer | None = None, data_loader: DataLoader | None = None
+    ) -> bool:
+        """Whether nothing is known to stand in the way of private training."""
+        return ModuleValidator.is_valid(module)
+
+    def validate(
+        self, *, module: nn.Module, optimizer: Optimizer | None = None, data_loader: DataLoader | None = None
+    ) -> None:
+        """:meth:`is_compatible`, with an error instead of False."""
+        ModuleValidator.validate(module, strict=True)
+
+    @classmethod
+    def get_compatible_module(cls, module: nn.Module) -> nn.Module:
+        """A copy of the module in which batch normalisation is replaced by group normalisation."""
+        return ModuleValidator.fix_and_validate(module)
+
+    def get_epsilon(self, delta: float) -> float:
+        """The ε spent so far: the upper end of the certified interval (``accountant.bound(delta)`` gives both)."""
+        return self.accountant.get_epsilon(delta)
+
+    def diagnostics(self) -> OperatorView:
+        """Clipped fraction and norms of the last step: for the operator, not covered by the guarantee."""
+        return self.loops[-1].diagnostics() if self.loops else OperatorView(step=0, records=0)
+
+    def save_checkpoint(
+        self,
+        *,
+        path: Path,
+        module: nn.Module,
+        optimizer: DPOptimizer | None = None,
+        noise_scheduler: Any = None,
+        grad_clip_scheduler: Any = None,
+        checkpoint_dict: dict[str, Any] | None = None,
+        module_state_dict_kwargs: dict[str, Any] | None = None,
+        torch_save_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Weights, what was spent, and the states that are given. Never the key: a resumed run draws new noise."""
+        state = checkpoint_dict if checkpoint_dict is not None else {}
+        state["module_state_dict"] = module.state_dict(**(module_state_dict_kwargs or {}))
+        state["privacy_accountant_state_dict"] = self.accountant.state_dict()
+        for name, part in (
+            ("optimizer_state_dict", optimizer),
+            ("noise_scheduler_state_dict", noise_scheduler),
+            ("grad_clip_scheduler_state_dict", grad_clip_scheduler),
+        ):
+            if part is not None:
+                state[name] = part.state_dict()
+        if optimizer is not None:
+            state["noise_multiplier"] = optimizer.noise_multiplier
+            state["max_grad_norm"] = (
+                optimizer.loop.clip_norm if isinstance(optimizer, DPOptimizer) else optimizer.max_grad_norm
+            )
+        torch.save(state, path, **(torch_save_kwargs or {}))
+
+    def load_checkpoint(
+        self,
+        *,
+        path: Path,
+        module: nn.Module,
+        optimizer: DPOptimizer | None = None,
+        noise_scheduler: Any = None,
+        grad_clip_scheduler: Any = None,
+        module_load_dict_kwargs: dict[str, Any] | None = None,
+        torch_load_kwargs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Take over what :meth:`save_checkpoint` wrote; what had been spent counts on.
+
+        Only tensors and plain values are read, unless ``torch_load_kwargs`` says otherwise.
+        """
+        options = {"weights_only": True, **(torch_load_kwargs or {})}
+        state: dict[str, Any] = torch.load(path, **options)
+        module.load_state_dict(state["module_state_dict"], **(module_load_dict_kwargs or {}))
+        self.accountant.load_state_dict(state["privacy_accountant_state_dict"])
+        told = state.pop("optimizer_state_dict", None)
+        if optimizer is not None and told is not None:
+            optimizer.load_state_dict(told)
+        elif (optimizer is None) != (told is None):
+            held = "holds" if told is not None else "does not hold"
+            warnings.warn(f"the checkpoint {held} the state of an optimizer", stacklevel=2)
+        if optimizer is not None and noise_scheduler is None and "noise_multiplier" in state:
+            optimizer.noise_multiplier = state["noise_multiplier"]
+        if optimizer is not None and grad_clip_scheduler is None and "max_grad_norm" in state:
+            optimizer.max_grad_norm = state["max_grad_norm"]
+        for name, part in (
+            ("noise_scheduler_state_dict", noise_scheduler),
+            ("grad_clip_scheduler_state_dict", grad_clip_scheduler),
+        ):
+            told = state.pop(name, None)
+            if part is not None and told is not None:
+                part.load_state_dict(told)
+        return state
+
+
+_DISTRIBUTED = (
+    "DistributedDataParallel",
+    "DataParallel",
+    "FullyShardedDataParallel",
+    "DifferentiallyPrivateDistributedDataParallel",
+)
+
+
+class Hooks:
+    """What ``wrap_model=False`` returns: ``cleanup()`` leaves the model alone from then on."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def cleanup(self) -> None:
+        """Take the hooks off the model."""
+        self._loop.close()
+
+
+def _adaptive(
+    clipping: str, options: dict[str, Any], sampler: Sampler, noise: float
+) -> tuple[AdaptiveClipping | None, tuple[float, float]]:
+    """Opacus' arguments of adaptive clipping, of which none is silently dropped."""
+    known = _ADAPTIVE if clipping == "adaptive" else ()
+    unknown = [name for name in options if name not in known and name not in ("alphas", "eps_error")]
+    if unknown:
+        belongs = " (it belongs to clipping='adaptive')" if unknown[0] in _ADAPTIVE else ""
+        raise TypeError(f"make_private has no argument {unknown[0]!r}{belongs}")
+    if clipping != "adaptive":
+        return None, (0.0, math.inf)
+    low, high = float(options.get("min_clipbound", 1e-8)), float(options.get("max_clipbound", 1e8))
+    if not 0 < low < high:
+        raise ValueError("max_clipbound must be larger than min_clipbound, and that larger than 0")
+    adaptive = AdaptiveClipping(
+        quantile=float(options.get("target_unclipped_quantile", 0.5)),
+        rate=float(options.get("clipbound_learning_rate", 0.2)),
+        count_noise=float(options.get("unclipped_num_std", sampler.batch_size / 20)),
+    )
+    adaptive.gradient_noise(noise)  # refuses a count that costs more than the noise allows
+    return adaptive, (low, high)
+
+
+__all__ = ["PrivacyEngine"]
