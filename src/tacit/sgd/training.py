@@ -373,7 +373,7 @@ class Training:
         batch, loss = piece.data, self.loss
         if piece.weights is not None:
             batch, loss = (piece.data, piece.weights), self._unit_loss
-        bound = clipping.bounds[0]
+        bound = clipping.sensitivity  # by layer: the whole clip norm, which is divided among the layers anew
         if self.plan.kind == "laplace":
             found, norms, losses = laplace.clipped_l1(
                 self.model, loss, batch, bound, piece.mask, self.plan.records_per_unit
