@@ -119,7 +119,7 @@ def refutes(guesses: int, correct: int, canaries: int, blow: Blow, significance:
     Guarantee: where the run keeps the curve (under add/remove, each of ``canaries`` in by a fair coin), this is true
     with probability at most ``significance``.
 
-    >>> refutes(100, 98, 1000, gaussian_blow(1.0)), refutes(100, 80, 1000, gaussian_blow(1.0))
+    >>> refutes(200, 196, 1000, gaussian_blow(1.0)), refutes(200, 160, 1000, gaussian_blow(1.0))
     (True, False)
     """
     _check_guesses(guesses, correct, canaries)

@@ -125,7 +125,7 @@ class _Slots(Records):
             where = chosen.to(a.device).view(-1, *[1] * (a.dim() - 1))
             return torch.where(where, b.to(a.device, a.dtype), a)
 
-        return pytree.tree_map_only(Tensor, mixed, real, planted)
+        return pytree.tree_map(mixed, real, planted)
 
     def check_finite(self) -> None:
         self.real.check_finite()

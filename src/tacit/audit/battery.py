@@ -1,0 +1,344 @@
+"""What does tacit test about itself? The battery: every check, on every scene, with fresh noise.
+
+:func:`battery` gives the checks; each returns findings, at most :data:`MOST` together, and each finding has an equal
+part of the family-wise significance. The checks see the library from outside: they build runs, watch what these hand
+over, and compare it with computations of their own.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tacit import accounting as acc
+from tacit.audit import bounds, scenes, statistics
+from tacit.audit import implementation as look
+from tacit.audit.findings import FAMILY_WISE, Finding, holds
+from tacit.audit.pipeline import Pipeline, chosen, joined
+from tacit.ledger import Ledger
+from tacit.noise.keys import Key
+from tacit.sgd import clip as clip_module
+from tacit.sgd.data import Records
+
+#: No more findings than this in all checks together.
+MOST = 100
+SIGNIFICANCE = FAMILY_WISE / MOST
+#: The δ at which prices are simulated: large enough to be seen.
+LARGE_DELTA = 0.02
+
+Check = Callable[[int], list[Finding]]
+
+
+def _named(scene: str, findings: list[Finding]) -> list[Finding]:
+    return [Finding(f"{f.check} ({scene})", f.p_value, f.detail, f.best, f.powered) for f in findings]
+
+
+# -- sensitivity -------------------------------------------------------------------------------------------------------
+
+
+def _bounded(name: str, make: Callable[[int], Pipeline]) -> Check:
+    def check(seed: int) -> list[Finding]:
+        pipeline = make(seed)
+        raw = pipeline.gradients()
+        return _named(name, [look.check_sensitivity(pipeline, raw), look.check_sum(pipeline, raw)])
+
+    return check
+
+
+def people_are_bounded(seed: int) -> list[Finding]:
+    """Adding a person with several records moves the sum by at most the clip norm; the sum is that of clipped means."""
+    scene = scenes.people(seed)
+    raw = scene.gradients()
+    means = raw.reshape(scenes.PEOPLE, scenes.EACH, -1).mean(1)
+    clip = float(np.median(np.linalg.norm(means, axis=1)) / 2)
+    size, each, worst = scenes.PEOPLE, scenes.EACH, 0.0
+    ids = scene.settings["unit"]
+
+    def total(persons: list[int]) -> np.ndarray:
+        rows = [p * each + k for p in persons for k in range(each)]
+        return look.released_sum(scene, chosen(scene.records, rows), clip, size, unit=np.repeat(persons, each))
+
+    everybody = total(list(range(size)))
+    for person in range(size):
+        without = total([p for p in range(size) if p != person])
+        worst = max(worst, float(np.linalg.norm(everybody - without)) / clip)
+    true = scene.clipped(means, clip).sum(0)
+    away = float(np.linalg.norm(everybody - true)) / clip
+    assert len(ids) == size * each
+    return [
+        holds(
+            "sensitivity (people)", worst <= 1 + look.ROUNDING, f"one person moved the sum by {worst:.4f} clip norms"
+        ),
+        holds("sum (people)", away <= look.ROUNDING * size, f"the sum is {away:.2g} clip norms from clipped means"),
+    ]
+
+
+def views_are_bounded(seed: int) -> list[Finding]:
+    """Augmented views of one record are one record."""
+    scene = scenes.network(seed)
+    raw = scene.gradients()
+    longest, views = int(np.argmax(np.linalg.norm(raw, axis=1))), 4
+    clip = float(np.linalg.norm(raw[longest]) / 2)
+    rows = chosen(scene.records, [longest] * views).tree
+    sums, _ = clip_module.clipped_grad(scene.model, scene.loss, rows, clip, views=views, check="never")
+    size = float(torch.cat([s.flatten() for s in sums.values()]).double().norm()) / clip
+    return [holds("sensitivity (views)", size <= 1 + look.ROUNDING, f"{views} views of one record weigh {size:.4f}")]
+
+
+def overflow_is_bounded(seed: int) -> list[Finding]:
+    """A record whose gradient is not finite counts as zero."""
+    scene = scenes.network(seed)
+    clip, base = 0.2, chosen(scene.records, [0, 1, 2])
+    before = look.released_sum(scene, base, clip, 4)
+    bad = scene.records.take(np.array([3], dtype=np.int64))
+    found = []
+    for value in (float("nan"), float("inf")):
+        poisoned = joined(base, Records(tree=(torch.full_like(bad[0], value), bad[1])))
+        items = [tuple(leaf[i] for leaf in poisoned.tree) for i in range(len(poisoned))]
+        after = look.released_sum(scene, Records(items=items, scan=False), clip, 4)
+        moved = float(np.linalg.norm(after - before)) / clip
+        found.append(
+            holds(
+                f"not finite ({value})",
+                bool(moved <= 1 + look.ROUNDING),
+                f"a record of {value} moved the sum by {moved:.3g}",
+            )
+        )
+    return found
+
+
+# -- noise -------------------------------------------------------------------------------------------------------------
+
+
+def noise_is_right(seed: int) -> list[Finding]:
+    """Two plain runs: size, shape and freshness of the noise, in one run and between the two."""
+    scene = scenes.network(seed)
+    raw = scene.gradients()
+    flat = []
+    for _ in range(2):
+        seen = scene.watch(scene.build(steps=look.steps_needed(scene) // 2 + 1))
+        flat.append(np.concatenate(scene.residuals(seen, raw, lambda step: scenes.NOISE)))
+    return [*look.check_noise([np.concatenate(flat)], SIGNIFICANCE), look.check_fresh_keys(*flat)]
+
+
+def noise_follows_the_schedule(seed: int) -> list[Finding]:
+    """With a clip norm and noise that change from step to step, and with clipping by layer."""
+    found = []
+    scene = scenes.scheduled(seed)
+    schedule = scene.settings["noise_schedule"]
+    parts = scene.residuals(scene.watch(scene.build()), scene.gradients(), lambda step: scenes.NOISE * schedule[step])
+    found += _named("schedules", [look.check_noise(parts, SIGNIFICANCE)[0]])
+    scene = scenes.by_layer(seed)
+    parts = scene.residuals(scene.watch(scene.build(steps=24)), scene.gradients(), lambda step: scenes.NOISE)
+    found += _named("by layer", [look.check_noise(parts, SIGNIFICANCE)[0]])
+    scene = scenes.people(seed)
+    means = scene.gradients().reshape(scenes.PEOPLE, scenes.EACH, -1).mean(1)
+    parts = scene.residuals(scene.watch(scene.build(steps=16)), means, lambda step: scenes.NOISE)
+    return found + _named("people", [look.check_noise(parts, SIGNIFICANCE)[0]])
+
+
+def adaptive_noise_pays_for_the_count(seed: int) -> list[Finding]:
+    """Where the clip norm follows a count, gradient and count together have the stated noise multiplier."""
+    scene = scenes.adaptive(seed)
+    raw = scene.gradients()
+    seen = scene.watch(scene.build())
+    count, stated = scenes.COUNT_NOISE, scenes.NOISE
+    gradient = (stated**-2 - (2 * count) ** -2) ** -0.5
+    found = _named("adaptive", [look.check_noise(scene.residuals(seen, raw, lambda s: gradient), SIGNIFICANCE)[0]])
+    norms = np.linalg.norm(raw, axis=1)
+    norms_at = [step.clip_norm for step in seen.steps] + [seen.clip_after]
+    left = []
+    for number, step in enumerate(seen.steps):
+        fraction = 0.5 - np.log(norms_at[number + 1] / norms_at[number]) / 0.1
+        inside = ((norms[step.rows] <= step.clip_norm) - 0.5).sum()
+        left.append(((fraction - 0.5) * scenes.BATCH - inside) / count)
+    return [*found, Finding("noise variance (count)", statistics.variance_p_value(left), "noise of the count")]
+
+
+def every_step_is_released(seed: int) -> list[Finding]:
+    """Empty batches release noise; as many steps are released as are planned and priced."""
+    steps = 80
+    scene = scenes.sparse(seed, steps)
+    training = scene.build()
+    parts = scene.residuals(scene.watch(training), scene.gradients(), lambda step: scenes.NOISE)
+    counted = sum(times for _, times in look.priced(training.plan.mechanism, acc.PoissonSampled))
+    silent = sum(not np.abs(part).max() > 1e-9 for part in parts)
+    return [
+        look.check_noise(parts, SIGNIFICANCE)[0],
+        holds("steps released", scene.releases == steps == len(parts), f"{scene.releases} of {steps} steps released"),
+        holds("steps priced", counted == steps, f"{counted} of {steps} steps priced"),
+        holds("empty batches", silent == 0, f"{silent} steps released no noise"),
+    ]
+
+
+# -- sampling ----------------------------------------------------------------------------------------------------------
+
+
+def sampling_is_as_priced(seed: int) -> list[Finding]:
+    """Who takes part, over many steps, against the law that the price assumes; batches are those of the loop."""
+    rows, steps, batch = 410, 400, 60  # the batch does not divide the data: 1 / len(loader) is another number
+    x = torch.zeros(rows, 3)
+    scene = Pipeline(torch.nn.Linear(3, 2), scenes.CRITERION, (x, torch.zeros(rows, dtype=torch.long)))
+    training = scene.build(
+        batch_size=batch, steps=steps, noise_multiplier=2.0, delta=1e-5, check="never", key=_key(seed)
+    )
+    masks = np.zeros((steps, rows), dtype=bool)
+    for step in range(steps):
+        masks[step, training._draw(step).rows] = True
+    found = look.check_sampling(masks, training.plan.mechanism, training.plan.sampler.steps_per_epoch)
+    same = True
+    for number, handed in zip(range(3), training, strict=False):
+        same = same and bool(np.array_equal(np.flatnonzero(masks[number]), np.unique(handed.rows)))
+        training.step(handed)
+    poisson = look.priced(training.plan.mechanism, acc.PoissonSampled)
+    stated = bool(poisson) and poisson[0][0].rate >= batch / rows * (1 - 1e-9)
+    return [
+        *found,
+        holds("batches of the loop", same, "the loop hands out what the sampler draws"),
+        holds("priced rate", stated, f"{batch} of {rows} records are expected in a batch, and priced"),
+    ]
+
+
+def _key(seed: int) -> Key:
+    return Key(seed.to_bytes(8, "little") * 4)
+
+
+# -- accounting --------------------------------------------------------------------------------------------------------
+
+
+def prices_hold(seed: int) -> list[Finding]:
+    """The claim of a run against a simulation of its privacy loss."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for noise, steps, batch in ((0.8, 12, 6), (1.5, 40, 10)):
+        scene = scenes.network(seed)
+        training = scene.build(noise_multiplier=noise, steps=steps, batch_size=batch, delta=LARGE_DELTA)
+        claimed = training.privacy.upper
+        rate = batch / scenes.ROWS
+        found.append(look.check_price(claimed, LARGE_DELTA, rate, noise, steps, rng))
+    calibrated = scenes.network(seed).build(
+        noise_multiplier=None, epsilon=1.5, steps=20, batch_size=BATCH_FOR_TARGET, delta=LARGE_DELTA
+    )
+    found.append(look.check_price(1.5, LARGE_DELTA, BATCH_FOR_TARGET / scenes.ROWS, calibrated.plan.noise[0], 20, rng))
+    for mechanism, mu in ((acc.Gaussian(2.0) * 9, 1.5), (acc.Gaussian(1.0, replace=2.0), 1.0)):
+        found.append(
+            holds(
+                "price (Gaussian)",
+                acc.epsilon(mechanism, 1e-5).upper >= bounds.gaussian_epsilon(mu, 1e-5) * (1 - 1e-6),
+                f"{mechanism!r} against the closed form",
+            )
+        )
+    return found
+
+
+BATCH_FOR_TARGET = 12
+
+
+def stopping_is_priced(seed: int) -> list[Finding]:
+    """Who stops after looking at results pays for the plan."""
+    scene = scenes.network(seed)
+    whole = scene.build(steps=30)
+    planned = whole.privacy.upper
+    for batch in whole:
+        whole.step(batch)
+        if whole.steps_executed == 3:
+            whole.stop("the metric was good")
+            break
+    return [
+        holds(
+            "early stop",
+            whole.privacy.upper >= planned * (1 - 1e-9),
+            f"stopped after looking: claims {whole.privacy.upper:.4f}, the plan {planned:.4f}",
+        )
+    ]
+
+
+def ledgers_are_charged(seed: int) -> list[Finding]:
+    """The plan is charged before the first batch is drawn, for what it is; a copy of an estimator charges as well."""
+    ledger = Ledger()
+    ledger.register("people", epsilon=100.0, delta=1e-3)
+    scene = scenes.network(seed)
+    training = scene.build(steps=10, ledger=ledger, dataset="people")
+    first = next(iter(training))
+    before = ledger.budget("people")
+    price = acc.epsilon(training.plan.mechanism, 1e-5).upper
+    found = [
+        holds("charged first", before.charges == 1, f"{before.charges} charges when the first batch was handed out"),
+        holds(
+            "charged in full",
+            before.spent_epsilon >= price * 0.999 or before.charges != 1,
+            f"spent {before.spent_epsilon:.4f} for a run of {price:.4f}",
+        ),
+    ]
+    training.step(first)
+    return [*found, *_clones_charge(seed)]
+
+
+def _clones_charge(seed: int) -> list[Finding]:
+    from sklearn.base import clone
+
+    from tacit.sgd import Classifier
+
+    ledger = Ledger()
+    ledger.register("people", epsilon=100.0, delta=1e-3)
+    x, y = scenes._table(seed, 60)
+    settings: dict[str, Any] = {
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "epochs": 1,
+        "batch_size": 20,
+        "ledger": ledger,
+        "dataset": "people",
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        clone(Classifier(**settings)).fit(x.numpy(), y.numpy())
+    charges = ledger.budget("people").charges
+    return [holds("clone charges", charges == 1, f"{charges} charges after a copy of an estimator was fitted")]
+
+
+def resuming_repeats_nothing(seed: int) -> list[Finding]:
+    """Killed and resumed, a run draws the noise that it would have drawn."""
+    scene = scenes.network(seed)
+    steps, key = 10, _key(seed + 5)
+    whole = scene.watch(scene.build(steps=steps, key=key)).steps
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"steps": steps, "key": key, "checkpoint": Path(folder) / "run.ckpt", "checkpoint_every": 1}
+        first = scene.build(**settings)
+        for batch in first:
+            first.step(batch)
+            if first.steps_executed == 4:
+                break
+        rest = scene.watch(scene.build(**settings)).steps
+    same = len(rest) == steps - 4 and all(
+        np.allclose(a.released, b.released, atol=1e-6) for a, b in zip(whole[4:], rest, strict=False)
+    )
+    return [holds("resume", same, "a resumed run goes on with the noise of the run that was not interrupted")]
+
+
+def battery() -> dict[str, Check]:
+    """Every check by name, quick ones first."""
+    return {
+        "bounded: network": _bounded("network", scenes.network),
+        "bounded: tied weight": _bounded("tied weight", scenes.tied),
+        "bounded: soft prompt": _bounded("soft prompt", scenes.prompted),
+        "bounded: by layer": _bounded("by layer", scenes.by_layer),
+        "bounded: people": people_are_bounded,
+        "bounded: views": views_are_bounded,
+        "bounded: overflow": overflow_is_bounded,
+        "noise": noise_is_right,
+        "noise: schedules": noise_follows_the_schedule,
+        "noise: adaptive": adaptive_noise_pays_for_the_count,
+        "steps": every_step_is_released,
+        "sampling": sampling_is_as_priced,
+        "prices": prices_hold,
+        "stopping": stopping_is_priced,
+        "ledger": ledgers_are_charged,
+        "resume": resuming_repeats_nothing,
+    }

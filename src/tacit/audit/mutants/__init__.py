@@ -1,0 +1,19 @@
+"""Which broken versions of itself must tacit catch? Mutants: what other libraries shipped, as patches of our own.
+
+Importing a file of this folder registers its mutants in :data:`MUTANTS`; :mod:`tacit.audit.selftest` runs them.
+"""
+
+from tacit.audit.mutants import accounting, noise, sampling, sensitivity
+from tacit.audit.mutants.base import FAMILIES, MUTANTS, Mutant, mutant, replaced
+
+__all__ = [
+    "FAMILIES",
+    "MUTANTS",
+    "Mutant",
+    "accounting",
+    "mutant",
+    "noise",
+    "replaced",
+    "sampling",
+    "sensitivity",
+]

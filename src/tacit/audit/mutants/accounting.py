@@ -1,0 +1,107 @@
+"""Which mistakes have been made with the price? Steps, choices and copies that nobody charged, noise that never was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tacit import accounting as acc
+from tacit.audit.mutants.base import mutant, replaced
+from tacit.sgd import Classifier, Plan, Training
+
+
+@mutant("one step is not priced", "accounting")
+def step_free() -> Iterator[None]:
+    """Off by one."""
+    prefix = Plan.prefix
+    with replaced(Plan, "prefix", lambda self, steps: prefix(self, steps - 1)):
+        yield
+
+
+@mutant("a tenth more noise is priced than was added", "accounting")
+def more_noise_priced() -> Iterator[None]:
+    """The accountant and the step read the noise multiplier from two places."""
+
+    def prefix(self: Plan, steps: int) -> acc.Mechanism:
+        return self.sampler.describe([acc.Gaussian(z * 1.1, unit=self.unit) for z in self.noise[:steps]])
+
+    with replaced(Plan, "prefix", prefix):
+        yield
+
+
+@mutant("ε is stated for ten times δ", "accounting")
+def other_delta() -> Iterator[None]:
+    """The δ of the price is not the δ beside it."""
+    price = Plan.price
+
+    def wrong(self: Plan, steps: int | None = None) -> acc.Bound:
+        spent = self.mechanism if steps is None else self.prefix(steps)
+        return acc.epsilon(spent, min(10 * self.delta, 0.9), adjacency=self.adjacency) if self.delta else price(self)
+
+    with replaced(Plan, "price", wrong):
+        yield
+
+
+@mutant("a run stopped after looking pays for what it executed", "accounting")
+def stop_after_looking() -> Iterator[None]:
+    """When to stop is itself a release."""
+    stop = Training.stop
+
+    def cheap(self: Training, reason: str, *, looked_at_results: bool = True) -> None:
+        stop(self, reason, looked_at_results=False)
+
+    with replaced(Training, "stop", cheap):
+        yield
+
+
+@mutant("the ledger is charged after training", "accounting")
+def charged_late() -> Iterator[None]:
+    """A run that is killed has cost nothing, as far as the ledger knows."""
+    begin, finish = Training._begin, Training._finish
+
+    def without(self: Training) -> None:
+        ledger, self.ledger = self.ledger, None
+        try:
+            begin(self)
+        finally:
+            self.ledger = ledger
+
+    def late(self: Training) -> None:
+        if self.ledger is not None and self.dataset is not None and self.charge is None:
+            self.charge = self.ledger.charge(self.dataset, self.plan.mechanism, delta=self.plan.delta, purpose="late")
+        finish(self)
+
+    with replaced(Training, "_begin", without), replaced(Training, "_finish", late):
+        yield
+
+
+@mutant("the ledger is lost on clone", "accounting")
+def lost_on_clone() -> Iterator[None]:
+    """scikit-learn copies an estimator by its parameters, and the ledger is not among them."""
+    from sklearn.base import BaseEstimator
+
+    parameters = BaseEstimator.get_params
+
+    def forgetful(self: Any, deep: bool = True) -> dict[str, Any]:
+        found: dict[str, Any] = parameters(self, deep)
+        return {name: None if name in ("ledger", "dataset") else value for name, value in found.items()}
+
+    with replaced(BaseEstimator, "get_params", forgetful):
+        assert Classifier.get_params is not parameters
+        yield
+
+
+@mutant("the noise begins again after a resume", "accounting")
+def noise_again() -> Iterator[None]:
+    """Steps are counted from the moment of the resume: the first noise is used for two releases."""
+    load, release = Training._load, Training._release
+
+    def noted(self: Training, state: Any) -> None:
+        load(self, state)
+        self._before = self.steps_executed  # type: ignore[attr-defined]
+
+    def again(self: Training, sums: Any, inside: Any, clipping: Any, step: int) -> None:
+        release(self, sums, inside, clipping, step - getattr(self, "_before", 0))
+
+    with replaced(Training, "_load", noted), replaced(Training, "_release", again):
+        yield

@@ -1,0 +1,67 @@
+"""What is a mutant? A small, named patch that makes tacit wrong in one way, for as long as a ``with`` block lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+#: What a mutant breaks.
+FAMILIES = ("noise", "sensitivity", "sampling", "accounting")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A wrong version: its name, what it breaks, what it does, and how it is put in place."""
+
+    name: str
+    family: str
+    story: str
+    apply: Callable[[], AbstractContextManager[None]]
+    #: the room that must be importable for it
+    room: str = "sgd"
+    #: whether it was written after the checks were frozen
+    later: bool = False
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(
+    name: str, family: str, room: str = "sgd", later: bool = False
+) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Iterator[None]]]:
+    """Register a generator function, whose docstring is the story, as a mutant."""
+    if family not in FAMILIES:
+        raise ValueError(f"a mutant belongs to one of {', '.join(FAMILIES)}, not to {family!r}")
+
+    def register(function: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+        if name in MUTANTS:
+            raise ValueError(f"there are two mutants called {name!r}")
+        story = " ".join((function.__doc__ or "").split())
+        MUTANTS[name] = Mutant(name, family, story, contextlib.contextmanager(function), room, later)
+        return function
+
+    return register
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """``owner.name`` is ``value`` inside the block.
+
+    >>> import math
+    >>> with replaced(math, "pi", 3):
+    ...     math.pi
+    3
+    >>> math.pi > 3
+    True
+    """
+    if name not in vars(owner):
+        raise AttributeError(f"{owner!r} has no {name!r} of its own: this mutant no longer fits the library")
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

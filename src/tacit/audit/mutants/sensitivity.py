@@ -1,0 +1,165 @@
+"""Which mistakes have been made with the bound of one record? Clipped too late, in part, twice, or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.audit.mutants.base import mutant, replaced
+from tacit.audit.scenes import PROMPT, WIDTH
+from tacit.sgd import Clipping, Training
+from tacit.sgd import clip as clip_module
+from tacit.sgd import training as module
+from tacit.sgd.engine import Gradients
+from tacit.sgd.norms import Group, Norms
+
+
+@mutant("the batch is clipped instead of its examples", "sensitivity")
+def batch_clipped() -> Iterator[None]:
+    """The sum is clipped, not what it is made of: one record can turn it round."""
+    sums_of = Training._sums
+
+    def sums(self: Training, batch: Any, clipping: Clipping) -> Any:
+        wide = Clipping("flat", (tuple(self.parameters),), (1e9,))
+        kept, self._clipping = self._clipping, "flat"
+        try:
+            found, inside = sums_of(self, batch, wide)
+        finally:
+            self._clipping = kept
+        norm = float(torch.cat([t.flatten() for t in found.values()]).norm())
+        factor = min(1.0, clipping.sensitivity / max(norm, 1e-30))
+        return {name: t * factor for name, t in found.items()}, inside
+
+    with replaced(Training, "_sums", sums):
+        yield
+
+
+@mutant("each layer is clipped to the full clip norm", "sensitivity")
+def layers_at_full_norm() -> Iterator[None]:
+    """Clipping by layer with C for each, and noise for one C."""
+    of = Clipping.of
+
+    def full(kind: Any, clip_norm: float, names: list[str], *rest: Any) -> Clipping:
+        made = of(kind, clip_norm, names, *rest)
+        if made.kind != "per_layer":
+            return made
+        return dataclasses.replace(made, bounds=(clip_norm,) * len(made.bounds))
+
+    stated = property(lambda self: self.bounds[0])
+    with replaced(Clipping, "of", staticmethod(full)), replaced(Clipping, "sensitivity", stated):
+        yield
+
+
+@mutant("each augmented view is clipped by itself", "sensitivity")
+def views_apart() -> Iterator[None]:
+    """Views of one record are clipped one by one and added up: K views weigh K records."""
+    whole = clip_module.clipped_grad
+
+    def apart(
+        model: Any, loss: Any, batch: Any, clip_norm: float = 1.0, *, views: int = 1, mask: Any = None, **rest: Any
+    ) -> Any:
+        mask = mask.repeat_interleave(views) if mask is not None else None
+        return whole(model, loss, batch, clip_norm, views=1, mask=mask, **rest)
+
+    with replaced(clip_module, "clipped_grad", apart), replaced(module, "clipped_grad", apart):
+        yield
+
+
+@mutant("a tied weight is clipped in one of its uses", "sensitivity")
+def tied_once() -> Iterator[None]:
+    """The norm sees the first use of a weight, the sum both."""
+    of = Group.of
+
+    def first_only(contributions: Any, shape: Any) -> Group:
+        whole = of(contributions, shape)
+        if len(contributions) > 1:
+            first = of(contributions[:1], shape)
+            whole.norms = first.norms  # type: ignore[method-assign]
+        return whole
+
+    with replaced(Group, "of", staticmethod(first_only)):
+        yield
+
+
+@mutant("a soft prompt's gradient is that of the batch", "sensitivity")
+def prompt_of_the_batch() -> Iterator[None]:
+    """A value that the whole batch shares gives every record the mean gradient of the batch as its own."""
+    norms = Gradients.norms
+
+    def shared(self: Gradients, k: int) -> Norms:
+        if tuple(self.parameters[k].shape) != (PROMPT, WIDTH):
+            return norms(self, k)
+        ones = torch.ones(self.batch, dtype=self.parameters[k].dtype)
+        mean = self.weighted_sum(k, ones) / self.batch
+        return Norms(mean.square().sum().expand(self.batch).clone())
+
+    with replaced(Gradients, "norms", shared):
+        yield
+
+
+@mutant("biases are left out of the norm", "sensitivity")
+def norm_without_biases() -> Iterator[None]:
+    """Only matrices count towards the norm of a gradient."""
+    norms = Gradients.norms
+
+    def matrices(self: Gradients, k: int) -> Norms:
+        found = norms(self, k)
+        return found if self.parameters[k].dim() > 1 else Norms(torch.zeros_like(found.squared))
+
+    with replaced(Gradients, "norms", matrices):
+        yield
+
+
+@mutant("the squared norm is taken for the norm", "sensitivity")
+def squared_norm() -> Iterator[None]:
+    """A square root is missing: short gradients are made longer than the clip norm."""
+    norms = Gradients.norms
+
+    def squares(self: Gradients, k: int) -> Norms:
+        found = norms(self, k)
+        return Norms(found.squared.square())
+
+    with replaced(Gradients, "norms", squares):
+        yield
+
+
+@mutant("gradients that are not finite are passed through", "sensitivity")
+def not_finite() -> Iterator[None]:
+    """NaN compares as not longer than the clip norm, and stays."""
+    clipped = clip_module.clipped_grad
+
+    def through(model: Any, loss: Any, batch: Any, clip_norm: float = 1.0, **rest: Any) -> Any:
+        found = clipped(model, loss, batch, clip_norm, **rest)
+        mask = rest.get("mask")
+        bad = ~torch.isfinite(found.norms if found.norms.dim() == 1 else found.norms.sum(1))
+        if mask is not None:
+            bad = bad & mask.bool()
+        if bool(bad.any()):
+            sums: dict[str, Tensor] = {name: total + torch.nan for name, total in found.sums.items()}
+            return dataclasses.replace(found, sums=sums)
+        return found
+
+    with replaced(clip_module, "clipped_grad", through), replaced(module, "clipped_grad", through):
+        yield
+
+
+@mutant("the realised batch size is the divisor", "sensitivity")
+def realised_size() -> Iterator[None]:
+    """The sum is divided by how many happened to be drawn, which depends on each of them."""
+    step, release = Training.step, Training._release
+    size = [1]
+
+    def noted(self: Training, batch: Any) -> None:
+        size[0] = max(len(batch), 1)
+        step(self, batch)
+
+    def divided(self: Training, sums: Any, *rest: Any) -> None:
+        factor = self.plan.sampler.divisor / size[0]
+        release(self, {name: total * factor for name, total in sums.items()}, *rest)
+
+    with replaced(Training, "step", noted), replaced(Training, "_release", divided):
+        yield

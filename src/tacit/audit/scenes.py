@@ -1,0 +1,149 @@
+"""On which small models and data does tacit test itself? Scenes, each of which shows a fault that others hide.
+
+A tied weight, a soft prompt, several records of one person, clipping by layer: a wrong bound shows only where the
+model or the setting has the thing that is bounded wrongly. All data are drawn from a seed and belong to nobody.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tacit.audit.pipeline import Pipeline
+from tacit.sgd import AdaptiveClipping
+
+ROWS, FEATURES, CLASSES = 30, 20, 5
+BATCH, NOISE = 10, 1.3
+VOCABULARY, WIDTH, TOKENS, PROMPT = 24, 8, 4, 3
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _drawn(model: nn.Module, seed: int) -> nn.Module:
+    """The model with weights from the seed, without touching torch's own generator."""
+    generator = _seeded(seed + 77)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / max(p.shape[-1], 1) ** 0.5)
+    return model
+
+
+def _table(seed: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
+    generator = _seeded(seed)
+    return (
+        torch.randn(rows, FEATURES, generator=generator),
+        torch.randint(CLASSES, (rows,), generator=generator),
+    )
+
+
+CRITERION = nn.CrossEntropyLoss(reduction="none")
+
+
+def network(seed: int, **settings: Any) -> Pipeline:
+    """Two layers on numbers."""
+    model = nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, CLASSES))
+    usual: dict[str, Any] = {
+        "batch_size": BATCH,
+        "noise_multiplier": NOISE,
+        "clip_norm": 0.5,
+        "delta": 1e-5,
+        "check": "never",
+    }
+    return Pipeline(_drawn(model, seed), CRITERION, _table(seed), **(usual | settings))
+
+
+class Tied(nn.Module):  # type: ignore[misc]
+    """A language model of bags of words whose head is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(VOCABULARY, WIDTH))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = torch.tanh(nn.functional.embedding(tokens, self.table).mean(1)) @ self.table.T
+        return found
+
+
+class Prompted(nn.Module):  # type: ignore[misc]
+    """A soft prompt, one for the whole batch, before frozen word vectors; a trained head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("words", torch.linspace(-1, 1, VOCABULARY * WIDTH).sin().view(VOCABULARY, WIDTH))
+        self.prompt = nn.Parameter(torch.zeros(PROMPT, WIDTH))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        words: Tensor = self.words[tokens]
+        prompt = self.prompt.unsqueeze(0).expand(len(tokens), -1, -1)
+        whole = torch.cat([prompt, words], 1)
+        weights = torch.softmax(whole.sum(2), 1)
+        found: Tensor = self.head(torch.tanh((whole * weights.unsqueeze(2)).sum(1)))
+        return found
+
+
+def _tokens(seed: int) -> tuple[Tensor, Tensor]:
+    generator = _seeded(seed)
+    return (
+        torch.randint(VOCABULARY, (ROWS, TOKENS), generator=generator),
+        torch.randint(VOCABULARY, (ROWS,), generator=generator),
+    )
+
+
+def _words(model: nn.Module, seed: int) -> Pipeline:
+    settings: dict[str, Any] = {"batch_size": BATCH, "noise_multiplier": NOISE, "clip_norm": 0.3}
+    return Pipeline(_drawn(model, seed), CRITERION, _tokens(seed), delta=1e-5, check="never", **settings)
+
+
+def tied(seed: int) -> Pipeline:
+    """A weight that is used twice."""
+    return _words(Tied(), seed)
+
+
+def prompted(seed: int) -> Pipeline:
+    """A parameter that the whole batch shares."""
+    return _words(Prompted(), seed)
+
+
+def by_layer(seed: int) -> Pipeline:
+    """Clipping by layer."""
+    return network(seed, clipping="per_layer")
+
+
+def scheduled(seed: int, steps: int = 24) -> Pipeline:
+    """A clip norm that grows and noise that shrinks."""
+    return network(
+        seed,
+        steps=steps,
+        clip_norm=[0.2 + 0.05 * t for t in range(steps)],
+        noise_schedule=[1.5 - t / steps for t in range(steps)],
+    )
+
+
+COUNT_NOISE = 0.9
+
+
+def adaptive(seed: int, steps: int = 60) -> Pipeline:
+    """A clip norm that follows a quantile, whose count costs something."""
+    return network(seed, steps=steps, adaptive=AdaptiveClipping(0.5, 0.1, COUNT_NOISE))
+
+
+def sparse(seed: int, steps: int = 80) -> Pipeline:
+    """Batches of one record on average: a third of them are empty."""
+    return network(seed, steps=steps, batch_size=1)
+
+
+PEOPLE, EACH = 10, 3
+
+
+def people(seed: int) -> Pipeline:
+    """Three records of each person; the person is the unit."""
+    ids = np.repeat(np.arange(PEOPLE), EACH)
+    made = network(seed, unit=ids, per_unit=EACH, batch_size=4)
+    made.unit_of = ids
+    return made
