@@ -60,19 +60,24 @@ class PrivateBatches(TorchSampler[list[int]]):  # type: ignore[misc]
         physical: int | None = None,
         drop_last: bool = False,
         blank: bool = False,
+        parts: int | None = None,
         share: tuple[int, int] = (0, 1),
     ) -> None:
         self.sampler, self.units, self.physical, self.drop_last, self.blank = sampler, units, physical, drop_last, blank
+        #: pieces in which every draw is handed out, for loops that take a fixed number of batches for each step
+        self.parts = parts
         self.share = share
         self._key = key
+        #: pieces of the first pass that were dealt with in an earlier life of the run
+        self.behind = 0
         self.next = 0
         self.handed: deque[Piece] = deque()
         self.passes = 0
 
     def __len__(self) -> int:
-        steps = self.sampler.steps_per_epoch
-        if self.drop_last and not isinstance(self.sampler, Poisson):
-            steps = max(1, self.units // self.sampler.batch_size)
+        steps = self.steps
+        if self.parts is not None:
+            return steps * self.parts
         if self.physical is None:
             return steps
         return math.ceil(steps * max(1.0, self.sampler.batch_size / self.physical))
@@ -80,11 +85,9 @@ class PrivateBatches(TorchSampler[list[int]]):  # type: ignore[misc]
     @property
     def steps(self) -> int:
         """Draws in one pass of the loader."""
-        physical, self.physical = self.physical, None
-        try:
-            return len(self)
-        finally:
-            self.physical = physical
+        if self.drop_last and not isinstance(self.sampler, Poisson):
+            return max(1, self.units // self.sampler.batch_size)
+        return self.sampler.steps_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
         each = self.sampler.steps_per_epoch
@@ -93,18 +96,21 @@ class PrivateBatches(TorchSampler[list[int]]):  # type: ignore[misc]
             self.next = math.ceil(self.next / each) * each
         self.passes += 1
         self.handed.clear()  # what a pass that was left early had drawn ahead
-        for _ in range(self.steps):
+        behind, self.behind = self.behind, 0
+        for _ in range(behind):
+            yield []
+        for _ in range(self.steps - behind // (self.parts or 1)):
             number, self.next = self.next, self.next + 1
             chosen = self.sampler.draw(self._key, number, self.units)
             rank, world = self.share
             yield from self._pieces(number, chosen[rank::world])
 
     def _pieces(self, number: int, chosen: Any) -> Iterator[list[int]]:
-        if len(chosen) == 0:
+        if len(chosen) == 0 and self.parts is None:
             self.handed.append(Piece(number, 1 if self.blank else 0, True, 0))
             yield []
             return
-        parts = math.ceil(len(chosen) / self.physical) if self.physical else 1
+        parts = self.parts or (math.ceil(len(chosen) / self.physical) if self.physical else 1)
         split = np.array_split(chosen, parts)
         for k, part in enumerate(split):
             self.handed.append(Piece(number, len(part), k == parts - 1, len(part)))

@@ -57,10 +57,10 @@ class Loop:
         adaptive: AdaptiveClipping | None = None,
         clip_range: tuple[float, float] = (0.0, math.inf),
         mean: bool = True,
+        summed: bool = False,
         batch_dim: int = 0,
         key: Key | None = None,
         check: bool = True,
-        watch: bool = True,
     ) -> None:
         self.parameters = check_parameters(model, optimizer)
         self.batches = batches
@@ -73,10 +73,9 @@ class Loop:
         elements = sum(p.numel() for p in self.parameters.values()) + (adaptive is not None)
         self.spent = Spent(batches.sampler, elements)
         self.steps = 0
-        self.watch: Watch | None = None
-        if watch:
-            dim = batch_dim
-            self.watch = Watch(model, engine_of(model), piece=self.piece, mean=mean, batch_dim=dim, check=check)
+        # With ``summed`` the loop's losses are sums over the batch and the release is still divided by its size.
+        averaged = mean and not summed
+        self.watch = Watch(model, engine_of(model), piece=self.piece, mean=averaged, batch_dim=batch_dim, check=check)
         self.current: Piece | None = None
         self.by_loader = False
         self._closed = -1
@@ -103,11 +102,10 @@ class Loop:
 
     def piece(self) -> Piece | None:
         """The batch that the loop has in hand."""
-        if not self.by_loader:
+        if not self.by_loader and (self.current is None or self.current.taken) and self.batches.handed:
             # Somebody wrapped the data loader: batches arrive in the order in which they were drawn.
-            if (self.current is None or self.current.taken) and self.batches.handed:
-                self.settle()
-                self.current = self.batches.handed.popleft()
+            self.settle()
+            self.current = self.batches.handed.popleft()
         if self.current is not None and self.current.draw <= self._closed:
             return None
         return self.current
@@ -128,8 +126,6 @@ class Loop:
 
     def settle(self) -> None:
         """Clip and add up what arrived in backward passes since the last time."""
-        if self.watch is None:
-            return
         while self.watch.pending:
             calls = [c for c in self.watch.pending if c.piece is self.watch.pending[0].piece]
             self.watch.pending[:] = [c for c in self.watch.pending if c.piece is not calls[0].piece]
@@ -143,7 +139,6 @@ class Loop:
                 "the next batch is taken and before optimizer.step()"
             )
         piece.taken = True
-        assert self.watch is not None
         if piece.rows:
             with torch.enable_grad():
                 gradients, good = self.watch.gradients(calls)
@@ -199,10 +194,9 @@ class Loop:
 
     def discard(self) -> None:
         """Forget backward passes that no step was made of (``zero_grad``); pieces of an unfinished batch are kept."""
-        if self.watch is not None:
-            for call in self.watch.pending:
-                call.piece.taken = True
-            self.watch.pending.clear()
+        for call in self.watch.pending:
+            call.piece.taken = True
+        self.watch.pending.clear()
         if not (self._unfinished or self.hold):
             self._forget()
 
@@ -280,8 +274,7 @@ class Loop:
 
     def close(self) -> None:
         """Leave the model alone from now on."""
-        if self.watch is not None:
-            self.watch.close()
+        self.watch.close()
         self._noise_key.destroy()
 
 
