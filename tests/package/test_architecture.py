@@ -21,7 +21,7 @@ TACIT = {
     "sgd": {"accounting", "noise", "ledger"},
     "linear_model": {"schema", "accounting", "noise", "ledger", "sgd"},
     "pate": {"accounting", "noise", "ledger"},
-    "tuning": {"accounting", "ledger"},
+    "tuning": {"accounting", "noise", "ledger", "sgd"},
 }
 OTHERS = {
     "accounting": {"numpy", "scipy"},

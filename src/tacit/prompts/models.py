@@ -1,0 +1,401 @@
+"""Which language model answers, and how likely does it find each label word?
+
+:func:`load` takes a folder, a name on the Hugging Face hub, or ``"smollm2"``, the small real model that
+``tacit data get smollm2`` fetches. :class:`LanguageModel` scores label words with it: texts are padded on the right,
+only the place of the label goes through the output layer, and a prefix of demonstrations is encoded once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tacit.prompts import gguf
+from tacit.prompts.errors import ModelError, PromptError
+from tacit.prompts.text import Example, Template, Verbalizer
+
+#: Contents that say nothing, over which a prompt's own leaning is averaged (Zhao et al. 2021, "Calibrate Before Use").
+NEUTRAL = ("N/A", "", "[MASK]")
+
+
+class Scorer(Protocol):
+    """What teachers and students need of a model: log-probabilities of label words."""
+
+    def log_probabilities(
+        self,
+        template: Template,
+        verbalizer: Verbalizer,
+        texts: Sequence[str],
+        demonstrations: Sequence[Example] = (),
+    ) -> NDArray[np.float64]:
+        """One row a text, one column a class: the log-probability of its word as the next one."""
+        ...
+
+
+def optional(module: str) -> Any:
+    """A module of the extra, or an error that says how to get it."""
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ModelError(f"private prompts need {module.partition('.')[0]}: pip install 'tacit[prompts]'") from error
+
+
+# -- the place of the label --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def only_at(model: nn.Module, places: Tensor, length: int) -> Iterator[None]:
+    """For one pass, send only each example's own place through the output layer.
+
+    ``places`` counts from the first of the ``length`` tokens that were passed in; virtual tokens in front are skipped.
+    A vocabulary is large: without this the output layer would cost more memory than the model.
+    """
+    head = model.get_output_embeddings()
+    if head is None:
+        raise ModelError(f"{type(model).__name__} has no output layer over the vocabulary: load a language model")
+
+    def gather(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden = args[0]
+        at = places + (hidden.shape[1] - length)
+        index = at.view(-1, 1, 1).expand(-1, 1, hidden.shape[2])
+        return (hidden.gather(1, index), *args[1:])
+
+    handle = head.register_forward_pre_hook(gather)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def label_logits(model: nn.Module, batch: dict[str, Tensor], tokens: Tensor) -> Tensor:
+    """The logits of the label words at each example's label place: one row an example, one column a class."""
+    ids, mask, at = _cut(batch)
+    extra = {} if _masked(model) else {"use_cache": False}
+    with only_at(model, at, ids.shape[1]):
+        logits = model(input_ids=ids, attention_mask=mask, **extra).logits
+    return logits[:, 0].index_select(1, tokens)
+
+
+def _cut(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The batch without the columns that are padding for all of its examples."""
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    longest = min(-(-int(mask.sum(1).max()) // 8) * 8, ids.shape[1])
+    return ids[:, :longest], mask[:, :longest], batch["at"]
+
+
+def _masked(model: nn.Module) -> bool:
+    names = getattr(model.config, "architectures", None) or [type(model).__name__]
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return any("MaskedLM" in name for name in [type(inner).__name__, *map(str, names)])
+
+
+# -- a model on this machine -------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prefix:
+    """Demonstrations as tokens and, for a causal model, their keys and values in every layer."""
+
+    ids: tuple[int, ...]
+    cache: Any = None
+
+
+class LanguageModel:
+    """A causal or masked language model of ``transformers`` that scores label words.
+
+    ``batch_size`` queries are scored at a time. The model is put in evaluation mode.
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Any, *, batch_size: int = 64) -> None:
+        if tokenizer is None:
+            raise ModelError("give the model's tokenizer too: tokenizer=AutoTokenizer.from_pretrained(...)")
+        self.model, self.tokenizer, self.batch_size = model.eval(), tokenizer, batch_size
+        self.masked = _masked(model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    @property
+    def context(self) -> int:
+        """The most tokens that the model takes; virtual tokens of an adapter count."""
+        config = self.model.config
+        found = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "n_ctx")]
+        most = min((n for n in found if isinstance(n, int) and n > 0), default=1 << 30)
+        if getattr(config, "model_type", "") in ("roberta", "xlm-roberta", "camembert"):
+            most -= 2  # their positions begin after the padding index
+        adapter = getattr(self.model, "active_peft_config", None)
+        virtual = getattr(adapter, "num_virtual_tokens", 0) if adapter is not None else 0
+        return most - int(virtual or 0)
+
+    def check(self, template: Template, verbalizer: Verbalizer) -> list[int]:
+        """The tokens of the label words; refuse what this model cannot answer."""
+        if self.masked != template.masked:
+            raise PromptError(
+                "this is a masked language model: the template needs {mask} where the label word goes"
+                if self.masked
+                else "this model continues text: the template ends where the label word goes, without {mask}"
+            )
+        return verbalizer.tokens(self.tokenizer, template)
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+    def front(self) -> list[int]:
+        """The tokens that this tokenizer puts before every text, such as the beginning-of-sequence token."""
+        plain, dressed = self._ids("a"), list(self.tokenizer("a")["input_ids"])
+        return dressed[: dressed.index(plain[0])] if plain and plain[0] in dressed else []
+
+    def prefix_ids(self, template: Template, verbalizer: Verbalizer, demonstrations: Sequence[Example]) -> list[int]:
+        """The tokens before the query."""
+        return self.front() + self._ids(template.prefix(verbalizer.demonstrations(demonstrations)))
+
+    def encode(
+        self, template: Template, texts: Sequence[str], before: Sequence[int] = (), taken: int = 0
+    ) -> dict[str, Tensor]:
+        """Queries as right-padded tokens with the place of each one's label; ``before`` comes first in each.
+
+        ``taken`` places of the context are used already. A prompt that does not fit is refused, not cut.
+        """
+        rows, places = [], []
+        mask = getattr(self.tokenizer, "mask_token", None) or ""
+        for text in texts:
+            if self.masked:
+                rows_ids = [*before, *self._ids(template.query(text, mask)), *self._back()]
+                if rows_ids.count(self.tokenizer.mask_token_id) != 1:
+                    raise PromptError("a text contains the model's mask token; the label would have two places")
+                places.append(rows_ids.index(self.tokenizer.mask_token_id))
+            else:
+                rows_ids = [*before, *self._ids(template.query(text))]
+                places.append(len(rows_ids) - 1)
+            if len(rows_ids) + taken > self.context:
+                raise PromptError(
+                    f"a prompt has {len(rows_ids) + taken} tokens and the model takes {self.context}: use fewer or "
+                    "shorter demonstrations, a shorter instruction, or cut long texts first"
+                )
+            rows.append(rows_ids)
+        return {**padded(rows), "at": torch.tensor(places)}
+
+    def _back(self) -> list[int]:
+        dressed = list(self.tokenizer("a")["input_ids"])
+        plain = self._ids("a")
+        return dressed[dressed.index(plain[-1]) + 1 :] if plain and plain[-1] in dressed else []
+
+    def prefix(self, template: Template, verbalizer: Verbalizer, demonstrations: Sequence[Example] = ()) -> Prefix:
+        """Encode a prefix once; its keys and values serve every query."""
+        ids = self.prefix_ids(template, verbalizer, demonstrations)
+        if len(ids) > self.context:
+            raise PromptError(
+                f"the demonstrations have {len(ids)} tokens and the model takes {self.context}: use fewer or shorter"
+            )
+        if self.masked or not ids or hasattr(self.model, "peft_config"):
+            return Prefix(tuple(ids))
+        row = torch.tensor([ids], device=self.device)
+        with torch.no_grad():
+            found = self.model(input_ids=row, use_cache=True, **_few_logits(self.model))
+        return Prefix(tuple(ids), found.past_key_values)
+
+    def log_probabilities(
+        self,
+        template: Template,
+        verbalizer: Verbalizer,
+        texts: Sequence[str],
+        demonstrations: Sequence[Example] = (),
+        *,
+        cached: bool = True,
+    ) -> NDArray[np.float64]:
+        """One row a text, one column a class; ``cached=False`` runs the prefix again for every query."""
+        tokens = torch.tensor(self.check(template, verbalizer), device=self.device)
+        if cached:
+            prefix = self.prefix(template, verbalizer, demonstrations)
+        else:
+            prefix = Prefix(tuple(self.prefix_ids(template, verbalizer, demonstrations)))
+        return self.score(template, texts, prefix, tokens)
+
+    def score(self, template: Template, texts: Sequence[str], prefix: Prefix, tokens: Tensor) -> NDArray[np.float64]:
+        """The log-probability of each token of ``tokens`` after each text, given an encoded prefix."""
+        held = len(prefix.ids) if prefix.cache is not None else 0
+        batch = self.encode(template, texts, () if held else prefix.ids, held)
+        lengths = batch["attention_mask"].sum(1)
+        order = lengths.argsort(stable=True)  # like lengths together: less padding
+        found = torch.zeros(len(texts), len(tokens), dtype=torch.float64)
+        expanded: Any = None
+        width = 0
+        for rows in order.split(self.batch_size):
+            part = {k: v[rows].to(self.device) for k, v in batch.items()}
+            ids, mask, at = _cut(part)
+            more: dict[str, Any] = {} if self.masked else {"use_cache": bool(held)}
+            if held:
+                if width != len(rows):
+                    expanded, width = copy.deepcopy(prefix.cache), len(rows)
+                    expanded.batch_repeat_interleave(width)
+                mask = torch.cat([mask.new_ones(width, held), mask], 1)
+                more["past_key_values"] = expanded
+            with torch.no_grad(), only_at(self.model, at, ids.shape[1]):
+                logits = self.model(input_ids=ids, attention_mask=mask, **more).logits[:, 0]
+            if held:
+                expanded.crop(-ids.shape[1])
+            found[rows] = logits.float().log_softmax(1)[:, tokens].double().cpu()
+        return np.asarray(found.numpy(), dtype=np.float64)
+
+
+def _few_logits(model: nn.Module) -> dict[str, Any]:
+    """Ask for the last logits alone, where the model can leave the others out."""
+    import inspect
+
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int = 0) -> dict[str, Tensor]:
+    """Rows of tokens filled up on the right, with the mask that says which are real.
+
+    >>> padded([[5, 6], [7]])["attention_mask"]
+    tensor([[1, 1],
+            [1, 0]])
+    """
+    longest = max(len(row) for row in rows)
+    ids = torch.full((len(rows), longest), pad)
+    mask = torch.zeros(len(rows), longest, dtype=torch.int64)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
+        mask[i, : len(row)] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def as_scorer(model: Any, tokenizer: Any = None) -> Scorer:
+    """A scorer from itself, or from a model of ``transformers`` with its tokenizer."""
+    if hasattr(model, "log_probabilities"):
+        scorer: Scorer = model
+        return scorer
+    if tokenizer is None and bool(getattr(model, "name_or_path", None)):
+        try:
+            tokenizer = optional("transformers").AutoTokenizer.from_pretrained(model.name_or_path)
+        except (OSError, ValueError):
+            tokenizer = None
+    return LanguageModel(model, tokenizer)
+
+
+def calibration(
+    model: Scorer, template: Template, verbalizer: Verbalizer, demonstrations: Sequence[Example] = ()
+) -> NDArray[np.float64]:
+    """What a prompt leans to when it is asked about nothing: mean log-probabilities over contents without meaning.
+
+    Subtracting it from the scores is contextual calibration (Zhao et al. 2021). It uses no data but the prompt's own.
+    """
+    scores = model.log_probabilities(template, verbalizer, NEUTRAL, demonstrations)
+    shares = np.exp(scores - scores.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    return np.asarray(np.log(np.maximum(shares.mean(0), 1e-12)), dtype=np.float64)
+
+
+# -- finding one -------------------------------------------------------------------------------------------------------
+
+
+def load(
+    name: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    batch_size: int = 64,
+    data_dir: str | Path | None = None,
+    download: bool = False,
+) -> LanguageModel:
+    """A model and its tokenizer from a folder, a name on the hub, or ``"smollm2"``.
+
+    A folder is what ``save_pretrained`` writes; one with a GGUF file beside ``config.json`` and ``tokenizer.json`` is
+    read without other packages. ``smollm2`` is looked for like a data set and downloaded where ``download`` is set.
+    """
+    transformers = optional("transformers")
+    path = Path(name).expanduser()
+    if str(name) == "smollm2":
+        path = _smollm2(data_dir, download)
+    if path.is_dir():
+        file = gguf.find(path)
+        if file is not None and (path / "config.json").exists():
+            model = gguf.load(file, path, dtype)
+        else:
+            model = _pretrained(transformers, str(path), dtype)
+    elif str(name) != "smollm2" and ("/" in str(name) or "." not in str(name)) and not path.exists():
+        model, path = _pretrained(transformers, str(name), dtype), Path(str(name))
+    else:
+        raise ModelError(f"{name} is neither a folder with a model nor the name of one on the hub")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(path))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{name} has no tokenizer that can be read: {_first(error)}") from error
+    return LanguageModel(model.to(device), tokenizer, batch_size=batch_size)
+
+
+def _pretrained(transformers: Any, name: str, dtype: torch.dtype) -> Any:
+    try:
+        config = transformers.AutoConfig.from_pretrained(name)
+        masked = any("MaskedLM" in str(n) for n in getattr(config, "architectures", None) or [])
+        kind = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+        return kind.from_pretrained(name, dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"no language model could be loaded from {name!r}: {_first(error)}. Give a folder that save_pretrained "
+            "wrote, a name on the hub, or smollm2 (tacit data get smollm2)"
+        ) from error
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+def _smollm2(data_dir: str | Path | None, download: bool) -> Path:
+    """A folder with SmolLM2's weights, config and tokenizer; the latter two are made once from the file's metadata."""
+    from tacit.datasets.catalog import MODELS
+    from tacit.datasets.errors import DatasetError
+    from tacit.datasets.locate import cache_folder, obtain, search_folders
+
+    for folder in search_folders(data_dir):
+        ready = folder / "models" / "smollm2"
+        if (ready / "config.json").exists() and (ready / "tokenizer.json").exists() and gguf.find(ready):
+            return ready
+    try:
+        found = obtain(MODELS["smollm2"], data_dir, download=download)
+    except DatasetError as error:
+        raise ModelError(f"{error}. Or: tacit data get smollm2") from error
+    target = cache_folder() / "models" / "smollm2"
+    return prepare(found.paths[0], target)
+
+
+def prepare(file: Path, target: Path) -> Path:
+    """Put config and tokenizer of a GGUF file beside it in ``target``, as :func:`load` wants them.
+
+    The weights are not copied where the file system allows a link.
+    """
+    transformers = optional("transformers")
+    try:
+        import gguf as _  # noqa: F401  the tokenizer is in the file's metadata, which transformers reads with it
+    except ImportError as error:
+        raise ModelError("making the tokenizer of a GGUF file needs one more package: pip install gguf") from error
+    target.mkdir(parents=True, exist_ok=True)
+    config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    config.architectures = ["LlamaForCausalLM"]
+    tokenizer.save_pretrained(target)
+    config.save_pretrained(target)
+    place = target / file.name
+    if not place.exists():
+        try:
+            place.symlink_to(file.resolve())
+        except OSError:
+            shutil.copyfile(file, place)
+    return target

@@ -1,0 +1,277 @@
+"""How is a language model adapted to private text with its weights at hand? PromptDPSGD.
+
+A soft prompt, a prefix or LoRA is trained with DP-SGD through the frozen model (Duan et al. 2023, "Flocks of Stochastic
+Parrots"), on the label words of a verbaliser or, without one, to continue private text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tacit.ledger import EvaluationData, Release
+from tacit.prompts.adapters import Trained, adapt
+from tacit.prompts.errors import PromptError
+from tacit.prompts.models import LanguageModel, label_logits, padded
+from tacit.prompts.text import Template, Verbalizer, examples, texts
+from tacit.sgd import Fit, Privacy, fit
+
+#: Learning rates of Adam that work for each method; LoRA's is that of Hanke et al. (2024).
+LEARNING_RATE = {"soft": 5e-3, "prefix": 5e-3, "lora": 1e-3}
+#: Examples at a time on a CPU, where a language model's activations fill the memory first.
+CPU_BATCH = 32
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LabelLoss:
+    """Cross entropy of each example over the label words, at its own label's place: padding takes no part.
+
+    Batches hold ``input_ids``, ``attention_mask``, ``at`` (the place before the label) and ``label``.
+    """
+
+    tokens: tuple[int, ...]
+    about: str = ""
+
+    def __post_init__(self) -> None:
+        # What a checkpoint knows this loss by.
+        object.__setattr__(self, "__qualname__", f"LabelLoss{self.tokens} {self.about}")
+
+    def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(self.logits(model, batch), batch["label"], reduction="none")
+
+    def logits(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """The label words' logits, in float32."""
+        inner = model.adapted if isinstance(model, Trained) else model
+        tokens = torch.tensor(self.tokens, device=batch["input_ids"].device)
+        return label_logits(inner, batch, tokens).float()
+
+    def accuracy(self, model: nn.Module, batch: dict[str, Tensor]) -> float:
+        """The share of right classes."""
+        return float((self.logits(model, batch).argmax(1) == batch["label"]).double().mean())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextLoss:
+    """The mean loss of each example over the tokens of its own text: neither context nor padding takes part.
+
+    Batches hold ``input_ids``, ``attention_mask`` and ``first``, the place of the first token that is learned.
+    """
+
+    about: str = ""
+
+    def __post_init__(self) -> None:
+        # What a checkpoint knows this loss by.
+        object.__setattr__(self, "__qualname__", f"TextLoss {self.about}")
+
+    def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        inner = model.adapted if isinstance(model, Trained) else model
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        # Virtual tokens in front have logits too: the last ones are the text's.
+        logits = inner(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, -ids.shape[1] :].float()
+        losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+        place = torch.arange(1, ids.shape[1], device=ids.device)
+        kept = mask[:, 1:].to(losses.dtype) * (place >= batch["first"].view(-1, 1)).to(losses.dtype)
+        return (losses * kept).sum(1) / kept.sum(1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tuned:
+    """An adapted model and its guarantee.
+
+    ``model`` is a model of ``peft``; :meth:`save` writes the ordinary folder that ``peft`` loads. ``template`` is the
+    one to ask with: a soft prompt has taken the place of its instruction.
+    """
+
+    model: nn.Module
+    template: Template | None
+    verbalizer: Verbalizer | None
+    method: str
+    language: LanguageModel
+    fit: Fit
+
+    @property
+    def privacy(self) -> Privacy:
+        """The guarantee of what ran."""
+        return self.fit.privacy
+
+    @property
+    def metrics(self) -> tuple[Release, ...]:
+        """What may be shown of the evaluation, by step."""
+        return self.fit.metrics
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers were trained."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+    def log_probabilities(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        """The log-probability of each class's word after each text."""
+        if self.template is None or self.verbalizer is None:
+            raise PromptError("a model that was tuned to continue text has no classes")
+        return self.language.log_probabilities(self.template, self.verbalizer, texts)
+
+    def predict(self, texts: Sequence[str]) -> list[str]:
+        """The class of each text."""
+        assert self.verbalizer is not None
+        return [self.verbalizer.classes[i] for i in self.log_probabilities(texts).argmax(1)]
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the adapter as ``peft`` does, and ``prompt.json``: how to ask it, and its guarantee."""
+        target = Path(folder)
+        self.model.save_pretrained(str(target))
+        about: dict[str, Any] = {"method": self.method, "privacy": str(self.privacy)}
+        if self.template is not None:
+            about["template"] = dataclasses.asdict(self.template)
+        if self.verbalizer is not None:
+            about["verbalizer"] = dict(self.verbalizer.words)
+            about["first_token"] = self.verbalizer.first_token
+        (target / "prompt.json").write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        return target
+
+
+def tune(
+    model: Any,
+    tokenizer: Any,
+    template: str | Template | None,
+    verbalizer: Any,
+    data: Any,
+    *,
+    method: str = "lora",
+    epsilon: float | None = None,
+    delta: float | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    learning_rate: float | None = None,
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    clip_norm: Any = 0.1,
+    start: str | None = None,
+    virtual_tokens: int | None = None,
+    rank: int = 4,
+    modules: Any = None,
+    freeze_a: bool = False,
+    config: Any = None,
+    evaluate: EvaluationData | None = None,
+    physical_batch: int | None = None,
+    **settings: Any,
+) -> Tuned:
+    """Adapt a language model to private texts.
+
+    ``data`` are labelled texts, or texts alone where ``verbalizer`` is None: the model then learns to continue what
+    stands before ``{text}`` in the template. ``method`` is ``"soft"``, ``"prefix"`` or ``"lora"``; ``start``,
+    ``virtual_tokens``, ``rank``, ``modules``, ``freeze_a`` and ``config`` are those of
+    :func:`tacit.prompts.adapters.adapt`. A soft prompt or prefix starts as the template's instruction unless ``start``
+    says otherwise. ``evaluate`` are labelled texts declared public (or private). ``settings`` are those of
+    :func:`tacit.sgd.fit` and :class:`tacit.sgd.Training`: ledger, checkpoint, unit, sampler and so on.
+
+    Guarantee: the adapter, and all that is computed from it, is (ε, δ)-DP as :attr:`Tuned.privacy` states, for adding
+    or removing one record (or unit). The gradient of each example's own loss is clipped to L2 norm ``clip_norm``;
+    the language model itself, the template and the label words are taken to be public.
+    """
+    if tokenizer is None and isinstance(model, LanguageModel):
+        model, tokenizer = model.model, model.tokenizer
+    language = LanguageModel(model, tokenizer)
+    template = Template.of(template) if template is not None else None
+    words = Verbalizer.of(verbalizer) if verbalizer is not None else None
+    if words is not None and template is None:
+        raise PromptError("a verbaliser needs a template: text that the label word continues")
+    if words is not None and template is not None:
+        language.check(template, words)
+    if method in ("soft", "prefix") and config is None and start is None:
+        start, template = _instruction(template, words)
+    adapted = adapt(
+        language,
+        method,
+        start=start or "",
+        virtual_tokens=virtual_tokens,
+        rank=rank,
+        modules=modules,
+        freeze_a=freeze_a,
+        config=config,
+    )
+    asking = LanguageModel(adapted, tokenizer)
+    loss: LabelLoss | TextLoss
+    if words is not None and template is not None:
+        rows = labelled(asking, template, words, data)
+        loss = LabelLoss(tuple(asking.check(template, words)), repr(template))
+        if evaluate is not None:
+            evaluate = dataclasses.replace(evaluate, data=labelled(asking, template, words, evaluate.data))
+        settings.setdefault("metric", loss.accuracy)
+    else:
+        if evaluate is not None:
+            raise PromptError("evaluation is by classes; without a verbaliser there are none")
+        rows, loss = unlabelled(asking, template, data), TextLoss(repr(template))
+    count = len(rows["input_ids"])
+    batch_size = batch_size or min(256, max(1, count // 4))
+    if epochs is None and steps is None:
+        epochs = 10
+    trained = Trained(adapted)
+    weights = [p for p in trained.parameters() if p.requires_grad]
+    rate = learning_rate if learning_rate is not None else LEARNING_RATE.get(method, 1e-3)
+    stepper = optimizer(weights) if optimizer is not None else torch.optim.Adam(weights, lr=rate)
+    if physical_batch is None and asking.device.type == "cpu":
+        physical_batch = CPU_BATCH
+    settings.setdefault("evaluate_every", 1 << 60)  # scoring a test set takes longer than a step: at the end only
+    done = fit(
+        trained,
+        stepper,
+        loss,
+        rows,
+        evaluate=evaluate,
+        epsilon=epsilon,
+        delta=delta,
+        epochs=epochs,
+        steps=steps,
+        batch_size=batch_size,
+        clip_norm=clip_norm,
+        physical_batch=physical_batch,
+        purpose=settings.pop("purpose", f"private prompt ({method})"),
+        **settings,
+    )
+    return Tuned(adapted, template, words, method, asking, done)
+
+
+def _instruction(template: Template | None, words: Verbalizer | None) -> tuple[str, Template | None]:
+    """The text that a soft prompt starts as, and the template without it."""
+    if template is not None and template.instruction:
+        return template.instruction + template.separator, dataclasses.replace(template, instruction="")
+    if words is not None:
+        return f"Answer with one of: {', '.join(words.words.values())}.\n\n", template
+    return "A text follows.\n\n", template
+
+
+def labelled(language: LanguageModel, template: Template, words: Verbalizer, data: Any) -> dict[str, Tensor]:
+    """Labelled texts as tensors: tokens, mask, the place of the label, and its class."""
+    rows = examples(data, words)
+    before = language.prefix_ids(template, words, ())
+    batch = language.encode(template, [text for text, _ in rows], before)
+    return {**batch, "label": torch.tensor([words.number(label) for _, label in rows])}
+
+
+def unlabelled(language: LanguageModel, template: Template | None, data: Any) -> dict[str, Tensor]:
+    """Texts as tensors, with the place of the first token to learn and the end-of-text token where there is one."""
+    if language.masked:
+        raise PromptError("a masked language model does not continue text: give a verbaliser and {mask}")
+    context = language.front()
+    if template is not None:
+        context += language._ids(template.prefix() + template.body.partition("{text}")[0])
+    end = getattr(language.tokenizer, "eos_token_id", None)
+    rows, first = [], []
+    for text in texts(data):
+        ids = [*context, *language._ids(text), *([end] if end is not None else [])]
+        if len(ids) < 2:
+            raise PromptError("a text without a single token cannot be learned")
+        if len(ids) > language.context:
+            raise PromptError(f"a text has {len(ids)} tokens and the model takes {language.context}: cut it first")
+        rows.append(ids)
+        first.append(max(1, len(context)))
+    return {**padded(rows), "first": torch.tensor(first)}

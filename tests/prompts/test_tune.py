@@ -1,0 +1,210 @@
+"""PromptDPSGD: every adapter is clipped example by example, starts where its text would, and leaves as peft has it."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from tests.prompts import tiny
+
+from tacit import sgd
+from tacit.ledger import EvaluationData, Ledger
+from tacit.prompts import LanguageModel, ModelError, PromptError, Template, Verbalizer, tune
+from tacit.prompts.adapters import Trained, adapt
+from tacit.prompts.tuning import LabelLoss, TextLoss, labelled, unlabelled
+
+peft = pytest.importorskip("peft")
+
+ASK = Template("review: {text} . sentiment :", instruction="which sentiment is it?")
+WORDS = Verbalizer({"no": "bad", "yes": "good"})
+CASES = {
+    "soft": (tiny.llama, ASK, {}),
+    "prefix": (tiny.llama, ASK, {}),
+    "lora": (tiny.llama, ASK, {}),
+    "soft-gpt2": (tiny.gpt2, ASK, {}),
+    "prefix-gpt2": (tiny.gpt2, ASK, {}),
+    "lora-gpt2": (tiny.gpt2, ASK, {}),
+    "soft-bert": (tiny.bert, Template("{text} . it was {mask} ."), {}),
+    "lora-bert": (tiny.bert, Template("{text} . it was {mask} ."), {}),
+}
+
+
+def adapted(case: str):
+    build, template, more = CASES[case]
+    language = LanguageModel(build().double(), tiny.tokenizer())
+    model = adapt(language, case.partition("-")[0], start="which sentiment is it?", rank=2, **more).double()
+    torch.manual_seed(1)
+    with torch.no_grad():  # away from LoRA's start, where half of the gradients are zero
+        for p in model.parameters():
+            if p.requires_grad:
+                p += 0.3 * torch.randn_like(p)
+    return LanguageModel(model, tiny.tokenizer()), template
+
+
+def alone(model, loss, rows, i):
+    """The gradient of one example by itself, without padding."""
+    length = int(rows["attention_mask"][i].sum())
+    one = {k: v[i : i + 1, :length] if v.dim() == 2 else v[i : i + 1] for k, v in rows.items()}
+    weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    found = torch.autograd.grad(loss(model, one).sum(), list(weights.values()))
+    return dict(zip(weights, found, strict=True))
+
+
+def compare(language, loss, rows, tolerance):
+    model = Trained(language.model)
+    clip = 0.05
+    result = sgd.clipped_grad(model, loss, rows, clip)
+    expected = {}
+    for i in range(len(rows["input_ids"])):
+        gradient = alone(model, loss, rows, i)
+        norm = torch.sqrt(sum(g.square().sum() for g in gradient.values()))
+        assert float(result.norms[i]) == pytest.approx(float(norm), rel=tolerance)
+        for name, g in gradient.items():
+            expected[name] = expected.get(name, 0) + g * min(1.0, clip / float(norm))
+    scale = max(float(g.abs().max()) for g in expected.values())
+    for name, g in expected.items():
+        assert float((result.sums[name] - g).abs().max()) < tolerance * scale, name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_example_is_clipped_as_if_it_were_alone(case):
+    language, template = adapted(case)
+    rows = labelled(language, template, WORDS, tiny.reviews(6))
+    assert rows["attention_mask"].sum(1).unique().numel() > 2  # padded to different extents
+    # The sums leave in float32; the label loss computes in it.
+    compare(language, LabelLoss(tuple(language.check(template, WORDS))), rows, 2e-5)
+
+
+@pytest.mark.parametrize("case", ["soft", "prefix", "lora"])
+def test_continued_texts_are_clipped_as_if_they_were_alone(case):
+    language, _ = adapted(case)
+    rows = unlabelled(language, Template("review: {text} ."), [text for text, _ in tiny.reviews(5)])
+    compare(language, TextLoss(), rows, 2e-5)
+
+
+@pytest.mark.parametrize("method", ["soft", "prefix"])
+def test_a_prompt_starts_where_its_text_in_front_would_be(method):
+    texts = [text for text, _ in tiny.reviews(7)]
+    plain = LanguageModel(tiny.llama(), tiny.tokenizer())
+    hard = plain.log_probabilities(ASK, WORDS, texts)
+    model = adapt(plain, method, start=ASK.instruction + ASK.separator)
+    soft = LanguageModel(model, tiny.tokenizer())
+    assert soft.log_probabilities(Template(ASK.body), WORDS, texts) == pytest.approx(hard, abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ["soft", "prefix", "lora"])
+def test_tuning_keeps_its_guarantee_and_the_folder_loads_without_tacit(method, tmp_path):
+    data, public = tiny.reviews(60), tiny.reviews(40, seed=5)
+    base = tiny.llama()
+    base.save_pretrained(tmp_path / "base")
+    ledger = Ledger()
+    ledger.register("reviews", epsilon=10.0, delta=1e-4)
+    done = tune(
+        base,
+        tiny.tokenizer(),
+        ASK,
+        WORDS,
+        data,
+        method=method,
+        epsilon=8.0,
+        delta=1e-4,
+        steps=3,
+        batch_size=30,
+        learning_rate=0.05,
+        clip_norm=1.0,
+        evaluate=EvaluationData.declared_public(public, because="simulated"),
+        ledger=ledger,
+        dataset="reviews",
+    )
+    assert done.privacy.upper <= 8.0
+    assert ledger.budget("reviews").charges == 1
+    assert 0 <= done.metrics[-1]["accuracy"] <= 1
+    folder = done.save(tmp_path / "adapter")
+    expected = done.log_probabilities([text for text, _ in public])
+
+    import transformers
+
+    again = peft.PeftModel.from_pretrained(
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base"), str(folder)
+    )
+    found = LanguageModel(again, tiny.tokenizer()).log_probabilities(done.template, WORDS, [t for t, _ in public])
+    assert found == pytest.approx(expected, abs=1e-5)
+    kinds = {p.name for p in folder.iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json", "prompt.json"} <= kinds
+    assert sum(p.stat().st_size for p in folder.glob("*.safetensors")) < 100_000  # the adapter alone
+
+
+def test_tuning_learns_what_the_texts_say():
+    data, public = tiny.reviews(200, longest=3), tiny.reviews(200, seed=5, longest=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sgd.PrivacyWarning)  # no noise here, to see that it learns at all
+        done = tune(
+            tiny.llama(width=32), tiny.tokenizer(), ASK, WORDS, data, method="lora", noise_multiplier=0.0, delta=1e-4,
+            steps=20, batch_size=100, learning_rate=0.03, clip_norm=1.0, physical_batch=130, modules="all-linear",
+        )  # fmt: skip
+    right = sum(a == b for a, (_, b) in zip(done.predict([t for t, _ in public]), public, strict=True))
+    assert right / len(public) > 0.85
+
+
+def test_a_killed_run_goes_on_from_the_adapters_checkpoint(tmp_path):
+    data = tiny.reviews(60)
+
+    def run(**more):
+        return tune(
+            tiny.llama(), tiny.tokenizer(), ASK, WORDS, data, method="lora", noise_multiplier=1.0, delta=1e-4,
+            steps=6, batch_size=20, checkpoint=tmp_path / "run.pt", key_file=tmp_path / "key", checkpoint_every=1,
+            **more,
+        )  # fmt: skip
+
+    class Killed(Exception):
+        pass
+
+    def killing(model, batch):
+        if killing.after == 0:
+            raise Killed
+        killing.after -= 1
+        return 0.0
+
+    killing.after = 3
+    test = EvaluationData.declared_public(data[:4], because="simulated")
+    with pytest.raises(Killed):
+        run(evaluate=test, evaluate_every=1, metric=killing)
+    assert (tmp_path / "run.pt").stat().st_size < 200_000
+    done = run()
+    assert done.fit.training.steps_executed == 6
+    assert "as planned" in str(done.privacy)
+
+
+def test_what_cannot_be_tuned_is_refused_with_what_to_do():
+    def run(model=None, template=ASK, words=WORDS, data=None, **more):
+        settings = {"epsilon": 3.0, "delta": 1e-4, "steps": 1, "batch_size": 2} | more
+        return tune(model or tiny.llama(), tiny.tokenizer(), template, words, data or tiny.reviews(8), **settings)
+
+    with pytest.raises(PromptError, match="one token of this model: 'very good' is very·good"):
+        run(words={"no": "bad", "yes": "very good"})
+    with pytest.raises(PromptError, match="first token of each"):
+        run(words={"no": "bad", "yes": "very good"})
+    with pytest.raises(PromptError, match="begin with the same token"):
+        run(words=Verbalizer({"no": "very bad", "yes": "very good"}, first_token=True))
+    with pytest.raises(PromptError, match="no token for the label word"):
+        run(words={"no": "bad", "yes": "splendid"})
+    with pytest.raises(PromptError, match=r"a prompt has \d+ tokens and the model takes 60"):
+        run(method="soft", virtual_tokens=4, data=[("film " * 70, "no")] * 8)
+    with pytest.raises(PromptError, match=r"needs \{mask\}"):
+        run(model=tiny.bert())
+    with pytest.raises(PromptError, match=r"without \{mask\}"):
+        run(template="{text} it was {mask}")
+    with pytest.raises(PromptError, match="exactly once"):
+        run(template="review: text. sentiment:")
+    with pytest.raises(PromptError, match="label that no class"):
+        run(data=[("film", "maybe")] * 8)
+    with pytest.raises(PromptError, match="method is one of"):
+        run(method="magic")
+    with pytest.raises(PromptError, match="leave no room"):
+        run(method="soft", virtual_tokens=64)
+    with pytest.raises(PromptError, match="prefix tuning needs a model that continues"):
+        run(model=tiny.bert(), template="{text} it was {mask} .", method="prefix")
+    with pytest.raises(ModelError, match="tokenizer"):
+        tune(tiny.llama(), None, ASK, WORDS, tiny.reviews(8), epsilon=1.0, delta=1e-4)
+    assert run(words=Verbalizer({"no": "bad", "yes": "very good"}, first_token=True)).privacy.upper <= 3.0
