@@ -15,6 +15,7 @@ from types import ModuleType
 #: name on the command line -> module of this folder
 EXPERIMENTS = {
     "accountants": "accountants",
+    "census": "census",
 }
 
 
