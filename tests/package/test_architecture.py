@@ -22,6 +22,7 @@ TACIT = {
     "linear_model": {"schema", "accounting", "noise", "ledger", "sgd"},
     "pate": {"accounting", "noise", "ledger"},
     "tuning": {"accounting", "noise", "ledger", "sgd"},
+    "prompts": {"accounting", "noise", "ledger", "sgd", "pate", "datasets"},
 }
 OTHERS = {
     "accounting": {"numpy", "scipy"},
