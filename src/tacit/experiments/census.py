@@ -25,8 +25,8 @@ FLAGS = (
     "sex", "married", "divorced", "latino", "black", "asian", "children", "militaryservice", "uscitizen", "disability",
     "englishability",
 )  # fmt: skip
-# Learning rate and clip norm, from a handful of trials on a fifth of the training rows. A clip norm of 1 gives the logit
-# one point more accuracy, but clips the hard examples most, and the predicted rate is then 11 points too low.
+# Learning rate and clip norm, from a handful of trials on a fifth of the training rows. A clip norm of 1 gives the
+# logit one point more accuracy, but clips the hard examples most, and the predicted rate is then 11 points too low.
 MODELS = {"logit": (0.1, 6.0), "mlp": (0.1, 8.0)}
 
 
