@@ -15,6 +15,7 @@ from tacit.pate.answers import NO_ANSWER, Answers
 from tacit.pate.counts import VoteCounts
 from tacit.pate.privacy import DataDependent, Privacy, Sanitised
 from tacit.pate.smooth import SmoothnessError
+from tacit.pate.teachers import Teachers, TeacherWarning
 
 __all__ = [
     "NO_ANSWER",
@@ -28,5 +29,7 @@ __all__ = [
     "Privacy",
     "Sanitised",
     "SmoothnessError",
+    "TeacherWarning",
+    "Teachers",
     "VoteCounts",
 ]

@@ -68,10 +68,10 @@ class Answers:
 
         Guarantee: post-processing of the answers; costs nothing beyond :attr:`privacy`.
         """
-        from tacit.pate import student as training
+        from tacit.pate.student import fit as train
 
         labelled, labels, rest = self.labelled(x)
-        return training.fit(student, labelled, labels, rest, classes=self.aggregator.classes, **options)
+        return train(student, labelled, labels, rest, classes=self.aggregator.classes, **options)
 
     def diagnostics(self) -> OperatorView:
         """Margins of the votes, and how many were answered at each margin: computed from private votes.

@@ -35,6 +35,8 @@ class VoteCounts:
     partition: str = "any"
     unit: str = "record"
     x: Any = None
+    #: whether the columns are all of the public classes; if not, the aggregator's number of classes counts
+    complete: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "counts", as_counts(self.counts))
@@ -83,8 +85,8 @@ class VoteCounts:
             raise ValueError(f"{os.fspath(path)} is not a file of votes (.npz): {error}") from None
         if "counts" not in names or "teachers" not in names:
             raise ValueError(f"{os.fspath(path)} must hold 'counts' (queries x classes) and 'teachers'")
-        words = {key: str(names[key]) for key in ("partition", "unit") if key in names}
-        return cls(names["counts"], int(names["teachers"]), x=x, **words)
+        partition, unit = (str(names.get(key, usual)) for key, usual in (("partition", "any"), ("unit", "record")))
+        return cls(names["counts"], int(names["teachers"]), partition, unit, x)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise PrivateValueError("votes are private and not pickled; write them with save(path), for their owner alone")
@@ -112,6 +114,9 @@ def given(votes: VoteCounts | ArrayLike, classes: int, teachers: int | None = No
         counts = as_counts(votes)
         largest = int(counts.sum(axis=1).max()) if counts.size else 1
         votes = VoteCounts(counts, max(largest, 1) if teachers is None else teachers, unit=unit)
+    if not votes.complete and votes.classes < classes:
+        missing = np.zeros((len(votes), classes - votes.classes), np.int64)
+        votes = dataclasses.replace(votes, counts=np.concatenate([votes.counts, missing], axis=1), complete=True)
     if votes.classes != classes:
         raise ValueError(
             f"the votes have {votes.classes} columns and the aggregator {classes} classes. The number of classes is "

@@ -1,0 +1,97 @@
+"""Which person is with which teacher? Disjoint parts, so that one person's data reach one teacher alone.
+
+A person is dealt to a teacher by a keyed hash of who they are, which no other person's presence changes: adding or
+removing one person changes one part. Dealing by place in the table gives parts of equal size, but there adding one
+person shifts those behind them, and only replacing one is covered; the card says which.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacit.noise import Key
+
+PARTITIONS = ("keyed", "positions")
+
+
+def keyed(who: Any, parts: int, key: Key) -> NDArray[np.int64]:
+    """The part of every row, by a keyed hash (BLAKE2b) of whom the row is about.
+
+    Guarantee: the part of a row depends on its own ``who`` and the key alone, so all rows of one person are in one part
+    and adding or removing a person changes that part only. The key is secret, so that nobody can aim at a part.
+
+    >>> key = Key(bytes(32))
+    >>> all_of_them = keyed(["ann", "bob", "ann", "cy"], 5, key)
+    >>> bool((all_of_them[[0, 2, 3]] == keyed(["ann", "ann", "cy"], 5, key)).all())
+    True
+    """
+    known: dict[str, int] = {}
+    result = np.empty(len(who), np.int64)
+    for row, person in enumerate(who):
+        name = _name(person)
+        if name not in known:
+            words = key.stream("partition", 0, name)
+            known[name] = (int(words[0]) | int(words[1]) << 32) % parts
+        result[row] = known[name]
+    return result
+
+
+def positions(people: Any, parts: int) -> NDArray[np.int64]:
+    """The part of every row by the place at which its person first occurs: parts of equal numbers of people.
+
+    >>> positions(["ann", "bob", "ann", "cy"], 2).tolist()
+    [0, 1, 0, 0]
+    """
+    place: dict[str, int] = {}
+    return np.array([place.setdefault(_name(person), len(place)) % parts for person in people], dtype=np.int64)
+
+
+def contents(x: Any, y: Any) -> list[bytes]:
+    """A name for every record made of what it holds, for data without people's identifiers: equal records, one name.
+
+    The place of a record in the table is no name: adding a record before it would change it.
+    """
+    rows = _as_rows(x)
+    labels = _as_rows(y)
+    return [hashlib.sha256(rows[i] + b"|" + labels[i]).digest() for i in range(len(rows))]
+
+
+def _as_rows(data: Any) -> list[bytes]:
+    if hasattr(data, "detach"):
+        data = data.detach().cpu().numpy()
+    elif hasattr(data, "to_numpy"):
+        data = data.to_numpy()
+    if isinstance(data, np.ndarray) and data.dtype != object:
+        flat = np.ascontiguousarray(data).reshape(len(data), -1)
+        return [row.tobytes() for row in flat]
+    return [_row(value) for value in data]
+
+
+def _row(value: Any) -> bytes:
+    if isinstance(value, np.ndarray):
+        if value.dtype == object:
+            return b"[" + b",".join(_row(v) for v in value.tolist()) + b"]"
+        return str(value.dtype).encode() + value.tobytes()
+    if isinstance(value, list | tuple):
+        return b"[" + b",".join(_row(v) for v in value) + b"]"
+    if hasattr(value, "detach"):
+        return _row(value.detach().cpu().numpy())
+    if value is None or isinstance(value, str | bytes | bool | int | float | np.generic):
+        return _name(value).encode()
+    raise TypeError(
+        f"a record of type {type(value).__name__} has no name of its own: pass unit=, one identifier a record"
+    )
+
+
+def _name(person: Any) -> str:
+    """An identifier with its type, so that 1 and "1" are two people and numpy's 1 is Python's."""
+    value = person.item() if hasattr(person, "item") else person
+    if isinstance(value, bytes):
+        return f"bytes:{value.hex()}"
+    if value is None or isinstance(value, str | bool | int | float):
+        return f"{type(value).__name__}:{value!r}"
+    raise TypeError(f"a person is named by a text, a number or bytes, not by {type(value).__name__}")

@@ -1,0 +1,191 @@
+"""How are hundreds of small torch teachers trained at once? Stacked: their weights are one tensor with a teacher axis.
+
+``torch.func.stack_module_state`` stacks the weights and ``vmap`` runs all the models in one call. Each teacher draws
+its batches from its own part, and the loss is the sum over teachers, so that no gradient passes from one to another;
+the optimizers used are elementwise. The number of steps is fixed, whatever the parts hold. A model that vmap cannot
+run is trained one teacher at a time, by the same code.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call, stack_module_state, vmap
+
+Augment = Callable[[Tensor], Tensor]
+
+
+class StackedTeachers:
+    """Torch models with a part of the data each; ``fit`` and ``predict`` work on all of them.
+
+    ``make`` gives a model; it is called once a teacher, after seeding torch, so that the models differ.
+    """
+
+    def __init__(self, make: Callable[[], torch.nn.Module], count: int, seed: int = 0) -> None:
+        self.models: list[torch.nn.Module] = []
+        with torch.random.fork_rng(devices=[]):
+            for i in range(count):
+                torch.manual_seed(seed * 1_000_003 + i)
+                model = make()
+                if isinstance(model, torch.nn.Module) and self.models and model is self.models[0]:
+                    raise ValueError("make_model gave the same module twice; it must make a new one each time")
+                self.models.append(model)
+
+    def fit(
+        self,
+        x: Tensor,
+        y: Tensor,
+        parts: Sequence[np.ndarray[Any, Any]],
+        *,
+        steps: int,
+        batch_size: int,
+        learning_rate: float,
+        weight_decay: float,
+        augment: Augment | None,
+        together: int,
+        device: torch.device,
+        seed: int,
+        average: float = 0.0,
+        only: Sequence[int] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Train every teacher (or ``only`` some) on its own rows.
+
+        ``average`` is the decay of an exponential average of the weights, which is what the teacher ends with (0: the
+        last weights).
+        """
+        everyone = list(range(len(self.models))) if only is None else list(only)
+        for start in range(0, len(everyone), together):
+            group = everyone[start : start + together]
+            rows = [torch.as_tensor(parts[i], device=device) for i in group]
+            stack = _Stack([self.models[i] for i in group], device)
+            # Random numbers by teacher and step, drawn for all of them alike: none depends on what a part holds.
+            generator = torch.Generator(device=device)
+            generator.manual_seed(seed * 7_919 + start + 1)
+            table = torch.zeros(len(group), max(1, *(len(r) for r in rows)), dtype=torch.long, device=device)
+            for i, r in enumerate(rows):
+                table[i, : len(r)] = r
+            sizes = torch.tensor([max(1, len(r)) for r in rows], device=device)[:, None]
+            # A teacher without rows stands in the stack, so that who else has any changes nothing, and learns nothing.
+            taught = torch.tensor([float(len(r) > 0) for r in rows], device=device)[:, None]
+            optimizer = torch.optim.AdamW(stack.trainable(), lr=learning_rate, weight_decay=weight_decay)
+            mean = [p.detach().clone() for p in stack.trainable()] if average else []
+            stack.train()
+            for step in range(steps):
+                for g in optimizer.param_groups:
+                    warm = min(1.0, (step + 1) / max(1, steps // 20))
+                    g["lr"] = learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / steps))
+                draw = torch.rand(len(group), batch_size, generator=generator, device=device)
+                place = (draw * sizes).long().clamp_(max=sizes - 1)
+                chosen = table.gather(1, place).reshape(-1)
+                batch = x[chosen]
+                if augment is not None:
+                    batch = augment(batch)
+                logits = stack(batch.reshape(len(group), batch_size, *batch.shape[1:]))
+                loss = torch.nn.functional.cross_entropy(
+                    logits.reshape(-1, logits.shape[-1]), y[chosen], reduction="none"
+                )
+                optimizer.zero_grad(set_to_none=True)
+                ((loss.reshape(len(group), batch_size) * taught).sum() / batch_size).backward()
+                optimizer.step()
+                if average:
+                    keep = min(average, (1 + step) / (10 + step))
+                    torch._foreach_lerp_(mean, [p.detach() for p in stack.trainable()], 1 - keep)
+            if average:
+                with torch.no_grad():
+                    for p, m in zip(stack.trainable(), mean, strict=True):
+                        p.copy_(m)
+            stack.unload()
+            if progress is not None:
+                progress(len(group))
+
+    def renew(self, which: Sequence[int], make: Callable[[], torch.nn.Module], seed: int) -> None:
+        """New models in the place of some that failed."""
+        fresh = StackedTeachers(make, len(which), seed)
+        for i, model in zip(which, fresh.models, strict=True):
+            self.models[i] = model
+
+    def broken(self) -> list[int]:
+        """Teachers whose weights are not finite."""
+        return [i for i, m in enumerate(self.models) if not all(bool(torch.isfinite(p).all()) for p in m.parameters())]
+
+    def predict(self, x: Tensor, *, together: int, device: torch.device, rows: int = 512) -> np.ndarray[Any, Any]:
+        """The label of every row by every teacher: teachers x rows."""
+        found = np.empty((len(self.models), len(x)), np.int64)
+        for start in range(0, len(self.models), together):
+            stack = _Stack(self.models[start : start + together], device)
+            stack.eval()
+            with torch.no_grad():
+                for first in range(0, len(x), rows):
+                    logits = stack(x[first : first + rows].to(device), shared=True)
+                    found[start : start + together, first : first + rows] = logits.argmax(-1).cpu().numpy()
+        return found
+
+
+class _Stack:
+    """Some models as one: stacked weights and buffers, called with vmap, or one by one where vmap cannot."""
+
+    def __init__(self, models: list[torch.nn.Module], device: torch.device) -> None:
+        self.models = [model.to(device).train() for model in models]  # stacking wants one mode for all
+        self.alone = not _can_stack(self.models)
+        if self.alone:
+            return
+        self.parameters, self.buffers = stack_module_state(self.models)
+        self.base = copy.deepcopy(self.models[0])
+
+    def trainable(self) -> list[Tensor]:
+        if self.alone:
+            return [p for model in self.models for p in model.parameters() if p.requires_grad]
+        return [p for p in self.parameters.values() if p.requires_grad]
+
+    def train(self) -> None:
+        for model in self.models if self.alone else [self.base]:
+            model.train()
+
+    def eval(self) -> None:
+        for model in self.models if self.alone else [self.base]:
+            model.eval()
+
+    def __call__(self, x: Tensor, shared: bool = False) -> Tensor:
+        if not self.alone:
+            try:
+                return self._together(x, shared)
+            except RuntimeError as error:
+                if not any(word in str(error) for word in ("vmap", "functorch", "batching rule")):
+                    raise
+                self._part()
+        return torch.stack([model(x if shared else x[i]) for i, model in enumerate(self.models)])
+
+    def _together(self, x: Tensor, shared: bool) -> Tensor:
+        def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], rows: Tensor) -> Tensor:
+            return functional_call(self.base, (parameters, buffers), (rows,))
+
+        run = vmap(one, in_dims=(0, 0, None if shared else 0), randomness="different")
+        return run(self.parameters, self.buffers, x)
+
+    def _part(self) -> None:
+        """Give up stacking; only before the first step, while the models still hold the same weights."""
+        self.alone = True
+
+    def unload(self) -> None:
+        """Write the weights back into the models."""
+        if self.alone:
+            return
+        with torch.no_grad():
+            for i, model in enumerate(self.models):
+                for name, value in model.named_parameters():
+                    value.copy_(self.parameters[name][i])
+                for name, value in model.named_buffers():
+                    value.copy_(self.buffers[name][i])
+
+
+def _can_stack(models: list[torch.nn.Module]) -> bool:
+    first = [(name, p.shape) for name, p in models[0].named_parameters()]
+    same = all([(n, p.shape) for n, p in model.named_parameters()] == first for model in models)
+    return same and all(type(model) is type(models[0]) for model in models)
