@@ -130,7 +130,8 @@ def differences(state: dict[str, Any], plan: Plan, configuration: dict[str, Any]
     changed = sorted(name for name in new if name != "earlier" and old.get(name) != new[name])
     if changed:
         found.append(f"the plan ({', '.join(changed)})")
-    found += [name for name in configuration if state["configuration"].get(name) != configuration[name]]
+    before = state["configuration"]
+    found += [name for name in {**before, **configuration} if before.get(name) != configuration.get(name)]
     return found
 
 

@@ -31,6 +31,7 @@ from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_many_, normal
 from tacit.sgd import checkpoint as checkpoints
 from tacit.sgd import laplace, validation
+from tacit.sgd.augment import Augment, repeat, views_of
 from tacit.sgd.batches import Loss
 from tacit.sgd.bounds import Clipping
 from tacit.sgd.checkpoint import CheckpointError
@@ -57,6 +58,7 @@ class Training:
 
     ``clip_norm`` and ``noise_schedule`` may be functions of the step or lists, fixed in advance. ``adaptive`` lets the
     clip norm follow a quantile. ``mechanism="laplace"`` clips in L1 norm and gives pure ε (small models).
+    ``augment`` makes a random view of one example; ``views`` of them are averaged before clipping, at no further cost.
     ``ema`` is the decay of an average of the weights, :attr:`average`. ``compile=True`` compiles the step where it can.
 
     With ``checkpoint`` the run is saved there every ``checkpoint_every`` steps and resumed where the file exists; the
@@ -106,6 +108,8 @@ class Training:
         scheduler: Any = None,
         ema: float | None = None,
         physical_batch: int | None = None,
+        augment: Augment | None = None,
+        views: int = 1,
         ledger: Ledger | None = None,
         dataset: str | None = None,
         purpose: str = "private training",
@@ -182,6 +186,9 @@ class Training:
         self._halves = physical_batch is None
         self.scheduler, self._ema, self._check, self._compile = scheduler, ema, check, compile
         # One object for the whole run: a compiled step holds for the loss it was made with.
+        if views < 1 or (views > 1 and augment is None):
+            raise ValueError("views is how many random views augment= makes of each example: a positive whole number")
+        self._augment, self._views = augment, views
         self._unit_loss = weighted(loss) if self.units is not None else loss
         self.ledger, self.dataset, self.purpose = ledger, dataset, purpose
         self._average = {n: p.detach().clone() for n, p in self.parameters.items()} if ema is not None else None
@@ -199,6 +206,8 @@ class Training:
         self._retired: Key | None = None
         # Now, because schedules change the optimizer as they go.
         self._settings = checkpoints.configuration(model, self.parameters, loss, optimizer, scheduler, ema)
+        if augment is not None:
+            self._settings["the augmentation"] = [getattr(augment, "__qualname__", type(augment).__name__), views]
         if self._checkpoint is not None and self._checkpoint.exists():
             self._continue(key)
         if self._key is None and self._ended is None:
@@ -373,11 +382,14 @@ class Training:
         batch, loss = piece.data, self.loss
         if piece.weights is not None:
             batch, loss = (piece.data, piece.weights), self._unit_loss
+        views = self.plan.records_per_unit
+        if self._augment is not None:
+            data = views_of(piece.data, self._augment, self._views)
+            batch = data if piece.weights is None else (data, repeat(piece.weights, self._views))
+            views *= self._views
         bound = clipping.sensitivity  # by layer: the whole clip norm, which is divided among the layers anew
         if self.plan.kind == "laplace":
-            found, norms, losses = laplace.clipped_l1(
-                self.model, loss, batch, bound, piece.mask, self.plan.records_per_unit
-            )
+            found, norms, losses = laplace.clipped_l1(self.model, loss, batch, bound, piece.mask, views)
         else:
             result = clipped_grad(
                 self.model,
@@ -386,7 +398,7 @@ class Training:
                 bound,
                 clipping=self._clipping,  # type: ignore[arg-type]
                 mask=piece.mask,
-                views=self.plan.records_per_unit,
+                views=views,
                 check=self._check,
                 compile=self._compile,
             )
