@@ -322,6 +322,48 @@ class _Question:
         return found
 
 
+class Reader:
+    """The upper end of δ(ε) of one mechanism at many ε: a curve that was made for one ε serves its neighbours too."""
+
+    #: relative width at which a kept curve is good enough
+    CLOSE = 1e-6
+
+    def __init__(self, mechanism: Mechanism, adjacency: str, group: int) -> None:
+        self.question = _Question(mechanism, adjacency, group, None)
+        self.kept: dict[str, list[Curve]] = {direction: [] for direction in DIRECTIONS}
+
+    def upper(self, epsilon: float) -> float:
+        """A certified upper bound on δ(ε), the larger of both directions."""
+        question = self.question
+        if not question.members or question.renyi_only:
+            return question.delta(epsilon)[1]
+        high = 0.0
+        for direction, parts in zip(DIRECTIONS, question.upper, strict=True):
+            assert parts is not None
+            high = max(high, self._direction(direction, parts, epsilon))
+            if all(loss.symmetric for loss, _ in parts):
+                break
+        return high
+
+    def _direction(self, direction: str, parts: Parts, epsilon: float) -> float:
+        infinite, finite = _split(parts)
+        slack = self.question._overflow(epsilon)
+        best = sum(loss.supremum * times for loss, times in finite)
+        if not finite or epsilon >= best:
+            return min(1.0, infinite + slack)
+        for curve in self.kept[direction]:
+            low, high = curve.interval(epsilon)
+            if high - low <= self.CLOSE * low:
+                return min(1.0, infinite + (1 - infinite) * high * (1 + 1e-15) + slack)
+        fresh = next(self.question._candidates(finite, epsilon=epsilon))
+        if fresh is not None:
+            low, high = fresh.interval(epsilon)
+            if high - low <= self.CLOSE * low:
+                self.kept[direction] = [fresh, *self.kept[direction][:15]]
+                return min(1.0, infinite + (1 - infinite) * high * (1 + 1e-15) + slack)
+        return self.question._direction_delta(parts, epsilon)[1]
+
+
 class OneStep:
     """δ(ε) of one use of one mechanism: P[L > ε] - e^ε Q[L > ε]."""
 

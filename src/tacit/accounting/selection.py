@@ -26,6 +26,7 @@ from tacit.accounting.base import Mechanism, check_positive, unit_message
 from tacit.accounting.contour import log_kappa
 from tacit.accounting.errors import AccountingError, UnitError
 from tacit.accounting.losses import Loss
+from tacit.accounting.pricing import Reader
 from tacit.accounting.pricing import delta as certified_delta
 from tacit.accounting.pricing import epsilon as certified_epsilon
 from tacit.accounting.renyi import RenyiCurve
@@ -235,10 +236,7 @@ class Either(Mechanism):
 
     def own_delta(self, epsilon: float, adjacency: str, group: int) -> tuple[float, float]:
         """(lower, upper) bounds on δ at ``epsilon``: no lower one, and the mean of the members' upper ones."""
-        high = 0.0
-        for part, weight in self.members():
-            high += weight * certified_delta(part, epsilon, adjacency=adjacency, group=group).upper
-        return 0.0, min(high * (1 + 1e-12), 1.0)
+        return 0.0, _profile(self, adjacency, group)(epsilon)
 
     def own_epsilon(self, delta: float, adjacency: str, group: int) -> tuple[float, float]:
         """(lower, upper) bounds on ε at ``delta``: the upper one lies between the cheapest and the dearest member."""
@@ -364,10 +362,12 @@ def theorem_six(selected: Selected, order: float, *, adjacency: str = "add-remov
 @functools.lru_cache(maxsize=64)
 def _profile(mechanism: Mechanism, adjacency: str, group: int) -> Callable[[float], float]:
     """The certified upper end of the base's δ(ε), each value computed once."""
+    parts = mechanism.members() if isinstance(mechanism, Either) else [(mechanism, 1.0)]
+    readers = [(Reader(part, adjacency, group), weight * (1 + 1e-15)) for part, weight in parts]
 
     @functools.lru_cache(maxsize=4096)
     def at(epsilon: float) -> float:
-        return certified_delta(mechanism, epsilon, adjacency=adjacency, group=group).upper
+        return min(1.0, sum(weight * reader.upper(epsilon) for reader, weight in readers))
 
     return at
 

@@ -5,6 +5,7 @@ numpy only. Training uses :mod:`tacit.noise.tensor` (torch), where noise is a fu
 element index). docs/noise.md says what each guarantees.
 """
 
+from tacit.noise.counts import bernoulli_exp, exponential_choice, poisson, truncated_negative_binomial
 from tacit.noise.discrete import bernoulli, discrete_gaussian, discrete_laplace, uniform_integers
 from tacit.noise.exact import add_gaussian, add_laplace, default_granularity
 from tacit.noise.keys import Key, KeyFileError
@@ -16,10 +17,14 @@ __all__ = [
     "add_gaussian",
     "add_laplace",
     "bernoulli",
+    "bernoulli_exp",
     "bernoulli_mask",
     "default_granularity",
     "discrete_gaussian",
     "discrete_laplace",
+    "exponential_choice",
+    "poisson",
+    "truncated_negative_binomial",
     "uniform",
     "uniform_integers",
 ]

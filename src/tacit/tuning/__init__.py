@@ -1,0 +1,30 @@
+"""How do I choose hyper-parameters without leaking?
+
+Good defaults first (:func:`good_defaults`), then public data (:func:`tune_on_public`), which cost nothing; then
+:class:`PrivateSearch`, which pays for every look at the private data out of one total budget.
+"""
+
+from __future__ import annotations
+
+from tacit.tuning.errors import AdaptiveError, SearchFailed, TuningError
+from tacit.tuning.exponential import exponential_mechanism, generalised_exponential_mechanism
+from tacit.tuning.scores import Score, bounded_loss, correct_count
+from tacit.tuning.search import Found, PrivateSearch, SearchPrivacy
+from tacit.tuning.space import LogUniform, Space, Uniform
+
+__all__ = [
+    "AdaptiveError",
+    "Found",
+    "LogUniform",
+    "PrivateSearch",
+    "Score",
+    "SearchFailed",
+    "SearchPrivacy",
+    "Space",
+    "TuningError",
+    "Uniform",
+    "bounded_loss",
+    "correct_count",
+    "exponential_mechanism",
+    "generalised_exponential_mechanism",
+]

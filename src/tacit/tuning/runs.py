@@ -1,0 +1,136 @@
+"""How is one candidate run, so that nothing about it gets out? Training, score, and silence around both."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import logging
+import math
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+from tacit import accounting as acc
+from tacit.tuning.errors import TuningError
+from tacit.tuning.space import Candidate
+
+Train = Callable[[Candidate, float], Any]
+Judge = Callable[[Any], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one run gave: a model and its score, or the error it ended with and the lowest score."""
+
+    candidate: Candidate
+    model: Any
+    score: float
+    #: drawn without the data, to break ties
+    lot: int
+    #: how it failed, where it did
+    error: str = ""
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """Outcomes are compared by this."""
+        return self.score, self.lot
+
+
+def run_one(train: Train, judge: Judge, candidate: Candidate, noise: float, priced: acc.Mechanism, lot: int) -> Outcome:
+    """Train and score one candidate.
+
+    A failure is an outcome like any other, with the lowest score: whether a run fails may depend on the data, so that
+    stopping the search for it would be a release of its own.
+    """
+    try:
+        made = train(dict(candidate), noise)
+        if is_training(made):
+            check_plan(made, priced)
+            model = _driven(made)
+        else:
+            model = made
+        score = float(judge(model))
+    except Exception as error:  # noqa: BLE001 - see above
+        return Outcome(candidate, None, -math.inf, lot, f"{type(error).__name__}: {error}")
+    return Outcome(candidate, model, -math.inf if math.isnan(score) else score, lot)
+
+
+def is_training(made: Any) -> bool:
+    """Whether this is a :class:`tacit.sgd.Training` (or walks like one) that has not run yet."""
+    return all(hasattr(made, name) for name in ("plan", "step", "model", "done")) and not made.done
+
+
+def check_plan(training: Any, priced: acc.Mechanism) -> None:
+    """Refuse a run whose own description is not the one that was priced."""
+    if training.plan.mechanism != priced:
+        raise TuningError(
+            f"the run says it costs {training.plan.mechanism!r}, but {priced!r} was priced: train(candidate, noise) "
+            "must build the same training whenever it is called, with noise_multiplier=noise"
+        )
+    if training.ledger is not None:
+        raise TuningError(
+            "a candidate's training charges a ledger of its own; the search charges once, for all of them"
+        )
+
+
+def _driven(training: Any) -> Any:
+    for batch in training:
+        training.step(batch)
+    if getattr(training, "_average", None) is not None:
+        training.model.load_state_dict(training.average, strict=False)
+    return training.model
+
+
+class _Nowhere(io.TextIOBase):
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[TextIO]:
+    """Standard output and error, logging and warnings go nowhere; gives back the true standard error.
+
+    What candidate runs would print tells how many there were and how they went.
+    """
+    out, err, level = sys.stdout, sys.stderr, logging.root.manager.disable
+    sys.stdout = sys.stderr = _Nowhere()
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield err
+    finally:
+        sys.stdout, sys.stderr = out, err
+        logging.disable(level)
+
+
+@contextlib.contextmanager
+def clock(stream: TextIO, wanted: bool) -> Iterator[None]:
+    """Elapsed time on a terminal, and nothing else: a bar would tell how many runs there are."""
+    if not wanted:
+        yield
+        return
+    began, ended = time.monotonic(), threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(1.0):
+            seconds = int(time.monotonic() - began)
+            stream.write(f"\r\033[Ksearching  {seconds // 60}:{seconds % 60:02d}")
+            stream.flush()
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        stream.write("\r\033[K")
+        stream.flush()

@@ -1,0 +1,145 @@
+"""How good is a candidate, privately? Scores of known sensitivity, with exact noise.
+
+In private selection the base mechanism releases a model *and* its score; both have to be private. A :class:`Score` is a
+statistic of a private validation set with a stated sensitivity; calling it adds noise, drawn exactly, and
+:attr:`Score.mechanism` is what that costs. The exponential mechanism uses the same statistic without noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tacit import accounting as acc
+from tacit.noise import add_gaussian, add_laplace
+from tacit.tuning.errors import TuningError
+
+#: Losses of single records are rounded to multiples of 1/GRID, so that their sum is exact.
+GRID = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """A statistic of a model on private data, the larger the better, that one record moves by at most ``sensitivity``.
+
+    ``function(model)`` gives the exact statistic; it stays inside. ``noise`` is the noise's scale in units of the
+    sensitivity. ``replace`` is what replacing one record can move (default: twice the sensitivity). ``monotone`` says
+    that adding a record never lowers the statistic of any model, or never raises it; the exponential mechanism then
+    costs half under add/remove.
+
+    Guarantee: a call releases one number and costs :attr:`mechanism`, for the unit that ``sensitivity`` was stated for.
+
+    >>> score = Score(lambda model: 17.0, noise=2.0)
+    >>> isinstance(score(None), float), score.mechanism
+    (True, Gaussian(2))
+    """
+
+    function: Callable[[Any], float]
+    sensitivity: float = 1.0
+    noise: float = 20.0
+    replace: float | None = None
+    monotone: bool = False
+    kind: str = "gaussian"
+    unit: str = "record"
+    name: str = "score"
+
+    def __post_init__(self) -> None:
+        for name in ("sensitivity", "noise"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and 0 < value < math.inf):
+                raise TuningError(f"the {name} of a score is a number above 0, not {value!r}")
+        if self.kind not in ("gaussian", "laplace"):
+            raise TuningError(f"the noise of a score is 'gaussian' or 'laplace', not {self.kind!r}")
+
+    @property
+    def mechanism(self) -> acc.Mechanism:
+        """What one noisy score costs."""
+        moved = 2.0 if self.replace is None else self.replace / self.sensitivity
+        kind = acc.Gaussian if self.kind == "gaussian" else acc.Laplace
+        return kind(self.noise, replace=moved, unit=self.unit)
+
+    def exact(self, model: Any) -> float:
+        """The statistic itself: private, for mechanisms only."""
+        return float(self.function(model))
+
+    def __call__(self, model: Any) -> float:
+        """The statistic with noise: what may be compared and released."""
+        add = add_gaussian if self.kind == "gaussian" else add_laplace
+        return float(add(self.exact(model), self.noise * self.sensitivity))
+
+
+def correct_count(
+    inputs: Any,
+    targets: Any,
+    *,
+    noise: float = 20.0,
+    predict: Callable[[Any, Any], Any] | None = None,
+    unit: str = "record",
+) -> Score:
+    """The number of right answers on a private validation set.
+
+    Adding or removing one record moves it by at most 1, always the same way; replacing one by at most 1. ``predict``
+    turns (model, inputs) into class numbers or names; by default ``model.predict``, or the largest output of a torch
+    model.
+
+    >>> score = correct_count([[0], [1]], [0, 1], predict=lambda model, x: [0, 0])
+    >>> score.exact(None), score.mechanism
+    (1.0, Gaussian(20, replace=1))
+    """
+    wanted = np.asarray(targets)
+    answer = predict or _predict
+
+    def count(model: Any) -> float:
+        given = np.asarray(answer(model, inputs))
+        if given.shape != wanted.shape:
+            raise TuningError(f"the model gives answers of shape {given.shape} for targets of shape {wanted.shape}")
+        return float(np.count_nonzero(given == wanted))
+
+    return Score(count, 1.0, noise, 1.0, True, "gaussian", unit, "right answers")
+
+
+def bounded_loss(
+    losses: Callable[[Any], Any],
+    *,
+    bound: float = 1.0,
+    noise: float = 20.0,
+    unit: str = "record",
+) -> Score:
+    """Minus the sum of each validation record's loss, cut to [0, ``bound``].
+
+    ``losses(model)`` gives one loss per record. Each is rounded to a fixed grid, so that the sum is exact and one
+    record moves it by at most ``bound``.
+
+    >>> bounded_loss(lambda model: [0.5, 3.0]).exact(None)
+    -1.5
+    """
+    if not 0 < bound < math.inf:
+        raise TuningError(f"the bound of a loss is a number above 0, not {bound!r}")
+
+    def total(model: Any) -> float:
+        each = np.asarray(losses(model), dtype=np.float64)
+        cut = np.clip(np.nan_to_num(each / bound, nan=1.0, posinf=1.0, neginf=1.0), 0.0, 1.0)
+        return -float(int(np.rint(cut * GRID).astype(np.int64).sum()) / GRID) * bound
+
+    return Score(total, bound, noise, bound, True, "gaussian", unit, "bounded loss")
+
+
+def _predict(model: Any, inputs: Any) -> Any:
+    """Class answers of a scikit-learn estimator or of a torch model."""
+    if hasattr(model, "predict"):
+        return model.predict(inputs)
+    import torch
+
+    was = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            outputs = torch.cat([model(part) for part in torch.as_tensor(inputs).split(4096)])
+    finally:
+        model.train(was)
+    binary = outputs.dim() < 2 or outputs.shape[1] == 1
+    return ((outputs.flatten() > 0).long() if binary else outputs.argmax(1)).cpu().numpy()

@@ -1,0 +1,524 @@
+"""How do I choose hyper-parameters without leaking? :class:`PrivateSearch`: one total budget, one charge, one model.
+
+    search = PrivateSearch({"learning_rate": [0.1, 1.0]}, train, score, epsilon=3.0, delta=1e-6)
+    found = search.run()
+    found.best, found.model, found.privacy
+
+The total price is fixed first; the noise of a run follows from it. The base of the pricing is a run with its score.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tacit import accounting as acc
+from tacit import noise as exact
+from tacit.ledger import Charge, Ledger, Release, charged, public
+from tacit.noise.entropy import SYSTEM, random_bits
+from tacit.tuning import exponential, runs
+from tacit.tuning.errors import SearchFailed, TuningError
+from tacit.tuning.runs import Outcome
+from tacit.tuning.scores import Score
+from tacit.tuning.scratch import Scratch
+from tacit.tuning.space import Candidate, Space
+
+#: How the number of runs is drawn, or that all candidates are trained.
+METHODS = (
+    "geometric",
+    "logarithmic",
+    "negative-binomial",
+    "poisson",
+    "threshold",
+    "exponential",
+    "generalised-exponential",
+)
+#: The part of ε that the exponential mechanism's choice gets unless it is said.
+CHOICE_SHARE = 0.1
+SELECTED = "selected by a mechanism whose guarantee is stated beside it"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class SearchPrivacy:
+    """The guarantee of a search: of the selected model, its hyper-parameters and its score, together."""
+
+    epsilon: acc.Bound
+    delta: float
+    adjacency: str
+    unit: str
+    mechanism: acc.Mechanism
+    basis: str
+
+    @property
+    def upper(self) -> float:
+        """The ε that is claimed."""
+        return self.epsilon.upper
+
+    @property
+    def lower(self) -> float:
+        """No accountant could claim less than this for the same mechanism."""
+        return self.epsilon.lower
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a card."""
+        plain: Mapping[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**plain, "epsilon": self.epsilon.to_dict(), "mechanism": self.mechanism.to_dict()}
+
+    def __repr__(self) -> str:
+        return f"{self.epsilon!r}, {self.basis}, tuning: charged"
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search releases, all of it covered by :attr:`privacy`.
+
+    ``best`` and ``model`` are None where the law of the runs allows that nothing is released (Poisson, threshold).
+    ``score`` is the noisy score of the selected run; the exponential mechanism releases none.
+    """
+
+    best: Candidate | None
+    model: Any
+    score: float | None
+    privacy: SearchPrivacy
+    noise: float | None
+    charge: Charge | None = None
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nothing was selected."""
+        return self.best is None
+
+    def release(self) -> Release:
+        """Hyper-parameters and score as values that may leave."""
+
+        def marked(value: Any) -> Any:
+            return charged(value, self.charge) if self.charge is not None else public(value, SELECTED)
+
+        return Release(
+            {
+                "best": marked(self.best),
+                "score": marked(self.score),
+                "epsilon": public(self.privacy.upper, "price of the mechanism, computed without the data"),
+                "delta": public(self.privacy.delta, "chosen before the data were seen"),
+            }
+        )
+
+    def for_card(self) -> dict[str, Any]:
+        """The fields of a :class:`tacit.report.Run` that say what was released, at what price, tuning included."""
+        privacy = self.privacy
+        return {
+            "mechanism": privacy.mechanism,
+            "delta": privacy.delta,
+            "adjacency": privacy.adjacency,
+            "epsilon": privacy.epsilon,
+            "method": privacy.basis,
+            "covered": (
+                "the selected model and everything computed from it",
+                "its hyper-parameters" + ("" if self.score is None else " and its noisy score"),
+            ),
+            "tuning": "charged",
+            "tuning_note": "The price is that of the whole search: every run's training and score, and the choice.",
+        }
+
+
+class PrivateSearch:
+    """Try candidates, release the best, within a total budget.
+
+    ``space``: a grid or distributions (:class:`Space`). ``train(candidate, noise)`` returns a
+    :class:`tacit.sgd.Training` with ``noise_multiplier=noise`` that has not begun (the search runs it), or, where
+    ``mechanism(candidate, noise)`` or ``train.mechanism(candidate, noise)`` describes it, any trained model. ``score``
+    is a :class:`Score`. ``epsilon`` and ``delta`` are the *total* budget: :attr:`noise` follows from it.
+
+    ``method``: the law of the random number of runs (``"geometric"``, ``"logarithmic"``, ``"negative-binomial"`` with
+    ``eta``, ``"poisson"``, with ``runs`` runs on average), ``"threshold"`` (the first run whose score reaches
+    ``threshold``, at most ``runs`` runs on average), or ``"exponential"`` and ``"generalised-exponential"``: every
+    candidate is trained and paid for, and one is chosen with ``choice_epsilon`` (for the latter ``sensitivities`` gives
+    one number for each candidate).
+
+    Guarantee: what :meth:`run` returns is (``epsilon``, ``delta``)-DP for ``adjacency`` and the unit of the mechanisms,
+    if train and score are what they say. The number of runs, and everything about those not selected, stays inside.
+    A candidate draws, trains and is scored without knowledge of the others. ``ledger`` is charged once, before the
+    first run. ``workers`` runs go on side by side (``executor``: ``"thread"`` or ``"process"``). With ``scratch`` an
+    interrupted search goes on where the same is started again; the folder is deleted at the end.
+
+    >>> from tacit.tuning import Score
+    >>> answers = {"a": 10.0, "b": 400.0}
+    >>> search = PrivateSearch({"which": ["a", "b"]}, lambda candidate, noise: candidate["which"], Score(answers.get),
+    ...                        mechanism=lambda candidate, noise: acc.Gaussian(noise), epsilon=1.0, delta=1e-6, runs=20)
+    >>> found = search.run()
+    >>> found.best in ({"which": "a"}, {"which": "b"}), 0.999 < found.privacy.upper <= 1.0
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        space: Any,
+        train: Callable[..., Any],
+        score: Score,
+        *,
+        method: str = "geometric",
+        epsilon: float,
+        delta: float,
+        runs: float | None = None,
+        eta: float = 1.0,
+        threshold: float | None = None,
+        choice_epsilon: float | None = None,
+        sensitivities: Sequence[float] | None = None,
+        mechanism: Callable[[Candidate, float], acc.Mechanism] | None = None,
+        adjacency: str = "add-remove",
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        purpose: str = "private tuning",
+        workers: int = 1,
+        executor: str = "thread",
+        scratch: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        self.space, self.train, self.score = Space(space), train, score
+        self.method, self.epsilon, self.delta, self.eta = method, float(epsilon), float(delta), float(eta)
+        self.threshold, self.adjacency = threshold, adjacency
+        self.ledger, self.dataset, self.purpose = ledger, dataset, purpose
+        self.workers, self.executor, self.progress = workers, executor, progress
+        self._where, self._describe = scratch, mechanism or getattr(train, "mechanism", None)
+        self._sensitivities = None if sensitivities is None else [float(s) for s in sensitivities]
+        self._check(choice_epsilon)
+        self.choice_epsilon = choice_epsilon if choice_epsilon is not None else CHOICE_SHARE * self.epsilon
+        known = self.space.candidates
+        self.runs = float(runs) if runs is not None else float(max(2, len(known)) if known is not None else 10)
+        #: candidates of equal price are one kind: an example of each, and the kind of every candidate of a grid
+        self._examples, self._kinds = self._sort_out()
+        self._noises = self._calibrate()
+        self._trained = [self.describe(c, noise) for c, noise in zip(self._examples, self._noises, strict=True)]
+        self.mechanism = self._total(self._noises)
+        self._bound = self._price(self.mechanism)
+
+    def _check(self, choice_epsilon: float | None) -> None:
+        if self.method not in METHODS:
+            raise TuningError(f"method is one of {', '.join(METHODS)}, not {self.method!r}")
+        if not isinstance(self.score, Score):
+            raise TuningError(
+                "score must be a tacit.tuning.Score (or correct_count, bounded_loss): a plain function of private data "
+                "has no stated sensitivity, and a score without noise would reveal the validation records"
+            )
+        if not 0 < self.epsilon < math.inf or not 0 < self.delta < 1:
+            raise TuningError(f"the total budget is ε > 0 and 0 < δ < 1, not ε={self.epsilon}, δ={self.delta}")
+        if (self.method == "threshold") != (self.threshold is not None):
+            raise TuningError("threshold= belongs to method='threshold', which needs it: the score that is good enough")
+        if self._all and self.space.candidates is None:
+            raise TuningError("the exponential mechanism trains every candidate: give a finite grid")
+        if (self._sensitivities is not None) != (self.method == "generalised-exponential"):
+            raise TuningError("sensitivities= belongs to method='generalised-exponential', one for each candidate")
+        if self._sensitivities is not None and len(self._sensitivities) != len(self.space):
+            raise TuningError(f"{len(self._sensitivities)} sensitivities for {len(self.space)} candidates")
+        if choice_epsilon is not None and not 0 < choice_epsilon < self.epsilon:
+            raise TuningError(f"choice_epsilon is a part of ε = {self.epsilon:g}, not {choice_epsilon!r}")
+        if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
+            raise TuningError(f"workers is a whole number, 1 or more, not {self.workers!r}")
+        if self.executor not in ("thread", "process"):
+            raise TuningError(f"executor is 'thread' or 'process', not {self.executor!r}")
+        if (self.ledger is None) != (self.dataset is None):
+            raise TuningError("give ledger= and dataset= together")
+
+    # -- what it costs -------------------------------------------------------------------------------------------------
+
+    @property
+    def _all(self) -> bool:
+        """Whether every candidate is trained."""
+        return self.method in ("exponential", "generalised-exponential")
+
+    def describe(self, candidate: Candidate, noise: float) -> acc.Mechanism:
+        """What training one candidate with this noise costs; nothing is trained."""
+        if self._describe is not None:
+            found = self._describe(dict(candidate), noise)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of noise that is only tried
+                made = self.train(dict(candidate), noise)
+            if not runs.is_training(made):
+                raise TuningError(
+                    "train(candidate, noise) gave no tacit.sgd.Training that is still to run, so that its price is not "
+                    "known: give mechanism=, a function of (candidate, noise), or build a Training and return it"
+                )
+            found = made.plan.mechanism
+        if not isinstance(found, acc.Mechanism):
+            raise TuningError(f"a run is described by a mechanism of tacit.accounting, not {found!r}")
+        return found
+
+    def _sort_out(self) -> tuple[list[Candidate], list[int]]:
+        """One example for every kind of price among the candidates."""
+        known = self.space.candidates
+        sample = known if known is not None else [self.space.draw() for _ in range(3)]
+        kinds: dict[acc.Mechanism, int] = {}
+        examples: list[Candidate] = []
+        places: list[int] = []
+        for candidate in sample:
+            found = self.describe(candidate, 1.0)
+            if found not in kinds:
+                kinds[found] = len(examples)
+                examples.append(candidate)
+            places.append(kinds[found])
+        if known is None and len(examples) > 1:
+            raise TuningError(
+                "the price of a run depends on something that is drawn from a continuous range (a batch size, a number "
+                "of steps?): give that a list of values"
+            )
+        return examples, places
+
+    def _calibrate(self) -> list[float]:
+        """The noise of every kind of candidate. Kinds of different price get the same ε for one run."""
+        try:
+            if len(self._examples) == 1:
+                found = acc.calibrate(
+                    lambda noise: self._total([noise]),
+                    epsilon=self.epsilon,
+                    delta=self.delta,
+                    adjacency=self.adjacency,
+                )
+                return [found]
+            share = self.delta / self.runs
+
+            def each(epsilon: float) -> list[float]:
+                def one(candidate: Candidate) -> float:
+                    return acc.calibrate(
+                        lambda noise: self.describe(candidate, noise),
+                        epsilon=epsilon,
+                        delta=share,
+                        adjacency=self.adjacency,
+                    )
+
+                return [one(candidate) for candidate in self._examples]
+
+            # One run costs less than the whole; every value tried is valid, the best one kept.
+            low, high, best = 0.0, self.epsilon, None
+            guess = self.epsilon / (2.0 if not self._all else math.sqrt(len(self.space)))
+            for _ in range(14):
+                noises = each(guess)
+                price = self._price(self._total(noises)).upper
+                if price <= self.epsilon:
+                    low, best = guess, noises
+                    if price > self.epsilon * (1 - 5e-4):
+                        break
+                else:
+                    high = guess
+                step = guess * self.epsilon / price * (1 - 1e-4)
+                guess = step if low < step < high else 0.5 * (low + high)
+            if best is None:
+                raise acc.AccountingError("no ε of a single run fits")
+            return best
+        except acc.AccountingError as error:
+            raise TuningError(
+                f"no noise of the training keeps the search within ε = {self.epsilon:g} at δ = {self.delta:g}: "
+                f"{error}. A score with more noise, fewer runs or a larger budget may help"
+            ) from None
+
+    def _total(self, noises: Sequence[float]) -> acc.Mechanism:
+        """What the whole search costs when kind i trains with noises[i]."""
+        trained = [self.describe(c, noise) for c, noise in zip(self._examples, noises, strict=True)]
+        unit = trained[0].unit
+        if self._all:
+            total: acc.Mechanism = acc.nothing(unit)
+            for place, mechanism in enumerate(trained):
+                total = total + mechanism * self._kinds.count(place)
+            return total + self._choice(unit)
+        base = acc.one_of([trained[place] + self.score.mechanism for place in self._kinds])
+        return acc.Selected.of(base, self.runs, distribution=self.method, eta=self.eta)
+
+    def _choice(self, unit: str) -> acc.Mechanism:
+        # The pure guarantee composes exactly, the bounded range only by Rényi divergence, which costs the rest more.
+        return acc.PureDP(self.choice_epsilon, unit=unit)
+
+    def _price(self, mechanism: acc.Mechanism) -> acc.Bound:
+        return acc.epsilon(mechanism, self.delta, adjacency=self.adjacency)
+
+    @property
+    def noise(self) -> float | None:
+        """The noise multiplier of a run; None where it differs between candidates (see :meth:`noise_of`)."""
+        return self._noises[0] if len(self._noises) == 1 else None
+
+    def noise_of(self, candidate: Candidate) -> float:
+        """The noise multiplier with which a candidate is trained."""
+        return self._noises[self._kind_of(candidate)]
+
+    def _kind_of(self, candidate: Candidate) -> int:
+        if len(self._noises) == 1:
+            return 0
+        assert self.space.candidates is not None
+        return self._kinds[self.space.candidates.index(candidate)]
+
+    @property
+    def privacy(self) -> SearchPrivacy:
+        """The guarantee, known before anything runs."""
+        law = {
+            "threshold": f"private selection: the first score that reaches a threshold, at most {self.runs:g} runs "
+            "on average",
+            "exponential": f"exponential mechanism over {self._size} trained candidates",
+            "generalised-exponential": f"generalised exponential mechanism over {self._size} trained candidates",
+        }.get(self.method, f"private selection: the best of a {self.method} number of runs, {self.runs:g} on average")
+        return SearchPrivacy(
+            self._bound, self.delta, self.adjacency, self.mechanism.unit, self.mechanism, f"{law}; training and score"
+        )
+
+    @property
+    def _size(self) -> int:
+        return len(self.space.candidates or ())
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Found:
+        """Draw, train, score, select. One charge, before anything is computed from the data; one model."""
+        scratch = Scratch(self._where)
+        finished = False
+        try:
+            state = scratch.load()
+            if state is None:
+                state = self._begin()
+                scratch.save(state)
+            elif state["digest"] != self._digest():
+                raise TuningError(
+                    f"the scratch folder {scratch.path} belongs to a search with other settings; name another folder"
+                )
+            charge = self._charge(state, scratch)
+            with runs.silence() as stream:
+                shown = stream.isatty() if self.progress is None else self.progress
+                with runs.clock(stream, shown):
+                    chosen = self._select(state, scratch)
+            finished = True
+        finally:
+            if finished:
+                scratch.delete()
+        if chosen is not None and chosen.error:
+            raise SearchFailed(
+                f"every run failed; the selected one with {chosen.error}. Try train(candidate, noise) and score(model) "
+                "on made-up data first"
+            )
+        if charge is not None:
+            charge.confirm()
+        if chosen is None:
+            return Found(None, None, None, self.privacy, None, charge)
+        score = None if self._all else chosen.score
+        return Found(chosen.candidate, chosen.model, score, self.privacy, self.noise_of(chosen.candidate), charge)
+
+    def _begin(self) -> dict[str, Any]:
+        """What is drawn before anything runs: how many runs, which candidates, the lots that break ties."""
+        if self._all:
+            drawn = [dict(candidate) for candidate in self.space.candidates or ()]
+        elif self.method == "threshold":
+            drawn = []
+        else:
+            drawn = [self.space.draw() for _ in range(self._count())]
+        return {
+            "digest": self._digest(),
+            "charge": None,
+            "waiting": [(candidate, random_bits(SYSTEM, 2)) for candidate in drawn],
+            "kept": [],
+        }
+
+    def _count(self) -> int:
+        if self.method == "poisson":
+            return exact.poisson(self.runs)
+        assert isinstance(self.mechanism, acc.Selected)
+        return exact.truncated_negative_binomial(self.mechanism.eta, self.mechanism.gamma)
+
+    def _digest(self) -> str:
+        """A short name of the settings, so that a resumed search is the same search."""
+        plain = [self.mechanism.to_dict(), repr(self.space), self.method, self.threshold, self.dataset, self._noises]
+        return hashlib.sha256(json.dumps(plain, sort_keys=True, default=repr).encode()).hexdigest()
+
+    def _charge(self, state: dict[str, Any], scratch: Scratch) -> Charge | None:
+        if self.ledger is None or self.dataset is None:
+            return None
+        if state["charge"] is not None:
+            return self.ledger.resume(self.dataset, state["charge"])
+        charge = self.ledger.charge(self.dataset, self.mechanism, delta=self.delta, purpose=self.purpose)
+        state["charge"] = charge.number
+        scratch.save(state)
+        return charge
+
+    def _select(self, state: dict[str, Any], scratch: Scratch) -> Outcome | None:
+        if self.method == "threshold":
+            return self._until_good_enough()
+        judge = self.score.exact if self._all else self.score.__call__
+        for place, outcome in self._outcomes(list(enumerate(state["waiting"])), judge):
+            state["waiting"][place] = None
+            kept = [*state["kept"], outcome]
+            state["kept"] = kept if self._all else [max(kept, key=lambda one: one.rank)]
+            scratch.save({**state, "waiting": [entry for entry in state["waiting"] if entry is not None]})
+        if not state["kept"]:
+            return None
+        return self._choose(state["kept"]) if self._all else state["kept"][0]
+
+    def _outcomes(self, waiting: list[tuple[int, Any]], judge: runs.Judge) -> Any:
+        """Outcomes as they arrive, with their places."""
+
+        def arguments(entry: Any) -> tuple[Any, ...]:
+            candidate, lot = entry
+            noise = self.noise_of(candidate)
+            return self.train, judge, candidate, noise, self._trained[self._kind_of(candidate)], lot
+
+        if self.workers == 1:
+            for place, entry in waiting:
+                yield place, runs.run_one(*arguments(entry))
+            return
+        pool: concurrent.futures.Executor
+        if self.executor == "thread":
+            pool = concurrent.futures.ThreadPoolExecutor(self.workers)
+        else:
+            pool = concurrent.futures.ProcessPoolExecutor(self.workers, initializer=_hush)
+        with pool as workers:
+            futures = {workers.submit(runs.run_one, *arguments(entry)): place for place, entry in waiting}
+            for future in concurrent.futures.as_completed(futures):
+                yield futures[future], future.result()
+
+    def _until_good_enough(self) -> Outcome | None:
+        assert isinstance(self.mechanism, acc.Selected)
+        assert self.threshold is not None
+        while True:
+            candidate = self.space.draw()
+            noise = self.noise_of(candidate)
+            outcome = runs.run_one(
+                self.train,
+                self.score,
+                candidate,
+                noise,
+                self._trained[self._kind_of(candidate)],
+                random_bits(SYSTEM, 2),
+            )
+            if outcome.score >= self.threshold:
+                return outcome
+            if bool(exact.bernoulli(self.mechanism.gamma)):
+                return None
+
+    def _choose(self, finished: list[Outcome]) -> Outcome:
+        """One of the trained candidates. Those that failed are left out: all trainings' outcomes are charged."""
+        able = [one for one in finished if not one.error and math.isfinite(one.score)]
+        if not able:
+            return finished[0]
+        scores = [one.score for one in able]
+        if self._sensitivities is not None:
+            assert self.space.candidates is not None
+            wide = [self._sensitivities[self.space.candidates.index(one.candidate)] for one in able]
+            return able[exponential.generalised_exponential_mechanism(scores, wide, self.choice_epsilon)]
+        replaced = self.adjacency == "replace-one"
+        sensitivity = self.score.sensitivity
+        if replaced:
+            sensitivity = self.score.replace if self.score.replace is not None else 2 * sensitivity
+        place = exponential.exponential_mechanism(
+            scores, self.choice_epsilon, sensitivity=sensitivity, monotone=self.score.monotone and not replaced
+        )
+        return able[place]
+
+
+def _hush() -> None:
+    """Standard output and error of a worker process go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
