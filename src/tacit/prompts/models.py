@@ -123,6 +123,7 @@ class LanguageModel:
             raise ModelError("give the model's tokenizer too: tokenizer=AutoTokenizer.from_pretrained(...)")
         self.model, self.tokenizer, self.batch_size = model.eval(), tokenizer, batch_size
         self.masked = _masked(model)
+        self._encoded: tuple[Any, dict[str, Tensor]] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -170,6 +171,10 @@ class LanguageModel:
 
         ``taken`` places of the context are used already. A prompt that does not fit is refused, not cut.
         """
+        asked = (template, tuple(texts), tuple(before))
+        if self._encoded is not None and self._encoded[0] == asked:  # the same queries behind another prefix
+            self._fits(self._encoded[1]["attention_mask"].shape[1] + taken)
+            return dict(self._encoded[1])
         rows, places = [], []
         mask = getattr(self.tokenizer, "mask_token", None) or ""
         for text in texts:
@@ -181,13 +186,18 @@ class LanguageModel:
             else:
                 rows_ids = [*before, *self._ids(template.query(text))]
                 places.append(len(rows_ids) - 1)
-            if len(rows_ids) + taken > self.context:
-                raise PromptError(
-                    f"a prompt has {len(rows_ids) + taken} tokens and the model takes {self.context}: use fewer or "
-                    "shorter demonstrations, a shorter instruction, or cut long texts first"
-                )
+            self._fits(len(rows_ids) + taken)
             rows.append(rows_ids)
-        return {**padded(rows), "at": torch.tensor(places)}
+        found = {**padded(rows), "at": torch.tensor(places)}
+        self._encoded = (asked, found)
+        return dict(found)
+
+    def _fits(self, length: int) -> None:
+        if length > self.context:
+            raise PromptError(
+                f"a prompt has {length} tokens and the model takes {self.context}: use fewer or shorter "
+                "demonstrations, a shorter instruction, or cut long texts first"
+            )
 
     def _back(self) -> list[int]:
         dressed = list(self.tokenizer("a")["input_ids"])

@@ -1,0 +1,162 @@
+"""How is a language model asked over HTTP, where its weights are not at hand? Label words by log-probabilities.
+
+:class:`Endpoint` speaks the completions and chat protocol that OpenAI's API and most servers of open models share. What
+fails for a while (no connection, a timeout, 429, 5xx) is tried again, waiting longer each time; what cannot succeed is
+an error at once. No message repeats a prompt: prompts may hold private text.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import http.client
+import json
+import math
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacit.prompts.errors import EndpointError
+from tacit.prompts.text import Example, Template, Verbalizer
+
+#: Answers that a later attempt may change.
+_LATER = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+
+
+class Endpoint:
+    """A model behind ``url`` (such as ``http://localhost:8000/v1``), asked for the next word.
+
+    ``way`` is ``"completions"`` or ``"chat"``. The server names its ``top`` likeliest next tokens; a label word that is
+    not among them counts as less likely than the least of them. ``key`` defaults to ``OPENAI_API_KEY``.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        way: str = "completions",
+        top: int = 20,
+        key: str | None = None,
+        timeout: float = 60.0,
+        attempts: int = 6,
+        pause: float = 1.0,
+        parallel: int = 4,
+    ) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise EndpointError(f"an endpoint begins with http:// or https://, unlike {url!r}")
+        if way not in ("completions", "chat"):
+            raise EndpointError(f"way is 'completions' or 'chat', not {way!r}")
+        self.url, self.name, self.way, self.top = url.rstrip("/"), model, way, top
+        self._key = key if key is not None else os.environ.get("OPENAI_API_KEY", "")
+        self.timeout, self.attempts, self.pause, self.parallel = timeout, attempts, pause, parallel
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.url!r}, {self.name!r})"
+
+    def log_probabilities(
+        self,
+        template: Template,
+        verbalizer: Verbalizer,
+        texts: Sequence[str],
+        demonstrations: Sequence[Example] = (),
+    ) -> NDArray[np.float64]:
+        """One row a text, one column a class: the log-probability of its word as the next one."""
+        if template.masked:
+            raise EndpointError("an endpoint continues text: the template ends where the label word goes, no {mask}")
+        before = template.prefix(verbalizer.demonstrations(demonstrations))
+        words = list(verbalizer.words.values())
+
+        def one(text: str) -> list[float]:
+            return _scores(self.next_tokens(before + template.query(text)), words, verbalizer.first_token)
+
+        with concurrent.futures.ThreadPoolExecutor(self.parallel) as pool:
+            found = list(pool.map(one, texts))
+        return np.asarray(found, dtype=np.float64).reshape(len(found), len(words))
+
+    def next_tokens(self, prompt: str) -> dict[str, float]:
+        """The likeliest next tokens with their log-probabilities."""
+        if self.way == "completions":
+            body = {"model": self.name, "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": self.top}
+            found = self._post("/completions", body)
+        else:
+            body = {
+                "model": self.name,
+                "messages": [{"role": "user", "content": prompt}],
+                "max_tokens": 1,
+                "temperature": 0,
+                "logprobs": True,
+                "top_logprobs": self.top,
+            }
+            found = self._post("/chat/completions", body)
+        try:
+            answer = found["choices"][0]["logprobs"]
+            if self.way == "completions":
+                return {str(token): float(value) for token, value in answer["top_logprobs"][0].items()}
+            return {str(t["token"]): float(t["logprob"]) for t in answer["content"][0]["top_logprobs"]}
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            raise EndpointError(
+                f"{self.url} answered without log-probabilities of the next token: this model or server does not give "
+                "them, and label words cannot be scored without"
+            ) from None
+
+    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        headers = {"Content-Type": "application/json"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
+        trouble = ""
+        for attempt in range(self.attempts):
+            wait = self.pause * 2**attempt
+            try:
+                with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+                    found = json.loads(answer.read())
+                    if not isinstance(found, dict):
+                        raise EndpointError(f"{self.url} answered something that is no JSON object")
+                    return found
+            except urllib.error.HTTPError as error:
+                with error:
+                    if error.code not in _LATER:
+                        raise EndpointError(f"{self.url}{path} answered {error.code} {error.reason}") from None
+                    trouble = f"{error.code} {error.reason}"
+                    wait = max(wait, _seconds(error.headers.get("Retry-After")))
+            except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
+                trouble = str(getattr(error, "reason", "") or error or type(error).__name__)
+            except json.JSONDecodeError:
+                trouble = "an answer that is no JSON"
+            if attempt + 1 < self.attempts:
+                time.sleep(wait)
+        raise EndpointError(
+            f"{self.url}{path} gave no usable answer in {self.attempts} attempts; the last trouble was: {trouble}. "
+            "Votes that were kept in a checkpoint stay; run again to go on, nothing was charged"
+        )
+
+
+def _seconds(value: str | None) -> float:
+    try:
+        return min(float(value or 0), 60.0)
+    except ValueError:
+        return 0.0
+
+
+def _scores(tokens: dict[str, float], words: Sequence[str], first_token: bool) -> list[float]:
+    """The log-probability of each word; forms that differ in the space before them add up.
+
+    >>> [round(x, 3) for x in _scores({" good": -1.0, "good": -3.0, " the": -4.0}, ["good", "bad"], False)]
+    [-0.873, -4.693]
+    """
+    least = min(tokens.values(), default=0.0) - math.log(2)
+    found = []
+    for word in words:
+        mine = []
+        for token, value in tokens.items():
+            bare = token.strip().removeprefix("Ġ").removeprefix("▁")
+            if bare == word or (first_token and bare and word.startswith(bare)):
+                mine.append(value)
+        found.append(float(np.logaddexp.reduce(mine)) if mine else least)
+    return found

@@ -1,0 +1,201 @@
+"""How do private texts teach a model that only answers? PromptPATE: prompts of disjoint private demonstrations vote.
+
+Each teacher is the same language model with other private demonstrations in front (Duan et al. 2023). Its prefix is
+encoded once, and all queries are scored behind it. What leaves is :class:`tacit.pate.VoteCounts`, which an aggregator
+turns into noisy labels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacit.noise import Key
+from tacit.pate import VoteCounts
+from tacit.pate import partition as dealing
+from tacit.prompts.errors import PromptError
+from tacit.prompts.models import as_scorer
+from tacit.prompts.students import CALIBRATIONS, Prompt, calibrated, leaning
+from tacit.prompts.text import Example, Template, Verbalizer, examples
+
+
+class PromptTeachers:
+    """``n`` teachers, each prompted with ``shots`` private demonstrations of every class.
+
+    ``model`` is a :class:`~tacit.prompts.LanguageModel`, a model of ``transformers`` (with ``tokenizer``) or an
+    :class:`~tacit.prompts.Endpoint`. Records are dealt to teachers by a keyed hash of what they hold, or of ``unit``
+    (one identifier a record); of its own records a teacher shows those that come first in the order of another keyed
+    hash. With ``per_class=False``, ``shots`` counts the demonstrations of all classes together. A teacher whose part is
+    short of a class shows what it has. ``calibration`` is that of :func:`tacit.prompts.students.calibrated`, with the
+    queries as public texts.
+
+    Guarantee: adding or removing one record (or unit) changes the prompt of one teacher only, so that on each query one
+    vote moves from one class to another: sensitivity √2 in L2. That is what the aggregators of :mod:`tacit.pate` price
+    as ``partition="keyed"``. The demonstrations are sent to the model: whoever runs it sees them.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        template: str | Template,
+        verbalizer: Any,
+        private: Any,
+        shots: int = 1,
+        n: int = 200,
+        *,
+        per_class: bool = True,
+        unit: Sequence[Any] | None = None,
+        calibration: str = "none",
+        key: Key | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        self.model = as_scorer(model, tokenizer)
+        self.template, self.verbalizer = Template.of(template), Verbalizer.of(verbalizer)
+        if hasattr(self.model, "check"):
+            self.model.check(self.template, self.verbalizer)
+        if calibration not in CALIBRATIONS:
+            raise PromptError(f"calibration is one of {', '.join(CALIBRATIONS)}, not {calibration!r}")
+        if shots < 1 or n < 1:
+            raise PromptError("shots and n are positive whole numbers")
+        rows = examples(private, self.verbalizer)
+        needed = n * shots * (len(self.verbalizer.classes) if per_class else 1)
+        if len(rows) < needed:
+            raise PromptError(
+                f"{n} teachers with {shots} demonstration{'s' if shots > 1 else ''}{' of each class' * per_class} need "
+                f"at least {needed} private records; there are {len(rows)}: use fewer teachers or fewer shots"
+            )
+        if unit is not None and len(unit) != len(rows):
+            raise PromptError(f"unit must name one owner for each of the {len(rows)} records, not {len(unit)}")
+        self.n, self.shots, self.calibration = int(n), int(shots), calibration
+        self.unit = "record" if unit is None else "person"
+        self._key = key or Key.generate()
+        names = [_content(row) for row in rows]
+        parts = dealing.keyed(names if unit is None else unit, self.n, self._key.derive("prompt teachers"))
+        order = self._key.derive("demonstrations")
+        ranked: list[list[tuple[int, int]]] = [[] for _ in range(self.n)]
+        for i, name in enumerate(names):
+            words = order.stream("partition", 0, name)
+            ranked[int(parts[i])].append((int(words[0]) | int(words[1]) << 32, i))
+        self._demonstrations = [_shown(sorted(part), rows, self.shots, per_class) for part in ranked]
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __repr__(self) -> str:
+        return f"PromptTeachers({self.n} teachers, {self.shots} shots) [their demonstrations are private]"
+
+    def vote(
+        self, queries: Sequence[str], *, checkpoint: str | os.PathLike[str] | None = None, progress: bool | None = None
+    ) -> VoteCounts:
+        """How many teachers give each public query each class.
+
+        Nothing is charged here: the counts are private until an aggregator has added its noise. With ``checkpoint`` the
+        votes of each teacher are kept, in a file that its owner alone can read, and a run that was cut short goes on
+        with the teachers that have not voted; that needs the same ``key``.
+        """
+        asked = list(queries)
+        if not asked:
+            raise PromptError("there are no queries")
+        name = self._name(asked)
+        kept = _read(Path(checkpoint), name) if checkpoint is not None else {}
+        counts = np.zeros((len(asked), len(self.verbalizer.classes)), np.int64)
+        with _bar(self.n, len(kept), sys.stderr.isatty() if progress is None else progress) as advance:
+            for number, shown in enumerate(self._demonstrations):
+                if number not in kept:
+                    kept[number] = self._ballot(shown, asked)
+                    if checkpoint is not None:
+                        _append(Path(checkpoint), name, number, kept[number])
+                    advance()
+                counts[np.arange(len(asked)), kept[number]] += 1
+        return VoteCounts(counts, self.n, "keyed", self.unit, asked)
+
+    def _ballot(self, shown: tuple[Example, ...], queries: list[str]) -> NDArray[np.int8]:
+        """One teacher's class for every query."""
+        prompt = Prompt(self.template, self.verbalizer, shown)
+        if self.calibration == "contextual":
+            prompt = calibrated(self.model, prompt, "contextual")
+        scores = prompt.scores(self.model, queries)
+        if self.calibration == "batch":
+            scores = scores - leaning(scores)
+        return np.asarray(scores.argmax(1), dtype=np.int8)
+
+    def _name(self, queries: list[str]) -> str:
+        """What a checkpoint belongs to; keyed, so that it tells nobody anything."""
+        about = repr(
+            (self.template, dict(self.verbalizer.words), self.n, self.calibration, self._demonstrations, queries)
+        )
+        words = self._key.derive("votes").stream("votes", 0, hashlib.sha256(about.encode()).hexdigest())
+        return "".join(f"{int(w):08x}" for w in words)
+
+
+def _content(row: Example) -> str:
+    return f"{len(row[0])}:{row[0]}|{row[1]}"
+
+
+def _shown(ranked: list[tuple[int, int]], rows: list[Example], shots: int, per_class: bool) -> tuple[Example, ...]:
+    """The first records in the keyed order: ``shots`` of each class, or of all together. Equal records show once."""
+    chosen: list[Example] = []
+    for _, i in ranked:
+        row = rows[i]
+        same = [r for r in chosen if not per_class or r[1] == row[1]]
+        if len(same) < shots and row not in chosen:
+            chosen.append(row)
+    return tuple(chosen)
+
+
+def _read(path: Path, name: str) -> dict[int, NDArray[np.int8]]:
+    """The votes that are kept, without a last line that a kill has torn."""
+    if not path.exists():
+        return {}
+    lines = path.read_text(encoding="ascii").split("\n")
+    if not lines[0] or lines[0] != name:
+        raise PromptError(
+            f"{path} holds votes of other teachers, queries, settings or another key: delete it to begin again"
+        )
+    kept: dict[int, NDArray[np.int8]] = {}
+    for line in lines[1:]:
+        number, _, votes = line.partition(" ")
+        if votes.endswith("."):
+            kept[int(number)] = np.frombuffer(bytes.fromhex(votes[:-1]), dtype=np.int8)
+    return kept
+
+
+def _append(path: Path, name: str, number: int, votes: NDArray[np.int8]) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "a+b") as file:
+        if file.tell() == 0:
+            file.write(name.encode("ascii"))
+        # A new line first: what a kill left unfinished stays alone on its line.
+        file.write(f"\n{number} {votes.tobytes().hex()}.".encode("ascii"))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class _bar:
+    """A progress bar on standard error, or nothing."""
+
+    def __init__(self, total: int, done: int, wanted: bool) -> None:
+        self.total, self.done, self.wanted = total, done, wanted
+        self.bar: Any = None
+
+    def __enter__(self) -> Any:
+        if not self.wanted:
+            return lambda: None
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self.bar = Progress(console=Console(stderr=True))
+        self.bar.start()
+        task = self.bar.add_task("teachers vote", total=self.total, completed=self.done)
+        return lambda: self.bar.advance(task)
+
+    def __exit__(self, *error: Any) -> None:
+        if self.bar is not None:
+            self.bar.stop()

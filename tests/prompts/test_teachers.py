@@ -1,0 +1,222 @@
+"""PromptPATE: one record reaches one teacher, a prefix is encoded once, and an answer is charged once."""
+
+from __future__ import annotations
+
+import stat
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.prompts import tiny
+from tests.prompts.server import serving
+
+from tacit.ledger import Ledger
+from tacit.noise import Key
+from tacit.pate import ConfidentGNMax
+from tacit.prompts import (
+    Endpoint,
+    EndpointError,
+    LanguageModel,
+    Prompt,
+    PromptError,
+    PromptTeachers,
+    Template,
+    Verbalizer,
+    calibrated,
+    choose,
+)
+
+ASK = Template("review: {text} . sentiment :", instruction="which sentiment is it?")
+WORDS = Verbalizer({"no": "bad", "yes": "good"})
+QUERIES = [text for text, _ in tiny.reviews(9, seed=3)]
+
+
+@pytest.fixture(scope="module")
+def language():
+    return LanguageModel(tiny.llama(context=256), tiny.tokenizer(), batch_size=4)
+
+
+@pytest.mark.parametrize("build", [tiny.llama, tiny.gpt2])
+def test_a_prefix_that_is_encoded_once_scores_like_the_whole_prompt(build):
+    model = LanguageModel(build(), tiny.tokenizer(), batch_size=4)
+    shown = tiny.reviews(3, seed=8)
+    kept = model.log_probabilities(ASK, WORDS, QUERIES, shown)
+    whole = model.log_probabilities(ASK, WORDS, QUERIES, shown, cached=False)
+    assert kept == pytest.approx(whole, abs=2e-5)
+    # And like each query alone, without padding.
+    alone = [model.log_probabilities(ASK, WORDS, [q], shown, cached=False)[0] for q in QUERIES]
+    assert kept == pytest.approx(np.array(alone), abs=2e-5)
+
+
+def test_a_masked_model_is_asked_at_its_mask():
+    import torch
+
+    model = LanguageModel(tiny.bert(), tiny.tokenizer(), batch_size=4)
+    template = Template("{text} . it was {mask} .")
+    found = model.log_probabilities(template, WORDS, QUERIES)
+    ids = tiny.tokenizer()(template.query(QUERIES[0], "[MASK]"))["input_ids"]
+    at = ids.index(tiny.tokenizer().mask_token_id)
+    with torch.no_grad():
+        logits = model.model(input_ids=torch.tensor([ids])).logits[0, at].log_softmax(0)
+    expected = [float(logits[tiny.tokenizer().convert_tokens_to_ids(w)]) for w in ("bad", "good")]
+    assert found[0] == pytest.approx(expected, abs=1e-5)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 119), st.booleans(), st.integers(1, 2))
+def test_one_record_changes_one_teacher(number, per_class, shots):
+    model = LanguageModel(tiny.llama(context=256), tiny.tokenizer())
+    data, key = tiny.reviews(120), Key(bytes(range(32)))
+    without = [row for row in data if row != data[number]]  # equal records are one record, wherever they stand
+
+    def shown(rows):
+        made = PromptTeachers(model, ASK, WORDS, rows, shots, 12, per_class=per_class, key=key)
+        return made._demonstrations
+
+    one, other = shown(data), shown(list(reversed(without)))
+    assert sum(a != b for a, b in zip(one, other, strict=True)) <= 1
+    everyone = [row for part in one for row in part]
+    assert len(everyone) == len(set(everyone))  # disjoint
+    for part in one:
+        counts = [sum(label == c for _, label in part) for c in WORDS.classes]
+        assert max(counts) <= shots if per_class else len(part) <= shots
+
+
+def test_records_of_one_person_are_with_one_teacher(language):
+    data = tiny.reviews(200)
+    owners = [i % 40 for i in range(200)]
+    teachers = PromptTeachers(language, ASK, WORDS, data, 1, 10, unit=owners)
+    for owner in range(40):
+        mine = {row for row, who in zip(data, owners, strict=True) if who == owner}
+        others = {row for row, who in zip(data, owners, strict=True) if who != owner}
+        own = mine - others  # texts that nobody else has
+        assert sum(any(row in part for row in own) for part in teachers._demonstrations) <= 1
+    assert teachers.vote(QUERIES).unit == "person"
+
+
+def test_votes_become_labels_that_are_charged_and_a_student_prompt(language, tmp_path):
+    ledger = Ledger()
+    ledger.register("reviews", epsilon=100.0, delta=1e-5)
+    queries = [text for text, _ in tiny.reviews(40, seed=4)]
+    votes = PromptTeachers(language, ASK, WORDS, tiny.reviews(150), 1, 30, calibration="batch").vote(queries)
+    assert (votes.teachers, votes.partition, votes.counts.sum(1).tolist()) == (30, "keyed", [30] * 40)
+    answers = ConfidentGNMax(threshold=18, check_noise=8, vote_noise=5, classes=2).answer(
+        votes, queries=40, delta=1e-6, ledger=ledger, dataset="reviews"
+    )
+    assert ledger.budget("reviews").charges == 1
+    texts, labels, _ = answers.labelled()
+    labelled = [(text, WORDS.classes[i]) for text, i in zip(texts, labels, strict=True)]
+    student = choose(language, ASK, WORDS, labelled, candidates=6, calibration="contextual")
+    assert {text for text, _ in student.demonstrations} <= set(queries)  # no private text leaves
+    student.save(tmp_path / "prompt.json")
+    again = Prompt.load(tmp_path / "prompt.json")
+    assert again.predict(language, queries) == student.predict(language, queries)
+    assert ledger.budget("reviews").charges == 1  # the student is free
+    low, high = student.accuracy(language, tiny.reviews(30, seed=9)).interval
+    assert 0 <= low < high <= 1
+
+
+def test_the_chosen_prompt_is_the_one_that_answers_best(language):
+    # Labelled by one known prompt: the search must find a prompt that agrees with it more than the bare template does.
+    texts = [text for text, _ in tiny.reviews(120, seed=6)]
+    known = Prompt(ASK, WORDS, tuple(tiny.reviews(2, seed=21)))
+    labelled = list(zip(texts, known.predict(language, texts), strict=True))
+    chosen = choose(language, ASK, WORDS, labelled, candidates=24, calibration="none")
+    bare = Prompt(ASK, WORDS).accuracy(language, labelled)
+    assert chosen.accuracy(language, labelled).value >= bare.value
+
+
+def test_calibration_takes_out_what_a_prompt_says_to_nothing(language):
+    prompt = calibrated(language, Prompt(ASK, WORDS), "batch", QUERIES)
+    shares = np.exp(prompt.scores(language, QUERIES))
+    assert prompt.offset is not None
+    assert calibrated(language, prompt, "none").offset is None
+    raw = np.exp(Prompt(ASK, WORDS).scores(language, QUERIES))
+    lean = (raw / raw.sum(1, keepdims=True)).mean(0)
+    assert shares == pytest.approx(raw / lean, rel=1e-6)
+    with pytest.raises(PromptError, match="calibration is one of"):
+        calibrated(language, prompt, "magic")
+
+
+def test_a_vote_that_was_cut_short_goes_on_and_its_file_is_private(language, tmp_path, monkeypatch):
+    key, file = Key.generate(), tmp_path / "votes"
+    whole = PromptTeachers(language, ASK, WORDS, tiny.reviews(100), 1, 8, key=key).vote(QUERIES)
+    teachers = PromptTeachers(language, ASK, WORDS, tiny.reviews(100), 1, 8, key=key)
+    ballot, count = teachers._ballot, [0]
+
+    def failing(shown, queries):
+        if count[0] == 5:
+            raise EndpointError("gone")
+        count[0] += 1
+        return ballot(shown, queries)
+
+    monkeypatch.setattr(teachers, "_ballot", failing)
+    with pytest.raises(EndpointError):
+        teachers.vote(QUERIES, checkpoint=file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with file.open("ab") as torn:
+        torn.write(b"\n5 0001")  # as a kill leaves it
+    again = PromptTeachers(language, ASK, WORDS, tiny.reviews(100), 1, 8, key=key)
+    asked = [0]
+    ballot2 = again._ballot
+    monkeypatch.setattr(again, "_ballot", lambda *a: (asked.__setitem__(0, asked[0] + 1), ballot2(*a))[1])
+    assert (again.vote(QUERIES, checkpoint=file).counts == whole.counts).all()
+    assert asked[0] == 3
+    with pytest.raises(PromptError, match="other teachers, queries, settings or another key"):
+        PromptTeachers(language, ASK, WORDS, tiny.reviews(100), 1, 8).vote(QUERIES, checkpoint=file)
+
+
+def test_bad_teachers_are_refused(language):
+    with pytest.raises(PromptError, match="need at least 400 private records; there are 100"):
+        PromptTeachers(language, ASK, WORDS, tiny.reviews(100), 1, 200)
+    with pytest.raises(PromptError, match="there are no queries"):
+        PromptTeachers(language, ASK, WORDS, tiny.reviews(100), 1, 5).vote([])
+    small = LanguageModel(tiny.llama(context=40), tiny.tokenizer())
+    with pytest.raises(PromptError, match=r"tokens and the model takes 40: use fewer or shorter"):
+        PromptTeachers(small, ASK, WORDS, tiny.reviews(100), 3, 2).vote(QUERIES)
+
+
+@pytest.mark.parametrize("way", ["completions", "chat"])
+def test_an_endpoint_scores_like_the_model_behind_it(language, way):
+    shown = tiny.reviews(2, seed=8)
+    with serving(language) as server:
+        endpoint = Endpoint(server.url, "tiny", way=way, top=1000, key="secret", pause=0.01)
+        found = endpoint.log_probabilities(ASK, WORDS, QUERIES, shown)
+        assert server.asked[0][1]["Authorization"] == "Bearer secret"
+    assert found == pytest.approx(language.log_probabilities(ASK, WORDS, QUERIES, shown), abs=1e-4)
+
+
+def test_an_endpoint_in_trouble_is_asked_again_and_nothing_is_charged(language, tmp_path):
+    ledger, key, file = Ledger(), Key.generate(), tmp_path / "votes"
+    ledger.register("reviews", epsilon=100.0, delta=1e-5)
+    vote = ConfidentGNMax(threshold=3, check_noise=8, vote_noise=5, classes=2)
+    with serving(language) as server:
+        endpoint = Endpoint(
+            server.url, "tiny", top=1000, timeout=0.5, attempts=3, pause=0.01, parallel=1, key="a secret of the user"
+        )
+        teachers = PromptTeachers(endpoint, ASK, WORDS, tiny.reviews(40), 1, 4, key=key)
+        server.trouble = [503, "slow", None, "drop", "nonsense"]
+        expected = PromptTeachers(language, ASK, WORDS, tiny.reviews(40), 1, 4, key=key).vote(QUERIES)
+        assert (teachers.vote(QUERIES).counts == expected.counts).all()
+        # For good: two teachers are done, then nothing answers.
+        server.trouble = [*([None] * 2 * len(QUERIES)), *([500] * 100)]
+        with pytest.raises(EndpointError, match="no usable answer in 3 attempts; the last trouble was: 500") as told:
+            teachers.vote(QUERIES, checkpoint=file)
+        assert "film" not in str(told.value)
+        assert ledger.budget("reviews").charges == 0
+        server.trouble, server.asked = [], []
+        votes = teachers.vote(QUERIES, checkpoint=file)
+        assert len(server.asked) == 2 * len(QUERIES)  # the other two teachers only
+        assert (votes.counts == expected.counts).all()
+        vote.answer(votes, queries=len(QUERIES), delta=1e-6, ledger=ledger, dataset="reviews")
+        assert ledger.budget("reviews").charges == 1
+        server.trouble, server.asked = [401], []
+        with pytest.raises(EndpointError, match="401") as told:
+            endpoint.log_probabilities(ASK, WORDS, QUERIES[:1])
+        assert len(server.asked) == 1  # what cannot succeed is not tried again
+        assert "secret" not in str(told.value)
+        with pytest.raises(EndpointError, match=r"no \{mask\}"):
+            endpoint.log_probabilities(Template("{text} {mask}"), WORDS, QUERIES)
+    with pytest.raises(EndpointError, match="no usable answer in 2 attempts"):
+        Endpoint(server.url, "tiny", attempts=2, pause=0.01).log_probabilities(ASK, WORDS, QUERIES[:1])
