@@ -133,13 +133,13 @@ def check_noise(residuals: list[Floats], significance: float = FAMILY_WISE / 20)
             f"noise {deficit:.1%} too small",
             deficit <= 0.1,
         ),
-        Finding("noise shape", _smallest(statistics.shape_p_value(flat), statistics.mean_p_value(flat)), seen),
         Finding(
             "noise used once",
             statistics.repetition_p_value(flat),
             "largest correlation of the noise with itself, over all distances",
             "any part of a stream that is used again",
         ),
+        Finding("noise shape", _smallest(statistics.shape_p_value(flat), statistics.mean_p_value(flat)), seen),
     ]
 
 

@@ -63,7 +63,9 @@ def views_apart() -> Iterator[None]:
         model: Any, loss: Any, batch: Any, clip_norm: float = 1.0, *, views: int = 1, mask: Any = None, **rest: Any
     ) -> Any:
         mask = mask.repeat_interleave(views) if mask is not None else None
-        return whole(model, loss, batch, clip_norm, views=1, mask=mask, **rest)
+        found = whole(model, loss, batch, clip_norm, views=1, mask=mask, **rest)
+        norms, losses = found.norms.unflatten(0, (-1, views)).amax(1), found.losses.unflatten(0, (-1, views)).mean(1)
+        return dataclasses.replace(found, norms=norms, losses=losses)
 
     with replaced(clip_module, "clipped_grad", apart), replaced(module, "clipped_grad", apart):
         yield
