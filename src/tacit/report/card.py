@@ -229,6 +229,7 @@ def _accesses(run: Run) -> Release:
             "covered": list(run.covered),
             "uncovered": None if run.uncovered is None else list(run.uncovered),
             "tuning": run.tuning,
+            "tuning_words": words.tuning(run.tuning),
             "tuning_note": run.tuning_note,
             "records_public": run.records_public,
             "records": run.records,

@@ -369,11 +369,12 @@ def _coverage(card: Release) -> str:
             f"<pre>{value(card, 'ledger.head')}</pre>"
         )
     note = f" {value(card, 'accesses.tuning_note')}" if _get(card, "accesses.tuning_note") else ""
+    tuned = "accesses.tuning_words" if "tuning_words" in card["accesses"] else "accesses.tuning"  # older cards
     return (
         '<h2>What the number covers</h2><section class="sheet">'
         f"<h3 style='margin-top:0'>Covered</h3>{_items(card, 'accesses.covered', 'Nothing is stated.')}"
         f"<h3>Released without cover</h3>{_items(card, 'accesses.uncovered', 'Nothing, as stated by the user.')}"
-        f"<h3>Choice of hyper-parameters charged?</h3><p>{value(card, 'accesses.tuning')}.{note}</p>"
+        f"<h3>Choice of hyper-parameters charged?</h3><p>{value(card, tuned)}.{note}</p>"
         f"<h3>Number of records treated as public?</h3><p>{records}</p>"
         f"<h3>Public data used</h3>{_sources_list(card, 'accesses.public_data', 'None.')}"
         f"<h3>Pre-trained models used</h3>{_sources_list(card, 'accesses.pretrained', 'None.')}"

@@ -45,6 +45,25 @@ def number(value: float | str) -> str:
     return f"{mantissa}e{int(exponent)}" if exponent else shown
 
 
+#: What may be stated about the choice of hyper-parameters, as the card says it.
+_TUNING = {
+    "none": "tuning: none",
+    "charged": "tuning: charged",
+    "on public data only": "tuning: on public data",
+    "not charged": "tuning: NOT covered",
+    "not stated": "tuning: NOT covered (nothing is stated)",
+}
+
+
+def tuning(stated: str) -> str:
+    """Whether the number covers the choice of hyper-parameters.
+
+    >>> tuning("charged"), tuning("on public data only"), tuning("not charged")
+    ('tuning: charged', 'tuning: on public data', 'tuning: NOT covered')
+    """
+    return _TUNING[stated]
+
+
 def _chance(delta: float) -> str:
     """δ in words.
 
