@@ -1,0 +1,270 @@
+"""What do all private estimators for tables share? Reading the table, the terms of the guarantee, and coefficients.
+
+``fit`` reads X and y by public bounds, prices the fit, charges the ledger, and only then computes what is released. It
+changes no constructor parameter, and stores nothing that was computed from data except what was paid for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from tacit import accounting as acc
+from tacit.ledger import Charge
+from tacit.linear_model import guarantee, stream
+from tacit.linear_model.bounds import WHY, Features, as_table, features_of, scale, target_of
+from tacit.linear_model.guarantee import Guarantee
+from tacit.linear_model.rows import Rows, make_rows
+from tacit.linear_model.sensitivity import Shape
+from tacit.schema import Schema, SchemaError
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task:
+    """One fit before anything is released: the rows, how they were scaled, and the terms of the guarantee."""
+
+    source: Rows | stream.Stream
+    features: Features
+    epsilon: float
+    delta: float
+    adjacency: str
+    unit: str
+    dataset: str | None
+    middle: float = 0.0
+    half_width: float = 1.0
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> Shape:
+        """What sensitivities are made of."""
+        return self.source.shape
+
+    @property
+    def width(self) -> int:
+        """How many coefficients there are, the constant included."""
+        return self.source.width
+
+    @property
+    def count(self) -> int | None:
+        """The number of rows where it is public: one row is replaced or blanked, never added, and counts fully."""
+        if self.adjacency == "add-remove" or not self.shape.whole:
+            return None
+        return len(self.source)
+
+
+class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
+    """What every estimator of this room does with its table and its budget."""
+
+    _target = "number"
+
+    # -- reading the table ---------------------------------------------------------------------------------------------
+
+    def _task(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> Task:
+        """Check parameters, read and encode the table; nothing is released here."""
+        guarantee.refuse_uncounted_search(self.ledger, type(self).__name__)
+        epsilon, delta = guarantee.check_budget(self.epsilon, self.delta)
+        if stream.is_stream(X):
+            if sample_weight is not None or groups is not None or self.max_rows is not None:
+                raise ValueError("weights and groups need the whole table in memory: give a data frame instead")
+            return self._stream(X, y, epsilon, delta)
+        if isinstance(self.bounds, Schema):
+            x, target, features, groups = self._from_schema(X, y, groups)
+        else:
+            x, target, features = self._from_numbers(X, y)
+        scaled, middle, half_width, assumed = self._encode_target(target)
+        rows = make_rows(
+            x,
+            scaled,
+            features,
+            intercept=self.fit_intercept,
+            weights=sample_weight,
+            max_weight=self.max_weight,
+            groups=groups,
+            max_rows=self.max_rows,
+        )
+        unit = self._unit(groups is not None)
+        adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)
+        return Task(rows, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed)
+
+    def _unit(self, grouped: bool) -> str:
+        if self.unit is not None:
+            return str(self.unit)
+        if isinstance(self.bounds, Schema):
+            return self.bounds.unit.name
+        if self.ledger is not None and self.dataset is not None and not grouped:
+            return str(self.ledger.dataset(self.dataset).unit)
+        return "person" if grouped else "record"
+
+    def _from_schema(self, X: Any, y: Any, groups: Any) -> tuple[Floats, Any, Features, Any]:
+        schema: Schema = self.bounds
+        features = features_of(schema, 0, None, self.fill)
+        table = as_table(X, schema)
+        self._remember_columns(schema)
+        x = features.encode(table)
+        if y is None or isinstance(y, str):
+            y = self._column(table, y)
+        if len(y) != len(x):
+            raise ValueError(f"X has {len(x)} rows and y has {len(y)}")
+        if schema.unit.column is not None and groups is None:
+            groups = np.asarray(_fetch(table, schema.unit.column))
+        return x, y, features, groups
+
+    def _column(self, table: Any, name: str | None) -> Any:
+        target = self.bounds.target
+        if name is None and target is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        return _fetch(table, name if name is not None else target.name)
+
+    def _remember_columns(self, schema: Schema) -> None:
+        self.n_features_in_ = len(schema.features)
+        self.feature_names_in_ = np.array([column.name for column in schema.features], dtype=object)
+
+    def _from_numbers(self, X: Any, y: Any) -> tuple[Floats, Any, Features]:
+        if self.bounds is None:
+            features_of(None, 0, None)
+        finite: bool | str = True if self.fill is None else "allow-nan"
+        X, y = validate_data(
+            self,
+            X,
+            y,
+            dtype=np.float64,
+            ensure_all_finite=finite,
+            y_numeric=self._target == "number",
+            multi_output=False,
+        )
+        names = tuple(self.feature_names_in_) if hasattr(self, "feature_names_in_") else None
+        features = features_of(self.bounds, X.shape[1], names, self.fill)
+        return self._encode(X, features), y, features
+
+    def _encode(self, X: Floats, features: Features) -> Floats:
+        x = features.encode(X)
+        if self.fill is not None and np.isnan(x).any():
+            column = int(np.flatnonzero(np.isnan(x).any(axis=0))[0])
+            raise ValueError(f"column {features.names[column]!r} has missing values and no public constant in fill=")
+        return x
+
+    def _stream(self, X: Any, y: Any, epsilon: float, delta: float) -> Task:
+        if self.bounds is None:
+            features_of(None, 0, None)
+        columns = stream.columns_of(X)
+        schema = self.bounds if isinstance(self.bounds, Schema) else None
+        if not isinstance(y, str):
+            if y is not None or schema is None or schema.target is None:
+                raise ValueError("with a file or a stream, y is the name of the target's column")
+            y = schema.target.name
+        if schema is not None:
+            names = tuple(column.name for column in schema.features)
+        else:
+            named = tuple(self.bounds) if isinstance(self.bounds, dict) else columns
+            names = tuple(name for name in named if name != y)
+        missing = [name for name in (*names, y) if name not in columns]
+        if missing:
+            raise ValueError(f"column {missing[0]!r} is not in the data; there are {', '.join(columns[:20])}")
+        features = features_of(self.bounds, len(names), names, self.fill)
+        if schema is not None:
+            self._remember_columns(schema)
+        else:
+            self.n_features_in_, self.feature_names_in_ = len(names), np.array(names, dtype=object)
+        _, middle, half_width, assumed = self._encode_target(None)
+        source = stream.Stream(
+            X, names, y, features, self._stream_target, Shape(features.scalars, features.blocks, self.fit_intercept)
+        )
+        unit = self._unit(False)
+        adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)
+        return Task(source, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed)
+
+    # -- the target: a number between bounds (classifiers do their own) ------------------------------------------------
+
+    def _encode_target(self, y: Any) -> tuple[Any, float, float, tuple[str, ...]]:
+        middle, half_width = target_of(self.target_bounds, self.bounds)
+        return (None if y is None else self._stream_target(y)), middle, half_width, ()
+
+    def _stream_target(self, y: Any) -> Floats:
+        middle, half_width = target_of(self.target_bounds, self.bounds)
+        values = np.asarray(y, dtype=np.float64)
+        if values.ndim != 1:
+            raise ValueError(f"y holds one number a row, not an array of shape {values.shape}")
+        if not np.isfinite(values).all():
+            raise ValueError("Input y contains NaN or infinity: remove those rows or replace them by a public constant")
+        return scale(values, middle, half_width)
+
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    def _guarantee(self, task: Task, mechanism: acc.Mechanism, method: str, charge: Charge | None) -> Guarantee:
+        notes = list(task.assumed)
+        if task.count is not None:
+            notes.append(f"the number of {task.unit}s is public under {task.adjacency}")
+        return Guarantee(
+            guarantee.price(mechanism, task.delta if not _pure(mechanism) else 0.0, task.adjacency),
+            0.0 if _pure(mechanism) else task.delta,
+            task.adjacency,
+            task.unit,
+            mechanism,
+            method,
+            task.shape.rows,
+            tuple(notes),
+            charge=charge.number if charge is not None else None,
+        )
+
+    def _paid(self, task: Task, mechanism: acc.Mechanism, what: str) -> Any:
+        delta = 0.0 if _pure(mechanism) else task.delta
+        return guarantee.paid(self.ledger, task.dataset, mechanism, delta, f"{type(self).__name__}: {what}")
+
+    def _set_names(self, features: Features) -> None:
+        self._features = features
+
+    def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[Any]:
+        """Names of the coefficients: the columns, categories spelled out as the schema does."""
+        check_is_fitted(self)
+        return np.array(self._features.names, dtype=object)
+
+    def _encoded(self, X: Any) -> Floats:
+        """New rows, scaled and clipped by the bounds of the fit."""
+        check_is_fitted(self)
+        if self._features.schema is not None:
+            return self._features.encode(X)
+        finite: bool | str = True if self._features.fill is None else "allow-nan"
+        X = validate_data(self, X, dtype=np.float64, ensure_all_finite=finite, reset=False)
+        return self._encode(X, self._features)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True
+        tags.input_tags.allow_nan = self.fill is not None
+        return tags
+
+
+def unscale(theta: Floats, features: Features, intercept: bool, middle: float, half_width: float) -> Floats:
+    """Coefficients of the scaled table as a matrix M: (intercept, coefficients) = M·θ + (middle, 0, …)."""
+    width = len(features.names)
+    matrix = np.zeros((width + 1, width + intercept))
+    slopes = half_width / features.half_width
+    start = int(intercept)
+    matrix[1:, start:] = np.diag(slopes)
+    matrix[0, start:] = -slopes * features.middle
+    if intercept:
+        matrix[0, 0] = half_width
+    return matrix
+
+
+def _pure(mechanism: acc.Mechanism) -> bool:
+    return all(isinstance(part, acc.Laplace | acc.PureDP) for part, _ in mechanism.parts())
+
+
+def _fetch(table: Any, name: str) -> Any:
+    try:
+        return table[name]
+    except Exception as error:
+        if isinstance(error, (KeyError, IndexError, ValueError, TypeError)) or "NotFound" in type(error).__name__:
+            raise SchemaError(f"there is no column {name!r} in the table") from error
+        raise
+
+
+__all__ = ["WHY", "PrivateEstimator", "Task", "unscale"]

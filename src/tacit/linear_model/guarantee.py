@@ -1,0 +1,159 @@
+"""What does a fit promise, and who paid for it? The guarantee on ``privacy_``, and the charge before the release."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from tacit import accounting as acc
+from tacit.ledger import Charge, Ledger
+from tacit.ledger.rules import epsilon_alone
+
+GENERATOR = "exact, on a grid, from the operating system's entropy (tacit.noise)"
+
+
+class PrivacyWarning(UserWarning):
+    """The fit is allowed, and something beside it is not covered by its guarantee."""
+
+
+class SearchRefused(RuntimeError):
+    """A search or a cross-validation would fit many times and nobody counts."""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Guarantee:
+    """The guarantee of a fit, with everything that has to be said beside the number.
+
+    ``epsilon`` is an interval certified to hold the true value and ``upper`` is what is claimed. ``mechanism`` is what
+    the accountant priced and the ledger charged. ``assumed`` lists what is treated as public.
+    """
+
+    epsilon: acc.Bound
+    delta: float
+    adjacency: str
+    unit: str
+    mechanism: acc.Mechanism
+    method: str
+    rows_per_unit: int = 1
+    assumed: tuple[str, ...] = ()
+    generator: str = GENERATOR
+    charge: str | None = None
+
+    @property
+    def upper(self) -> float:
+        """The ε that is claimed."""
+        return self.epsilon.upper
+
+    @property
+    def lower(self) -> float:
+        """No accountant could claim less than this for the same mechanism."""
+        return self.epsilon.lower
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a card."""
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**plain, "epsilon": self.epsilon.to_dict(), "mechanism": self.mechanism.to_dict()}
+
+    def __repr__(self) -> str:
+        shown = [repr(self.epsilon), self.method]
+        if self.rows_per_unit > 1:
+            shown.append(f"at most {self.rows_per_unit} rows a {self.unit}")
+        return ", ".join([*shown, *self.assumed, f"noise: {self.generator}"])
+
+
+def price(mechanism: acc.Mechanism, delta: float, adjacency: str) -> acc.Bound:
+    """The certified ε of a mechanism; at δ = 0 its pure guarantee.
+
+    >>> price(acc.Laplace(4.0), 0.0, "add-remove")
+    ε in [0.2500000, 0.2500001] at δ=0, add/remove one record
+    """
+    if delta > 0:
+        return acc.epsilon(mechanism, delta, adjacency=adjacency)
+    upper = epsilon_alone(mechanism, 0.0, adjacency)
+    return acc.Bound(upper * (1 - 1e-12), upper, given=0.0, adjacency=adjacency, unit=mechanism.unit)
+
+
+def check_budget(epsilon: Any, delta: Any) -> tuple[float, float]:
+    """ε and δ as numbers, or an error that says what they may be."""
+    for name, value in (("epsilon", epsilon), ("delta", delta)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ValueError(f"{name} must be a finite number, not {value!r}")
+    if not epsilon > 0:
+        raise ValueError(f"epsilon must be positive, not {epsilon!r}: at 0 nothing can be learned from the data")
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta must lie in [0, 1), not {delta!r}; 0 asks for pure differential privacy")
+    return float(epsilon), float(delta)
+
+
+def terms(ledger: Ledger | None, dataset: str | None, adjacency: str | None, unit: str) -> tuple[str, str | None]:
+    """The adjacency and the name of the data set, checked against the ledger's terms where there is a ledger."""
+    if adjacency is not None and adjacency not in acc.ADJACENCIES:
+        raise ValueError(f"unknown adjacency {adjacency!r}; choose one of {', '.join(acc.ADJACENCIES)}")
+    if ledger is None:
+        if dataset is not None:
+            raise ValueError("dataset= names the data in a ledger: give ledger= too")
+        return adjacency or "add-remove", None
+    if not isinstance(ledger, Ledger):
+        raise TypeError(f"ledger must be a tacit.Ledger, not {type(ledger).__name__}")
+    if dataset is None:
+        names = ledger.datasets()
+        if len(names) != 1:
+            raise ValueError(f"say which data of the ledger these are: dataset= one of {', '.join(names) or 'none'}")
+        dataset = names[0]
+    registered = ledger.dataset(dataset)
+    if adjacency is not None and adjacency != registered.adjacency:
+        raise ValueError(f"{dataset!r} is registered for {registered.adjacency}, not {adjacency}")
+    if unit != registered.unit:
+        raise ValueError(
+            f"{dataset!r} is registered for one {registered.unit}, and this fit protects one {unit}: give groups= with "
+            f"the id of each {registered.unit}, or unit={registered.unit!r} if every row is another {registered.unit}"
+        )
+    return registered.adjacency, dataset
+
+
+@contextlib.contextmanager
+def paid(
+    ledger: Ledger | None, dataset: str | None, mechanism: acc.Mechanism, delta: float, purpose: str
+) -> Iterator[Charge | None]:
+    """Charge before anything is released; confirmed when the block ends, spent in any case."""
+    if ledger is None or dataset is None:
+        yield None
+        return
+    with ledger.charge(dataset, mechanism, delta=delta, purpose=purpose) as charge:
+        yield charge
+
+
+#: The functions through which scikit-learn's searches, curves and cross-validations fit an estimator.
+_SEARCHES = {("_fit_and_score", "_validation.py"), ("_fit_and_predict", "_validation.py"), ("_fit", "_search.py")}
+
+
+def in_search() -> bool:
+    """Whether scikit-learn's model selection is fitting now, here or in one of its workers."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in {name for name, _ in _SEARCHES} and any(
+            code.co_name == name and code.co_filename.endswith(file) and "model_selection" in code.co_filename
+            for name, file in _SEARCHES
+        ):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def refuse_uncounted_search(ledger: Ledger | None, name: str) -> None:
+    """Refuse a fit inside a search unless a ledger counts it.
+
+    Guarantee: with a ledger every fit of the search is charged to it (clones share the ledger). The search's own scores
+    are computed on private rows without noise: the operator's, not for release.
+    """
+    if ledger is None and in_search():
+        raise SearchRefused(
+            f"a search or cross-validation around {name} fits many times on the same people: each fit spends its "
+            "epsilon again, and the scores that it compares are not private. Choose hyper-parameters with private "
+            "tuning (tacit.tuning) or on public data; or give ledger= and dataset=, and every fit is charged"
+        )

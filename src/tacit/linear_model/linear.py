@@ -1,0 +1,339 @@
+"""How do I fit a number on a table privately? Linear regression and ridge regression."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import norm
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted
+
+from tacit import accounting as acc
+from tacit.ledger import Ledger
+from tacit.linear_model import functional, releases
+from tacit.linear_model.base import PrivateEstimator, Task, unscale
+from tacit.linear_model.descent import Budget, descend
+from tacit.linear_model.guarantee import Guarantee
+from tacit.linear_model.moments import ROUNDING
+from tacit.linear_model.solve import Noise, covariance, solve
+from tacit.linear_model.stream import Stream
+
+Floats = npt.NDArray[np.float64]
+
+METHODS = ("auto", "gradient-descent", "adassp", "sufficient-statistics", "functional")
+
+
+class LinearBase(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
+    """Coefficients in the units of the table, predictions and intervals."""
+
+    coef_: Floats
+    intercept_: float
+    covariance_: Floats
+    privacy_: Guarantee
+
+    def _publish(self, task: Task, theta: Floats, spread: Floats) -> None:
+        """Store released values: coefficients and their covariance (the constant first) in the table's units."""
+        matrix = unscale(theta, task.features, self.fit_intercept, task.middle, task.half_width)
+        found = matrix @ theta
+        self._set_names(task.features)
+        self.coef_ = found[1:]
+        self.intercept_ = float(found[0]) + task.middle
+        self.covariance_ = matrix @ spread @ matrix.T
+        # Predictions are made in scaled units, where rows are clipped as in the fit.
+        self._theta, self._middle, self._half_width = theta, task.middle, task.half_width
+
+    def predict(self, X: Any) -> Floats:
+        """Predictions; rows beyond the bounds are clipped to them, as in the fit."""
+        x = self._encoded(X)
+        if self.fit_intercept:
+            value = x @ self._theta[1:] + self._theta[0]
+        else:
+            value = x @ self._theta
+        return np.asarray(self._middle + self._half_width * value)
+
+    def confidence_interval(self, level: float = 0.95, *, intercept: bool = False) -> Floats:
+        """Intervals for the coefficients, one row (lower, upper) each; with ``intercept`` its own comes first.
+
+        They cover the uncertainty of the sample *and* of the noise: nothing more is released for them. Normal
+        approximation. ``covariance_`` holds the matrix, the intercept first.
+        """
+        check_is_fitted(self)
+        if not 0 < level < 1:
+            raise ValueError(f"the level of an interval lies between 0 and 1, not {level!r}")
+        half = norm.ppf(0.5 + level / 2) * np.sqrt(np.maximum(np.diag(self.covariance_), 0.0))
+        centre = np.r_[self.intercept_, self.coef_]
+        both = np.column_stack([centre - half, centre + half])
+        return both if intercept else both[1:]
+
+
+class LinearRegression(LinearBase):
+    """Private least squares. The guarantee of a fit is ``privacy_``.
+
+    ``bounds`` are public bounds of the features: (lower, upper), each a number or one for each feature; a mapping
+    from columns to pairs; or a :class:`tacit.schema.Schema`, which may hold the target too. ``target_bounds`` are
+    those of y. Rows are clipped to them. ``delta=0`` gives pure ε (the functional mechanism).
+
+    ``method``: ``"gradient-descent"`` (whitened, 15 steps), ``"adassp"``, ``"sufficient-statistics"`` (one pass) or
+    ``"functional"`` (pure ε); ``"auto"`` takes the first, the last at δ=0, and one pass where X is a file or a
+    stream. ``adjacency`` is that of tacit.accounting (default: the ledger's, or add-remove). ``coef_norm`` is a
+    public guess of the length of the coefficient vector of the scaled table.
+
+    ``groups`` of fit says whose row each row is, ``max_rows`` how many rows of one person take part;
+    ``sample_weight`` needs ``max_weight``, the public largest weight. ``fill`` are public constants for missing
+    values. With ``ledger`` (and ``dataset``, its name there) every fit is charged before anything is released.
+
+    >>> x = np.random.default_rng(0).uniform(0, 10, (20_000, 2))
+    >>> y = 3 * x[:, 0] - x[:, 1] + 5
+    >>> private = LinearRegression(epsilon=1.0, bounds=(0, 10), target_bounds=(-10, 40)).fit(x, y)
+    >>> private.coef_.round(0).tolist(), private.privacy_.upper <= 1.0
+    ([3.0, -1.0], True)
+    >>> LinearRegression().fit(x, y)
+    Traceback (most recent call last):
+    ValueError: bounds are missing: ...
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float = 1e-6,
+        *,
+        bounds: Any = None,
+        target_bounds: Any = None,
+        method: str = "auto",
+        adjacency: str | None = None,
+        fit_intercept: bool = True,
+        coef_norm: float = 1.0,
+        fill: Any = None,
+        max_weight: float | None = None,
+        max_rows: int | None = None,
+        unit: str | None = None,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.bounds = bounds
+        self.target_bounds = target_bounds
+        self.method = method
+        self.adjacency = adjacency
+        self.fit_intercept = fit_intercept
+        self.coef_norm = coef_norm
+        self.fill = fill
+        self.max_weight = max_weight
+        self.max_rows = max_rows
+        self.unit = unit
+        self.ledger = ledger
+        self.dataset = dataset
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None) -> LinearRegression:
+        """Fit to a table, a data frame, or a file or stream of Parquet, CSV or Arrow (y: the target's column)."""
+        task = self._task(X, y, sample_weight, groups)
+        method = self._chosen(task)
+        if not (isinstance(self.coef_norm, (int, float)) and 0 < self.coef_norm < math.inf):
+            raise ValueError(f"coef_norm is a positive number, not {self.coef_norm!r}")
+        {
+            "gradient-descent": self._descent,
+            "adassp": self._adassp,
+            "sufficient-statistics": self._statistics,
+            "functional": self._functional,
+        }[method](task)
+        return self
+
+    def _chosen(self, task: Task) -> str:
+        """The method, by the budget and the kind of source alone."""
+        if self.method not in METHODS:
+            raise ValueError(f"method is one of {', '.join(METHODS)}, not {self.method!r}")
+        if self.method != "auto":
+            if task.delta == 0 and self.method != "functional":
+                raise ValueError(f"method={self.method!r} uses Gaussian noise, which needs delta > 0; use 'functional'")
+            return self.method
+        if task.delta == 0:
+            return "functional"
+        return "sufficient-statistics" if isinstance(task.source, Stream) else "gradient-descent"
+
+    def _penalty(self, task: Task) -> Floats | None:
+        """The diagonal of a ridge in scaled units; none here."""
+        return None
+
+    # -- the methods -------------------------------------------------------------------------------------------------
+
+    def _descent(self, task: Task) -> None:
+        noise, mechanism = releases.calibrated(
+            lambda noise: Budget(noise, task.adjacency).mechanism(task.unit), task.epsilon, task.delta, task.adjacency
+        )
+        with self._paid(task, mechanism, "gradient descent") as charge:
+            if isinstance(task.source, Stream) and task.source.passes == 1:
+                raise ValueError("gradient descent goes through the rows 17 times; this source can be read once")
+            result = descend(
+                task.source,
+                lambda value, target: value - target[:, None],
+                Budget(noise, task.adjacency),
+                count=_count(task),
+                guess=self.coef_norm,
+                penalty=self._penalty(task),
+            )
+        rows = max(result.count - task.width, 1.0)
+        variance = result.spread * result.count / rows
+        sampled = np.linalg.inv(result.gram)
+        self._publish(task, result.theta[:, 0], result.covariance + variance * sampled)
+        self.privacy_ = self._guarantee(task, mechanism, "whitened DP gradient descent", charge)
+
+    def _statistics(self, task: Task) -> None:
+        factor = _target_factor(task.shape.norm_squared, self.coef_norm)
+        release = releases.GaussianMatrix(task.shape, task.width + 1, factor)
+        shift = release.replace if task.adjacency == "replace-one" else 1.0
+        noise, mechanism = releases.calibrated(
+            lambda noise: acc.Gaussian(noise * shift, replace=release.replace, unit=task.unit),
+            task.epsilon,
+            task.delta,
+            task.adjacency,
+        )
+        with self._paid(task, mechanism, "second moments") as charge:
+            exact = releases.moments(task.source.batches(), task.width + 1, 1.0)
+            scaling = np.r_[np.ones(task.width), factor]  # a power of two: exact
+            noisy = release.release(exact * np.outer(scaling, scaling), noise * shift) / np.outer(scaling, scaling)
+        scale = release.scale(noise * shift)
+        size = task.width
+        gram, vector, square = noisy[:size, :size], noisy[:size, size], float(noisy[size, size])
+        self._solved(task, gram, vector, square, Noise(scale / math.sqrt(2), scale / math.sqrt(2) / factor))
+        self.privacy_ = self._guarantee(task, mechanism, "second moments with symmetric Gaussian noise", charge)
+
+    def _solved(self, task: Task, gram: Floats, vector: Floats, square: float, noise: Noise) -> None:
+        penalty = self._penalty(task)
+        solution = solve(gram, vector, noise, guess=self.coef_norm, penalty=penalty)
+        theta = solution.theta
+        count: float = _count(task) or (float(gram[0, 0]) if self.fit_intercept else math.nan)
+        if not count >= task.width + 1:  # unknown, or hidden by the noise: as many as the target's square allows
+            count = max(square, task.width + 1.0)
+        squares = max(float(square - 2 * theta @ vector + theta @ gram @ theta), 0.0)
+        variance = min(squares / max(count - task.width, 1.0), 1.0)
+        plain = solution.matrix if penalty is None else solution.matrix - np.diag(penalty)
+        self._publish(task, theta, covariance(solution, plain, variance, noise, self.coef_norm))
+
+    def _adassp(self, task: Task) -> None:
+        """Wang (2018), with Gaussian noise calibrated exactly and the noise's own spectral edge as the ridge wanted."""
+        shape, size = task.shape, task.width
+        release = releases.GaussianMatrix(shape, size)
+        lowest = shape.smallest_eigenvalue() * (1 + 2.0**-10)  # room for the rounding of the eigenvalue
+        linear = shape.rows * math.sqrt(shape.norm_squared) + size * ROUNDING
+        replaced = task.adjacency == "replace-one"
+
+        def parts(noise: float) -> tuple[float, float, float]:
+            third = releases.share(noise, 1 / 3, 1.0)
+            return third, third * (release.replace if replaced else 1.0), third * (2.0 if replaced else 1.0)
+
+        def family(noise: float) -> acc.Mechanism:
+            one, two, three = parts(noise)
+            return (
+                acc.Gaussian(one, replace=1.0, unit=task.unit)
+                + acc.Gaussian(two, replace=release.replace, unit=task.unit)
+                + acc.Gaussian(three, replace=2.0, unit=task.unit)
+            )
+
+        noise, mechanism = releases.calibrated(family, task.epsilon, task.delta, task.adjacency)
+        one, two, three = parts(noise)
+        with self._paid(task, mechanism, "AdaSSP") as charge:
+            exact = releases.moments(task.source.batches(), size + 1, 1.0)
+            smallest = float(np.linalg.eigvalsh(exact[:size, :size])[0])
+            eigenvalue = float(releases.gaussian_sum(np.array(smallest), lowest, one))
+            gram = release.release(exact[:size, :size], two)
+            vector = releases.gaussian_sum(exact[:size, size], linear, three)
+        scale = release.scale(two)
+        edge = 2 * math.sqrt(size) * scale / math.sqrt(2)
+        surely = max(eigenvalue - norm.ppf(0.95) * lowest * one, 0.0)
+        ridge = max(edge - surely, 0.0)
+        noises = Noise(scale / math.sqrt(2), linear * three)
+        penalty = self._penalty(task)
+        solution = solve(gram, vector, noises, repair="none", ridge=ridge, penalty=penalty)
+        # No sum of y² was paid for: the variance of y is at most 1 in scaled units, and the fit explains the rest.
+        count: float = _count(task) or max(float(gram[0, 0]) if self.fit_intercept else task.width + 1.0, 1.0)
+        explained = float(solution.theta @ gram @ solution.theta) / count
+        variance = min(max(1.0 - explained, 0.0), 1.0)
+        plain = solution.matrix if penalty is None else solution.matrix - np.diag(penalty)
+        self._publish(task, solution.theta, covariance(solution, plain, variance, noises, self.coef_norm))
+        self.privacy_ = self._guarantee(task, mechanism, "AdaSSP", charge)
+
+    def _functional(self, task: Task) -> None:
+        plan = functional.plan(task.shape, task.width, task.epsilon, task.adjacency, guess=self.coef_norm)
+        mechanism = plan.mechanism(task.unit)
+        with self._paid(task, mechanism, "functional mechanism") as charge:
+            gram, vector = plan.release(task.source)
+        solution = solve(gram, vector, plan.noises, guess=self.coef_norm, penalty=self._penalty(task))
+        variance = 1.0 / 3  # not paid for: that of a target spread evenly over its bounds
+        self._publish(
+            task, solution.theta, covariance(solution, solution.matrix, variance, plan.noises, self.coef_norm)
+        )
+        self.privacy_ = self._guarantee(task, mechanism, "functional mechanism, exact sensitivities", charge)
+
+
+class Ridge(LinearRegression):
+    """Private ridge regression: :class:`LinearRegression` with the penalty ``alpha``·|coef|², as scikit-learn has it.
+
+    The penalty is on the coefficients in the units of the table (categories and booleans as encoded), not on the
+    intercept, and is public. Intervals are for the penalised coefficients' expectation. Everything else, and the
+    guarantee, is that of :class:`LinearRegression`.
+
+    >>> x = np.random.default_rng(0).uniform(-1, 1, (5000, 2))
+    >>> strong = Ridge(alpha=1e6, epsilon=1.0, bounds=(-1, 1), target_bounds=(-3, 3)).fit(x, 2 * x[:, 0])
+    >>> bool(abs(strong.coef_).max() < 0.1)
+    True
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        epsilon: float = 1.0,
+        delta: float = 1e-6,
+        *,
+        bounds: Any = None,
+        target_bounds: Any = None,
+        method: str = "auto",
+        adjacency: str | None = None,
+        fit_intercept: bool = True,
+        coef_norm: float = 1.0,
+        fill: Any = None,
+        max_weight: float | None = None,
+        max_rows: int | None = None,
+        unit: str | None = None,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+    ) -> None:
+        super().__init__(
+            epsilon,
+            delta,
+            bounds=bounds,
+            target_bounds=target_bounds,
+            method=method,
+            adjacency=adjacency,
+            fit_intercept=fit_intercept,
+            coef_norm=coef_norm,
+            fill=fill,
+            max_weight=max_weight,
+            max_rows=max_rows,
+            unit=unit,
+            ledger=ledger,
+            dataset=dataset,
+        )
+        self.alpha = alpha
+
+    def _penalty(self, task: Task) -> Floats | None:
+        if not (isinstance(self.alpha, (int, float)) and 0 <= self.alpha < math.inf):
+            raise ValueError(f"alpha is a number, 0 or more, not {self.alpha!r}")
+        weight = 1.0 if self.max_weight is None else 1.0 / self.max_weight
+        diagonal = weight * self.alpha / task.features.half_width**2
+        return np.r_[0.0, diagonal] if self.fit_intercept else diagonal
+
+
+def _count(task: Task) -> int | None:
+    if isinstance(task.source, Stream):
+        return len(task.source) if task.count is not None and task.source.counted else None
+    return task.count
+
+
+def _target_factor(norm_squared: float, guess: float) -> float:
+    """The power of two nearest to the c that minimises (R² + c²)²(1/c² + |θ|²), the noise in the gradient."""
+    best = (math.sqrt(1 + 8 * guess**2 * norm_squared) - 1) / (4 * guess**2)
+    return 2.0 ** round(math.log2(math.sqrt(best)))

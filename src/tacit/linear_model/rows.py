@@ -1,0 +1,138 @@
+"""Which rows take part in a fit, and what may one person contribute? Features, target, weights and groups as arrays.
+
+Everything here is done row by row with public constants, except which rows of a person are kept, which depends on that
+person's rows alone; so sensitivities stated for rows hold for what comes out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tacit.linear_model.bounds import Features
+from tacit.linear_model.moments import to_grid
+from tacit.linear_model.sensitivity import Shape
+
+Floats = npt.NDArray[np.float64]
+
+#: Rows at a time: 8192 rows of 20 columns are 1.3 MB.
+PIECE = 8192
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows:
+    """A table ready for a fit: ``x`` with the constant first (where there is one), ``y``, both in [-1, 1], on the grid.
+
+    ``shape`` holds what sensitivities are made of. ``root`` is the square root of the weights, by which x is scaled
+    already (y is not); None without weights.
+    """
+
+    x: Floats
+    y: Floats
+    shape: Shape
+    root: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def width(self) -> int:
+        """How many coefficients there are."""
+        return int(self.x.shape[1])
+
+    def batches(self) -> Iterator[Rows]:
+        """The same rows in pieces that stay in the processor's cache."""
+        for start in range(0, len(self.x), PIECE):
+            part = slice(start, start + PIECE)
+            root = None if self.root is None else self.root[part]
+            yield dataclasses.replace(self, x=self.x[part], y=self.y[part], root=root)
+
+    def with_target(self, factor: float) -> Floats:
+        """z = (x, factor·y) for the second moments; factor is at most 1."""
+        y = self.y * factor if self.root is None else self.y * factor * self.root
+        return np.column_stack([self.x, to_grid(y)])
+
+
+def make_rows(
+    x: Floats,
+    y: Floats,
+    features: Features,
+    *,
+    intercept: bool,
+    weights: Any = None,
+    max_weight: float | None = None,
+    groups: Any = None,
+    max_rows: int | None = None,
+) -> Rows:
+    """Put the constant first, scale by weights, and keep ``max_rows`` rows of each person.
+
+    Weights are clipped to [0, ``max_weight``] and divided by it: a row with the largest weight counts as one row
+    without weights. Of each person the first ``max_rows`` rows of the table are kept.
+    """
+    if groups is not None:
+        kept = first_rows(groups, len(x), max_rows)
+        x, y = x[kept], y[kept]
+        weights = None if weights is None else np.asarray(weights)[kept]
+    elif max_rows is not None:
+        raise ValueError("max_rows= limits the rows of one person: give groups= to fit, which says whose rows they are")
+    root = None
+    if intercept:
+        x = np.column_stack([np.ones(len(x)), x])
+    if weights is not None:
+        root = np.sqrt(check_weights(weights, len(x), max_weight))
+        x = to_grid(x * root[:, None])
+    whole = weights is None and groups is None
+    shape = Shape(features.scalars, features.blocks, intercept, whole, max_rows or 1)
+    return Rows(x, y, shape, root)
+
+
+def first_rows(groups: Any, count: int, max_rows: int | None) -> npt.NDArray[np.intp]:
+    """Positions of the first ``max_rows`` rows of every person, in the order of the table.
+
+    >>> first_rows(["a", "b", "a", "a", "b"], 5, 2).tolist()
+    [0, 1, 2, 4]
+    """
+    if isinstance(max_rows, bool) or not isinstance(max_rows, (int, np.integer)) or max_rows < 1:
+        raise ValueError(
+            "groups= needs max_rows=, the most rows of one person that take part: noise grows with it, and the true "
+            f"maximum is private. max_rows is a positive whole number, not {max_rows!r}"
+        )
+    owners = np.asarray(groups)
+    if owners.shape != (count,):
+        raise ValueError(f"groups holds one id for each row: {count} of them, not an array of shape {owners.shape}")
+    listed = owners.tolist()
+    if owners.dtype.kind in "Of" and any(owner is None or owner != owner for owner in listed):
+        raise ValueError("groups has missing ids: every row needs an owner")
+    # Types are part of the key: 1 and "1" are two people, and each keeps rows without regard to the other.
+    known: dict[Any, int] = {}
+    codes = np.array([known.setdefault((type(o), o), len(known)) for o in listed], dtype=np.intp)
+    order = np.argsort(codes, kind="stable")
+    sorted_codes = codes[order]
+    starts = np.r_[0, np.flatnonzero(np.diff(sorted_codes)) + 1] if count else np.zeros(0, dtype=np.intp)
+    place = np.arange(count) - np.repeat(starts, np.diff(np.r_[starts, count]))
+    return np.sort(order[place < max_rows])
+
+
+def check_weights(weights: Any, count: int, max_weight: float | None) -> Floats:
+    """Weights as parts of the public largest one, in [0, 1]."""
+    if max_weight is None:
+        raise ValueError(
+            "sample_weight needs max_weight=, the public largest weight: one row's influence grows with it, and the "
+            "largest weight found in the data is one person's"
+        )
+    if isinstance(max_weight, bool) or not isinstance(max_weight, (int, float)) or not 0 < max_weight < np.inf:
+        raise ValueError(f"max_weight must be positive and finite, not {max_weight!r}")
+    given = np.asarray(weights, dtype=np.float64)
+    if given.ndim == 0:
+        given = np.full(count, float(given))
+    if given.ndim != 1:
+        raise ValueError("Sample weights must be 1D array or scalar")
+    if given.shape != (count,):
+        raise ValueError(f"sample_weight.shape == {given.shape}, expected {(count,)}!")
+    if not np.isfinite(given).all() or (given < 0).any():
+        raise ValueError("sample_weight must be finite and not negative")
+    return np.asarray(np.minimum(given / max_weight, 1.0))

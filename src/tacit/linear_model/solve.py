@@ -1,0 +1,95 @@
+"""Which coefficients follow from noisy second moments? Minimise a quadratic whose matrix may have become indefinite.
+
+Everything here is post-processing of released values: it costs no privacy. With Â = A + E and b̂ = b + e known up to
+noise of known size, ``"ridge"`` adds the noise's spectral edge to the diagonal, ``"trim"`` floors the eigenvalues
+there, and ``"shrink"`` takes the posterior mean under a public guess of the length of θ, which leaves directions that
+stand out of the noise alone and shrinks those that do not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+REPAIRS = ("shrink", "ridge", "trim", "ridge+trim", "none")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Solution:
+    """θ = ``solver`` · b̂, with the matrix that was used for A."""
+
+    theta: Floats
+    solver: Floats
+    matrix: Floats
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """Standard deviations of the noise beside Â's diagonal and of b̂."""
+
+    matrix: float
+    vector: float
+
+
+def solve(
+    matrix: Floats,
+    vector: Floats,
+    noise: Noise,
+    *,
+    repair: str = "shrink",
+    guess: float = 1.0,
+    penalty: Floats | None = None,
+    ridge: float = 0.0,
+) -> Solution:
+    """Minimise θᵀÂθ - 2b̂ᵀθ (+ a ridge ``penalty``), after repairing Â.
+
+    >>> solve(np.eye(2) * 100, np.array([50.0, 0.0]), Noise(1.0, 1.0)).theta.round(2).tolist()
+    [0.5, 0.0]
+    """
+    if repair not in REPAIRS:
+        raise ValueError(f"repair is one of {', '.join(REPAIRS)}, not {repair!r}")
+    size = len(matrix)
+    edge = 2 * math.sqrt(size) * noise.matrix
+    values, vectors = np.linalg.eigh(matrix)
+    tiny = 1e-12 * max(float(np.abs(values).max(initial=0.0)), 1e-300)
+    if repair == "ridge+trim":
+        values = np.maximum(values + edge, edge)
+    elif repair == "ridge":
+        values = values + edge
+    elif repair == "trim":
+        values = np.maximum(values, edge)
+    elif repair == "shrink":
+        values = np.maximum(values, max(edge / 2, tiny))
+    values = values + ridge
+    repaired = (vectors * values) @ vectors.T
+    full = repaired if penalty is None else repaired + np.diag(penalty)
+    if repair == "shrink":
+        variance = noise.vector**2 + noise.matrix**2 * guess**2
+        solver = np.linalg.solve(full @ full + variance * size / guess**2 * np.eye(size), full)
+    else:
+        solver = np.linalg.pinv(full, hermitian=True)
+    return Solution(solver @ vector, solver, full)
+
+
+def covariance(
+    solution: Solution,
+    gram: Floats,
+    residual_variance: float,
+    noise: Noise,
+    guess: float = 1.0,
+) -> Floats:
+    """The covariance of θ: of the sample, of the noise in b̂ and in Â (times θ), and of what shrinking hides.
+
+    Â⁻¹[σ²A + σ_b² I + σ_A² (|θ|² I + θθᵀ)]Â⁻¹ where nothing is shrunk.
+    """
+    theta, size = solution.theta, len(solution.theta)
+    inside = residual_variance * gram + noise.vector**2 * np.eye(size)
+    inside = inside + noise.matrix**2 * (theta @ theta * np.eye(size) + np.outer(theta, theta))
+    hidden = np.eye(size) - solution.solver @ solution.matrix
+    spread = solution.solver @ inside @ solution.solver.T + guess**2 / size * hidden @ hidden.T
+    return np.asarray((spread + spread.T) / 2)

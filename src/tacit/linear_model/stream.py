@@ -1,0 +1,192 @@
+"""How is a table larger than memory gone through? One pass of polars over Parquet, CSV, Arrow files or batches.
+
+polars reads and decodes on all cores; each batch is scaled, clipped and added to the exact sums of
+:mod:`tacit.linear_model.moments`, and forgotten. Memory does not depend on the number of rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tacit.linear_model.bounds import Features
+from tacit.linear_model.moments import GRID, GRID_BITS
+from tacit.linear_model.rows import PIECE, Rows
+from tacit.linear_model.sensitivity import Shape
+from tacit.schema import SchemaError
+
+Floats = npt.NDArray[np.float64]
+
+#: Rows that polars hands over at a time.
+BATCH = 1 << 17
+_SUFFIXES = {".parquet": "scan_parquet", ".pq": "scan_parquet", ".csv": "scan_csv", ".tsv": "scan_csv"}
+_ARROW = (".arrow", ".feather", ".ipc")
+
+
+def is_stream(data: Any) -> bool:
+    """Whether ``data`` is gone through in batches: a path, a polars LazyFrame, a pyarrow reader, data set or table."""
+    if isinstance(data, str | os.PathLike):
+        return True
+    module = type(data).__module__.partition(".")[0]
+    return (module == "polars" and type(data).__name__ == "LazyFrame") or module == "pyarrow"
+
+
+def _lazy(data: Any) -> Any:
+    """A polars LazyFrame of the data; None for a pyarrow reader, which can be gone through once."""
+    import polars as pl
+
+    if isinstance(data, str | os.PathLike):
+        path = Path(data)
+        suffix = path.suffix.lower()
+        if path.is_dir():
+            return pl.scan_parquet(path / "*.parquet")
+        if suffix in _SUFFIXES:
+            options = {"separator": "\t"} if suffix == ".tsv" else {}
+            return getattr(pl, _SUFFIXES[suffix])(path, **options)
+        if suffix in _ARROW:
+            return pl.scan_ipc(path)
+        raise ValueError(f"cannot tell the format of {path.name!r}: it should end in .parquet, .csv, .tsv or .arrow")
+    name = type(data).__name__
+    if name == "LazyFrame":
+        return data
+    if name == "Table":
+        return pl.from_arrow(data).lazy()  # type: ignore[union-attr]
+    if name == "RecordBatchReader":
+        return None
+    if hasattr(data, "to_batches") and hasattr(data, "schema"):
+        return pl.scan_pyarrow_dataset(data)
+    raise TypeError(f"cannot stream a {type(data).__name__}: give a path, a polars LazyFrame or a pyarrow reader")
+
+
+def columns_of(data: Any) -> tuple[str, ...]:
+    """Names of the columns, from the file's header: they are public."""
+    lazy = _lazy(data)
+    return tuple(data.schema.names if lazy is None else lazy.collect_schema().names())
+
+
+class Stream:
+    """Rows of a source that is never in memory as a whole; the counterpart of :class:`tacit.linear_model.rows.Rows`."""
+
+    root = None
+
+    def __init__(
+        self,
+        data: Any,
+        names: tuple[str, ...],
+        target: str,
+        features: Features,
+        encode_target: Callable[[Any], Floats],
+        shape: Shape,
+    ) -> None:
+        self.data, self.names, self.target = data, names, target
+        self.features, self.encode_target, self.shape = features, encode_target, shape
+        self._rows: int | None = None
+        self._used = False
+
+    @property
+    def width(self) -> int:
+        """How many coefficients there are."""
+        return len(self.features.names) + self.shape.intercept
+
+    def __len__(self) -> int:
+        if self._rows is None:
+            raise RuntimeError("the rows are counted by the first pass")
+        return self._rows
+
+    @property
+    def counted(self) -> bool:
+        """Whether a pass has counted the rows."""
+        return self._rows is not None
+
+    @property
+    def passes(self) -> int:
+        """How often the source can be gone through: once, or as often as one likes (0)."""
+        return 1 if _lazy(self.data) is None else 0
+
+    def batches(self) -> Iterator[Rows]:
+        """The rows, encoded, in pieces that stay in the processor's cache; a bar on a terminal shows the progress."""
+        count = 0
+        for frame in self._progress(self._frames()):
+            count += frame.height
+            for start in range(0, frame.height, PIECE):
+                yield self._encode(frame.slice(start, PIECE))
+        self._rows = count
+
+    def _frames(self) -> Iterator[Any]:
+        import polars as pl
+
+        wanted = [*self.names, self.target]
+        lazy = _lazy(self.data)
+        if lazy is None:
+            if self._used:
+                raise ValueError(
+                    "a record-batch reader can be gone through once: use a method with one pass, or a file"
+                )
+            self._used = True
+            for batch in self.data:
+                yield pl.from_arrow(batch).select(wanted)  # type: ignore[union-attr]
+            return
+        yield from lazy.select(wanted).collect_batches(chunk_size=BATCH, maintain_order=False, engine="streaming")
+
+    def _encode(self, frame: Any) -> Rows:
+        intercept = int(self.shape.intercept)
+        x = np.empty((frame.height, self.width), order="F")
+        x[:, :intercept] = 1.0
+        if self.features.schema is not None:
+            x[:, intercept:] = self.features.encode(frame)
+        else:
+            for i, name in enumerate(self.names):
+                self._column(frame[name], i, x[:, intercept + i])
+        return Rows(x, self.encode_target(_numbers(frame[self.target], self.target)), self.shape)
+
+    def _column(self, series: Any, i: int, out: Floats) -> None:
+        """One column into its place: clipped, scaled and cut to the grid."""
+        fill = None if self.features.fill is None else self.features.fill[i]
+        if fill is not None and not np.isnan(fill):
+            series = series.fill_null(fill).fill_nan(fill) if series.dtype.is_float() else series.fill_null(fill)
+        scale_into(_numbers(series, self.names[i]), self.features.middle[i], self.features.half_width[i], out)
+
+    def _progress(self, frames: Iterator[Any]) -> Iterator[Any]:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            yield from frames
+            return
+        # The number of rows may be private, so the bar shows that it goes on, and the time, but no count.
+        with Progress(
+            TextColumn("going through the rows"), BarColumn(), TimeElapsedColumn(), console=console, transient=True
+        ) as bar:
+            bar.add_task("rows", total=None)
+            yield from frames
+
+
+def _numbers(series: Any, name: str) -> npt.NDArray[Any]:
+    if series.null_count():
+        raise SchemaError(
+            f"column {name!r} has missing values; declare a public constant for them (fill), or remove them"
+        )
+    if not (series.dtype.is_numeric() or str(series.dtype) == "Boolean"):
+        return np.asarray(series.to_list(), dtype=object)
+    return np.asarray(series.to_numpy())
+
+
+def scale_into(values: npt.NDArray[Any], middle: float, half_width: float, out: Floats) -> None:
+    """Clip to the bounds, bring to [-1, 1] and cut to the grid, without temporary arrays."""
+    if values.dtype.kind not in "fiub":
+        raise SchemaError("a column holds values that are not numbers; convert it, or describe the table by a schema")
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        raise SchemaError(
+            "a column has missing values (NaN); declare a public constant for them (fill), or remove them"
+        )
+    np.subtract(values, middle, out=out)
+    np.multiply(out, 2.0**GRID_BITS / half_width, out=out)
+    np.clip(out, -(2.0**GRID_BITS), 2.0**GRID_BITS, out=out)
+    np.trunc(out, out=out)
+    np.multiply(out, GRID, out=out)
