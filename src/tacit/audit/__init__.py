@@ -1,1 +1,82 @@
-"""Does it really leak no more than it claims? Attacks on tacit's own runs, and on things that are not tacit's."""
+"""Does it really leak no more than it claims? Attacks on tacit's own runs, and on things that are not tacit's.
+
+- :func:`audit_implementation`: does the pipeline do what it says, on this model? Seconds.
+- :func:`audit_run`: what do the canaries of a run prove? (``fit(audit_canaries=1000)``)
+- :func:`audit_two_worlds`, :func:`audit_estimator`, :func:`audit_one_run`: anything that declares an ε.
+- :func:`membership`: loss threshold, RMIA and LiRA on a trained model; for the operator.
+- :func:`selftest`: would a broken version of tacit be caught?
+
+>>> from tacit.audit import one_run
+>>> round(one_run(1000, 1000, 1000, delta=1e-5), 2)  # every guess right: no more than this can be certified
+5.78
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tacit.audit.attacks import Membership, membership
+    from tacit.audit.bounds import gaussian, one_run, one_run_f, two_worlds
+    from tacit.audit.evidence import Evidence, one_run_evidence, roc, two_world_evidence
+    from tacit.audit.findings import Finding
+    from tacit.audit.foreign import audit_estimator, audit_one_run, audit_two_worlds
+    from tacit.audit.mutation import Outcome, selftest
+    from tacit.audit.result import Audit
+    from tacit.audit.runs import audit_implementation, audit_run, crafted, mislabelled
+
+#: Where each name lives. Audits of foreign things need numpy and scipy only, so nothing is imported before it is used.
+_WHERE = {
+    "Audit": "result",
+    "Evidence": "evidence",
+    "Finding": "findings",
+    "Membership": "attacks",
+    "Outcome": "mutation",
+    "audit_estimator": "foreign",
+    "audit_implementation": "runs",
+    "audit_one_run": "foreign",
+    "audit_run": "runs",
+    "audit_two_worlds": "foreign",
+    "crafted": "runs",
+    "gaussian": "bounds",
+    "membership": "attacks",
+    "mislabelled": "runs",
+    "one_run": "bounds",
+    "one_run_evidence": "evidence",
+    "one_run_f": "bounds",
+    "roc": "evidence",
+    "selftest": "mutation",
+    "two_world_evidence": "evidence",
+    "two_worlds": "bounds",
+}
+
+__all__ = [
+    "Audit",
+    "Evidence",
+    "Finding",
+    "Membership",
+    "Outcome",
+    "audit_estimator",
+    "audit_implementation",
+    "audit_one_run",
+    "audit_run",
+    "audit_two_worlds",
+    "crafted",
+    "gaussian",
+    "membership",
+    "mislabelled",
+    "one_run",
+    "one_run_evidence",
+    "one_run_f",
+    "roc",
+    "selftest",
+    "two_world_evidence",
+    "two_worlds",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(importlib.import_module(f"tacit.audit.{_WHERE[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

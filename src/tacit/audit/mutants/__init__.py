@@ -1,6 +1,6 @@
 """Which broken versions of itself must tacit catch? Mutants: what other libraries shipped, as patches of our own.
 
-Importing a file of this folder registers its mutants in :data:`MUTANTS`; :mod:`tacit.audit.selftest` runs them.
+Importing a file of this folder registers its mutants in :data:`MUTANTS`; :mod:`tacit.audit.mutation` runs them.
 """
 
 from tacit.audit.mutants import accounting, noise, sampling, sensitivity
