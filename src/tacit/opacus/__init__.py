@@ -5,11 +5,31 @@ and the accounting are tacit's, and the model stays the user's own object. docs/
 different and why.
 """
 
-from tacit.opacus import utils
+from tacit.opacus import (
+    accountants,
+    data_loader,
+    layers,
+    optimizers,
+    schedulers,
+    utils,
+    validators,
+)
 from tacit.opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
 from tacit.opacus.privacy_engine import PrivacyEngine
 
 #: The version of the interface that is followed.
 __version__ = "1.6.0"
 
-__all__ = ["GradSampleModule", "GradSampleModuleFastGradientClipping", "PrivacyEngine", "__version__", "utils"]
+__all__ = [
+    "GradSampleModule",
+    "GradSampleModuleFastGradientClipping",
+    "PrivacyEngine",
+    "__version__",
+    "accountants",
+    "data_loader",
+    "layers",
+    "optimizers",
+    "schedulers",
+    "utils",
+    "validators",
+]

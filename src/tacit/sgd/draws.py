@@ -54,7 +54,7 @@ class PrivateBatches(TorchSampler[list[int]]):  # type: ignore[misc]
     def __init__(
         self,
         sampler: Sampler,
-        key: Key,
+        key: Key | None,
         units: int,
         *,
         physical: int | None = None,
@@ -101,6 +101,8 @@ class PrivateBatches(TorchSampler[list[int]]):  # type: ignore[misc]
             yield []
         for _ in range(self.steps - behind // (self.parts or 1)):
             number, self.next = self.next, self.next + 1
+            if self._key is None:
+                raise RuntimeError("the run has not begun: these batches have no key yet")
             chosen = self.sampler.draw(self._key, number, self.units)
             rank, world = self.share
             yield from self._pieces(number, chosen[rank::world])
@@ -198,7 +200,7 @@ class Spent:
     >>> for _ in range(300):
     ...     spent.add(1.0)
     >>> round(spent.price(1e-5).upper, 2)
-    1.34
+    1.07
     """
 
     def __init__(self, sampler: Sampler, elements: int = 0, unit: str = "record") -> None:

@@ -81,7 +81,9 @@ class Loop:
         self._closed = -1
         self._forget()
         self._last: tuple[Tensor, Tensor] | None = None
-        self._grads: dict[str, Tensor] = {}
+        self._released: tuple[Tensor, float] | None = None
+        #: the fraction of gradients inside the clip norm by the noisy count, which ε includes (adaptive clipping)
+        self.inside_fraction: float | None = None
 
     def _forget(self) -> None:
         self._sums: dict[str, Tensor] | None = None
@@ -229,6 +231,8 @@ class Loop:
         divisor = self.batches.sampler.divisor * draws if self.mean else 1.0
         for name, p in self.parameters.items():
             p.grad = (sums[name] / divisor).to(p.dtype)
+        norms = torch.stack([norm.float() for norm in torch._foreach_norm(list(sums.values()))])
+        self._released = norms, own * sensitivity
         if self.adaptive is not None:
             self._adapt(step, self.batches.sampler.divisor * draws)
         if self._norms:
@@ -256,9 +260,21 @@ class Loop:
         if self.noise_multiplier > 0:
             inside += self.adaptive.count_noise * normal(self._noise_key, step, COUNT, 1).item()
         # The count is centred by one half for each participant: back to a fraction of the expected batch.
-        fraction = min(1.0, max(0.0, inside / divisor + 0.5))
-        moved = self.clip_norm * math.exp(-self.adaptive.rate * (fraction - self.adaptive.quantile))
+        fraction = self.inside_fraction = inside / divisor + 0.5
+        pull = min(max(-self.adaptive.rate * (fraction - self.adaptive.quantile), -50.0), 50.0)
+        moved = self.clip_norm * math.exp(pull)
         self.clip_norm = min(max(moved, self.clip_range[0]), self.clip_range[1])
+
+    def signal_to_noise(self) -> float | None:
+        """An estimate of |clipped sum| / |noise| from the last noisy sum alone, so that it may leave with it.
+
+        The noise has squared norm d·s² for d numbers of standard deviation s, up to its own fluctuation; what the noisy
+        sum has beyond that is signal.
+        """
+        if self._released is None or self._released[1] == 0:
+            return None
+        expected = sum(p.numel() for p in self.parameters.values()) * self._released[1] ** 2
+        return math.sqrt(max(0.0, float(self._released[0].double().square().sum()) / expected - 1.0))
 
     def diagnostics(self) -> OperatorView:
         """Clipped fraction and median norm of the last step: for the operator, not covered by the guarantee."""

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tacit.sgd import checks
-from tacit.sgd.capture import Capture, Use, module_names
+from tacit.sgd.capture import Capture, Use
 from tacit.sgd.engine import Engine, Gradients, Outputs, Pass, Plan, UsePlan
 from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
-from tacit.sgd.frames import Frame
+from tacit.sgd.frames import Frame, chain_tensors
 from tacit.sgd.layout import Layout
 from tacit.sgd.norms import Group
 from tacit.sgd.rules import DECOMPOSE, RULES, SHAPE_ONLY
@@ -34,7 +34,8 @@ from tacit.sgd.rules.base import wide
 UNWATCHED = (
     "parameter {!r} received a gradient outside the watched calls of the model, which is neither clipped nor noised. "
     "A penalty on the weights belongs into the optimizer (weight_decay); call the model itself rather than its "
-    "forward(); outputs must be tensors in tuples, lists, dicts or registered classes."
+    "forward(); outputs must be tensors in tuples, lists, dicts or registered classes; activation checkpointing needs "
+    "use_reentrant=False."
 )
 
 
@@ -58,6 +59,7 @@ class Call:
         self.uses: list[Use] = []
         self.outs: list[Tensor] = []
         self.cotangents: dict[int, Tensor] = {}
+        self.whole: dict[int, Tensor] = {}
         self.grads: list[list[Tensor | None]] | None = None
         self.rows = 0
 
@@ -88,6 +90,8 @@ class Call:
         whole = {k: g for k, g in found.items() if self.outs[k].dim() == 0}
         self.cotangents = {k: g for k, g in found.items() if k not in whole}
         if whole:
+            # A loss that the model computed itself; the others are then none of the loop's business.
+            self.whole = whole if not self.cotangents else {}
             self.cotangents = self._through(whole, self.cotangents)
         outs = [self.outs[k] for k in self.cotangents]
         edges = [edge for use in self.uses for edge in use.edges]
@@ -167,6 +171,16 @@ class Call:
             return total
 
         return losses
+
+    def again(self, leaves: list[Any]) -> dict[int, Tensor]:
+        """The cotangents that a loss computed in the model has for these inputs."""
+        args, kwargs = self.arguments(leaves)
+        self.rewind()
+        with torch.enable_grad(), self._precision():
+            outs = _live(self.module(*args, **kwargs))
+        roots, behind = [outs[k] for k in self.whole], [outs[k] for k in self.cotangents]
+        found = torch.autograd.grad(roots, behind, list(self.whole.values()), allow_unused=True)
+        return {k: g for k, g in zip(self.cotangents, found, strict=True) if g is not None}
 
     def _precision(self) -> Any:
         return torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None)
@@ -254,6 +268,8 @@ class Watch:
         checks.no_known_obstacles(model)
         self.engine, self.mean, self.batch_dim, self.check = engine, mean, batch_dim, check
         self.piece = piece
+        #: what the loop divided its losses by, besides the number of examples
+        self.scale = 1.0
         self.pending: list[Call] = []
         self._all = list(model.parameters())
         self._flags = [p.requires_grad for p in self._all]
@@ -313,7 +329,7 @@ class Watch:
         return rows
 
     def factor(self, call: Call) -> float:
-        return float(call.rows) if self.mean and call.rows else 1.0
+        return self.scale * (float(call.rows) if self.mean and call.rows else 1.0)
 
     def dim_of(self, tensor: Tensor, rows: int) -> int | None:
         """The dimension of a tensor that holds the examples."""
@@ -529,6 +545,8 @@ class Watch:
             del swapped
             near = checks.TOLERANCE[narrow] * (1e-3 + before.abs())
             if not self.check or bool((before - after).abs() <= near):
+                if self.check and call.whole:
+                    self._weighed(call, alike, example)
                 return outputs
             failure = (
                 f"the output of {type(call.module).__name__} for example {example} changed when the other examples of "
@@ -537,15 +555,26 @@ class Watch:
             )
         raise BatchMixing(failure or "")
 
+    def _weighed(self, call: Call, alike: list[Any], example: int) -> None:
+        """A loss computed in the model must not weigh an example by what the others are."""
+        for k, now in call.again(alike).items():
+            dim = self.dim_of(call.outs[k], call.rows)
+            assert dim is not None
+            one, two = (t.select(dim, example).double() for t in (call.cotangents[k], now))
+            if not bool((one - two).norm() <= 2e-2 * one.norm() + 1e-12):
+                raise BatchMixing(
+                    f"the loss that {type(call.module).__name__} returns weighs an example by how many tokens the "
+                    "others have (a mean over all tokens of the batch), so no per-example bound exists. Compute it "
+                    "outside, one mean for each example: tacit.integrations.losses.per_example_loss(model, batch).mean()"
+                )
+
 
 def _rest(shape: torch.Size, layout: Layout) -> tuple[int, ...]:
     return tuple(size for k, size in enumerate(shape) if k != layout.dim)
 
 
 def _guards(use: Use) -> list[Tensor]:
-    from tacit.sgd import frames
-
-    return [t.clone() for d in use.derived for t in frames.chain_tensors(d)]
+    return [t.clone() for d in use.derived for t in chain_tensors(d)]
 
 
 def _merged(found: list[Gradients], rows: int, parameters: list[Tensor]) -> Gradients:
@@ -564,4 +593,4 @@ def _merged(found: list[Gradients], rows: int, parameters: list[Tensor]) -> Grad
     return Gradients(rows, parameters, groups)
 
 
-__all__ = ["Call", "Watch", "module_names"]
+__all__ = ["Call", "Watch"]

@@ -1,5 +1,6 @@
 """What did training cost? Opacus' accountants by name; behind every one stands tacit's certified accounting."""
 
+from tacit.opacus.accountants import utils
 from tacit.opacus.accountants.accountant import (
     GaussianAccountant,
     IAccountant,
@@ -16,4 +17,5 @@ __all__ = [
     "RDPAccountant",
     "create_accountant",
     "register_accountant",
+    "utils",
 ]

@@ -24,7 +24,7 @@ class IAccountant:
     >>> for _ in range(300):
     ...     accountant.step(noise_multiplier=1.0, sample_rate=0.01)
     >>> round(accountant.get_epsilon(delta=1e-5), 2), len(accountant)
-    (1.34, 300)
+    (1.07, 300)
     """
 
     name = "prv"

@@ -24,7 +24,7 @@ def get_noise_multiplier(
     """The least noise multiplier whose certified ε is at most ``target_epsilon``; ``accountant`` has no influence.
 
     >>> round(get_noise_multiplier(target_epsilon=3.0, target_delta=1e-5, sample_rate=0.01, epochs=10), 3)
-    0.91...
+    0.814
     """
     if (steps is None) == (epochs is None):
         raise ValueError("get_noise_multiplier takes as input EITHER a number of steps or a number of epochs")

@@ -1,0 +1,216 @@
+"""How does an ordinary ``LightningModule`` train privately? With one callback.
+
+    from tacit.integrations.lightning import PrivateTraining
+    Trainer(callbacks=[PrivateTraining(target_epsilon=3.0, target_delta=1e-5, max_grad_norm=1.0)], ...).fit(module, loader)
+
+The train loader is replaced by one with Poisson batches of the same expected size (times ``accumulate_grad_batches``,
+handed out in as many pieces), and the optimizer's step by a private one. ``training_step`` stays as it is, with its
+mean over the batch; modules that it calls are watched one by one. Checkpoints carry what was spent, and
+:class:`PrivateDDPStrategy` spreads a run over several processes.
+
+What ``training_step`` logs itself (a training loss) is computed from private data without noise: leave it out of
+loggers that others can read. The callback logs ``epsilon``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from tacit import accounting as acc
+from tacit.integrations.run import Run
+from tacit.integrations.trackers import record
+from tacit.ledger import OperatorView
+from tacit.opacus.data_loader import DPDataLoader, batch_size_of
+from tacit.opacus.validators import ModuleValidator
+from tacit.sgd.draws import PrivateBatches
+from tacit.sgd.loop import Loop, warn_about_noise
+from tacit.sgd.sampling import Poisson
+
+try:
+    import lightning.pytorch as pl
+    from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "tacit.integrations.lightning needs Lightning: pip install 'tacit[lightning]'", name=error.name
+    ) from error
+
+
+class PrivateDDPStrategy(DDPStrategy):  # type: ignore[misc]
+    """Several processes, one private run: each takes its share of every draw, and one noise is added to the whole sum.
+
+    The model is not wrapped in ``DistributedDataParallel``: there are no weight gradients to average before noise.
+    Clipped sums are added up over processes instead, and every process adds the same keyed noise.
+    """
+
+    def configure_ddp(self) -> None:
+        """Start from the weights of the first process."""
+        assert self.model is not None
+        with torch.no_grad():
+            for tensor in [*self.model.parameters(), *self.model.buffers()]:
+                dist.broadcast(tensor.data, 0)
+
+
+class PrivateTraining(pl.Callback):  # type: ignore[misc]
+    """Makes the run of a ``Trainer`` private; give ``noise_multiplier`` or ``target_epsilon``.
+
+    ``key_file`` is where the secret key is kept for resuming until the run ends (default: the user's state folder).
+    ``batch_first=False`` is for modules with the examples in the second dimension.
+
+    Guarantee: everything computed from the weights is (``bound().upper``, ``target_delta``)-DP for adding or removing
+    one record of the train loader's data set, if ``max_epochs`` or ``max_steps`` ends the run rather than a look at
+    private results. What ``training_step`` logs, and metrics on a private validation set, are not covered.
+    """
+
+    def __init__(
+        self,
+        *,
+        target_delta: float,
+        noise_multiplier: float | None = None,
+        target_epsilon: float | None = None,
+        max_grad_norm: float = 1.0,
+        batch_first: bool = True,
+        key_file: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.run = Run(
+            noise_multiplier=noise_multiplier,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            max_grad_norm=max_grad_norm,
+            key_file=key_file,
+        )
+        self.batch_first = batch_first
+        self._state: dict[str, Any] | None = None
+        self._loader: DPDataLoader | None = None
+        if noise_multiplier is not None:
+            warn_about_noise(noise_multiplier, level=3)
+
+    # -- setting up -------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse what cannot be right, and stand where the train loader passes."""
+        if stage != "fit":
+            return
+        strategy = trainer.strategy
+        if not isinstance(strategy, SingleDeviceStrategy | PrivateDDPStrategy):
+            raise NotImplementedError(
+                f"{type(strategy).__name__} averages gradients before noise is added: use one device, or "
+                "Trainer(strategy=tacit.integrations.lightning.PrivateDDPStrategy())"
+            )
+        if trainer.gradient_clip_val is not None:
+            raise ValueError("gradients are clipped per example: leave gradient_clip_val out")
+        if trainer.precision in ("16-mixed", "16-true", "16"):
+            raise ValueError("fp16 scales losses by a factor that changes with the data: use precision='bf16-mixed'")
+        ModuleValidator.validate(pl_module, strict=True)
+        plain = type(strategy).process_dataloader
+
+        def process(loader: Any) -> Any:
+            loader = plain(strategy, loader)
+            return self._private(trainer, loader) if trainer.training else loader
+
+        strategy.process_dataloader = process
+
+    def _private(self, trainer: pl.Trainer, loader: Any) -> DPDataLoader:
+        if not isinstance(loader, DataLoader):
+            raise ValueError(f"the train loader must be a torch DataLoader, not {type(loader).__name__}")
+        if trainer.overfit_batches:
+            raise ValueError("overfit_batches repeats the same batch, which no price covers")
+        dataset, parts = loader.dataset, trainer.accumulate_grad_batches
+        if not hasattr(dataset, "__len__"):
+            raise ValueError("records must be reachable by number: an iterable data set cannot be sampled privately")
+        rank, world = trainer.global_rank, trainer.world_size
+        expected = batch_size_of(loader) * parts * world
+        sampler = Poisson(len(dataset), min(expected, len(dataset)))
+        self.run.batches = PrivateBatches(sampler, None, len(dataset), parts=parts, share=(rank, world))
+        self._loader = DPDataLoader.from_data_loader(loader, batches=self.run.batches, batch_first=self.batch_first)
+        return self._loader
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Choose the noise, take up or make the key, and stand at the module's border."""
+        run = self.run
+        if len(trainer.optimizers) != 1:
+            raise ValueError(f"a private run has one optimizer, not {len(trainer.optimizers)}")
+        if run.batches is None or self._loader is None:
+            raise RuntimeError("the train loader was not seen: pass it to fit, or return it from train_dataloader")
+        run.leave()
+        run.resume(self._state, trainer.global_step)
+        (optimizer,) = trainer.optimizers
+        told = {"module": type(pl_module).__qualname__, "optimizer": type(optimizer).__name__}
+        stamp = run.stamp(pl_module, self._loader.dataset, precision=str(trainer.precision), **told)
+        if trainer.world_size > 1:
+            _share_key(run, stamp, trainer.global_rank)
+        else:
+            run.take_key(stamp)
+        steps = int(trainer.estimated_stepping_batches)
+        if steps < 1:
+            raise ValueError("give max_epochs= or max_steps=: the noise depends on how many steps there will be")
+        loop = run.begin(pl_module, optimizer, steps, batch_dim=0 if self.batch_first else 1)
+        # Lightning divides the loss by the number of batches it accumulates.
+        loop.watch.scale = float(trainer.accumulate_grad_batches)
+        if trainer.world_size > 1:
+            loop.reduce = _all_reduce(loop)  # type: ignore[method-assign]
+        self._loader.loop = loop
+
+    # -- the run ----------------------------------------------------------------------------------------------------
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """ε so far, and what else may leave, for loggers."""
+        several = trainer.world_size > 1
+        for name, value in record(self).items():
+            if isinstance(value, float):
+                pl_module.log(name, value, rank_zero_only=several)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The key is of no more use."""
+        self.run.end()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Leave the module alone; the key stays, so that the run can be resumed."""
+        self.run.leave()
+
+    def state_dict(self) -> dict[str, Any]:
+        """For Lightning's checkpoint."""
+        return self.run.state()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From Lightning's checkpoint."""
+        self._state = dict(state_dict)
+
+    def bound(self, delta: float | None = None) -> acc.Bound:
+        """The interval that ε lies in so far."""
+        return self.run.bound(delta)
+
+    def diagnostics(self) -> OperatorView:
+        """Clipped fraction and norms of the last step: for the operator, not covered by the guarantee."""
+        return self.run.diagnostics()
+
+
+def _share_key(run: Run, stamp: str, rank: int) -> None:
+    """One key for all processes, made or taken up by the first, which alone keeps it in a file."""
+    box: list[Any] = [None]
+    if rank == 0:
+        run.take_key(stamp)
+        assert run.key is not None
+        box = [bytes(run.key._secret)]
+    dist.broadcast_object_list(box, 0)
+    if rank:
+        run.take_key(stamp, box[0])
+
+
+def _all_reduce(loop: Loop) -> Any:
+    """Add clipped sums up over processes."""
+
+    def reduce(sums: dict[str, torch.Tensor]) -> None:
+        if isinstance(loop._inside, torch.Tensor) and loop.adaptive is not None:
+            dist.all_reduce(loop._inside)
+        for value in sums.values():
+            dist.all_reduce(value)
+
+    return reduce
+
+
+__all__ = ["PrivateDDPStrategy", "PrivateTraining"]

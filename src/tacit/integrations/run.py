@@ -1,0 +1,202 @@
+"""What does a private run need that lives inside somebody else's trainer? Noise, key, loop, and a way to go on.
+
+A trainer decides when to step, save and resume. :class:`Run` is what it carries: the noise for the steps that are
+planned, the secret key in a file of its own until the end, the :class:`~tacit.sgd.loop.Loop` that clips and releases,
+and a state of plain values for the trainer's checkpoint. Draws and noise are functions of (key, step), so a run that
+was killed and resumed makes the releases it would have made. Where anything that decides the gradients has changed, or
+the key is gone, the resumed run has a new key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from tacit import accounting as acc
+from tacit.ledger import OperatorView
+from tacit.noise.keys import Key
+from tacit.sgd.checkpoint import CheckpointError, key_folder
+from tacit.sgd.draws import PrivateBatches
+from tacit.sgd.loop import Loop
+from tacit.sgd.plan import PrivacyWarning, make_plan
+
+
+class Run:
+    """One private run inside a trainer; give ``noise_multiplier`` or ``target_epsilon``."""
+
+    def __init__(
+        self,
+        *,
+        noise_multiplier: float | None,
+        target_epsilon: float | None,
+        target_delta: float,
+        max_grad_norm: float,
+        key_file: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if (noise_multiplier is None) == (target_epsilon is None):
+            raise ValueError("give noise_multiplier= or target_epsilon=, one of the two: each decides the other")
+        if not 0 < target_delta < 1:
+            raise ValueError(f"target_delta must lie strictly between 0 and 1, not {target_delta!r}")
+        self.noise_multiplier, self.target_epsilon, self.delta = noise_multiplier, target_epsilon, target_delta
+        self.max_grad_norm = float(max_grad_norm)
+        self.key_file = Path(key_file) if key_file is not None else None
+        self.batches: PrivateBatches | None = None
+        self.loop: Loop | None = None
+        self.key: Key | None = None
+        self.saved: dict[str, Any] | None = None
+        self._handle: Any = None
+        self._stamp = ""
+
+    # -- beginning --------------------------------------------------------------------------------------------------
+
+    def stamp(self, model: nn.Module, dataset: Any, **told: Any) -> str:
+        """A short name of all that decides the gradients: with any of it changed, old noise must not be used again."""
+        assert self.batches is not None
+        ends = [repr(dataset[k]) for k in (0, len(dataset) // 2, len(dataset) - 1)]
+        whole = {
+            **told,
+            "sampler": self.batches.sampler.to_dict(),
+            "parts": self.batches.parts,
+            "share": self.batches.share[1],
+            "clip": self.max_grad_norm,
+            "parameters": [[n, list(p.shape)] for n, p in model.named_parameters() if p.requires_grad],
+            "data": [getattr(dataset, "_fingerprint", None), ends],
+        }
+        return hashlib.blake2b(json.dumps(whole, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+
+    def take_key(self, stamp: str, secret: bytes | None = None) -> None:
+        """The key of the run that is resumed, or a new one; ``secret`` is one that several processes share."""
+        assert self.batches is not None
+        self._stamp = stamp
+        key = None
+        if secret is not None:
+            key = Key(secret)
+        elif self.saved is not None:
+            key = self._old_key(self.saved)
+        if key is None:
+            key = Key.generate()
+            key.save(self.key_file or key_folder() / f"run-{key.fingerprint()}.key")
+        self.key = key
+        self.batches._key = key.derive("sampler " + stamp)
+
+    def _old_key(self, saved: Mapping[str, Any]) -> Key | None:
+        place = Path(saved["key_file"])
+        why = ""
+        if saved["stamp"] != self._stamp:
+            why = "this is not the run that was saved: data, batch size, model, loss or learning rate changed"
+        elif not place.exists():
+            why = f"the key of the saved run is gone from {place}"
+        if why:
+            warnings.warn(
+                f"{why}. It goes on with a new key; steps that the earlier life took after the checkpoint are not "
+                "counted, so nothing of them may have been seen by others",
+                PrivacyWarning,
+                stacklevel=2,
+            )
+            return None
+        key = Key.load(place)
+        if key.fingerprint() != saved["key"]:
+            raise CheckpointError(f"{place} is the key of another run")
+        return key
+
+    def begin(self, model: nn.Module, optimizer: Optimizer, steps: int, **options: Any) -> Loop:
+        """Choose the noise for ``steps`` steps, and stand at the model's border."""
+        assert self.batches is not None
+        assert self.key is not None
+        noise = self.noise_multiplier
+        if noise is None and self.saved is not None:
+            noise = float(self.saved["noise_multiplier"])
+        if noise is None:
+            sampler = self.batches.sampler
+            elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
+            plan = make_plan(
+                sampler,
+                steps=int(steps),
+                epsilon=self.target_epsilon,
+                noise_multiplier=None,
+                clip_norm=1.0,
+                delta=self.delta,
+                adjacency=sampler.adjacency,
+                elements=elements,
+            )
+            noise = plan.noise[0]
+        key = self.key.derive(self._stamp)
+        loop = self.loop = Loop(
+            model,
+            optimizer,
+            self.batches,
+            noise_multiplier=float(noise),
+            clip_norm=self.max_grad_norm,
+            key=key,
+            **options,
+        )
+        if self.saved is not None:
+            loop.spent.releases = [(float(a), int(b), int(c)) for a, b, c in self.saved["releases"]]
+            loop.steps = self.batches.next = len(loop.spent)
+        self._handle = optimizer.register_step_pre_hook(self._before)
+        return loop
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        value = closure() if closure is not None else None
+        assert self.loop is not None
+        if not self.loop.finished():
+            raise RuntimeError("the optimizer was stepped before all pieces of the batch were seen")
+        self.loop.release()
+        return ((optimizer, lambda: value), {}) if closure is not None else None
+
+    # -- saving and ending ------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds: never the key, only where it lies."""
+        if self.loop is None or self.key is None or self.key.destroyed:
+            return dict(self.saved or {})
+        return {
+            "releases": [list(r) for r in self.loop.spent.releases],
+            "noise_multiplier": self.loop.noise_multiplier,
+            "key": self.key.fingerprint(),
+            "key_file": self.key._path,
+            "stamp": self._stamp,
+        }
+
+    def resume(self, state: Mapping[str, Any] | None, steps: int) -> None:
+        """Take over a checkpoint's state, after ``steps`` steps."""
+        if steps and not state:
+            raise CheckpointError("this checkpoint was not written by a private run: what was spent on it is not known")
+        self.saved = dict(state) if steps and state else None
+        if self.saved is not None and sum(times for _, _, times in self.saved["releases"]) != steps:
+            raise CheckpointError(f"the checkpoint says {steps} steps were taken, and not as many were charged")
+
+    def leave(self) -> None:
+        """Leave model and optimizer alone; the key stays for a resumed run."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        if self.loop is not None:
+            self.loop.watch.close()
+
+    def end(self) -> None:
+        """The run is complete: nobody needs the key any more."""
+        self.leave()
+        if self.key is not None:
+            self.key.destroy()
+
+    # -- what was spent ---------------------------------------------------------------------------------------------
+
+    def bound(self, delta: float | None = None) -> acc.Bound:
+        """The interval that ε lies in so far."""
+        if self.loop is None:
+            raise RuntimeError("the run has not begun")
+        return self.loop.spent.price(self.delta if delta is None else delta)
+
+    def diagnostics(self) -> OperatorView:
+        """Clipped fraction and norms of the last step: for the operator, not covered by the guarantee."""
+        return self.loop.diagnostics() if self.loop is not None else OperatorView(step=0, records=0)
