@@ -115,7 +115,7 @@ class StackedTeachers:
         """Teachers whose weights are not finite."""
         return [i for i, m in enumerate(self.models) if not all(bool(torch.isfinite(p).all()) for p in m.parameters())]
 
-    def predict(self, x: Tensor, *, together: int, device: torch.device, rows: int = 512) -> np.ndarray[Any, Any]:
+    def predict(self, x: Tensor, *, together: int, device: torch.device, rows: int = 256) -> np.ndarray[Any, Any]:
         """The label of every row by every teacher: teachers x rows."""
         found = np.empty((len(self.models), len(x)), np.int64)
         for start in range(0, len(self.models), together):
