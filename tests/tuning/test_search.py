@@ -97,7 +97,7 @@ def test_the_total_budget_is_met_from_below(method: str) -> None:
 
 
 def test_a_search_over_private_training_runs_what_it_priced() -> None:
-    x, y, held_x, held_y = table()
+    _, _, held_x, held_y = table()
     made = PrivateSearch(
         {"learning_rate": [1e-4, 1.0]},
         logistic,

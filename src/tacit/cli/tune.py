@@ -1,0 +1,495 @@
+"""``tacit tune``: hyper-parameters chosen privately, one charge, one model, and a card that says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tacit.cli.common import EXIT_USAGE, fail
+from tacit.cli.train import EXIT_BUDGET, EXIT_INTERRUPTED
+
+if TYPE_CHECKING:
+    from tacit.cli.job import Prepared
+    from tacit.cli.settings import Settings
+    from tacit.ledger import Release
+    from tacit.tuning import Found, PrivateSearch
+
+#: What a candidate may set.
+TUNABLE = ("learning_rate", "clip_norm", "batch", "epochs", "steps", "momentum", "optimizer", "model")
+#: The keys of [search] with their usual values.
+SEARCH: dict[str, Any] = {
+    "method": "geometric",
+    "runs": None,
+    "eta": 1.0,
+    "threshold": None,
+    "choice_epsilon": None,
+    "score_noise": 20.0,
+    "validation_every": 10,
+    "workers": 1,
+}
+
+EPILOG = """
+The file holds what [bold]tacit train[/bold] takes, with epsilon and delta as the budget of the whole search, and two
+tables: \\[space], what to choose from, and \\[search], how. Nothing about the runs that are not selected is shown or
+kept, not even their number; while it runs you see the time. Ctrl-C ends it, and --resume goes on.
+
+[bold]Example[/bold] (config.toml)
+
+    data = "labsup"
+    model = "linear"
+    epsilon = 3.0
+    delta = 1e-6
+    epochs = 20
+    batch = 1024
+
+    \\[space]
+    learning_rate = [0.1, 0.5, 2.0, 8.0]
+    clip_norm = [0.1, 1.0]
+
+    \\[search]
+    method = "geometric"    # logarithmic, negative-binomial, poisson, threshold, exponential
+    runs = 8                # on average
+    score_noise = 20        # of the number of right answers on the validation rows
+    validation_every = 10   # one private row in ten, drawn at random, is kept for the score
+
+    $ tacit tune config.toml
+
+    $ tacit tune config.toml --ledger my.db --dataset people
+
+    $ tacit tune --resume runs/labsup-1
+"""
+
+
+def tune(
+    config: Annotated[
+        Path | None, typer.Argument(help="Settings, [space] and [search] in TOML.", show_default=False)
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="The folder of a search to go on with.")] = None,
+    ledger: Annotated[str | None, typer.Option(help="The ledger that is charged: a file or postgresql://…")] = None,
+    dataset: Annotated[str | None, typer.Option(help="The data's name in the ledger.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Show price and noise; read no record, run nothing.")] = False,
+    name: Annotated[str | None, typer.Option(help="The run's name. Default: the data's name and a number.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where runs live.")] = Path("runs"),
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No clock.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Choose hyper-parameters privately: one total budget, one charge, one model."""
+    from tacit.cli.settings import SettingsError
+
+    try:
+        if (config is None) == (resume is None):
+            raise SettingsError("name a configuration file, or a folder with --resume; see tacit tune --help")
+        if resume is not None:
+            if not (resume / "config.toml").exists():
+                raise SettingsError(f"{resume} is not the folder of a run: it has no config.toml")
+            if not (resume / "private" / "rows.key").exists():
+                raise SettingsError(f"{resume} holds no search that is still to be finished")
+            chosen, space, search = read(resume / "config.toml")
+        else:
+            assert config is not None
+            chosen, space, search = read(config, {"ledger": ledger, "dataset": dataset})
+    except SettingsError as error:
+        fail(str(error), EXIT_USAGE)
+    told = run(chosen, space, search, runs, name, resume, quiet=quiet or as_json, plan=plan)
+    if as_json:
+        typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
+    else:
+        show(told)
+
+
+def read(path: Path, given: dict[str, Any] | None = None) -> tuple[Settings, dict[str, Any], dict[str, Any]]:
+    """The settings of a run, the space and how it is searched, from one file; mistakes are named by their key."""
+    from tacit.cli import settings as reading
+
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise reading.SettingsError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise reading.SettingsError(f"{path} is not valid TOML: {error}") from None
+    space, search = found.pop("space", None), found.pop("search", {})
+    if not isinstance(space, dict) or not space:
+        raise reading.SettingsError(f"{path}: [space] says what to choose from, such as learning_rate = [0.1, 1.0]")
+    if not isinstance(search, dict):
+        raise reading.SettingsError(f"{path}: [search] is a table")
+    for key in space:
+        if key not in TUNABLE:
+            raise reading.SettingsError(f"{path}: [space] {key}: what can be chosen is {', '.join(TUNABLE)}")
+    for key in search:
+        if key not in SEARCH:
+            raise reading.SettingsError(f"{path}: [search] {key}: the keys are {', '.join(SEARCH)}")
+    for key in found:
+        if key not in reading.NAMES:
+            raise reading.SettingsError(f"{path}: unknown key {key!r}; the keys are {', '.join(reading.NAMES)}")
+    found |= {key: value for key, value in (given or {}).items() if value is not None}
+    if "epsilon" not in found:
+        raise reading.SettingsError(f"{path}: epsilon: the budget of the whole search; the noise follows from it")
+    if "tuning" in found:
+        raise reading.SettingsError(f"{path}: tuning: a search is charged, and its card says so; leave this out")
+    first = {key: values[0] for key, values in space.items() if isinstance(values, list) and values}
+    settings = reading.make({**found, **first, "tuning": "charged"}, str(path))
+    return settings, space, SEARCH | search
+
+
+def _space(space: dict[str, Any], settings: Settings) -> Any:
+    """Lists as they are, tables with low and high as distributions; every candidate of a grid is checked now."""
+    from tacit.cli.settings import SettingsError
+    from tacit.tuning import LogUniform, Space, Uniform
+
+    made: dict[str, Any] = {}
+    for key, values in space.items():
+        if isinstance(values, dict):
+            if not {"low", "high"} <= set(values) <= {"low", "high", "log"}:
+                raise SettingsError(f"[space] {key}: a range has low, high and, optionally, log = true")
+            kind = LogUniform if values.get("log", False) else Uniform
+            made[key] = kind(float(values["low"]), float(values["high"]))
+        else:
+            made[key] = values
+    found = Space(made)
+    for candidate in found.candidates or (found.draw(),):
+        _with(settings, candidate)
+    return found
+
+
+def _with(settings: Settings, candidate: dict[str, Any]) -> Settings:
+    """The settings of one candidate; epochs and steps take each other's place."""
+    changes = dict(candidate)
+    if "epochs" in changes:
+        changes["steps"] = None
+    elif "steps" in changes:
+        changes["epochs"] = None
+    return dataclasses.replace(settings, **changes)
+
+
+def parted(prepared: Prepared, every: int, key: bytes) -> tuple[Any, Any, Any, Any, Any]:
+    """Training rows with their units, and validation rows, apart by a coin for every unit of privacy.
+
+    The coins are secret and independent of each other and of the data, so that a record more or fewer changes nothing
+    about the others; rows taken by their position would not have that property. A unit gives one row to the score.
+    """
+    import numpy as np
+    import torch
+
+    units = prepared.units
+    owner = np.arange(len(prepared.x)) if units is None else np.unique(np.asarray(units), return_inverse=True)[1]
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "big")))
+    held = torch.from_numpy((generator.random(int(owner.max()) + 1) < 1 / every)[owner])
+    first = torch.zeros(len(owner), dtype=torch.bool)
+    first[torch.from_numpy(np.unique(owner, return_index=True)[1])] = True
+    score = held & first
+    left = None if units is None else np.asarray(units)[(~held).numpy()]
+    return prepared.x[~held], prepared.y[~held], left, prepared.x[score], prepared.y[score]
+
+
+def make_search(
+    settings: Settings, space: dict[str, Any], search: dict[str, Any], prepared: Prepared, folder: Path, key: bytes
+) -> PrivateSearch:
+    """The search over training runs of the command line."""
+    import numpy as np
+    import torch
+
+    from tacit.cli import job
+    from tacit.cli.models import build
+    from tacit.cli.settings import SettingsError
+    from tacit.sgd import Training
+    from tacit.tuning import PrivateSearch, bounded_loss, correct_count
+
+    every = search["validation_every"]
+    if isinstance(every, bool) or not isinstance(every, int) or every < 2:
+        raise SettingsError(f"[search] validation_every: a whole number, 2 or more, not {every!r}")
+    x, y, units, score_x, score_y = parted(prepared, every, key)
+    whole = len(prepared.x) if prepared.units is None else len(np.unique(np.asarray(prepared.units)))
+    # How the coins fell is private: the size that is used is the expected one.
+    size = settings.size or max(1, round(whole * (1 - 1 / every)))
+    unit, classes = prepared.schema.unit.name, bool(prepared.schema.classes)
+
+    def train(candidate: dict[str, Any], noise: float) -> Training:
+        chosen = _with(settings, candidate)
+        model = build(chosen.model, x.shape[1], prepared.outputs, prepared.shape).to(chosen.device)
+        if chosen.optimizer == "sgd":
+            optimizer: torch.optim.Optimizer = torch.optim.SGD(
+                model.parameters(), lr=chosen.learning_rate, momentum=chosen.momentum
+            )
+        else:
+            optimizer = torch.optim.Adam(model.parameters(), lr=chosen.learning_rate)
+        return Training(
+            model,
+            optimizer,
+            job.loss_for(prepared),
+            (x, y),
+            batch_size=chosen.batch,
+            epochs=chosen.epochs,
+            steps=chosen.steps,
+            noise_multiplier=noise,
+            delta=chosen.delta,
+            clip_norm=chosen.clip_norm,
+            sampler=chosen.sampler,
+            adjacency=chosen.adjacency,
+            size=size,
+            unit=units,
+            per_unit=chosen.per_unit,
+            unit_name=unit,
+        )
+
+    def answers(model: Any, inputs: Any) -> Any:
+        return job.predict(model, inputs, prepared.schema).numpy().astype(score_y.numpy().dtype)
+
+    noise = search["score_noise"]
+    if classes:
+        score = correct_count(score_x, score_y.numpy(), noise=noise, predict=answers, unit=unit)
+    else:
+        # Both lie in [-1, 1] on the encoded scale, so that a quarter of the squared error lies in [0, 1].
+        def losses(model: Any) -> Any:
+            return (job.predict(model, score_x, prepared.schema) - score_y).double().square().numpy() / 4
+
+        score = bounded_loss(losses, noise=noise, unit=unit)
+    threshold = search["threshold"]
+    if threshold is not None:  # given as accuracy (or minus the mean loss) on the expected number of rows
+        threshold = float(threshold) * whole / every
+    first = train({}, 1.0) if settings.adjacency is None else None
+    return PrivateSearch(
+        _space(space, settings),
+        train,
+        score,
+        method=search["method"],
+        epsilon=settings.epsilon,  # type: ignore[arg-type]
+        delta=settings.delta,  # type: ignore[arg-type]
+        runs=search["runs"],
+        eta=search["eta"],
+        threshold=threshold,
+        choice_epsilon=search["choice_epsilon"],
+        adjacency=settings.adjacency or (first.plan.adjacency if first is not None else "add-remove"),
+        ledger=job.open_ledger(settings, prepared),
+        dataset=settings.dataset,
+        purpose=settings.purpose if settings.purpose != "private training" else "private tuning",
+        workers=search["workers"],
+        scratch=folder / "private" / "search",
+    )
+
+
+def run(
+    settings: Settings,
+    space: dict[str, Any],
+    search: dict[str, Any],
+    runs: Path,
+    name: str | None = None,
+    resume: Path | None = None,
+    quiet: bool = False,
+    plan: bool = False,
+) -> dict[str, Any]:
+    """Do the work; leave with a message and an exit code where it cannot be done."""
+    from tacit.accounting import AccountingError
+    from tacit.cli import job
+    from tacit.cli.settings import SettingsError
+    from tacit.datasets import DatasetError
+    from tacit.ledger import BudgetExceeded, LedgerError
+    from tacit.schema import SchemaError
+    from tacit.sgd import ClippingError
+
+    folder, made = resume, None
+    try:
+        prepared = job.prepare(settings)
+        if plan:
+            return _planned(make_search(settings, space, search, prepared, Path("."), os.urandom(16)))
+        if folder is None:
+            folder = job.new_folder(runs, name, settings.data)
+            _write_private(folder / "private" / "rows.key", os.urandom(16))
+            (folder / "config.toml").write_text(_to_toml(settings, space, search), encoding="utf-8")
+        key = (folder / "private" / "rows.key").read_bytes()
+        made = make_search(settings, space, search, prepared, folder, key)
+        made.progress = False if quiet else None
+        found = made.run()
+        card = publish(settings, folder, prepared, made, found)
+        (folder / "private" / "rows.key").unlink()
+        os.utime(folder / "config.toml")  # how long a search took tells how many runs it made
+    except KeyboardInterrupt:
+        typer.echo(f"tacit: interrupted; go on with: tacit tune --resume {folder}", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except BudgetExceeded as error:
+        _remove_unused(folder, resume)
+        fail(str(error), EXIT_BUDGET)
+    except SettingsError as error:
+        _remove_unused(folder, resume)
+        fail(str(error), EXIT_USAGE)
+    except (SchemaError, DatasetError, LedgerError, ClippingError, AccountingError, ValueError) as error:
+        _remove_unused(folder, resume)
+        fail(str(error))
+    return _summary(card, folder, found)
+
+
+def _planned(made: PrivateSearch) -> dict[str, Any]:
+    privacy = made.privacy
+    return {
+        "epsilon": privacy.upper,
+        "delta": privacy.delta,
+        "neighbours": privacy.epsilon.terms,
+        "basis": privacy.basis,
+        "noise": [made.noise_of(c) for c in made.space.candidates] if made.space.candidates else made.noise,
+    }
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+
+
+def _to_toml(settings: Settings, space: dict[str, Any], search: dict[str, Any]) -> str:
+    """The configuration with absolute paths, in a form that :func:`read` takes back."""
+    from tacit.schema.toml import _value
+
+    absolute: dict[str, Any] = {
+        k: str(Path(v).resolve())
+        for k in ("data", "schema", "evaluate", "ledger")
+        if (v := getattr(settings, k)) and "://" not in v and Path(v).exists()
+    }
+    text = dataclasses.replace(settings, **absolute).to_toml()
+    left_out = ("tuning", *space)
+    lines = [line for line in text.splitlines() if line.partition(" = ")[0] not in left_out]
+    lines += ["", "[space]"]
+    for key, values in space.items():
+        if isinstance(values, dict):
+            inner = ", ".join(f"{k} = {_value(v)}" for k, v in values.items())
+            lines.append(f"{key} = {{ {inner} }}")
+        else:
+            lines.append(f"{key} = {_value(values)}")
+    lines += ["", "[search]", *(f"{key} = {_value(value)}" for key, value in search.items() if value is not None)]
+    return "\n".join(lines) + "\n"
+
+
+def _remove_unused(folder: Path | None, resume: Path | None) -> None:
+    """Take away the folder of a search that never began."""
+    if folder is None or resume is not None or (folder / "private" / "search" / "state").exists():
+        return
+    for path in (folder / "config.toml", folder / "private" / "rows.key"):
+        path.unlink(missing_ok=True)
+    for path in (folder / "private" / "search", folder / "private", folder):
+        if path.exists() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def publish(settings: Settings, folder: Path, prepared: Prepared, made: PrivateSearch, found: Found) -> Release:
+    """Write model, card and report of the selected run; nothing where nothing was selected but the card."""
+    import torch
+
+    from tacit.cli import job
+    from tacit.cli.models import build
+    from tacit.ledger.release import Charged, Public, public
+    from tacit.report import PublicSource, Run, Statement, make_card, write_card, write_page
+
+    results: tuple[Any, ...] = ()
+    model_file: Charged | Public | None = None
+    basis = "nothing was selected, as the law of the runs allows"
+    noises = sorted(set(made._noises))
+    parameters: dict[str, Any] = {
+        "candidates": repr(made.space),
+        "runs_on_average": made.runs,
+        "noise_multiplier": noises[0] if len(noises) == 1 else noises,
+        "score_noise": made.score.noise,
+    }
+    if found.best is not None:
+        chosen = _with(settings, found.best)
+        # A fresh model with the trained weights: buffers that a forward pass may have written stay behind.
+        fresh = build(chosen.model, prepared.x.shape[1], prepared.outputs, prepared.shape)
+        weights = {name: value.detach().cpu() for name, value in found.model.named_parameters()}
+        fresh.load_state_dict(weights, strict=False)
+        buffer = io.BytesIO()
+        torch.save(fresh.state_dict(), buffer)
+        (folder / "model.pt").write_bytes(buffer.getvalue())
+        name = hashlib.sha256(buffer.getvalue()).hexdigest()
+        if found.charge is not None:
+            model_file = Charged(name, found.charge.dataset, found.charge.number)
+        else:
+            model_file = public(name, "hash of the released weights, which the stated guarantee covers")
+        evaluated, _ = job.evaluate(chosen, prepared, fresh) if settings.public_because else ([], [])
+        results = tuple(evaluated)
+        listed = ", ".join(f"{key} = {value}" for key, value in found.best.items())
+        basis = f"selected, and covered by the guarantee: {listed}"
+    sources: tuple[PublicSource, ...] = ()
+    if prepared.test is not None and settings.public_because:
+        every = settings.public_every
+        rows = f"every {every}th row of {prepared.name}" if every else str(settings.evaluate)
+        sources = (PublicSource(rows, "evaluation", "no" if every else "unknown", settings.public_because),)
+    fields = found.for_card()
+    described = Run(
+        folder.name,
+        fields.pop("mechanism"),
+        **fields,
+        purpose=made.purpose,
+        parameters=parameters,
+        basis=basis,
+        sampler=f"{settings.sampler}, in every run",
+        generator="training: ChaCha12, keyed; score, number of runs and choice: exact, from the operating system",
+        uncovered=settings.uncovered,
+        records_public=settings.size is None,
+        public_sources=sources,
+        pretrained=None if ":" in settings.model else (),
+        data=prepared.name,
+        schema=prepared.schema.description or prepared.schema.name,
+        ledger=made.ledger,
+        dataset=made.dataset,
+        charge=found.charge.number if found.charge is not None else None,
+        model_file=model_file,
+        evaluations=results,
+        statement=Statement(settings.trust_model, settings.release, settings.contact),
+    )
+    card = make_card(described)
+    write_card(card, folder / "privacy.json")
+    write_page(card, folder / "report.html")
+    return card
+
+
+def _summary(card: Release, folder: Path, found: Found) -> dict[str, Any]:
+    guarantee, results = card["guarantee"], card["evaluation"]
+    return {
+        "run": str(folder),
+        "epsilon": guarantee["epsilon"]["claimed"],
+        "delta": guarantee["delta"],
+        "neighbours": guarantee["neighbours"],
+        "claim": guarantee["claim"],
+        "tuning": card["accesses"]["tuning_words"],
+        "best": found.best,
+        "score": found.score,
+        "results": [results[key].to_dict() for key in results],
+        "card": str(folder / "privacy.json"),
+        "report": str(folder / "report.html"),
+        "model": None if found.best is None else str(folder / "model.pt"),
+    }
+
+
+def show(told: dict[str, Any]) -> None:
+    """What a person reads at the end."""
+    typer.echo(f"ε = {told['epsilon']:.10g} at δ = {told['delta']:g}, {told['neighbours']}")
+    if "basis" in told:
+        noises = told["noise"]
+        listed = sorted(set(noises)) if isinstance(noises, list) else [noises]
+        typer.echo(told["basis"])
+        typer.echo(f"noise multiplier of a run: {', '.join(f'{z:.6g}' for z in listed)}")
+        return
+    typer.echo(told["claim"])
+    typer.echo(told["tuning"])
+    if told["best"] is None:
+        typer.echo("nothing was selected, as the law of the runs allows; the charge stands")
+    else:
+        typer.echo("selected: " + ", ".join(f"{key} = {value}" for key, value in told["best"].items()))
+    for result in told["results"]:
+        of = f" ({result['group']})" if result["group"] else ""
+        value = result["value"]
+        shown = f"{value:.1%}" if result["metric"] == "accuracy" else f"{value:,.4g}"
+        typer.echo(f"  {result['metric']} of {result['model']}{of}: {shown} on {result['rows']:,} public rows")
+    if told["model"] is not None:
+        typer.echo(f"model   {told['model']}")
+    typer.echo(f"card    {told['card']}\nreport  {told['report']}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``tacit tune`` to the application."""
+    app.command("tune", epilog=EPILOG)(tune)
