@@ -16,6 +16,11 @@ from types import ModuleType
 EXPERIMENTS = {
     "accountants": "accountants",
     "census": "census",
+    "pate-adult": "pate_adult",
+    "pate-mnist": "pate_mnist",
+    "prompts": "prompts",
+    "records": "records",
+    "records-trials": "records_trials",
 }
 
 
