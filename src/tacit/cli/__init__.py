@@ -14,6 +14,7 @@ import typer
 COMMAND_FILES = (
     "train",
     "tune",
+    "prompt",
     "plan",
     "report",
     "accounting",

@@ -155,40 +155,39 @@ def choose(
     verbalizer: Any,
     labelled: Any,
     *,
-    shots: int = 1,
+    shots: int | Sequence[int] = 1,
     candidates: int = 64,
-    held_out: int | None = None,
     calibration: str = "none",
     seed: int = 0,
 ) -> Prompt:
-    """The best prompt of ``shots`` demonstrations a class, by its accuracy on held-out labelled texts.
+    """The best prompt of ``shots`` demonstrations a class, by its accuracy on the labelled texts that it does not show.
 
-    Half of ``labelled`` (at most ``held_out``) judge, the others demonstrate. Candidates are drawn at random, scored on
-    a quarter of the judges, and the better quarter of them on all. The prompt without demonstrations is a candidate.
+    Candidates are drawn at random, of each number of shots where several are given; they are scored on a quarter of the
+    texts, and the better quarter of them on all. The prompt without demonstrations is a candidate.
 
     Guarantee: where ``labelled`` are public texts with released labels, this is post-processing and costs nothing. On
     private labelled texts the result is the non-private baseline, and has no guarantee.
     """
     scorer, template, words = as_scorer(model), Template.of(template), Verbalizer.of(verbalizer)
     rows = examples(labelled, words)
+    if len(rows) < 4:
+        raise PromptError(f"{len(rows)} labelled texts are too few to choose a prompt by: ask for more answers")
     draw = random.Random(seed)
     draw.shuffle(rows)
-    judges = rows[: min(len(rows) // 2, held_out or len(rows))]
-    by_class: dict[str, list[Example]] = {label: [] for label in words.classes}
-    for text, label in rows[len(judges) :]:
-        by_class[label].append((text, label))
-    pools = [pool for pool in by_class.values() if pool]
-    if not judges:
-        raise PromptError("too few labelled texts to choose a prompt from: ask for more answers")
+    pools = [pool for label in words.classes if (pool := [row for row in rows if row[1] == label])]
     prompts = [Prompt(template, words)]
-    for _ in range(candidates if shots else 0):
-        shown = [pair for pool in pools for pair in draw.sample(pool, min(shots, len(pool)))]
+    numbers = [shots] if isinstance(shots, int) else list(shots)
+    for i in range(candidates if max(numbers) else 0):
+        count = numbers[i % len(numbers)]
+        shown = [pair for pool in pools for pair in draw.sample(pool, min(count, max(1, len(pool) // 2)))]
         draw.shuffle(shown)
         prompts.append(Prompt(template, words, tuple(shown)))
-    quick = judges[: max(1, len(judges) // 4)]
+    quick = rows[: max(4, len(rows) // 4)]
     first = _ranked(scorer, prompts, quick, calibration)
     kept = [prompts[i] for i in first[: max(1, len(prompts) // 4)]]
-    best = kept[_ranked(scorer, kept, judges, calibration)[0]]
+    if prompts[0] not in kept:
+        kept.append(prompts[0])
+    best = kept[_ranked(scorer, kept, rows, calibration)[0]]
     return calibrated(scorer, best, calibration, [text for text, _ in rows])
 
 
@@ -199,11 +198,14 @@ def _ranked(scorer: Scorer, prompts: list[Prompt], judges: list[Example], way: s
     found = []
     for number, prompt in enumerate(prompts):
         scores = prompt.scores(scorer, texts)
+        unseen = np.array([row not in prompt.demonstrations for row in judges])
         if way == "batch":
             scores = scores - leaning(scores)
         elif way == "contextual":
             scores = scores - calibration(scorer, prompt.template, prompt.verbalizer, prompt.demonstrations)
         shares = scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
-        sure = float(shares[np.arange(len(right)), right].mean())
-        found.append((-float((scores.argmax(1) == right).mean()), -sure, number))
+        if not unseen.any():
+            continue
+        sure = float(shares[np.arange(len(right)), right][unseen].mean())
+        found.append((-float((scores.argmax(1) == right)[unseen].mean()), -sure, number))
     return [number for _, _, number in sorted(found)]

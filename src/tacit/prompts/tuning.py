@@ -210,6 +210,12 @@ def tune(
         if evaluate is not None:
             raise PromptError("evaluation is by classes; without a verbaliser there are none")
         rows, loss = unlabelled(asking, template, data), TextLoss(repr(template))
+    if settings.get("sampler", "poisson") != "chunks":  # where who is with whom is drawn, not given by the order
+        # Samplers give rows in their order: like lengths then share a physical batch, and padding is cut.
+        order = rows["attention_mask"].sum(1).argsort(stable=True)
+        rows = {name: column[order] for name, column in rows.items()}
+        if settings.get("unit") is not None:
+            settings["unit"] = np.asarray(settings["unit"])[order.numpy()]
     count = len(rows["input_ids"])
     batch_size = batch_size or min(256, max(1, count // 4))
     if epochs is None and steps is None:

@@ -1,0 +1,272 @@
+"""``tacit prompt``: adapt a language model to private text, from the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tacit.cli.common import EXIT_USAGE, fail
+from tacit.cli.train import EXIT_BUDGET, EXIT_INTERRUPTED
+
+if TYPE_CHECKING:
+    from tacit.cli.prompt_job import Told
+
+TUNE_EPILOG = """
+DATA is a .csv or .parquet file with the columns text and label, or a known data set (sst2, trec, …). A run lives in its
+folder: adapter/, privacy.json and report.html may be published; private/ may not. Ctrl-C ends it between two steps.
+
+[bold]Examples[/bold]
+
+    $ tacit data get smollm2
+
+    $ tacit prompt tune sst2 --epsilon 8 --delta 1e-5 --method lora --steps 150 --batch 1024
+      --template 'Review: {text}\\nSentiment:' --evaluate test --public-because 'published benchmark'
+
+    $ tacit prompt tune notes.csv --model ./my-llm --template '{text}\\nUrgent:' --words 0=no,1=yes --method soft
+      --epsilon 3 --delta 1e-6 --ledger my.db --dataset notes
+
+    $ tacit prompt tune --resume runs/sst2-1
+"""
+PATE_EPILOG = """
+Teachers are prompts with disjoint private demonstrations; they vote on public texts, and the noisy labels make a
+student prompt. Only answers of the model are needed: --endpoint asks one over HTTP (whoever runs it sees the
+demonstrations). What was voted is kept, so that a run that was cut short goes on; answers are charged once.
+
+[bold]Examples[/bold]
+
+    $ tacit prompt pate sst2 --public sst2:validation --delta 1e-6 --evaluate sst2:test
+      --public-because 'published benchmark'
+
+    $ tacit prompt pate notes.csv --public forum.csv --endpoint http://localhost:8000/v1 --endpoint-model llama
+      --template '{text}\\nUrgent:' --words 0=no,1=yes --teachers 100 --delta 1e-6
+
+    $ tacit prompt pate --resume runs/notes-1
+"""
+EVAL_EPILOG = """
+[bold]Examples[/bold]
+
+    $ tacit prompt eval runs/sst2-1 sst2:test
+
+    $ tacit prompt eval prompt.json reviews.csv --endpoint http://localhost:8000/v1 --endpoint-model llama
+
+    $ tacit prompt eval zero-shot sst2:test --template 'Review: {text}\\nSentiment:'
+"""
+
+
+def _option(help_text: str, *names: str) -> Any:
+    return typer.Option(*names, help=help_text, show_default=False)
+
+
+Data = Annotated[str | None, typer.Argument(help="Private labelled texts: a file or a known set.", show_default=False)]
+Model = Annotated[str | None, _option("smollm2, a folder, or a name on the hub. Default: smollm2.")]
+TemplateText = Annotated[str | None, _option("Text with {text} in it; \\n is a new line.")]
+Instruction = Annotated[str | None, _option("What stands once before everything.")]
+Words = Annotated[str | None, _option("The word of each class: class=word,class=word. Default: the classes' names.")]
+FirstToken = Annotated[bool, typer.Option("--first-token", help="Tell words of several tokens by their first.")]
+Delta = Annotated[float | None, _option("The δ of (ε, δ), such as 1e-6.")]
+LedgerName = Annotated[str | None, _option("The ledger that is charged: a file or postgresql://…")]
+Dataset = Annotated[str | None, _option("The data's name in the ledger.")]
+UnitName = Annotated[str | None, _option("What one record stands for, such as person. Default: record.")]
+Evaluate = Annotated[str | None, _option("Labelled texts to evaluate on: a file, a known set, or set:split.")]
+Because = Annotated[str | None, _option("Why the evaluation texts protect nobody.")]
+DataDir = Annotated[str | None, _option("The folder of the known data sets.")]
+Device = Annotated[str | None, _option("cpu or cuda.")]
+Name = Annotated[str | None, _option("The run's name. Default: the data's name and a number.")]
+Runs = Annotated[Path, typer.Option(help="Where runs live.")]
+Resume = Annotated[Path | None, _option("The folder of a run to go on with.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+EndpointUrl = Annotated[str | None, _option("Ask a model over HTTP: http://…/v1")]
+EndpointModel = Annotated[str | None, _option("The model's name at the endpoint.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Speak the chat protocol to the endpoint.")]
+HIDDEN = ("resume", "runs", "name", "as_json")
+
+
+def tune(
+    data: Data = None,
+    method: Annotated[str | None, _option("soft, prefix or lora. Default: lora.")] = None,
+    model: Model = None,
+    template: TemplateText = None,
+    instruction: Instruction = None,
+    words: Words = None,
+    first_token: FirstToken = False,
+    epsilon: Annotated[float | None, _option("The ε to keep.")] = None,
+    noise: Annotated[float | None, _option("Or the noise multiplier.")] = None,
+    delta: Delta = None,
+    epochs: Annotated[int | None, _option("Passes over the data.")] = None,
+    steps: Annotated[int | None, _option("Or the number of steps.")] = None,
+    batch: Annotated[int | None, _option("Expected batch size.")] = None,
+    learning_rate: Annotated[float | None, _option("Learning rate of Adam.", "--learning-rate", "--lr")] = None,
+    clip_norm: Annotated[float | None, _option("Where gradients are clipped. Default: 0.1.")] = None,
+    rank: Annotated[int | None, _option("LoRA's rank. Default: 4.")] = None,
+    virtual_tokens: Annotated[int | None, _option("Length of a soft prompt or prefix.")] = None,
+    start: Annotated[str | None, _option("Public text that a soft prompt or prefix starts as.")] = None,
+    ledger: LedgerName = None,
+    dataset: Dataset = None,
+    unit: UnitName = None,
+    evaluate: Evaluate = None,
+    public_because: Because = None,
+    data_dir: DataDir = None,
+    device: Device = None,
+    checkpoint_every: Annotated[int | None, _option("Steps between checkpoints. Default: 20.")] = None,
+    name: Name = None,
+    runs: Runs = Path("runs"),
+    resume: Resume = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a soft prompt, a prefix or LoRA on private texts with DP-SGD."""
+    given = {k: v for k, v in locals().items() if k not in HIDDEN and v not in (None, False)}
+    _run("tune", given, name, runs, resume, as_json)
+
+
+def pate(
+    data: Data = None,
+    public: Annotated[str | None, _option("Public texts to ask about: a file, a known set, or set:split.")] = None,
+    model: Model = None,
+    endpoint: EndpointUrl = None,
+    endpoint_model: EndpointModel = None,
+    chat: Chat = False,
+    template: TemplateText = None,
+    instruction: Instruction = None,
+    words: Words = None,
+    first_token: FirstToken = False,
+    teachers: Annotated[int | None, _option("How many teachers. Default: 200.")] = None,
+    shots: Annotated[int | None, _option("Demonstrations of each class a teacher shows. Default: 1.")] = None,
+    calibration: Annotated[str | None, _option("none, contextual or batch. Default: batch.")] = None,
+    queries: Annotated[int | None, _option("How many public texts are asked about. Default: 150.")] = None,
+    answers: Annotated[int | None, _option("How many of them are answered at most. Default: 100.")] = None,
+    threshold: Annotated[float | None, _option("Votes from which an answer is given. Default: 0.55 of them.")] = None,
+    check_noise: Annotated[float | None, _option("Noise of that check. Default: 0.475 of the teachers.")] = None,
+    vote_noise: Annotated[float | None, _option("Noise on the votes. Default: 0.425 of the teachers.")] = None,
+    student_shots: Annotated[str | None, _option("Shots of the student, such as 1,2,4.")] = None,
+    candidates: Annotated[int | None, _option("Student prompts that are tried. Default: 64.")] = None,
+    delta: Delta = None,
+    ledger: LedgerName = None,
+    dataset: Dataset = None,
+    unit: UnitName = None,
+    evaluate: Evaluate = None,
+    public_because: Because = None,
+    data_dir: DataDir = None,
+    device: Device = None,
+    name: Name = None,
+    runs: Runs = Path("runs"),
+    resume: Resume = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build a prompt from the noisy votes of privately prompted teachers."""
+    given = {k: v for k, v in locals().items() if k not in HIDDEN and v not in (None, False)}
+    _run("pate", given, name, runs, resume, as_json)
+
+
+def evaluate_prompt(
+    prompt: Annotated[str, typer.Argument(help="A run's folder, an adapter's, a prompt.json, or zero-shot.")],
+    data: Annotated[str, typer.Argument(help="Labelled texts: a file, a known set, or set:split.")],
+    model: Model = None,
+    endpoint: EndpointUrl = None,
+    endpoint_model: EndpointModel = None,
+    chat: Chat = False,
+    template: TemplateText = None,
+    instruction: Instruction = None,
+    words: Words = None,
+    first_token: FirstToken = False,
+    limit: Annotated[int | None, _option("The first so many texts only.")] = None,
+    data_dir: DataDir = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count the right answers of a prompt or an adapter on public labelled texts."""
+    from tacit.cli import prompt_job as job
+
+    given = {k: v for k, v in locals().items() if k not in (*HIDDEN, "job", "prompt") and v not in (None, False)}
+    with _told():
+        found = job.evaluate(prompt, given)
+    if as_json:
+        low, high = found.interval
+        typer.echo(json.dumps({"accuracy": found.value, "low": low, "high": high, "rows": found.total}))
+    else:
+        typer.echo(f"accuracy {found}")
+
+
+def _run(kind: str, given: dict[str, Any], name: str | None, runs: Path, resume: Path | None, as_json: bool) -> None:
+    from tacit.cli import job as running
+    from tacit.cli import prompt_job as job
+
+    if resume is not None:
+        if given or name is not None:
+            fail("--resume takes the settings of the run; no others can be given", EXIT_USAGE)
+        if not (resume / "prompt.config.json").exists():
+            fail(f"{resume} is not the folder of a run: it has no prompt.config.json", EXIT_USAGE)
+        given = json.loads((resume / "prompt.config.json").read_text(encoding="utf-8"))
+        if given.pop("command") != kind:
+            fail(f"{resume} is a run of another command", EXIT_USAGE)
+    if "data" not in given:
+        fail("say which private texts: a .csv or .parquet file with the columns text and label, or a known set")
+    folder = resume
+    with _told(lambda: folder):
+        prepared = job.prepare(kind, given)
+        if folder is None:
+            folder = running.new_folder(runs, name, given["data"])
+            text = json.dumps({"command": kind, **job.absolute(given)}, indent=2, ensure_ascii=False)
+            (folder / "prompt.config.json").write_text(text + "\n", encoding="utf-8")
+        told = job.tune(prepared, folder) if kind == "tune" else job.pate(prepared, folder)
+    if as_json:
+        typer.echo(json.dumps(told.to_dict(), indent=2, ensure_ascii=False))
+    else:
+        _show(told)
+
+
+@contextmanager
+def _told(folder: Any = lambda: None) -> Iterator[None]:
+    """What can go wrong, as a message and an exit code."""
+    from tacit.accounting import AccountingError
+    from tacit.cli.settings import SettingsError
+    from tacit.datasets import DatasetError
+    from tacit.ledger import BudgetExceeded, LedgerError
+    from tacit.prompts import EndpointError, PromptError
+    from tacit.sgd import CheckpointError, ClippingError, PrivacyWarning
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"tacit: stopped; go on with --resume {folder()}", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except BudgetExceeded as error:
+        fail(str(error), EXIT_BUDGET)
+    except SettingsError as error:
+        fail(str(error), EXIT_USAGE)
+    except PrivacyWarning as error:
+        fail(f"{error}. A run is resumed as it was, or not at all")
+    except EndpointError as error:
+        fail(f"{error}; go on with --resume {folder()}" if folder() else str(error))
+    except (AccountingError, DatasetError, LedgerError, PromptError, CheckpointError, ClippingError) as error:
+        fail(str(error))
+    except ValueError as error:
+        fail(str(error))
+
+
+def _show(told: Told) -> None:
+    typer.echo(f"ε = {told.epsilon:.6g} at δ = {told.delta:g}, {told.neighbours}")
+    for line in told.lines:
+        typer.echo(line)
+    for line in told.operator if sys.stderr.isatty() else ():
+        typer.echo(line, err=True)
+    for what, path in told.files.items():
+        typer.echo(f"{what:<8}{path}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``tacit prompt`` to the application."""
+    group = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        help="Adapt a language model to private text: tune it, let teachers vote, evaluate.",
+    )
+    group.command("tune", epilog=TUNE_EPILOG)(tune)
+    group.command("pate", epilog=PATE_EPILOG)(pate)
+    group.command("eval", epilog=EVAL_EPILOG)(evaluate_prompt)
+    app.add_typer(group, name="prompt")

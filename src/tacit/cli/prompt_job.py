@@ -1,0 +1,490 @@
+"""How does one line become a private prompt and a page to show? The work behind ``tacit prompt``."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+from tacit.cli.job import read_table
+from tacit.cli.settings import SettingsError
+from tacit.ledger import EvaluationData, Ledger, OperatorLog, OperatorView, Release
+from tacit.ledger.release import Charged, Public, public
+from tacit.noise import Key
+from tacit.pate import ConfidentGNMax
+from tacit.prompts import Accuracy, Endpoint, Prompt, PromptTeachers, Template, Verbalizer, choose, load
+from tacit.prompts import tune as train
+from tacit.prompts.models import Scorer
+from tacit.prompts.text import examples, texts
+from tacit.report import Evaluation, PublicSource, Run, describe, make_card, write_card, write_page
+from tacit.sgd import PrivacyWarning
+
+#: How the known text sets are asked about, unless the user says otherwise: body, instruction, words.
+KNOWN: dict[str, tuple[str, str, dict[str, str]]] = {
+    "sst2": (
+        "Review: {text}\nSentiment:",
+        "Decide whether the sentiment of each movie review is positive or negative.",
+        {},
+    ),
+    "mr": (
+        "Review: {text}\nSentiment:",
+        "Decide whether the sentiment of each movie review is positive or negative.",
+        {},
+    ),
+    "trec": (
+        "Question: {text}\nAnswer type:",
+        "Say what type of answer each question asks for: abbreviation, description, thing, person, place or number.",
+        {
+            "ABBR": "abbreviation",
+            "DESC": "description",
+            "ENTY": "thing",
+            "HUM": "person",
+            "LOC": "place",
+            "NUM": "number",
+        },
+    ),
+    "ag_news": (
+        "Article: {text}\nTopic:",
+        "Say what each article is about: World, Sports, Business or Technology.",
+        {"World": "World", "Sports": "Sports", "Business": "Business", "Sci/Tech": "Technology"},
+    ),
+    "sms_spam": (
+        "Message: {text}\nKind:",
+        "Say whether each text message is spam or normal.",
+        {"ham": "normal", "spam": "spam"},
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """What is said at the end: the guarantee, results that may be shown, and where things are."""
+
+    epsilon: float
+    delta: float
+    neighbours: str
+    lines: tuple[str, ...]
+    files: dict[str, str]
+    results: tuple[dict[str, Any], ...] = ()
+    operator: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For programs; without what only the operator may see."""
+        found = dataclasses.asdict(self)
+        found.pop("operator")
+        found.pop("lines")
+        return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+    """Settings, and what was read for them."""
+
+    given: dict[str, Any]
+    template: Template
+    verbalizer: Verbalizer
+    private: list[tuple[str, str]]
+    test: list[tuple[str, str]] | None
+    public: list[str]
+    ledger: Ledger | None
+
+    @property
+    def name(self) -> str:
+        """What the data are called on the card."""
+        return str(self.given.get("dataset") or Path(self.given["data"]).stem)
+
+
+def absolute(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings with paths that hold wherever the run is resumed from."""
+    found = dict(given)
+    for name in ("data", "public", "evaluate", "ledger", "model"):
+        value = given.get(name)
+        if value and "://" not in value and Path(value).exists():
+            found[name] = str(Path(value).resolve())
+    return found
+
+
+def _frame(source: str, data_dir: str | None, split: str | None = None) -> Any:
+    """A table with text and label: a file, a known set, or set:split."""
+    from tacit import datasets
+
+    name, _, part = source.partition(":")
+    if name in datasets.CATALOG and not Path(source).exists():
+        found = datasets.load(name, data_dir)
+        if part and part not in found.splits:
+            raise SettingsError(f"{name} has no split {part!r}; it has {', '.join(found.splits)}")
+        wanted = part or split
+        return found[wanted] if wanted else found.train
+    return read_table(Path(source))
+
+
+def _asking(given: dict[str, Any], labels: Any) -> tuple[Template, Verbalizer]:
+    """Template and words: what was given, else those of the known set, else the classes' own names."""
+    known = KNOWN.get(str(given.get("data", "")).partition(":")[0])
+    body = given.get("template")
+    instruction = given.get("instruction")
+    if body is None and known is None:
+        raise SettingsError("template: say how a text is asked about, as in '{text}\\nSentiment:'")
+    if body is None and known is not None:
+        body = known[0]
+        instruction = known[1] if instruction is None else instruction
+    said = given.get("words")
+    if said:
+        pairs = [item.partition("=") for item in str(said).split(",")]
+        if not all(equals and word for _, equals, word in pairs):
+            raise SettingsError("words: class=word,class=word")
+        words = {label.strip(): word for label, _, word in pairs}
+    elif known is not None and known[2]:
+        words = known[2]
+    else:
+        if labels is None:
+            raise SettingsError("words: say the word of each class: class=word,class=word")
+        words = {str(label): str(label) for label in labels}
+    template = Template(_unescaped(str(body)), _unescaped(str(instruction or "")))
+    return template, Verbalizer(words, bool(given.get("first_token", False)))
+
+
+def _unescaped(text: str) -> str:
+    return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+def _classes(given: dict[str, Any]) -> Any:
+    """The public classes: of a known set by its schema. Those of a private file are not read from its rows."""
+    from tacit import datasets
+
+    name = str(given.get("data", "")).partition(":")[0]
+    return datasets.schema(name).classes if name in datasets.CATALOG else None
+
+
+def prepare(kind: str, given: dict[str, Any]) -> Prepared:
+    """Read the texts and find out how to ask about them."""
+    if given.get("delta") is None:
+        raise SettingsError("delta: say the δ of (ε, δ), such as 1e-6")
+    if (given.get("ledger") is None) != (given.get("dataset") is None):
+        raise SettingsError("ledger and dataset: give both, the ledger and the name the data are registered under")
+    if kind == "tune" and (given.get("epsilon") is None) == (given.get("noise") is None):
+        raise SettingsError("epsilon or noise: say one of the two")
+    if kind == "pate" and not given.get("public"):
+        raise SettingsError("public: say which public texts the teachers are asked about")
+    template, words = _asking(given, _classes(given))
+    folder = given.get("data_dir")
+    private = examples(_frame(given["data"], folder), words)
+    test = examples(_frame(given["evaluate"], folder, "test"), words) if given.get("evaluate") else None
+    asked = texts(_frame(given["public"], folder)) if kind == "pate" else []
+    ledger = None
+    if given.get("ledger"):
+        if "://" not in given["ledger"] and not Path(given["ledger"]).exists():
+            raise SettingsError(
+                f"ledger: there is no {given['ledger']}; make one with: tacit ledger init {given['ledger']} "
+                f"{given['dataset']} --epsilon … --delta …"
+            )
+        ledger = Ledger(given["ledger"])
+    return Prepared(given, template, words, private, test, asked, ledger)
+
+
+def _scorer(given: dict[str, Any]) -> Any:
+    if given.get("endpoint"):
+        if not given.get("endpoint_model"):
+            raise SettingsError("endpoint-model: say the model's name at the endpoint")
+        return Endpoint(given["endpoint"], given["endpoint_model"], way="chat" if given.get("chat") else "completions")
+    return load(given.get("model", "smollm2"), device=given.get("device", "cpu"), data_dir=given.get("data_dir"))
+
+
+def _pretrained(given: dict[str, Any]) -> tuple[PublicSource, ...]:
+    name = given.get("endpoint_model") or Path(str(given.get("model", "smollm2"))).name
+    note = "a language model trained on text that its makers chose; whether the private texts were in it is not known"
+    return (PublicSource(str(name), "the model that is adapted", "unknown", note),)
+
+
+def _results(prepared: Prepared, found: dict[str, Accuracy]) -> tuple[list[Evaluation], list[OperatorView]]:
+    """Results that may be shown, or what only the operator may see."""
+    because, shown, views = prepared.given.get("public_because"), [], []
+    for name, accuracy in found.items():
+        if because:
+            data = EvaluationData.declared_public(None, because=because)
+        else:
+            data = EvaluationData.private(None, dataset=prepared.name)
+        value = data.metric("accuracy", accuracy.value)
+        if isinstance(value, OperatorView):
+            views.append(value)
+        else:
+            low, high = accuracy.interval
+            note = f"95% interval {low:.1%} to {high:.1%}"
+            shown.append(Evaluation("accuracy", value, name, "", accuracy.total, note))
+    return shown, views
+
+
+def _finish(
+    prepared: Prepared, folder: Path, run: Run, views: list[OperatorView], files: dict[str, str], lines: list[str]
+) -> Told:
+    card: Release = make_card(run)
+    write_card(card, folder / "privacy.json")
+    write_page(card, folder / "report.html")
+    log = OperatorLog(folder / "private" / "operator.jsonl")
+    for view in views:
+        log.write(view)
+    if views:
+        lines.append(f"the evaluation on private texts is in {folder / 'private' / 'operator.jsonl'}")
+    shown = [result.to_dict() for key in card["evaluation"] for result in [card["evaluation"][key]]]
+    for result in shown:
+        lines.append(f"  {result['metric']} of {result['model']}: {result['value']:.1%} ({result['note']})")
+    guarantee = card["guarantee"]
+    files = {**files, "card": str(folder / "privacy.json"), "report": str(folder / "report.html")}
+    return Told(
+        guarantee["epsilon"]["claimed"],
+        guarantee["delta"],
+        guarantee["neighbours"],
+        (guarantee["claim"], *lines),
+        files,
+        tuple(shown),
+        tuple(repr(view) for view in views),
+    )
+
+
+def _hash(path: Path, charge: str | None, dataset: str | None) -> Charged | Public:
+    name = hashlib.sha256(path.read_bytes()).hexdigest()
+    if charge is not None and dataset is not None:
+        return Charged(name, dataset, charge)
+    return public(name, "hash of what is released, which the stated guarantee covers")
+
+
+# -- with weights at hand ----------------------------------------------------------------------------------------------
+
+
+def tune(prepared: Prepared, folder: Path) -> Told:
+    """PromptDPSGD: train, save the adapter, write card and report."""
+    given = prepared.given
+    language = _scorer(given)
+    before = Prompt(prepared.template, prepared.verbalizer)
+    plain = before.accuracy(language, prepared.test) if prepared.test else None
+    names = {"batch": "batch_size", "noise": "noise_multiplier", "unit": "unit_name"}
+    wanted = ["method", "epsilon", "noise", "delta", "epochs", "steps", "batch", "learning_rate", "clip_norm", "rank"]
+    wanted += ["virtual_tokens", "start", "unit"]
+    settings = {names.get(k, k): given[k] for k in wanted if given.get(k) is not None}
+    with warnings.catch_warnings():
+        # A resumed run must be the same run: new noise on other data would be another charge.
+        warnings.filterwarnings("error", message=".*this is a fork", category=PrivacyWarning)
+        done = train(
+            language.model,
+            language.tokenizer,
+            prepared.template,
+            prepared.verbalizer,
+            prepared.private,
+            ledger=prepared.ledger,
+            dataset=given.get("dataset"),
+            checkpoint=folder / "private" / "checkpoint.pt",
+            checkpoint_every=given.get("checkpoint_every", 20),
+            **settings,
+        )
+    adapter = done.save(folder / "adapter")
+    found = {}
+    if prepared.test is not None and plain is not None:
+        guesses = done.predict([text for text, _ in prepared.test])
+        right = sum(a == b for a, (_, b) in zip(guesses, prepared.test, strict=True))
+        found = {"private": Accuracy(right, len(guesses)), "zero-shot": plain}
+    shown, views = _results(prepared, found)
+    training = done.fit.training
+    charge = training.charge.number if training.charge is not None else (training._entry or {}).get("charge")
+    run = describe(
+        training,
+        folder.name,
+        method=f"PromptDPSGD: {_METHODS.get(done.method, 'an adapter')} trained by DP-SGD (Duan et al. 2023)",
+        data=prepared.name,
+        schema=f"labelled texts; classes {', '.join(prepared.verbalizer.classes)}",
+        pretrained=_pretrained(given),
+        public_sources=_sources(prepared),
+        evaluations=tuple(shown),
+        model_file=_hash(adapter / "adapter_model.safetensors", charge, given.get("dataset")),
+    )
+    lines = [f"{done.parameters:,} weights were trained in {done.fit.seconds:,.0f} s"]
+    return _finish(prepared, folder, run, views, {"adapter": str(adapter)}, lines)
+
+
+_METHODS = {"soft": "a soft prompt", "prefix": "a prefix", "lora": "LoRA"}
+
+
+def _sources(prepared: Prepared) -> tuple[PublicSource, ...]:
+    found = []
+    if prepared.public:
+        found.append(PublicSource(str(prepared.given["public"]), "queries, and demonstrations of the student prompt"))
+    if prepared.test is not None and prepared.given.get("public_because"):
+        where = str(prepared.given["evaluate"])
+        found.append(PublicSource(where, "evaluation", "unknown", prepared.given["public_because"]))
+    return tuple(found)
+
+
+# -- with answers alone ------------------------------------------------------------------------------------------------
+
+
+def pate(prepared: Prepared, folder: Path) -> Told:
+    """PromptPATE: teachers vote, noisy labels are released and charged, a student prompt is chosen."""
+    given, words = prepared.given, prepared.verbalizer
+    scorer = _scorer(given)
+    count = int(given.get("teachers", 200))
+    calibration = str(given.get("calibration", "batch"))
+    queries = prepared.public[: int(given.get("queries", 150))]
+    aggregator = ConfidentGNMax(
+        threshold=float(given.get("threshold", 0.55 * count)),
+        check_noise=float(given.get("check_noise", 0.475 * count)),
+        vote_noise=float(given.get("vote_noise", 0.425 * count)),
+        classes=len(words.classes),
+    )
+    most = min(int(given.get("answers", 100)), len(queries))
+    released = folder / "private" / "answers.json"
+    unit, lines = str(given.get("unit", "record")), []
+    plan = aggregator.plan(len(queries), most, partition="keyed", unit=unit)
+    if released.exists():  # released and charged before: what is left is free
+        about = json.loads(released.read_text(encoding="utf-8"))
+    else:
+        about = _answers(prepared, folder, scorer, aggregator, queries, most, unit)
+    lines.append(f"{about['answered']} of {about['asked']} queries were answered by {count} teachers")
+    labelled = [(queries[i], words.classes[label]) for i, label in about["labels"]]
+    shots = tuple(int(x) for x in str(given.get("student_shots", "1,2")).split(","))
+    student = choose(
+        scorer,
+        prepared.template,
+        words,
+        labelled,
+        shots=shots,
+        candidates=int(given.get("candidates", 64)),
+        calibration=calibration,
+    )
+    student.save(folder / "prompt.json")
+    found = {}
+    if prepared.test is not None:
+        bare = Prompt(prepared.template, words)
+        found = {"private": student.accuracy(scorer, prepared.test), "zero-shot": bare.accuracy(scorer, prepared.test)}
+    shown, views = _results(prepared, found)
+    if about.get("theorem6") is not None:
+        views.append(OperatorView(epsilon_theorem6=about["theorem6"], epsilon_exact=about["exact"]))
+    run = Run(
+        folder.name,
+        plan,
+        delta=float(given["delta"]),
+        adjacency=about["adjacency"],
+        method="PromptPATE: noisy votes of privately prompted teachers label public texts (Duan et al. 2023)",
+        purpose="private prompt by teachers' votes",
+        parameters={
+            "teachers": count,
+            "shots": int(given.get("shots", 1)),
+            "calibration": calibration,
+            **dataclasses.asdict(aggregator),
+        },
+        sampler="none: every teacher votes on every query",
+        generator="exact Gaussian noise from the operating system's entropy",
+        covered=("the labels of the public queries, which of them have none, and everything computed from them",),
+        pretrained=_pretrained(given),
+        public_sources=_sources(prepared),
+        data=prepared.name,
+        schema=f"labelled texts; classes {', '.join(words.classes)}",
+        ledger=prepared.ledger,
+        dataset=given.get("dataset"),
+        charge=about["charge"],
+        model_file=_hash(folder / "prompt.json", about["charge"], given.get("dataset")),
+        evaluations=tuple(shown),
+    )
+    return _finish(prepared, folder, run, views, {"prompt": str(folder / "prompt.json")}, lines)
+
+
+def _answers(
+    prepared: Prepared,
+    folder: Path,
+    scorer: Scorer,
+    aggregator: ConfidentGNMax,
+    queries: list[str],
+    most: int,
+    unit: str,
+) -> dict[str, Any]:
+    """Votes, then one charge, then the noisy labels, kept so that they are never drawn again."""
+    given, private = prepared.given, folder / "private"
+    secret = private / "teachers.key"
+    if secret.exists():
+        key = Key.load(secret)
+    else:
+        key = Key.generate()
+        key.save(secret)
+    teachers = PromptTeachers(
+        scorer,
+        prepared.template,
+        prepared.verbalizer,
+        prepared.private,
+        int(given.get("shots", 1)),
+        int(given.get("teachers", 200)),
+        calibration=str(given.get("calibration", "batch")),
+        key=key,
+    )
+    votes = dataclasses.replace(teachers.vote(queries, checkpoint=private / "votes"), unit=unit)
+    answers = aggregator.answer(
+        votes,
+        queries=len(queries),
+        answers=most,
+        delta=float(given["delta"]),
+        ledger=prepared.ledger,
+        dataset=given.get("dataset"),
+        purpose="private prompt by teachers' votes",
+    )
+    exact = answers.privacy.exact
+    about = {
+        "labels": [[i, int(label)] for i, label in enumerate(answers.labels) if label >= 0],
+        "asked": len(answers),
+        "answered": int(answers.answered.sum()),
+        "adjacency": answers.privacy.adjacency,
+        "charge": answers.privacy.charge.number if answers.privacy.charge is not None else None,
+        "theorem6": float(answers.privacy.theorem6),  # of private votes: this file stays with the operator
+        "exact": float(exact) if exact is not None else None,
+    }
+    target = private / "answers.json"
+    part = target.with_suffix(".part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(about, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, target)
+    key.destroy()
+    (private / "votes").unlink(missing_ok=True)
+    return about
+
+
+# -- what it is worth --------------------------------------------------------------------------------------------------
+
+
+def evaluate(source: str, given: dict[str, Any]) -> Accuracy:
+    """The accuracy of a run, an adapter, a saved prompt, or the bare template."""
+    folder = given.get("data_dir")
+    rows = _frame(given["data"], folder, None)
+    if given.get("limit"):
+        rows = rows[: int(given["limit"])]
+    path = Path(source)
+    run = path / "prompt.config.json"
+    if run.exists():
+        before = json.loads(run.read_text(encoding="utf-8"))
+        for name in ("model", "endpoint", "endpoint_model", "chat"):
+            if name in before:
+                given.setdefault(name, before[name])
+        path = path / "adapter" if (path / "adapter").is_dir() else path / "prompt.json"
+    if source == "zero-shot":
+        template, words = _asking(given, _classes(given))
+        return Prompt(template, words).accuracy(_scorer(given), rows)
+    if path.is_dir():
+        return _adapter(path, given, rows)
+    return Prompt.load(path).accuracy(_scorer(given), rows)
+
+
+def _adapter(path: Path, given: dict[str, Any], rows: Any) -> Accuracy:
+    from tacit.prompts import LanguageModel
+    from tacit.prompts.models import optional
+
+    if not (path / "adapter_config.json").exists():
+        raise SettingsError(f"{path} holds no adapter: give a run's folder, an adapter's, or a prompt.json")
+    prompt = Prompt.load(path / "prompt.json") if (path / "prompt.json").exists() else None
+    if prompt is None:
+        template, words = _asking(given, _classes(given))
+        prompt = Prompt(template, words)
+    language = _scorer(given)
+    adapted = optional("peft").PeftModel.from_pretrained(language.model, str(path))
+    return prompt.accuracy(LanguageModel(adapted, language.tokenizer), rows)
