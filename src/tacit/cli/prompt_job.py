@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tacit.noise import Key
 from tacit.pate import ConfidentGNMax
 from tacit.prompts import Accuracy, Endpoint, Prompt, PromptTeachers, Template, Verbalizer, choose, load
 from tacit.prompts import tune as train
-from tacit.prompts.models import Scorer
+from tacit.prompts.models import Scorer, optional
 from tacit.prompts.text import examples, texts
 from tacit.report import Evaluation, PublicSource, Run, describe, make_card, write_card, write_page
 from tacit.sgd import PrivacyWarning
@@ -191,6 +192,8 @@ def _scorer(given: dict[str, Any]) -> Any:
         if not given.get("endpoint_model"):
             raise SettingsError("endpoint-model: say the model's name at the endpoint")
         return Endpoint(given["endpoint"], given["endpoint_model"], way="chat" if given.get("chat") else "completions")
+    if not sys.stderr.isatty():
+        optional("transformers").utils.logging.disable_progress_bar()
     return load(given.get("model", "smollm2"), device=given.get("device", "cpu"), data_dir=given.get("data_dir"))
 
 
@@ -477,7 +480,6 @@ def evaluate(source: str, given: dict[str, Any]) -> Accuracy:
 
 def _adapter(path: Path, given: dict[str, Any], rows: Any) -> Accuracy:
     from tacit.prompts import LanguageModel
-    from tacit.prompts.models import optional
 
     if not (path / "adapter_config.json").exists():
         raise SettingsError(f"{path} holds no adapter: give a run's folder, an adapter's, or a prompt.json")
