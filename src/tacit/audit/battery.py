@@ -21,6 +21,7 @@ from tacit.audit import bounds, scenes, statistics
 from tacit.audit import implementation as look
 from tacit.audit.findings import FAMILY_WISE, Finding, holds
 from tacit.audit.pipeline import Pipeline, chosen, joined
+from tacit.audit.rooms import rooms
 from tacit.ledger import Ledger
 from tacit.noise.keys import Key
 from tacit.sgd import clip as clip_module
@@ -341,4 +342,5 @@ def battery() -> dict[str, Check]:
         "stopping": stopping_is_priced,
         "ledger": ledgers_are_charged,
         "resume": resuming_repeats_nothing,
+        **rooms(),
     }

@@ -48,11 +48,22 @@ class Outcome:
         return dataclasses.asdict(self) | {"caught": self.caught, "good": self.good}
 
 
-def first_failure(seed: int, only: tuple[str, ...] | None = None) -> Finding | None:
+#: Which checks are tried first: every mutant meets the same checks, in an order that wastes less time.
+FIRST = {
+    "noise": ("noise",),
+    "sampling": ("sampling", "steps"),
+    "accounting": ("prices", "stopping", "ledger", "resume"),
+    "sensitivity": ("bounded",),
+    "tables": ("rows alone", "table", "votes", "selection"),
+}
+
+
+def first_failure(seed: int, mutant: Mutant | None = None) -> Finding | None:
     """The first finding that speaks up at its part of the family-wise significance; None where all is well."""
-    for name, check in battery().items():
-        if only is not None and name not in only:
-            continue
+    hints = () if mutant is None else FIRST[mutant.family if mutant.room == "sgd" else "tables"]
+    checks = battery()
+    for name in sorted(checks, key=lambda name: not name.startswith(hints) if hints else False):
+        check = checks[name]
         try:
             findings = check(seed)
         except ClippingError as error:  # the library's own self-check stopped it
@@ -63,12 +74,12 @@ def first_failure(seed: int, only: tuple[str, ...] | None = None) -> Finding | N
     return None
 
 
-def run_one(mutant: Mutant | None, seed: int = 0, only: tuple[str, ...] | None = None) -> Outcome:
+def run_one(mutant: Mutant | None, seed: int = 0) -> Outcome:
     """Test one mutant, or (None) the library as it is."""
     began = time.monotonic()
     patch: AbstractContextManager[None] = contextlib.nullcontext() if mutant is None else mutant.apply()
     with patch:
-        found = first_failure(seed, only)
+        found = first_failure(seed, mutant)
     name, family, later = (CORRECT, "", False) if mutant is None else (mutant.name, mutant.family, mutant.later)
     seconds = time.monotonic() - began
     if found is None:

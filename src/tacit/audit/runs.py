@@ -68,7 +68,17 @@ def audit_implementation(
     if settings.pop("ledger", None) is not None:
         settings.pop("dataset", None)  # what is audited is the code: nothing of it is released or charged
     # Units, views and checkpoints are settings of the real run; here a record is a unit.
-    for name in ("unit", "per_unit", "checkpoint", "checkpoint_every", "key_file", "key", "ema", "scheduler", "purpose"):
+    for name in (
+        "unit",
+        "per_unit",
+        "checkpoint",
+        "checkpoint_every",
+        "key_file",
+        "key",
+        "ema",
+        "scheduler",
+        "purpose",
+    ):
         settings.pop(name, None)
     pipeline = Pipeline(model, loss, few, **settings)
     tell("the plan")
