@@ -25,14 +25,14 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 
-from tacit.sgd import checks, frames
+from tacit.sgd import checks, frames, kernels
 from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.engine import Engine, Plan
 from tacit.sgd.errors import ClippingError
-from tacit.sgd.norms import full_precision
+from tacit.sgd.kernels import full_precision
 
 #: A step that keeps the GPU waiting for launches longer than this share of its time is recorded as a CUDA graph.
-LAUNCH_BOUND = 0.6
+LAUNCH_BOUND = 0.3
 
 
 class NotCompiled(UserWarning):
@@ -83,15 +83,8 @@ def signature(engine: Engine, loss: Any, batch: Any, spec: Clipping, masked: boo
         spec.groups,
         spec.stabiliser,
         autocast,
-        _precision(),
+        kernels.model_settings(),
     )
-
-
-def _precision() -> Any:
-    try:
-        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    except RuntimeError:  # settings per backend that have no common name
-        return None
 
 
 class Program:
@@ -196,7 +189,7 @@ class Program:
         if self.random:
             # The numbers that the uncompiled model would draw, so that a run can be repeated from a checkpoint.
             options["fallback_random"] = True
-        self.split = self.device.type == "cuda" and _reduced_precision()
+        self.split = needs_full_precision(whole, boundary, self.device)
         try:
             if not self.split:
                 return inductor(whole, inputs, options)
@@ -273,15 +266,38 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
 
 
-def _reduced_precision() -> bool:
-    return bool(_precision() != ("highest", False))
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward", "_convolution")
+
+
+def needs_full_precision(whole: GraphModule, boundary: str, device: torch.device) -> bool:
+    """Whether norms and sums have float32 products that the model's settings would compute in tf32."""
+    settings = kernels.model_settings()
+    if settings is not None and device.type == "cpu":
+        settings = (settings[0], False)
+    after = False
+    for node in whole.graph.nodes:
+        after = after or node.name == boundary
+        target = node.target
+        if not after or not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+            continue
+        name = target._schema.name.partition("::")[2]
+        if name in _PRODUCTS and any(_is_float32(n) for n in node.all_input_nodes):
+            reduced = settings is None or (settings[1] if "conv" in name else settings[0] != "highest")
+            if reduced:
+                return True
+    return False
+
+
+def _is_float32(node: Node) -> bool:
+    meta = node.meta.get("tensor_meta")
+    return getattr(meta, "dtype", torch.float32) == torch.float32
 
 
 def _last_node() -> str:
     """The name of the last operation traced so far."""
     mode = get_proxy_mode()
     assert mode is not None
-    return str(next(reversed(mode.tracer.graph.nodes)).name)
+    return str(list(mode.tracer.graph.nodes)[-1].name)
 
 
 def draws_randomly(graph: GraphModule) -> bool:
@@ -295,7 +311,7 @@ def draws_randomly(graph: GraphModule) -> bool:
 def lift(graph: GraphModule) -> list[Tensor]:
     """Turn the tensors that a graph refers to (parameters, buffers, indices) into inputs of it, and return them."""
     found: dict[int, tuple[Tensor, Node]] = {}
-    last = next(reversed([n for n in graph.graph.nodes if n.op == "placeholder"]))
+    last = [n for n in graph.graph.nodes if n.op == "placeholder"][-1]
     for node in list(graph.graph.nodes):
         if node.op != "get_attr":
             continue

@@ -16,14 +16,16 @@ so what rounding adds is inside the bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from tacit.sgd.rules.base import Contribution, Dense, OneHot, Outer, clean
+from tacit.sgd import kernels
+from tacit.sgd.kernels import full_precision
+from tacit.sgd.rules.base import Contribution, Dense, OneHot, Outer, clean, widen
+
+__all__ = ["Group", "Norms", "flip", "full_precision", "roundoff", "to_dense"]
 
 CHUNK_ELEMENTS = 1 << 26
 
@@ -35,31 +37,6 @@ class Norms:
     squared: Tensor
     gram: Tensor | float = 0.0
     product: Tensor | float = 0.0
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Products of norms and sums in full float32, whatever the model's own products are allowed to use.
-
-    Norm and sum are then the same product to within float32 rounding; with reduced precision they would differ by more
-    than the bound allows. Where torch does not say how it is set up, nothing is changed, and :func:`roundoff` assumes
-    the worst.
-    """
-    try:
-        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    except RuntimeError:  # settings per backend that have no common name
-        yield
-        return
-    changed = before[0] != "highest" or before[1]
-    if changed:
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        if changed:
-            torch.set_float32_matmul_precision(before[0])
-            torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def roundoff(tensor: Tensor, convolution: bool = False) -> float:
@@ -116,9 +93,10 @@ class Group:
         if outers:
             first = outers[0]
             if len(outers) > 1:
-                left = torch.cat([c.left for c in outers], 2)
-                right = torch.cat([c.right for c in outers], 2)
-                group.outer = Outer(left, right, first.sizes, first.order)
+                by_kernel = all(c.by_kernel for c in outers)
+                pairs = [(c.left, c.right) if by_kernel else (widen(c.left), widen(c.right)) for c in outers]
+                left, right = (torch.cat(factors, 2) for factors in zip(*pairs, strict=True))
+                group.outer = Outer(left, right, first.sizes, first.order, by_kernel)
             else:
                 group.outer = first
         if lookups:
@@ -146,8 +124,21 @@ class Group:
     def _outer_norms(self, outer: Outer) -> Norms:
         batch, groups, tokens, p, q = outer.dims
         if tokens == 1:
-            squared = (outer.left.square().sum((2, 3)) * outer.right.square().sum((2, 3))).sum(1)
-            return Norms(squared)
+            left, right = widen(outer.left), widen(outer.right)
+            return Norms((left.square().sum((2, 3)) * right.square().sum((2, 3))).sum(1))
+        if outer.by_kernel:
+            found = outer.kernel_norms()
+            if found is not None:
+                squared, size = found
+                if len(self.parts) > 1:  # the sum adds up several products, the norm was that of one
+                    size = outer.size()
+                unit = float(torch.finfo(torch.float32).eps)
+                return Norms(squared, 4 * unit / tokens * size, unit**2 * size)
+            if self.lookup is not None:
+                return Norms(kernels.product_norms(outer.left[:, 0], outer.right[:, 0]))
+            product = outer.product()
+            self.dense = outer.fold(product)
+            return Norms(product.square().sum((1, 2, 3)))
         if tokens * (p + q) <= p * q:
             left, right = outer.left, outer.right
             gram_left, gram_right = left @ left.mT, right @ right.mT
@@ -244,10 +235,10 @@ def _lookup_size(lookup: OneHot) -> Tensor:
 
 def _cross(outer: Outer, lookup: OneHot) -> Tensor:
     """The inner product of a dense and a looked-up use of the same table, per example."""
-    left_BSr, right_BSq = outer.left[:, 0], outer.right[:, 0]
+    left_BSr, right_BSq = outer.left[:, 0], widen(outer.right[:, 0])
     batch, tokens = lookup.index.shape
     picked = left_BSr.gather(2, lookup.index.unsqueeze(1).expand(batch, left_BSr.shape[1], tokens))
-    return (picked * (right_BSq @ lookup.right.mT)).sum((1, 2))
+    return (widen(picked) * (right_BSq @ lookup.right.mT)).sum((1, 2))
 
 
 def to_dense(contribution: Contribution, shape: torch.Size) -> Tensor:
@@ -267,7 +258,7 @@ def to_dense(contribution: Contribution, shape: torch.Size) -> Tensor:
 def flip(contribution: Contribution) -> Contribution:
     """The same gradients for the transposed matrix."""
     if isinstance(contribution, Outer) and contribution.order == (0, 1) and contribution.dims[1] == 1:
-        return Outer(contribution.right, contribution.left, contribution.sizes[::-1], (0, 1))
+        return Outer(contribution.right, contribution.left, contribution.sizes[::-1], (0, 1), contribution.by_kernel)
     if isinstance(contribution, OneHot):
         shape = torch.Size((contribution.rows, contribution.right.shape[2]))
         return Dense(to_dense(contribution, shape).mT)

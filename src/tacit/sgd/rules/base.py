@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.sgd import kernels
 from tacit.sgd.capture import Derived, Use, substitute, tensors_in
 from tacit.sgd.layout import Layout
 
@@ -38,6 +39,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     if dtype in (torch.complex64, torch.complex128):  # only on the way back to a real parameter
         return dtype
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """The same numbers in the type in which norms and sums are computed."""
+    return tensor.to(wide(tensor.dtype))
 
 
 def bind(args: tuple[Any, ...], kwargs: dict[str, Any], names: str) -> dict[str, Any]:
@@ -70,13 +76,15 @@ class Outer:
     """``left`` (B, G, T, p) and ``right`` (B, G, T, q): ``G_b[g] = left[b, g].T @ right[b, g]``.
 
     ``sizes`` are the sizes of ``D``'s dimensions in the order groups, rows, columns and ``order`` the permutation
-    that brings them back into ``D``'s own order.
+    that brings them back into ``D``'s own order. Factors stay in the type of the operation where ``by_kernel`` says
+    that the kernels of :mod:`tacit.sgd.kernels` multiply them, and are wide otherwise.
     """
 
     left: Tensor
     right: Tensor
     sizes: tuple[int, ...]
     order: tuple[int, ...]
+    by_kernel: bool = False
 
     def fold(self, product: Tensor) -> Tensor:
         """``(*, G, p, q)`` to ``(*, *shape of D)``."""
@@ -96,15 +104,34 @@ class Outer:
 
     def product(self) -> Tensor:
         """The per-example gradients, ``(B, G, p, q)``."""
+        if self.by_kernel:
+            return kernels.products(self.left[:, 0], self.right[:, 0]).unsqueeze(1)
         return self.left.mT @ self.right
 
     def size(self) -> Tensor:
         """How large the terms of the products are together, squared: what rounding errors are relative to."""
-        return (self.left.square().sum((2, 3)) * self.right.square().sum((2, 3))).sum(1)
+        return (widen(self.left).square().sum((2, 3)) * widen(self.right).square().sum((2, 3))).sum(1)
+
+    def kernel_norms(self) -> tuple[Tensor, Tensor | float] | None:
+        """Squared norms by a kernel that forms no product, and the size their rounding is relative to (0: the sum is
+        made of the very numbers that were squared). None where the product itself is the cheapest way, and kept."""
+        _, _, tokens, p, q = self.dims
+        block = min(128, max(16, tokens))
+        tiles = -(-tokens // block)
+        gram = tiles * (tiles + 1) // 2 * block * block * (p + q)
+        bytes_kept = self.left.element_size() * tokens * (p + q)
+        if gram <= tokens * p * q:
+            found = kernels.gram_norms(self.left[:, 0], self.right[:, 0])
+            return found[:, 0], found[:, 1] * found[:, 2]
+        if 4 * p * q <= bytes_kept:
+            return None
+        return kernels.product_norms(self.left[:, 0], self.right[:, 0]), 0.0
 
     def weighted_sum(self, scale: Tensor, sanitise: bool) -> Tensor:
         """``sum_b scale_b G_b`` in ``D``'s shape."""
         left, right = (clean(self.left), clean(self.right)) if sanitise else (self.left, self.right)
+        if self.by_kernel:
+            return self.fold(kernels.weighted_product(left[:, 0], right[:, 0], scale).unsqueeze(0))
         factor = scale.to(left.dtype)[:, None, None, None]
         if left.shape[3] <= right.shape[3]:
             left = left * factor

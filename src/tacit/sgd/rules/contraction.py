@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.sgd import kernels
 from tacit.sgd.capture import Derived, Use
 from tacit.sgd.layout import Layout
 from tacit.sgd.rules.base import (
@@ -28,6 +29,7 @@ from tacit.sgd.rules.base import (
     rule,
     single,
     wide,
+    widen,
 )
 
 
@@ -38,8 +40,12 @@ def contract(
     for spec in (d_spec, x_spec, out_spec):
         if len(set(spec)) != len(spec):
             raise NotCovered
-    x = x.to(grad.dtype).to(wide(grad.dtype))  # under autocast the operation saw the narrow values
-    grad = grad.to(wide(grad.dtype))
+    x = x.to(grad.dtype)  # under autocast the operation saw the narrow values
+    by_kernel = kernels.narrow(grad)
+    if not by_kernel:
+        x, grad = widen(x), widen(grad)
+        if kernels.tf32(grad):
+            x, grad, by_kernel = kernels.to_tf32(x), kernels.to_tf32(grad), True
     for spec, tensor in ((d_spec, d), (x_spec, x)):
         squeezed = [k for k, c in enumerate(spec) if c in out_spec and tensor.shape[k] != grad.shape[out_spec.index(c)]]
         if not squeezed:
@@ -54,12 +60,13 @@ def contract(
         )
     alone = [k for k, c in enumerate(x_spec) if c not in d_spec and c not in out_spec]
     if alone:
-        x, x_spec = x.sum(alone), "".join(c for k, c in enumerate(x_spec) if k not in alone)
+        x, x_spec = widen(x).sum(alone), "".join(c for k, c in enumerate(x_spec) if k not in alone)
     if any(c not in x_spec and c not in out_spec for c in d_spec):
         raise NotCovered
     batch = out_spec[layout.dim]
     if batch in d_spec and grad.shape[layout.dim] > 1:
-        return Aligned(torch.einsum(f"{out_spec},{x_spec}->{d_spec}", grad, x), layout.moved(d_spec.index(batch)))
+        values = torch.einsum(f"{out_spec},{x_spec}->{d_spec}", widen(grad), widen(x))
+        return Aligned(values, layout.moved(d_spec.index(batch)))
     if batch in d_spec:  # one example, in a dimension of size one
         d_kept = d_spec.replace(batch, "")
         inner = contract(d_kept, x_spec, out_spec, d.squeeze(d_spec.index(batch)), x, grad, layout)
@@ -80,7 +87,10 @@ def contract(
     sizes = dict(zip(d_spec, d.shape, strict=True))
     if any(x.shape[x_spec.index(c)] != sizes[c] for c in d_spec if c in x_spec):
         raise NotCovered
-    return Outer(left, right, tuple(sizes[c] for c in order), tuple(order.index(c) for c in d_spec))
+    by_kernel = by_kernel and left.shape[1] == 1 and left.dtype == right.dtype
+    if not by_kernel:
+        left, right = widen(left), widen(right)
+    return Outer(left, right, tuple(sizes[c] for c in order), tuple(order.index(c) for c in d_spec), by_kernel)
 
 
 def _split(tensor: Tensor, spec: str, batch: str, layout: Layout) -> tuple[Tensor, str]:
@@ -104,7 +114,7 @@ def _unsqueeze(inner: Contribution, shape: torch.Size, where: list[int], layout:
             order[k] = position
         for k, old in zip(kept, inner.order, strict=True):
             order[k] = len(where) + old
-        return Outer(inner.left, inner.right, (1,) * len(where) + inner.sizes, tuple(order))
+        return Outer(inner.left, inner.right, (1,) * len(where) + inner.sizes, tuple(order), inner.by_kernel)
     if isinstance(inner, Aligned):
         kept = [k for k in range(len(shape)) if k not in where]
         return Aligned(inner.values.reshape(shape), inner.layout.moved(kept[inner.layout.dim]))

@@ -14,9 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tacit.sgd import kernels
 from tacit.sgd.capture import Use
 from tacit.sgd.layout import Layout
-from tacit.sgd.rules.base import Contributions, Dense, NotCovered, Outer, bind, clean, reduce_to, rule, single, wide
+from tacit.sgd.rules.base import (
+    Contributions,
+    Dense,
+    NotCovered,
+    Outer,
+    bind,
+    clean,
+    reduce_to,
+    rule,
+    single,
+    wide,
+    widen,
+)
 
 
 def _tuple(value: Any, rank: int) -> tuple[int, ...]:
@@ -53,8 +66,10 @@ class ConvOuter(Outer):
     or example by example (the batch folded into the groups), is what the convolution kernels compute anyway.
     """
 
-    def __init__(self, grad: Tensor, a: Tensor, shape: torch.Size, layout: Layout, options: Options) -> None:
-        self.grad, self.a, self.layout, self.options = grad, a, layout, options
+    def __init__(
+        self, grad: Tensor, a: Tensor, shape: torch.Size, layout: Layout, options: Options, by_kernel: bool = False
+    ) -> None:
+        self.grad, self.a, self.layout, self.options, self.by_kernel = grad, a, layout, options, by_kernel
         self.sizes, self.order = tuple(shape), tuple(range(len(shape)))
         self.kernel = tuple(shape[2:])
         self.rank = len(self.kernel)
@@ -79,7 +94,47 @@ class ConvOuter(Outer):
             self._factors["right"] = _tokens(pieces, self.layout, self.options.groups, self.rank)
         return self._factors["right"]
 
+    @property
+    def _settings(self) -> tuple[list[int], list[int], list[int], bool]:
+        exact = self.grad.dtype == torch.float32 and not kernels.tf32(self.grad, convolution=True)
+        return list(self.kernel), list(self.options.stride), list(self.options.dilation), exact
+
+    def kernel_norms(self) -> tuple[Tensor, Tensor | float] | None:
+        _, _, tokens, p, q = self.dims
+        positions, channels = math.prod(self.a.shape[2:]), self.a.shape[1]
+        # Gram matrices of images, whose shifted parts add up to those of patches: tokens² is all that is read again.
+        gram = positions**2 * channels + tokens**2 * (p + 8 * math.prod(self.kernel))
+        if 2 * gram < tokens * p * q:
+            ours, theirs = self._image_gram(), self._grad_gram()
+            size = _trace(ours) * _trace(theirs)
+            return (ours * theirs).sum((1, 2)), size
+        if 4 * p * q <= self.grad.element_size() * (tokens * p + positions * channels):
+            return None
+        return kernels.conv_norms(self.grad, self.a, *self._settings), 0.0
+
+    def _grad_gram(self) -> Tensor:
+        return kernels.products(self.grad.flatten(2), self.grad.flatten(2))
+
+    def _image_gram(self) -> Tensor:
+        """(B, T, T): inner products of patches, as sums of inner products of pixels."""
+        pixels = self.a.flatten(2)
+        batch, (high, wide) = len(pixels), self.a.shape[2:]
+        whole = kernels.products(pixels, pixels).view(batch, high, wide, high, wide)
+        (rows, columns), (down, across), (far, apart) = self.grad.shape[2:], self.options.stride, self.options.dilation
+        total: Tensor | None = None
+        for i in range(self.kernel[0]):
+            for j in range(self.kernel[1]):
+                y = slice(i * far, i * far + (rows - 1) * down + 1, down)
+                x = slice(j * apart, j * apart + (columns - 1) * across + 1, across)
+                piece = whole[:, y, x, y, x]
+                total = piece if total is None else total + piece
+        assert total is not None
+        return total.reshape(batch, rows * columns, rows * columns)
+
     def product(self) -> Tensor:
+        if self.by_kernel:
+            found = kernels.conv_products(self.grad, self.a, *self._settings)
+            return found.reshape(len(found), 1, self.sizes[0], -1)
         if self.grad.is_cuda:  # grouped convolution kernels are slow there, batched products are not
             return self.left.mT @ self.right
         n = self.grad.shape[0]
@@ -94,11 +149,13 @@ class ConvOuter(Outer):
 
     def size(self) -> Tensor:
         # Each element of the input lies in at most as many patches as the kernel has elements.
-        a = self.layout.rows(self.a).square().sum(1) * math.prod(self.kernel)
-        return self.layout.rows(self.grad).square().sum(1) * a
+        a = self.layout.rows(widen(self.a)).square().sum(1) * math.prod(self.kernel)
+        return self.layout.rows(widen(self.grad)).square().sum(1) * a
 
     def weighted_sum(self, scale: Tensor, sanitise: bool) -> Tensor:
         grad, a = (clean(self.grad), clean(self.a)) if sanitise else (self.grad, self.a)
+        if self.by_kernel:
+            return kernels.conv_sum(grad, a, scale, *self._settings)
         if grad.numel() <= a.numel():
             grad = grad * self.layout.spread(scale.to(grad.dtype), grad.dim())
         else:
@@ -108,6 +165,10 @@ class ConvOuter(Outer):
     @property
     def by_convolution(self) -> bool:
         return True
+
+
+def _trace(gram: Tensor) -> Tensor:
+    return gram.diagonal(dim1=1, dim2=2).sum(1)
 
 
 def _tokens(tensor: Tensor, layout: Layout, groups: int, rank: int) -> Tensor:
@@ -139,15 +200,20 @@ def conv(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> 
     kernel = tuple(weight.shape[2:])
     stride, dilation = _tuple(bound["stride"] or 1, rank), _tuple(bound["dilation"] or 1, rank)
     groups = bound["groups"] or 1
-    x = x.to(grad.dtype).to(wide(grad.dtype))
-    grad = grad.to(wide(grad.dtype))
+    x = x.to(grad.dtype)
     found: Contributions = []
     bias = use.find(bound["bias"])
     if bias is not None:
-        found.append((bias, _shift(grad, layout, rank)))
+        found.append((bias, _shift(widen(grad), layout, rank)))
     known = use.find(weight)
     if known is None:
         return found
+    by_kernel = rank == 2 and groups == 1 and len(grad) == layout.batch and kernels.multiplies_convolutions(grad)
+    if by_kernel:
+        if kernels.tf32(grad, convolution=True):
+            x, grad = kernels.to_tf32(x), kernels.to_tf32(grad)
+    else:
+        x, grad = widen(x), widen(grad)
     padding = bound["padding"] or 0
     if padding == "valid":
         padding = 0
@@ -163,7 +229,11 @@ def conv(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> 
     ]
     for k, n in enumerate(needed):
         padded = padded.narrow(2 + k, 0, n)
-    found.append((known, ConvOuter(grad, padded, weight.shape, layout, Options(stride, dilation, groups))))
+    if by_kernel:
+        # Channels innermost: the order in which the kernel reads whole lines of memory.
+        grad, padded = (t.contiguous(memory_format=torch.channels_last) for t in (grad, padded))
+    options = Options(stride, dilation, groups)
+    found.append((known, ConvOuter(grad, padded, weight.shape, layout, options, by_kernel)))
     return found
 
 

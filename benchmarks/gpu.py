@@ -1,0 +1,401 @@
+"""What does a whole private step cost on a GPU next to plain SGD, eager and compiled, and next to the peers?
+
+    python -m benchmarks.gpu [--only gpt2 vit] [--methods plain tacit-compiled] [--growth] [--profile] [--json FILE]
+
+A private step is everything: Poisson sampling, gathering and padding the batch, clipped sums, keyed noise, the
+optimizer, the step counter of the guarantee. A plain step gathers random rows, and runs forward, backward and the same
+optimizer. Both have the same number of rows: the physical batch. All workloads are built and compiled side by side,
+each in a process of its own; then they are measured one after another, methods in turns, and the median is told. Memory
+is the peak above what is held between steps, with the weights. Needs torch, numpy and scipy; Opacus where importable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks._workloads import GROWTH, TITLES, WORKLOADS, Workload, per_example, small
+
+METHODS = ("plain", "plain-compiled", "tacit", "tacit-compiled", "vmap", "opacus")
+CLIP_NORM = 1.0
+Step = Callable[[], None]
+
+
+def loss_of(work: Workload, device: torch.device) -> Callable[[nn.Module, Any], Tensor]:
+    """One loss per record, under the workload's autocast."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        context = (
+            torch.autocast(device.type, dtype=work.autocast) if work.autocast is not None else contextlib.nullcontext()
+        )
+        with context:
+            return per_example(model(x), y)
+
+    return loss
+
+
+def plain_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor], compiled: bool) -> Step:
+    model, optimizer = make(work, device)
+    per_record = loss_of(work, device)
+
+    def mean_loss(x: Tensor, y: Tensor) -> Tensor:
+        return per_record(model, (x, y)).mean()
+
+    run = torch.compile(mean_loss) if compiled else mean_loss
+
+    def step() -> None:
+        rows = torch.randint(len(data[0]), (work.batch,), device=data[0].device)
+        run(data[0][rows], data[1][rows]).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def make(work: Workload, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = work.build().to(device=device, dtype=work.dtype)
+    chosen = [p for p in model.parameters() if p.requires_grad]
+    return model, torch.optim.SGD(chosen, lr=1e-3, momentum=0.9)
+
+
+def tacit_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor], compiled: bool) -> Step:
+    from tacit.sgd import Training
+
+    model, optimizer = make(work, device)
+    # So many are drawn on average that nearly every draw fits the physical batch.
+    expected = max(1, int(work.batch - 3 * work.batch**0.5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        training = Training(
+            model,
+            optimizer,
+            loss_of(work, device),
+            data,
+            batch_size=expected,
+            steps=5000,
+            noise_multiplier=1.0,
+            delta=1e-6,
+            clip_norm=CLIP_NORM,
+            physical_batch=work.batch,
+            compile=compiled,
+        )
+    batches = iter(training)
+
+    def step() -> None:
+        training.step(next(batches))
+
+    step.training = training  # type: ignore[attr-defined]
+    return step
+
+
+def vmap_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor]) -> Step:
+    model, optimizer = make(work, device)
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    per_record = loss_of(work, device)
+
+    def one(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        def call(*args: Any) -> Any:
+            return torch.func.functional_call(model, params, args)
+
+        return per_record(call, (x[None], y[None]))[0]  # type: ignore[arg-type]
+
+    gradients = torch.func.vmap(torch.func.grad(one), (None, 0, 0))
+
+    def step() -> None:
+        rows = torch.randint(len(data[0]), (work.batch,), device=data[0].device)
+        found = gradients({n: p.detach() for n, p in named.items()}, data[0][rows], data[1][rows])
+        norms = torch.stack([g.flatten(1).float().norm(dim=1) for g in found.values()]).norm(dim=0)
+        scale = (CLIP_NORM / norms).clamp(max=1.0)
+        for name, p in named.items():
+            total = torch.tensordot(scale.to(found[name].dtype), found[name], 1)
+            p.grad = ((total + CLIP_NORM * torch.randn_like(total)) / work.batch).to(p.dtype)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def opacus_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor]) -> Step:
+    from opacus.grad_sample import GradSampleModule
+
+    model, optimizer = make(work, device)
+    wrapped = GradSampleModule(model, loss_reduction="sum")
+    chosen = [p for p in model.parameters() if p.requires_grad]
+    per_record = loss_of(work, device)
+
+    def step() -> None:
+        rows = torch.randint(len(data[0]), (work.batch,), device=data[0].device)
+        per_record(wrapped, (data[0][rows], data[1][rows])).sum().backward()
+        found = [p.grad_sample for p in chosen]
+        norms = torch.stack([g.flatten(1).float().norm(dim=1) for g in found]).norm(dim=0)
+        scale = (CLIP_NORM / norms).clamp(max=1.0)
+        for p, g in zip(chosen, found, strict=True):
+            total = torch.tensordot(scale.to(g.dtype), g, 1)
+            p.grad = ((total + CLIP_NORM * torch.randn_like(total)) / work.batch).to(p.dtype)
+            p.grad_sample = None  # type: ignore[attr-defined]
+        optimizer.step()
+        wrapped.zero_grad(set_to_none=True)
+
+    return step
+
+
+def prepare(method: str, work: Workload, device: torch.device, data: tuple[Tensor, Tensor]) -> Step:
+    if method.startswith("plain"):
+        return plain_step(work, device, data, method.endswith("compiled"))
+    if method.startswith("tacit"):
+        return tacit_step(work, device, data, method.endswith("compiled"))
+    return (vmap_step if method == "vmap" else opacus_step)(work, device, data)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def worker(options: argparse.Namespace) -> int:
+    """Build and compile one workload, say so, and measure when told to."""
+    device = torch.device(options.device)
+    work = find(options.worker)
+    if options.small:
+        work = small(work)
+    torch.backends.cuda.matmul.allow_tf32 = work.tf32
+    torch.manual_seed(0)
+    data = work.records(4 * work.batch)
+    data = tuple(t.to(device) if not t.is_floating_point() else t.to(device, work.dtype) for t in data)  # type: ignore[assignment]
+    steps: dict[str, Step] = {}
+    told: dict[str, Any] = {"rows": work.batch}
+    for method in options.methods:
+        began = time.perf_counter()
+        try:
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                step = prepare(method, work, device, data)
+                for _ in range(8 if method == "tacit-compiled" else 3):
+                    step()
+                synchronize(device)
+            steps[method] = step
+            told[method] = {"ready": time.perf_counter() - began}
+            why = [str(w.message) for w in seen if w.category.__name__ == "NotCompiled"]
+            if why:
+                told[method]["fallback"] = why[0]
+        except Exception as error:  # noqa: BLE001 a method that cannot run a model says why
+            told[method] = {
+                "error": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160] if str(error).strip() else ''}"
+            }
+            if options.trace:
+                raise
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    print("READY", flush=True)
+    sys.stdin.readline()
+    measure(steps, told, device, options.repeat)
+    if options.profile and "tacit-compiled" in steps and device.type == "cuda":
+        told["profile"] = {m: profile(steps[m]) for m in steps if m in ("plain-compiled", "tacit-compiled")}
+    if "tacit-compiled" in steps:
+        told["tacit-compiled"] |= program_of(steps["tacit-compiled"])
+    print("RESULT " + json.dumps(told), flush=True)
+    return 0
+
+
+def program_of(step: Any) -> dict[str, Any]:
+    from tacit.sgd.clip import engine_of
+
+    programs = [p for p in engine_of(step.training.model).programs.values() if p is not None]
+    if not programs:
+        return {}
+    program = programs[-1]
+    return {
+        "trace_seconds": program.trace_seconds,
+        "compile_seconds": program.compile_seconds,
+        "cuda_graph": program.replay is not None,
+        "split": program.split,
+    }
+
+
+def measure(steps: dict[str, Step], told: dict[str, Any], device: torch.device, repeat: int) -> None:
+    times: dict[str, list[float]] = {m: [] for m in steps}
+    counts: dict[str, int] = {}
+    for method, step in steps.items():
+        synchronize(device)
+        began = time.perf_counter()
+        step()
+        synchronize(device)
+        counts[method] = max(1, min(50, int(0.1 / max(1e-6, time.perf_counter() - began))))
+    for _ in range(repeat):
+        for method, step in steps.items():
+            synchronize(device)
+            began = time.perf_counter()
+            for _ in range(counts[method]):
+                step()
+            synchronize(device)
+            times[method].append((time.perf_counter() - began) / counts[method])
+    for method, step in steps.items():
+        told[method]["milliseconds"] = statistics.median(times[method]) * 1e3
+        told[method]["spread"] = (max(times[method]) - min(times[method])) * 1e3
+        if device.type == "cuda":
+            told[method]["mebibytes"] = memory(step)
+
+
+def memory(step: Any) -> float:
+    """Peak of a step above what is held between steps, in MiB; a CUDA graph is measured as the program it records."""
+    replays = []
+    if hasattr(step, "training"):
+        from tacit.sgd.clip import engine_of
+
+        for program in engine_of(step.training.model).programs.values():
+            if program is not None:
+                replays.append((program, program.replay))
+                program.replay = None
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - held
+    for program, replay in replays:
+        program.replay = replay
+    return peak / 2**20
+
+
+def profile(step: Step, rows: int = 25) -> str:
+    """The kernels that take most of a step's time."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as watch
+
+    with watch(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        for _ in range(2):
+            step()
+        torch.cuda.synchronize()
+    kernels = [e for e in seen.key_averages() if e.device_type.name == "CUDA"]
+    kernels.sort(key=lambda e: -e.self_device_time_total)
+    total = sum(e.self_device_time_total for e in kernels)
+    lines = [f"{total / 2e3:.3f} ms on the device a step, {sum(e.count for e in kernels) // 2} kernels"]
+    lines += [f"{e.self_device_time_total / 2e3:8.3f} ms {e.count // 2:5d}x {e.key[:110]}" for e in kernels[:rows]]
+    return "\n".join(lines)
+
+
+def find(name: str) -> Workload:
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    curve, _, value = name.rpartition("@")
+    return GROWTH[curve][int(value)]
+
+
+def run(names: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """All workloads, prepared side by side and measured one after another."""
+    flags = ["--device", options.device, "--repeat", str(options.repeat)]
+    flags += ["--small"] if options.small else []
+    flags += ["--profile"] if options.profile else []
+    flags += ["--trace"] if options.trace else []
+    # Several compilers share the machine.
+    environment = os.environ | {"OMP_NUM_THREADS": "4", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    found: dict[str, Any] = {}
+    for start in range(0, len(names), options.together):
+        workers = {
+            name: subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.gpu", "--worker", name, *flags, "--methods", *options.methods],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+            for name in names[start : start + options.together]
+        }
+        ready = {}
+        for name, process in workers.items():
+            assert process.stdout is not None
+            lines: list[str] = []
+            ready[name] = any(line.startswith("READY") or lines.append(line) for line in process.stdout)  # type: ignore[func-returns-value]
+            if not ready[name]:
+                found[name] = {"error": "".join(lines)[-500:]}
+        for name, process in workers.items():
+            if not ready[name]:
+                continue
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write("GO\n")
+            process.stdin.flush()
+            for line in process.stdout:
+                if line.startswith("RESULT "):
+                    found[name] = json.loads(line[7:])
+            process.wait()
+            show(name, found.get(name, {}))
+    return found
+
+
+def show(name: str, told: dict[str, Any]) -> None:
+    """One workload, in a few lines."""
+    print(f"== {name}", flush=True)
+    base, quick = (told.get(m, {}).get("milliseconds") for m in ("plain", "plain-compiled"))
+    for method, values in told.items():
+        if not isinstance(values, dict) or method == "profile":
+            continue
+        if "milliseconds" not in values:
+            print(f"  {method:15s} {values.get('error', values)}")
+            continue
+        ms = values["milliseconds"]
+        text = f"  {method:15s} {ms:9.3f} ms ±{values['spread']:.2f} {values.get('mebibytes', 0):8.0f} MiB"
+        text += f" {ms / base:6.2f}x of eager" if base else ""
+        text += f" {ms / quick:6.2f}x of compiled" if quick else ""
+        more = {k: v for k, v in values.items() if k not in ("milliseconds", "spread", "mebibytes")}
+        print(text, {k: round(v, 1) if isinstance(v, float) else v for k, v in more.items()}, flush=True)
+    for method, text in told.get("profile", {}).items():
+        print(f"  profile of {method}: " + text.replace("\n", "\n    "), flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--only", nargs="*", default=[], help="only these workloads")
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--together", type=int, default=6, help="how many workloads are compiled side by side")
+    parser.add_argument("--growth", action="store_true", help="the growth curves in place of the table")
+    parser.add_argument("--profile", action="store_true", help="also tell the longest kernels")
+    parser.add_argument("--small", action="store_true", help="small batches, to try it out")
+    parser.add_argument("--trace", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--json", default=None, help="also write everything here")
+    parser.add_argument("--worker", default=None, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.worker:
+        return worker(options)
+    names = (
+        [f"{curve}@{value}" for curve, points in GROWTH.items() for value in points] if options.growth else [*WORKLOADS]
+    )
+    if options.only:
+        names = [name for name in names if any(part in (name, name.rpartition("@")[0]) for part in options.only)]
+    found = run(names, options)
+    about = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else platform.processor(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    if options.json:
+        Path(options.json).write_text(json.dumps({"about": about, "results": found}, indent=1), encoding="utf-8")
+    print(about, {n: TITLES.get(n, n) for n in ()} or "")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

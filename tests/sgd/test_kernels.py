@@ -1,0 +1,55 @@
+"""The way of the GPU kernels (factors kept narrow, nothing unfolded) gives the same norms and sums.
+
+Here, without a GPU, each kernel is replaced by what it stands for; `gpu_harness` runs the kernels themselves.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.sgd import zoo, zoo_more
+from tests.sgd.harness import TOLERANCE, build, compare
+from tests.sgd.operations import OPERATIONS
+
+from tacit.sgd import kernels
+
+assert zoo_more
+
+CASES = {label: builder for label, (name, builder) in OPERATIONS.items() if name in ("conv2d", "linear", "matmul")}
+CASES |= {name: zoo.ZOO[name][1] for name in ("cnn", "wrn-groupnorm", "vit-class-token", "gpt-tied-large-vocabulary")}
+
+
+@pytest.fixture
+def kernels_on_cpu(monkeypatch):
+    """float32 factors take the way that narrow ones take on a GPU."""
+    monkeypatch.setattr(kernels, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and not convolution)
+    monkeypatch.setattr(kernels, "to_tf32", lambda t: t)
+    monkeypatch.setattr(kernels, "multiplies_convolutions", lambda t: t.dtype == torch.float32)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_factors_that_kernels_multiply_give_the_same_norms_and_sums(case, kernels_on_cpu):
+    for clipping in ("flat", "per_layer"):
+        assert compare(build(CASES[case], torch.float32), clipping).worst <= TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize(("tokens", "p", "q"), [(5, 40, 30), (40, 12, 9), (70, 33, 20)])
+def test_each_kernel_is_what_it_says(tokens, p, q):
+    torch.manual_seed(0)
+    left, right, scale = torch.randn(3, tokens, p), torch.randn(3, tokens, q), torch.rand(3)
+    product = torch.einsum("btp,btq->bpq", left.double(), right.double())
+    squared = product.square().sum((1, 2))
+    gram = kernels.gram_norms(left, right).double()
+    assert torch.allclose(gram[:, 0], squared, rtol=1e-5)
+    assert torch.allclose(gram[:, 1], left.double().square().sum((1, 2)), rtol=1e-5)
+    assert torch.allclose(kernels.product_norms(left, right).double(), squared, rtol=1e-5)
+    wanted = torch.tensordot(scale.double(), product, 1)
+    assert torch.allclose(kernels.weighted_product(left, right, scale).double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_rounding_to_tf32_keeps_ten_bits_and_what_is_not_finite():
+    x = torch.randn(1000) * torch.logspace(-30, 30, 1000)
+    rounded = kernels.to_tf32(x)
+    assert ((rounded - x).abs() <= 2.0**-11 * x.abs()).all()
+    assert torch.equal(kernels.to_tf32(rounded), rounded)
+    assert not torch.isfinite(kernels.to_tf32(torch.tensor([torch.nan, torch.inf, -torch.inf]))).any()
