@@ -17,6 +17,7 @@ COMMAND_FILES = (
     "prompt",
     "plan",
     "report",
+    "audit",
     "accounting",
     "ledger",
     "data",

@@ -59,7 +59,8 @@ def make_page(card: Release) -> str:
     """
     if not isinstance(card, Release):
         raise PrivateValueError(f"a report is made from a Release, not from {type(card).__name__}")
-    body = [_header(card), _headline(card), _facts(card), _curves(card), _accuracy(card), _coverage(card), _card(card)]
+    body = [_header(card), _headline(card), _facts(card), _curves(card), _accuracy(card), _audit(card)]
+    body += [_coverage(card), _card(card)]
     return opening(f"Privacy report: {card['run']['name']}") + "\n".join(body) + FOOT
 
 
@@ -334,6 +335,12 @@ def _groups(card: Release, keys: list[str]) -> str:
         rows.append([value(card, f"{first}.group"), *cells, value(card, f"{first}.rows")])
     named = [(value(card, f"{next(p for (_, m), p in place.items() if m == model)}.model"), "n") for model in models]
     return _rows([("subgroup", ""), *named, ("rows", "n")], rows)
+
+
+def _audit(card: Release) -> str:
+    from tacit.report import audited  # which draws with what is in this file
+
+    return audited.section(card)
 
 
 def _sources_list(card: Release, path: str, absent: str) -> str:

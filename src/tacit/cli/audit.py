@@ -1,0 +1,320 @@
+"""``tacit audit`` and ``tacit selftest``: does this run keep its promise, and would a broken tacit be caught?"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tacit.cli.common import EXIT_USAGE, fail
+
+if TYPE_CHECKING:
+    from tacit.audit import Audit
+    from tacit.cli.settings import Settings
+    from tacit.ledger import Release
+
+#: Exit code where an audit refutes the claim, or a mutant is not caught; documented in docs/cli.md.
+EXIT_FAILED = 4
+
+AUDIT_EPILOG = """
+The implementation is checked on made-up records of the run's shape: clipping, noise, sampling, price. No private
+record is read. With --canaries the run is repeated on made-up records with canaries, each in by a fair coin, and
+attacked; canaries that the run itself planted (fit(audit_canaries=...), saved as private/canaries.npz) are read.
+The verdict is pass, fail (exit code 4) or underpowered, and always says the best bound that was within reach.
+
+[bold]Examples[/bold]
+
+    $ tacit audit runs/labsup-1
+
+    $ tacit audit runs/mnist-1 --canaries 1000
+
+    $ tacit audit runs/labsup-1 --members
+"""
+
+SELFTEST_EPILOG = """
+Every mutant is a small patch that makes tacit wrong in one way that has been seen in real libraries. Each must be
+caught by a check, and tacit as it is must pass them all, at a family-wise significance of 1e-4. It takes some minutes.
+
+[bold]Examples[/bold]
+
+    $ tacit selftest
+
+    $ tacit selftest noise "soft prompt"
+
+    $ tacit selftest --json > selftest.json
+"""
+
+
+# -- audit -------------------------------------------------------------------------------------------------------------
+
+
+def audit(
+    run: Annotated[Path, typer.Argument(help="The folder of a run that has ended.", show_default=False)],
+    canaries: Annotated[
+        int | None, typer.Option(help="Repeat the run on made-up records with so many canaries.", show_default=False)
+    ] = None,
+    members: Annotated[
+        bool, typer.Option("--members", help="Attack with the private rows too: for the operator's log only.")
+    ] = False,
+    confidence: Annotated[float, typer.Option(help="Confidence of the lower bound.")] = 0.95,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Attack a run; show a lower bound next to the claim; write both into card and report."""
+    from tacit.accounting import AccountingError
+    from tacit.cli import settings as reading
+    from tacit.cli.models import ModelError
+    from tacit.datasets import DatasetError
+    from tacit.ledger import PrivateValueError
+    from tacit.report import CardError, read_card, write_card, write_page
+    from tacit.schema import SchemaError
+
+    if not (run / "config.toml").exists():
+        fail(f"{run} is not the folder of a run: it has no config.toml", EXIT_USAGE)
+    if not (run / "privacy.json").exists():
+        fail(f"{run} has no privacy.json: the run has not ended. Go on with: tacit train --resume {run}")
+    if not 0 < confidence < 1:
+        fail(f"--confidence lies between 0 and 1, not {confidence:g}", EXIT_USAGE)
+    try:
+        chosen = reading.make(reading.read(run / "config.toml"), str(run / "config.toml"))
+        card = read_card(run / "privacy.json")
+        found = _audit_run(run, chosen, card, canaries, 1 - confidence)
+        shown = _with_audit(card, found)
+        write_card(shown, run / "privacy.json")
+        write_page(shown, run / "report.html")
+        if members:
+            _attack_members(run, chosen, card)
+    except (
+        reading.SettingsError,
+        CardError,
+        ModelError,
+        SchemaError,
+        DatasetError,
+        AccountingError,
+        PrivateValueError,
+        ValueError,
+    ) as error:
+        fail(str(error))
+    if as_json:
+        from tacit.ledger.release import _plain
+
+        typer.echo(json.dumps(_plain(found.to_dict()), indent=2, ensure_ascii=False))
+    else:
+        _show(found)
+        typer.echo(f"card    {run / 'privacy.json'}\nreport  {run / 'report.html'}")
+    if found.verdict == "fail":
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _audit_run(run: Path, chosen: Settings, card: Release, canaries: int | None, significance: float) -> Audit:
+    """The implementation audit, with what canaries prove where there are any."""
+    import dataclasses
+
+    from tacit.audit import audit_implementation, audit_run
+    from tacit.sgd import fit
+    from tacit.sgd.canaries import Planted
+
+    model, loss, data = _stand_in(chosen)
+    size = int(card["mechanism"]["parameters"]["sampler"]["size"])
+    settings = _training_settings(chosen, size)
+    with _spinner("the implementation") as tell:
+        found = audit_implementation(model, loss, data, tell=tell, **settings)
+    kept = run / "private" / "canaries.npz"
+    if kept.exists():
+        attacked = audit_run(Planted.load(kept), significance)
+    elif canaries is not None:
+        import torch
+
+        most = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        if canaries > most:
+            typer.echo(f"tacit: this model has room for {most} gradient canaries, not {canaries}", err=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=chosen.learning_rate)
+        # As many made-up records as are worth their time: rate and divisor are those of the announced size.
+        done = fit(model, optimizer, loss, data, audit_canaries=min(canaries, most), **settings)
+        attacked = audit_run(done, significance)
+    else:
+        return found
+    return dataclasses.replace(
+        found,
+        kind=f"{found.kind}, {attacked.kind}",
+        evidence=attacked.evidence,
+        scores=attacked.scores,
+        member=attacked.member,
+    )
+
+
+#: Made-up records that stand for the data of a run.
+MADE_UP = 512
+
+
+def _stand_in(chosen: Settings) -> tuple[Any, Any, Any]:
+    """The run's model and loss, and made-up records of the shape that the public schema says."""
+    import torch
+
+    from tacit import datasets
+    from tacit.cli.job import Prepared, loss_for
+    from tacit.cli.models import build
+    from tacit.schema import Schema
+
+    known = chosen.data in datasets.CATALOG and not Path(chosen.data).exists()
+    if not known and chosen.schema is None:
+        raise ValueError("the run names no schema, from which the shape of a record could be known")
+    schema = datasets.schema(chosen.data) if known else Schema.from_toml(str(chosen.schema))
+    width = sum(column.width for column in schema.features)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(MADE_UP, width, generator=generator) * 2 - 1
+    outputs = len(schema.classes) or 1
+    if schema.classes:
+        y = torch.randint(outputs, (MADE_UP,), generator=generator)
+    else:
+        y = torch.rand(MADE_UP, generator=generator) * 2 - 1
+    prepared = Prepared(schema, x, y, None, None, None, schema.name or chosen.data)
+    return build(chosen.model, width, outputs, prepared.shape), loss_for(prepared), (x, y)
+
+
+def _training_settings(chosen: Settings, size: int) -> dict[str, Any]:
+    """What of the run's settings decides its mechanism."""
+    found: dict[str, Any] = {
+        "batch_size": chosen.batch,
+        "delta": chosen.delta,
+        "clip_norm": chosen.clip_norm,
+        "sampler": chosen.sampler,
+        "size": size,
+    }
+    if chosen.epsilon is not None:
+        found["epsilon"] = chosen.epsilon
+    else:
+        found["noise_multiplier"] = chosen.noise
+    if chosen.epochs is not None:
+        found["epochs"] = chosen.epochs
+    else:
+        found["steps"] = chosen.steps
+    if chosen.adjacency is not None:
+        found["adjacency"] = chosen.adjacency
+    return found
+
+
+def _with_audit(card: Release, found: Audit) -> Release:
+    """The card with the audit in place of what it said before."""
+    from tacit.ledger import Release, public
+
+    because = "computed on made-up records and canaries, which belong to nobody"
+    checks = card["checks"] | Release({"audit": public(found.to_dict(), because)})
+    return card | Release({"checks": checks})
+
+
+def _attack_members(run: Path, chosen: Settings, card: Release) -> None:
+    """Loss-threshold attack with private rows against rows that the model never saw: into the operator's log."""
+    import torch
+
+    from tacit.audit import membership
+    from tacit.cli import job
+    from tacit.cli.models import build
+    from tacit.ledger import OperatorLog
+
+    prepared = job.prepare(chosen)
+    if prepared.test is None or not prepared.schema.classes:
+        raise ValueError("--members needs rows that the model never saw (--evaluate, --public-every) and classes")
+    model = build(chosen.model, prepared.x.shape[1], prepared.outputs, prepared.shape)
+    model.load_state_dict(torch.load(run / "model.pt", weights_only=True))
+    model.eval()
+    x = torch.cat([prepared.x, prepared.test[0]])
+    y = torch.cat([prepared.y, prepared.test[1]])
+    with torch.no_grad():
+        given = torch.cat([torch.softmax(model(part), 1) for part in x.split(4096)])
+    right = given[torch.arange(len(y)), y].double().numpy()
+    member = torch.arange(len(y)) < len(prepared.y)
+    epsilon = card["guarantee"]["epsilon"]["upper"]
+    claimed = float(epsilon) if not isinstance(epsilon, str) else None
+    found = membership(right, member.numpy(), epsilon=claimed, delta=card["guarantee"]["delta"])["loss threshold"]
+    log = run / "private" / "operator.jsonl"
+    OperatorLog(log).write(found.view())
+    if sys.stderr.isatty():  # the operator's own screen
+        typer.echo(repr(found), err=True)
+    else:
+        typer.echo(f"tacit: the attack with private rows is in {log}", err=True)
+
+
+def _show(found: Audit) -> None:
+    """What a person reads."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if found.findings:
+        table = Table("check", "p-value", "what was seen", "smallest fault it would see", box=None)
+        share = found.significance / len(found.findings)
+        for finding in found.findings:
+            mark = "[green]passes[/]" if finding.passes(share) else "[red]FAILS[/]"
+            table.add_row(f"{mark} {finding.check}", f"{finding.p_value:.2g}", finding.detail, finding.best)
+        console.print(table)
+    if found.evidence is not None:
+        table = Table("lower bound on ε", "value", "", box=None)
+        for name, value in found.evidence.figures.items():
+            note = "estimate: a certificate only for independent repeats of an unsampled Gaussian"
+            table.add_row(name, f"{value:.3f}", note if name in found.evidence.estimates else "")
+        console.print(table)
+    typer.echo(found.sentence)
+
+
+@contextlib.contextmanager
+def _spinner(what: str) -> Iterator[Callable[[str], None]]:
+    """What is being looked at, on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda name: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{what} …") as status:
+        yield lambda name: status.update(f"{what}: {name} …")
+
+
+# -- selftest ----------------------------------------------------------------------------------------------------------
+
+
+def selftest(
+    names: Annotated[list[str] | None, typer.Argument(help="Parts of names of mutants.", show_default=False)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the made-up data; noise is always fresh.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Break tacit in many ways and see that each is caught, and that tacit as it is passes."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from tacit.audit import selftest as run_selftest
+
+    outcomes = []
+    try:
+        with _spinner("selftest") as tell:
+            outcomes = list(run_selftest(seed, tuple(names) if names else None, tell))
+    except ValueError as error:
+        fail(str(error), EXIT_USAGE)
+    good = sum(o.good for o in outcomes)
+    if as_json:
+        typer.echo(json.dumps([o.to_dict() for o in outcomes], indent=2, ensure_ascii=False))
+    else:
+        table = Table("", "mutant", "family", "caught by", "seconds", box=None)
+        for o in outcomes:
+            mark = "[green]ok[/]" if o.good else "[red]NO[/]"
+            later = " (written after the checks)" if o.later else ""
+            said = o.caught_by or ("passes every check" if o.good else "not caught")
+            table.add_row(mark, o.name + later, o.family, said, f"{o.seconds:.1f}")
+        Console().print(table)
+        mutants = [o for o in outcomes if o.family]
+        passes = "passes" if outcomes[0].good else "FAILS"
+        typer.echo(f"{sum(o.caught for o in mutants)} of {len(mutants)} mutants caught; tacit as it is {passes}")
+        for o in outcomes:
+            if not o.good:
+                typer.echo(f"{o.name}: {o.detail or 'no check spoke up'}")
+    if good < len(outcomes):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``tacit audit`` and ``tacit selftest`` to the application."""
+    app.command("audit", epilog=AUDIT_EPILOG)(audit)
+    app.command("selftest", epilog=SELFTEST_EPILOG)(selftest)

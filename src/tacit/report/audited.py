@@ -1,0 +1,134 @@
+"""What did an attack on the run achieve, next to what the run claims? The audit's part of the report.
+
+Everything here comes from the card's entry ``checks.audit``, which :meth:`tacit.audit.Audit.to_dict` makes from
+canaries and made-up records: they belong to nobody, so their scores may be shown. Attacks with real records are an
+operator view and do not come this way.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from typing import Any
+
+from tacit.ledger import Release
+from tacit.report import plots
+from tacit.report.page import _figure, _rows, value
+from tacit.report.plots import Axis, Line
+from tacit.report.words import number
+
+PATH = "checks.audit"
+ADVICE = (
+    "A lower bound says what this attack achieved, not what another could achieve. A low one is no evidence of safety; "
+    "what the attack could at best have certified says how much it means."
+)
+
+
+def section(card: Release) -> str:
+    """The section of the report, or nothing where there was no audit."""
+    found = card["checks"]["audit"]
+    if "kind" not in found:
+        return ""
+    parts = [
+        f'<h2>Audit</h2><section class="sheet"><p>{value(card, PATH, lambda a: str(a["sentence"]))}</p>',
+        _figures(found),
+        _findings(found),
+        f'<p class="muted" style="margin:14px 0 0">{ADVICE}</p></section>',
+    ]
+    return "".join(parts) + _curve(found) + _histogram(found)
+
+
+def _figures(found: dict[str, Any]) -> str:
+    if "figures" not in found:
+        return ""
+    rows = [["claimed", number(found["claimed"]) if not isinstance(found["claimed"], str) else "∞", "upper bound"]]
+    for name, bound in found["figures"].items():
+        estimate = name in found["estimates"]
+        what = (
+            "estimate: a certificate only for independent repeats of an unsampled Gaussian"
+            if estimate
+            else f"lower bound, confidence {found['confidence']:.4g}"
+        )
+        rows.append([html.escape(name), number(bound), what])
+    rows.append(["within reach", number(found["best"]), "what the attack would have certified, never being wrong"])
+    return f'<div data-from="{PATH}">' + _rows([("", ""), ("ε", "n"), ("what it is", "")], rows) + "</div>"
+
+
+def _findings(found: dict[str, Any]) -> str:
+    if not found.get("findings"):
+        return ""
+    share = found["significance"] / len(found["findings"])
+    rows = [
+        [
+            html.escape(f["check"]),
+            "passes" if f["p_value"] >= share else "<b>fails</b>",
+            html.escape(f["detail"]),
+            html.escape(f["best"]),
+        ]
+        for f in found["findings"]
+    ]
+    heads = [("check of the implementation", ""), ("", ""), ("what was seen", ""), ("smallest fault it would see", "")]
+    return f'<div data-from="{PATH}">' + _rows(heads, rows) + "</div>"
+
+
+def _curve(found: dict[str, Any]) -> str:
+    curve = found.get("roc")
+    if not curve:
+        return ""
+    false, true = curve["false_positive"], curve["true_positive"]
+    positive = [f for f in false if f > 0]
+    low = 10.0 ** max(-5, math.floor(math.log10(min(positive)))) if positive else 1e-3
+    grid = [low * (1 / low) ** (i / 60) for i in range(61)]
+    points = [(max(f, low), max(t, low)) for f, t in zip(false, true, strict=True)]
+    lines = [
+        Line(grid, grid, "second", "guessing blindly"),
+        Line([p[0] for p in points], [p[1] for p in points], "line", "attack"),
+    ]
+    claimed = found["claimed"]
+    if not isinstance(claimed, str) and math.isfinite(claimed):
+        allowed = [
+            min(
+                1.0, math.exp(min(claimed, 700)) * f + found["delta"], 1 - math.exp(-claimed) * (1 - f - found["delta"])
+            )
+            for f in grid
+        ]
+        lines.insert(1, Line(grid, allowed, "second", "allowed by the claim"))
+    low_area, high_area = curve["interval"]
+    words = f"Area under the curve {curve['area']:.3f}, 95% interval {low_area:.3f} to {high_area:.3f}."
+    drawing = plots.chart(
+        "roc",
+        "ROC of the attack on canaries",
+        words,
+        Axis("canaries accused although they were out", low, 1.0, log=True),
+        Axis("canaries found", low, 1.0, log=True),
+        lines,
+    )
+    caption = f"How well the attack tells canaries that were in from those that were not. {words}"
+    return _figure(PATH, drawing, caption, "")
+
+
+def _histogram(found: dict[str, Any]) -> str:
+    counts = found.get("histogram")
+    if not counts:
+        return ""
+    edges = counts["edges"]
+
+    def steps(heights: list[float]) -> tuple[list[float], list[float]]:
+        x, y = [edges[0]], [0.0]
+        for left, right, height in zip(edges, edges[1:], heights, strict=False):
+            x += [left, right]
+            y += [height, height]
+        return [*x, edges[-1]], [*y, 0.0]
+
+    top = max([*counts["members"], *counts["others"], 1]) * 1.12
+    out, inside = steps(counts["others"]), steps(counts["members"])
+    drawing = plots.chart(
+        "scores",
+        "Scores of canaries",
+        "Scores of canaries that were in, and of those that were not.",
+        Axis("score", edges[0], edges[-1]),
+        Axis("canaries", 0, top),
+        [Line(*out, "second", "out"), Line(*inside, "line", "in")],
+    )
+    caption = "Scores of the canaries: solid, those that took part; dashed, those that did not."
+    return _figure(PATH, drawing, caption, "")
