@@ -62,10 +62,10 @@ def weak(x: Tensor) -> Tensor:
     return x + 0.05 * torch.randn_like(x) if x.is_floating_point() else x
 
 
-def strong(x: Tensor) -> Tensor:
-    """What a student is then trained on: an image bent and partly hidden, a vector with noise and missing entries."""
+def elastic_or_noise(x: Tensor) -> Tensor:
+    """What a student learns from: an image bent and partly hidden, a vector with noise and missing entries."""
     if x.ndim == 4:
-        return cutout(elastic(x, strength=0.15, degrees=22.0, shift=0.12, scale=0.2, shear=0.25))
+        return cutout(elastic(x), share=0.25)
     if not x.is_floating_point():
         return x
-    return (x + 0.15 * torch.randn_like(x)) * (torch.rand_like(x) > 0.1)
+    return (x + 0.1 * torch.randn_like(x)) * (torch.rand_like(x) > 0.05)

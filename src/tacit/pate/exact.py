@@ -32,6 +32,8 @@ Array = NDArray[np.float64]
 #: Relative error of the trapezoid rule, and where the integrals are cut (in σ beyond the mode).
 QUADRATURE = 1e-14
 CUT = 8.2
+#: Votes further apart than this (in σ) are left to the data-independent price: their ratios have no binary64 number.
+WIDEST = 600.0
 _EPS = 2.0**-52
 #: Floating-point numbers that one piece of work may hold.
 _WORK = 60_000
@@ -151,18 +153,19 @@ def _weights(votes: Array, nodes: Array, step: float) -> tuple[Array, Array, Arr
 def _spread(once: Array, scores: Array | None, sigma: float, alpha: Array, check: Check | None, abstain: bool) -> Array:
     """Share the queries out in pieces of like width, over the processor's cores."""
     queries, classes = once.shape
-    result = np.empty((2, queries, len(alpha)))
+    result = np.full((2, queries, len(alpha)), np.inf)
     width = once.max(axis=1) - once.min(axis=1)
     line = np.argsort(width, kind="stable")
+    line = line[width[line] / sigma * max(1.0, 1 / sigma) <= WIDEST]
     size = max(1, _WORK // (classes + int(abstain)) ** 2 // max(classes, 8))
-    pieces = [line[i : i + size] for i in range(0, queries, size)]
+    pieces = [line[i : i + size] for i in range(0, len(line), size)]
 
     def work(piece: NDArray[np.intp]) -> None:
         part = None if scores is None else scores[piece]
         result[:, piece] = _piece(once[piece], part, sigma, alpha, check, abstain)
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if len(pieces) == 1 or cores == 1:
+    if len(pieces) <= 1 or cores == 1:
         for piece in pieces:
             work(piece)
     else:

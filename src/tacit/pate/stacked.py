@@ -53,27 +53,25 @@ class StackedTeachers:
         seed: int,
         average: float = 0.0,
         only: Sequence[int] | None = None,
+        anchors: Sequence[np.ndarray[Any, Any]] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         """Train every teacher (or ``only`` some) on its own rows.
 
-        ``average`` is the decay of an exponential average of the weights, which is what the teacher ends with (0: the
-        last weights).
+        ``y`` are labels, or one table of soft labels a teacher (teachers x rows x classes). ``average`` is the decay of
+        an exponential average of the weights, which is what the teacher ends with (0: the last weights). With
+        ``anchors`` a quarter of every batch is drawn from these rows.
         """
         everyone = list(range(len(self.models))) if only is None else list(only)
         for start in range(0, len(everyone), together):
             group = everyone[start : start + together]
-            rows = [torch.as_tensor(parts[i], device=device) for i in group]
+            draws = [_Rows([parts[i] for i in group], device)]
+            if anchors is not None:
+                draws.append(_Rows([anchors[i] for i in group], device))
             stack = _Stack([self.models[i] for i in group], device)
             # Random numbers by teacher and step, drawn for all of them alike: none depends on what a part holds.
             generator = torch.Generator(device=device)
             generator.manual_seed(seed * 7_919 + start + 1)
-            table = torch.zeros(len(group), max(1, *(len(r) for r in rows)), dtype=torch.long, device=device)
-            for i, r in enumerate(rows):
-                table[i, : len(r)] = r
-            sizes = torch.tensor([max(1, len(r)) for r in rows], device=device)[:, None]
-            # A teacher without rows stands in the stack, so that who else has any changes nothing, and learns nothing.
-            taught = torch.tensor([float(len(r) > 0) for r in rows], device=device)[:, None]
             optimizer = torch.optim.AdamW(stack.trainable(), lr=learning_rate, weight_decay=weight_decay)
             mean = [p.detach().clone() for p in stack.trainable()] if average else []
             stack.train()
@@ -82,17 +80,16 @@ class StackedTeachers:
                     warm = min(1.0, (step + 1) / max(1, steps // 20))
                     g["lr"] = learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / steps))
                 draw = torch.rand(len(group), batch_size, generator=generator, device=device)
-                place = (draw * sizes).long().clamp_(max=sizes - 1)
-                chosen = table.gather(1, place).reshape(-1)
-                batch = x[chosen]
+                cut = batch_size if anchors is None else batch_size - batch_size // 4
+                chosen = torch.cat([d.pick(u) for d, u in zip(draws, draw.split(cut, dim=1), strict=False)], dim=1)
+                batch = x[chosen.reshape(-1)]
                 if augment is not None:
                     batch = augment(batch)
                 logits = stack(batch.reshape(len(group), batch_size, *batch.shape[1:]))
-                loss = torch.nn.functional.cross_entropy(
-                    logits.reshape(-1, logits.shape[-1]), y[chosen], reduction="none"
-                )
+                target = y[chosen.reshape(-1)] if y.ndim == 1 else _own(y, group, chosen).flatten(0, 1)
+                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target, reduction="none")
                 optimizer.zero_grad(set_to_none=True)
-                ((loss.reshape(len(group), batch_size) * taught).sum() / batch_size).backward()
+                ((loss.reshape(len(group), batch_size) * draws[0].taught).sum() / batch_size).backward()
                 optimizer.step()
                 if average:
                     keep = min(average, (1 + step) / (10 + step))
@@ -115,17 +112,44 @@ class StackedTeachers:
         """Teachers whose weights are not finite."""
         return [i for i, m in enumerate(self.models) if not all(bool(torch.isfinite(p).all()) for p in m.parameters())]
 
-    def predict(self, x: Tensor, *, together: int, device: torch.device, rows: int = 256) -> np.ndarray[Any, Any]:
-        """The label of every row by every teacher: teachers x rows."""
-        found = np.empty((len(self.models), len(x)), np.int64)
+    def scores(self, x: Tensor, *, together: int, device: torch.device, rows: int = 256) -> Tensor:
+        """The probability of every label: teachers x rows x classes."""
+        found = []
         for start in range(0, len(self.models), together):
             stack = _Stack(self.models[start : start + together], device)
             stack.eval()
             with torch.no_grad():
-                for first in range(0, len(x), rows):
-                    logits = stack(x[first : first + rows].to(device), shared=True)
-                    found[start : start + together, first : first + rows] = logits.argmax(-1).cpu().numpy()
-        return found
+                parts = [stack(piece.to(device), shared=True).softmax(-1) for piece in x.split(rows)]
+            found.append(torch.cat(parts, dim=1))
+        return torch.cat(found)
+
+    def predict(self, x: Tensor, *, together: int, device: torch.device, rows: int = 256) -> np.ndarray[Any, Any]:
+        """The label of every row by every teacher: teachers x rows."""
+        found = [self.scores(piece, together=together, device=device).argmax(-1).cpu() for piece in x.split(rows)]
+        return np.asarray(torch.cat(found, dim=1).numpy())
+
+
+class _Rows:
+    """The rows of some teachers in one table, to draw from with one gather."""
+
+    def __init__(self, parts: list[np.ndarray[Any, Any]], device: torch.device) -> None:
+        self.table = torch.zeros(len(parts), max(1, *(len(p) for p in parts), 1), dtype=torch.long, device=device)
+        for i, part in enumerate(parts):
+            self.table[i, : len(part)] = torch.as_tensor(part, device=device)
+        self.sizes = torch.tensor([max(1, len(p)) for p in parts], device=device)[:, None]
+        # A teacher without rows stands in the stack, so that who else has any changes nothing, and learns nothing.
+        self.taught = torch.tensor([float(len(p) > 0) for p in parts], device=device)[:, None]
+
+    def pick(self, uniform: Tensor) -> Tensor:
+        """One row for every uniform number, teacher by teacher."""
+        place = torch.minimum((uniform * self.sizes).long(), self.sizes - 1)
+        return self.table.gather(1, place)
+
+
+def _own(y: Tensor, group: list[int], chosen: Tensor) -> Tensor:
+    """Each teacher's own soft labels of its rows."""
+    mine = y[torch.as_tensor(group, device=y.device)]
+    return mine.gather(1, chosen[..., None].expand(-1, -1, y.shape[-1]))
 
 
 class _Stack:
