@@ -7,7 +7,7 @@
 >>> private.fit(ages, 2 * ages[:, 0]).coef_.round(1).tolist()
 [2.0]
 >>> private.privacy_
-ε in [0.99..., 1.000000] at δ=1e-06, add/remove one record, whitened DP gradient descent, noise: exact, ...
+ε in [0.99..., 0.99...] at δ=1e-06, add/remove one record, whitened DP gradient descent, noise: exact, ...
 """
 
 from tacit.linear_model.functional_estimators import FunctionalLinearRegression, FunctionalLogisticRegression

@@ -174,7 +174,13 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             self.n_features_in_, self.feature_names_in_ = len(names), np.array(names, dtype=object)
         _, middle, half_width, assumed = self._encode_target(None)
         source = stream.Stream(
-            X, names, y, features, self._stream_target, Shape(features.scalars, features.blocks, self.fit_intercept)
+            X,
+            names,
+            y,
+            features,
+            self._stream_target,
+            (middle, half_width) if self._target == "number" else None,
+            Shape(features.scalars, features.blocks, self.fit_intercept),
         )
         unit = self._unit(False)
         adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)

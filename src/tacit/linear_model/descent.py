@@ -169,7 +169,7 @@ def _gram(source: Source, budget: Budget, count: int | None) -> tuple[Floats, fl
 
     width = source.width + beside
     release = releases.GaussianMatrix(shape, width)
-    noisy = release.release(releases.moments(pieces(), width, None), budget.gram)
+    noisy = release.release(releases.moments_of(pieces(), width), budget.gram)
     scale = release.scale(budget.gram)
     here = float(count) if count is not None else max(float(noisy[0, 0]), 1.0)
     return (noisy[1:, 1:] if beside else noisy), max(here, 1.0), scale

@@ -58,8 +58,8 @@ class FunctionalLinearRegression(_Functional, LinearBase):
     >>> import numpy as np
     >>> x = np.random.default_rng(0).uniform(-1, 1, (20_000, 2))
     >>> private = FunctionalLinearRegression(epsilon=1.0, bounds=(-1, 1), target_bounds=(-3, 3))
-    >>> private.fit(x, 2 * x[:, 0]).coef_.round(0).tolist(), private.privacy_.delta
-    ([2.0, 0.0], 0.0)
+    >>> private.fit(x, 2 * x[:, 0] - x[:, 1]).coef_.round(0).tolist(), private.privacy_.delta
+    ([2.0, -1.0], 0.0)
     """
 
     delta = 0.0

@@ -69,7 +69,7 @@ def price(mechanism: acc.Mechanism, delta: float, adjacency: str) -> acc.Bound:
     """The certified ε of a mechanism; at δ = 0 its pure guarantee.
 
     >>> price(acc.Laplace(4.0), 0.0, "add-remove")
-    ε in [0.2500000, 0.2500001] at δ=0, add/remove one record
+    ε in [0.2499999, 0.2500000] at δ=0, add/remove one record
     """
     if delta > 0:
         return acc.epsilon(mechanism, delta, adjacency=adjacency)

@@ -192,7 +192,7 @@ class LinearRegression(LinearBase):
             task.adjacency,
         )
         with self._paid(task, mechanism, "second moments") as charge:
-            exact = releases.moments(task.source.batches(), task.width + 1, 1.0)
+            exact = releases.moments(task.source, target=True)
             scaling = np.r_[np.ones(task.width), factor]  # a power of two: exact
             noisy = release.release(exact * np.outer(scaling, scaling), noise * shift) / np.outer(scaling, scaling)
         scale = release.scale(noise * shift)
@@ -236,7 +236,7 @@ class LinearRegression(LinearBase):
         noise, mechanism = releases.calibrated(family, task.epsilon, task.delta, task.adjacency)
         one, two, three = parts(noise)
         with self._paid(task, mechanism, "AdaSSP") as charge:
-            exact = releases.moments(task.source.batches(), size + 1, 1.0)
+            exact = releases.moments(task.source, target=True)
             smallest = float(np.linalg.eigvalsh(exact[:size, :size])[0])
             eigenvalue = float(releases.gaussian_sum(np.array(smallest), lowest, one))
             gram = release.release(exact[:size, :size], two)

@@ -59,7 +59,10 @@ class Moments:
         """Take further rows, which must lie on the grid already (:func:`to_grid`)."""
         for start in range(0, len(rows), CHUNK):
             piece = rows[start : start + CHUNK]
-            self._low += np.ldexp(piece.T @ piece, 2 * GRID_BITS).astype(np.int64)
+            products = piece.T @ piece
+            if not np.isfinite(products).all():
+                raise ValueError("a column has missing values (NaN): declare a public constant for them (fill=)")
+            self._low += np.ldexp(products, 2 * GRID_BITS).astype(np.int64)
             self._pieces += 1
             if self._pieces == 1024:  # 2^10 · 2^52: before a 64-bit integer could overflow
                 self._flush()
@@ -107,7 +110,7 @@ def clipped_sum(vectors: Floats, clip_norm: float) -> Floats:
     for start in range(0, len(vectors), 4 * CHUNK):
         piece = vectors[start : start + 4 * CHUNK]
         norms = np.sqrt(np.einsum("ij,ij->i", piece, piece))
-        factors = np.minimum(1.0, clip_norm / np.maximum(norms, np.finfo(float).tiny)) / grid
+        factors = np.minimum(1.0, clip_norm / np.maximum(norms, clip_norm)) / grid
         total += np.trunc(piece * factors[:, None]).sum(axis=0)
     return np.asarray(total * grid)
 

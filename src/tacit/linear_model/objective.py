@@ -28,6 +28,8 @@ Floats = npt.NDArray[np.float64]
 TOLERANCE = 1e-6
 #: The part of ε that pays for the Jacobian, fixed in advance; it decides λ.
 JACOBIAN_SHARE = 0.25
+#: λ is at least this many times R², so that the minimiser exists within reach of the solver at any ε.
+LEAST_RIDGE = 1e-3
 #: The parts of ε and δ that pay for the output noise.
 OUTPUT_EPSILON, OUTPUT_DELTA = 0.01, 0.05
 #: Noise is drawn to this many bits below its scale, so that its rounding is part of τ.
@@ -62,8 +64,8 @@ class Slope:
     def ridge(self, jacobian: float) -> float:
         """The λ at which a is ``jacobian``."""
         if self.classes == 2:
-            return self.norm_squared / 4 / math.expm1(jacobian / self.rows)
-        part = jacobian / self.rows / (self.classes - 1)
+            return self.norm_squared / 4 / math.expm1(min(jacobian / self.rows, 700.0))
+        part = min(jacobian / self.rows / (self.classes - 1), 700.0)
         return self.norm_squared / self.classes / math.expm1(part)
 
     @property
@@ -164,7 +166,7 @@ def perturb(
     True
     """
     inner = epsilon * (1 - OUTPUT_EPSILON)
-    ridge = max(slope.ridge(JACOBIAN_SHARE * inner), least_ridge)
+    ridge = max(slope.ridge(JACOBIAN_SHARE * inner), least_ridge, LEAST_RIDGE * slope.norm_squared)
     stated = {"adjacency": adjacency, "unit": unit}
     if delta == 0:
         rate = (inner - slope.jacobian(ridge)) / slope.reach * (1 - 1e-12)

@@ -17,6 +17,7 @@ from tacit import accounting as acc
 from tacit.linear_model.moments import ROUNDING, SLACK, Moments
 from tacit.linear_model.rows import Rows
 from tacit.linear_model.sensitivity import Shape
+from tacit.linear_model.stream import Stream
 from tacit.noise import add_gaussian, add_laplace
 
 Floats = npt.NDArray[np.float64]
@@ -25,11 +26,18 @@ Floats = npt.NDArray[np.float64]
 UP = 1 + 2.0**-48
 
 
-def moments(batches: Iterable[Rows], width: int, target: float | None) -> Floats:
-    """The exact second moments of x, or of (x, ``target``·y)."""
+def moments(source: Rows | Stream, target: bool) -> Floats:
+    """The exact second moments of x, or of (x, y)."""
+    if isinstance(source, Stream):
+        return source.moments(target).total()
+    return moments_of(source.batches(), source.width + target, target)
+
+
+def moments_of(batches: Iterable[Rows], width: int, target: bool = False) -> Floats:
+    """The same for pieces of a table."""
     total = Moments(width)
     for rows in batches:
-        total.add(rows.x if target is None else rows.with_target(target))
+        total.add(rows.with_target() if target else rows.x)
     return total.total()
 
 

@@ -51,10 +51,10 @@ class Rows:
             root = None if self.root is None else self.root[part]
             yield dataclasses.replace(self, x=self.x[part], y=self.y[part], root=root)
 
-    def with_target(self, factor: float) -> Floats:
-        """z = (x, factor·y) for the second moments; factor is at most 1."""
-        y = self.y * factor if self.root is None else self.y * factor * self.root
-        return np.column_stack([self.x, to_grid(y)])
+    def with_target(self) -> Floats:
+        """z = (x, y) for the second moments."""
+        y = self.y if self.root is None else to_grid(self.y * self.root)
+        return np.column_stack([self.x, y])
 
 
 def make_rows(
@@ -101,11 +101,10 @@ def first_rows(groups: Any, count: int, max_rows: int | None) -> npt.NDArray[np.
             "groups= needs max_rows=, the most rows of one person that take part: noise grows with it, and the true "
             f"maximum is private. max_rows is a positive whole number, not {max_rows!r}"
         )
-    owners = np.asarray(groups)
-    if owners.shape != (count,):
-        raise ValueError(f"groups holds one id for each row: {count} of them, not an array of shape {owners.shape}")
-    listed = owners.tolist()
-    if owners.dtype.kind in "Of" and any(owner is None or owner != owner for owner in listed):
+    listed = groups.to_list() if hasattr(groups, "to_list") else np.asarray(groups, dtype=object).tolist()
+    if len(listed) != count or any(isinstance(owner, (list, tuple)) for owner in listed):
+        raise ValueError(f"groups holds one id for each row: {count} of them")
+    if any(owner is None or owner != owner for owner in listed):
         raise ValueError("groups has missing ids: every row needs an owner")
     # Types are part of the key: 1 and "1" are two people, and each keeps rows without regard to the other.
     known: dict[Any, int] = {}
@@ -135,4 +134,6 @@ def check_weights(weights: Any, count: int, max_weight: float | None) -> Floats:
         raise ValueError(f"sample_weight.shape == {given.shape}, expected {(count,)}!")
     if not np.isfinite(given).all() or (given < 0).any():
         raise ValueError("sample_weight must be finite and not negative")
+    if count and not given.any():
+        raise ValueError("Sample weights must contain at least one non-zero number.")
     return np.asarray(np.minimum(given / max_weight, 1.0))

@@ -7,7 +7,9 @@ polars reads and decodes on all cores; each batch is scaled, clipped and added t
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tacit.linear_model.bounds import Features
-from tacit.linear_model.moments import GRID, GRID_BITS
-from tacit.linear_model.rows import PIECE, Rows
+from tacit.linear_model.moments import GRID, GRID_BITS, Moments
+from tacit.linear_model.rows import Rows
 from tacit.linear_model.sensitivity import Shape
 from tacit.schema import SchemaError
 
@@ -24,6 +26,8 @@ Floats = npt.NDArray[np.float64]
 
 #: Rows that polars hands over at a time.
 BATCH = 1 << 17
+#: Rows that are encoded at a time: fewer spend their time in Python, more leave the processor's cache.
+PIECE = 1 << 16
 _SUFFIXES = {".parquet": "scan_parquet", ".pq": "scan_parquet", ".csv": "scan_csv", ".tsv": "scan_csv"}
 _ARROW = (".arrow", ".feather", ".ipc")
 
@@ -81,10 +85,12 @@ class Stream:
         target: str,
         features: Features,
         encode_target: Callable[[Any], Floats],
+        target_scale: tuple[float, float] | None,
         shape: Shape,
     ) -> None:
         self.data, self.names, self.target = data, names, target
         self.features, self.encode_target, self.shape = features, encode_target, shape
+        self.target_scale = target_scale
         self._rows: int | None = None
         self._used = False
 
@@ -117,6 +123,33 @@ class Stream:
                 yield self._encode(frame.slice(start, PIECE))
         self._rows = count
 
+    def moments(self, target: bool) -> Moments:
+        """The exact second moments of x, or of (x, y), on as many threads as there are cores.
+
+        The sums are exact, so that their order, and with it the number of threads, changes no bit of the result.
+        """
+        width = self.width + target
+        total, count = Moments(width), 0
+        workers = max(1, min(8, os.cpu_count() or 1))
+        waiting: deque[Future[Moments]] = deque()
+        with ThreadPoolExecutor(workers) as pool:
+            for frame in self._progress(self._frames()):
+                count += frame.height
+                waiting.append(pool.submit(self._moments_of, frame, target))
+                while len(waiting) > 2 * workers:  # no more batches in memory than this
+                    total.merge(waiting.popleft().result())
+            while waiting:
+                total.merge(waiting.popleft().result())
+        self._rows = count
+        return total
+
+    def _moments_of(self, frame: Any, target: bool) -> Moments:
+        moments = Moments(self.width + target)
+        for start in range(0, frame.height, PIECE):
+            rows = self._encode(frame.slice(start, PIECE), target)
+            moments.add(rows.x)
+        return moments
+
     def _frames(self) -> Iterator[Any]:
         import polars as pl
 
@@ -133,16 +166,23 @@ class Stream:
             return
         yield from lazy.select(wanted).collect_batches(chunk_size=BATCH, maintain_order=False, engine="streaming")
 
-    def _encode(self, frame: Any) -> Rows:
+    def _encode(self, frame: Any, target: bool = False) -> Rows:
+        """A piece of the table; with ``target`` the last column of x is y."""
         intercept = int(self.shape.intercept)
-        x = np.empty((frame.height, self.width), order="F")
+        x = np.empty((frame.height, self.width + target), order="F")
         x[:, :intercept] = 1.0
         if self.features.schema is not None:
-            x[:, intercept:] = self.features.encode(frame)
+            x[:, intercept : self.width] = self.features.encode(frame)
         else:
             for i, name in enumerate(self.names):
                 self._column(frame[name], i, x[:, intercept + i])
-        return Rows(x, self.encode_target(_numbers(frame[self.target], self.target)), self.shape)
+        labels = _numbers(frame[self.target], self.target)
+        y = np.empty(frame.height) if not target else x[:, -1]
+        if self.target_scale is None:
+            y[:] = self.encode_target(labels)
+        else:
+            scale_into(labels, *self.target_scale, y)
+        return Rows(x, y, self.shape)
 
     def _column(self, series: Any, i: int, out: Floats) -> None:
         """One column into its place: clipped, scaled and cut to the grid."""
@@ -178,15 +218,17 @@ def _numbers(series: Any, name: str) -> npt.NDArray[Any]:
 
 
 def scale_into(values: npt.NDArray[Any], middle: float, half_width: float, out: Floats) -> None:
-    """Clip to the bounds, bring to [-1, 1] and cut to the grid, without temporary arrays."""
+    """Clip to the bounds, bring to [-1, 1] and cut to the grid; single precision stays so until the end.
+
+    What is done to a value depends on that value alone, and the result is on the grid and at most 1, whatever the
+    precision: nothing more is needed for sensitivities. NaN stays NaN, and is refused by the sums.
+    """
     if values.dtype.kind not in "fiub":
         raise SchemaError("a column holds values that are not numbers; convert it, or describe the table by a schema")
-    if values.dtype.kind == "f" and np.isnan(values).any():
-        raise SchemaError(
-            "a column has missing values (NaN); declare a public constant for them (fill), or remove them"
-        )
-    np.subtract(values, middle, out=out)
-    np.multiply(out, 2.0**GRID_BITS / half_width, out=out)
-    np.clip(out, -(2.0**GRID_BITS), 2.0**GRID_BITS, out=out)
-    np.trunc(out, out=out)
-    np.multiply(out, GRID, out=out)
+    kind = np.float32 if values.dtype == np.float32 else np.float64
+    units = np.subtract(values, kind(middle), dtype=kind)
+    units *= kind(2.0**GRID_BITS / half_width)
+    np.clip(units, kind(-(2.0**GRID_BITS)), kind(2.0**GRID_BITS), out=units)
+    np.trunc(units, out=units)
+    units *= kind(GRID)
+    np.copyto(out, units)

@@ -1,0 +1,228 @@
+"""What a fit promises is what was priced, charged first, and shared by every copy of the estimator."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, cross_val_score
+
+from tacit import accounting as acc
+from tacit.ledger import BudgetExceeded, Ledger
+from tacit.linear_model import (
+    FunctionalLinearRegression,
+    FunctionalLogisticRegression,
+    LinearRegression,
+    LogisticRegression,
+    Ridge,
+    SearchRefused,
+)
+from tacit.linear_model import objective as op
+from tests.linear_model.common import BOUNDS, labels, numbers
+
+EVERY = [
+    LinearRegression(1.0, **BOUNDS),
+    LinearRegression(1.0, method="adassp", **BOUNDS),
+    LinearRegression(1.0, method="sufficient-statistics", **BOUNDS),
+    LinearRegression(1.0, delta=0, **BOUNDS),
+    Ridge(1.0, 1.0, **BOUNDS),
+    FunctionalLinearRegression(1.0, **BOUNDS),
+    FunctionalLinearRegression(1.0, sensitivity="textbook", **BOUNDS),
+    LogisticRegression(1.0, bounds=(0, 10)),
+    LogisticRegression(1.0, bounds=(0, 10), method="objective-perturbation"),
+    LogisticRegression(1.0, delta=0, bounds=(0, 10)),
+    FunctionalLogisticRegression(1.0, bounds=(0, 10)),
+]
+
+
+def table(estimator, rows=400):
+    return labels(rows) if "Logistic" in type(estimator).__name__ else numbers(rows)
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one", "zero-out"])
+@pytest.mark.parametrize("estimator", EVERY, ids=lambda e: f"{type(e).__name__}-{getattr(e, 'method', '')}")
+def test_every_fit_costs_at_most_what_was_asked_and_nearly_that(estimator, adjacency):
+    fitted = clone(estimator).set_params(adjacency=adjacency, epsilon=0.7).fit(*table(estimator))
+    privacy = fitted.privacy_
+    assert privacy.adjacency == privacy.epsilon.adjacency == adjacency
+    assert 0.68 < privacy.upper <= 0.7
+    if privacy.delta:
+        assert acc.epsilon(privacy.mechanism, privacy.delta, adjacency=adjacency).upper <= 0.7
+    assert "one record" in repr(privacy)
+    assert privacy.to_dict()["epsilon"]["upper"] == privacy.upper
+
+
+def test_noise_is_as_large_as_the_price_says_under_both_adjacencies():
+    # μ of tables: replace-one at ε = 1, δ = 1e-6 is .236704 for one Gaussian release (reference/tables.md).
+    one = LinearRegression(1.0, 1e-6, method="sufficient-statistics", adjacency="replace-one", **BOUNDS)
+    mechanism = one.fit(*numbers(100)).privacy_.mechanism
+    assert np.sqrt(2) / mechanism.noise_multiplier == pytest.approx(0.236704, abs=2e-6)
+    for epsilon, mu in [(0.1, 0.027545), (0.5, 0.124106), (2.0, 0.448335), (5.0, 1.020357)]:
+        other = clone(one).set_params(epsilon=epsilon, adjacency="add-remove").fit(*numbers(100))
+        assert 1 / other.privacy_.mechanism.noise_multiplier == pytest.approx(mu, abs=2e-6)
+
+
+def test_the_ledger_is_charged_before_anything_is_computed(monkeypatch):
+    ledger = Ledger()
+    ledger.register("people", epsilon=1.5, delta=1e-3)
+    estimator = LinearRegression(1.0, ledger=ledger, dataset="people", **BOUNDS)
+    estimator.fit(*numbers(200))
+    assert ledger.budget("people").charges == 1
+    assert ledger.history("people")[0].confirmed
+    assert estimator.privacy_.charge == ledger.history("people")[0].charge
+
+    def never(*args, **kwargs):
+        raise AssertionError("computed although the budget was refused")
+
+    monkeypatch.setattr("tacit.linear_model.releases.moments_of", never)
+    monkeypatch.setattr("tacit.noise.exact._add", never)
+    again = clone(estimator)
+    with pytest.raises(BudgetExceeded):
+        again.fit(*numbers(200))
+    assert not hasattr(again, "coef_")
+
+
+def test_a_fit_that_breaks_after_the_charge_stays_spent(monkeypatch):
+    ledger = Ledger()
+    ledger.register("people", epsilon=1.5, delta=1e-3)
+
+    def broken(*args, **kwargs):
+        raise OSError("the disk went away")
+
+    monkeypatch.setattr("tacit.linear_model.releases.moments_of", broken)
+    with pytest.raises(OSError, match="disk"):
+        LinearRegression(1.0, ledger=ledger, **BOUNDS).fit(*numbers(200))
+    assert ledger.budget("people").charges == 1
+    assert not ledger.history("people")[0].confirmed
+
+
+def test_every_copy_of_an_estimator_is_charged_to_the_one_ledger():
+    """An accountant that clone() copies records nothing of a grid search of 21 fits: a fault found in a peer."""
+    ledger = Ledger()
+    ledger.register("people", epsilon=100.0, delta=1e-2)
+    search = GridSearchCV(Ridge(epsilon=0.5, ledger=ledger, **BOUNDS), {"alpha": [0.1, 1, 10, 20]}, cv=5)
+    search.fit(*numbers(300))
+    assert ledger.budget("people").charges == 4 * 5 + 1
+    assert clone(search.best_estimator_).ledger is ledger
+
+
+def test_a_search_that_nobody_counts_is_refused():
+    x, y = numbers(300)
+    search = GridSearchCV(Ridge(epsilon=0.5, **BOUNDS), {"alpha": [0.1, 1]}, cv=3)
+    with pytest.raises(ValueError, match=r"private\W+tuning"):
+        search.fit(x, y)
+    with pytest.raises(SearchRefused, match="ledger="):
+        cross_val_score(LinearRegression(**BOUNDS), x, y, error_score="raise")
+    LinearRegression(**BOUNDS).fit(x, y)  # the same fit by itself is fine
+
+
+def test_terms_of_the_ledger_hold():
+    ledger = Ledger()
+    ledger.register("people", unit="person", adjacency="replace-one", epsilon=5.0, delta=1e-3)
+    x, y = numbers(200)
+    fitted = LinearRegression(1.0, ledger=ledger, dataset="people", **BOUNDS).fit(x, y)
+    assert (fitted.privacy_.adjacency, fitted.privacy_.unit) == ("replace-one", "person")
+    with pytest.raises(ValueError, match="registered for replace-one"):
+        LinearRegression(1.0, ledger=ledger, adjacency="add-remove", unit="person", **BOUNDS).fit(x, y)
+    with pytest.raises(ValueError, match="registered for one person"):
+        LinearRegression(1.0, ledger=ledger, unit="visit", **BOUNDS).fit(x, y)
+    ledger.register("others", epsilon=5.0, delta=1e-3)
+    with pytest.raises(ValueError, match="say which data"):
+        LinearRegression(1.0, ledger=ledger, **BOUNDS).fit(x, y)
+
+
+def test_nothing_unpaid_is_stored():
+    """Neither the number of rows, nor a mean, nor a row of the data is left in a fitted estimator."""
+    x, y = numbers(997)
+    fitted = LinearRegression(1.0, **BOUNDS).fit(x, y)
+    assert b"997" not in pickle.dumps({k: v for k, v in vars(fitted).items() if isinstance(v, int)})
+    before = LinearRegression(1.0, **BOUNDS)
+    names = set(vars(fitted)) - set(vars(before))
+    paid = {"coef_", "intercept_", "covariance_", "privacy_", "_theta"}
+    public = {"n_features_in_", "_features", "_middle", "_half_width"}
+    assert names == paid | public
+    kept = vars(fitted)["_features"]
+    assert kept.middle.tolist() == [5.0] * 3
+
+
+# -- objective perturbation --------------------------------------------------------------------------------------------
+
+
+def test_the_hessian_bound_is_a_quarter_of_the_squared_norm():
+    """R/4 in place of R²/4 is a fault found in a peer: the Jacobian's part of ε is then too small."""
+    slope = op.Slope(norm_squared=16.0)
+    assert slope.jacobian(2.0) == pytest.approx(np.log1p(16 / 4 / 2.0))
+    assert slope.lipschitz == 4.0
+    # Attained: one row of length R at p = 1/2 on top of nothing but the ridge.
+    x = np.ones(16)
+    hessian = 2.0 * np.eye(16)
+    change = np.linalg.slogdet(hessian + 0.25 * np.outer(x, x))[1] - np.linalg.slogdet(hessian)[1]
+    assert change == pytest.approx(slope.jacobian(2.0))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_no_row_changes_the_determinant_or_the_gradient_more_than_stated(classes):
+    generator = np.random.default_rng(0)
+    slope = op.Slope(norm_squared=4.0, classes=classes)
+    for _ in range(300):
+        x = generator.choice([-1.0, 1.0], 4)
+        columns = 1 if classes == 2 else classes
+        theta = generator.normal(size=(4, columns)) * generator.choice([0.0, 0.3, 3.0])
+        ridge = float(np.exp(generator.uniform(-3, 3)))
+        base = generator.normal(size=(4 * columns, 4 * columns)) * generator.choice([0.0, 0.5])
+        without = ridge * np.eye(4 * columns) + base @ base.T
+        row = op.Rows(x[None], np.array([float(generator.integers(classes))]), None)
+        nothing = np.zeros((4, columns))
+        loss = op.logistic(row, nothing, 0.0) if classes == 2 else op.softmax(row, nothing, 0.0)
+        _, gradient, hessian = loss(theta)
+        assert np.linalg.norm(gradient) <= slope.lipschitz * (1 + 1e-12)
+        change = np.linalg.slogdet(without + hessian)[1] - np.linalg.slogdet(without)[1]
+        assert -1e-9 <= change <= slope.jacobian(ridge) + 1e-9
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_the_price_of_objective_perturbation_covers_the_loss_that_is_found(slots):
+    """With one coefficient the minimiser's density is known: its δ(ε), by quadrature, is at most what is stated."""
+    sigma, ridge = 6.0, 4.0
+    slope = op.Slope(norm_squared=1.0, slots=slots)
+    theta = np.linspace(-60, 60, 400_001)
+
+    def density(rows):
+        gradient, hessian = ridge * theta, np.full_like(theta, ridge)
+        for x, y in rows:
+            p = 1 / (1 + np.exp(-x * theta))
+            gradient, hessian = gradient + x * (p - y), hessian + x * x * p * (1 - p)
+        return np.exp(-(gradient**2) / (2 * sigma**2)) / np.sqrt(2 * np.pi) / sigma * hessian
+
+    both = [(1.0, 1), (-1.0, 1)]
+    pairs = [([(1.0, 1)], [(1.0, 0)])] if slots == 2 else [([(1.0, 1)], []), ([], [(1.0, 1)]), (both, both[:1])]
+    for epsilon in (0.1, 0.3):
+        stated = op.gaussian_delta(epsilon, sigma, ridge, slope)
+        for one, two in pairs:
+            found = np.trapezoid(np.maximum(density(one) - np.exp(epsilon) * density(two), 0), theta)
+            assert found <= stated * (1 + 1e-6)
+
+
+def test_the_solver_reaches_the_tolerance_that_the_proof_uses():
+    x, y = labels(500)
+    features = np.column_stack([np.ones(500), (x - 5) / 5])
+    made = op.perturb(op.Slope(4.0), 0.5, 1e-6, "add-remove", "record")
+    rows = op.Rows(features, y.astype(float), None)
+    noise = made.noise(4)
+    theta = op.minimise(rows, noise, made.ridge, made.tolerance, 2)
+    _, gradient, _ = op.logistic(rows, noise[:, None], made.ridge)(theta)
+    assert np.linalg.norm(gradient) <= made.tolerance / 2
+    scale = made.output * 2 * made.tolerance / made.ridge
+    moved = np.std([made.hide(np.zeros(1000)) for _ in range(3)])
+    assert moved == pytest.approx(scale, rel=0.1)
+
+
+def test_pure_noise_on_the_objective_has_the_right_length():
+    made = op.perturb(op.Slope(4.0), 1.0, 0.0, "add-remove", "record")
+    lengths = np.array([np.linalg.norm(made.noise(5)) for _ in range(400)])
+    # |b| is a gamma variable of shape 5 and rate η.
+    assert lengths.mean() == pytest.approx(5 / made.rate, rel=0.12)
+    assert lengths.std() == pytest.approx(np.sqrt(5) / made.rate, rel=0.2)
+    assert made.rate * made.slope.reach + made.slope.jacobian(made.ridge) <= 0.99 * (1 + 1e-9)
