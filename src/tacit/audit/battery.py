@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import special
 
 from tacit import accounting as acc
 from tacit.audit import bounds, scenes, statistics
@@ -50,6 +51,43 @@ def _bounded(name: str, make: Callable[[int], Pipeline]) -> Check:
         return _named(name, [look.check_sensitivity(pipeline, raw), look.check_sum(pipeline, raw)])
 
     return check
+
+
+def other_ways_of_clipping(seed: int) -> list[Finding]:
+    """Batches in pieces, views made in training, automatic clipping: each gives the sum that it should."""
+    found = []
+    for name, make in (("pieces", scenes.in_pieces), ("augmented", scenes.augmented), ("automatic", scenes.automatic)):
+        found += _named(name, [look.check_sum(make(seed))])
+    return found
+
+
+def laplace_is_right(seed: int) -> list[Finding]:
+    """Pure ε: one record moves the sum by at most the clip norm in L1, and the noise is Laplace of the stated scale."""
+    scene = scenes.laplace(seed)
+    raw = scene.gradients()
+    lengths = np.abs(raw).sum(1)
+    scale = scene.settings["noise_multiplier"]
+
+    def shortened(clip: float) -> np.ndarray:
+        return np.asarray(raw * np.minimum(1.0, clip / lengths)[:, None])
+
+    clip = float(np.median(lengths) / 2)
+    rows = list(range(8))
+    sums = [look.released_sum(scene, chosen(scene.records, r), clip, 8, delta=None) for r in (rows, rows[1:])]
+    moved = float(np.abs(sums[0] - sums[1]).sum()) / clip
+    away = float(np.abs(sums[0] - shortened(clip)[rows].sum(0)).sum()) / clip
+    seen = scene.watch(scene.build(steps=60))
+    own = shortened(scene.settings["clip_norm"])
+    left = [(step.released - own[step.rows].sum(0)) / (scale * scene.settings["clip_norm"]) for step in seen.steps]
+    flat = np.concatenate(left)
+    total = float(np.abs(flat).sum())
+    both = 2 * min(special.gammainc(len(flat), total), special.gammaincc(len(flat), total))
+    return [
+        holds("sensitivity (Laplace)", moved <= 1 + look.ROUNDING, f"one record moved the sum by {moved:.4f} in L1"),
+        holds("sum (Laplace)", away <= look.ROUNDING * 8, f"the sum is {away:.2g} clip norms from what it should be"),
+        Finding("noise scale (Laplace)", float(min(1.0, both)), f"mean size {np.abs(flat).mean():.4f} of the scale"),
+        Finding("noise used once (Laplace)", statistics.repetition_p_value(flat), "largest correlation with itself"),
+    ]
 
 
 def people_are_bounded(seed: int) -> list[Finding]:
@@ -331,6 +369,8 @@ def battery() -> dict[str, Check]:
         "bounded: soft prompt": _bounded("soft prompt", scenes.prompted),
         "bounded: by layer": _bounded("by layer", scenes.by_layer),
         "bounded: people": people_are_bounded,
+        "bounded: other ways": other_ways_of_clipping,
+        "bounded: Laplace": laplace_is_right,
         "bounded: views": views_are_bounded,
         "bounded: overflow": overflow_is_bounded,
         "noise": noise_is_right,

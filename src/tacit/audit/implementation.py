@@ -53,8 +53,7 @@ def released_sum(pipeline: Pipeline, data: Records, clip_norm: float, size: int,
         sampler="poisson",
         adaptive=None,
         noise_schedule=None,
-        delta=1e-5,
-        **more,
+        **({"delta": 1e-5} | more),
     )
     return pipeline.watch(training).steps[0].released
 

@@ -121,8 +121,35 @@ def scheduled(seed: int, steps: int = 24) -> Pipeline:
         seed,
         steps=steps,
         clip_norm=[0.2 + 0.05 * t for t in range(steps)],
-        noise_schedule=[1.5 - t / steps for t in range(steps)],
+        noise_schedule=[(1.5, 1.0, 0.7)[3 * t // steps] for t in range(steps)],
     )
+
+
+def in_pieces(seed: int) -> Pipeline:
+    """Batches that do not fit into memory at once."""
+    return network(seed, physical_batch=3)
+
+
+def _same(example: Any) -> Any:
+    """A view of an example that is the example: what is averaged is then known."""
+    return example
+
+
+def augmented(seed: int) -> Pipeline:
+    """Three views of each record, made during training."""
+    return network(seed, augment=_same, views=3)
+
+
+def automatic(seed: int) -> Pipeline:
+    """Gradients that are scaled to the clip norm, long or short."""
+    return network(seed, clipping="automatic")
+
+
+def laplace(seed: int) -> Pipeline:
+    """Gradients clipped in L1 norm, Laplace noise, pure ε."""
+    model = nn.Linear(FEATURES, CLASSES)
+    settings: dict[str, Any] = {"batch_size": BATCH, "noise_multiplier": 2.0, "clip_norm": 0.5, "check": "never"}
+    return Pipeline(_drawn(model, seed), CRITERION, _table(seed), mechanism="laplace", **settings)
 
 
 COUNT_NOISE = 0.9

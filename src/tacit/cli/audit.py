@@ -118,9 +118,9 @@ def _audit_run(run: Path, chosen: Settings, card: Release, canaries: int | None,
     from tacit.sgd import fit
     from tacit.sgd.canaries import Planted
 
-    model, loss, data = _stand_in(chosen)
+    model, loss, data, unit = _stand_in(chosen)
     size = int(card["mechanism"]["parameters"]["sampler"]["size"])
-    settings = _training_settings(chosen, size)
+    settings = _training_settings(chosen, size) | {"unit_name": unit}
     with _spinner("the implementation") as tell:
         found = audit_implementation(model, loss, data, tell=tell, **settings)
     kept = run / "private" / "canaries.npz"
@@ -151,8 +151,8 @@ def _audit_run(run: Path, chosen: Settings, card: Release, canaries: int | None,
 MADE_UP = 512
 
 
-def _stand_in(chosen: Settings) -> tuple[Any, Any, Any]:
-    """The run's model and loss, and made-up records of the shape that the public schema says."""
+def _stand_in(chosen: Settings) -> tuple[Any, Any, Any, str]:
+    """The run's model and loss, and made-up records of the shape that the public schema says; whom it protects."""
     import torch
 
     from tacit import datasets
@@ -173,7 +173,7 @@ def _stand_in(chosen: Settings) -> tuple[Any, Any, Any]:
     else:
         y = torch.rand(MADE_UP, generator=generator) * 2 - 1
     prepared = Prepared(schema, x, y, None, None, None, schema.name or chosen.data)
-    return build(chosen.model, width, outputs, prepared.shape), loss_for(prepared), (x, y)
+    return build(chosen.model, width, outputs, prepared.shape), loss_for(prepared), (x, y), schema.unit.name
 
 
 def _training_settings(chosen: Settings, size: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tacit.ledger import Release
 from tacit.report import plots
 from tacit.report.page import _figure, _rows, value
 from tacit.report.plots import Axis, Line
-from tacit.report.words import number
+from tacit.report.words import number, rounded
 
 PATH = "checks.audit"
 ADVICE = (
@@ -41,13 +41,16 @@ def section(card: Release) -> str:
 def _figures(found: dict[str, Any]) -> str:
     if "figures" not in found:
         return ""
-    rows = [["claimed", number(found["claimed"]) if not isinstance(found["claimed"], str) else "∞", "upper bound"]]
+    rows = [
+        ["claimed", number(rounded(found["claimed"])) if not isinstance(found["claimed"], str) else "∞", "upper bound"]
+    ]
     for name, bound in found["figures"].items():
         estimate = name in found["estimates"]
         what = (
             "estimate: a certificate only for independent repeats of an unsampled Gaussian"
             if estimate
             else f"lower bound, confidence {found['confidence']:.4g}"
+            + (" (that of the Gaussian trade-off curve that is refuted)" if name == "f-DP one-run" else "")
         )
         rows.append([html.escape(name), number(bound), what])
     rows.append(["within reach", number(found["best"]), "what the attack would have certified, never being wrong"])
@@ -60,14 +63,13 @@ def _findings(found: dict[str, Any]) -> str:
     share = found["significance"] / len(found["findings"])
     rows = [
         [
-            html.escape(f["check"]),
-            "passes" if f["p_value"] >= share else "<b>fails</b>",
+            ("passes: " if f["p_value"] >= share else "<b>fails:</b> ") + html.escape(f["check"]),
             html.escape(f["detail"]),
             html.escape(f["best"]),
         ]
         for f in found["findings"]
     ]
-    heads = [("check of the implementation", ""), ("", ""), ("what was seen", ""), ("smallest fault it would see", "")]
+    heads = [("check of the implementation", ""), ("what was seen", ""), ("smallest fault it would see", "")]
     return f'<div data-from="{PATH}">' + _rows(heads, rows) + "</div>"
 
 
@@ -81,8 +83,8 @@ def _curve(found: dict[str, Any]) -> str:
     grid = [low * (1 / low) ** (i / 60) for i in range(61)]
     points = [(max(f, low), max(t, low)) for f, t in zip(false, true, strict=True)]
     lines = [
-        Line(grid, grid, "second", "guessing blindly"),
-        Line([p[0] for p in points], [p[1] for p in points], "line", "attack"),
+        Line(grid, grid, "second"),
+        Line([p[0] for p in points], [p[1] for p in points], "line"),
     ]
     claimed = found["claimed"]
     if not isinstance(claimed, str) and math.isfinite(claimed):
@@ -92,7 +94,7 @@ def _curve(found: dict[str, Any]) -> str:
             )
             for f in grid
         ]
-        lines.insert(1, Line(grid, allowed, "second", "allowed by the claim"))
+        lines.insert(1, Line(grid, allowed, "second"))
     low_area, high_area = curve["interval"]
     words = f"Area under the curve {curve['area']:.3f}, 95% interval {low_area:.3f} to {high_area:.3f}."
     drawing = plots.chart(
@@ -103,7 +105,10 @@ def _curve(found: dict[str, Any]) -> str:
         Axis("canaries found", low, 1.0, log=True),
         lines,
     )
-    caption = f"How well the attack tells canaries that were in from those that were not. {words}"
+    caption = (
+        "How well the attack tells canaries that were in from those that were not. Dashed: guessing blindly (below) "
+        f"and the most that the claim allows (above). {words}"
+    )
     return _figure(PATH, drawing, caption, "")
 
 
