@@ -81,7 +81,7 @@ def only_at(model: nn.Module, places: Tensor, length: int) -> Iterator[None]:
 
 def label_logits(model: nn.Module, batch: dict[str, Tensor], tokens: Tensor) -> Tensor:
     """The logits of the label words at each example's label place: one row an example, one column a class."""
-    ids, mask, at = _cut(batch)
+    ids, mask, at = batch["input_ids"], batch["attention_mask"], batch["at"]
     extra = {} if _masked(model) else {"use_cache": False}
     with only_at(model, at, ids.shape[1]):
         logits = model(input_ids=ids, attention_mask=mask, **extra).logits

@@ -24,11 +24,26 @@ from tacit.prompts.errors import PromptError
 from tacit.prompts.models import LanguageModel, label_logits, padded
 from tacit.prompts.text import Template, Verbalizer, examples, texts
 from tacit.sgd import Fit, Privacy, fit
+from tacit.sgd.data import Records
 
 #: Learning rates of Adam that work for each method; LoRA's is that of Hanke et al. (2024).
 LEARNING_RATE = {"soft": 5e-3, "prefix": 5e-3, "lora": 1e-3}
 #: Examples at a time on a CPU, where a language model's activations fill the memory first.
 CPU_BATCH = 32
+
+
+class Texts(Records):
+    """Padded texts, of which a batch has only the columns that one of its texts needs.
+
+    Lengths go in steps of 16, so that the clipping engine meets few shapes. How long a batch is depends on the private
+    texts in it, like all that is inside a step.
+    """
+
+    def take(self, index: NDArray[np.int64]) -> Any:
+        """The rows of these numbers."""
+        found = super().take(index)
+        longest = -(-int(found["attention_mask"].sum(1).max()) // 16) * 16
+        return {name: column[:, :longest] if column.dim() == 2 else column for name, column in found.items()}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -231,7 +246,7 @@ def tune(
         trained,
         stepper,
         loss,
-        rows,
+        Texts(tree=rows),
         evaluate=evaluate,
         epsilon=epsilon,
         delta=delta,
