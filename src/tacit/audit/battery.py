@@ -7,6 +7,7 @@ over, and compare it with computations of their own.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from tacit.audit import implementation as look
 from tacit.audit.findings import FAMILY_WISE, Finding, holds
 from tacit.audit.pipeline import Pipeline, chosen, joined
 from tacit.audit.rooms import rooms
-from tacit.ledger import Ledger
+from tacit.ledger import BudgetExceeded, Ledger
 from tacit.noise.keys import Key
 from tacit.sgd import clip as clip_module
 from tacit.sgd.data import Records
@@ -265,6 +266,7 @@ def prices_hold(seed: int) -> list[Finding]:
         noise_multiplier=None, epsilon=1.5, steps=20, batch_size=BATCH_FOR_TARGET, delta=LARGE_DELTA
     )
     found.append(look.check_price(1.5, LARGE_DELTA, BATCH_FOR_TARGET / scenes.ROWS, calibrated.plan.noise[0], 20, rng))
+    found += _other_prices(seed, rng)
     for mechanism, mu in ((acc.Gaussian(2.0) * 9, 1.5), (acc.Gaussian(1.0, replace=2.0), 1.0)):
         found.append(
             holds(
@@ -277,6 +279,23 @@ def prices_hold(seed: int) -> list[Finding]:
 
 
 BATCH_FOR_TARGET = 12
+
+
+def _other_prices(seed: int, rng: np.random.Generator) -> list[Finding]:
+    """Noise that changes from step to step, batches of fixed size, shuffled passes."""
+    rate = scenes.BATCH / scenes.ROWS
+    levels = [0.9] * 6 + [2.0] * 6
+    claimed = scenes.network(seed).build(noise_multiplier=levels, steps=12, delta=LARGE_DELTA).privacy.upper
+    found = _named("schedule", [look.check_price(claimed, LARGE_DELTA, rate, levels, 12, rng)])
+    claimed = (
+        scenes.network(seed).build(sampler="fixed", noise_multiplier=3.0, steps=12, delta=LARGE_DELTA).privacy.upper
+    )
+    # Where the record is drawn another is not: the sum moves by two clip norms.
+    found += _named("fixed size", [look.check_price(claimed, LARGE_DELTA, rate, 1.5, 12, rng)])
+    passes = scenes.network(seed).build(sampler="shuffle", noise_multiplier=2.0, steps=12)
+    exact = bounds.gaussian_epsilon(math.sqrt(4) / 2.0, 1e-5)  # 12 steps are 4 passes of 3 batches
+    text = f"claimed {passes.privacy.upper:.4f} for 4 passes, closed form {exact:.4f}"
+    return [*found, holds("price (shuffled)", passes.privacy.upper >= exact * (1 - 1e-6), text)]
 
 
 def stopping_is_priced(seed: int) -> list[Finding]:
@@ -316,7 +335,27 @@ def ledgers_are_charged(seed: int) -> list[Finding]:
         ),
     ]
     training.step(first)
-    return [*found, *_clones_charge(seed)]
+    return [*found, *_charges_add_up(), *_clones_charge(seed)]
+
+
+def _charges_add_up() -> list[Finding]:
+    """Several charges on the same data compose, and what does not fit is refused."""
+    ledger = Ledger()
+    ledger.register("people", epsilon=3.0, delta=1e-5)
+    granted = 0
+    for _ in range(12):
+        try:
+            ledger.charge("people", acc.Gaussian(3.0), delta=1e-6, purpose="one of several").confirm()
+        except BudgetExceeded:
+            break
+        granted += 1
+    spent = ledger.budget("people").spent_epsilon
+    exact = bounds.gaussian_epsilon(math.sqrt(granted) / 3.0, 1e-5)
+    over = bounds.gaussian_epsilon(math.sqrt(granted) / 3.0, 1e-5) > 3.0
+    return [
+        holds("charges add up", spent >= exact * (1 - 1e-6), f"{granted} charges: spent {spent:.4f}, true {exact:.4f}"),
+        holds("budget holds", not over and 0 < granted < 12, f"{granted} charges of ε = {exact:.4f} fit a budget of 3"),
+    ]
 
 
 def _clones_charge(seed: int) -> list[Finding]:

@@ -16,6 +16,7 @@ and a batch that is clipped as a whole shows in no test of the noise.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -205,15 +206,22 @@ def check_sampling(masks: npt.NDArray[np.bool_], mechanism: acc.Mechanism, passe
 
 
 def check_price(
-    claimed: float, delta: float, rate: float, noise: float, steps: int, rng: np.random.Generator, draws: int = 100_000
+    claimed: float,
+    delta: float,
+    rate: float,
+    noise: float | Sequence[float],
+    steps: int,
+    rng: np.random.Generator,
+    draws: int = 100_000,
 ) -> Finding:
     """Whether the claimed ε holds for what was run, by simulating its privacy loss at δ (which must not be tiny)."""
     if not math.isfinite(claimed):
         return holds("price", True, "nothing is claimed")
+    noises = [noise] * steps if isinstance(noise, int | float) else list(noise)
     if rate >= 1:
-        exact = bounds.gaussian_epsilon(math.sqrt(steps) / noise, delta)
+        exact = bounds.gaussian_epsilon(math.sqrt(sum(z**-2 for z in noises)), delta)
         return holds("price", claimed >= exact * (1 - 1e-6), f"claimed ε = {claimed:.4f}, closed form {exact:.4f}")
-    found, error = statistics.simulated_delta(rate, noise, steps, claimed, draws, rng)
+    found, error = statistics.simulated_delta(rate, noises, claimed, draws, rng)
     p = float(special.ndtr(-(found - delta) / max(error, 1e-12)))
     detail = f"claimed ε = {claimed:.4f} at δ = {delta:g}; simulated δ = {found:.4f} ± {error:.4f}"
     return Finding("price", min(1.0, 2 * p), detail, f"a δ that is {4.5 * error / delta:.0%} too small")

@@ -7,6 +7,7 @@ least this odd where the implementation is right?
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -117,9 +118,11 @@ def smallest_noise_deficit(count: int, significance: float, power: float = 0.99)
 
 
 def simulated_delta(
-    rate: float, noise: float, steps: int, epsilon: float, draws: int, rng: np.random.Generator
+    rate: float, noises: Sequence[float], epsilon: float, draws: int, rng: np.random.Generator
 ) -> tuple[float, float]:
     """δ(ε) of Poisson-sampled Gaussian steps by simulating the privacy loss: the larger of both directions, its error.
+
+    ``noises`` holds one noise multiplier a step.
 
     δ = E[(1 - e^(ε - L))₊] where L is the sum of the losses of the steps, drawn under the first of the two worlds
     (removing and adding one record: (1 - q)N(0, σ²) + qN(1, σ²) against N(0, σ²)). Knows nothing of tacit.accounting.
@@ -127,7 +130,7 @@ def simulated_delta(
     found = []
     for removing in (True, False):
         total = np.zeros(draws)
-        for _ in range(steps):
+        for noise in noises:
             x = noise * rng.standard_normal(draws)
             if removing:
                 x += rng.random(draws) < rate
