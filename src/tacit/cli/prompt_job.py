@@ -26,16 +26,8 @@ from tacit.sgd import PrivacyWarning
 
 #: How the known text sets are asked about, unless the user says otherwise: body, instruction, words.
 KNOWN: dict[str, tuple[str, str, dict[str, str]]] = {
-    "sst2": (
-        "Review: {text}\nSentiment:",
-        "Decide whether the sentiment of each movie review is positive or negative.",
-        {},
-    ),
-    "mr": (
-        "Review: {text}\nSentiment:",
-        "Decide whether the sentiment of each movie review is positive or negative.",
-        {},
-    ),
+    "sst2": ("Review: {text}\nSentiment:", "", {}),
+    "mr": ("Review: {text}\nSentiment:", "", {}),
     "trec": (
         "Question: {text}\nAnswer type:",
         "Say what type of answer each question asks for: abbreviation, description, thing, person, place or number.",
@@ -123,6 +115,15 @@ def _frame(source: str, data_dir: str | None, split: str | None = None) -> Any:
     return read_table(Path(source))
 
 
+def _split(given: dict[str, Any]) -> str:
+    """What to evaluate on; the bare name of a split is one of the private data's own set."""
+    from tacit import datasets
+
+    name, wanted = str(given["data"]).partition(":")[0], str(given["evaluate"])
+    known = datasets.CATALOG.get(name)
+    return f"{name}:{wanted}" if known is not None and wanted in known.rows and not Path(wanted).exists() else wanted
+
+
 def _asking(given: dict[str, Any], labels: Any) -> tuple[Template, Verbalizer]:
     """Template and words: what was given, else those of the known set, else the classes' own names."""
     known = KNOWN.get(str(given.get("data", "")).partition(":")[0])
@@ -174,7 +175,7 @@ def prepare(kind: str, given: dict[str, Any]) -> Prepared:
     template, words = _asking(given, _classes(given))
     folder = given.get("data_dir")
     private = examples(_frame(given["data"], folder), words)
-    test = examples(_frame(given["evaluate"], folder, "test"), words) if given.get("evaluate") else None
+    test = examples(_frame(_split(given), folder, "test"), words) if given.get("evaluate") else None
     asked = texts(_frame(given["public"], folder)) if kind == "pate" else []
     ledger = None
     if given.get("ledger"):
@@ -332,11 +333,11 @@ def pate(prepared: Prepared, folder: Path) -> Told:
     queries = prepared.public[: int(given.get("queries", 150))]
     aggregator = ConfidentGNMax(
         threshold=float(given.get("threshold", 0.55 * count)),
-        check_noise=float(given.get("check_noise", 0.475 * count)),
-        vote_noise=float(given.get("vote_noise", 0.425 * count)),
+        check_noise=float(given.get("check_noise", 0.45 * count)),
+        vote_noise=float(given.get("vote_noise", 0.39 * count)),
         classes=len(words.classes),
     )
-    most = min(int(given.get("answers", 100)), len(queries))
+    most = min(int(given.get("answers", 110)), len(queries))
     released = folder / "private" / "answers.json"
     unit, lines = str(given.get("unit", "record")), []
     plan = aggregator.plan(len(queries), most, partition="keyed", unit=unit)

@@ -24,13 +24,23 @@ SEEDS = 1
 EPSILONS = (8.0, 3.0, 1.0)
 #: δ of the votes is Duan et al.'s; that of DP-SGD is below one over the number of records.
 VOTE_DELTA, DELTA = 1e-6, 1e-5
-PARTS = ("zero-shot", "few-shot", "lora", "pate", "soft", "prefix", "plain", "trec", "ag_news")
+PARTS = ("zero-shot", "few-shot", "lora", "pate", "starts", "soft", "prefix", "plain", "trec", "ag_news")
 
-INSTRUCTION = "Decide whether the sentiment of each movie review is positive or negative."
+#: Public texts that a soft prompt or a prefix may start as; the reviews in them are made up.
+STARTS = {
+    "instruction": "Decide whether the sentiment of each movie review is positive or negative.\n\n",
+    "headline": "Movie reviews and their sentiment, positive or negative.\n\n",
+    "two reviews": "Review: a warm, funny film that i would see again\nSentiment: positive\n\n"
+    "Review: a dull story, badly acted and far too long\nSentiment: negative\n\n",
+    "four reviews": "Review: there is not one good idea in it\nSentiment: negative\n\n"
+    "Review: a warm, funny film that i would see again\nSentiment: positive\n\n"
+    "Review: a dull story, badly acted and far too long\nSentiment: negative\n\n"
+    "Review: beautifully shot and quietly moving\nSentiment: positive\n\n",
+}
 TASKS: dict[str, dict[str, Any]] = {
     "sst2": {
         "body": "Review: {text}\nSentiment:",
-        "instruction": INSTRUCTION,
+        "instruction": "",
         "words": {"0": "negative", "1": "positive"},
     },
     "trec": {
@@ -54,7 +64,7 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 #: Chosen on the validation sentences, which are public here; see docs/prompts.md.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "lora": {"steps": 150, "batch_size": 1024, "learning_rate": 1e-3, "clip_norm": 0.1, "rank": 4},
+    "lora": {"steps": 100, "batch_size": 1024, "learning_rate": 2e-3, "clip_norm": 0.1, "rank": 4},
     "soft": {"steps": 100, "batch_size": 1024, "learning_rate": 5e-3, "clip_norm": 0.1},
     "prefix": {"steps": 100, "batch_size": 1024, "learning_rate": 5e-3, "clip_norm": 0.1},
 }
@@ -122,6 +132,7 @@ class Bench:
         torch.set_float32_matmul_precision("high")
         self.language = load(model, device=table.device, batch_size=256 if table.device != "cpu" else 32)
         self.data = functools.cache(lambda task: READERS[task](table))
+        self.votes: dict[tuple[Any, ...], Any] = {}
 
     def task(self, name: str) -> tuple[Any, Any, dict[str, Pairs]]:
         """Template, verbaliser and data of a task; a few rows of them where only running is to be shown."""
@@ -144,19 +155,39 @@ def _accuracy(found: Any) -> dict[str, Any]:
 
 def _discrete(bench: Bench, task: str, shots: int, seed: int) -> dict[str, Any]:
     """Zero-shot, or demonstrations chosen on the private training texts themselves: no guarantee."""
-    from tacit.prompts import Prompt, choose
+    from tacit.prompts import Prompt, calibrated, choose
 
     template, words, data = bench.task(task)
     if shots == 0:
         prompt = Prompt(template, words)
-        bare = Prompt(type(template)(template.body), words)
-        plain = bare.accuracy(bench.language, data["test"])
-        return {**_accuracy(prompt.accuracy(bench.language, data["test"])), "without_instruction": plain.value}
+        even = calibrated(bench.language, prompt, "batch", [text for text, _ in data["public"]])
+        both = [p.accuracy(bench.language, data["test"]) for p in (prompt, even)]
+        return {**_accuracy(both[0]), "calibrated": both[1].value}
     rows = random.Random(seed).sample(data["train"], min(len(data["train"]), 600))
     prompt = choose(
         bench.language, template, words, rows, shots=(1, 2, 4), candidates=8 if bench.table.small else 96, seed=seed
     )
     return {**_accuracy(prompt.accuracy(bench.language, data["test"])), "shots": len(prompt.demonstrations)}
+
+
+def _start(bench: Bench, task: str, start: str, seed: int) -> dict[str, Any]:
+    """How well a start text does on the public sentences, as it is and with its leaning taken out."""
+    from tacit.prompts import Prompt, Template, calibrated
+
+    template, words, data = bench.task(task)
+    prompt = Prompt(Template(template.body, STARTS[start], separator=""), words)
+    even = calibrated(bench.language, prompt, "batch", [text for text, _ in data["public"]])
+    found = [p.accuracy(bench.language, data["public"]).value for p in (prompt, even)]
+    return {"validation": found[0], "calibrated": found[1]}
+
+
+def _best_start(bench: Bench, task: str) -> dict[str, Any]:
+    """The start text for a soft prompt, by the rows that were measured; a task with an instruction starts as that."""
+    if task != "sst2":
+        return {}
+    known = [row for row in bench.table.rows if row["method"] == "start"]
+    best = max(known, key=lambda row: row["calibrated"])["start"] if known else "two reviews"
+    return {"start": STARTS[best]}
 
 
 def _tuned(bench: Bench, task: str, method: str, epsilon: float | None, seed: int) -> dict[str, Any]:
@@ -174,6 +205,8 @@ def _tuned(bench: Bench, task: str, method: str, epsilon: float | None, seed: in
         settings["steps"] = settings["steps"] if bench.table.small else 300
     else:
         settings["epsilon"] = epsilon
+    if method in ("soft", "prefix"):
+        settings |= _best_start(bench, task)
     torch.manual_seed(seed)
 
     def made(weights: list[Any]) -> torch.optim.Optimizer:
@@ -188,7 +221,8 @@ def _tuned(bench: Bench, task: str, method: str, epsilon: float | None, seed: in
         method=method,
         delta=DELTA,
         optimizer=made,
-        physical_batch=None if bench.table.device == "cpu" else 512,
+        # Two pieces hold nearly every batch; the texts are in the order of their lengths.
+        physical_batch=None if bench.table.device == "cpu" else -(-int(1.12 * settings["batch_size"]) // 2),
         progress=False,
         **{k: v for k, v in settings.items() if k != "learning_rate"},
     )
@@ -205,7 +239,7 @@ def _tuned(bench: Bench, task: str, method: str, epsilon: float | None, seed: in
         "weights": done.parameters,
         "training_seconds": round(done.fit.seconds, 1),
         **private,
-        **{k: settings[k] for k in ("steps", "batch_size", "clip_norm", "learning_rate")},
+        **{k: settings[k] for k in ("steps", "batch_size", "clip_norm", "learning_rate", "start") if k in settings},
     }
 
 
@@ -221,10 +255,12 @@ def _queries(bench: Bench, public: str, count: int, seed: int) -> list[str]:
     return random.Random(seed).sample(rows, min(count, len(rows)))
 
 
-#: Votes by 200 teachers. "ours" keeps even the data-independent ε below 1; "confident" is the paper's kind of setting.
+#: Votes by 200 teachers. "guaranteed" keeps even the data-independent ε below 1; "confident" is the kind of setting
+#: that the paper has, where only the data-dependent ε is small.
+QUERIES = 300
 AGGREGATORS = {
-    "ours": {"queries": 150, "answers": 100, "threshold": 110.0, "check_noise": 95.0, "vote_noise": 85.0},
-    "confident": {"queries": 200, "answers": 150, "threshold": 165.0, "check_noise": 40.0, "vote_noise": 20.0},
+    "guaranteed": {"queries": 150, "answers": 110, "threshold": 110.0, "check_noise": 90.0, "vote_noise": 78.0},
+    "confident": {"queries": 300, "answers": 300, "threshold": 170.0, "check_noise": 60.0, "vote_noise": 20.0},
 }
 
 
@@ -236,28 +272,30 @@ def _pate(bench: Bench, task: str, public: str, votes: str, calibration: str, se
     from tacit.prompts import PromptTeachers, choose
 
     template, words, data = bench.task(task)
-    small = bench.table.small
-    chosen = dict(AGGREGATORS[votes])
-    asked, most = (6, 6) if small else (chosen.pop("queries"), chosen.pop("answers"))
-    chosen.pop("queries", None), chosen.pop("answers", None)
-    teachers = PromptTeachers(
-        bench.language, template, words, data["train"], 1, 8 if small else 200, calibration=calibration
-    )
-    queries = _queries(bench, public, int(asked), seed)
-    counts = teachers.vote(queries, progress=False)
+    small, chosen = bench.table.small, dict(AGGREGATORS[votes])
+    asked, most = int(chosen.pop("queries")), int(chosen.pop("answers"))
+    if small:
+        asked = most = 6
+    key = (task, public, calibration, seed)
+    if key not in bench.votes:  # the ways to count the same votes are compared, not released together
+        teachers = PromptTeachers(
+            bench.language, template, words, data["train"], 1, 8 if small else 200, calibration=calibration
+        )
+        bench.votes[key] = teachers.vote(_queries(bench, public, 6 if small else QUERIES, seed), progress=False)
+    counts = bench.votes[key][:asked]
     answers = ConfidentGNMax(**chosen, classes=len(words.classes)).answer(
-        counts, queries=len(queries), answers=int(most), delta=VOTE_DELTA
+        counts, queries=asked, answers=most, delta=VOTE_DELTA
     )
     texts, labels, _ = answers.labelled()
     labelled = [(text, words.classes[i]) for text, i in zip(texts, labels, strict=True)]
     truth = dict(bench.data(task)["public"])
     right = [truth[text] == label for text, label in labelled if text in truth]
     found: dict[str, Any] = {
-        "teachers": teachers.n,
+        "teachers": counts.teachers,
         "asked": len(answers),
         "answered": len(labelled),
         "labels_right": float(np.mean(right)) if right else float("nan"),
-        "mean_share": float(counts.counts.max(1).mean() / teachers.n),
+        "mean_share": float(counts.counts.max(1).mean() / counts.teachers),
         "epsilon_data_independent": answers.privacy.data_independent.upper,
         "epsilon_theorem6": float(answers.privacy.theorem6),
         "epsilon_exact": float(answers.privacy.exact) if answers.privacy.exact is not None else None,
@@ -303,6 +341,10 @@ def _plan(bench: Bench, part: str, seed: int) -> list[tuple[dict[str, Any], Call
     elif part == "few-shot":
         for task in ("sst2", "trec"):
             add(_discrete, task, "few-shot, not private", 1)
+    elif part == "starts":
+        for start in STARTS:
+            if seed == 0:
+                add(_start, "sst2", "start", start, start=start)
     elif part in SETTINGS:
         for epsilon in epsilons:
             add(_tuned, "sst2", part, part, epsilon, epsilon=epsilon)
