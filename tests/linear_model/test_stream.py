@@ -71,9 +71,12 @@ def test_the_other_methods_read_a_file_several_times(table, tmp_path):
     descent = LinearRegression(20.0, method="gradient-descent", **SETTINGS).fit(tmp_path / "t.parquet", "y")
     assert descent.coef_ == pytest.approx(COEFFICIENTS, abs=0.1)
     x, y = labels(5000)
-    pl.DataFrame({name: x[:, i] for i, name in enumerate(NAMES)} | {"y": y}).write_parquet(tmp_path / "l.parquet")
+    frame = pl.DataFrame({name: x[:, i] for i, name in enumerate(NAMES)} | {"y": y})
+    frame.write_parquet(tmp_path / "l.parquet")
     logistic = LogisticRegression(5.0, bounds=SETTINGS["bounds"]).fit(tmp_path / "l.parquet", "y")
-    assert logistic.score(x, y) > 0.8
+    assert logistic.score(frame[NAMES], y) > 0.8
+    replaced = LogisticRegression(5.0, bounds=SETTINGS["bounds"], adjacency="replace-one").fit(frame.lazy(), "y")
+    assert replaced.score(frame[NAMES], y) > 0.8
     once = pa.RecordBatchReader.from_batches(table.to_arrow().schema, table.to_arrow().to_batches())
     with pytest.raises(ValueError, match="once"):
         LinearRegression(20.0, method="gradient-descent", **SETTINGS).fit(once, "y")

@@ -53,8 +53,13 @@ class Task:
 
     @property
     def count(self) -> int | None:
-        """The number of rows where it is public: one row is replaced or blanked, never added, and counts fully."""
+        """The number of rows where it is public: one row is replaced or blanked, never added, and counts fully.
+
+        None where it is private, and before the first pass over a stream.
+        """
         if self.adjacency == "add-remove" or not self.shape.whole:
+            return None
+        if isinstance(self.source, stream.Stream) and not self.source.counted:
             return None
         return len(self.source)
 
@@ -242,7 +247,6 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.non_deterministic = True
         tags.input_tags.allow_nan = self.fill is not None
         return tags
 

@@ -171,7 +171,7 @@ class LinearRegression(LinearBase):
                 task.source,
                 lambda value, target: value - target[:, None],
                 Budget(noise, task.adjacency),
-                count=_count(task),
+                count=task.count,
                 guess=self.coef_norm,
                 penalty=self._penalty(task),
             )
@@ -205,7 +205,7 @@ class LinearRegression(LinearBase):
         penalty = self._penalty(task)
         solution = solve(gram, vector, noise, guess=self.coef_norm, penalty=penalty)
         theta = solution.theta
-        count: float = _count(task) or (float(gram[0, 0]) if self.fit_intercept else math.nan)
+        count: float = task.count or (float(gram[0, 0]) if self.fit_intercept else math.nan)
         if not count >= task.width + 1:  # unknown, or hidden by the noise: as many as the target's square allows
             count = max(square, task.width + 1.0)
         squares = max(float(square - 2 * theta @ vector + theta @ gram @ theta), 0.0)
@@ -249,7 +249,7 @@ class LinearRegression(LinearBase):
         penalty = self._penalty(task)
         solution = solve(gram, vector, noises, repair="none", ridge=ridge, penalty=penalty)
         # No sum of y² was paid for: the variance of y is at most 1 in scaled units, and the fit explains the rest.
-        count: float = _count(task) or max(float(gram[0, 0]) if self.fit_intercept else task.width + 1.0, 1.0)
+        count: float = task.count or max(float(gram[0, 0]) if self.fit_intercept else task.width + 1.0, 1.0)
         explained = float(solution.theta @ gram @ solution.theta) / count
         variance = min(max(1.0 - explained, 0.0), 1.0)
         plain = solution.matrix if penalty is None else solution.matrix - np.diag(penalty)
@@ -325,12 +325,6 @@ class Ridge(LinearRegression):
         weight = 1.0 if self.max_weight is None else 1.0 / self.max_weight
         diagonal = weight * self.alpha / task.features.half_width**2
         return np.r_[0.0, diagonal] if self.fit_intercept else diagonal
-
-
-def _count(task: Task) -> int | None:
-    if isinstance(task.source, Stream):
-        return len(task.source) if task.count is not None and task.source.counted else None
-    return task.count
 
 
 def _target_factor(norm_squared: float, guess: float) -> float:
