@@ -3,7 +3,7 @@
 Importing a file of this folder registers its mutants in :data:`MUTANTS`; :mod:`tacit.audit.mutation` runs them.
 """
 
-from tacit.audit.mutants import accounting, noise, rooms, sampling, sensitivity
+from tacit.audit.mutants import accounting, later, noise, rooms, sampling, sensitivity
 from tacit.audit.mutants.base import FAMILIES, MUTANTS, Mutant, mutant, replaced
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "MUTANTS",
     "Mutant",
     "accounting",
+    "later",
     "mutant",
     "noise",
     "replaced",
