@@ -22,10 +22,11 @@ from tacit.pate import ConfidentGNMax, Teachers, VoteCounts
 
 __all__ = ["ABOUT", "SEEDS", "run", "summary"]
 
-ABOUT = "PATE on Adult: 250 gradient-boosted teachers, a self-trained forest, ε three ways"
+ABOUT = "PATE on Adult: 250 gradient-boosted teachers, a self-trained student, ε three ways"
 SEEDS = 5
 TEACHERS, DELTA, PUBLIC = 250, 1e-5, 10_000
 QUERIES, THRESHOLD, CHECK_NOISE, VOTE_NOISE = 1_500, 300.0, 200.0, 40.0  # as in the paper's table 1
+ROUNDS = 6
 
 
 def run(table: Table) -> None:
@@ -78,7 +79,7 @@ def _measure(table: Table, votes: VoteCounts, test: Any, truth: NDArray[np.int64
         threshold=THRESHOLD * scale, check_noise=CHECK_NOISE * scale, vote_noise=VOTE_NOISE * scale, classes=2
     )
     answers = aggregator.answer(votes, queries=QUERIES, delta=DELTA, source=SeededSource(seed))
-    learned = answers.fit(student(seed))
+    learned = answers.fit(student(seed), rounds=ROUNDS)
     given = answers.labels[answers.answered]
     return prices(answers) | {
         "answers_right": float((given == truth[: len(answers)][answers.answered]).mean()),
@@ -98,10 +99,12 @@ def teacher() -> Any:
 
 
 def student(seed: int) -> Any:
-    """A forest."""
-    from sklearn.ensemble import RandomForestClassifier
+    """Boosted small trees; the recipe was chosen on training rows, with teachers and a test of their own."""
+    from sklearn.ensemble import GradientBoostingClassifier
 
-    return RandomForestClassifier(300, min_samples_leaf=3, max_features=0.3, random_state=seed)
+    return GradientBoostingClassifier(
+        n_estimators=100, learning_rate=0.1, max_depth=2, subsample=0.8, max_features=0.3, random_state=seed
+    )
 
 
 def _table(data: Any, split: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -69,6 +69,7 @@ class StackedTeachers:
             if anchors is not None:
                 draws.append(_Rows([anchors[i] for i in group], device))
             stack = _Stack([self.models[i] for i in group], device)
+            stack.try_out(x[:2])
             # Random numbers by teacher and step, drawn for all of them alike: none depends on what a part holds.
             generator = torch.Generator(device=device)
             generator.manual_seed(seed * 7_919 + start + 1)
@@ -117,6 +118,7 @@ class StackedTeachers:
         found = []
         for start in range(0, len(self.models), together):
             stack = _Stack(self.models[start : start + together], device)
+            stack.try_out(x[:2])
             stack.eval()
             with torch.no_grad():
                 parts = [stack(piece.to(device), shared=True).softmax(-1) for piece in x.split(rows)]
@@ -178,12 +180,7 @@ class _Stack:
 
     def __call__(self, x: Tensor, shared: bool = False) -> Tensor:
         if not self.alone:
-            try:
-                return self._together(x, shared)
-            except RuntimeError as error:
-                if not any(word in str(error) for word in ("vmap", "functorch", "batching rule")):
-                    raise
-                self._part()
+            return self._together(x, shared)
         return torch.stack([model(x if shared else x[i]) for i, model in enumerate(self.models)])
 
     def _together(self, x: Tensor, shared: bool) -> Tensor:
@@ -193,9 +190,19 @@ class _Stack:
         run = vmap(one, in_dims=(0, 0, None if shared else 0), randomness="different")
         return run(self.parameters, self.buffers, x)
 
-    def _part(self) -> None:
-        """Give up stacking; only before the first step, while the models still hold the same weights."""
-        self.alone = True
+    def try_out(self, x: Tensor) -> None:
+        """Run a row or two; where vmap cannot, the models are run one by one from now on."""
+        if self.alone or not len(x):
+            return
+        self.eval()
+        try:
+            with torch.no_grad():
+                rows = x.to(next(iter(self.parameters.values())).device)
+                self._together(rows.expand(len(self.models), *rows.shape), shared=False)
+        except RuntimeError as error:
+            if not any(word in str(error) for word in ("vmap", "functorch", "batching rule")):
+                raise
+            self.alone = True
 
     def unload(self) -> None:
         """Write the weights back into the models."""

@@ -74,11 +74,11 @@ class Teachers:
         self.x, self.y = data
         self.unit = "record" if unit is None else "person"
         self.labels, self.classes = _labels_of(classes)
+        if len(self.y) == 0:
+            raise ValueError("there are no records: teachers need somebody to learn from")
         people = unit
         if unit is None:
             people = range(len(self.y)) if partition == "positions" else dealing.contents(self.x, self.y)
-        if len(self.y) == 0:
-            raise ValueError("there are no records: teachers need somebody to learn from")
         if len(people) != len(self.y):
             raise ValueError(f"unit names the person of every row: {len(self.y)} of them, not {len(people)}")
         if partition == "keyed":
@@ -141,16 +141,19 @@ class Teachers:
         x = torch.as_tensor(np.asarray(self.x) if not torch.is_tensor(self.x) else self.x).to(device)
         y = torch.as_tensor(self._targets).to(device)
         stacked = StackedTeachers(self._make, self.n, self.seed)
-        with _Progress("teachers", self.n, progress) as shown:
-            stacked.fit(x, y, self._parts, seed=self.seed, progress=shown, **self._options, **options)
-        for attempt in range(1, RETRIES + 1):
-            broken = stacked.broken()
-            if not broken:
-                break
-            # Weights that are not finite come from steps that were too long: again from new weights, with shorter ones.
-            stacked.renew(broken, self._make, self.seed + attempt)
-            shorter = options | {"learning_rate": options["learning_rate"] / 4**attempt}
-            stacked.fit(x, y, self._parts, seed=self.seed + attempt, only=broken, **self._options, **shorter)
+        # Dropout and augmentation draw from torch's own generator: seeded here, left as it was after.
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(self.seed)
+            with _Progress("teachers", self.n, progress) as shown:
+                stacked.fit(x, y, self._parts, seed=self.seed, progress=shown, **self._options, **options)
+            for attempt in range(1, RETRIES + 1):
+                broken = stacked.broken()
+                if not broken:
+                    break
+                # Weights that are not finite come from too long steps: again from new weights, with shorter ones.
+                stacked.renew(broken, self._make, self.seed + attempt)
+                shorter = options | {"learning_rate": options["learning_rate"] / 4**attempt}
+                stacked.fit(x, y, self._parts, seed=self.seed + attempt, only=broken, **self._options, **shorter)
         self._failed = dict.fromkeys(stacked.broken(), "its weights are not finite")
         self._fitted = [stacked]
 
@@ -231,6 +234,7 @@ class Teachers:
             return np.asarray(found)
         rows = x if not hasattr(x, "detach") else x.detach().cpu().numpy()
         said = np.zeros((self.n, len(rows)), np.int64)
+        before = len(self._failed)
         for i, model in enumerate(self._fitted):
             if model is None or i in self._failed:
                 continue
@@ -238,7 +242,8 @@ class Teachers:
                 said[i] = _predicted(model, self.kind, rows, self.classes)
             except Exception as error:  # noqa: BLE001 - a teacher that cannot predict is one that failed
                 self._failed[i] = f"{type(error).__name__}: {error}"
-        self._report()
+        if len(self._failed) > before:
+            self._report()
         return said
 
     def _width(self, row: Any) -> int:

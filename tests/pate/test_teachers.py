@@ -1,0 +1,222 @@
+"""Teachers: disjoint people, every kind of model, and a vote from each whatever happens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.tree import DecisionTreeClassifier
+
+import tacit.pate
+from tacit.ledger import OperatorView
+from tacit.noise import Key
+from tacit.pate import ConfidentGNMax, Teachers, TeacherWarning, VoteCounts
+from tacit.pate.partition import keyed
+
+KEY = Key(bytes(range(32)))
+
+
+def data(rows=600, classes=3, seed=0):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, classes, rows)
+    return (rng.normal(size=(rows, 4)) + 3 * np.eye(classes, 4)[y]).astype(np.float32), y
+
+
+def network():
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(8, 3)
+    )
+
+
+def centroids(x, y):
+    """Any callable: trained by a call, it gives a callable."""
+    found = {c: x[y == c].mean(axis=0) for c in set(y.tolist())}
+    return lambda rows: np.array([min(found, key=lambda c: ((row - found[c]) ** 2).sum()) for row in rows])
+
+
+@pytest.mark.parametrize("make_model", [network, LogisticRegression, DecisionTreeClassifier(max_depth=3), centroids])
+def test_any_kind_of_model_teaches_and_the_example_of_the_guide_runs_as_it_stands(make_model):
+    train, (public_x, public_y) = data(), data(rows=200, seed=1)
+    teachers = tacit.pate.Teachers(make_model, train, n=12)
+    votes = teachers.fit(steps=80).vote(public_x)
+    answers = ConfidentGNMax(threshold=8, check_noise=2, vote_noise=2, classes=3).answer(votes, queries=120)
+    student = answers.fit(LogisticRegression())
+    assert (student.predict(public_x) == public_y).mean() > 0.65
+    assert votes.counts.sum(axis=1).tolist() == [12] * 200
+    assert "not publishable" in repr(answers)
+
+
+def test_adding_one_person_changes_one_part_only_and_a_person_is_whole():
+    rng = np.random.default_rng(0)
+    people = rng.integers(0, 300, 2000)
+    parts = keyed(people, 20, KEY)
+    for person in (7, 150):
+        assert len(set(parts[people == person].tolist())) == 1
+    without = people != 150
+    assert (keyed(people[without], 20, KEY) == parts[without]).all()
+    text, number = keyed(["1", 1], 10**6, KEY)
+    assert text != number  # two people
+
+
+@pytest.mark.parametrize("make_model", [network, centroids])
+def test_one_person_more_moves_at_most_one_vote_a_query(make_model):
+    (x, y), (public_x, _) = data(rows=300), data(rows=60, seed=2)
+    people = np.arange(300) // 3
+
+    def counts(rows):
+        teachers = Teachers(make_model, (x[rows], y[rows]), n=8, unit=people[rows], key=KEY, classes=3)
+        return teachers.fit(steps=30).vote(public_x)
+
+    full = counts(np.arange(300))
+    assert (full.partition, full.unit) == ("keyed", "person")
+    for person in (3, 60):
+        fewer = counts(np.flatnonzero(people != person))
+        moved = np.abs(full.counts - fewer.counts).sum(axis=1)
+        assert moved.max() <= 2
+
+
+def test_records_without_identifiers_are_dealt_out_by_what_they_hold():
+    x, y = data(rows=400)
+    one = Teachers(centroids, (x, y), n=7, key=KEY)
+    other = Teachers(centroids, (x[1:], y[1:]), n=7, key=KEY)
+    changed = sum(not np.array_equal(x[a], x[1:][b]) for a, b in zip(one._parts, other._parts, strict=True))
+    assert changed == 1
+
+
+def test_parts_by_position_are_equal_and_say_that_only_replacing_is_covered():
+    x, y = data(rows=103)
+    teachers = Teachers(centroids, (x, y), n=10, partition="positions", classes=3)
+    seen = teachers.diagnostics()
+    assert (seen.smallest_part, seen.largest_part) == (10, 11)
+    votes = teachers.fit().vote(x[:5])
+    answers = ConfidentGNMax(threshold=5, check_noise=2, vote_noise=2, classes=3).answer(votes, queries=5)
+    assert "replace one record" in repr(answers)
+
+
+def test_more_teachers_than_people_and_a_missing_class_are_no_trouble():
+    x, y = data(rows=6, classes=2)
+    votes = Teachers(LogisticRegression, (x, y), n=40, classes=3).fit().vote(x)
+    assert votes.counts.shape == (6, 3)
+    assert votes.counts.sum(axis=1).tolist() == [40] * 6  # also those without anybody vote
+    stacked = Teachers(network, (x, y), n=10).fit(steps=5).vote(x)
+    assert stacked.counts.shape == (6, 3)
+    one_label = Teachers(LogisticRegression, (x, np.zeros(6, int)), n=2, classes=2).fit().vote(x)
+    assert (one_label.counts[:, 0] >= 1).all()
+
+
+def test_a_teacher_that_fails_is_tried_again_and_reported():
+    x, y = data(rows=300)
+    tries = []
+
+    def shaky(rows, labels):
+        tries.append(len(rows))
+        if len(tries) in (1, 2):
+            raise RuntimeError("out of luck")
+        return centroids(rows, labels)
+
+    teachers = Teachers(shaky, (x, y), n=5, classes=3).fit()
+    assert len(tries) == 7  # five teachers, the first at its third try
+    assert teachers.diagnostics().failed == {}
+
+    part = Teachers(centroids, (x, y), n=5, classes=3, key=KEY)._parts[2]
+
+    def never(rows, labels):
+        if len(rows) == len(part) and np.array_equal(rows, x[part]):
+            raise RuntimeError("never works")
+        return centroids(rows, labels)
+
+    with pytest.warns(TeacherWarning, match="1 of 5 teachers failed"):
+        teachers = Teachers(never, (x, y), n=5, classes=3, key=KEY).fit()
+    assert list(teachers.diagnostics().failed) == [2]
+    assert teachers.vote(x).counts.sum(axis=1).tolist() == [5] * 300
+
+    def broken(rows, labels):
+        raise RuntimeError("a mistake in the model")
+
+    with pytest.raises(RuntimeError, match=r"every teacher failed.*a mistake in the model"):
+        Teachers(broken, (x, y), n=5).fit()
+
+
+def test_stacked_teachers_learn_what_each_would_alone():
+    (x, y), (public_x, public_y) = data(rows=400), data(rows=200, seed=3)
+    together = Teachers(network, (x, y), n=6, key=KEY).fit(steps=150, learning_rate=1e-2)
+    seen = together.diagnostics(public_x, public_y)
+    assert seen.accuracy_least > 0.7
+    assert isinstance(seen, OperatorView)
+
+    class Odd(torch.nn.Module):
+        """Looks at values, which vmap cannot."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+
+        def forward(self, rows):
+            return self.layer(rows) if rows.sum().item() > -1e9 else self.layer(-rows)
+
+    alone = Teachers(Odd, (x, y), n=4, key=KEY).fit(steps=100, learning_rate=5e-2)
+    assert alone.diagnostics(public_x, public_y).accuracy_mean > 0.8
+
+
+def test_labels_of_any_kind_are_mapped_by_the_public_list():
+    x, y = data(rows=200, classes=2)
+    names = np.array(["no", "yes"])[y]
+    votes = Teachers(LogisticRegression, (x, names), n=5, classes=["no", "yes"]).fit().vote(x)
+    assert (votes.counts.argmax(axis=1) == y).mean() > 0.8
+    with pytest.raises(ValueError, match="public list"):
+        Teachers(LogisticRegression, (x, names), n=5)
+    with pytest.raises(ValueError, match="not among"):
+        Teachers(LogisticRegression, (x, names), n=5, classes=["no", "perhaps"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n": 0}, "number of teachers"),
+        ({"unit": [1, 2]}, "person of every row"),
+        ({"partition": "random"}, "partition"),
+        ({"data": (np.zeros((0, 2)), np.zeros(0, int))}, "no records"),
+    ],
+)
+def test_bad_input_says_what_to_do(change, message):
+    x, y = data(rows=20)
+    arguments = {"data": (x, y), "n": 3} | change
+    with pytest.raises(ValueError, match=message):
+        Teachers(LogisticRegression, **arguments)
+
+
+@pytest.mark.slow
+def test_estimators_are_trained_in_processes():
+    x, y = data(rows=120)
+    one = Teachers(DecisionTreeClassifier, (x, y), n=4, key=KEY, classes=3).fit()
+    many = Teachers(DecisionTreeClassifier, (x, y), n=4, key=KEY, classes=3).fit(n_jobs=2)
+    assert (one.vote(x).counts == many.vote(x).counts).all()
+
+
+def test_unlabelled_rows_lift_a_torch_student():
+    rng = np.random.default_rng(5)
+    y = rng.integers(0, 2, 1500)
+    angle = rng.uniform(0, np.pi, 1500)
+    moons = np.stack([np.cos(angle) + y, np.where(y == 1, 0.4 - np.sin(angle), np.sin(angle))], 1)
+    moons = (moons + 0.1 * rng.normal(size=moons.shape)).astype(np.float32)
+    votes = VoteCounts(np.where(np.arange(2) == y[:, None], 1000, 0), teachers=1000, x=moons)
+    answers = ConfidentGNMax(threshold=10, check_noise=1, vote_noise=1, classes=2).answer(votes, queries=12)
+
+    def net():
+        return torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+
+    def accuracy(method):
+        torch.manual_seed(0)
+        student = answers.fit(net, method=method, steps=200, batch_size=32, learning_rate=1e-2, rounds=3, sure=0.7)
+        with torch.no_grad():
+            return float((student(torch.as_tensor(moons)).argmax(1).numpy() == y).mean())
+
+    assert accuracy("semi-supervised") >= accuracy("supervised")
+
+
+def test_a_student_needs_an_answer():
+    votes = VoteCounts(np.array([[5, 5]] * 4), teachers=10, x=np.zeros((4, 2)))
+    answers = ConfidentGNMax(threshold=1e6, check_noise=1, vote_noise=1, classes=2).answer(votes, queries=4)
+    with pytest.raises(ValueError, match="no query was answered"):
+        answers.fit(LogisticRegression())
