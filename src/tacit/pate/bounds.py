@@ -97,10 +97,10 @@ def theorem6(log_q: ArrayLike, sigma: float, orders: ArrayLike) -> Array:
     c = alpha - 1
     rest = np.add.outer(stay, 0 * c)
     rest += np.multiply.outer(log_a, c)
-    np.expm1(rest, out=rest)
     fail = np.multiply.outer(log_b, c)
     fail += logs[:, None]
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # a bound that overflows is no better than α/σ²
+        np.expm1(rest, out=rest)
         np.exp(fail, out=fail)
     rest += fail
     np.log1p(rest, out=rest)
