@@ -232,7 +232,7 @@ def _finish(
     for view in views:
         log.write(view)
     if views:
-        lines.append(f"the evaluation on private texts is in {folder / 'private' / 'operator.jsonl'}")
+        lines.append(f"what only the operator may see is in {folder / 'private' / 'operator.jsonl'}")
     shown = [result.to_dict() for key in card["evaluation"] for result in [card["evaluation"][key]]]
     for result in shown:
         lines.append(f"  {result['metric']} of {result['model']}: {result['value']:.1%} ({result['note']})")

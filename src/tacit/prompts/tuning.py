@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,7 @@ def tune(
     batch_size: int | None = None,
     learning_rate: float | None = None,
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    decay: bool = True,
     clip_norm: Any = 0.1,
     start: str | None = None,
     virtual_tokens: int | None = None,
@@ -185,8 +187,10 @@ def tune(
     stands before ``{text}`` in the template. ``method`` is ``"soft"``, ``"prefix"`` or ``"lora"``; ``start``,
     ``virtual_tokens``, ``rank``, ``modules``, ``freeze_a`` and ``config`` are those of
     :func:`tacit.prompts.adapters.adapt`. A soft prompt or prefix starts as the template's instruction unless ``start``
-    says otherwise. ``evaluate`` are labelled texts declared public (or private). ``settings`` are those of
-    :func:`tacit.sgd.fit` and :class:`tacit.sgd.Training`: ledger, checkpoint, unit, sampler and so on.
+    says otherwise. ``optimizer`` makes one from the weights (default: Adam); with ``decay`` its learning rate falls
+    linearly to nothing, so that the noise of the last steps averages out. ``evaluate`` are labelled texts declared
+    public (or private). ``settings`` are those of :func:`tacit.sgd.fit` and :class:`tacit.sgd.Training`: ledger,
+    checkpoint, unit, sampler and so on.
 
     Guarantee: the adapter, and all that is computed from it, is (ε, δ)-DP as :attr:`Tuned.privacy` states, for adding
     or removing one record (or unit). The gradient of each example's own loss is clipped to L2 norm ``clip_norm``;
@@ -239,6 +243,9 @@ def tune(
     weights = [p for p in trained.parameters() if p.requires_grad]
     rate = learning_rate if learning_rate is not None else LEARNING_RATE.get(method, 1e-3)
     stepper = optimizer(weights) if optimizer is not None else torch.optim.Adam(weights, lr=rate)
+    total = steps if steps is not None else math.ceil((epochs or 1) * count / batch_size)
+    if decay and "scheduler" not in settings:
+        settings["scheduler"] = torch.optim.lr_scheduler.LambdaLR(stepper, lambda step: max(0.0, 1 - step / total))
     if physical_batch is None and asking.device.type == "cpu":
         physical_batch = CPU_BATCH
     settings.setdefault("evaluate_every", 1 << 60)  # scoring a test set takes longer than a step: at the end only
