@@ -14,6 +14,7 @@ from types import ModuleType
 
 #: name on the command line -> module of this folder
 EXPERIMENTS = {
+    "abadi-mnist": "abadi",
     "accountants": "accountants",
     "census": "census",
     "pate-adult": "pate_adult",
