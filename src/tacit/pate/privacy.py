@@ -96,7 +96,8 @@ class Privacy:
         self.asked, self.answered = asked, answered
         self.partition, self.charge = partition, charge
         self.sanitised: Sanitised | None = None
-        self._release_charge: Charge | None = None
+        #: what paid for the sanitised release, where a ledger did
+        self.release_charge: Charge | None = None
         self._theorem6, self._exact, self._sensitivity = theorem6, exact, sensitivity
         self._known: dict[tuple[str, float], DataDependent | None] = {}
 
@@ -208,7 +209,7 @@ class Privacy:
         if ledger is not None:
             if dataset is None:
                 raise ValueError("name the data set in the ledger: dataset=")
-            self._release_charge = ledger.charge(
+            self.release_charge = ledger.charge(
                 dataset, mechanism, delta=delta, purpose="sanitised data-dependent price of teachers' votes"
             )
         # A constant floor keeps it a smooth bound, and the noise above zero.
@@ -218,8 +219,8 @@ class Privacy:
         epsilon = float(convert(np.array([order]), np.array([found + cost]), self.delta)[0])
         self.sanitised = Sanitised(epsilon, self.delta, order, found, cost, mechanism.beta, mechanism.noise)
         self.mechanism = self.mechanism + mechanism
-        if self._release_charge is not None:
-            self._release_charge.confirm()
+        if self.release_charge is not None:
+            self.release_charge.confirm()
         return self.sanitised
 
     # -- what may leave ----
@@ -240,7 +241,7 @@ class Privacy:
         }
         if self.sanitised is not None:
             values["sanitised"] = self._charged(
-                dataclasses.asdict(self.sanitised), self._release_charge, "output of the sanitised release"
+                dataclasses.asdict(self.sanitised), self.release_charge, "output of the sanitised release"
             )
         return Release(values)
 

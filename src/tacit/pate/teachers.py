@@ -39,10 +39,11 @@ class Teachers:
     - such a module or estimator, of which copies are made;
     - a callable ``train(x, y)`` that returns a callable ``predict(x)`` giving labels.
 
-    ``unit`` names the person of every row (default: a record is a person, named by what it holds). People are dealt out
-    by a keyed hash of the name (``partition="keyed"``: adding or removing one person changes one teacher), or by place
-    (``partition="positions"``: equal parts, and only replacing one person is covered). ``classes`` is the public number
-    of labels, or the list of them; without it labels are whole numbers from 0 and the aggregator's number counts.
+    ``unit`` names the person of every row (default: a record is a person, named by what it holds), ``unit_name`` says
+    what they are ("person", "household", …). People are dealt out by a keyed hash of the name (``partition="keyed"``:
+    adding or removing one person changes one teacher), or by place (``partition="positions"``: equal parts, and only
+    replacing one person is covered). ``classes`` is the public number of labels, or the list of them; without it
+    labels are whole numbers from 0 and the aggregator's number counts.
 
     >>> from sklearn.linear_model import LogisticRegression
     >>> rng = np.random.default_rng(0)
@@ -59,6 +60,7 @@ class Teachers:
         n: int = 250,
         *,
         unit: Any = None,
+        unit_name: str | None = None,
         classes: int | Sequence[Any] | None = None,
         partition: str = "keyed",
         key: Key | None = None,
@@ -72,7 +74,7 @@ class Teachers:
             raise ValueError("data is (x, y): the records and as many labels")
         self.n, self.seed, self.partition = int(n), int(seed), partition
         self.x, self.y = data
-        self.unit = "record" if unit is None else "person"
+        self.unit = unit_name or ("record" if unit is None else "person")
         self.labels, self.classes = _labels_of(classes)
         if len(self.y) == 0:
             raise ValueError("there are no records: teachers need somebody to learn from")

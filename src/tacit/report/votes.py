@@ -1,0 +1,192 @@
+"""What do I show of answers by teachers' noisy votes? The card and the pages of a PATE run.
+
+The card claims the data-independent ε. A data-dependent one is not publishable and stands there as that text, unless a
+sanitised one was released: then that one is on the card as a charged value. Margins of the votes, and the
+data-dependent prices themselves, are on the operator's page only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tacit import accounting as acc
+from tacit.ledger import OperatorView, Release, charged, public
+from tacit.pate import Answers
+from tacit.pate.privacy import NOT_PUBLISHABLE
+from tacit.report import plots
+from tacit.report.operator import NOT_COVERED, _marked, make_operator_page
+from tacit.report.page import _figure, _get, make_page
+from tacit.report.plots import Axis, Line
+from tacit.report.run import Evaluation, Run
+from tacit.report.words import number, rounded
+
+SANITISED = "data-dependent ε, sanitised (a noisy estimate, not a bound)"
+_MARGINS = ("margin_edges", "margin_counts", "margin_answered")
+
+
+def describe_answers(answers: Answers, name: str, **rest: Any) -> Run:
+    """The run of some :class:`tacit.pate.Answers`, with ``rest`` for what only the user knows.
+
+    >>> from tacit.pate import GNMax
+    >>> run = describe_answers(GNMax(vote_noise=40, classes=2).answer([[90, 10]] * 9, queries=9), "labels")
+    >>> run.steps_planned, run.mechanism
+    (9, Votes(40) * 9)
+    """
+    privacy, kind = answers.privacy, answers.aggregator
+    table = answers._votes
+    given = answers.answered.cumsum()
+
+    def after(count: int) -> acc.Bound:
+        """The data-independent price of what was released up to a query: the labels and which have none."""
+        ran = kind.plan(count, int(given[count - 1]), partition=table.partition, unit=table.unit)
+        return acc.epsilon(ran, privacy.delta, adjacency=privacy.adjacency)
+
+    evaluations = list(rest.pop("evaluations", ()))
+    if privacy.sanitised is not None:
+        note = (
+            f"at Rényi order {privacy.sanitised.order:g}, with what its release cost; the guarantee is the ε at the top"
+        )
+        paid = privacy.release_charge
+        kept = (
+            charged(privacy.sanitised.epsilon, paid)
+            if paid is not None
+            else public(privacy.sanitised.epsilon, "output of the sanitised release; priced here, charged to no ledger")
+        )
+        evaluations.append(Evaluation(SANITISED, kept, model="release", note=note))
+    parameters = {
+        "aggregator": type(kind).__name__,
+        **{k: v for k, v in vars(kind).items()},
+        "teachers": table.teachers,
+        "partition": table.partition,
+        "answered": privacy.answered,
+        "data-dependent ε by theorem 6": NOT_PUBLISHABLE,
+        "exact ε of the votes": NOT_PUBLISHABLE,
+    }
+    usual: dict[str, Any] = {
+        "adjacency": privacy.adjacency,
+        "epsilon": privacy.data_independent,
+        "after": after if len(answers) > 1 else None,
+        "method": "PATE: teachers on disjoint people label public queries by noisy votes (Papernot et al. 2018)",
+        "purpose": "labels by teachers' noisy votes",
+        "parameters": parameters,
+        "sampler": "none: every teacher votes on every query",
+        "steps_planned": len(answers),
+        "steps_executed": len(answers),
+        "basis": "every query that was asked, answered or not",
+        "generator": "operating system's randomness, exact sampling",
+        "covered": ("the labels, which queries have none, and every student trained on them",),
+        "evaluations": tuple(evaluations),
+    }
+    if privacy.charge is not None:
+        usual |= {
+            "ledger": privacy.charge.ledger,
+            "dataset": privacy.charge.dataset,
+            "charge": privacy.charge.number,
+        }
+    return Run(name, privacy.mechanism, delta=privacy.delta, **(usual | rest))
+
+
+def make_votes_page(card: Release) -> str:
+    """The report of a PATE card: the usual page, and ε against queries with the sanitised estimate beside it."""
+    text = make_page(card)
+    section = _against_queries(card)
+    return text.replace("<h2>Accuracy</h2>", section + "<h2>Accuracy</h2>", 1)
+
+
+def write_votes_page(card: Release, path: str | os.PathLike[str]) -> Path:
+    """Write ``report.html``."""
+    target = Path(path)
+    target.write_text(make_votes_page(card), encoding="utf-8")
+    return target
+
+
+def _against_queries(card: Release) -> str:
+    curve = _get(card, "guarantee.over_steps")
+    if curve is None:
+        return ""
+    queries, upper = curve["steps"], curve["upper"]
+    results = card["evaluation"]
+    estimate = next((results[k]["value"] for k in results if results[k]["metric"] == SANITISED), None)
+    delta = number(_get(card, "guarantee.delta"))
+    last = number(rounded(upper[-1]))
+    words = f"The data-independent ε of the answers reaches {last} after {queries[-1]} queries."
+    lines = [Line(queries, upper, label="data-independent: the guarantee")]
+    mark = None
+    if estimate is not None:
+        words += f" The sanitised data-dependent estimate is {number(rounded(estimate))}."
+        mark = (queries[-1], estimate, f"sanitised: ε ≈ {number(rounded(estimate))}")
+    drawing = plots.chart(
+        "queries",
+        "ε against queries",
+        words,
+        Axis("queries put to the teachers", 0, queries[-1]),
+        Axis(f"ε at δ = {delta}", 0, max([*upper, estimate or 0.0]) * 1.12),
+        lines,
+        area=lines[0],
+        mark=mark,
+    )
+    caption = (
+        "What the answers cost whatever the votes were (line; without the release of the estimate), and, where it was "
+        "released, the sanitised estimate of what they cost given how clearly the teachers agreed. Other "
+        "data-dependent values are not publishable: they are computed from private votes."
+    )
+    return "<h2>Votes</h2>" + _figure("guarantee.over_steps", drawing, caption, "")
+
+
+def votes_view(answers: Answers) -> OperatorView:
+    """What the operator may look at: margins, answers by margin, and the data-dependent prices."""
+    values = answers.diagnostics().reveal()
+    values["epsilon_theorem6"] = float(answers.privacy.theorem6)
+    if answers.privacy.exact is not None:
+        values["epsilon_exact"] = float(answers.privacy.exact)
+    return OperatorView(**values)
+
+
+def make_votes_operator_page(card: Release, views: Sequence[OperatorView]) -> str:
+    """The operator's page of a PATE run: the usual one, and histograms of the votes' margins."""
+    plain = [OperatorView(**{k: v for k, v in view.reveal().items() if k not in _MARGINS}) for view in views]
+    text = make_operator_page(card, plain)
+    drawn = "".join(_margins(view.reveal()) for view in views if "margin_edges" in view.names())
+    return text.replace("<h2>Diagnostics</h2>", "<h2>Diagnostics</h2>" + drawn, 1)
+
+
+def write_votes_operator_page(card: Release, views: Sequence[OperatorView], path: str | os.PathLike[str]) -> Path:
+    """Write the operator's page so that only its owner can read it."""
+    text, target = make_votes_operator_page(card, views), Path(path)
+    target.unlink(missing_ok=True)
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    return target
+
+
+def _margins(values: dict[str, Any]) -> str:
+    edges, every, given = (values[name] for name in _MARGINS)
+    if not sum(every):
+        return ""
+    across = Axis("margin: largest count less the second, as a share of the teachers", 0, 1, percent=True)
+    bars = [(edges[i], edges[i + 1], float(c)) for i, c in enumerate(every)]
+    clear = sum(c for (left, _, c) in bars if left >= 0.5) / sum(every)
+    histogram = plots.chart(
+        "margins",
+        f"Margins of the votes ({NOT_COVERED})",
+        f"{clear:.0%} of the queries have a margin of half of the teachers or more.",
+        across,
+        Axis("queries", 0, max(every) * 1.1),
+        [],
+        bars=bars,
+    )
+    shares = [(edges[i], edges[i + 1], g / c) for i, (c, g) in enumerate(zip(every, given, strict=True)) if c]
+    answered = plots.chart(
+        "answered",
+        f"Answered by margin ({NOT_COVERED})",
+        f"{sum(given)} of {sum(every)} queries were answered.",
+        across,
+        Axis("answered", 0, 1, percent=True),
+        [],
+        bars=shares,
+    )
+    return _marked(histogram, "Margins of the votes") + _marked(answered, "Answered and abstained by margin")
