@@ -3,8 +3,8 @@
     python -m benchmarks regression [--only linear,logistic,...] [--repeats 20] [--peer-python PATH] [--out FOLDER]
 
 Parts: ``linear`` (log income), ``logistic`` (employed), ``split`` (how the functional mechanism's ε is divided),
-``census`` (the functional mechanism on acs2018 and brazil2010), ``coverage`` (of the 95% interval), ``stream`` (one pass
-over generated Parquet). Tables go to the terminal, plots and results to the folder (default: runs/regression).
+``census`` (the functional mechanism on acs2018 and brazil2010), ``coverage`` (of the 95% interval), ``stream`` (one
+pass over generated Parquet). Tables go to the terminal, plots and results to the folder (default: runs/regression).
 
 The data are those of TACIT_DATA. diffprivlib 0.6.6 does not import under scikit-learn 1.9 and gets an environment of
 its own:
@@ -12,9 +12,9 @@ its own:
     python -m venv peer && peer/bin/pip install diffprivlib==0.6.6 scikit-learn==1.5.2
     python -m benchmarks regression --peer-python peer/bin/python
 
-Splits: ``default_rng(seed).permutation`` for 20 seeds from 160 on. That is the first block of twenty whose least-squares
-R² (.453) is that of the reference rows, so that these can be compared; over 300 splits it is .4522. Look at the gaps,
-which hardly depend on the splits, rather than at the third digit of R².
+Splits: ``default_rng(seed).permutation`` for 20 seeds from 160 on. That is the first block of twenty whose
+least-squares R² (.453) is that of the reference rows, so that these can be compared; over 300 splits it is .4522. Look
+at the gaps, which hardly depend on the splits, rather than at the third digit of R².
 """
 
 from __future__ import annotations

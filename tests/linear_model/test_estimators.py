@@ -21,18 +21,23 @@ from tacit.linear_model import (
     LinearRegression,
     LogisticRegression,
     Ridge,
+    SchemaEncoder,
 )
 from tacit.schema import Boolean, Categorical, Numeric, Schema, SchemaError, Unit
 from tests.linear_model.common import BOUNDS, COEFFICIENTS, labels, numbers
 
-SIZES = {"bounds": (-10, 10), "max_weight": 10.0}
+SIZES = {"bounds": (-4, 4), "max_weight": 10.0}
 CHECKED = [
-    LinearRegression(1e4, target_bounds=(-200, 200), **SIZES),
-    LinearRegression(1e4, target_bounds=(-200, 200), method="sufficient-statistics", **SIZES),
-    Ridge(1.0, 1e4, target_bounds=(-200, 200), **SIZES),
-    FunctionalLinearRegression(1e4, target_bounds=(-200, 200), **SIZES),
-    LogisticRegression(1e4, **SIZES),
-    FunctionalLogisticRegression(1e4, **SIZES),
+    LinearRegression(1e5, target_bounds=(-200, 200), **SIZES),
+    FunctionalLinearRegression(1e5, target_bounds=(-200, 200), **SIZES),
+    LogisticRegression(1e5, **SIZES),
+    FunctionalLogisticRegression(1e5, **SIZES),
+    pytest.param(
+        LinearRegression(1e5, target_bounds=(-200, 200), method="sufficient-statistics", **SIZES),
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(Ridge(1.0, 1e5, target_bounds=(-200, 200), **SIZES), marks=pytest.mark.slow),
+    pytest.param(LogisticRegression(1e5, 0.0, **SIZES), marks=pytest.mark.slow),
 ]
 #: Checks that fit twice and ask for the same result: noise comes from the operating system and differs.
 NOT_FOR_NOISE = {
@@ -290,6 +295,15 @@ def test_estimators_work_in_a_pipeline():
     assert halved.fit(x, y).score(x, y) > 0.9
     weighted = make_pipeline(LinearRegression(20.0, max_rows=1, **BOUNDS))
     assert weighted.fit(x, y, linearregression__groups=np.arange(3000)).score(x, y) > 0.9
+
+
+def test_a_schema_encodes_in_a_pipeline_with_names():
+    table = pd.DataFrame(patients(3000))
+    encoder = SchemaEncoder(SCHEMA).set_output(transform="pandas")
+    assert encoder.fit_transform(table).columns.tolist() == list(SCHEMA.feature_names)
+    private = make_pipeline(SchemaEncoder(SCHEMA), LinearRegression(20.0, bounds=(-1, 1), target_bounds=(0, 400)))
+    assert private.fit(table, table["cost"]).score(table, table["cost"]) > 0.9
+    assert clone(private[0]).schema == SCHEMA
 
 
 def test_there_is_no_seed_and_two_fits_differ():

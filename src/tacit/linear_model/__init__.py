@@ -10,6 +10,7 @@
 ε in [0.99..., 0.99...] at δ=1e-06, add/remove one record, whitened DP gradient descent, noise: exact, ...
 """
 
+from tacit.linear_model.encoder import SchemaEncoder
 from tacit.linear_model.functional_estimators import FunctionalLinearRegression, FunctionalLogisticRegression
 from tacit.linear_model.guarantee import Guarantee, PrivacyWarning, SearchRefused
 from tacit.linear_model.linear import LinearRegression, Ridge
@@ -23,5 +24,6 @@ __all__ = [
     "LogisticRegression",
     "PrivacyWarning",
     "Ridge",
+    "SchemaEncoder",
     "SearchRefused",
 ]

@@ -21,7 +21,7 @@ from tacit.linear_model.bounds import WHY, Features, as_table, features_of, scal
 from tacit.linear_model.guarantee import Guarantee
 from tacit.linear_model.rows import Rows, make_rows
 from tacit.linear_model.sensitivity import Shape
-from tacit.schema import Schema, SchemaError
+from tacit.schema import Numeric, Schema, SchemaError
 
 Floats = npt.NDArray[np.float64]
 
@@ -200,6 +200,9 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _stream_target(self, y: Any) -> Floats:
         middle, half_width = target_of(self.target_bounds, self.bounds)
         values = np.asarray(y, dtype=np.float64)
+        declared = self.bounds.target if isinstance(self.bounds, Schema) else None
+        if self.target_bounds is None and isinstance(declared, Numeric) and declared.fill is not None:
+            values = np.where(np.isnan(values), declared.fill, values)
         if values.ndim != 1:
             raise ValueError(f"y holds one number a row, not an array of shape {values.shape}")
         if not np.isfinite(values).all():

@@ -56,7 +56,6 @@ class GaussianMatrix:
 
     def __init__(self, shape: Shape, width: int, target: float = 0.0) -> None:
         self.sensitivity = shape.frobenius("add-remove", target) + width * ROUNDING
-        self.unit = "record"
 
     def scale(self, multiplier: float) -> float:
         """s, the noise on the diagonal."""
