@@ -106,11 +106,15 @@ def add_normal_(
     >>> bool((noisy == 1 + 2 * normal(key, 0, "bias", 1000)).all())
     True
     """
+    with torch.no_grad():
+        _add_checked(tensor, key, step, parameter, scale, offset)
+    return tensor
+
+
+def _add_checked(tensor: torch.Tensor, key: Key, step: int, parameter: int | str, scale: float, offset: int) -> None:
     _check_sum(tensor, scale, offset)
     words = key.stream("normal", step, parameter)
-    with torch.no_grad():
-        _add(words, offset, tensor, scale if tensor.dtype == torch.float64 else _round_up(scale))
-    return tensor
+    _add(words, offset, tensor, scale if tensor.dtype == torch.float64 else _round_up(scale))
 
 
 @_never_traced
@@ -145,7 +149,8 @@ def add_normal_many_(
             _check_sum(tensor, scales[i], starts[i])
             together.setdefault((tensor.device, tensor.dtype), []).append(i)
         else:
-            add_normal_(tensor, key, step, parameters[i], scales[i], offset=starts[i])
+            with torch.no_grad():
+                _add_checked(tensor, key, step, parameters[i], scales[i], starts[i])
     for (device, _), chosen in together.items():
         from tacit.noise import cuda
 

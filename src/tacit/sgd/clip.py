@@ -61,21 +61,36 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def engine_of(model: nn.Module) -> Engine:
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """All modules of a model, each once; ``model.modules()`` in a fraction of its time, for every step asks."""
+    found: dict[int, nn.Module] = {}
+    stack = [model]
+    while stack:
+        module = stack.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            stack.extend(child for child in module._modules.values() if child is not None)
+    return list(found.values())
+
+
+def engine_of(model: nn.Module, modules: list[nn.Module] | None = None) -> Engine:
     """The engine of a model, with what it has learned about it; a new one when other parameters are trained."""
-    parameters = trainable(model)
+    parts = modules_of(model) if modules is None else modules
+    trained = [p for m in parts for p in m._parameters.values() if p is not None and p.requires_grad]
     engine = _engines.get(model)
-    if engine is None or [(n, id(p)) for n, p in engine.parameters.items()] != [
-        (n, id(p)) for n, p in parameters.items()
-    ]:
-        engine = _engines[model] = Engine(model, parameters)
+    # The engine keeps its parameters alive, so that no other can have taken their place in memory.
+    identity = [id(p) for p in trained]
+    if engine is None or engine.identity != identity:
+        engine = _engines[model] = Engine(model, trainable(model))
+        engine.identity = identity
     return engine
 
 
-def context_of(model: nn.Module, loss: Loss, views: int) -> Any:
+def context_of(model: nn.Module, loss: Loss, views: int, modules: list[nn.Module] | None = None) -> Any:
     """What a check of one call says nothing about in another: the code of the loss, views, training or evaluation."""
     code = getattr(getattr(loss, "func", loss), "__code__", None) or type(loss)
-    return code, views, tuple(module.training for module in model.modules())
+    parts = modules_of(model) if modules is None else modules
+    return code, views, tuple(module.training for module in parts)
 
 
 def clipped_grad(
@@ -126,17 +141,19 @@ def clipped_grad(
         raise ValueError(f"mask must have shape ({examples},), not {tuple(mask.shape)}")
     if method not in ("operations", "examples"):
         raise ValueError(f"method must be 'operations' or 'examples', not {method!r}")
-    engine = engine_of(model)
-    engine.context = context_of(model, loss, views)
+    modules = modules_of(model)
+    engine = engine_of(model, modules)
+    engine.context = context_of(model, loss, views, modules)
+    engine.buffers = [id(b) for m in modules for b in m._buffers.values()]
     names = list(engine.parameters)
     spec = Clipping.of(clipping, clip_norm, names, stabiliser)
-    checks.no_known_obstacles(model)
+    checks.no_known_obstacles(model, modules)
     if microbatch is not None and microbatch < 1:
         raise ValueError(f"microbatch must be at least 1, not {microbatch}")
     size = 1 if method == "examples" else microbatch or max(1, examples)
     device = next(iter(engine.parameters.values())).device
     due = checks.due(engine, check)
-    sums = {n: torch.zeros(p.shape, dtype=_wide(p), device=p.device) for n, p in engine.parameters.items()}
+    sums: dict[str, Tensor] = {}
     told: list[tuple[Tensor, Tensor, Tensor]] = []
     for start in range(0, examples, size):
         real = min(size, examples - start)
@@ -151,9 +168,10 @@ def clipped_grad(
         elif size < examples:
             piece = take(batch, slice(start * views, (start + size) * views))
         part, *rest = _one(engine, loss, piece, spec, kept, views, check, due, method, compile)
-        sums = part if real == examples else {name: sums[name] + part[name] for name in names}
+        sums = {name: sums[name] + part[name] for name in names} if sums else part
         told.append(tuple(value[:real] for value in rest))
     if not told:
+        sums = {n: torch.zeros(p.shape, dtype=_wide(p), device=p.device) for n, p in engine.parameters.items()}
         none = torch.zeros((0, len(spec.groups)), device=device)
         told.append((none, none[:, 0], none))
     norms, losses, scale = (torch.cat(values) if len(told) > 1 else values[0] for values in zip(*told, strict=True))

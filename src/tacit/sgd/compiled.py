@@ -11,6 +11,7 @@ written for one state of everything else: what a loss reads besides model and ba
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 import warnings
@@ -31,8 +32,8 @@ from tacit.sgd.engine import Engine, Plan
 from tacit.sgd.errors import ClippingError
 from tacit.sgd.kernels import full_precision
 
-#: A step that keeps the GPU waiting for launches longer than this share of its time is recorded as a CUDA graph.
-LAUNCH_BOUND = 0.3
+#: The step after which a program on a GPU is recorded as a CUDA graph.
+WARM = 3
 
 
 class NotCompiled(UserWarning):
@@ -66,8 +67,7 @@ def signature(engine: Engine, loss: Any, batch: Any, spec: Clipping, masked: boo
     tensors = tuple(
         (t.shape, t.dtype, t.device, t.stride()) if isinstance(t, Tensor) else ("constant", repr(t)) for t in leaves
     )
-    parameters = tuple((p.shape, p.dtype, p.device) for p in engine.parameters.values())
-    buffers = tuple(id(b) for m in engine.model.modules() for b in m._buffers.values())
+    parameters = tuple((p.dtype, p.device) for p in engine.parameters.values())
     device = next(iter(engine.parameters.values())).device.type
     autocast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
     return (
@@ -76,7 +76,7 @@ def signature(engine: Engine, loss: Any, batch: Any, spec: Clipping, masked: boo
         tree,
         tensors,
         parameters,
-        buffers,
+        tuple(engine.buffers),
         masked,
         views,
         spec.kind,
@@ -183,17 +183,21 @@ class Program:
         return draws_randomly(graph), graph, boundary
 
     def _compile(self, whole: GraphModule, boundary: str, inputs: list[Tensor]) -> Callable[..., Any]:
+        names = [n.name for n in whole.graph.nodes]
+        late = set(names[names.index(boundary) + 1 :])
         whole.graph.eliminate_dead_code()
-        whole.recompile()
+        self.split = needs_full_precision(whole, late, self.device)
+        tidy(whole, late, reorder=not self.split)
         options: dict[str, Any] = {}
+        if self.device.type == "cuda" and any(_name(n) == "convolution" for n in whole.graph.nodes):
+            options["force_layout_optimization"] = True
         if self.random:
             # The numbers that the uncompiled model would draw, so that a run can be repeated from a checkpoint.
             options["fallback_random"] = True
-        self.split = needs_full_precision(whole, boundary, self.device)
         try:
             if not self.split:
                 return inductor(whole, inputs, options)
-            first, second, kept = cut(whole, boundary)
+            first, second, kept = cut(whole, late)
             with torch.no_grad():
                 middle = first(*inputs)
             run_first = inductor(first, inputs, options)
@@ -231,8 +235,8 @@ class Program:
                 self.replay = None
                 found = self._run(*inputs, *self.constants)
                 self._calls += 1
-                if self._calls == 3 and self.device.type == "cuda" and not self.random:
-                    self.replay = record(self._run, inputs, self.constants)
+                if self._calls == WARM and self.device.type == "cuda" and not self.random:
+                    self.replay = Recording(self._run, inputs, self.constants)
         *values, norms, losses, scale, fine = found
         if not bool(fine):
             return None
@@ -266,21 +270,47 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
 
 
+def _name(node: Node) -> str:
+    """The name of an aten operation; empty for anything else."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return ""
+    return str(target._schema.name.partition("::")[2])
+
+
+def tidy(whole: GraphModule, late: set[str], reorder: bool) -> None:
+    """Prepare a traced graph for the compiler.
+
+    Views become reshapes, because another memory order may be chosen for what they look at. And everything after the
+    backward pass that can be computed during it is moved there: what is only needed for the norms of one layer (the
+    gradients of normalisation layers above all) need then not be kept to the end.
+    """
+    nodes = list(whole.graph.nodes)
+    if not any(isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable for n in nodes):
+        for node in nodes:
+            if _name(node) in ("view", "_unsafe_view"):
+                node.target = torch.ops.aten.reshape.default
+        turn: dict[Node, int] = {}
+        for k, node in enumerate(nodes):
+            movable = reorder and node.name in late and node.op not in ("placeholder", "output")
+            turn[node] = max((turn[n] for n in node.all_input_nodes), default=k) if movable else k
+        ordered = sorted(nodes, key=turn.__getitem__)  # stable: what waits for the same node stays in order
+        for earlier, later in itertools.pairwise(ordered):
+            earlier.append(later)
+    whole.graph.lint()
+    whole.recompile()
+
+
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward", "_convolution")
 
 
-def needs_full_precision(whole: GraphModule, boundary: str, device: torch.device) -> bool:
+def needs_full_precision(whole: GraphModule, late: set[str], device: torch.device) -> bool:
     """Whether norms and sums have float32 products that the model's settings would compute in tf32."""
     settings = kernels.model_settings()
     if settings is not None and device.type == "cpu":
         settings = (settings[0], False)
-    after = False
     for node in whole.graph.nodes:
-        after = after or node.name == boundary
-        target = node.target
-        if not after or not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
-            continue
-        name = target._schema.name.partition("::")[2]
+        name = _name(node) if node.name in late else ""
         if name in _PRODUCTS and any(_is_float32(n) for n in node.all_input_nodes):
             reduced = settings is None or (settings[1] if "conv" in name else settings[0] != "highest")
             if reduced:
@@ -290,7 +320,7 @@ def needs_full_precision(whole: GraphModule, boundary: str, device: torch.device
 
 def _is_float32(node: Node) -> bool:
     meta = node.meta.get("tensor_meta")
-    return getattr(meta, "dtype", torch.float32) == torch.float32
+    return bool(getattr(meta, "dtype", torch.float32) == torch.float32)
 
 
 def _last_node() -> str:
@@ -326,12 +356,11 @@ def lift(graph: GraphModule) -> list[Tensor]:
     return [value for value, _ in found.values()]
 
 
-def cut(whole: GraphModule, boundary: str) -> tuple[GraphModule, GraphModule, list[int]]:
-    """The graph in two, the second beginning at the named node; which inputs of the whole the second part reads."""
+def cut(whole: GraphModule, late: set[str]) -> tuple[GraphModule, GraphModule, list[int]]:
+    """The graph in two, the second beginning where the late nodes do; which inputs of the whole that part reads."""
     nodes = list(whole.graph.nodes)
-    names = [n.name for n in nodes]
     place = {n: k for k, n in enumerate(nodes)}
-    begin = names.index(boundary)
+    begin = next(k for k, n in enumerate(nodes) if n.name in late and n.op != "placeholder")
     placeholders = [n for n in nodes if n.op == "placeholder"]
     crossing = [n for n in nodes[:begin] if n.op != "placeholder" and any(place[user] >= begin for user in n.users)]
     read = [p for p in placeholders if any(place[user] >= begin for user in p.users)]
@@ -382,21 +411,6 @@ class Recording:
                 mine.copy_(given, non_blocking=True)
         self.graph.replay()
         return [t.clone() for t in self.outputs]
-
-
-def record(run: Callable[..., Any], inputs: list[Tensor], constants: list[Tensor]) -> Recording | None:
-    """The step as a CUDA graph, where launching it takes most of its time."""
-    launches, whole = [], []
-    for _ in range(3):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        run(*inputs, *constants)
-        launches.append(time.perf_counter() - began)
-        torch.cuda.synchronize()
-        whole.append(time.perf_counter() - began)
-    if sorted(launches)[1] < LAUNCH_BOUND * sorted(whole)[1]:
-        return None
-    return Recording(run, inputs, constants)
 
 
 def attempt(

@@ -142,6 +142,9 @@ class Engine:
         self.plans: dict[Any, Plan] = {}
         # Compiled steps by what they were written for; None where a step cannot be compiled.
         self.programs: dict[Any, Any] = {}
+        # What the model consisted of when it was last looked at.
+        self.identity: list[int] = []
+        self.buffers: list[int] = []
         self.mutable: set[str] = set()
         self.surveyed = False
         self.calls = 0
@@ -282,9 +285,11 @@ class Engine:
     @staticmethod
     def _evidence(run: Pass) -> list[list[Evidence | None]]:
         """What the gradients of weighted losses tell about where the examples are in each output."""
+        plain = run.output_gradients(retain=True)
+        narrow = any(g is not None and g.dtype in (torch.bfloat16, torch.float16) for row in plain for g in row)
         found = [
-            [None if g is None else Evidence(g, run.batch, use.rearranged) for g in row]
-            for use, row in zip(run.uses, run.output_gradients(retain=True), strict=True)
+            [None if g is None else Evidence(g, run.batch, use.rearranged, narrow) for g in row]
+            for use, row in zip(run.uses, plain, strict=True)
         ]
         for weights in digit_weights(run.batch, run.losses.device, run.losses.dtype):
             for row, values in zip(found, run.output_gradients(weights, retain=True), strict=True):

@@ -131,21 +131,18 @@ def _sum_kernel(  # type: ignore[no-untyped-def]
     columns = within // height * BQ + tl.arange(0, BQ)
     inner = tl.arange(0, BK)
     total = tl.zeros((BP, BQ), tl.float32)
-    for example in range(part * per_part, tl.minimum(B, (part + 1) * per_part)):
+    begin = part * per_part
+    blocks = tl.cdiv(T, BK)
+    # One loop over the blocks of all examples, so that loads run ahead from one example into the next.
+    for k in range(0, (tl.minimum(B, begin + per_part) - begin) * blocks):
+        example = begin + k // blocks
+        t = k % blocks * BK + inner
+        a = left + (tl.full((), 0, tl.int64) + example) * left_b + rows[:, None] * left_p + t[None, :] * left_t
+        b = right + (tl.full((), 0, tl.int64) + example) * right_b + columns[None, :] * right_q + t[:, None] * right_t
+        x = tl.load(a, mask=(rows[:, None] < p) & (t[None, :] < T), other=0.0)
+        y = tl.load(b, mask=(columns[None, :] < q) & (t[:, None] < T), other=0.0)
         factor = tl.load(scale + example).to(tl.float32)
-        if factor != 0:
-            wide = tl.full((), 0, tl.int64) + example
-            a = left + wide * left_b + rows[:, None] * left_p + inner[None, :] * left_t
-            b = right + wide * right_b + columns[None, :] * right_q + inner[:, None] * right_t
-            own = tl.zeros((BP, BQ), tl.float32)
-            for k in range(0, T, BK):
-                inside = inner < T - k
-                x = tl.load(a, mask=(rows[:, None] < p) & inside[None, :], other=0.0)
-                y = tl.load(b, mask=(columns[None, :] < q) & inside[:, None], other=0.0)
-                own = tl.dot(x, y, own, input_precision=PRECISION)
-                a += BK * left_t
-                b += BK * right_t
-            total += factor * own
+        total += factor * tl.dot(x, y, input_precision=PRECISION)
     place = out + part.to(tl.int64) * p * q + rows[:, None].to(tl.int64) * q + columns[None, :]
     tl.store(place, total, mask=(rows[:, None] < p) & (columns[None, :] < q))
 
@@ -299,7 +296,7 @@ def gram_norms(left: Tensor, right: Tensor) -> Tensor:
         traces = [g.diagonal(dim1=1, dim2=2).sum(1) for g in (one, two)]
         return torch.stack([(one * two).sum((1, 2)), *traces], 1)
     batch, tokens, p = left.shape
-    block, depth = _block(tokens), 64 if left.element_size() == 2 else 32
+    block, depth = _block(tokens, 128 if tokens > 256 else 64), 64 if left.element_size() == 2 else 32
     tiles = -(-tokens // block)
     pairs = tiles * (tiles + 1) // 2
     out = torch.empty((batch, pairs, 3), dtype=torch.float32, device=left.device)
@@ -316,7 +313,7 @@ def _(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _tile(left: Tensor, p: int, q: int) -> dict[str, int]:
-    """One shape of tile for norm and sum: the numbers that are squared are then those that are added, bit for bit."""
+    """The shape of a tile of the product, and how it is computed."""
     bp, bq = _block(p), _block(q)
     depth = 64 if left.element_size() == 2 else 32
     return {"BP": bp, "BQ": bq, "BK": depth, "num_warps": 8 if bp * bq > 8192 else 4, "num_stages": 3}
@@ -391,6 +388,7 @@ def _conv(
     batch, p, height, width = grad.shape
     channels, tokens = x.shape[1], height * width
     q = channels * kernel[0] * kernel[1]
+    # The same tiles for norms and sums: the numbers that are squared are then those that are added, bit for bit.
     bp, bq = _block(p), _block(q)
     tiles = -(-p // bp) * -(-q // bq)
     # Enough programs to fill the processors four times over; each part of the examples writes a result of its own.

@@ -355,7 +355,7 @@ class Training:
     def _sums(self, batch: Batch, clipping: Clipping) -> tuple[dict[str, Tensor], Tensor]:
         """Clipped sums over all physical batches, and the centred count of norms inside the bound."""
         while True:
-            random = checkpoints.random_state(self.device)
+            random = checkpoints.random_state(self.device) if self._halves else None
             exact = self.plan.kind == "laplace"
             sums: dict[str, Tensor] = {}
             inside = torch.zeros((), device=self.device)
@@ -376,6 +376,7 @@ class Training:
             gc.collect()
             torch.cuda.empty_cache()
             self.physical_batch = (self.physical_batch + 1) // 2
+            assert random is not None
             checkpoints.set_random_state(random, self.device)
 
     def _add(self, piece: Physical, sums: dict[str, Tensor], clipping: Clipping) -> Tensor:

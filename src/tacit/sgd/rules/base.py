@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.sgd import kernels
@@ -112,26 +113,32 @@ class Outer:
         """How large the terms of the products are together, squared: what rounding errors are relative to."""
         return (widen(self.left).square().sum((2, 3)) * widen(self.right).square().sum((2, 3))).sum(1)
 
+    def _aligned(self, sanitise: bool = False) -> tuple[Tensor, Tensor]:
+        """Both factors as the kernels read them: (B, T, width) with widths that whole lines of memory hold."""
+        pair = (self.left[:, 0], self.right[:, 0])
+        left, right = (clean(t) for t in pair) if sanitise else pair
+        return tuple(F.pad(t, (0, -t.shape[2] % 8)) if t.shape[2] % 8 and t.shape[2] > 64 else t for t in (left, right))
+
     def kernel_norms(self) -> tuple[Tensor, Tensor | float] | None:
         """Squared norms by a kernel that forms no product, and the size their rounding is relative to (0: the sum is
         made of the very numbers that were squared). None where the product itself is the cheapest way, and kept."""
         _, _, tokens, p, q = self.dims
-        block = min(128, max(16, tokens))
+        block = 128 if tokens > 256 else 64
         tiles = -(-tokens // block)
         gram = tiles * (tiles + 1) // 2 * block * block * (p + q)
-        bytes_kept = self.left.element_size() * tokens * (p + q)
         if gram <= tokens * p * q:
-            found = kernels.gram_norms(self.left[:, 0], self.right[:, 0])
+            found = kernels.gram_norms(*self._aligned())
             return found[:, 0], found[:, 1] * found[:, 2]
-        if 4 * p * q <= bytes_kept:
+        if 4 * p * q <= self.left.element_size() * tokens * (p + q):
             return None
-        return kernels.product_norms(self.left[:, 0], self.right[:, 0]), 0.0
+        return kernels.product_norms(*self._aligned()), self.size()
 
     def weighted_sum(self, scale: Tensor, sanitise: bool) -> Tensor:
         """``sum_b scale_b G_b`` in ``D``'s shape."""
-        left, right = (clean(self.left), clean(self.right)) if sanitise else (self.left, self.right)
         if self.by_kernel:
-            return self.fold(kernels.weighted_product(left[:, 0], right[:, 0], scale).unsqueeze(0))
+            total = kernels.weighted_product(*self._aligned(sanitise), scale)
+            return self.fold(total[: self.left.shape[3], : self.right.shape[3]].unsqueeze(0))
+        left, right = (clean(self.left), clean(self.right)) if sanitise else (self.left, self.right)
         factor = scale.to(left.dtype)[:, None, None, None]
         if left.shape[3] <= right.shape[3]:
             left = left * factor

@@ -230,8 +230,9 @@ def conv(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> 
     for k, n in enumerate(needed):
         padded = padded.narrow(2 + k, 0, n)
     if by_kernel:
-        # Channels innermost: the order in which the kernel reads whole lines of memory.
-        grad, padded = (t.contiguous(memory_format=torch.channels_last) for t in (grad, padded))
+        # Narrow numbers are read in whole lines of channels; tensor cores take tf32 in lines of positions only.
+        order = torch.contiguous_format if grad.dtype == torch.float32 else torch.channels_last
+        grad, padded = (t.contiguous(memory_format=order) for t in (grad, padded))
     options = Options(stride, dilation, groups)
     found.append((known, ConvOuter(grad, padded, weight.shape, layout, options, by_kernel)))
     return found
