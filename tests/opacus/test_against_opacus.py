@@ -114,12 +114,12 @@ def test_epsilon_is_never_above_opacus_and_close_to_its_prv(noise, rate, steps, 
 
 
 def test_the_noise_for_a_budget_is_no_more_than_opacus_asks_for():
-    wanted = {"target_epsilon": 3.0, "target_delta": 1e-5, "sample_rate": 0.01, "epochs": 5}
+    wanted = {"target_epsilon": 3.0, "target_delta": 1e-5, "sample_rate": 0.02, "epochs": 5}
     own = ours.accountants.utils.get_noise_multiplier(**wanted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs = opacus.accountants.utils.get_noise_multiplier(**wanted, accountant="prv", epsilon_tolerance=0.001)
-    assert own <= theirs + 1e-3
+        theirs = opacus.accountants.utils.get_noise_multiplier(**wanted, accountant="prv", epsilon_tolerance=0.01)
+    assert own <= theirs
     assert own > 0.9 * theirs
 
 

@@ -1,7 +1,8 @@
 """How does an ordinary ``LightningModule`` train privately? With one callback.
 
     from tacit.integrations.lightning import PrivateTraining
-    Trainer(callbacks=[PrivateTraining(target_epsilon=3.0, target_delta=1e-5, max_grad_norm=1.0)], ...).fit(module, loader)
+    private = PrivateTraining(target_epsilon=3.0, target_delta=1e-5, max_grad_norm=1.0)
+    Trainer(callbacks=[private], ...).fit(module, loader)
 
 The train loader is replaced by one with Poisson batches of the same expected size (times ``accumulate_grad_batches``,
 handed out in as many pieces), and the optimizer's step by a private one. ``training_step`` stays as it is, with its
@@ -40,7 +41,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 
-class PrivateDDPStrategy(DDPStrategy):  # type: ignore[misc]
+class PrivateDDPStrategy(DDPStrategy):  # type: ignore[misc, unused-ignore]
     """Several processes, one private run: each takes its share of every draw, and one noise is added to the whole sum.
 
     The model is not wrapped in ``DistributedDataParallel``: there are no weight gradients to average before noise.
@@ -55,7 +56,7 @@ class PrivateDDPStrategy(DDPStrategy):  # type: ignore[misc]
                 dist.broadcast(tensor.data, 0)
 
 
-class PrivateTraining(pl.Callback):  # type: ignore[misc]
+class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
     """Makes the run of a ``Trainer`` private; give ``noise_multiplier`` or ``target_epsilon``.
 
     ``key_file`` is where the secret key is kept for resuming until the run ends (default: the user's state folder).
@@ -112,12 +113,12 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc]
             loader = plain(strategy, loader)
             return self._private(trainer, loader) if trainer.training else loader
 
-        strategy.process_dataloader = process
+        vars(strategy)["process_dataloader"] = process
 
     def _private(self, trainer: pl.Trainer, loader: Any) -> DPDataLoader:
         if not isinstance(loader, DataLoader):
             raise ValueError(f"the train loader must be a torch DataLoader, not {type(loader).__name__}")
-        if trainer.overfit_batches:
+        if getattr(trainer, "overfit_batches", 0):
             raise ValueError("overfit_batches repeats the same batch, which no price covers")
         dataset, parts = loader.dataset, trainer.accumulate_grad_batches
         if not hasattr(dataset, "__len__"):

@@ -65,7 +65,6 @@ class Run:
             **told,
             "sampler": self.batches.sampler.to_dict(),
             "parts": self.batches.parts,
-            "share": self.batches.share[1],
             "clip": self.max_grad_norm,
             "parameters": [[n, list(p.shape)] for n, p in model.named_parameters() if p.requires_grad],
             "data": [getattr(dataset, "_fingerprint", None), ends],

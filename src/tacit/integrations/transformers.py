@@ -66,6 +66,9 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         run, trainer = self.run, self.trainer
         assert run is not None
         assert run.batches is not None
+        if trainer.model_wrapped is not trainer.model:
+            kind = type(trainer.model_wrapped).__name__
+            raise NotImplementedError(f"{kind} is not supported: private training with Trainer runs in one process")
         run.leave()
         saved = state.stateful_callbacks.get(type(self).__name__)
         run.resume(saved.get("attributes") if isinstance(saved, dict) else None, state.global_step)
@@ -178,8 +181,8 @@ def make_private(
     ``key_file`` is where the secret key is kept for resuming until the run ends (default: the user's state folder).
     ``show_private=True`` leaves training loss in the logs: for runs whose logs nobody but the operator sees.
 
-    Guarantee: everything computed from the weights is (``trainer.privacy.bound().upper``, ``target_delta``)-DP for adding
-    or removing one record of ``train_dataset``. Metrics on an evaluation set are not covered where that set is private.
+    Guarantee: everything computed from the weights is (``trainer.privacy.bound().upper``, ``target_delta``)-DP for
+    adding or removing one record of ``train_dataset``. Metrics on an evaluation set that is private are not covered.
     """
     run = Run(
         noise_multiplier=noise_multiplier,

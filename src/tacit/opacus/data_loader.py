@@ -193,7 +193,7 @@ def sampler_of(data_loader: DataLoader, *, poisson: bool) -> Sampler:
     batch = min(batch, size)
     if poisson:
         return Poisson(size, batch)
-    inner = getattr(data_loader.batch_sampler, "sampler", None)
+    inner: Any = getattr(data_loader.batch_sampler, "sampler", None)
     plain = type(data_loader.batch_sampler) is BatchSampler
     if plain and type(inner) is RandomSampler and not inner.replacement and inner.num_samples == size:
         return Shuffle(size, batch)

@@ -201,7 +201,7 @@ class Call:
         return found if any_moved else None
 
 
-class _Border(torch.autograd.Function):
+class _Border(torch.autograd.Function):  # type: ignore[misc]
     """Outputs without what is behind them; the backward pass goes on in :meth:`Call.arrived`."""
 
     @staticmethod
@@ -565,7 +565,7 @@ class Watch:
                 raise BatchMixing(
                     f"the loss that {type(call.module).__name__} returns weighs an example by how many tokens the "
                     "others have (a mean over all tokens of the batch), so no per-example bound exists. Compute it "
-                    "outside, one mean for each example: tacit.integrations.losses.per_example_loss(model, batch).mean()"
+                    "outside, one mean for each example (tacit.integrations.losses.per_example_loss)"
                 )
 
 
@@ -588,7 +588,7 @@ def _merged(found: list[Gradients], rows: int, parameters: list[Tensor]) -> Grad
             groups.append(having[0].groups[k] if having else [])
             continue
         one = torch.eye(rows, dtype=wide(parameter.dtype), device=parameter.device)
-        dense = torch.stack([sum(g.weighted_sum(k, row) for g in having) for row in one])  # type: ignore[misc]
+        dense = torch.stack([sum(g.weighted_sum(k, row) for g in having) for row in one])
         groups.append([(Frame("root"), Group(parameter.shape, dense=dense))])
     return Gradients(rows, parameters, groups)
 

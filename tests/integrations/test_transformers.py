@@ -1,0 +1,159 @@
+"""Hugging Face's Trainer, private: per-example losses, what is logged, and a run that is killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+for package in ("transformers", "peft", "accelerate"):
+    pytest.importorskip(package, reason=f"needs {package}: pip install 'tacit[transformers]'")
+
+from tests.integrations.trainer_run import build, collate, sequences, trainer  # noqa: E402
+
+from tacit.integrations.losses import per_example_loss, token_losses  # noqa: E402
+from tacit.integrations.transformers import make_private  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_loss_of_an_example_does_not_depend_on_the_others():
+    model, rows = build().eval(), sequences(6, 3)
+    together = per_example_loss(model, collate(rows))
+    alone = torch.cat([per_example_loss(model, collate([row])) for row in rows])
+    assert torch.allclose(together, alone, atol=1e-5)
+    # What the model itself returns for a single example is the mean over its own tokens.
+    own = torch.stack([model(**collate([row])).loss for row in rows])
+    assert torch.allclose(together, own, atol=1e-5)
+
+
+def test_ignored_tokens_have_no_part_in_a_loss():
+    logits = torch.randn(3, 5, 7)
+    labels = torch.randint(7, (3, 5))
+    labels[0, 2:] = labels[2] = -100
+    found = token_losses(logits, labels, shift=False)
+    assert torch.allclose(found[0], F.cross_entropy(logits[0, :2], labels[0, :2]))
+    assert torch.allclose(found[1], F.cross_entropy(logits[1], labels[1]))
+    assert found[2] == 0
+
+
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"])
+def test_heads_have_the_loss_that_the_model_gives_a_single_example(head):
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, num_labels=2 if head == "ForQuestionAnswering" else 3
+    )
+    model = getattr(transformers, f"Bert{head}")(config).eval()
+    batch = {"input_ids": torch.randint(30, (4, 6)), "attention_mask": torch.ones(4, 6, dtype=torch.long)}
+    if head == "ForQuestionAnswering":
+        batch |= {"start_positions": torch.tensor([1, 2, 3, 9]), "end_positions": torch.tensor([2, 3, 4, 9])}
+    else:
+        batch["labels"] = torch.randint(3, (4, 6) if head == "ForTokenClassification" else (4,))
+    found = per_example_loss(model, batch)
+    for k in range(3):
+        alone = model(**{name: value[k : k + 1] for name, value in batch.items()}).loss
+        assert torch.allclose(found[k], alone, atol=1e-5)
+
+
+def test_a_step_is_the_clipped_sum_of_the_draw_whatever_its_pieces(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = trainer(tmp_path, steps=1, target_epsilon=None, noise_multiplier=0.0)
+    model = made.model
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    seen, before = [], {n: p.detach().clone() for n, p in model.named_parameters()}
+    step = made.privacy_callback.step
+    made.privacy_callback.step = lambda m, inputs, context: seen.append(inputs) or step(m, inputs, context)
+    grads = {}
+    release = made.privacy.__class__._before
+
+    def keep(self, optimizer, args, kwargs):
+        told = release(self, optimizer, args, kwargs)
+        grads.update({n: p.grad.clone() for n, p in model.named_parameters() if p.requires_grad})
+        return told
+
+    made.privacy._before = keep.__get__(made.privacy)
+    made.train()
+    assert len(seen) == 2
+    twin = build()
+    twin.load_state_dict(before, strict=False)
+    twin.eval()
+    wanted = {n: torch.zeros_like(p) for n, p in twin.named_parameters() if p.requires_grad}
+    for batch in seen:
+        for k in range(len(batch["input_ids"])):
+            twin.zero_grad()
+            per_example_loss(twin, {n: v[k : k + 1] for n, v in batch.items()}).sum().backward()
+            own = {n: p.grad for n, p in twin.named_parameters() if p.requires_grad}
+            norm = torch.stack([g.norm() for g in own.values()]).norm()
+            for n, g in own.items():
+                wanted[n] += g * min(1.0, 1.0 / float(norm)) / 16
+    size = torch.stack([w.norm() for w in wanted.values()]).norm()
+    assert size > 0
+    assert all(float((grads[n] - w).norm()) < 1e-3 * float(size) for n, w in wanted.items())
+
+
+def run(folder, mode):
+    command = [sys.executable, "-m", "tests.integrations.trainer_run", str(folder), mode]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_and_resumed_ends_where_it_would_have_ended(tmp_path):
+    folders = {name: tmp_path / name for name in ("whole", "killed")}
+    for folder in folders.values():
+        folder.mkdir()
+    whole, killed = run(folders["whole"], "whole"), run(folders["killed"], "killed")
+    try:
+        assert any(line == "READY\n" for line in killed.stdout)
+    finally:
+        killed.kill()
+        _, errors = killed.communicate()
+    assert killed.returncode == -9, errors
+    _, errors = whole.communicate()
+    assert whole.returncode == 0, errors
+    assert (folders["killed"] / "run.key").exists()
+    resumed = run(folders["killed"], "resumed")
+    _, errors = resumed.communicate()
+    assert resumed.returncode == 0, errors
+    one, two = (torch.load(folder / "weights.pt") for folder in folders.values())
+    assert all(torch.equal(one[n], two[n]) for n in one)
+    told = [json.loads((folder / "told.json").read_text()) for folder in folders.values()]
+    assert told[0]["epsilon"] == told[1]["epsilon"]
+    assert 3.99 < told[0]["epsilon"] <= 4.0
+    assert told[0]["steps"] == told[1]["steps"] == 16
+    # The key ends with the run, and nothing of the training batches is in the logs.
+    assert not any((folder / "run.key").exists() for folder in folders.values())
+    logged = {name for entry in told[0]["logs"] for name in entry}
+    assert {"epsilon", "eval_loss", "learning_rate"} <= logged
+    assert not {"loss", "train_loss", "grad_norm"} & logged
+    saved = json.loads((folders["whole"] / "out" / "checkpoint-8" / "trainer_state.json").read_text())
+    assert saved["total_flos"] == 0
+    assert "6b6b6b" not in json.dumps(saved)
+
+
+def test_bf16_evaluation_and_accumulation_work_together(tmp_path):
+    made = trainer(tmp_path, steps=4, bf16=True)
+    made.train()
+    assert made.privacy.bound().upper <= 4.0
+    assert made.evaluate()["eval_loss"] > 0
+    assert made.privacy.loop.steps == 4
+
+
+def test_what_cannot_be_right_is_refused(tmp_path):
+    made = trainer(tmp_path, steps=2)
+    with pytest.raises(ValueError, match="already"):
+        make_private(made, target_epsilon=1.0, target_delta=1e-5)
+    with pytest.raises(ValueError, match="one of the two"):
+        trainer(tmp_path, noise_multiplier=1.0)
