@@ -143,6 +143,7 @@ def where(
     as_json: AsJson = False,
 ) -> None:
     """Say where a data set's files are, or which folders are searched."""
+    from tacit.datasets.catalog import MODELS
     from tacit.datasets.dataset import entry
     from tacit.datasets.errors import DatasetError
     from tacit.datasets.locate import locate, missing_message, search_folders
@@ -151,7 +152,7 @@ def where(
         paths = [str(folder) for folder in search_folders(data_dir)]
     else:
         try:
-            known = entry(name)
+            known = MODELS[name] if name in MODELS else entry(name)
         except DatasetError as error:
             fail(str(error))
         found = locate(known, data_dir)

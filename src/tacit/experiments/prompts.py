@@ -296,13 +296,14 @@ def _pate(bench: Bench, task: str, public: str, votes: str, calibration: str, se
     small, chosen = bench.table.small, dict(AGGREGATORS[votes])
     asked, most = int(chosen.pop("queries")), int(chosen.pop("answers"))
     if small:
-        asked = most = 6
+        asked = most = 8
+        chosen = {name: value / 50 for name, value in chosen.items()}
     key = (task, public, calibration, seed)
     if key not in bench.votes:  # the ways to count the same votes are compared, not released together
         teachers = PromptTeachers(
-            bench.language, template, words, data["train"], 1, 8 if small else 200, calibration=calibration
+            bench.language, template, words, data["train"], 1, 4 if small else 200, calibration=calibration
         )
-        bench.votes[key] = teachers.vote(_queries(bench, public, 6 if small else QUERIES, seed), progress=False)
+        bench.votes[key] = teachers.vote(_queries(bench, public, 8 if small else QUERIES, seed), progress=False)
     counts = bench.votes[key][:asked]
     answers = ConfidentGNMax(**chosen, classes=len(words.classes)).answer(
         counts, queries=asked, answers=most, delta=VOTE_DELTA
