@@ -50,14 +50,19 @@ def lira(target: Any, references: Any, inside: Any) -> Floats:
     scores, refs, had = np.asarray(target, np.float64), np.asarray(references, np.float64), np.asarray(inside, bool)
     if refs.shape != had.shape or refs.shape[1:] != scores.shape:
         raise ValueError(f"shapes {scores.shape}, {refs.shape} and {had.shape} do not belong together")
-    if not (had.any(0).all() and (~had).any(0).all()):
-        raise ValueError("every record must be in some reference model and out of some other: train more of them")
+    mean_in, mean_out = _means(refs, had)
     with_it, without = np.where(had, refs, np.nan), np.where(had, np.nan, refs)
-    mean_in, mean_out = np.nanmean(with_it, 0), np.nanmean(without, 0)
     spread_in = math.sqrt(np.nanmean((with_it - mean_in) ** 2)) + 1e-9
     spread_out = math.sqrt(np.nanmean((without - mean_out) ** 2)) + 1e-9
     near_in, near_out = (scores - mean_in) / spread_in, (scores - mean_out) / spread_out
     return np.asarray((near_out**2 - near_in**2) / 2 + math.log(spread_out / spread_in))
+
+
+def _means(references: Floats, inside: Masks) -> tuple[Floats, Floats]:
+    """The mean of each record over models that had it, and over those that had not."""
+    if not (inside.any(0).all() and (~inside).any(0).all()):
+        raise ValueError("every record must be in some reference model and out of some other: train more of them")
+    return (references * inside).sum(0) / inside.sum(0), (references * ~inside).sum(0) / (~inside).sum(0)
 
 
 def rmia(target: Any, references: Any, inside: Any, population: Any, population_references: Any) -> Floats:
@@ -68,8 +73,7 @@ def rmia(target: Any, references: Any, inside: Any, population: Any, population_
     """
     p, refs, had = np.asarray(target, np.float64), np.asarray(references, np.float64), np.asarray(inside, bool)
     # The prior of a record: the mean over models that had it and that did not, each counting half.
-    with_it = np.nanmean(np.where(had, refs, np.nan), 0)
-    without = np.nanmean(np.where(had, np.nan, refs), 0)
+    with_it, without = _means(refs, had)
     ratio = p / np.maximum((with_it + without) / 2, 1e-12)
     others = np.asarray(population, np.float64) / np.maximum(
         np.asarray(population_references, np.float64).mean(0), 1e-12

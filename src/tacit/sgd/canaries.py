@@ -107,6 +107,7 @@ class _Slots(Records):
         self.tree = self.items = self._survey = None
         self.scan = real.scan
         self.rows = len(real) + canaries.count
+        self.take(np.array([0, len(real)], dtype=np.int64))  # canaries that do not look like the data are refused now
 
     def take(self, index: npt.NDArray[np.int64]) -> Any:
         own = self.canaries.inputs

@@ -1,0 +1,84 @@
+"""Things that are not tacit's: any function of data, or estimator, with a declared ε."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import BaseEstimator
+
+from tacit.audit import audit_estimator, audit_one_run, audit_two_worlds
+from tacit.audit.foreign import output_vector
+
+
+class NoisyMean(BaseEstimator):
+    """A mean with Laplace noise that is right, or off by a factor."""
+
+    def __init__(self, epsilon: float = 1.0, factor: float = 1.0, seed: int = 0) -> None:
+        self.epsilon, self.factor, self.seed = epsilon, factor, seed
+
+    _count = 0
+
+    def fit(self, X, y):
+        NoisyMean._count += 1
+        rng = np.random.default_rng([self.seed, NoisyMean._count])
+        self.mean_ = float(np.clip(y, 0, 1).sum() + rng.laplace(scale=self.factor / self.epsilon))
+        self.n_features_in_ = 1
+        return self
+
+
+WORLDS = (np.zeros((5, 1)), np.zeros(5)), (np.zeros((5, 1)), np.array([0.0, 0, 0, 0, 1]))
+
+
+def test_an_estimator_that_keeps_its_epsilon_passes_and_one_that_does_not_fails():
+    right = audit_estimator(NoisyMean(2.0), *WORLDS, repeats=1500)
+    assert right.verdict == "pass", right.sentence
+    assert 0.5 < right.evidence.certified <= 2.0
+    wrong = audit_estimator(NoisyMean(0.5, factor=0.1), *WORLDS, repeats=1500)
+    assert wrong.verdict == "fail"
+    assert wrong.evidence.certified > 2.0
+    assert audit_estimator(NoisyMean(20.0), *WORLDS, repeats=100).verdict == "underpowered"
+
+
+def test_a_leak_in_one_of_many_outputs_is_found():
+    rng = np.random.default_rng(0)
+
+    def release(data):
+        found = rng.normal(size=30)
+        found[17] += 5 * data[0]
+        return {"weights": found, "more": [rng.normal()]}
+
+    found = audit_two_worlds(release, [0.0], [1.0], epsilon=0.5, repeats=800)
+    assert found.verdict == "fail"
+
+
+def test_outputs_of_any_size_are_compared():
+    """An unbounded output, as a minimiser without a minimum gives, is a score like any other."""
+    rng = np.random.default_rng(0)
+    found = audit_two_worlds(
+        lambda data: rng.normal() * (1e40 if data else 1.0), False, True, epsilon=0.1, repeats=400, progress=False
+    )
+    assert found.verdict == "fail"
+
+
+def test_one_run_of_somebody_elses_histogram():
+    rng = np.random.default_rng(1)
+
+    def histogram(scale):
+        return lambda data: np.bincount(data, minlength=500) + rng.laplace(scale=scale, size=500)
+
+    settings = {"score": lambda release, i: release[i], "epsilon": 1.0, "rng": rng}
+    assert audit_one_run(histogram(1.0), np.flatnonzero, 500, **settings).verdict == "pass"
+    assert audit_one_run(histogram(0.1), np.flatnonzero, 500, **settings).verdict == "fail"
+
+
+def test_what_cannot_be_compared_is_refused():
+    assert output_vector(torch.nn.Linear(2, 1)).shape == (3,)
+    with pytest.raises(TypeError, match="score="):
+        output_vector("words")
+    with pytest.raises(ValueError, match="50 repeats"):
+        audit_two_worlds(lambda data: 0.0, 0, 1, epsilon=1.0, repeats=3)
+    with pytest.raises(ValueError, match="differ in size"):
+        audit_two_worlds(lambda data: [0.0] * (1 + data), 0, 1, epsilon=1.0, repeats=50)
+    with pytest.raises(ValueError, match="declared"):
+        audit_estimator(object.__new__(torch.nn.Identity), *WORLDS)
