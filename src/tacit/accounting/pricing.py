@@ -325,8 +325,8 @@ class _Question:
 class Reader:
     """The upper end of δ(ε) of one mechanism at many ε: a curve that was made for one ε serves its neighbours too."""
 
-    #: relative width at which a kept curve is good enough
-    CLOSE = 1e-6
+    #: relative width at which a curve that was kept, or was made for this ε, is good enough
+    CLOSE, FRESH = 1e-6, 1e-3
 
     def __init__(self, mechanism: Mechanism, adjacency: str, group: int) -> None:
         self.question = _Question(mechanism, adjacency, group, None)
@@ -358,7 +358,7 @@ class Reader:
         fresh = next(self.question._candidates(finite, epsilon=epsilon))
         if fresh is not None:
             low, high = fresh.interval(epsilon)
-            if high - low <= self.CLOSE * low:
+            if high - low <= self.FRESH * low:
                 self.kept[direction] = [fresh, *self.kept[direction][:15]]
                 return min(1.0, infinite + (1 - infinite) * high * (1 + 1e-15) + slack)
         return self.question._direction_delta(parts, epsilon)[1]

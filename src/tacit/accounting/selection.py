@@ -420,33 +420,42 @@ class _Profiled:
 
     @functools.cached_property
     def _ratio(self) -> float:
+        """log R; any x gives a valid ratio, max(x, log(1 + c δ(x))), and the crossing of the two the smallest."""
         odds = self.selected._odds
-        low, high = 0.0, math.log1p(odds)  # δ <= 1
-        best = high
+        best = math.log1p(odds)  # δ <= 1
 
         def gap(x: float) -> float:
             nonlocal best
             failures = odds * self.base(x)
             best = min(best, max(x, math.log1p(failures)))
-            return math.expm1(x) - failures
+            return math.log(math.expm1(x)) - math.log(failures) if failures > 0 else math.inf
 
-        # Any x gives a valid ratio, the crossing the smallest: false position with the end's weight halved (Illinois).
-        below, above = gap(low), gap(high)
-        if below >= 0:
+        high = math.log1p(odds * self.base(0.0))  # δ(0) is the largest, so the crossing lies below
+        best = min(best, high)
+        if high <= 1e-12:
             return best
-        for _ in range(60):
-            x = (low * above - high * below) / (above - below)
-            if not low < x < high or high - low > 1e3 * max(x, 1e-300):
-                x = 0.5 * (low + high) if low > 0 or high < 1e-12 else high * 0.1
-            value = gap(x)
-            if abs(value) <= 1e-12 * (1 + x) * max(abs(x), 1e-12) or high - low < 1e-14 * high:
+        above = gap(high)
+        low = min(math.log1p(odds * self.base(high)), 0.9 * high)  # and above this, δ falling in ε
+        if low <= 0:
+            low = 1e-6 * high
+        below = gap(low)
+        while below > 0 and low > 1e-12:
+            high, above, low = low, below, low * 0.1
+            below = gap(low)
+        for _ in range(40):
+            if not below < 0 < above or high - low <= 1e-12 * high:
                 break
+            x = (low * above - high * below) / (above - below) if math.isfinite(above) else 0.5 * (low + high)
+            if not low < x < high:
+                x = 0.5 * (low + high)
+            value = gap(x)
+            if abs(value) <= 1e-10:
+                break
+            # false position, the weight of an end that stays halved (Illinois)
             if value < 0:
-                low, below = x, value
-                above *= 0.5
+                low, below, above = x, value, 0.5 * above
             else:
-                high, above = x, value
-                below *= 0.5
+                high, above, below = x, value, 0.5 * below
         return best
 
     # -- the prices --------------------------------------------------------------------------------------------------

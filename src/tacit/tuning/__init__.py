@@ -6,25 +6,34 @@ Good defaults first (:func:`good_defaults`), then public data (:func:`tune_on_pu
 
 from __future__ import annotations
 
+from tacit.tuning.defaults import Defaults, batch_for, good_defaults, learning_rate_for, noise_for
 from tacit.tuning.errors import AdaptiveError, SearchFailed, TuningError
 from tacit.tuning.exponential import exponential_mechanism, generalised_exponential_mechanism
+from tacit.tuning.public import PublicTuning, tune_on_public
 from tacit.tuning.scores import Score, bounded_loss, correct_count
 from tacit.tuning.search import Found, PrivateSearch, SearchPrivacy
 from tacit.tuning.space import LogUniform, Space, Uniform
 
 __all__ = [
     "AdaptiveError",
+    "Defaults",
     "Found",
     "LogUniform",
     "PrivateSearch",
+    "PublicTuning",
     "Score",
     "SearchFailed",
     "SearchPrivacy",
     "Space",
     "TuningError",
     "Uniform",
+    "batch_for",
     "bounded_loss",
     "correct_count",
     "exponential_mechanism",
     "generalised_exponential_mechanism",
+    "good_defaults",
+    "learning_rate_for",
+    "noise_for",
+    "tune_on_public",
 ]

@@ -274,6 +274,13 @@ class PrivateSearch:
 
     def _calibrate(self) -> list[float]:
         """The noise of every kind of candidate. Kinds of different price get the same ε for one run."""
+        if not self._all:
+            alone = acc.Selected.of(self.score.mechanism, self.runs, distribution=self.method, eta=self.eta)
+            if (price := self._price(alone).upper) >= self.epsilon:
+                raise TuningError(
+                    f"no noise of the training keeps the search within ε = {self.epsilon:g}: its scores alone cost "
+                    f"{price:.4g}. Give the score more noise, or ask for fewer runs or a larger budget"
+                )
         try:
             if len(self._examples) == 1:
                 found = acc.calibrate(
