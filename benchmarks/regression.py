@@ -414,19 +414,17 @@ def coverage(simulations: int) -> dict[str, Any]:
 # -- larger than memory ------------------------------------------------------------------------------------------------
 
 
-def generate(path: Path, rows: int) -> None:
-    """Parquet of 10 single-precision columns, written in chunks."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def generate(folder: Path, rows: int) -> None:
+    """A folder of Parquet files of 10 single-precision columns, a million rows each."""
+    import polars as pl
 
     generator = np.random.default_rng(0)
-    names = [f"c{i}" for i in range(10)]
     slopes = np.linspace(-1, 1, 9, dtype=np.float32)
-    with pq.ParquetWriter(path, pa.schema([(name, pa.float32()) for name in names]), compression="none") as writer:
-        for start in range(0, rows, 1 << 20):
-            x = generator.standard_normal((min(1 << 20, rows - start), 10), dtype=np.float32)
-            x[:, 9] += x[:, :9] @ slopes
-            writer.write_table(pa.table({name: x[:, i] for i, name in enumerate(names)}), row_group_size=1 << 18)
+    for number, start in enumerate(range(0, rows, 1_000_000)):
+        x = generator.standard_normal((min(1_000_000, rows - start), 10), dtype=np.float32)
+        x[:, 9] += x[:, :9] @ slopes
+        frame = pl.DataFrame({f"c{i}": x[:, i] for i in range(10)})
+        frame.write_parquet(folder / f"{number:05d}.parquet", compression="uncompressed", row_group_size=1 << 18)
 
 
 #: Each way of going over the file, in a process of its own so that its memory can be told.
@@ -442,12 +440,13 @@ columns = [pl.col(f"c{i}").cast(pl.Float64) for i in range(10)]
 sums = [c.sum().alias(f"s{i}") for i, c in enumerate(columns)]
 products = [(columns[i] * columns[j]).sum().alias(f"m{i}_{j}") for i in range(10) for j in range(i, 10)]
 def work():
-    return pl.scan_parquet(path).select(*sums, *products, pl.len()).collect(engine="streaming")
+    return pl.scan_parquet(path + "/*.parquet").select(*sums, *products, pl.len()).collect(engine="streaming")
 """,
     "polars batches and numpy": """
 def work():
     total = np.zeros((11, 11))
-    for frame in pl.scan_parquet(path).collect_batches(chunk_size=1 << 17, maintain_order=False, engine="streaming"):
+    files = pl.scan_parquet(path + "/*.parquet")
+    for frame in files.collect_batches(chunk_size=1 << 17, maintain_order=False, engine="streaming"):
         z = np.empty((frame.height, 11), order="F")
         z[:, 0] = 1
         for i in range(10):
@@ -460,14 +459,13 @@ def work():
 
 def stream(rows: int, turns: int, folder: Path) -> dict[str, Any]:
     """One pass over generated Parquet: seconds, processor seconds and peak memory, next to plain second moments."""
-    path = folder / "rows.parquet"
     started = time.perf_counter()
-    generate(path, rows)
-    size = path.stat().st_size / 2**30
+    generate(folder, rows)
+    size = sum(file.stat().st_size for file in folder.iterdir()) / 2**30
     print(
         f"\ngenerated {rows:,} rows x 10 columns, {size:.2f} GiB, in {time.perf_counter() - started:.0f} s", flush=True
     )
-    prelude = f"import resource, time\nimport numpy as np\nimport polars as pl\npath = {str(path)!r}\n"
+    prelude = f"import resource, time\nimport numpy as np\nimport polars as pl\npath = {str(folder)!r}\n"
     measure = """
 start, used = time.perf_counter(), time.process_time()
 work()
@@ -475,16 +473,12 @@ wall, used = time.perf_counter() - start, time.process_time() - used
 print(wall, used, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 """
     times: dict[str, list[tuple[float, ...]]] = {name: [] for name in WAYS}
-    try:
-        for _ in range(turns):  # in turns, so that other work on the machine touches all alike
-            for name, code in WAYS.items():
-                told = subprocess.run(
-                    [sys.executable, "-c", prelude + code + measure], capture_output=True, text=True, check=True
-                )
-                times[name].append(tuple(float(v) for v in told.stdout.split()))
-                print(f"  {name}: {told.stdout.strip()}", file=sys.stderr, flush=True)
-    finally:
-        path.unlink()
+    for _ in range(turns):  # in turns, so that other work on the machine touches all alike
+        for name, code in WAYS.items():
+            program = [sys.executable, "-c", prelude + code + measure]
+            told = subprocess.run(program, capture_output=True, text=True, check=True)
+            times[name].append(tuple(float(v) for v in told.stdout.split()))
+            print(f"  {name}: {told.stdout.strip()}", file=sys.stderr, flush=True)
     table = {
         name: [min(t[0] for t in found), min(t[1] for t in found), max(t[2] for t in found)]
         for name, found in times.items()

@@ -18,8 +18,11 @@ from tacit.linear_model import (
     LogisticRegression,
     Ridge,
     SearchRefused,
+    descent,
+    releases,
 )
 from tacit.linear_model import objective as op
+from tacit.linear_model.sensitivity import Shape
 from tests.linear_model.common import BOUNDS, labels, numbers
 
 EVERY = [
@@ -62,6 +65,44 @@ def test_noise_is_as_large_as_the_price_says_under_both_adjacencies():
     for epsilon, mu in [(0.1, 0.027545), (0.5, 0.124106), (2.0, 0.448335), (5.0, 1.020357)]:
         other = clone(one).set_params(epsilon=epsilon, adjacency="add-remove").fit(*numbers(100))
         assert 1 / other.privacy_.mechanism.noise_multiplier == pytest.approx(mu, abs=2e-6)
+
+
+@pytest.mark.parametrize(("adjacency", "gram", "step"), [("add-remove", 1.0, 1.0), ("replace-one", 2**0.5, 2.0)])
+def test_the_noise_that_is_drawn_in_a_fit_adds_up_to_the_budget(monkeypatch, adjacency, gram, step):
+    """μ² = Σ(sensitivity/σ)² over what gradient descent really draws, with the sensitivities written out here."""
+    drawn, clipped = [], set()
+    real_noise, real_sum = releases.add_gaussian, descent.clipped_sum
+
+    def noise(values, sigma):
+        drawn.append((np.size(values), sigma))
+        return real_noise(values, sigma)
+
+    def clip(vectors, clip_norm):
+        clipped.add(clip_norm)
+        return real_sum(vectors, clip_norm)
+
+    monkeypatch.setattr(releases, "add_gaussian", noise)
+    monkeypatch.setattr(descent, "clipped_sum", clip)
+    LinearRegression(1.0, 1e-6, adjacency=adjacency, **BOUNDS).fit(*numbers(300))
+    (diagonal, s), (triangle, beside), *steps, (one, spread) = drawn
+    assert (diagonal, triangle, one, len(steps), len(clipped)) == (4, 6, 1, 15, 1)
+    assert beside == pytest.approx(s / 2**0.5)
+    norm_squared = 4  # the constant and three features
+    parts = [gram * norm_squared / s, *(step * clip_norm / sigma for clip_norm in clipped for _, sigma in steps)]
+    mu = float(np.sqrt(np.sum(np.square([*parts, 1 / spread]))))
+    assert 0.999 * 0.236704 < mu <= 0.236705  # of ε = 1 at δ = 1e-6
+
+
+def test_two_rows_that_disagree_move_a_clipped_sum_by_twice_the_norm():
+    x, shape = np.array([[1.0, 1.0]]), Shape(1)
+    sides = [
+        descent._gradient(
+            op.Rows(x, np.array([y]), shape), np.zeros((2, 1)), lambda v, t: v - t[:, None], np.eye(2), 0.5
+        )
+        for y in (-1.0, 1.0)
+    ]
+    assert np.linalg.norm(sides[0] - sides[1]) == pytest.approx(shape.clipped_sum(0.5, "replace-one"), rel=1e-5)
+    assert np.linalg.norm(sides[0]) == pytest.approx(shape.clipped_sum(0.5, "add-remove"), rel=1e-5)
 
 
 def test_the_ledger_is_charged_before_anything_is_computed(monkeypatch):

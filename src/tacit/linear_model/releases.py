@@ -55,7 +55,7 @@ class GaussianMatrix:
     replace = math.sqrt(2)
 
     def __init__(self, shape: Shape, width: int, target: float = 0.0) -> None:
-        self.sensitivity = shape.frobenius("add-remove", target) + width * ROUNDING
+        self.sensitivity = shape.frobenius("add-remove", target) + (width + target**2) * ROUNDING
 
     def scale(self, multiplier: float) -> float:
         """s, the noise on the diagonal."""
