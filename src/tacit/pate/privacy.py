@@ -33,7 +33,7 @@ ORDERS = np.array(
 #: The grid to which a sanitised divergence is rounded. Fixed: a grid that followed its noise would tell how much.
 GRID = 2.0**-40
 #: How much of the data-independent ε the release of a sanitised one may cost unless the caller says otherwise.
-RELEASE_SHARE = 0.05
+RELEASE_SHARE = 0.03
 
 
 class DataDependent(OperatorView):
@@ -158,14 +158,14 @@ class Privacy:
     ) -> tuple[float, acc.SmoothRelease]:
         """The order and the mechanism of a sanitised release, chosen without the votes where not given.
 
-        Default: the order of the data-independent price, β = 0.2/α, and noise that costs a twentieth of that price.
+        Default: the order of the data-independent price, β = 0.4/α, and noise that costs three hundredths of that price.
         """
         bound = self.data_independent
         if order is None:
             order = _public_order(self.mechanism, self.delta, self.adjacency)
         if not order > 1:
             raise ValueError(f"a Rényi order is above 1, not {order!r}")
-        beta = 0.2 / order if beta is None else float(beta)
+        beta = 0.4 / order if beta is None else float(beta)
         same: dict[str, Any] = {"unit": self.mechanism.unit, "partition": self.partition}
 
         def cost(scale: float) -> float:

@@ -18,7 +18,7 @@ from tacit.pate import Answers
 from tacit.pate.privacy import NOT_PUBLISHABLE
 from tacit.report import plots
 from tacit.report.operator import NOT_COVERED, _marked, make_operator_page
-from tacit.report.page import _figure, _get, make_page
+from tacit.report.page import _figure, _get, _over_steps, _table_of, make_page
 from tacit.report.plots import Axis, Line
 from tacit.report.run import Evaluation, Run
 from tacit.report.words import number, rounded
@@ -38,10 +38,12 @@ def describe_answers(answers: Answers, name: str, **rest: Any) -> Run:
     privacy, kind = answers.privacy, answers.aggregator
     table = answers._votes
     given = answers.answered.cumsum()
+    planned = sum(times for part, times in privacy.mechanism.parts() if isinstance(part, type(kind.vote_mechanism())))
 
     def after(count: int) -> acc.Bound:
-        """The data-independent price of what was released up to a query: the labels and which have none."""
-        ran = kind.plan(count, int(given[count - 1]), partition=table.partition, unit=table.unit)
+        """The data-independent price of the first queries: as planned, or under a filter as they were answered."""
+        most = min(count, planned) if planned else int(given[count - 1])
+        ran = kind.plan(count, most, partition=table.partition, unit=table.unit)
         return acc.epsilon(ran, privacy.delta, adjacency=privacy.adjacency)
 
     evaluations = list(rest.pop("evaluations", ()))
@@ -91,9 +93,13 @@ def describe_answers(answers: Answers, name: str, **rest: Any) -> Run:
 
 def make_votes_page(card: Release) -> str:
     """The report of a PATE card: the usual page, and ε against queries with the sanitised estimate beside it."""
-    text = make_page(card)
-    section = _against_queries(card)
-    return text.replace("<h2>Accuracy</h2>", section + "<h2>Accuracy</h2>", 1)
+    return (
+        make_page(card).replace(_over_steps(card), _against_queries(card), 1) if _has_curve(card) else make_page(card)
+    )
+
+
+def _has_curve(card: Release) -> bool:
+    return _get(card, "guarantee.over_steps") is not None
 
 
 def write_votes_page(card: Release, path: str | os.PathLike[str]) -> Path:
@@ -105,16 +111,14 @@ def write_votes_page(card: Release, path: str | os.PathLike[str]) -> Path:
 
 def _against_queries(card: Release) -> str:
     curve = _get(card, "guarantee.over_steps")
-    if curve is None:
-        return ""
     queries, upper = curve["steps"], curve["upper"]
     results = card["evaluation"]
     estimate = next((results[k]["value"] for k in results if results[k]["metric"] == SANITISED), None)
     delta = number(_get(card, "guarantee.delta"))
     last = number(rounded(upper[-1]))
     words = f"The data-independent ε of the answers reaches {last} after {queries[-1]} queries."
-    lines = [Line(queries, upper, label="data-independent: the guarantee")]
-    mark = None
+    lines = [Line(queries, upper)]
+    mark = (queries[-1], upper[-1], f"data-independent: ε = {last}")
     if estimate is not None:
         words += f" The sanitised data-dependent estimate is {number(rounded(estimate))}."
         mark = (queries[-1], estimate, f"sanitised: ε ≈ {number(rounded(estimate))}")
@@ -129,11 +133,13 @@ def _against_queries(card: Release) -> str:
         mark=mark,
     )
     caption = (
-        "What the answers cost whatever the votes were (line; without the release of the estimate), and, where it was "
-        "released, the sanitised estimate of what they cost given how clearly the teachers agreed. Other "
+        "What the answers cost whatever the votes were (the line, without the release of an estimate), and, where it "
+        "was released, the sanitised estimate of what they cost given how clearly the teachers agreed. Other "
         "data-dependent values are not publishable: they are computed from private votes."
     )
-    return "<h2>Votes</h2>" + _figure("guarantee.over_steps", drawing, caption, "")
+    heads = ("queries", "ε at least", "ε at most")
+    path = "guarantee.over_steps"
+    return _figure(path, drawing, caption, _table_of(curve, "steps", heads, path))
 
 
 def votes_view(answers: Answers) -> OperatorView:
