@@ -326,7 +326,7 @@ class Reader:
     """The upper end of δ(ε) of one mechanism at many ε: a curve that was made for one ε serves its neighbours too."""
 
     #: relative width at which a curve that was kept, or was made for this ε, is good enough
-    CLOSE, FRESH = 1e-6, 1e-3
+    CLOSE, FRESH = 1e-8, 1e-3
 
     def __init__(self, mechanism: Mechanism, adjacency: str, group: int) -> None:
         self.question = _Question(mechanism, adjacency, group, None)

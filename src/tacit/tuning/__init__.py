@@ -6,6 +6,8 @@ Good defaults first (:func:`good_defaults`), then public data (:func:`tune_on_pu
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from tacit.tuning.defaults import Defaults, batch_for, good_defaults, learning_rate_for, noise_for
 from tacit.tuning.errors import AdaptiveError, SearchFailed, TuningError
 from tacit.tuning.exponential import exponential_mechanism, generalised_exponential_mechanism
@@ -14,12 +16,16 @@ from tacit.tuning.scores import Score, bounded_loss, correct_count
 from tacit.tuning.search import Found, PrivateSearch, SearchPrivacy
 from tacit.tuning.space import LogUniform, Space, Uniform
 
+if TYPE_CHECKING:
+    from tacit.tuning.cv import PrivateSearchCV
+
 __all__ = [
     "AdaptiveError",
     "Defaults",
     "Found",
     "LogUniform",
     "PrivateSearch",
+    "PrivateSearchCV",
     "PublicTuning",
     "Score",
     "SearchFailed",
@@ -37,3 +43,12 @@ __all__ = [
     "noise_for",
     "tune_on_public",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``PrivateSearchCV`` needs scikit-learn, which the rest does not: loaded on first use."""
+    if name == "PrivateSearchCV":
+        from tacit.tuning.cv import PrivateSearchCV
+
+        return PrivateSearchCV
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

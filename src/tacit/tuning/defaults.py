@@ -50,7 +50,7 @@ def noise_for(records: int, batch_size: int, steps: int, epsilon: float, delta: 
     """The noise multiplier of ``steps`` Poisson-sampled steps within (``epsilon``, ``delta``), add/remove one record.
 
     >>> round(noise_for(60_000, 4096, 200, 3.0, 1e-5), 2)
-    1.75
+    1.6
     """
     rate = batch_size / records
     return acc.calibrate(
@@ -108,7 +108,7 @@ def good_defaults(
 
     >>> chosen = good_defaults(60_000, 3930, epsilon=3.0, delta=1e-5)
     >>> chosen.batch_size, chosen.steps
-    (4096, 200)
+    (8192, 100)
     """
     if records < 1 or parameters < 1 or steps < 1:
         raise TuningError("records, parameters and steps are positive whole numbers")

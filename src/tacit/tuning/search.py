@@ -195,9 +195,13 @@ class PrivateSearch:
         self.runs = float(runs) if runs is not None else float(max(2, len(known)) if known is not None else 10)
         #: candidates of equal price are one kind: an example of each, and the kind of every candidate of a grid
         self._examples, self._kinds = self._sort_out()
-        self._noises = self._calibrate()
-        self._trained = [self.describe(c, noise) for c, noise in zip(self._examples, self._noises, strict=True)]
-        self.mechanism = self._total(self._noises)
+        self._settle(self._calibrate())
+
+    def _settle(self, noises: list[float]) -> None:
+        """Fix the noise of every kind of candidate, and with it the mechanism and its price."""
+        self._noises = noises
+        self._trained = [self.describe(c, noise) for c, noise in zip(self._examples, noises, strict=True)]
+        self.mechanism = self._total(noises)
         self._bound = self._price(self.mechanism)
 
     def _check(self, choice_epsilon: float | None) -> None:
@@ -392,6 +396,8 @@ class PrivateSearch:
                 raise TuningError(
                     f"the scratch folder {scratch.path} belongs to a search with other settings; name another folder"
                 )
+            else:
+                self._settle(state["noises"])  # the noise that finished runs had, and that was charged
             charge = self._charge(state, scratch)
             with runs.silence() as stream:
                 shown = stream.isatty() if self.progress is None else self.progress
@@ -424,6 +430,7 @@ class PrivateSearch:
         return {
             "digest": self._digest(),
             "charge": None,
+            "noises": self._noises,
             "waiting": [(candidate, random_bits(SYSTEM, 2)) for candidate in drawn],
             "kept": [],
         }
@@ -436,7 +443,9 @@ class PrivateSearch:
 
     def _digest(self) -> str:
         """A short name of the settings, so that a resumed search is the same search."""
-        plain = [self.mechanism.to_dict(), repr(self.space), self.method, self.threshold, self.dataset, self._noises]
+        kinds = [self.describe(example, 1.0).to_dict() for example in self._examples]
+        plain = [repr(self.space), self.method, self.epsilon, self.delta, self.runs, self.eta, self.threshold]
+        plain += [kinds, self.score.mechanism.to_dict(), self.choice_epsilon, self.adjacency, self.dataset]
         return hashlib.sha256(json.dumps(plain, sort_keys=True, default=repr).encode()).hexdigest()
 
     def _charge(self, state: dict[str, Any], scratch: Scratch) -> Charge | None:

@@ -1,0 +1,263 @@
+"""How do I search over tacit's scikit-learn estimators privately? :class:`PrivateSearchCV`.
+
+It looks like ``RandomizedSearchCV`` and works differently: there are no folds (every fold would be another look at the
+same people), candidates are scored with noise on rows set apart by secret coins, and one total (ε, δ) covers it all.
+scikit-learn is imported here and nowhere else in this room.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
+
+from tacit import accounting as acc
+from tacit.ledger import Ledger
+from tacit.noise import bernoulli
+from tacit.tuning.errors import TuningError
+from tacit.tuning.scores import Score, bounded_loss, correct_count
+from tacit.tuning.search import PrivateSearch
+from tacit.tuning.space import Candidate, Space
+
+
+def _has(name: str) -> Any:
+    return lambda search: hasattr(search.estimator, name)
+
+
+class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
+    """Fit an estimator with hyper-parameters that were chosen privately, within a total (``epsilon``, ``delta``).
+
+    ``estimator`` is one of tacit's (it has ``epsilon`` and, after a fit, ``privacy_``); ``param_space`` maps its
+    parameters to lists or distributions. One row in ``validation_every``, drawn by independent secret coins, is kept
+    for the score: right answers, or the squared error within the estimator's ``target_bounds``; ``score_noise`` is its
+    noise. The rest is :class:`PrivateSearch`'s.
+
+    After ``fit``: ``best_estimator_``, ``best_params_``, ``best_score_`` (noisy) and ``privacy_``. Guarantee:
+    ``privacy_`` covers all of them together, add/remove one row; the number of rows is treated as public.
+
+    >>> from tacit.sgd import Classifier
+    >>> x = np.random.default_rng(0).uniform(-1, 1, (2000, 2))
+    >>> search = PrivateSearchCV(Classifier(bounds=(-1, 1), epochs=3), {"learning_rate": [0.01, 2.0]},
+    ...                          epsilon=3.0, delta=1e-5, runs=3)
+    >>> search.fit(x, x[:, 0] > 0).privacy_.upper <= 3.0
+    True
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        param_space: Any,
+        *,
+        epsilon: float = 1.0,
+        delta: float = 1e-6,
+        method: str = "geometric",
+        runs: float | None = None,
+        eta: float = 1.0,
+        choice_epsilon: float | None = None,
+        validation_every: int = 10,
+        score_noise: float = 20.0,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        purpose: str = "private tuning",
+        workers: int = 1,
+    ) -> None:
+        self.estimator = estimator
+        self.param_space = param_space
+        self.epsilon = epsilon
+        self.delta = delta
+        self.method = method
+        self.runs = runs
+        self.eta = eta
+        self.choice_epsilon = choice_epsilon
+        self.validation_every = validation_every
+        self.score_noise = score_noise
+        self.ledger = ledger
+        self.dataset = dataset
+        self.purpose = purpose
+        self.workers = workers
+
+    def fit(self, X: Any, y: Any) -> PrivateSearchCV:
+        """Search, and keep the selected estimator, fitted."""
+        X, y = np.asarray(X), np.asarray(y)
+        known = self.estimator.get_params()
+        if "epsilon" not in known:
+            raise TuningError(
+                f"{type(self.estimator).__name__} has no epsilon: only private estimators can be searched"
+            )
+        if known.get("ledger") is not None:
+            raise TuningError("give the ledger to PrivateSearchCV, not to the estimator: the search charges once")
+        if X.ndim != 2 or len(X) != len(y) or X.dtype.kind not in "fiub":
+            raise TuningError("PrivateSearchCV takes a table of numbers and one target for each row")
+        space = Space(self.param_space)
+        fixed = {"epsilon", "delta", "ledger", "dataset"} & set(space.draw())
+        if fixed:
+            raise TuningError(f"{', '.join(sorted(fixed))} cannot be searched: the budget is that of the whole search")
+        every = self.validation_every
+        if isinstance(every, bool) or not isinstance(every, int) or every < 2:
+            raise TuningError(f"validation_every is a whole number, 2 or more, not {every!r}")
+        # Independent coins: a row more or fewer changes nothing about the others.
+        held = bernoulli(1 / every, len(X))
+        if held.all() or not held.any():
+            raise TuningError("too few rows: none was left to train on, or to validate on")
+        expected = float(self.runs if self.runs is not None else (len(space) if space.candidates else 10))
+        share = self.delta / (4 * max(expected, 1.0))
+        base = _Base(self.estimator, X[~held], y[~held], share)
+        found = PrivateSearch(
+            space,
+            base.train,
+            self._score(X[held], y[held]),
+            mechanism=base.mechanism,
+            method=self.method,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            runs=self.runs,
+            eta=self.eta,
+            choice_epsilon=self.choice_epsilon,
+            ledger=self.ledger,
+            dataset=self.dataset,
+            purpose=self.purpose,
+            workers=self.workers,
+        ).run()
+        if found.nothing:
+            raise TuningError("nothing was selected, as this law of the number of runs allows; the charge stands")
+        self.best_estimator_, self.best_params_ = found.model, found.best
+        self.best_score_, self.privacy_ = found.score, found.privacy
+        self.n_features_in_ = X.shape[1]
+        if hasattr(found.model, "classes_"):
+            self.classes_ = found.model.classes_
+        return self
+
+    def _score(self, X: npt.NDArray[Any], y: npt.NDArray[Any]) -> Score:
+        unit = _unit(self.estimator)
+        if is_classifier(self.estimator):
+            return correct_count(X, y, noise=self.score_noise, unit=unit)
+        bounds = self.estimator.get_params().get("target_bounds")
+        if bounds is None:
+            raise TuningError("the score of a regression needs public bounds of the target: set target_bounds")
+        low, high = (float(bound) for bound in bounds)
+        wanted = np.clip(y.astype(float), low, high)
+
+        def losses(model: Any) -> Any:
+            return ((np.clip(model.predict(X), low, high) - wanted) / (high - low)) ** 2
+
+        return bounded_loss(losses, noise=self.score_noise, unit=unit)
+
+    @available_if(_has("predict"))  # type: ignore[untyped-decorator]
+    def predict(self, X: Any) -> Any:
+        """Predictions of the selected estimator."""
+        check_is_fitted(self, "best_estimator_")
+        return self.best_estimator_.predict(X)
+
+    @available_if(_has("predict_proba"))  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any) -> Any:
+        """Probabilities by the selected estimator."""
+        check_is_fitted(self, "best_estimator_")
+        return self.best_estimator_.predict_proba(X)
+
+    @available_if(_has("score"))  # type: ignore[untyped-decorator]
+    def score(self, X: Any, y: Any) -> float:
+        """The selected estimator's own score, on data of the caller's."""
+        check_is_fitted(self, "best_estimator_")
+        return float(self.best_estimator_.score(X, y))
+
+
+class _Base:
+    """One fit: its price, known from public numbers, and the fit itself. ``noise`` is 1/ε of the fit."""
+
+    def __init__(self, estimator: Any, X: npt.NDArray[Any], y: npt.NDArray[Any], delta: float) -> None:
+        self.estimator, self.X, self.y, self.delta = estimator, X, y, delta
+
+    def made(self, candidate: Candidate, noise: float) -> Any:
+        """The estimator with a candidate's parameters and the budget of one fit."""
+        budget = {"epsilon": 1 / noise}
+        if "delta" in self.estimator.get_params():
+            budget["delta"] = self.delta
+        return clone(self.estimator).set_params(**candidate, **budget)
+
+    def mechanism(self, candidate: Candidate, noise: float) -> acc.Mechanism:
+        """What a fit costs: what the estimator says after a rehearsal on made-up rows of the same number and width."""
+        return _rehearsed(self, tuple(sorted(candidate.items(), key=lambda item: item[0])), noise)
+
+    def rehearse(self, candidate: Candidate, noise: float) -> acc.Mechanism:
+        """See :meth:`mechanism`; an estimator that keeps no mechanism is known by its ε and δ."""
+        made = self.made(candidate, noise)
+        planned = _planned(made, self.X, self.y)
+        if planned is not None:
+            return planned
+        generator = np.random.default_rng(0)
+        rows = generator.uniform(-1, 1, self.X.shape)
+        if is_classifier(made):
+            names = np.unique(self.y)  # the estimators treat these as public too
+            target = names[np.arange(len(self.y)) % len(names)]
+        else:
+            low, high = made.get_params().get("target_bounds") or (-1.0, 1.0)
+            target = generator.uniform(low, high, len(self.y))
+        return _stated(made.fit(rows, target).privacy_, self.delta)
+
+    def train(self, candidate: Candidate, noise: float) -> Any:
+        """The fit on the private rows; refused where it does not say what was priced."""
+        made = self.made(candidate, noise)
+        priced = self.mechanism(candidate, noise)
+        fitted = made.fit(self.X, self.y)
+        said = fitted.privacy_
+        own = getattr(said, "mechanism", None)
+        if own is not None:
+            agrees = own == priced
+        else:
+            agrees = said.upper <= acc.epsilon(priced, said.delta, adjacency=said.adjacency).upper * (1 + 1e-9)
+        if not agrees:
+            raise TuningError(f"the fit says {said!r}, which is not what was priced: {priced!r}")
+        return fitted
+
+
+@functools.lru_cache(maxsize=512)
+def _rehearsed(base: _Base, candidate: tuple[tuple[str, Any], ...], noise: float) -> acc.Mechanism:
+    return base.rehearse(dict(candidate), noise)
+
+
+def _stated(privacy: Any, delta: float) -> acc.Mechanism:
+    mechanism = getattr(privacy, "mechanism", None)
+    if isinstance(mechanism, acc.Mechanism):
+        return mechanism
+    return acc.ApproxDP(privacy.upper, privacy.delta, unit=privacy.unit, adjacency=privacy.adjacency)
+
+
+def _unit(estimator: Any) -> str:
+    known = estimator.get_params()
+    return str(known.get("unit_name") or known.get("unit") or "record")
+
+
+def _planned(made: Any, X: npt.NDArray[Any], y: npt.NDArray[Any]) -> acc.Mechanism | None:
+    """The plan of an estimator of ``tacit.sgd``, by the same functions that make it in a fit."""
+    if not type(made).__module__.startswith("tacit.sgd"):
+        return None
+    from tacit.sgd.plan import make_plan
+    from tacit.sgd.sampling import make_sampler
+    from tacit.sgd.validation import check_length
+
+    known = made.get_params()
+    outputs = (
+        (len(known["classes"]) if known["classes"] is not None else len(np.unique(y))) if "classes" in known else 1
+    )
+    elements, inputs = 0, X.shape[1]
+    for width in (*known["hidden"], outputs):
+        elements, inputs = elements + (inputs + 1) * width, width
+    rows = len(X)
+    sampler = make_sampler("poisson", rows, min(known["batch_size"] or max(1, rows // 10), rows), None)
+    plan = make_plan(
+        sampler,
+        steps=check_length(None, known["epochs"], sampler),
+        epsilon=known["epsilon"],
+        noise_multiplier=None,
+        clip_norm=known["clip_norm"],
+        delta=known["delta"],
+        adjacency=sampler.adjacency,
+        elements=elements,
+        unit=known["unit_name"],
+    )
+    return plan.mechanism

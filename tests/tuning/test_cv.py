@@ -1,0 +1,99 @@
+"""A search over scikit-learn estimators has one budget, one charge, and knows what a fit costs before it fits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression as Plain
+
+from tacit import accounting as acc
+from tacit.ledger import Ledger
+from tacit.sgd import Classifier, Regressor
+from tacit.tuning import PrivateSearchCV, TuningError
+from tacit.tuning.cv import _Base
+
+
+def rows(n: int = 1500) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(4)
+    x = generator.uniform(-1, 1, (n, 3))
+    return x, (x[:, 0] + 0.3 * x[:, 1] > 0).astype(int)
+
+
+def test_a_classifier_is_searched_within_the_total_and_charged_once() -> None:
+    x, y = rows()
+    ledger = Ledger()
+    ledger.register("people", epsilon=3.0, delta=1e-4)
+    search = PrivateSearchCV(
+        Classifier(bounds=(-1, 1), epochs=2),
+        {"learning_rate": [1e-6, 2.0]},
+        epsilon=3.0,
+        delta=1e-5,
+        runs=4,
+        ledger=ledger,
+        dataset="people",
+    )
+    same = clone(search)
+    assert same.get_params()["epsilon"] == 3.0
+    search.fit(x, y)
+    assert 3 * (1 - 1e-3) <= search.privacy_.upper <= 3.0
+    assert ledger.budget("people").charges == 1
+    assert search.best_params_["learning_rate"] in (1e-6, 2.0)
+    assert search.predict(x[:5]).shape == (5,)
+    assert search.predict_proba(x[:5]).shape == (5, 2)
+    assert 0 <= search.score(x, y) <= 1
+    # the base of the price is the plan of a fit, not its (ε, δ) alone
+    assert isinstance(search.privacy_.mechanism, acc.Selected)
+    assert "PoissonSampled" in repr(search.privacy_.mechanism)
+    # and the selected fit says what was priced
+    alone = search.best_estimator_.privacy_
+    assert alone.upper < 3.0
+
+
+def test_the_price_of_a_fit_is_that_of_the_plan_it_makes() -> None:
+    x, y = rows(600)
+    for made, target in ((Classifier(bounds=(-1, 1), epochs=1), y), (Regressor(bounds=(-1, 1), epochs=1), x[:, 0])):
+        base = _Base(made, x, target, 1e-6)
+        priced = base.mechanism({"hidden": (4,)}, 0.5)
+        fitted = base.train({"hidden": (4,)}, 0.5)
+        assert fitted.privacy_.epsilon.upper == acc.epsilon(priced, 1e-6).upper
+
+
+def test_a_regression_is_scored_within_its_bounds() -> None:
+    x, _ = rows()
+    search = PrivateSearchCV(
+        Regressor(bounds=(-1, 1), target_bounds=(-2, 2), epochs=2),
+        {"learning_rate": [1e-9, 0.2]},
+        epsilon=4.0,
+        delta=1e-5,
+        method="exponential",
+    )
+    search.fit(x, x[:, 0] - x[:, 1])
+    assert search.best_params_ == {"learning_rate": 0.2}
+    assert search.best_score_ is None
+
+
+def test_estimators_that_release_by_noise_on_statistics_are_rehearsed() -> None:
+    linear_model = pytest.importorskip("tacit.linear_model")
+    x, _ = rows()
+    made = linear_model.LinearRegression(bounds=(-1, 1), target_bounds=(-2, 2))
+    search = PrivateSearchCV(made, {"coef_norm": [0.5, 1.0]}, epsilon=2.0, delta=1e-5, runs=3)
+    search.fit(x, x[:, 0] - x[:, 1])
+    assert search.privacy_.upper <= 2.0
+    assert search.best_estimator_.privacy_.mechanism in [
+        part for part, _ in [(search.privacy_.mechanism.mechanism, 1)]
+    ] or "Gaussian" in repr(search.privacy_.mechanism)
+
+
+def test_what_cannot_be_searched_is_refused() -> None:
+    x, y = rows(100)
+    private = Classifier(bounds=(-1, 1))
+    for search, said in (
+        (PrivateSearchCV(Plain(), {"C": [1.0]}), "no epsilon"),
+        (PrivateSearchCV(private, {"epsilon": [1.0, 2.0]}), "cannot be searched"),
+        (PrivateSearchCV(private, {"epochs": [1]}, validation_every=1), "validation_every"),
+        (PrivateSearchCV(Classifier(ledger=Ledger()), {"epochs": [1]}), "give the ledger to"),
+        (PrivateSearchCV(Regressor(target_bounds=None), {"epochs": [1]}), "target_bounds"),
+    ):
+        with pytest.raises(TuningError, match=said):
+            search.fit(x, y)
