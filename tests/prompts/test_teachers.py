@@ -122,9 +122,10 @@ def test_the_chosen_prompt_is_the_one_that_answers_best(language):
     texts = [text for text, _ in tiny.reviews(120, seed=6)]
     known = Prompt(ASK, WORDS, tuple(tiny.reviews(2, seed=21)))
     labelled = list(zip(texts, known.predict(language, texts), strict=True))
-    chosen = choose(language, ASK, WORDS, labelled, candidates=24, calibration="none")
     bare = Prompt(ASK, WORDS).accuracy(language, labelled)
-    assert chosen.accuracy(language, labelled).value >= bare.value
+    for unlabelled in ([], [text for text, _ in tiny.reviews(50, seed=31)]):
+        chosen = choose(language, ASK, WORDS, labelled, candidates=24, unlabelled=unlabelled)
+        assert chosen.accuracy(language, labelled).value >= bare.value
 
 
 def test_calibration_takes_out_what_a_prompt_says_to_nothing(language):

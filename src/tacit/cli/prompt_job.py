@@ -356,6 +356,7 @@ def pate(prepared: Prepared, folder: Path) -> Told:
         shots=shots,
         candidates=int(given.get("candidates", 64)),
         calibration=calibration,
+        unlabelled=prepared.public[:1000],
     )
     student.save(folder / "prompt.json")
     found = {}

@@ -24,7 +24,20 @@ SEEDS = 1
 EPSILONS = (8.0, 3.0, 1.0)
 #: δ of the votes is Duan et al.'s; that of DP-SGD is below one over the number of records.
 VOTE_DELTA, DELTA = 1e-6, 1e-5
-PARTS = ("zero-shot", "few-shot", "trials", "lora", "pate", "starts", "soft", "prefix", "plain", "trec", "ag_news")
+PARTS = (
+    "zero-shot",
+    "few-shot",
+    "trials",
+    "lora",
+    "pate",
+    "starts",
+    "soft",
+    "prefix",
+    "plain",
+    "pate-far",
+    "trec",
+    "ag_news",
+)
 
 #: Public texts that a soft prompt or a prefix may start as; the reviews in them are made up.
 STARTS = {
@@ -264,7 +277,8 @@ def _tuned(
     }
 
 
-def _queries(bench: Bench, public: str, count: int, seed: int) -> list[str]:
+def queries_of(bench: Bench, public: str, count: int, seed: int) -> list[str]:
+    """Public texts to ask the teachers about: in distribution, near it, or of other kinds."""
     if public == "sst2 validation":
         rows = [text for text, _ in bench.data("sst2")["public"]]
     elif public == "mr without sst2":
@@ -303,7 +317,7 @@ def _pate(bench: Bench, task: str, public: str, votes: str, calibration: str, se
         teachers = PromptTeachers(
             bench.language, template, words, data["train"], 1, 4 if small else 200, calibration=calibration
         )
-        bench.votes[key] = teachers.vote(_queries(bench, public, 8 if small else QUERIES, seed), progress=False)
+        bench.votes[key] = teachers.vote(queries_of(bench, public, 8 if small else QUERIES, seed), progress=False)
     counts = bench.votes[key][:asked]
     answers = ConfidentGNMax(**chosen, classes=len(words.classes)).answer(
         counts, queries=asked, answers=most, delta=VOTE_DELTA
@@ -333,6 +347,7 @@ def _pate(bench: Bench, task: str, public: str, votes: str, calibration: str, se
         shots=(1, 2, 4),
         candidates=8 if small else 192,
         calibration=calibration,
+        unlabelled=queries_of(bench, public, 8 if small else 800, seed),
         seed=seed,
     )
     return {**_accuracy(student.accuracy(bench.language, data["test"])), "shots": len(student.demonstrations), **found}
@@ -381,8 +396,8 @@ def _plan(bench: Bench, part: str, seed: int) -> list[tuple[dict[str, Any], Call
         for method in SETTINGS:
             for epsilon in epsilons:
                 add(_tuned, "trec", method, method, epsilon, epsilon=epsilon)
-    elif part == "pate":
-        for public in ("sst2 validation", "mr without sst2", "ag_news", "trec"):
+    elif part in ("pate", "pate-far"):
+        for public in ("sst2 validation",) if part == "pate" else ("mr without sst2", "ag_news", "trec"):
             for votes in AGGREGATORS:
                 add(_pate, "sst2", "PromptPATE", public, votes, "batch", public=public, votes=votes)
     elif part == "ag_news":

@@ -49,7 +49,7 @@ def optional(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ModelError(f"private prompts need {module.partition('.')[0]}: pip install 'tacit[prompts]'") from error
+        raise ModelError(f"private prompts need {module} ({error}): pip install 'tacit[prompts]'") from error
 
 
 # -- the place of the label --------------------------------------------------------------------------------------------

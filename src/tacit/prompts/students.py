@@ -158,12 +158,15 @@ def choose(
     shots: int | Sequence[int] = 1,
     candidates: int = 64,
     calibration: str = "none",
+    unlabelled: Sequence[str] = (),
     seed: int = 0,
 ) -> Prompt:
     """The best prompt of ``shots`` demonstrations a class, by its accuracy on the labelled texts that it does not show.
 
     Candidates are drawn at random, of each number of shots where several are given; they are scored on a quarter of the
-    texts, and the better quarter of them on all. The prompt without demonstrations is a candidate.
+    texts, and the better quarter of them on all. The prompt without demonstrations is a candidate. Labels are few and
+    noisy: where ``unlabelled`` public texts are given, the best dozen answer these together, and the one that agrees
+    most often with all of them is taken.
 
     Guarantee: where ``labelled`` are public texts with released labels, this is post-processing and costs nothing. On
     private labelled texts the result is the non-private baseline, and has no guarantee.
@@ -187,8 +190,29 @@ def choose(
     kept = [prompts[i] for i in first[: max(1, len(prompts) // 4)]]
     if prompts[0] not in kept:
         kept.append(prompts[0])
-    best = kept[_ranked(scorer, kept, rows, calibration)[0]]
-    return calibrated(scorer, best, calibration, [text for text, _ in rows])
+    finalists = [kept[i] for i in _ranked(scorer, kept, rows, calibration)[:FINALISTS]]
+    texts = [text for text, _ in rows]
+    best = finalists[0]
+    if len(unlabelled) and len(finalists) > 1:
+        answers = [_shares(scorer, prompt, list(unlabelled), calibration) for prompt in finalists]
+        together = np.mean(answers, axis=0).argmax(1)
+        best = finalists[int(np.argmax([(answer.argmax(1) == together).mean() for answer in answers]))]
+        texts = list(unlabelled)
+    return calibrated(scorer, best, calibration, texts)
+
+
+#: How many prompts answer together where public texts without labels are at hand.
+FINALISTS = 12
+
+
+def _shares(scorer: Scorer, prompt: Prompt, texts: list[str], way: str) -> NDArray[np.float64]:
+    """The probability of each class among the classes, with the prompt's leaning taken out."""
+    scores = prompt.scores(scorer, texts)
+    if way == "batch":
+        scores = scores - leaning(scores)
+    elif way == "contextual":
+        scores = scores - calibration(scorer, prompt.template, prompt.verbalizer, prompt.demonstrations)
+    return np.asarray(np.exp(scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)), dtype=np.float64)
 
 
 def _ranked(scorer: Scorer, prompts: list[Prompt], judges: list[Example], way: str) -> list[int]:
@@ -197,15 +221,10 @@ def _ranked(scorer: Scorer, prompts: list[Prompt], judges: list[Example], way: s
     right = np.array([prompts[0].verbalizer.number(label) for _, label in judges])
     found = []
     for number, prompt in enumerate(prompts):
-        scores = prompt.scores(scorer, texts)
         unseen = np.array([row not in prompt.demonstrations for row in judges])
-        if way == "batch":
-            scores = scores - leaning(scores)
-        elif way == "contextual":
-            scores = scores - calibration(scorer, prompt.template, prompt.verbalizer, prompt.demonstrations)
-        shares = scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
         if not unseen.any():
             continue
-        sure = float(shares[np.arange(len(right)), right][unseen].mean())
-        found.append((-float((scores.argmax(1) == right)[unseen].mean()), -sure, number))
+        shares = _shares(scorer, prompt, texts, way)
+        sure = float(np.log(np.maximum(shares[np.arange(len(right)), right], 1e-6))[unseen].mean())
+        found.append((-float((shares.argmax(1) == right)[unseen].mean()), -sure, number))
     return [number for _, _, number in sorted(found)]
