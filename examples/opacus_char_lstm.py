@@ -3,8 +3,8 @@
     python -m examples.opacus_char_lstm --engine tacit
     python -m examples.opacus_char_lstm --engine opacus
 
-Opacus needs its own ``DPLSTM``; under ``tacit.opacus.layers`` the same name is torch's LSTM. The names are made up, from
-the syllables of four made-up languages.
+Opacus needs its own ``DPLSTM``; under ``tacit.opacus.layers`` the same name is torch's LSTM. The names are made up,
+from the syllables of four made-up languages.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 SYLLABLES = (
-    "ka ri mo ta shi no ha ru ke".split(),
-    "von berg stein mann hof er witz dorf".split(),
-    "ov ski dim vla ra sla ev mir yuk".split(),
-    "ello ino ari etta bia rossi ale gio".split(),
+    ["ka", "ri", "mo", "ta", "shi", "no", "ha", "ru", "ke"],
+    ["von", "berg", "stein", "mann", "hof", "er", "witz", "dorf"],
+    ["ov", "ski", "dim", "vla", "ra", "sla", "ev", "mir", "yuk"],
+    ["ello", "ino", "ari", "etta", "bia", "rossi", "ale", "gio"],
 )
 LENGTH = 14
 
@@ -57,8 +57,9 @@ def train(
 ) -> tuple[float, float]:
     """Accuracy on other names and ε."""
     if engine == "opacus":
-        from opacus import PrivacyEngine
         from opacus.layers import DPLSTM
+
+        from opacus import PrivacyEngine
     else:
         from tacit.opacus import PrivacyEngine
         from tacit.opacus.layers import DPLSTM

@@ -56,8 +56,9 @@ def train(
 ) -> tuple[float, float]:
     """Accuracy on the test set and ε."""
     if engine == "opacus":
-        from opacus import PrivacyEngine
         from opacus.utils.batch_memory_manager import BatchMemoryManager
+
+        from opacus import PrivacyEngine
     else:
         from tacit.opacus import PrivacyEngine
         from tacit.opacus.utils.batch_memory_manager import BatchMemoryManager

@@ -36,11 +36,11 @@ def messages(records: int) -> tuple[Messages, Messages]:
         every = [(hashed(text), int(label == "spam")) for text, label in found.select("text", "label").rows()]
     except datasets.DatasetError:
         pick = random.Random(0)
-        ham, spam = "see you at home later ok".split(), "win free cash prize call now".split()
+        ham, spam = ["see", "you", "at", "home", "later", "ok"], ["win", "free", "cash", "prize", "call", "now"]
         every = []
         for _ in range(3000):
             label = int(pick.random() < 0.3)
-            words = [pick.choice((spam if label and pick.random() < 0.6 else ham)) for _ in range(pick.randint(3, 12))]
+            words = [pick.choice(spam if label and pick.random() < 0.6 else ham) for _ in range(pick.randint(3, 12))]
             every.append((hashed(" ".join(words)), label))
     random.Random(1).shuffle(every)
     return every[:records], every[-800:]

@@ -49,7 +49,12 @@ def test_heads_have_the_loss_that_the_model_gives_a_single_example(head):
 
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, num_labels=2 if head == "ForQuestionAnswering" else 3
+        vocab_size=30,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_labels=2 if head == "ForQuestionAnswering" else 3,
     )
     model = getattr(transformers, f"Bert{head}")(config).eval()
     batch = {"input_ids": torch.randint(30, (4, 6)), "attention_mask": torch.ones(4, 6, dtype=torch.long)}

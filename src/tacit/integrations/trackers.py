@@ -118,7 +118,7 @@ def wandb(run: Any) -> Sink:
     """A run of Weights & Biases."""
 
     def write(values: Mapping[str, float], step: int) -> None:
-        run.log({f"privacy/{name}": value for name, value in values.items()}, step=step)
+        run.log({f"privacy/{name}": value for name, value in values.items()}, step=step, commit=True)
 
     return write
 
