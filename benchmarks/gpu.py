@@ -20,6 +20,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks._workloads import GROWTH, TITLES, WORKLOADS, Workload, per_example, small
+from benchmarks._workloads import GROWTH, WORKLOADS, Workload, per_example, small
 
 METHODS = ("plain", "plain-compiled", "tacit", "tacit-compiled", "vmap", "opacus")
 CLIP_NORM = 1.0
@@ -312,35 +313,65 @@ def run(names: list[str], options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for start in range(0, len(names), options.together):
         workers = {
-            name: subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.gpu", "--worker", name, *flags, "--methods", *options.methods],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=environment,
-            )
-            for name in names[start : start + options.together]
+            name: Worker(name, flags, options.methods, environment) for name in names[start : start + options.together]
         }
-        ready = {}
-        for name, process in workers.items():
-            assert process.stdout is not None
-            lines: list[str] = []
-            ready[name] = any(line.startswith("READY") or lines.append(line) for line in process.stdout)  # type: ignore[func-returns-value]
-            if not ready[name]:
-                found[name] = {"error": "".join(lines)[-500:]}
-        for name, process in workers.items():
-            if not ready[name]:
-                continue
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write("GO\n")
-            process.stdin.flush()
-            for line in process.stdout:
-                if line.startswith("RESULT "):
-                    found[name] = json.loads(line[7:])
-            process.wait()
-            show(name, found.get(name, {}))
+        deadline = time.monotonic() + options.patience
+        for worker in workers.values():
+            worker.ready.wait(max(0.0, deadline - time.monotonic()))
+        late = [w for w in workers.values() if not w.ready.is_set()]
+        for worker in late:
+            worker.process.kill()
+            found[worker.name] = {"error": f"not compiled after {options.patience:g} s"}
+        for name, worker in workers.items():
+            if worker not in late:
+                found[name] = worker.measure(options.patience)
+            show(name, found[name])
+            if options.json:
+                Path(options.json).write_text(json.dumps({"about": about(options), "results": found}), encoding="utf-8")
     return found
+
+
+class Worker:
+    """A workload in a process of its own: it says when it is ready, and measures when told to."""
+
+    def __init__(self, name: str, flags: list[str], methods: list[str], environment: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "benchmarks.gpu", "--worker", name, *flags, "--methods", *methods]
+        self.name, self.ready, self.done = name, threading.Event(), threading.Event()
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self.result: dict[str, Any] = {"error": "ended without a result"}
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("READY"):
+                self.ready.set()
+            if line.startswith("RESULT "):
+                self.result = json.loads(line[7:])
+        self.ready.set()
+        self.done.set()
+
+    def measure(self, patience: float) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write("GO\n")
+            self.process.stdin.flush()
+        if not self.done.wait(patience):
+            self.process.kill()
+        return self.result
+
+
+def about(options: argparse.Namespace) -> dict[str, str]:
+    """The machine, the versions and the date."""
+    device = torch.cuda.get_device_name() if options.device == "cuda" else f"{os.cpu_count()} CPU cores"
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": device,
+        "date": time.strftime("%Y-%m-%d"),
+    }
 
 
 def show(name: str, told: dict[str, Any]) -> None:
@@ -370,6 +401,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--together", type=int, default=6, help="how many workloads are compiled side by side")
+    parser.add_argument("--patience", type=float, default=150.0, help="seconds to wait for a workload to be compiled")
     parser.add_argument("--growth", action="store_true", help="the growth curves in place of the table")
     parser.add_argument("--profile", action="store_true", help="also tell the longest kernels")
     parser.add_argument("--small", action="store_true", help="small batches, to try it out")
@@ -385,15 +417,11 @@ def main(argv: list[str] | None = None) -> int:
     if options.only:
         names = [name for name in names if any(part in (name, name.rpartition("@")[0]) for part in options.only)]
     found = run(names, options)
-    about = {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": torch.cuda.get_device_name() if options.device == "cuda" else platform.processor(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
     if options.json:
-        Path(options.json).write_text(json.dumps({"about": about, "results": found}, indent=1), encoding="utf-8")
-    print(about, {n: TITLES.get(n, n) for n in ()} or "")
+        Path(options.json).write_text(
+            json.dumps({"about": about(options), "results": found}, indent=1), encoding="utf-8"
+        )
+    print(about(options))
     return 0
 
 

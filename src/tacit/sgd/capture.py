@@ -221,6 +221,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         self._tainted: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._tainted_storages: dict[int, Any] = {}
         self._escaped = False
+        self.unrolled = False
         self._use_nodes: set[Any] = set()
         self._leaves = {id(p): k for k, p in enumerate(params.values())}
         for k, param in enumerate(params.values()):
@@ -400,6 +401,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         derived: list[Derived],
     ) -> Any:
         if name in self.decompose and from_torch(func):
+            self.unrolled = True
             return self.decompose[name](self, *args, **kwargs)
         if not self.covers(name) or not from_torch(func):
             body = opened(func)

@@ -108,6 +108,7 @@ class Program:
         self.is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
         self.device = next(iter(engine.parameters.values())).device
         self._bounds: tuple[tuple[float, ...], Tensor] | None = None
+        self.unrolled = False
         inputs = self._inputs(batch, mask, spec)
         self.random, whole, boundary = self._trace(engine, losses_of, leaves, examples, spec, mask is not None, inputs)
         self.trace_seconds = time.perf_counter() - began
@@ -150,6 +151,7 @@ class Program:
                 raise CannotCompile("where the examples are in some tensor depends on the data, and is found anew")
             if not plan.settled:
                 raise Unsettled
+            self.unrolled = run.unrolled
             # A node that nothing else makes: where the part that runs in full precision begins.
             marks.append(_last_node())
             with torch.no_grad(), torch.autocast(self.device.type, enabled=False), full_precision():
@@ -194,6 +196,13 @@ class Program:
         if self.random:
             # The numbers that the uncompiled model would draw, so that a run can be repeated from a checkpoint.
             options["fallback_random"] = True
+        self.operations = len(whole.graph.nodes)
+        if self.unrolled:
+            # The compiler takes minutes for a recurrence that is written out in time: recorded as it was traced.
+            if self.device.type != "cuda" or self.random or self.split:
+                raise CannotCompile("a recurrent layer is written out in time")
+            as_traced: Callable[..., Any] = whole.forward
+            return as_traced
         try:
             if not self.split:
                 return inductor(whole, inputs, options)

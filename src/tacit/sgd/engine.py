@@ -90,10 +90,14 @@ class Gradients:
 
 
 class Pass:
-    """One watched forward pass: its uses and the losses of its examples (already averaged over views)."""
+    """One watched forward pass: its uses and the losses of its examples (already averaged over views).
 
-    def __init__(self, uses: list[Use], losses: Tensor, batch: int) -> None:
+    ``unrolled`` says whether a recurrent layer was written out in time.
+    """
+
+    def __init__(self, uses: list[Use], losses: Tensor, batch: int, unrolled: bool = False) -> None:
         self.uses = uses
+        self.unrolled = unrolled
         self.losses = losses
         self.batch = batch
 
@@ -175,7 +179,7 @@ class Engine:
             else:
                 with capture:
                     values = losses()
-        return Pass(capture.uses, values, batch)
+        return Pass(capture.uses, values, batch, capture.unrolled)
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
         """Compiled parts of the model run as they were written, so that their operations are seen."""

@@ -4,19 +4,19 @@ For factors ``left`` (B, T, p) and ``right`` (B, T, q) of per-example gradients 
 
 * :func:`gram_norms`: ``sum (L Lᵀ) ∘ (R Rᵀ)``, from one half of the symmetric matrices, tile by tile;
 * :func:`product_norms`: ``|L.T R|²``, tile by tile;
-* :func:`weighted_product`: ``sum_b scale_b G_b``.
+* :func:`weighted_product`: ``sum_b scale_b G_b``, where ``scale_b * left`` is kept as the sum of two narrow numbers:
+  rounded to one, it would change the very gradient whose norm was bounded;
+* :func:`conv_norms`, :func:`conv_sum`: the same for 2-d convolutions, whose patches are read in place.
 
-Neither a T × T nor a p × q matrix per example reaches memory. bfloat16 and float16 factors are multiplied as they are:
-a product of two is exact in float32, and sums are made in float32. In the weighted sum the factor ``scale_b``
-multiplies example b's sum, in float32: rounding ``scale_b * left`` to the narrow type would change the very gradient
-whose norm was bounded. float32 factors are multiplied in tf32 only where the model's own products are.
+Neither a T × T nor a p × q matrix per example reaches memory. bfloat16 factors are multiplied as they are: a product of
+two is exact in float32, and sums are made in float32. float32 factors are multiplied in tf32 only where the model's own
+products are, and are then rounded to tf32 once, so that norms and sums are of the same numbers.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -114,40 +114,6 @@ def _product_kernel(  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _sum_kernel(  # type: ignore[no-untyped-def]
-    left, right, scale, out, B, T, p, q, per_part,
-    left_b, left_t, left_p, right_b, right_t, right_q,
-    BP: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """One tile of the weighted sum over the examples of one part."""
-    tile = tl.program_id(0)
-    part = tl.program_id(1)
-    down, across = tl.cdiv(p, BP), tl.cdiv(q, BQ)
-    # Tiles that read the same rows run at the same time.
-    band = tile // (GROUP * across)
-    height = tl.minimum(down - band * GROUP, GROUP)
-    within = tile % (GROUP * across)
-    rows = (band * GROUP + within % height) * BP + tl.arange(0, BP)
-    columns = within // height * BQ + tl.arange(0, BQ)
-    inner = tl.arange(0, BK)
-    total = tl.zeros((BP, BQ), tl.float32)
-    begin = part * per_part
-    blocks = tl.cdiv(T, BK)
-    # One loop over the blocks of all examples, so that loads run ahead from one example into the next.
-    for k in range(0, (tl.minimum(B, begin + per_part) - begin) * blocks):
-        example = begin + k // blocks
-        t = k % blocks * BK + inner
-        a = left + (tl.full((), 0, tl.int64) + example) * left_b + rows[:, None] * left_p + t[None, :] * left_t
-        b = right + (tl.full((), 0, tl.int64) + example) * right_b + columns[None, :] * right_q + t[:, None] * right_t
-        x = tl.load(a, mask=(rows[:, None] < p) & (t[None, :] < T), other=0.0)
-        y = tl.load(b, mask=(columns[None, :] < q) & (t[:, None] < T), other=0.0)
-        factor = tl.load(scale + example).to(tl.float32)
-        total += factor * tl.dot(x, y, input_precision=PRECISION)
-    place = out + part.to(tl.int64) * p * q + rows[:, None].to(tl.int64) * q + columns[None, :]
-    tl.store(place, total, mask=(rows[:, None] < p) & (columns[None, :] < q))
-
-
-@_jit
 def _conv_kernel(  # type: ignore[no-untyped-def]
     grad, x, scale, out, B, T, p, q, width, per_part,
     grad_b, grad_t, grad_p, x_b, x_c, x_h, x_w, step_h, step_w, kernel_w, dilation_h, dilation_w,
@@ -202,7 +168,7 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-_NARROW = (torch.bfloat16, torch.float16)
+_NARROW = (torch.bfloat16,)  # float16 has too few exponents for the second part of a scaled factor
 _outside: list[tuple[str, bool]] = []
 
 
@@ -277,17 +243,6 @@ def _block(size: int, most: int = 128) -> int:
     return most if size > most // 2 else max(16, 1 << (size - 1).bit_length())
 
 
-def _parts(tiles: int, examples: int, processors: int = 132) -> int:
-    """Into how many parts the examples are divided, so that the last wave of programs is nearly full."""
-    best, cost = 1, math.inf
-    for parts in range(1, min(8, examples) + 1):
-        # A part more costs writing and reading its result: about as much as a fiftieth of the work.
-        estimate = math.ceil(tiles * parts / processors) / parts * (1 + 0.02 * (parts - 1))
-        if estimate < cost - 1e-9:
-            best, cost = parts, estimate
-    return best
-
-
 @torch.library.custom_op("tacit::gram_norms", mutates_args=())  # type: ignore[untyped-decorator]
 def gram_norms(left: Tensor, right: Tensor) -> Tensor:
     """``sum (L Lᵀ) ∘ (R Rᵀ)`` per example, for (B, T, p) and (B, T, q), with the traces of both: (B, 3)."""
@@ -339,27 +294,48 @@ def _(left: Tensor, right: Tensor) -> Tensor:
     return left.new_empty((left.shape[0],), dtype=torch.float32)
 
 
-@torch.library.custom_op("tacit::weighted_product", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op("tacit::split_product", mutates_args=())  # type: ignore[untyped-decorator]
+def split_product(high: Tensor, low: Tensor, right: Tensor) -> Tensor:
+    """``high.T right + low.T right`` in float32, for (N, p) and (N, q) of one type; float32 ones hold tf32 numbers."""
+    if not high.is_cuda:
+        return (high.float() + low.float()).mT @ right.float()
+    if high.dtype in _NARROW:
+        total = torch.mm(high.mT, right, out_dtype=torch.float32)
+        return total.add_(torch.mm(low.mT, right, out_dtype=torch.float32))
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        return torch.mm(high.mT, right).add_(torch.mm(low.mT, right))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@split_product.register_fake  # type: ignore[untyped-decorator]
+def _(high: Tensor, low: Tensor, right: Tensor) -> Tensor:
+    return high.new_empty((high.shape[1], right.shape[1]), dtype=torch.float32)
+
+
+#: What the two parts of a scaled factor leave out, relative to it: two mantissas of eight bits, or of eleven.
+SPLIT_ERROR = {torch.bfloat16: 2.0**-17, torch.float32: 2.0**-23}
+
+
 def weighted_product(left: Tensor, right: Tensor, scale: Tensor) -> Tensor:
-    """``sum_b scale_b L_b.T R_b`` in float32, for (B, T, p) and (B, T, q); the factor multiplies in float32."""
-    if not left.is_cuda:
-        return torch.tensordot(scale.float(), left.float().mT @ right.float(), 1)
-    (batch, tokens, p), q = left.shape, right.shape[2]
-    options = _tile(left, p, q)
-    tiles = -(-p // options["BP"]) * -(-q // options["BQ"])
-    per_part = -(-batch // _parts(tiles, batch))
-    parts = -(-batch // per_part)
-    out = torch.empty((parts, p, q), dtype=torch.float32, device=left.device)
-    _sum_kernel[(tiles, parts)](
-        left, right, scale, out, batch, tokens, p, q, per_part, *left.stride(), *right.stride(),
-        PRECISION="tf32", GROUP=8, **options,
-    )  # fmt: skip
-    return out.view(p, q) if parts == 1 else out.sum(0)
+    """``sum_b scale_b L_b.T R_b`` in float32, for (B, T, p) and (B, T, q).
 
-
-@weighted_product.register_fake  # type: ignore[untyped-decorator]
-def _(left: Tensor, right: Tensor, scale: Tensor) -> Tensor:
-    return left.new_empty((left.shape[2], right.shape[2]), dtype=torch.float32)
+    The scaled factor is the sum of two numbers of the narrow type, so that rounding it does not change the gradient
+    whose norm was bounded by more than :data:`SPLIT_ERROR`; each is one product on the tensor cores.
+    """
+    flip = right.shape[2] < left.shape[2]
+    one, other = (right, left) if flip else (left, right)
+    scaled = one.float() * scale.float()[:, None, None]
+    if one.dtype == torch.float32:
+        high = to_tf32(scaled)
+        low = to_tf32(scaled - high)
+    else:
+        high = scaled.to(one.dtype)
+        low = (scaled - high.float()).to(one.dtype)
+    total: Tensor = split_product(high.flatten(0, 1), low.flatten(0, 1), other.flatten(0, 1))
+    return total.mT if flip else total
 
 
 @torch.library.custom_op("tacit::products", mutates_args=())  # type: ignore[untyped-decorator]

@@ -132,10 +132,12 @@ class Group:
                 squared, size = found
                 if len(self.parts) > 1:  # the sum adds up several products, the norm was that of one
                     size = outer.size()
-                unit = float(torch.finfo(torch.float32).eps)
-                return Norms(squared, 4 * unit / tokens * size, unit**2 * size)
+                unit, split = float(torch.finfo(torch.float32).eps), kernels.SPLIT_ERROR[outer.left.dtype]
+                return Norms(squared, 4 * unit / tokens * size, split**2 * size)
             if self.lookup is not None:
-                return Norms(kernels.product_norms(outer.left[:, 0], outer.right[:, 0]))
+                size = outer.size()
+                split = kernels.SPLIT_ERROR[outer.left.dtype]
+                return Norms(kernels.product_norms(outer.left[:, 0], outer.right[:, 0]), 0.0, split**2 * size)
             product = outer.product()
             self.dense = outer.fold(product)
             return Norms(product.square().sum((1, 2, 3)))

@@ -120,8 +120,11 @@ class Outer:
         return tuple(F.pad(t, (0, -t.shape[2] % 8)) if t.shape[2] % 8 and t.shape[2] > 64 else t for t in (left, right))
 
     def kernel_norms(self) -> tuple[Tensor, Tensor | float] | None:
-        """Squared norms by a kernel that forms no product, and the size their rounding is relative to (0: the sum is
-        made of the very numbers that were squared). None where the product itself is the cheapest way, and kept."""
+        """Squared norms by a kernel that forms no product, and the size their rounding is relative to.
+
+        The size is 0 where the sum is made of the very numbers that were squared. None where the product itself is the
+        cheapest way, and kept.
+        """
         _, _, tokens, p, q = self.dims
         block = 128 if tokens > 256 else 64
         tiles = -(-tokens // block)
