@@ -196,10 +196,9 @@ def worker(options: argparse.Namespace) -> int:
             why = [str(w.message) for w in seen if w.category.__name__ == "NotCompiled"]
             if why:
                 told[method]["fallback"] = why[0]
-        except Exception as error:  # noqa: BLE001 a method that cannot run a model says why
-            told[method] = {
-                "error": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160] if str(error).strip() else ''}"
-            }
+        except Exception as error:  # a method that cannot run a model says why
+            text = str(error).strip().splitlines() or [""]
+            told[method] = {"error": f"{type(error).__name__}: {text[0][:160]}"}
             if options.trace:
                 raise
         gc.collect()
