@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tacit.audit import mutation as selftest_module
 from tacit.audit import selftest
 from tacit.audit.battery import MOST, SIGNIFICANCE, battery
 from tacit.audit.findings import FAMILY_WISE, Finding, failures, verdict
@@ -45,7 +46,7 @@ def test_tacit_as_it_is_passes(name):
 
 
 def test_a_mutant_that_no_longer_fits_is_an_error_and_not_a_pass():
-    with pytest.raises(AttributeError, match="no longer fits"), replaced(MUTANTS, "nothing", None):
+    with pytest.raises(AttributeError, match="no longer fits"), replaced(selftest_module, "nothing", None):
         pass
     with pytest.raises(ValueError, match="no mutant"):
         list(selftest(names=("there is none",)))
