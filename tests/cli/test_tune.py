@@ -123,6 +123,7 @@ def test_a_plan_is_priced_without_running_anything() -> None:
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_is_resumed() -> None:
     Path("config.toml").write_text(CONFIG.replace("runs = 4", "runs = 400"))
     process = subprocess.Popen(

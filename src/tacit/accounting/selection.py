@@ -551,7 +551,7 @@ class _Joint:
         flat = np.clip(np.nan_to_num(flat, nan=0.0, posinf=1.0, neginf=0.0), self.edges[:-1], self.edges[1:])
         low, high = (np.broadcast_to(x, flat.shape) for x in (self.edges[:-1], self.edges[1:]))
         tail = np.stack([low, flat, high])
-        moved = np.minimum(start + slope * tail, 1.0)
+        moved = start + slope * tail  # a line may pass 1 by a little, which only makes the bound larger
         values = y[:, None] * selected._falling(tail) - selected._falling(moved)
         return np.asarray(np.maximum(values.max(axis=(0, 2)) + 1e-13, 0.0))
 
