@@ -296,7 +296,7 @@ def divide(repeats: int, out: Path) -> dict[str, Any]:
         for part, found in losses.items():
             plan = functional.plan(rows.shape, size, epsilon, "replace-one", split=part)
             gram, vector = _release(plan, exact)
-            theta = solve(gram, vector, plan.noises).theta
+            theta = solve(gram, vector, plan.noises, intercept=True).theta
             found.append(float(((design @ theta - target[test]) ** 2).mean()))
     means = {str(part): float(np.mean(found)) for part, found in losses.items()}
     places = {
@@ -357,7 +357,7 @@ def census(repeats: int, out: Path) -> dict[str, Any]:
             mean.append(float(((y[train].mean() - y[test]) ** 2).mean()))
             for i, epsilon in enumerate(epsilons):
                 plan = functional.plan(rows.shape, size, epsilon, "replace-one")
-                theta = solve(*_release(plan, exact), plan.noises).theta
+                theta = solve(*_release(plan, exact), plan.noises, intercept=True).theta
                 losses[i, k] = ((design @ theta - y[test]) ** 2).mean()
         shape = rows.shape
         base = float(np.mean(plain))
@@ -395,8 +395,8 @@ def coverage(simulations: int) -> dict[str, Any]:
                 hits = 0
                 for simulation in range(simulations):
                     generator = np.random.default_rng(simulation)
-                    x = generator.uniform(-1, 1, (5000, 4))
-                    y = 0.3 + x @ truth + 0.5 * generator.normal(size=5000)
+                    x = generator.uniform(-1, 1, (2000, 4))
+                    y = 0.3 + x @ truth + 0.5 * generator.normal(size=2000)
                     fitted = LinearRegression(
                         epsilon, DELTA, bounds=(-1, 1), target_bounds=(-3, 3), method=method, adjacency=adjacency
                     ).fit(x, y)
@@ -405,7 +405,7 @@ def coverage(simulations: int) -> dict[str, Any]:
                 shares.append(100 * hits / simulations / len(truth))
                 print(f"  {method} {adjacency} ε={epsilon:g}: {shares[-1]:.2f}%", file=sys.stderr, flush=True)
             rows[f"{method} ({adjacency})"] = shares
-    show(f"coverage of the 95% interval, %, {simulations} simulations of 5,000 rows, 4 coefficients", epsilons, rows, 2)
+    show(f"coverage of the 95% interval, %, {simulations} simulations of 2,000 rows, 4 coefficients", epsilons, rows, 2)
     good = all(93 <= value <= 97 for values in rows.values() for value in values)
     print("reached" if good else "NOT REACHED", "between 93 and 97%")
     return {"rows": rows, "reached": good}

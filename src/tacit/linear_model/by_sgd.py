@@ -17,7 +17,7 @@ from tacit.sgd import Training
 from tacit.sgd.plan import Privacy
 
 #: A twentieth of the rows a step, 200 steps (docs/regression.md).
-RATE, STEPS, LEARNING_RATE, CLIP = 0.05, 200, 4.0, 1.0
+RATE, STEPS, LEARNING_RATE, CLIP = 0.05, 200, 8.0, 1.0
 
 
 def train(

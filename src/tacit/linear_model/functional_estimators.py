@@ -43,7 +43,7 @@ class _Functional(PrivateEstimator):
         self.privacy_ = self._guarantee(
             task, mechanism, f"functional mechanism, {self.sensitivity} sensitivities", charge
         )
-        return solve(gram, vector, plan.noises, repair=self.repair, guess=guess), plan
+        return solve(gram, vector, plan.noises, repair=self.repair, guess=guess, intercept=self.fit_intercept), plan
 
 
 class FunctionalLinearRegression(_Functional, LinearBase):
@@ -104,7 +104,7 @@ class FunctionalLinearRegression(_Functional, LinearBase):
         task = self._task(X, y, sample_weight, groups)
         solution, plan = self._released(task, "functional mechanism")
         variance = 1.0 / 3  # not paid for: that of a target spread evenly over its bounds
-        spread = covariance(solution, solution.matrix, variance, plan.noises, self.coef_norm)
+        spread = covariance(solution, solution.matrix, variance, plan.noises)
         self._publish(task, solution.theta, spread)
         return self
 

@@ -203,7 +203,7 @@ class LinearRegression(LinearBase):
 
     def _solved(self, task: Task, gram: Floats, vector: Floats, square: float, noise: Noise) -> None:
         penalty = self._penalty(task)
-        solution = solve(gram, vector, noise, guess=self.coef_norm, penalty=penalty)
+        solution = solve(gram, vector, noise, guess=self.coef_norm, intercept=self.fit_intercept, penalty=penalty)
         theta = solution.theta
         count: float = task.count or (float(gram[0, 0]) if self.fit_intercept else math.nan)
         if not count >= task.width + 1:  # unknown, or hidden by the noise: as many as the target's square allows
@@ -211,7 +211,7 @@ class LinearRegression(LinearBase):
         squares = max(float(square - 2 * theta @ vector + theta @ gram @ theta), 0.0)
         variance = min(squares / max(count - task.width, 1.0), 1.0)
         plain = solution.matrix if penalty is None else solution.matrix - np.diag(penalty)
-        self._publish(task, theta, covariance(solution, plain, variance, noise, self.coef_norm))
+        self._publish(task, theta, covariance(solution, plain, variance, noise))
 
     def _adassp(self, task: Task) -> None:
         """Wang (2018), with Gaussian noise calibrated exactly and the noise's own spectral edge as the ridge wanted."""
@@ -253,7 +253,7 @@ class LinearRegression(LinearBase):
         explained = float(solution.theta @ gram @ solution.theta) / count
         variance = min(max(1.0 - explained, 0.0), 1.0)
         plain = solution.matrix if penalty is None else solution.matrix - np.diag(penalty)
-        self._publish(task, solution.theta, covariance(solution, plain, variance, noises, self.coef_norm))
+        self._publish(task, solution.theta, covariance(solution, plain, variance, noises))
         self.privacy_ = self._guarantee(task, mechanism, "AdaSSP", charge)
 
     def _functional(self, task: Task) -> None:
@@ -261,11 +261,16 @@ class LinearRegression(LinearBase):
         mechanism = plan.mechanism(task.unit)
         with self._paid(task, mechanism, "functional mechanism") as charge:
             gram, vector = plan.release(task.source)
-        solution = solve(gram, vector, plan.noises, guess=self.coef_norm, penalty=self._penalty(task))
-        variance = 1.0 / 3  # not paid for: that of a target spread evenly over its bounds
-        self._publish(
-            task, solution.theta, covariance(solution, solution.matrix, variance, plan.noises, self.coef_norm)
+        solution = solve(
+            gram,
+            vector,
+            plan.noises,
+            guess=self.coef_norm,
+            intercept=self.fit_intercept,
+            penalty=self._penalty(task),
         )
+        variance = 1.0 / 3  # not paid for: that of a target spread evenly over its bounds
+        self._publish(task, solution.theta, covariance(solution, solution.matrix, variance, plan.noises))
         self.privacy_ = self._guarantee(task, mechanism, "functional mechanism, exact sensitivities", charge)
 
 

@@ -21,11 +21,12 @@ REPAIRS = ("shrink", "ridge", "trim", "ridge+trim", "none")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Solution:
-    """θ = ``solver`` · b̂, with the matrix that was used for A."""
+    """θ = ``solver`` · b̂, with the matrix that was used for A and the prior variances of θ."""
 
     theta: Floats
     solver: Floats
     matrix: Floats
+    prior: Floats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +44,14 @@ def solve(
     *,
     repair: str = "shrink",
     guess: float = 1.0,
+    intercept: bool = False,
     penalty: Floats | None = None,
     ridge: float = 0.0,
 ) -> Solution:
     """Minimise θᵀÂθ - 2b̂ᵀθ (+ a ridge ``penalty``), after repairing Â.
+
+    ``guess`` is the public guess of |θ|; with ``intercept`` the first entry, which also takes up where the columns are
+    centred, may be twice as large as the others.
 
     >>> solve(np.eye(2) * 100, np.array([50.0, 0.0]), Noise(1.0, 1.0)).theta.round(2).tolist()
     [0.5, 0.0]
@@ -54,6 +59,9 @@ def solve(
     if repair not in REPAIRS:
         raise ValueError(f"repair is one of {', '.join(REPAIRS)}, not {repair!r}")
     size = len(matrix)
+    prior = np.full(size, guess**2 / size)
+    if intercept:
+        prior[0] *= 4
     edge = 2 * math.sqrt(size) * noise.matrix
     values, vectors = np.linalg.eigh(matrix)
     tiny = 1e-12 * max(float(np.abs(values).max(initial=0.0)), 1e-300)
@@ -70,10 +78,10 @@ def solve(
     full = repaired if penalty is None else repaired + np.diag(penalty)
     if repair == "shrink":
         variance = noise.vector**2 + noise.matrix**2 * guess**2
-        solver = np.linalg.solve(full @ full + variance * size / guess**2 * np.eye(size), full)
+        solver = np.linalg.solve(full @ full + variance * np.diag(1 / prior), full)
     else:
         solver = np.linalg.pinv(full, hermitian=True)
-    return Solution(solver @ vector, solver, full)
+    return Solution(solver @ vector, solver, full, prior)
 
 
 def covariance(
@@ -81,7 +89,6 @@ def covariance(
     gram: Floats,
     residual_variance: float,
     noise: Noise,
-    guess: float = 1.0,
 ) -> Floats:
     """The covariance of θ: of the sample, of the noise in b̂ and in Â (times θ), and of what shrinking hides.
 
@@ -91,5 +98,5 @@ def covariance(
     inside = residual_variance * gram + noise.vector**2 * np.eye(size)
     inside = inside + noise.matrix**2 * (theta @ theta * np.eye(size) + np.outer(theta, theta))
     hidden = np.eye(size) - solution.solver @ solution.matrix
-    spread = solution.solver @ inside @ solution.solver.T + guess**2 / size * hidden @ hidden.T
+    spread = solution.solver @ inside @ solution.solver.T + (hidden * solution.prior) @ hidden.T
     return np.asarray((spread + spread.T) / 2)
