@@ -24,7 +24,7 @@ def pool():
     from tacit.datasets import mnist
 
     images = mnist().train
-    x = torch.from_numpy(images.pixels[:RECORDS].astype(np.float32)) / 127.5 - 1
+    x = torch.from_numpy(images.images[:RECORDS].astype(np.float32)) / 127.5 - 1
     x = nn.functional.avg_pool2d(x.view(-1, 1, 28, 28), 2).flatten(1)
     return x, torch.from_numpy(images.labels[:RECORDS].astype(np.int64))
 

@@ -205,9 +205,11 @@ def audit_run(run: Fit | Planted, significance: float = 0.05) -> Audit:
         raise ValueError("this run has no canaries: train with fit(..., audit_canaries=1000)")
     evidence = one_run_evidence(planted.scores, planted.member, planted.delta, significance)
     evidence = dataclasses.replace(evidence, method=f"one-run, {planted.kind} canaries")
-    terms = f"{planted.adjacency}, one {planted.unit}"
+    claim = acc.Bound(
+        planted.epsilon, planted.epsilon, given=planted.delta, adjacency=planted.adjacency, unit=planted.unit
+    )
     return Audit(
-        "one run", planted.epsilon, planted.delta, terms, evidence, scores=planted.scores, member=planted.member
+        "one run", planted.epsilon, planted.delta, claim.terms, evidence, scores=planted.scores, member=planted.member
     )
 
 
