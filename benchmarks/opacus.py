@@ -201,8 +201,6 @@ def timing(device: str, steps: int) -> list[dict[str, Any]]:
     rows = []
     for name in PROGRAMS:
         for private in engines:
-            if private == "opacus ghost" and name == "char_lstm":
-                continue  # Opacus' ghost mode has no rule for its own LSTM cells' repeated use
             if device == "cuda":
                 rows.append(measure(name, private, device, steps))
             else:

@@ -23,6 +23,8 @@ TACIT = {
     "pate": {"accounting", "noise", "ledger"},
     "tuning": {"accounting", "noise", "ledger", "sgd"},
     "prompts": {"accounting", "noise", "ledger", "sgd", "pate", "datasets"},
+    "opacus": {"accounting", "noise", "ledger", "sgd"},
+    "integrations": {"accounting", "noise", "ledger", "sgd", "opacus"},
 }
 OTHERS = {
     "accounting": {"numpy", "scipy"},
@@ -30,6 +32,8 @@ OTHERS = {
     "schema": {"numpy"},
     "datasets": {"numpy", "polars", "rich"},
     "sgd": {"numpy", "scipy", "torch", "triton"},
+    "opacus": {"torch"},
+    "integrations": {"torch", "transformers", "lightning", "mlflow"},
 }
 
 

@@ -32,7 +32,9 @@ class DPOptimizer(Optimizer):  # type: ignore[misc]
         self.generator, self.secure_mode = None, True
         self._step_skip_queue: list[bool] = []
         self._prepared = False
-        self._handle = optimizer.register_step_pre_hook(self._before)
+        inner = getattr(optimizer, "optimizer", None)  # accelerate's wrapper has one, and no hooks of its own
+        target = inner if isinstance(inner, Optimizer) else optimizer
+        self._handle = target.register_step_pre_hook(self._before)
         for name in ("step_pre", "step_post", "state_dict_pre", "state_dict_post"):
             setattr(self, f"_optimizer_{name}_hooks", OrderedDict())
         for name in ("pre", "post"):
