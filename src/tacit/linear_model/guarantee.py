@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -151,7 +152,16 @@ def refuse_uncounted_search(ledger: Ledger | None, name: str) -> None:
     Guarantee: with a ledger every fit of the search is charged to it (clones share the ledger). The search's own scores
     are computed on private rows without noise: the operator's, not for release.
     """
-    if ledger is None and in_search():
+    if not in_search():
+        return
+    if ledger is not None:
+        warnings.warn(
+            "every fit of this search is charged to the ledger, but its scores are computed on private rows without "
+            "noise: they, and the choice made by them, are the operator's and not covered by the guarantee",
+            PrivacyWarning,
+            stacklevel=4,
+        )
+    else:
         raise SearchRefused(
             f"a search or cross-validation around {name} fits many times on the same people: each fit spends its "
             "epsilon again, and the scores that it compares are not private. Choose hyper-parameters with private "
