@@ -25,6 +25,7 @@ TACIT = {
     "prompts": {"accounting", "noise", "ledger", "sgd", "pate", "datasets"},
     "opacus": {"accounting", "noise", "ledger", "sgd"},
     "integrations": {"accounting", "noise", "ledger", "sgd", "opacus"},
+    "audit": {"accounting", "noise", "schema", "ledger", "sgd", "linear_model", "pate", "tuning"},
 }
 OTHERS = {
     "accounting": {"numpy", "scipy"},
