@@ -61,24 +61,24 @@ def model() -> LanguageModel:
 def main() -> None:
     """Zero-shot, then PromptPATE, then PromptDPSGD."""
     language = model()
-    private, public, test = notes(48, 1), [text for text, _ in notes(10, 2)], notes(24, 3)
+    private, public, test = notes(40, 1), [text for text, _ in notes(8, 2)], notes(16, 3)
     print("zero-shot:                   ", Prompt(ASK, WORDS).accuracy(language, test))
 
-    # Answers alone: prompts with disjoint private notes vote on public notes, and noise is added to the counts. Six
+    # Answers alone: prompts with disjoint private notes vote on public notes, and noise is added to the counts. Four
     # teachers show how it goes; a useful guarantee needs hundreds.
-    votes = PromptTeachers(language, ASK, WORDS, private, shots=1, n=6, calibration="batch").vote(public)
-    answers = ConfidentGNMax(threshold=4, check_noise=2, vote_noise=1, classes=2).answer(votes, queries=10, delta=1e-5)
+    votes = PromptTeachers(language, ASK, WORDS, private, shots=1, n=4, calibration="batch").vote(public)
+    answers = ConfidentGNMax(threshold=3, check_noise=2, vote_noise=1, classes=2).answer(votes, queries=8, delta=1e-5)
     texts, labels, _ = answers.labelled()
     labelled = [(text, WORDS.classes[i]) for text, i in zip(texts, labels, strict=True)]
-    print(f"{len(labelled)} of 10 public notes were labelled, ε = {answers.privacy.data_independent.upper:.1f}")
+    print(f"{len(labelled)} of 8 public notes were labelled, ε = {answers.privacy.data_independent.upper:.1f}")
     if len(labelled) >= 4:
-        student = choose(language, ASK, WORDS, labelled, candidates=3, calibration="batch")
+        student = choose(language, ASK, WORDS, labelled, candidates=2, calibration="batch")
         print("student prompt (PromptPATE): ", student.accuracy(language, test))
 
     # Weights at hand: LoRA by DP-SGD.
     tuned = tune(
         language.model, language.tokenizer, ASK, WORDS, private,
-        method="lora", epsilon=8.0, delta=1e-5, steps=4, batch_size=12, learning_rate=2e-3,
+        method="lora", epsilon=8.0, delta=1e-5, steps=2, batch_size=6, learning_rate=2e-3,
     )  # fmt: skip
     right = sum(a == b for a, (_, b) in zip(tuned.predict([t for t, _ in test]), test, strict=True))
     print(f"LoRA by DP-SGD:               {right / len(test):.1%} of {len(test)}")

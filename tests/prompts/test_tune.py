@@ -208,3 +208,26 @@ def test_what_cannot_be_tuned_is_refused_with_what_to_do():
     with pytest.raises(ModelError, match="tokenizer"):
         tune(tiny.llama(), None, ASK, WORDS, tiny.reviews(8), epsilon=1.0, delta=1e-4)
     assert run(words=Verbalizer({"no": "bad", "yes": "very good"}, first_token=True)).privacy.upper <= 3.0
+
+
+def test_a_persons_texts_stay_together_whatever_their_lengths():
+    data = tiny.reviews(40)
+    owners = [i % 8 for i in range(40)]
+    done = tune(
+        tiny.llama(), tiny.tokenizer(), ASK, WORDS, data, method="soft", epsilon=8.0, delta=1e-4, steps=1,
+        batch_size=4, unit=owners, per_unit=2,
+    )  # fmt: skip
+    assert "one person" in str(done.privacy)
+    training = done.fit.training
+    rows = training.records.tree
+    lengths = rows["attention_mask"].sum(1)
+    assert bool((lengths.diff() >= 0).all())  # short texts first, so that a physical batch needs little padding
+    words = [tuple(ids[:n].tolist()) for ids, n in zip(rows["input_ids"], lengths.tolist(), strict=True)]
+    own = tiny.tokenizer()
+    expected = [sorted(own(ASK.query(t))["input_ids"] for (t, _), o in zip(data, owners, strict=True) if o == who)
+                for who in range(8)]  # fmt: skip
+    found = []
+    for who in range(8):
+        mine = training.units.order[training.units.starts[who] : training.units.starts[who + 1]]
+        found.append(sorted(list(words[i]) for i in mine))
+    assert sorted(found) == sorted(expected)

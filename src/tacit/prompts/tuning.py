@@ -247,7 +247,7 @@ def tune(
     if decay and "scheduler" not in settings:
         settings["scheduler"] = torch.optim.lr_scheduler.LambdaLR(stepper, lambda step: max(0.0, 1 - step / total))
     if physical_batch is None and asking.device.type == "cpu":
-        physical_batch = CPU_BATCH
+        physical_batch = min(CPU_BATCH, batch_size + 2 * math.isqrt(batch_size) + 1)
     settings.setdefault("evaluate_every", 1 << 60)  # scoring a test set takes longer than a step: at the end only
     done = fit(
         trained,
