@@ -223,6 +223,9 @@ def test_bounds_may_be_given_in_every_usual_way():
         private = LinearRegression(20.0, bounds=bounds, target_bounds=(-20, 35)).fit(table, y)
         assert private.coef_ == pytest.approx(COEFFICIENTS, abs=0.1)
         assert private.predict(table).shape == (3000,)
+    for whole in (frame.assign(y=y), pl.DataFrame(frame).with_columns(y=y)):
+        named = LinearRegression(20.0, bounds=(0, 10), target_bounds=(-20, 35)).fit(whole, "y")
+        assert named.feature_names_in_.tolist() == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

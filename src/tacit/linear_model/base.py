@@ -134,6 +134,9 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _from_numbers(self, X: Any, y: Any) -> tuple[Floats, Any, Features]:
         if self.bounds is None:
             features_of(None, 0, None)
+        if isinstance(y, str):  # the target is a column of the table, as with a file
+            column = _fetch(X, y)
+            X, y = X.drop(columns=[y]) if hasattr(X, "iloc") else X.drop(y), column
         finite: bool | str = True if self.fill is None else "allow-nan"
         X, y = validate_data(
             self,
