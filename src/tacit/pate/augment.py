@@ -62,10 +62,10 @@ def weak(x: Tensor) -> Tensor:
     return x + 0.05 * torch.randn_like(x) if x.is_floating_point() else x
 
 
-def elastic_or_noise(x: Tensor) -> Tensor:
+def strong(x: Tensor) -> Tensor:
     """What a student learns from: an image bent and partly hidden, a vector with noise and missing entries."""
     if x.ndim == 4:
-        return cutout(elastic(x), share=0.25)
+        return cutout(elastic(x, degrees=15.0), share=0.25)
     if not x.is_floating_point():
         return x
     return (x + 0.1 * torch.randn_like(x)) * (torch.rand_like(x) > 0.05)

@@ -158,7 +158,7 @@ class Privacy:
     ) -> tuple[float, acc.SmoothRelease]:
         """The order and the mechanism of a sanitised release, chosen without the votes where not given.
 
-        Default: the order of the data-independent price, β = 0.4/α, and noise that costs three hundredths of that price.
+        Default: the order of the data-independent price, β = 0.4/α, and noise that costs 3% of that price.
         """
         bound = self.data_independent
         if order is None:

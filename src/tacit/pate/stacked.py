@@ -53,21 +53,17 @@ class StackedTeachers:
         seed: int,
         average: float = 0.0,
         only: Sequence[int] | None = None,
-        anchors: Sequence[np.ndarray[Any, Any]] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         """Train every teacher (or ``only`` some) on its own rows.
 
-        ``y`` are labels, or one table of soft labels a teacher (teachers x rows x classes). ``average`` is the decay of
-        an exponential average of the weights, which is what the teacher ends with (0: the last weights). With
-        ``anchors`` a quarter of every batch is drawn from these rows.
+        ``average`` is the decay of an exponential average of the weights, which is what the teacher ends with (0: the
+        last weights).
         """
         everyone = list(range(len(self.models))) if only is None else list(only)
         for start in range(0, len(everyone), together):
             group = everyone[start : start + together]
-            draws = [_Rows([parts[i] for i in group], device)]
-            if anchors is not None:
-                draws.append(_Rows([anchors[i] for i in group], device))
+            rows = _Rows([parts[i] for i in group], device)
             stack = _Stack([self.models[i] for i in group], device)
             stack.try_out(x[:2])
             # Random numbers by teacher and step, drawn for all of them alike: none depends on what a part holds.
@@ -81,16 +77,14 @@ class StackedTeachers:
                     warm = min(1.0, (step + 1) / max(1, steps // 20))
                     g["lr"] = learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / steps))
                 draw = torch.rand(len(group), batch_size, generator=generator, device=device)
-                cut = batch_size if anchors is None else batch_size - batch_size // 4
-                chosen = torch.cat([d.pick(u) for d, u in zip(draws, draw.split(cut, dim=1), strict=False)], dim=1)
-                batch = x[chosen.reshape(-1)]
+                chosen = rows.pick(draw).reshape(-1)
+                batch = x[chosen]
                 if augment is not None:
                     batch = augment(batch)
                 logits = stack(batch.reshape(len(group), batch_size, *batch.shape[1:]))
-                target = y[chosen.reshape(-1)] if y.ndim == 1 else _own(y, group, chosen).flatten(0, 1)
-                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target, reduction="none")
+                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y[chosen], reduction="none")
                 optimizer.zero_grad(set_to_none=True)
-                ((loss.reshape(len(group), batch_size) * draws[0].taught).sum() / batch_size).backward()
+                ((loss.reshape(len(group), batch_size) * rows.taught).sum() / batch_size).backward()
                 optimizer.step()
                 if average:
                     keep = min(average, (1 + step) / (10 + step))
@@ -146,12 +140,6 @@ class _Rows:
         """One row for every uniform number, teacher by teacher."""
         place = torch.minimum((uniform * self.sizes).long(), self.sizes - 1)
         return self.table.gather(1, place)
-
-
-def _own(y: Tensor, group: list[int], chosen: Tensor) -> Tensor:
-    """Each teacher's own soft labels of its rows."""
-    mine = y[torch.as_tensor(group, device=y.device)]
-    return mine.gather(1, chosen[..., None].expand(-1, -1, y.shape[-1]))
 
 
 class _Stack:

@@ -1,9 +1,8 @@
 """How is a student trained on a few answers and many public rows without one? Supervised, or semi-supervised.
 
-Semi-supervised for torch modules: self-training by a committee (in the manner of Xie et al., "Self-training with noisy
-student", 2020). A few models learn the answers on rows that are changed at random; together they label the public rows;
-they learn on from those they are sure of. For estimators: self-training, in rounds, on the rows that the student is
-surest about.
+Semi-supervised for torch modules: FixMatch (Sohn et al. 2020). The student labels an unlabelled row that was changed a
+little; where it is sure, it is trained to give that label to the same row changed a lot. What labels, and what is kept,
+is the average of its weights over time. For estimators: self-training, in rounds, on the rows that it is surest about.
 
 All of it is post-processing of released answers and public rows, and costs no privacy.
 """
@@ -11,7 +10,8 @@ All of it is post-processing of released answers and public rows, and costs no p
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ def fit(
     if isinstance(student, type):
         model = student()
     if hasattr(model, "state_dict") and hasattr(model, "forward"):
-        return fit_torch(model, x, labels, unlabelled, classes=classes, semi=method == METHODS[0], **options)
+        return fit_torch(model, x, labels, unlabelled, semi=method == METHODS[0], **options)
     if hasattr(model, "fit") and hasattr(model, "predict"):
         return fit_estimator(model, x, labels, unlabelled, classes=classes, semi=method == METHODS[0], **options)
     raise TypeError(f"a student is a torch module or an estimator with fit and predict, not {type(model).__name__}")
@@ -53,98 +53,73 @@ def fit_torch(
     labels: NDArray[np.int64],
     unlabelled: Any,
     *,
-    classes: int,
     semi: bool = True,
-    **options: Any,
-) -> Any:
-    """One student by :func:`fit_committees`; ``model`` itself is trained and returned."""
-    import torch
-
-    known, rest = _tensor(x), _tensor(unlabelled) if len(unlabelled) else None
-    everything = known if rest is None or not semi else torch.cat([known, rest])
-    found = fit_committees(
-        lambda: _fresh(model), everything, [(np.arange(len(known)), labels)], classes=classes, semi=semi, **options
-    )[0]
-    model.load_state_dict(found.state_dict())
-    return model.to(next(found.parameters()).device).eval()
-
-
-def fit_committees(
-    make: Callable[[], Any],
-    x: Any,
-    answers: Sequence[tuple[NDArray[np.intp], NDArray[np.int64]]],
-    *,
-    classes: int,
-    semi: bool = True,
-    committee: int = 3,
-    rounds: int = 2,
-    steps: int = 600,
+    steps: int = 1500,
     batch_size: int = 64,
+    ratio: int = 4,
     learning_rate: float = 2e-3,
-    weight_decay: float = 1e-3,
-    sure: float = 0.8,
+    weight_decay: float = 5e-4,
+    alone: float = 0.15,
+    sure: float = 0.95,
     average: float = 0.99,
-    looks: int = 3,
     weak: Callable[[Any], Any] | None = None,
     strong: Callable[[Any], Any] | None = None,
     device: str | None = None,
     seed: int = 0,
-) -> list[Any]:
-    """A student for each set of (rows, labels) on the same public rows ``x``, all of them trained in one stack.
+) -> Any:
+    """FixMatch with ``ratio`` unlabelled rows to a labelled one; without ``semi`` the labelled ones alone.
 
-    A student is a ``committee`` of models that start from different weights. They learn the answers on rows that are
-    changed at random (``strong``); then, in each of ``rounds``, they label all public rows together, by their mean
-    over ``looks`` slightly changed copies (``weak``), and learn on from the rows that they are ``sure`` about, with a
-    quarter of every batch from the answers themselves. The first member is the student. Without ``semi``: one model,
-    the answers.
+    The first share ``alone`` of the steps learns from the answers only: what is believed later should not be what a
+    beginner believed. ``sure`` is the probability from which a row's own label is believed, by the average of the
+    weights over time (decay ``average``), which is also what the student ends with. ``weak`` and ``strong`` change a
+    batch a little and a lot (default: :mod:`tacit.pate.augment`).
     """
     import torch
+    from torch.nn import functional
 
     from tacit.pate import augment
-    from tacit.pate.stacked import StackedTeachers
 
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    small, large = weak or augment.weak, strong or augment.elastic_or_noise
-    rows = _tensor(x).to(place)
-    members = committee if semi else 1
-    whose = [i for i in range(len(answers)) for _ in range(members)]
-    targets = torch.zeros(len(whose), len(rows), classes, device=place)
-    for t, i in enumerate(whose):
-        where, given = (torch.as_tensor(part, device=place) for part in answers[i])
-        targets[t, where, given] = 1.0
-    parts = [answers[i][0] for i in whose]
-    stacked = StackedTeachers(make, len(whose), seed)
-    options: dict[str, Any] = {"batch_size": batch_size, "weight_decay": weight_decay, "augment": large}
-    options |= {"average": average, "device": place, "together": len(whose)}
+    small, large = weak or augment.weak, strong or augment.strong
+    known = _tensor(x).to(place)
+    # Rows with an answer are also rows: they take part in both losses.
+    everything = torch.cat([known, _tensor(unlabelled).to(place)]) if semi and len(unlabelled) else known
+    target = torch.as_tensor(np.asarray(labels), device=place)
+    model = model.to(place).train()
+    kept = copy.deepcopy(model).eval()
+    fused = place.type == "cuda"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=fused)
+    generator = torch.Generator(device=place)
+    generator.manual_seed(seed)
+    pairs = list(zip(kept.parameters(), model.parameters(), strict=True))
+    means, nows = [mean.data for mean, _ in pairs], [now.data for _, now in pairs]
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         torch.manual_seed(seed)
-        stacked.fit(rows, targets, parts, steps=steps, learning_rate=learning_rate, seed=seed, **options)
-        for number in range(1, rounds + 1 if semi else 1):
-            seen = sum(stacked.scores(small(rows), together=len(whose), device=place) for _ in range(looks)) / looks
-            belief = seen.reshape(len(answers), members, len(rows), classes).mean(dim=1)
-            believed = []
-            for i, (where, _) in enumerate(answers):
-                certain = (belief[i].max(dim=1).values >= sure).cpu().numpy()
-                certain[where] = True
-                believed.append(np.flatnonzero(certain))
-            for t, i in enumerate(whose):
-                kept = targets[t, torch.as_tensor(answers[i][0], device=place)].clone()
-                targets[t] = torch.nn.functional.one_hot(belief[i].argmax(dim=1), classes).float()
-                targets[t, torch.as_tensor(answers[i][0], device=place)] = kept
-            stacked.fit(
-                rows, targets, [believed[i] for i in whose], anchors=parts, steps=steps,
-                learning_rate=learning_rate / 2, seed=seed + number, **options,
-            )  # fmt: skip
-    return [stacked.models[i * members].eval() for i in range(len(answers))]
-
-
-def _fresh(module: Any) -> Any:
-    """A copy of a module with weights drawn anew."""
-    fresh = copy.deepcopy(module)
-    for part in fresh.modules():
-        if hasattr(part, "reset_parameters"):
-            part.reset_parameters()
-    return fresh
+        for step in range(steps):
+            for group in optimizer.param_groups:
+                warm = min(1.0, (step + 1) / max(1, steps // 30))
+                group["lr"] = learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / steps))
+            chosen = torch.randint(len(known), (batch_size,), generator=generator, device=place)
+            if not semi or step < alone * steps:
+                loss = functional.cross_entropy(model(large(known[chosen])), target[chosen])
+            else:
+                other = torch.randint(len(everything), (ratio * batch_size,), generator=generator, device=place)
+                rows = everything[other]
+                with torch.no_grad():
+                    belief, guess = kept(small(rows)).softmax(1).max(1)
+                logits = model(large(torch.cat([known[chosen], rows])))
+                first = functional.cross_entropy(logits[:batch_size], target[chosen])
+                second = functional.cross_entropy(logits[batch_size:], guess, reduction="none")
+                loss = first + (second * (belief >= sure)).mean()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                torch._foreach_lerp_(means, nows, 1 - min(average, (1 + step) / (10 + step)))
+                for mean, now in zip(kept.buffers(), model.buffers(), strict=True):
+                    mean.copy_(now)
+    model.load_state_dict(kept.state_dict())
+    return model.eval()
 
 
 def fit_estimator(
