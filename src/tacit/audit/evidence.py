@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 #: Shares of the canaries about which the attacker guesses; fixed in advance, each gets its part of the significance.
 SHARES = (0.05, 0.1, 0.2, 0.4, 1.0)
 #: Thresholds of a two-world test: quantiles of scores that are used for nothing else.
-QUANTILES = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98)
+QUANTILES = (0.02, 0.1, 0.5, 0.9, 0.98)
 #: Share of the repeats that is spent on choosing these thresholds.
 CHOOSING = 0.1
 

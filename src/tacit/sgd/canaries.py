@@ -4,8 +4,9 @@
 every step can compute; :mod:`tacit.audit` turns that into a lower bound on ε.
 
 A *gradient canary* is a unit vector of its own, as long as clipping allows: the worst record that there can be. Its
-score adds up what the noisy sums hold in its direction, less what the real records put there, which the attacker of the
-definition knows. An *input canary* is a record that is given by the user; its score is how much its loss fell.
+score is the likelihood ratio of what the noisy sums hold in its direction, less what the real records put there, which
+the attacker of the definition knows. An *input canary* is a record that is given by the user; its score is how much its
+loss fell.
 
 Guarantee: canaries are records like any other. They take slots beside the data, whose number of records grows by
 theirs, and the stated ε holds for each of them and for each real record. Scores of gradient canaries are noise and
@@ -229,7 +230,7 @@ class AuditedTraining(Training):
             there = torch.zeros(self.canaries.count, dtype=torch.float64, device=self.device)
             there[torch.from_numpy(self._present).to(self.device)] = 1.0
             self._without: dict[str, Tensor] = {}
-            self._lengths = bounds
+            self._lengths, self._sensitivity = bounds, clipping.sensitivity
             for name, total in sums.items():
                 which, where = self._directions[name]
                 flat = total.view(-1)
@@ -238,14 +239,21 @@ class AuditedTraining(Training):
         return sums, inside
 
     def _look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """What the noisy sum of this step holds in the direction of each canary, less what real records put there."""
+        """What the noisy sum of this step says about each canary, less what real records put there."""
         divisor = self.plan.sampler.divisor
+        rate = min(1.0, divisor / self.plan.sampler.size)
+        noise = self.plan.noise_at(self.steps_executed) * self._sensitivity
         for name, p in self.parameters.items():
             which, where = self._directions[name]
             if p.grad is None or not len(which):
                 continue
             seen = p.grad.detach().reshape(-1)[where].double() * divisor - self._without[name]
-            self._found[which.cpu().numpy()] += (seen / self._lengths[name]).cpu().numpy()
+            seen = seen / self._lengths[name]
+            spread = noise / self._lengths[name]
+            if spread > 0 and self.plan.kind == "gaussian":
+                # (1 - q) N(0, σ²) + q N(1, σ²) against N(0, σ²): the best test there is, step by step.
+                seen = torch.log1p(rate * torch.expm1(((2 * seen - 1) / (2 * spread**2)).clamp(max=500.0)))
+            self._found[which.cpu().numpy()] += seen.cpu().numpy()
 
     def _losses(self) -> npt.NDArray[np.float64]:
         """The loss of every input canary with the weights as they are."""
