@@ -321,6 +321,7 @@ def plot(told: list[dict[str, Any]], name: str, path: Path) -> None:
         axes.plot([statistics.mean(values)], [place], "|", color=color, markersize=22, markeredgewidth=2.5)
     labels = [f"{way}\nε = {max(row['epsilon'] for row in told if row['way'] == way):.2f}" for way in reversed(ways)]
     axes.set_yticks(range(len(ways)), labels)
+    axes.set_ylim(-0.6, len(ways) - 0.4)
     axes.set_xlabel("accuracy on test rows, % (each seed, and the mean)")
     axes.set_title(f"{name}: what tuning costs and brings, δ = 1e-6", loc="left", fontsize=10)
     axes.grid(axis="x", alpha=0.3)

@@ -39,7 +39,7 @@ def chi_square(drawn: Counter[int], mass: dict[int, float], total: int) -> float
 
 @pytest.mark.parametrize(("eta", "gamma"), [(1.0, 0.1), (0.0, 0.026918), (0.5, 0.0625), (-0.5, 0.3), (2.5, 0.4)])
 def test_the_number_of_runs_follows_the_truncated_negative_binomial_law(eta: float, gamma: float) -> None:
-    source, total = Seeded(7), 4000
+    source, total = Seeded(7), 2500
     drawn = Counter(truncated_negative_binomial(eta, gamma, source=source) for _ in range(total))
     k = np.arange(1, 400)
     if eta == 0:
@@ -52,7 +52,7 @@ def test_the_number_of_runs_follows_the_truncated_negative_binomial_law(eta: flo
 
 
 def test_a_poisson_number_of_runs_may_be_none() -> None:
-    source, total = Seeded(8), 4000
+    source, total = Seeded(8), 2500
     drawn = Counter(poisson(2.5, source=source) for _ in range(total))
     assert chi_square(drawn, {k: float(stats.poisson.pmf(k, 2.5)) for k in range(30)}, total) > 1e-4
     assert drawn[0] > 0
@@ -60,13 +60,13 @@ def test_a_poisson_number_of_runs_may_be_none() -> None:
 
 def test_a_draw_that_few_bits_do_not_decide_takes_more() -> None:
     """With words of one bit nearly every comparison is open at first."""
-    source, total = Seeded(9, word_bits=1), 3000
+    source, total = Seeded(9, word_bits=1), 1200
     drawn = Counter(truncated_negative_binomial(1.0, 0.5, source=source) for _ in range(total))
     assert chi_square(drawn, {k: 0.5**k for k in range(1, 30)}, total) > 1e-4
 
 
 def test_the_exponential_choice_has_its_exact_probabilities() -> None:
-    source, total = Seeded(10), 4000
+    source, total = Seeded(10), 2000
     scores, rate = [1.0, 3.0, 3.5, -2.0], 0.7
     weights = np.exp(rate * np.array(scores))
     drawn = Counter(exponential_choice(scores, rate, source=source) for _ in range(total))

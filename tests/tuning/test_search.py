@@ -161,7 +161,7 @@ def test_a_training_that_is_not_what_was_priced_never_counts() -> None:
 def test_the_selected_candidate_follows_the_exact_law() -> None:
     """With scores far apart the best drawn wins: P(only bad) = E[(1/3)^K], geometric K."""
     made = search(score=Score(points, noise=1.0), epsilon=8.0, runs=4)
-    gamma, total = 0.25, 600
+    gamma, total = 0.25, 400
     drawn = Counter(str(made.run().model) for _ in range(total))
 
     def below(share: float) -> float:

@@ -391,13 +391,17 @@ class _Profiled:
     def delta(self, epsilon: float) -> float:
         """δ at ``epsilon``: by the trade-off bound, and by the joint one."""
         spread = self.log_spread()
-        simple = 1.0
-        if epsilon >= spread:
-            simple = min(1.0, self.top * self.base((epsilon - spread) * (1 - 1e-15)))
-        if not 0 < simple < 1:
+        if not math.isfinite(spread):
+            return 1.0
+        simple = min(1.0, self.top * self.both((epsilon - spread) * (1 - 1e-15)))
+        if simple == 0 or spread <= 1e-12:
             return simple
-        joint = _Joint(self, max(epsilon - 1.3 * spread, 0.0), epsilon)
+        joint = _Joint(self, epsilon - 1.3 * spread, max(epsilon, 0.1 * spread))
         return min(simple, joint.delta(epsilon))
+
+    def both(self, epsilon: float) -> float:
+        """δ(ε) of the base; below 0 from the reversed pair, δ(-x) = 1 - e^-x(1 - δ(x))."""
+        return self.base(epsilon) if epsilon >= 0 else 1 - math.exp(epsilon) * (1 - self.base(-epsilon))
 
     # -- the parts ---------------------------------------------------------------------------------------------------
 
@@ -494,7 +498,7 @@ class _Profiled:
         first, spread = self.untuned(delta), self.log_spread()
         if not (math.isfinite(first) and math.isfinite(spread)) or spread <= 1e-12:
             return first + spread
-        joint = _Joint(self, max(first - 0.5 * spread, 0.0), first + spread)
+        joint = _Joint(self, first - 0.5 * spread, first + spread)
         low, high = first, first + spread
         if joint.delta(high) > delta:
             return high  # the grid is too coarse here; the trade-off bound stands
@@ -517,9 +521,10 @@ class _Joint:
         self.selected, base = bounds.selected, bounds.base
         self.top = bounds.top
         self.epsilons = np.unique(np.concatenate([[0.0], _lattice(low, high, _POINTS)]))
-        self.deltas = np.array([base(float(x)) for x in self.epsilons])
+        self.deltas = np.array([bounds.both(float(x)) for x in self.epsilons])
         # g from above: lines δ + e^ε t and, from the complements of events, 1 - e^{-ε}(1 - δ) + e^{-ε} t.
-        lines = np.unique(np.concatenate([_lattice(0.0, max(low, 1e-3 * high), _LINES), self.epsilons]))
+        positive = self.epsilons[self.epsilons >= 0]
+        lines = np.unique(np.concatenate([_lattice(0.0, max(low, 1e-3 * high), _LINES), positive]))
         heights = np.array([base(float(x)) for x in lines])
         slope = np.concatenate([np.exp(lines[::-1]), np.exp(-lines)])
         start = np.concatenate([heights[::-1], 1 - np.exp(-lines) * (1 - heights)])
