@@ -23,7 +23,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 
     # Each of 1,000 records of nobody takes part by a fair coin.
-    settings = {"batch_size": 480, "steps": 40, "epsilon": 4.0, "delta": 1e-5}
+    settings = {"batch_size": 800, "steps": 40, "epsilon": 4.0, "delta": 1e-5}
     done = fit(model, optimizer, loss, (x, y), audit_canaries=1000, progress=False, **settings)
     found = audit_run(done)
     print(found.sentence)

@@ -34,7 +34,7 @@ def data(rows: int = 400):
 
 def planted_run(canaries=1000, **settings):
     net = model()
-    usual = {"batch_size": 420, "steps": 60, "epsilon": 4.0, "delta": 1e-5, "progress": False}
+    usual = {"batch_size": 700, "steps": 40, "epsilon": 4.0, "delta": 1e-5, "progress": False}
     return fit(
         net, torch.optim.SGD(net.parameters(), lr=0.5), LOSS, data(), audit_canaries=canaries, **(usual | settings)
     )
@@ -146,7 +146,7 @@ def test_the_implementation_audit_passes_a_correct_model_and_catches_wrong_ones(
         audit_implementation(model(), LOSS, data(2), **settings)
 
 
-@pytest.mark.parametrize("sampler", ["shuffle", "fixed", "balls-in-bins"])
+@pytest.mark.parametrize("sampler", ["shuffle", "fixed"])
 def test_other_samplers_are_audited_for_what_they_are(sampler):
     settings = {"batch_size": 50, "size": 500, "steps": 20, "noise_multiplier": 3.0, "delta": 1e-5, "sampler": sampler}
     found = audit_implementation(model(), LOSS, data(500), **settings)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tacit.cli.settings import Settings
     from tacit.ledger import Release
 
-#: Exit code where an audit refutes the claim, or a mutant is not caught; documented in docs/cli.md.
+#: Exit code where an audit refutes the claim, or a mutant is not caught; documented in docs/audit.md.
 EXIT_FAILED = 4
 
 AUDIT_EPILOG = """
