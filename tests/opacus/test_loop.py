@@ -490,6 +490,16 @@ def test_a_cleaned_up_model_is_an_ordinary_one():
     assert model[0].weight.grad is not None
 
 
+def test_a_model_is_private_once():
+    model = net()
+    engine, optimizer, _ = private(model, data(), noise=1.0)
+    assert engine.get_epsilon(1e-5) == 0.0
+    with pytest.raises(ClippingError, match="private already"):
+        private(model, data(), noise=1.0)
+    original = optimizer.detach()
+    private(model, data(), noise=1.0, optimizer=original)
+
+
 def test_the_self_check_of_the_first_step_is_kept(monkeypatch):
     from tacit.sgd import rules
 

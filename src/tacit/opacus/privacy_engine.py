@@ -219,6 +219,12 @@ class PrivacyEngine:
         self._same_data(data_loader)
         warn_about_noise(noise_multiplier, level=4)
         self._say(sampler, data_loader)
+        if noise_generator is not None:
+            warnings.warn(
+                "noise_generator makes noise and batches repeatable: whoever knows its seed can subtract the noise",
+                PrivacyWarning,
+                stacklevel=4,
+            )
         key = _key(noise_generator)
         blank = rand_on_empty and isinstance(sampler, Poisson)
         batches = PrivateBatches(

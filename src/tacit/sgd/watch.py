@@ -16,18 +16,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tacit.sgd import checks
+from tacit.sgd.adapt import Template, guards, merged, rescaled
 from tacit.sgd.capture import Capture, Use
 from tacit.sgd.engine import Engine, Gradients, Outputs, Pass, Plan, UsePlan
 from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
-from tacit.sgd.frames import Frame, chain_tensors
 from tacit.sgd.layout import Layout
-from tacit.sgd.norms import Group
 from tacit.sgd.rules import DECOMPOSE, RULES, SHAPE_ONLY
 from tacit.sgd.rules.base import wide
 
@@ -239,6 +239,9 @@ def _left_behind() -> Callable[..., None]:
     return nothing
 
 
+_watching: WeakKeyDictionary[nn.Module, Watch] = WeakKeyDictionary()
+
+
 def _live(out: Any) -> list[Tensor]:
     """The outputs through which a gradient can come, each once."""
     found: list[Tensor] = []
@@ -266,6 +269,13 @@ class Watch:
         check: bool = True,
     ) -> None:
         checks.no_known_obstacles(model)
+        before = _watching.get(model)
+        if before is not None and before._handles:
+            raise ClippingError(
+                "the model is private already, and its batches would be charged to two runs: call detach() of the "
+                "private optimizer first"
+            )
+        _watching[model] = self
         self.engine, self.mean, self.batch_dim, self.check = engine, mean, batch_dim, check
         self.piece = piece
         #: what the loop divided its losses by, besides the number of examples
@@ -276,7 +286,7 @@ class Watch:
         self._anchor = torch.zeros((), requires_grad=True)
         self._inside: list[Call] = []
         self._off = 0
-        self._templates: dict[Any, tuple[list[UsePlan], list[list[torch.Size]]]] = {}
+        self._templates: dict[Any, Template] = {}
         self._handles: list[Any] = []
         for module in model.modules():
             if any(p.requires_grad for p in module.parameters()):
@@ -402,7 +412,7 @@ class Watch:
                     good = torch.zeros_like(good)
                 else:
                     found.append(gradients)
-        return _merged(found, rows, list(self.engine.parameters.values())), good
+        return merged(found, rows, list(self.engine.parameters.values())), good
 
     def _one(self, call: Call) -> Gradients | None:
         engine = self.engine
@@ -412,10 +422,10 @@ class Watch:
         plan = engine.plan_for(run, call.grads)
         quiet = torch.no_grad(), torch.autocast(call.device.type, enabled=False)
         if plan is None:
-            plan = self._adapted(run, call.grads)
+            plan, same = self._adapted(run, call.grads)
             if plan is not None:
                 with quiet[0], quiet[1]:
-                    gradients = engine.gradients(run, call.grads, plan, planning=True)
+                    gradients = engine.gradients(run, call.grads, plan, planning=not same)
                 engine.plans[engine.signature(run, call.grads)] = plan
                 return gradients
             with self.off():
@@ -428,7 +438,7 @@ class Watch:
                     "the model takes another path through its operations each time it runs on the same batch"
                 )
             if plan.settled and call.rows > 1 and not any(use.rearranged for use in call.uses):
-                self._templates[self._outline(run, call.grads)] = (plan.uses, [use.shapes for use in call.uses])
+                self._templates[self._outline(run, call.grads)] = Template(plan, call.uses)
         with quiet[0], quiet[1]:
             return engine.gradients(run, call.grads, plan)
 
@@ -447,39 +457,31 @@ class Watch:
             ),
         )
 
-    def _adapted(self, run: Pass, grads: list[list[Tensor | None]]) -> Plan | None:
+    def _adapted(self, run: Pass, grads: list[list[Tensor | None]]) -> tuple[Plan | None, bool]:
         """The plan for this batch size, from where the examples were found in a batch of another size.
 
         Poisson batches have another size at every step. Layouts are facts about the model's code: the dimension, and
-        on which side of the examples it is folded, stay; rules and frames are found anew.
+        on which side of the examples it is folded, stay. Rules and frames stay too where the values made of parameters
+        are the same (second result); else they are found anew.
         """
         known = self._templates.get(self._outline(run, grads))
         if known is None or (run.batch > 1 and any(use.rearranged for use in run.uses)):
-            return None
+            return None, False
+        same = all(known.same(k, use) for k, use in enumerate(run.uses))
         uses: list[UsePlan] = []
-        for plan, before, use in zip(known[0], known[1], run.uses, strict=True):
+        for plan, before, use in zip(known.plan.uses, known.shapes, run.uses, strict=True):
             layouts: list[Layout | None] = []
             for layout, old, new in zip(plan.layouts, before, use.shapes, strict=True):
-                if layout is None:
-                    layouts.append(None)
-                    continue
-                size = new[layout.dim]
-                if size % run.batch or (
-                    layout.outer > 1 and layout.inner > 1 and _rest(old, layout) != _rest(new, layout)
-                ):
-                    return None
-                rest = size // run.batch
-                if layout.outer > 1 and layout.inner > 1:
-                    if layout.outer * layout.inner != rest:
-                        return None
-                    outer, inner = layout.outer, layout.inner
-                elif layout.outer > 1:
-                    outer, inner = rest, 1
-                else:
-                    outer, inner = 1, rest
-                layouts.append(Layout(layout.dim, outer, run.batch, inner))
-            uses.append(UsePlan(layouts, guards=_guards(use)))
-        return Plan(uses, set(), True, checked=True)
+                moved = rescaled(layout, old, new, run.batch) if layout is not None else None
+                if layout is not None and moved is None:
+                    return None, False
+                layouts.append(moved)
+            if same:
+                notes = {name: note for name, note in plan.notes.items() if note is None}
+                uses.append(UsePlan(layouts, plan.by_rule, notes, plan.frames, plan.guards))
+            else:
+                uses.append(UsePlan(layouts, guards=guards(use)))
+        return Plan(uses, set(known.plan.materialised) if same else set(), True, checked=True), same
 
     def _survey(self, call: Call) -> bool:
         """Make the plan for a call and check it, as :func:`tacit.sgd.checks.survey` does; False where nothing is
@@ -567,30 +569,6 @@ class Watch:
                     "others have (a mean over all tokens of the batch), so no per-example bound exists. Compute it "
                     "outside, one mean for each example (tacit.integrations.losses.per_example_loss)"
                 )
-
-
-def _rest(shape: torch.Size, layout: Layout) -> tuple[int, ...]:
-    return tuple(size for k, size in enumerate(shape) if k != layout.dim)
-
-
-def _guards(use: Use) -> list[Tensor]:
-    return [t.clone() for d in use.derived for t in chain_tensors(d)]
-
-
-def _merged(found: list[Gradients], rows: int, parameters: list[Tensor]) -> Gradients:
-    """The gradients of several calls on the same examples: those of a parameter that several of them use add up."""
-    if len(found) == 1:
-        return found[0]
-    groups: list[list[tuple[Frame, Group]]] = []
-    for k, parameter in enumerate(parameters):
-        having = [g for g in found if g.groups[k]]
-        if len(having) <= 1:
-            groups.append(having[0].groups[k] if having else [])
-            continue
-        one = torch.eye(rows, dtype=wide(parameter.dtype), device=parameter.device)
-        dense = torch.stack([sum(g.weighted_sum(k, row) for g in having) for row in one])
-        groups.append([(Frame("root"), Group(parameter.shape, dense=dense))])
-    return Gradients(rows, parameters, groups)
 
 
 __all__ = ["Call", "Watch"]

@@ -1,0 +1,70 @@
+"""What does a plan that was made for one batch say about a batch of another size, and about several calls on one batch?
+
+Poisson batches have another size at every step, and padded text another length. Where the examples are in an output is
+a fact about the model's code: what was found once holds where shapes agree with it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tacit.sgd.capture import Use
+from tacit.sgd.engine import Gradients, Plan
+from tacit.sgd.frames import Frame, chain_key, chain_tensors
+from tacit.sgd.layout import Layout
+from tacit.sgd.norms import Group
+from tacit.sgd.rules.base import wide
+
+
+class Template:
+    """A plan as what it says about batches of other sizes."""
+
+    def __init__(self, plan: Plan, uses: list[Use]) -> None:
+        self.plan = plan
+        self.shapes = [use.shapes for use in uses]
+        self.derived = [[(d.tensor.shape, chain_key(d)) for d in use.derived] for use in uses]
+
+    def same(self, k: int, use: Use) -> bool:
+        """Whether the values made of parameters that a use consumes are those of the plan."""
+        if [(d.tensor.shape, chain_key(d)) for d in use.derived] != self.derived[k]:
+            return False
+        now, known = [t for d in use.derived for t in chain_tensors(d)], self.plan.uses[k].guards
+        return len(now) == len(known) and all(torch.equal(a, b) for a, b in zip(now, known, strict=True))
+
+
+def rescaled(layout: Layout, old: torch.Size, new: torch.Size, batch: int) -> Layout | None:
+    """Where the examples are in an output of another size, if that is certain."""
+    size = new[layout.dim]
+    if size % batch:
+        return None
+    rest = size // batch
+    if layout.outer > 1 and layout.inner > 1:
+        # Folded on both sides: only if nothing but the batch has changed.
+        others = all(a == b for k, (a, b) in enumerate(zip(old, new, strict=True)) if k != layout.dim)
+        fits = others and layout.outer * layout.inner == rest
+        return Layout(layout.dim, layout.outer, batch, layout.inner) if fits else None
+    if layout.outer > 1:
+        return Layout(layout.dim, rest, batch, 1)
+    return Layout(layout.dim, 1, batch, rest)
+
+
+def guards(use: Use) -> list[Tensor]:
+    """Copies of the indices that a use's frames rest on."""
+    return [t.clone() for d in use.derived for t in chain_tensors(d)]
+
+
+def merged(found: list[Gradients], rows: int, parameters: list[Tensor]) -> Gradients:
+    """The gradients of several calls on the same examples: those of a parameter that several of them use add up."""
+    if len(found) == 1:
+        return found[0]
+    groups: list[list[tuple[Frame, Group]]] = []
+    for k, parameter in enumerate(parameters):
+        having = [g for g in found if g.groups[k]]
+        if len(having) <= 1:
+            groups.append(having[0].groups[k] if having else [])
+            continue
+        one = torch.eye(rows, dtype=wide(parameter.dtype), device=parameter.device)
+        dense = torch.stack([sum(g.weighted_sum(k, row) for g in having) for row in one])
+        groups.append([(Frame("root"), Group(parameter.shape, dense=dense))])
+    return Gradients(rows, parameters, groups)
