@@ -365,7 +365,7 @@ def measure(table: Table, parts: tuple[str, ...], model: str) -> None:
 def _plan(bench: Bench, part: str, seed: int) -> list[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
     """What a part measures: the key of each row, and how."""
     rows: list[tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = []
-    epsilons = EPSILONS[:1] if bench.table.small else EPSILONS
+    epsilons: tuple[float, ...] = EPSILONS[:1] if bench.table.small else EPSILONS
     part, _, wanted = part.partition(":")
     if wanted:
         epsilons = tuple(float(value) for value in wanted.split("+"))
