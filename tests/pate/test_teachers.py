@@ -170,9 +170,27 @@ def test_labels_of_any_kind_are_mapped_by_the_public_list():
         Teachers(LogisticRegression, (x, names), n=5, classes=["no", "perhaps"])
 
 
+def test_a_torch_data_set_is_data_too():
+    x, y = data(rows=90)
+    pairs = [(torch.as_tensor(a), int(b)) for a, b in zip(x, y, strict=True)]
+
+    class Pairs(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(pairs)
+
+        def __getitem__(self, i):
+            return pairs[i]
+
+    tensors = torch.utils.data.TensorDataset(torch.as_tensor(x), torch.as_tensor(y))
+    found = [Teachers(centroids, given, n=4, key=KEY).fit().vote(x).counts for given in ((x, y), tensors, Pairs())]
+    assert (found[0] == found[1]).all()
+    assert (found[0] == found[2]).all()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"data": [1, 2, 3]}, "records and as many labels"),
         ({"n": 0}, "number of teachers"),
         ({"unit": [1, 2]}, "person of every row"),
         ({"partition": "random"}, "partition"),

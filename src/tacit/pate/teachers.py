@@ -31,7 +31,7 @@ class TeacherWarning(UserWarning):
 
 
 class Teachers:
-    """``n`` teachers on disjoint parts of ``data`` = (x, y).
+    """``n`` teachers on disjoint parts of ``data``: (x, y), or a torch data set of such pairs.
 
     ``make_model`` is one of
 
@@ -56,7 +56,7 @@ class Teachers:
     def __init__(
         self,
         make_model: Any,
-        data: tuple[Any, Any],
+        data: Any,
         n: int = 250,
         *,
         unit: Any = None,
@@ -70,10 +70,8 @@ class Teachers:
             raise ValueError(f"n is the number of teachers, 1 or more, not {n!r}")
         if partition not in dealing.PARTITIONS:
             raise ValueError(f"partition is one of {', '.join(dealing.PARTITIONS)}, not {partition!r}")
-        if not isinstance(data, tuple | list) or len(data) != 2 or len(data[0]) != len(data[1]):
-            raise ValueError("data is (x, y): the records and as many labels")
         self.n, self.seed, self.partition = int(n), int(seed), partition
-        self.x, self.y = data
+        self.x, self.y = _pair(data)
         self.unit = unit_name or ("record" if unit is None else "person")
         self.labels, self.classes = _labels_of(classes)
         if len(self.y) == 0:
@@ -313,6 +311,23 @@ def _kind(make: Any) -> tuple[Any, str]:
     raise TypeError(
         f"make_model() gave a {type(product).__name__}: neither a torch module nor an estimator with fit and predict"
     )
+
+
+def _pair(data: Any) -> tuple[Any, Any]:
+    """Records and labels."""
+    if hasattr(data, "tensors"):
+        data = data.tensors
+    if isinstance(data, tuple | list) and len(data) == 2 and len(data[0]) == len(data[1]):
+        return data[0], data[1]
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, tuple | list | np.ndarray):
+        rows = [data[i] for i in range(len(data))]
+        if all(isinstance(row, tuple) and len(row) == 2 for row in rows):
+            first = rows[0][0] if rows else None
+            x = [row[0] for row in rows]
+            if first is not None and hasattr(first, "detach"):
+                x = importlib.import_module("torch").stack(x)
+            return x if hasattr(x, "detach") else np.asarray(x), np.asarray([int(row[1]) for row in rows])
+    raise ValueError("data is (x, y), the records and as many labels, or a data set of such pairs")
 
 
 def _required(make: Any) -> int:
