@@ -55,10 +55,10 @@ kept, not even their number; while it runs you see the time. Ctrl-C ends it, and
     clip_norm = [0.1, 1.0]
 
     \\[search]
-    method = "geometric"    # logarithmic, negative-binomial, poisson, threshold, exponential
+    method = "geometric"    # or logarithmic, poisson, threshold, exponential …
     runs = 8                # on average
-    score_noise = 20        # of the number of right answers on the validation rows
-    validation_every = 10   # one private row in ten, drawn at random, is kept for the score
+    score_noise = 20        # on the number of right answers
+    validation_every = 10   # one row in ten, by secret coins, for the score
 
     $ tacit tune config.toml
 
@@ -70,12 +70,12 @@ kept, not even their number; while it runs you see the time. Ctrl-C ends it, and
 
 def tune(
     config: Annotated[
-        Path | None, typer.Argument(help="Settings, [space] and [search] in TOML.", show_default=False)
+        Path | None, typer.Argument(help="Settings, \\[space] and \\[search] in TOML.", show_default=False)
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="The folder of a search to go on with.")] = None,
     ledger: Annotated[str | None, typer.Option(help="The ledger that is charged: a file or postgresql://…")] = None,
     dataset: Annotated[str | None, typer.Option(help="The data's name in the ledger.")] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Show price and noise; read no record, run nothing.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Show price and noise; train nothing.")] = False,
     name: Annotated[str | None, typer.Option(help="The run's name. Default: the data's name and a number.")] = None,
     runs: Annotated[Path, typer.Option(help="Where runs live.")] = Path("runs"),
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No clock.")] = False,
