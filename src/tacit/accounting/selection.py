@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit.accounting.base import Mechanism, check_positive, unit_message
-from tacit.accounting.contour import log_kappa
 from tacit.accounting.errors import AccountingError, UnitError
 from tacit.accounting.losses import Loss
 from tacit.accounting.pricing import Reader
@@ -349,8 +348,8 @@ def theorem_six(selected: Selected, order: float, *, adjacency: str = "add-remov
     """
     curve = RenyiCurve(selected.mechanism, adjacency=adjacency, group=group)
     c = np.array([order - 1])
-    grid = np.exp(np.linspace(math.log(1e-2), math.log(1e5), 4000))
-    kappa = np.array([log_kappa(float(x)) for x in grid])
+    grid = np.exp(np.linspace(math.log(1e-1), math.log(1e4), 20_000))
+    kappa = -grid * np.log1p(1 / grid) - np.log1p(grid)  # of the improved conversion
     log_delta = float(np.min(curve.moments(grid).max(axis=0) + kappa - np.log1p(1 / c) * grid))
     extra = selected.mean * math.exp(min(log_delta, 0.0)) + math.log(selected.mean) / float(c[0])
     return max(0.0, float(curve.moments(c).max() / c[0]) + extra)
