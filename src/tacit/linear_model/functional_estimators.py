@@ -52,7 +52,7 @@ class FunctionalLinearRegression(_Functional, LinearBase):
     ``split`` divides ε between the quadratic and the linear part: ``"variance"`` (default), ``"equal"``,
     ``"sensitivity"``, the fraction ε1/ε, or the pair (ε1, ε2). ``coef_norm`` is the public guess of |θ| that the
     default uses. ``sensitivity`` is ``"exact"`` or ``"textbook"`` (2D² and 4D). ``repair`` makes an indefinite matrix
-    usable: ``"shrink"``, ``"ridge"``, ``"trim"``, ``"ridge+trim"`` or ``"none"``. The rest is as in
+    usable: ``"shrink"``, ``"ridge"``, ``"trim"``, ``"ridge+trim"``, ``"positive"`` or ``"none"``. The rest is as in
     :class:`tacit.linear_model.LinearRegression`; one pass over the rows.
 
     >>> import numpy as np

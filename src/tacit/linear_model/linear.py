@@ -23,6 +23,8 @@ from tacit.linear_model.stream import Stream
 
 Floats = npt.NDArray[np.float64]
 
+#: Parts of μ² for the smallest eigenvalue, the Gram matrix and Σyx; the first needs little.
+ADASSP_SHARES = (0.05, 0.475, 0.475)
 METHODS = ("auto", "gradient-descent", "adassp", "sufficient-statistics", "functional")
 
 
@@ -222,8 +224,11 @@ class LinearRegression(LinearBase):
         replaced = task.adjacency == "replace-one"
 
         def parts(noise: float) -> tuple[float, float, float]:
-            third = releases.share(noise, 1 / 3, 1.0)
-            return third, third * (release.replace if replaced else 1.0), third * (2.0 if replaced else 1.0)
+            return (
+                releases.share(noise, ADASSP_SHARES[0], 1.0),
+                releases.share(noise, ADASSP_SHARES[1], release.replace if replaced else 1.0),
+                releases.share(noise, ADASSP_SHARES[2], 2.0 if replaced else 1.0),
+            )
 
         def family(noise: float) -> acc.Mechanism:
             one, two, three = parts(noise)
@@ -247,7 +252,7 @@ class LinearRegression(LinearBase):
         ridge = max(edge - surely, 0.0)
         noises = Noise(scale / math.sqrt(2), linear * three)
         penalty = self._penalty(task)
-        solution = solve(gram, vector, noises, repair="none", ridge=ridge, penalty=penalty)
+        solution = solve(gram, vector, noises, repair="positive", ridge=ridge, penalty=penalty)
         # No sum of y² was paid for: the variance of y is at most 1 in scaled units, and the fit explains the rest.
         count: float = task.count or max(float(gram[0, 0]) if self.fit_intercept else task.width + 1.0, 1.0)
         explained = float(solution.theta @ gram @ solution.theta) / count

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-REPAIRS = ("shrink", "ridge", "trim", "ridge+trim", "none")
+REPAIRS = ("shrink", "ridge", "trim", "ridge+trim", "positive", "none")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,6 +71,8 @@ def solve(
         values = values + edge
     elif repair == "trim":
         values = np.maximum(values, edge)
+    elif repair == "positive":
+        values = np.maximum(values, tiny)
     elif repair == "shrink":
         values = np.maximum(values, max(edge / 2, tiny))
     values = values + ridge
