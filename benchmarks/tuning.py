@@ -267,6 +267,8 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks tuning", description=__doc__)
     parser.add_argument("--data", choices=["census", "mnist"], default="census")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--chosen", type=json.loads, help="what tuning on public data gave, as JSON, to leave that out")
     parser.add_argument("--runs", type=float, default=RUNS, help="runs of the private selection, on average")
     parser.add_argument("--only", help="one way alone, such as 'private selection'")
     parser.add_argument("--out", type=Path, default=Path("results/tuning"))
@@ -281,8 +283,8 @@ def main(argv: list[str]) -> int:
         return 0
     batch = good_defaults(len(task.private.x), 1, epsilon=EPSILON, delta=DELTA, steps=STEPS).batch_size
     print(f"{options.data}: {len(task.private.x):,} private rows, batch {batch}, {STEPS} steps", flush=True)
-    transferred = {} if options.only else transfer(task, batch)
-    for seed in range(options.seeds):
+    transferred = options.chosen or ({} if options.only else transfer(task, batch))
+    for seed in range(options.first, options.first + options.seeds):
         if seed and options.data == "census":
             task = load(seed)
         told += [{"seed": seed, **row} for row in compare(task, seed, batch, transferred, options)]
