@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tacit.sgd.bounds import Clipping
 from tacit.sgd.checkpoint import CheckpointError
 from tacit.sgd.clip import ClippedGradients, clipped_grad
+from tacit.sgd.compiled import NotCompiled
 from tacit.sgd.data import records, table
 from tacit.sgd.errors import BatchMixing, ClippingError, SelfCheckFailed, UncoveredUse
 from tacit.sgd.fit import Fit, fit

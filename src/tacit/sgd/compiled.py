@@ -11,7 +11,6 @@ written for one state of everything else: what a loss reads besides model and ba
 
 from __future__ import annotations
 
-import itertools
 import random
 import time
 import warnings
@@ -189,7 +188,7 @@ class Program:
         late = set(names[names.index(boundary) + 1 :])
         whole.graph.eliminate_dead_code()
         self.split = needs_full_precision(whole, late, self.device)
-        tidy(whole, late, reorder=not self.split)
+        tidy(whole)
         options: dict[str, Any] = {}
         if self.device.type == "cuda" and any(_name(n) == "convolution" for n in whole.graph.nodes):
             options["force_layout_optimization"] = True
@@ -287,25 +286,16 @@ def _name(node: Node) -> str:
     return str(target._schema.name.partition("::")[2])
 
 
-def tidy(whole: GraphModule, late: set[str], reorder: bool) -> None:
+def tidy(whole: GraphModule) -> None:
     """Prepare a traced graph for the compiler.
 
-    Views become reshapes, because another memory order may be chosen for what they look at. And everything after the
-    backward pass that can be computed during it is moved there: what is only needed for the norms of one layer (the
-    gradients of normalisation layers above all) need then not be kept to the end.
+    Views become reshapes, because the compiler may choose another memory order for what they look at.
     """
     nodes = list(whole.graph.nodes)
     if not any(isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable for n in nodes):
         for node in nodes:
-            if _name(node) in ("view", "_unsafe_view"):
+            if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
                 node.target = torch.ops.aten.reshape.default
-        turn: dict[Node, int] = {}
-        for k, node in enumerate(nodes):
-            movable = reorder and node.name in late and node.op not in ("placeholder", "output")
-            turn[node] = max((turn[n] for n in node.all_input_nodes), default=k) if movable else k
-        ordered = sorted(nodes, key=turn.__getitem__)  # stable: what waits for the same node stays in order
-        for earlier, later in itertools.pairwise(ordered):
-            earlier.append(later)
     whole.graph.lint()
     whole.recompile()
 
@@ -340,11 +330,18 @@ def _last_node() -> str:
 
 
 def draws_randomly(graph: GraphModule) -> bool:
-    """Whether any operation of a graph draws random numbers."""
-    return any(
-        isinstance(n.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in n.target.tags
-        for n in graph.graph.nodes
-    )
+    """Whether any operation of a graph draws random numbers; attention does only where it drops something out."""
+    for node in graph.graph.nodes:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+            continue
+        names = [a.name for a in target._schema.arguments]
+        if "dropout_p" in names:
+            k = names.index("dropout_p")
+            if (node.args[k] if k < len(node.args) else node.kwargs.get("dropout_p", 0.0)) == 0.0:
+                continue
+        return True
+    return False
 
 
 def lift(graph: GraphModule) -> list[Tensor]:
@@ -400,6 +397,7 @@ class Recording:
 
     def __init__(self, run: Callable[..., Any], inputs: list[Tensor], constants: list[Tensor]) -> None:
         self.inputs = [t.clone() for t in inputs]
+        self.given: list[tuple[Tensor, int] | None] = [None] * len(inputs)
         self.addresses = [t.data_ptr() for t in constants]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -415,11 +413,16 @@ class Recording:
         return all(t.data_ptr() == a for t, a in zip(constants, self.addresses, strict=True))
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
-        for mine, given in zip(self.inputs, inputs, strict=True):
-            if mine is not given:
+        for k, (mine, given) in enumerate(zip(self.inputs, inputs, strict=True)):
+            last = self.given[k]
+            if last is None or last[0] is not given or last[1] != given._version:
                 mine.copy_(given, non_blocking=True)
+                # Kept only where it is the same tensor again and again (the bounds): data would be held for nothing.
+                self.given[k] = (given, given._version) if given.numel() <= 64 else None
         self.graph.replay()
-        return [t.clone() for t in self.outputs]
+        # Copies, because the next replay writes over them; all in one launch.
+        *values, fine = self.outputs
+        return [*torch._foreach_mul(values, 1.0), fine]
 
 
 def attempt(

@@ -66,7 +66,8 @@ class Records:
         """The rows of these numbers, as a tree of tensors."""
         if self.tree is not None:
             where = torch.from_numpy(np.ascontiguousarray(index))
-            return pytree.tree_map_only(Tensor, lambda t: t[where.to(t.device)], self.tree)
+            there = {device: where.to(device) for device in {t.device for t in _tensors(self.tree)}}
+            return pytree.tree_map_only(Tensor, lambda t: t[there[t.device]], self.tree)
         found = [self.items[int(i)] for i in index]
         batch = plain(default_collate(found))
         return tuple(batch) if isinstance(batch, list) else batch

@@ -1,0 +1,192 @@
+"""A compiled step gives what the step gives, or says why it is not compiled.
+
+Most tests trace the step and run the traced graph as it is: that is tacit's part of the work. The compiler itself takes
+part in the last ones.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import pytest
+import torch
+from tests.sgd import zoo, zoo_more
+from tests.sgd.harness import TOLERANCE, build, compare
+from torch import nn
+
+from tacit import sgd
+from tacit.noise.keys import Key
+from tacit.sgd import compiled
+from tacit.sgd.clip import engine_of
+
+assert zoo_more
+
+SLOW = ["wrn-groupnorm", "vit-class-token", "gpt-tied-large-vocabulary"]
+NAMES = ["mlp", "cnn", "weight-norm", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+CRITERION = nn.CrossEntropyLoss(reduction="none")
+
+
+def batch_of(n=8, features=5, seed=0):
+    torch.manual_seed(seed)
+    return torch.randn(n, features), torch.randint(3, (n,))
+
+
+def network():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+@pytest.fixture
+def traced_only(monkeypatch):
+    monkeypatch.setattr(compiled, "inductor", lambda graph, inputs, options: graph)
+
+
+def program_of(model):
+    (program,) = engine_of(model).programs.values()
+    return program
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("split", [False, True])
+def test_a_compiled_step_agrees_with_one_example_at_a_time(name, split, traced_only, monkeypatch):
+    if split:  # as on a GPU where the model multiplies in tf32: norms and sums in a program of their own
+        monkeypatch.setattr(compiled, "needs_full_precision", lambda *_: True)
+    case = build(zoo.ZOO[name][1], torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compare(case, "per_layer" if split else "flat", compile=True).worst <= TOLERANCE[torch.float64]
+    assert program_of(case.model).split is split
+
+
+def test_a_program_serves_other_batches_masks_bounds_and_weights(traced_only):
+    model = network()
+    sgd.clipped_grad(model, CRITERION, batch_of(), 0.5, mask=torch.ones(8, dtype=torch.bool), compile=True)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.5)
+    mask, batch = torch.arange(8) < 5, batch_of(seed=3)
+    found = sgd.clipped_grad(model, CRITERION, batch, 0.1, mask=mask, compile=True)
+    wanted = sgd.clipped_grad(model, CRITERION, batch, 0.1, mask=mask)
+    assert program_of(model) is not None  # one program, no other
+    assert torch.allclose(found.norms, wanted.norms)
+    assert all(torch.allclose(found.sums[n], wanted.sums[n], atol=1e-6) for n in wanted.sums)
+
+
+def test_an_example_that_is_not_finite_counts_as_zero(traced_only):
+    model, (x, y) = network(), batch_of()
+    sgd.clipped_grad(model, CRITERION, (x, y), 0.5, compile=True)
+    x = x.clone()
+    x[2] = torch.inf
+    found = sgd.clipped_grad(model, CRITERION, (x, y), 0.5, compile=True)
+    wanted = sgd.clipped_grad(model, CRITERION, (x, y), 0.5)
+    assert torch.isinf(found.norms[2])
+    assert all(torch.equal(found.sums[n], wanted.sums[n]) for n in wanted.sums)
+
+
+class AsksTheData(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * (2.0 if bool(x.sum() > 1e6) else 1.0)
+
+
+class DrawsOutside(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * (1.0 + random.random())
+
+
+class Counts(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"), [(AsksTheData, "tracing tensor"), (DrawsOutside, "random numbers"), (Counts, "writes the buffer")]
+)
+def test_what_cannot_be_compiled_says_why_once_and_runs(layer, why, traced_only):
+    torch.manual_seed(0)
+    model, batch = layer(5, 3), batch_of()
+    check = "never" if layer is DrawsOutside else "first"
+    with pytest.warns(sgd.NotCompiled, match=why):
+        sgd.clipped_grad(model, CRITERION, batch, 0.5, compile=True, check=check)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sgd.clipped_grad(model, CRITERION, batch, 0.5, compile=True, check=check).sums
+
+
+def test_dropout_draws_what_it_draws_uncompiled(traced_only):
+    model, batch = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 3)), batch_of()
+    found = []
+    for compile_step in (False, True):
+        sgd.clipped_grad(model, CRITERION, batch, 0.5, compile=compile_step)
+        torch.manual_seed(5)
+        found.append(sgd.clipped_grad(model, CRITERION, batch, 0.5, compile=compile_step))
+    assert program_of(model).random
+    assert torch.allclose(found[0].norms, found[1].norms)
+
+
+def test_parameters_with_the_same_gradient_have_sums_of_their_own(monkeypatch):
+    """The compiler computes equal expressions once; noise added to one sum must not reach the other."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.extra = nn.Linear(5, 3), nn.Parameter(torch.zeros(3))
+
+        def forward(self, x):
+            return self.inner(x) + self.extra
+
+    def merging(graph, inputs, options):
+        def run(*values):
+            found = list(graph(*values))
+            return [found[0] if t.shape == (3,) and torch.equal(t, found[0]) else t for t in found]
+
+        return run
+
+    monkeypatch.setattr(compiled, "inductor", merging)
+    sums = sgd.clipped_grad(Twice(), CRITERION, batch_of(), 0.5, compile=True).sums
+    assert torch.equal(sums["inner.bias"], sums["extra"])
+    assert sums["inner.bias"].data_ptr() != sums["extra"].data_ptr()
+
+
+def trained(compile_step, steps=6, rate=4):
+    torch.manual_seed(0)
+    model, (x, y) = network(), batch_of(40)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    options = {"batch_size": rate, "steps": steps, "noise_multiplier": 1.0, "delta": 1e-3, "clip_norm": 0.3}
+    training = sgd.Training(
+        model, optimizer, CRITERION, (x, y), key=Key(bytes(32)), physical_batch=8, compile=compile_step, **options
+    )
+    sizes = []
+    for batch in training:
+        sizes.append(len(batch))
+        training.step(batch)
+    return {n: p.detach() for n, p in model.named_parameters()}, sizes
+
+
+def test_compiled_training_is_the_same_run(traced_only):
+    plain, sizes = trained(False, steps=30, rate=2)
+    fast, _ = trained(True, steps=30, rate=2)
+    assert 0 in sizes  # an empty batch is a step: noise alone
+    assert all(torch.allclose(plain[n], fast[n], atol=1e-5) for n in plain)
+
+
+def test_the_compiler_gives_the_same_run():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", sgd.NotCompiled)
+        fast, _ = trained(True)
+    plain, _ = trained(False)
+    assert all(torch.allclose(plain[n], fast[n], atol=1e-5) for n in plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cnn", *SLOW])
+def test_the_compiler_agrees_with_one_example_at_a_time(name):
+    case = build(zoo.ZOO[name][1], torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", sgd.NotCompiled)
+        assert compare(case, compile=True).worst <= TOLERANCE[torch.float32]
