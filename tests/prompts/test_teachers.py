@@ -221,3 +221,19 @@ def test_an_endpoint_in_trouble_is_asked_again_and_nothing_is_charged(language, 
             endpoint.log_probabilities(Template("{text} {mask}"), WORDS, QUERIES)
     with pytest.raises(EndpointError, match="no usable answer in 2 attempts"):
         Endpoint(server.url, "tiny", attempts=2, pause=0.01).log_probabilities(ASK, WORDS, QUERIES[:1])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_prompt_has_the_tokens_that_its_tokenizer_puts_around_every_text(masked):
+    from tokenizers.processors import TemplateProcessing
+
+    words = tiny.tokenizer()
+    ids = {name: words.convert_tokens_to_ids(name) for name in ("[CLS]", "[SEP]")}
+    around = "[CLS] $A [SEP]" if masked else "[CLS] $A"
+    words._tokenizer.post_processor = TemplateProcessing(single=around, special_tokens=list(ids.items()))
+    model = LanguageModel(tiny.bert() if masked else tiny.llama(), words)
+    template = Template("{text} . it was {mask} .") if masked else Template("{text} . it was")
+    batch = model.encode(template, ["a film"], model.prefix_ids(template, WORDS, ()))
+    assert batch["input_ids"][0].tolist() == words(template.query("a film", "[MASK]"))["input_ids"]
+    label = int(batch["at"])
+    assert words.convert_ids_to_tokens(int(batch["input_ids"][0, label])) == ("[MASK]" if masked else "was")
