@@ -308,7 +308,10 @@ def run(names: list[str], options: argparse.Namespace) -> dict[str, Any]:
     flags += ["--profile"] if options.profile else []
     flags += ["--trace"] if options.trace else []
     # Several compilers share the machine.
-    environment = os.environ | {"OMP_NUM_THREADS": "4", "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "4",
+        "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 4) // 3)),
+    }
     found: dict[str, Any] = {}
     for start in range(0, len(names), options.together):
         workers = {

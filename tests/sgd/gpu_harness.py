@@ -1,6 +1,6 @@
 """The whole harness on one device, as a script: every rule and every architecture against one example at a time.
 
-    PYTHONPATH=src:. python -m tests.sgd.gpu_harness [--device cuda] [--only NAME ...] [--compiled] [--quick] [--csv FILE]
+    PYTHONPATH=src:. python -m tests.sgd.gpu_harness [--device cuda] [--only NAME ...] [--compiled] [--quick]
 
 Needs torch, numpy and scipy; architectures of ``transformers`` and ``peft`` are left out, with a message, where those
 are missing. Prints one line per case and exits with 1 if any error is over its tolerance.
