@@ -10,7 +10,6 @@ import argparse
 import importlib.util
 import json
 import math
-import resource
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.clipping import forget_peak, peak_memory
 
 PROGRAMS = ("mnist", "char_lstm", "text", "lora")
 #: Student's t for a 95% interval of a mean, by degrees of freedom (tables, e.g. NIST handbook 1.3.6.7.2).
@@ -138,15 +139,20 @@ class Logits(nn.Module):
         return self.model(input_ids=x).logits
 
 
+def _forget_peak(device: str) -> float:
+    """Start a new peak after warming up; returns what is held between steps."""
+    if device != "cuda":
+        return forget_peak()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated() / 2**20
+
+
 def measure(name: str, private: str, device: str, steps: int) -> dict[str, Any]:
-    """Median milliseconds of a step after warming up, and peak memory."""
+    """Median milliseconds of a step after warming up, and the peak of memory above what is held between steps."""
     warnings.simplefilter("ignore")
     model, data, batch = workload(name, device, private)
     model = model.to(device).train()
-    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if device == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
     loader = DataLoader(Rows(*(t.to(device) for t in data)), batch_size=batch, collate_fn=collate, shuffle=True)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
     criterion: Callable[..., Tensor] = nn.CrossEntropyLoss()
@@ -165,9 +171,11 @@ def measure(name: str, private: str, device: str, steps: int) -> dict[str, Any]:
         model, optimizer, loader = made[0], made[1], made[-1]
         criterion = made[2] if mode == "ghost" else criterion
     times: list[float] = []
-    warm = max(5, steps // 4)
+    warm, base = max(5, steps // 4), 0.0
     while len(times) < steps + warm:
         for x, y in loader:
+            if len(times) == warm:
+                base = _forget_peak(device)
             if device == "cuda":
                 torch.cuda.synchronize()
             start = time.perf_counter()
@@ -179,11 +187,7 @@ def measure(name: str, private: str, device: str, steps: int) -> dict[str, Any]:
             times.append(time.perf_counter() - start)
             if len(times) >= steps + warm:
                 break
-    peak = (
-        torch.cuda.max_memory_allocated() / 2**20
-        if device == "cuda"
-        else (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) / 1024
-    )
+    peak = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else peak_memory()
     return {
         "program": name,
         "engine": private,
@@ -191,7 +195,7 @@ def measure(name: str, private: str, device: str, steps: int) -> dict[str, Any]:
         "batch": batch,
         "ms": 1000 * statistics.median(times[warm:]),
         "first_ms": 1000 * times[0],
-        "mb": peak,
+        "mb": peak - base,
     }
 
 

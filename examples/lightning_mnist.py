@@ -66,8 +66,8 @@ def main(records: int, epochs: int, epsilon: float) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=1500)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--records", type=int, default=1000)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--epsilon", type=float, default=3.0)
     options = parser.parse_args()
     warnings.filterwarnings("ignore", module="lightning")

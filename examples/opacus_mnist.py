@@ -52,7 +52,7 @@ def network() -> nn.Module:
 
 
 def train(
-    engine: str, *, records: int = 1500, epochs: int = 3, batch_size: int = 100, seed: int = 0
+    engine: str, *, records: int = 1000, epochs: int = 3, batch_size: int = 100, seed: int = 0
 ) -> tuple[float, float]:
     """Accuracy on the test set and ε."""
     if engine == "opacus":
@@ -92,7 +92,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["tacit", "opacus"], default="tacit")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--records", type=int, default=1500)
+    parser.add_argument("--records", type=int, default=1000)
     options = parser.parse_args()
     warnings.simplefilter("ignore" if options.engine == "opacus" else "default")
     accuracy, epsilon = train(options.engine, epochs=options.epochs, records=options.records)

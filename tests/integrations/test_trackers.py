@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,13 +12,18 @@ from tests.opacus.harness import data, net, private
 from tacit.integrations.trackers import Tracker, mlflow, record, tensorboard, wandb
 from tacit.ledger import PrivateValueError, Release, public
 
+HELD = []
 
+
+@functools.cache
 def trained(**options):
+    """A private run of six steps, and its model, which somebody has to hold."""
     model = net()
     engine, optimizer, loader = private(model, data(48), noise=1.0, **options)
     for x, y in loader:
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
+    HELD.append(model)
     return engine, optimizer
 
 

@@ -118,7 +118,7 @@ def test_the_noise_for_a_budget_is_no_more_than_opacus_asks_for():
     own = ours.accountants.utils.get_noise_multiplier(**wanted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs = opacus.accountants.utils.get_noise_multiplier(**wanted, accountant="prv", epsilon_tolerance=0.01)
+        theirs = opacus.accountants.utils.get_noise_multiplier(**wanted, accountant="prv", epsilon_tolerance=0.05)
     assert own <= theirs
     assert own > 0.9 * theirs
 

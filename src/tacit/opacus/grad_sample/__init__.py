@@ -5,9 +5,12 @@ The names exist so that ``isinstance(model, GradSampleModule)`` keeps its meanin
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from torch import nn
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class AbstractGradSampleModule(nn.Module):  # type: ignore[misc]
@@ -29,4 +32,18 @@ class GradSampleModuleFastGradientClipping(GradSampleModule):
     """Stands for Opacus' wrapper; cannot be built."""
 
 
-__all__ = ["AbstractGradSampleModule", "GradSampleModule", "GradSampleModuleFastGradientClipping"]
+def register_grad_sampler(*layers: type[nn.Module]) -> Callable[[F], F]:
+    """Opacus' decorator for rules of layers: the rule is left alone, because no layer needs one here."""
+
+    def same(rule: F) -> F:
+        return rule
+
+    return same
+
+
+__all__ = [
+    "AbstractGradSampleModule",
+    "GradSampleModule",
+    "GradSampleModuleFastGradientClipping",
+    "register_grad_sampler",
+]

@@ -1,0 +1,16 @@
+"""How is a run spread over processes? Not by wrapping the model; the name exists so that scripts can import it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+
+class DifferentiallyPrivateDistributedDataParallel(nn.Module):  # type: ignore[misc]
+    """Opacus' wrapper; cannot be built."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(
+            "make_private runs in one process; tacit.integrations.lightning.PrivateDDPStrategy runs in several"
+        )

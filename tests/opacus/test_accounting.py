@@ -1,0 +1,186 @@
+"""What is charged, to the accountant of Opacus' interface, is what ran."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.opacus.harness import data, net, private
+from torch.utils.data import DataLoader
+
+from tacit import accounting as acc
+from tacit.opacus import PrivacyEngine
+from tacit.opacus.schedulers import ExponentialGradClip, ExponentialNoise, LambdaNoise, StepNoise
+from tacit.sgd import PrivacyWarning
+
+
+def train(model, optimizer, loader, epochs=1, limit=None):
+    for _ in range(epochs):
+        for k, (x, y) in enumerate(loader):
+            if limit is not None and k >= limit:
+                break
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
+def test_the_rate_is_batch_size_over_records_and_not_one_over_batches():
+    # 50 records in batches of 16 are four batches: Opacus charges 1/4 and divides by 12.
+    model = net()
+    engine, optimizer, loader = private(model, data(50), batch_size=16, noise=1.0)
+    assert len(loader) == 4
+    assert loader.sample_rate == 16 / 50
+    assert optimizer.expected_batch_size == 16
+    train(model, optimizer, loader)
+    assert engine.accountant.history == [(1.0, 16 / 50, 4)]
+
+
+def test_poisson_batches_have_the_rate_that_is_charged():
+    _, _, loader = private(net(), data(500), batch_size=50)
+    sizes = torch.tensor([float(len(x)) for _ in range(40) for x, _ in loader])
+    assert abs(float(sizes.mean()) - 50) < 4 * math.sqrt(45 / len(sizes))
+    assert 30 < float(sizes.var()) < 65
+
+
+def test_shuffled_passes_are_priced_without_amplification():
+    model, engine = net(), PrivacyEngine()
+    with pytest.warns(PrivacyWarning, match="no amplification"):
+        _, optimizer, loader = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(data(48), batch_size=8, shuffle=True),
+            noise_multiplier=4.0,
+            max_grad_norm=1.0,
+            poisson_sampling=False,
+        )
+    seen = [len(x) for x, _ in loader]
+    assert seen == [8] * 6
+    train(model, optimizer, loader, epochs=2)
+    wanted = acc.epsilon(acc.Gaussian(4.0) * 2, 1e-5).upper
+    assert engine.get_epsilon(1e-5) == pytest.approx(wanted, rel=1e-6)
+    assert engine.accountant.bound(1e-5).adjacency == "zero-out"
+    # A pass that is left early may have met anybody, and the next pass meets them again.
+    train(model, optimizer, loader, epochs=2, limit=1)
+    wanted = acc.epsilon(acc.Gaussian(4.0) * 4, 1e-5).upper
+    assert engine.get_epsilon(1e-5) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_budget_is_kept_to_the_last_step():
+    model, engine = net(), PrivacyEngine(accountant="rdp")
+    _, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data(50), batch_size=8),
+        target_epsilon=2.0,
+        target_delta=1e-4,
+        epochs=3,
+        max_grad_norm=1.0,
+    )
+    train(model, optimizer, loader, epochs=3)
+    assert 1.99 < engine.get_epsilon(1e-4) <= 2.0
+
+
+def test_schedulers_of_noise_are_seen_by_the_accountant():
+    model = net()
+    engine, optimizer, loader = private(model, data(48), batch_size=16, noise=2.0)
+    schedule = ExponentialNoise(optimizer, gamma=0.5)
+    clip = ExponentialGradClip(optimizer, gamma=0.5)
+    for _ in range(3):
+        train(model, optimizer, loader)
+        schedule.step()
+        clip.step()
+    assert engine.accountant.history == [(2.0, 1 / 3, 3), (1.0, 1 / 3, 3), (0.5, 1 / 3, 3)]
+    rate = acc.PoissonSampled(acc.Gaussian(2.0), 1 / 3) * 3
+    rate = rate + acc.PoissonSampled(acc.Gaussian(1.0), 1 / 3) * 3 + acc.PoissonSampled(acc.Gaussian(0.5), 1 / 3) * 3
+    assert engine.get_epsilon(1e-5) == pytest.approx(acc.epsilon(rate, 1e-5).upper, rel=1e-4)
+    assert optimizer.max_grad_norm == pytest.approx(0.3 / 8)
+    LambdaNoise(optimizer, noise_lambda=lambda epoch: 4.0)
+    assert optimizer.noise_multiplier == 1.0
+    step = StepNoise(optimizer, step_size=2, gamma=0.1)
+    step.step()
+    step.step()
+    assert optimizer.noise_multiplier == pytest.approx(0.1)
+
+
+def test_the_noise_has_the_size_that_is_charged():
+    model = net()
+    _, optimizer, loader = private(model, data(48), batch_size=8, noise=3.0, clip=0.5)
+    values = []
+    for _ in range(8):
+        for x, y in loader:
+            F.cross_entropy(model(x) * 0.0, y).backward()
+            optimizer.step()
+            values += [p.grad.flatten() for p in model.parameters()]
+    noise = torch.cat(values)
+    assert float(noise.std()) == pytest.approx(3.0 * 0.5 / 8, rel=4 / math.sqrt(2 * len(noise)))
+
+
+def test_adaptive_clipping_moves_the_bound_and_pays_for_the_count():
+    options = {
+        "clipping": "adaptive",
+        "target_unclipped_quantile": 0.5,
+        "clipbound_learning_rate": 0.5,
+        "max_clipbound": 10.0,
+        "min_clipbound": 0.01,
+        "unclipped_num_std": 4.0,
+    }
+    model = net()
+    engine, optimizer, loader = private(model, data(400), batch_size=80, noise=1.0, clip=8.0, lr=0.0, **options)
+    train(model, optimizer, loader, epochs=6)
+    norms = torch.tensor([float(n) for n in optimizer.loop._last[0]])
+    inside = float((norms <= optimizer.max_grad_norm).float().mean())
+    assert 0.2 < inside < 0.8
+    assert engine.accountant.history == [(1.0, 0.2, 30)]
+    # The gradient's own noise is larger, so that gradient and count together have the multiplier that is charged.
+    own = optimizer.loop.adaptive.gradient_noise(1.0)
+    assert own > 1.0
+    assert own**-2 + (2 * 4.0) ** -2 == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="count"):
+        private(net(), data(), noise=9.0, **options)
+
+
+def test_a_checkpoint_carries_what_was_spent(tmp_path):
+    model = net()
+    engine, optimizer, loader = private(model, data(48), batch_size=8, noise=1.0)
+    train(model, optimizer, loader)
+    engine.save_checkpoint(path=tmp_path / "c.pt", module=model, optimizer=optimizer)
+    spent = engine.get_epsilon(1e-5)
+    other = net(seed=5)
+    again, again_optimizer, again_loader = private(other, data(48), batch_size=8, noise=1.0)
+    again.load_checkpoint(path=tmp_path / "c.pt", module=other, optimizer=again_optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert again.get_epsilon(1e-5) == spent
+    train(other, again_optimizer, again_loader)
+    assert len(again.accountant) == 12
+    # Going back to a checkpoint of the same run takes nothing back: what was released stays released.
+    train(model, optimizer, loader)
+    engine.load_checkpoint(path=tmp_path / "c.pt", module=model, optimizer=optimizer)
+    assert len(engine.accountant) == 12
+
+
+def test_one_engine_for_two_data_sets_is_remarked_on():
+    engine = PrivacyEngine()
+    private(net(), data(), engine=engine, noise=1.0)
+    with pytest.warns(PrivacyWarning, match="another data set"):
+        engine.make_private(
+            module=(model := net()),
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(data(seed=4), batch_size=8),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+
+
+def test_a_seeded_generator_repeats_a_run():
+    ends = []
+    for _ in range(2):
+        model = net()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _, optimizer, loader = private(model, data(), noise=1.0, noise_generator=torch.Generator().manual_seed(7))
+        train(model, optimizer, loader)
+        ends.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
