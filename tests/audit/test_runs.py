@@ -153,6 +153,12 @@ def test_other_samplers_are_audited_for_what_they_are(sampler):
     assert found.verdict == "pass", found.sentence
 
 
+def test_a_run_with_laplace_noise_is_underpowered_and_not_wrong():
+    settings = {"batch_size": 20, "size": 200, "steps": 5, "noise_multiplier": 20.0, "mechanism": "laplace"}
+    found = audit_implementation(nn.Linear(20, 4), LOSS, data(10), **settings)
+    assert found.verdict == "underpowered", found.sentence
+
+
 def test_clipping_by_layer_in_training_uses_the_whole_clip_norm():
     """Found by this audit: the clip norm was divided among the layers twice."""
     from tacit.audit.implementation import check_sum

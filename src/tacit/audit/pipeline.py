@@ -115,13 +115,13 @@ class Pipeline:
         for i in range(len(source)):
             batch = pytree.tree_map_only(
                 Tensor,
-                lambda t: t.double() if t.is_floating_point() else t,
+                lambda t: (t.double() if t.is_floating_point() else t).to(trained[0].device),
                 source.take(np.array([i], dtype=np.int64)),
             )
             loss = row_losses(model, self.loss, batch).sum()
             grads = torch.autograd.grad(loss, trained, allow_unused=True)
             flat = [torch.zeros_like(p) if g is None else g for p, g in zip(trained, grads, strict=True)]
-            found[i] = torch.cat([g.flatten() for g in flat]).numpy()
+            found[i] = torch.cat([g.flatten() for g in flat]).cpu().numpy()
         return found
 
     def groups(self, clip_norm: float) -> list[tuple[npt.NDArray[np.int64], float]]:
@@ -152,6 +152,9 @@ class Pipeline:
     def clipped(self, gradients: Floats, clip_norm: float) -> Floats:
         """Each row as it enters the sum; one that is not finite is zero."""
         found = np.where(np.isfinite(gradients).all(1, keepdims=True), gradients, 0.0)
+        if self.settings.get("mechanism") == "laplace":
+            lengths = np.abs(found).sum(1, keepdims=True)
+            return np.asarray(found * np.minimum(1.0, clip_norm / np.maximum(lengths, 1e-300)))
         for where, bound in self.groups(clip_norm):
             norms = np.sqrt((found[:, where] ** 2).sum(1, keepdims=True))
             if self.settings.get("clipping") == "automatic":

@@ -34,6 +34,8 @@ from tacit.sgd.plan import Plan
 
 #: Records that the implementation audit looks at.
 FEW = 24
+#: Settings of a real run that say nothing about what is checked here.
+NOT_HERE = ("unit", "per_unit", "augment", "views", "checkpoint", "checkpoint_every", "key_file", "key")
 #: Choices of the sampler that are looked at, over records and steps.
 CHOICES = 2_000_000
 #: Steps whose privacy loss is simulated at most, and the δ at which it is.
@@ -67,18 +69,8 @@ def audit_implementation(
     settings.setdefault("size", len(source))
     if settings.pop("ledger", None) is not None:
         settings.pop("dataset", None)  # what is audited is the code: nothing of it is released or charged
-    # Units, views and checkpoints are settings of the real run; here a record is a unit.
-    for name in (
-        "unit",
-        "per_unit",
-        "checkpoint",
-        "checkpoint_every",
-        "key_file",
-        "key",
-        "ema",
-        "scheduler",
-        "purpose",
-    ):
+    # Units, random views and checkpoints are settings of the real run; here a record is a unit, and is seen as it is.
+    for name in (*NOT_HERE, "ema", "scheduler", "purpose", "compile"):
         settings.pop(name, None)
     # The self-check is one of the checks here, and must not stop the others.
     settings["check"] = "never"
