@@ -64,10 +64,28 @@ class Task:
         return len(self.source)
 
 
+class _Request:
+    """scikit-learn's method for metadata routing with a text of our own: its own refers to scikit-learn's glossary."""
+
+    def __init__(self, method: Any) -> None:
+        self.method = method
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        function = self.method.__get__(instance, owner)
+        function.__doc__ = "Say which of sample_weight and groups a pipeline or search passes on, as scikit-learn does."
+        return function
+
+
 class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     """What every estimator of this room does with its table and its budget."""
 
     _target = "number"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("set_fit_request", "set_score_request"):
+            if name in cls.__dict__:
+                setattr(cls, name, _Request(cls.__dict__[name]))
 
     # -- reading the table ---------------------------------------------------------------------------------------------
 
