@@ -53,3 +53,43 @@ def test_rounding_to_tf32_keeps_ten_bits_and_what_is_not_finite():
     assert ((rounded - x).abs() <= 2.0**-11 * x.abs()).all()
     assert torch.equal(kernels.to_tf32(rounded), rounded)
     assert not torch.isfinite(kernels.to_tf32(torch.tensor([torch.nan, torch.inf, -torch.inf]))).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("tokens", "p", "q"), [(5, 40, 30), (200, 130, 72), (300, 96, 257), (1025, 64, 768)])
+def test_the_kernels_themselves_on_a_gpu(tokens, p, q):
+    torch.manual_seed(0)
+    left, right = (torch.randn(3, tokens, n, device="cuda").to(torch.bfloat16) for n in (p, q))
+    scale = torch.rand(3, device="cuda")
+    product = torch.einsum("btp,btq->bpq", left.double(), right.double())
+    squared = product.square().sum((1, 2))
+    gram = kernels.gram_norms(left, right).double()
+    assert torch.allclose(gram[:, 0], squared, rtol=1e-4)
+    assert torch.allclose(gram[:, 2], right.double().square().sum((1, 2)), rtol=1e-4)
+    assert torch.allclose(kernels.product_norms(left, right).double(), squared, rtol=1e-4)
+    wanted = torch.tensordot(scale.double(), product, 1)
+    found = kernels.weighted_product(left, right, scale).double()
+    assert (found - wanted).norm() <= 2e-5 * wanted.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("dtype", "exact", "tolerance"), [(torch.float32, True, 1e-5), (torch.bfloat16, False, 1e-4)])
+@pytest.mark.parametrize(("channels", "rows", "stride", "dilation"), [(3, 16, 1, 1), (16, 40, 2, 1), (64, 64, 1, 2)])
+def test_the_convolution_kernels_themselves_on_a_gpu(dtype, exact, tolerance, channels, rows, stride, dilation):
+    torch.manual_seed(0)
+    x = torch.randn(4, channels, 13, 13, device="cuda").to(dtype)
+    side = (13 - 2 * dilation - 1) // stride + 1
+    x = x[:, :, : (side - 1) * stride + 2 * dilation + 1, : (side - 1) * stride + 2 * dilation + 1].contiguous()
+    grad, scale = torch.randn(4, rows, side, side, device="cuda").to(dtype), torch.rand(4, device="cuda")
+    patches = x.double().unfold(2, 2 * dilation + 1, stride).unfold(3, 2 * dilation + 1, stride)
+    patches = patches[..., ::dilation, ::dilation]
+    product = torch.einsum("nohw,nchwij->nocij", grad.double(), patches)
+    settings = ([3, 3], [stride] * 2, [dilation] * 2, exact)
+    assert torch.allclose(
+        kernels.conv_norms(grad, x, *settings).double(), product.square().sum((1, 2, 3, 4)), rtol=tolerance
+    )
+    wanted = torch.tensordot(scale.double(), product, 1)
+    assert (kernels.conv_sum(grad, x, scale, *settings).double() - wanted).norm() <= tolerance * wanted.norm()
+    assert (kernels.conv_products(grad, x, *settings).double() - product).norm() <= tolerance * product.norm()

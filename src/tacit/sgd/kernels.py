@@ -343,7 +343,8 @@ def products(left: Tensor, right: Tensor) -> Tensor:
     """``L_b.T R_b`` in float32, (B, p, q): for narrow factors that are larger than it."""
     if left.is_cuda and left.dtype in _NARROW:
         return torch.bmm(left.mT, right, out_dtype=torch.float32)
-    return left.float().mT @ right.float()
+    with full_precision():
+        return left.float().mT @ right.float()
 
 
 @products.register_fake  # type: ignore[untyped-decorator]
