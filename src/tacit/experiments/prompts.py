@@ -345,7 +345,7 @@ def _pate(bench: Bench, task: str, public: str, votes: str, calibration: str, se
         words,
         labelled,
         shots=(1, 2, 4),
-        candidates=8 if small else 192,
+        candidates=8 if small else 96,
         calibration=calibration,
         unlabelled=queries_of(bench, public, 8 if small else 800, seed),
         seed=seed,
