@@ -29,7 +29,7 @@ SEEDS = 5
 TEACHERS, DELTA, PUBLIC = 250, 1e-5, 9_000
 THRESHOLD, CHECK_NOISE, VOTE_NOISE = 200.0, 150.0, 40.0  # as in the paper's table 1
 #: Queries: as many as in the paper, and as many as its ε leaves room for with teachers that agree more.
-QUERIES = (640, 2_000)
+QUERIES = (2_000, 640)
 TEACHER: dict[str, Any] = {
     "steps": 2000, "batch_size": 48, "learning_rate": 2e-3, "weight_decay": 1e-3, "average": 0.995,
 }  # fmt: skip
