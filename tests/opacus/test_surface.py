@@ -64,7 +64,8 @@ with BatchMemoryManager(data_loader=data_loader, max_physical_batch_size=4, opti
         loss.backward()
         optimizer.step()
 schedule.step()
-print(sum(steps for _, _, steps in privacy_engine.accountant.history), round(optimizer.noise_multiplier, 2), data_loader.sample_rate)
+steps = sum(times for _, _, times in privacy_engine.accountant.history)
+print(steps, round(optimizer.noise_multiplier, 2), data_loader.sample_rate)
 print(privacy_engine.get_epsilon(delta=1e-5))
 """
 
