@@ -16,7 +16,8 @@ from tacit.sgd import kernels
 assert zoo_more
 
 CASES = {label: builder for label, (name, builder) in OPERATIONS.items() if name in ("conv2d", "linear", "matmul")}
-CASES |= {name: zoo.ZOO[name][1] for name in ("cnn", "wrn-groupnorm", "vit-class-token", "gpt-tied-large-vocabulary")}
+SLOW = ("wrn-groupnorm", "vit-class-token", "gpt-tied-large-vocabulary")
+CASES |= {name: zoo.ZOO[name][1] for name in ("cnn", *SLOW)}
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def kernels_on_cpu(monkeypatch):
     monkeypatch.setattr(kernels, "multiplies_convolutions", lambda t: t.dtype == torch.float32)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (c in SLOW)) for c in CASES])
 def test_factors_that_kernels_multiply_give_the_same_norms_and_sums(case, kernels_on_cpu):
     for clipping in ("flat", "per_layer"):
         assert compare(build(CASES[case], torch.float32), clipping).worst <= TOLERANCE[torch.float32]
