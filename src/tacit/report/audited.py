@@ -30,7 +30,8 @@ def section(card: Release) -> str:
     if "kind" not in found:
         return ""
     parts = [
-        f'<h2>Audit</h2><section class="sheet" style="margin-bottom:18px"><p>{value(card, PATH, lambda a: str(a["sentence"]))}</p>',
+        '<h2>Audit</h2><section class="sheet" style="margin-bottom:18px">',
+        f"<p>{value(card, PATH, lambda a: str(a['sentence']))}</p>",
         _figures(found),
         _findings(found),
         f'<p class="muted" style="margin:14px 0 0">{ADVICE}</p></section>',
