@@ -401,7 +401,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", default=[], help="only these workloads")
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=METHODS)
     parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default="cuda", help="cpu tries the benchmark out, with --small")
     parser.add_argument("--together", type=int, default=6, help="how many workloads are compiled side by side")
     parser.add_argument("--patience", type=float, default=150.0, help="seconds to wait for a workload to be compiled")
     parser.add_argument("--growth", action="store_true", help="the growth curves in place of the table")
@@ -413,6 +413,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.worker:
         return worker(options)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("no GPU here: nothing is measured (python -m benchmarks steps measures on the CPU)")
+        return 0
     names = (
         [f"{curve}@{value}" for curve, points in GROWTH.items() for value in points] if options.growth else [*WORKLOADS]
     )

@@ -244,7 +244,7 @@ class Program:
                 found = self._run(*inputs, *self.constants)
                 self._calls += 1
                 if self._calls == WARM and self.device.type == "cuda" and not self.random:
-                    self.replay = Recording(self._run, inputs, self.constants)
+                    self.replay = recorded(self._run, inputs, self.constants)
         *values, norms, losses, scale, fine = found
         if not bool(fine):
             return None
@@ -423,6 +423,16 @@ class Recording:
         # Copies, because the next replay writes over them; all in one launch.
         *values, fine = self.outputs
         return [*torch._foreach_mul(values, 1.0), fine]
+
+
+def recorded(run: Callable[..., Any], inputs: list[Tensor], constants: list[Tensor]) -> Recording | None:
+    """The step as a CUDA graph; nothing where it cannot be recorded, or memory does not suffice for a second copy."""
+    try:
+        return Recording(run, inputs, constants)
+    except RuntimeError as error:
+        warnings.warn(f"the step is launched kernel by kernel: {_first_line(error)}", NotCompiled, stacklevel=6)
+        torch.cuda.synchronize()
+        return None
 
 
 def attempt(
