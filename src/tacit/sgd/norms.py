@@ -93,7 +93,8 @@ class Group:
         if outers:
             first = outers[0]
             if len(outers) > 1:
-                by_kernel = all(c.by_kernel for c in outers)
+                # Patches may be in full float32, which these kernels do not multiply.
+                by_kernel = all(c.by_kernel and not c.by_convolution for c in outers)
                 pairs = [(c.left, c.right) if by_kernel else (widen(c.left), widen(c.right)) for c in outers]
                 left, right = (torch.cat(factors, 2) for factors in zip(*pairs, strict=True))
                 group.outer = Outer(left, right, first.sizes, first.order, by_kernel)
