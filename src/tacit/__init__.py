@@ -15,7 +15,23 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_ROOMS = ("accounting", "datasets", "ledger", "noise", "report", "schema", "sgd")
+_ROOMS = (
+    "accounting",
+    "audit",
+    "datasets",
+    "experiments",
+    "integrations",
+    "ledger",
+    "linear_model",
+    "noise",
+    "opacus",
+    "pate",
+    "prompts",
+    "report",
+    "schema",
+    "sgd",
+    "tuning",
+)
 _NAMES = {"Ledger": "tacit.ledger", "Schema": "tacit.schema"}
 
 

@@ -20,7 +20,9 @@ NOISE_FIELDS = {
     "Gaussian": "noise_multiplier",
     "Laplace": "scale",
     "DiscreteGaussian": "sigma",
+    "LaplaceVotes": "scale",
     "Votes": "noise",
+    "VoteCheck": "noise",
 }
 #: A suggestion is a kindness: the search for it ends after this many seconds.
 PATIENCE = 5.0
