@@ -11,7 +11,7 @@ from tacit.accounting.base import ADJACENCIES, Composed, Mechanism, from_dict, n
 from tacit.accounting.bound import Bound
 from tacit.accounting.calibration import calibrate, calibrate_delta, calibrate_rate, calibrate_steps
 from tacit.accounting.curves import Profile, Tradeoff, gdp_equivalent, profile, renyi_curve, tradeoff
-from tacit.accounting.errors import AccountingError, AdjacencyError, UnitError
+from tacit.accounting.errors import AccountingError, AdjacencyError, PrivacyWarning, UnitError
 from tacit.accounting.filters import BudgetExceeded, RenyiFilter, RenyiOdometer
 from tacit.accounting.mechanisms import (
     GDP,
@@ -60,6 +60,7 @@ __all__ = [
     "NotApplicable",
     "PoissonSampled",
     "Price",
+    "PrivacyWarning",
     "Profile",
     "PureDP",
     "RenyiFilter",

@@ -1,4 +1,4 @@
-"""Errors of the accountant, each with what to do about it."""
+"""Errors of the accountant, each with what to do about it, and the one warning that all rooms share."""
 
 
 class AccountingError(ValueError):
@@ -11,3 +11,7 @@ class AdjacencyError(AccountingError):
 
 class UnitError(AccountingError):
     """Mechanisms that protect different units (a record, a person) were composed."""
+
+
+class PrivacyWarning(UserWarning):
+    """What was asked is allowed, and its guarantee is weaker than a reader may think, or does not cover all of it."""

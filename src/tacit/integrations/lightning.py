@@ -113,7 +113,7 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
             loader = plain(strategy, loader)
             return self._private(trainer, loader) if trainer.training else loader
 
-        vars(strategy)["process_dataloader"] = process
+        strategy.__dict__["process_dataloader"] = process
 
     def _private(self, trainer: pl.Trainer, loader: Any) -> DPDataLoader:
         if not isinstance(loader, DataLoader):

@@ -21,12 +21,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tacit import accounting as acc
+from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import OperatorView
 from tacit.noise.keys import Key
 from tacit.sgd.checkpoint import CheckpointError, key_folder
 from tacit.sgd.draws import PrivateBatches
 from tacit.sgd.loop import Loop
-from tacit.sgd.plan import PrivacyWarning, make_plan
+from tacit.sgd.plan import make_plan
 
 
 class Run:

@@ -10,9 +10,10 @@
 ε in [0.99..., 0.99...] at δ=1e-06, add/remove one record, whitened DP gradient descent, noise: exact, ...
 """
 
+from tacit.accounting.errors import PrivacyWarning
 from tacit.linear_model.encoder import SchemaEncoder
 from tacit.linear_model.functional_estimators import FunctionalLinearRegression, FunctionalLogisticRegression
-from tacit.linear_model.guarantee import Guarantee, PrivacyWarning, SearchRefused
+from tacit.linear_model.guarantee import Guarantee, SearchRefused
 from tacit.linear_model.linear import LinearRegression, Ridge
 from tacit.linear_model.logistic import LogisticRegression
 

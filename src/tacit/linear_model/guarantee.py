@@ -11,14 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from tacit import accounting as acc
+from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Charge, Ledger
 from tacit.ledger.rules import epsilon_alone
 
 GENERATOR = "exact, on a grid, from the operating system's entropy (tacit.noise)"
-
-
-class PrivacyWarning(UserWarning):
-    """The fit is allowed, and something beside it is not covered by its guarantee."""
 
 
 class SearchRefused(RuntimeError):

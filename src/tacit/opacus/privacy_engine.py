@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import OperatorView
 from tacit.opacus.accountants import create_accountant
 from tacit.opacus.data_loader import DPDataLoader, _key, sampler_of
@@ -27,7 +28,7 @@ from tacit.opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientCl
 from tacit.opacus.validators import ModuleValidator
 from tacit.sgd.draws import PrivateBatches
 from tacit.sgd.loop import Loop, warn_about_noise
-from tacit.sgd.plan import AdaptiveClipping, PrivacyWarning, make_plan
+from tacit.sgd.plan import AdaptiveClipping, make_plan
 from tacit.sgd.sampling import Poisson, Sampler
 
 Path = str | os.PathLike[str] | BinaryIO | IO[bytes]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tacit.accounting.errors import PrivacyWarning
 from tacit.sgd.bounds import Clipping
 from tacit.sgd.checkpoint import CheckpointError
 from tacit.sgd.clip import ClippedGradients, clipped_grad
@@ -19,7 +20,7 @@ from tacit.sgd.errors import BatchMixing, ClippingError, SelfCheckFailed, Uncove
 from tacit.sgd.fit import Fit, fit
 from tacit.sgd.fix import fix
 from tacit.sgd.optimizers import DPAdam
-from tacit.sgd.plan import AdaptiveClipping, Plan, Privacy, PrivacyWarning
+from tacit.sgd.plan import AdaptiveClipping, Plan, Privacy
 from tacit.sgd.report import Check, check
 from tacit.sgd.training import Training
 

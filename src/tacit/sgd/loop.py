@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import OperatorView
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_many_, normal
@@ -26,7 +27,7 @@ from tacit.sgd.clip import engine_of
 from tacit.sgd.draws import Piece, PrivateBatches, Spent
 from tacit.sgd.engine import Gradients
 from tacit.sgd.norms import full_precision
-from tacit.sgd.plan import AdaptiveClipping, PrivacyWarning
+from tacit.sgd.plan import AdaptiveClipping
 from tacit.sgd.rules.base import wide
 from tacit.sgd.sampling import Poisson
 from tacit.sgd.validation import check_parameters

@@ -23,10 +23,6 @@ from tacit.sgd.sampling import Sampler
 Schedule = float | Sequence[float] | Callable[[int], float]
 
 
-class PrivacyWarning(UserWarning):
-    """The run is allowed, and its guarantee is weaker than a reader may think."""
-
-
 @dataclasses.dataclass(frozen=True)
 class AdaptiveClipping:
     """The clip norm follows a quantile of the gradient norms, by a noisy count (Andrew et al. 2021).

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit import accounting as acc
+from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Charge, Ledger, OperatorView
 from tacit.ledger.fingerprint import fingerprint
 from tacit.noise.keys import Key
@@ -37,7 +38,7 @@ from tacit.sgd.bounds import Clipping
 from tacit.sgd.checkpoint import CheckpointError
 from tacit.sgd.clip import Check, clipped_grad
 from tacit.sgd.data import Batch, Physical, Table, records, units_of, weighted
-from tacit.sgd.plan import AdaptiveClipping, Plan, Privacy, PrivacyWarning, Schedule, make_plan
+from tacit.sgd.plan import AdaptiveClipping, Plan, Privacy, Schedule, make_plan
 from tacit.sgd.sampling import Sampler, make_sampler
 
 #: Most units of a physical batch on a CPU, where larger ones gain nothing.

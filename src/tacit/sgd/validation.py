@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Ledger
 from tacit.sgd.clip import trainable
 from tacit.sgd.data import Records
-from tacit.sgd.plan import Plan, PrivacyWarning
+from tacit.sgd.plan import Plan
 from tacit.sgd.sampling import Sampler
 
 ONLY_OPERATOR = "(This message is about private data: it is for the operator and must not be published.)"
