@@ -129,6 +129,18 @@ def test_dropout_draws_what_it_draws_uncompiled(traced_only):
     assert torch.allclose(found[0].norms, found[1].norms)
 
 
+def test_autocast_around_the_step_does_not_reach_norms_and_sums(traced_only):
+    model, batch = network(), batch_of()
+    found = []
+    for compile_step in (False, True, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found.append(sgd.clipped_grad(model, CRITERION, batch, 0.3, compile=compile_step))
+    eager, *fast = found
+    for other in fast:
+        assert torch.allclose(eager.norms, other.norms, rtol=1e-6)
+        assert all(torch.allclose(eager.sums[n], other.sums[n], rtol=1e-5, atol=1e-6) for n in eager.sums)
+
+
 def test_parameters_with_the_same_gradient_have_sums_of_their_own(monkeypatch):
     """The compiler computes equal expressions once; noise added to one sum must not reach the other."""
 

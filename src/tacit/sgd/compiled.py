@@ -115,7 +115,8 @@ class Program:
         self.replay: Recording | None = None
         self._calls = 0
         self._shared: list[int] | None = None
-        self._run = self._compile(whole, boundary, [*inputs, *self.constants])
+        with torch.autocast(self.device.type, enabled=False):
+            self._run = self._compile(whole, boundary, [*inputs, *self.constants])
         self.compile_seconds = time.perf_counter() - began
 
     # -- making it ---------------------------------------------------------------------------------------------------
@@ -236,7 +237,8 @@ class Program:
     def __call__(self, batch: Any, mask: Tensor | None, spec: Clipping) -> Result | None:
         """The result, or nothing where an example has no finite gradient (or what was settled changed)."""
         inputs = self._inputs(batch, mask, spec)
-        with torch.no_grad():
+        # The casts of autocast are in the program; applied again they would reach norms and sums.
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             if self.replay is not None and self.replay.holds(self.constants):
                 found = self.replay(inputs)
             else:
