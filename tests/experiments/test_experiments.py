@@ -9,11 +9,13 @@ from tacit.cli import build
 from tacit.experiments import load, names
 from tacit.experiments.table import Table, mean_sd
 
-#: Experiments that need files of TACIT_DATA.
-NEEDS_DATA: set[str] = set()
+#: Experiments whose small version needs files of TACIT_DATA and minutes.
+NEEDS_DATA = {"prompts"}
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name not in NEEDS_DATA])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in NEEDS_DATA else ()) for name in names()]
+)
 def test_an_experiment_runs_small_and_writes_table_and_rows(name, tmp_path):
     done = CliRunner().invoke(build(), ["reproduce", name, "--small", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output

@@ -34,6 +34,7 @@ def reproduce(
         $ tacit reproduce accountants --small        # seconds
     """
     from tacit.cli.common import fail
+    from tacit.datasets import DatasetError
     from tacit.experiments import load, names
     from tacit.experiments.__main__ import reproduce as run
 
@@ -43,5 +44,5 @@ def reproduce(
         return
     try:
         run(name, out, seeds, small, data_dir, device)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, DatasetError) as error:
         fail(str(error))
