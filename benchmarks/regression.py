@@ -35,18 +35,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tacit import datasets
+from tacit.experiments.functional import Split, encoded
 from tacit.linear_model import (
     FunctionalLinearRegression,
     FunctionalLogisticRegression,
     LinearRegression,
     LogisticRegression,
-    functional,
-    releases,
 )
 from tacit.linear_model.bounds import features_of
 from tacit.linear_model.moments import to_grid
-from tacit.linear_model.rows import make_rows
-from tacit.linear_model.solve import solve
 
 Floats = npt.NDArray[np.float64]
 
@@ -286,22 +283,12 @@ def divide(repeats: int, out: Path) -> dict[str, Any]:
     losses: dict[Any, list[float]] = {part: [] for part in [*parts.tolist(), *rules]}
     plain = []
     for seed in seeds(repeats):
-        train, test = split(len(y), seed)
-        rows = make_rows(scaled[train], target[train], features, intercept=True)
-        exact = releases.moments(rows, target=True)
-        design = np.column_stack([np.ones(len(test)), scaled[test]])
-        size = rows.width
-        best = np.linalg.solve(exact[:size, :size], exact[:size, size])
-        plain.append(float(((design @ best - target[test]) ** 2).mean()))
+        cut = Split.of(scaled, target, features, *split(len(y), seed))
+        plain.append(cut.plain())
         for part, found in losses.items():
-            plan = functional.plan(rows.shape, size, epsilon, "replace-one", split=part)
-            gram, vector = _release(plan, exact)
-            theta = solve(gram, vector, plan.noises, intercept=True).theta
-            found.append(float(((design @ theta - target[test]) ** 2).mean()))
+            found.append(cut.functional(epsilon, part))
     means = {str(part): float(np.mean(found)) for part, found in losses.items()}
-    places = {
-        rule: functional.plan(rows.shape, rows.width, epsilon, "replace-one", split=rule).epsilons[0] for rule in rules
-    }
+    places = {rule: cut.share(epsilon, rule) for rule in rules}
     title = f"functional mechanism at ε = {epsilon:g}: mean test loss against ε1/ε"
     show(
         f"{title} ({repeats} splits; non-private {np.mean(plain):.5f})",
@@ -325,14 +312,6 @@ def divide(repeats: int, out: Path) -> dict[str, Any]:
     return {"losses": means, "places": places, "plain": float(np.mean(plain))}
 
 
-def _release(plan: functional.FunctionalPlan, exact: Floats) -> tuple[Floats, Floats]:
-    """What the plan would release of these exact sums: the pass over the rows is made once for all plans."""
-    size = plan.width
-    one, two = plan.scales
-    gram = releases.upper_laplace(exact[:size, :size], one)
-    return gram, releases.vector_laplace(-2 * exact[:size, size], two) / -2
-
-
 def census(repeats: int, out: Path) -> dict[str, Any]:
     """The functional mechanism on two censuses: test loss against ε."""
     epsilons = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -341,34 +320,25 @@ def census(repeats: int, out: Path) -> dict[str, Any]:
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.6))
     for axes, name in zip(panels, ("acs2018", "brazil2010"), strict=True):
         people = datasets.load(name)
-        encoded, _ = people.encode()
-        features = features_of(people.schema, 0, None)
-        x, y = to_grid(np.asarray(encoded.features)), to_grid(np.asarray(encoded.target))
+        x, y, features = encoded(people.schema, people.train)
         losses = np.zeros((len(epsilons), repeats))
         plain, mean = [], []
         for k, seed in enumerate(seeds(repeats)):
-            train, test = split(len(y), seed)
-            rows = make_rows(x[train], y[train], features, intercept=True)
-            exact = releases.moments(rows, target=True)
-            size = rows.width
-            design = np.column_stack([np.ones(len(test)), x[test]])
-            best = np.linalg.lstsq(exact[:size, :size], exact[:size, size], rcond=1e-10)[0]
-            plain.append(float(((design @ best - y[test]) ** 2).mean()))
-            mean.append(float(((y[train].mean() - y[test]) ** 2).mean()))
-            for i, epsilon in enumerate(epsilons):
-                plan = functional.plan(rows.shape, size, epsilon, "replace-one")
-                theta = solve(*_release(plan, exact), plan.noises, intercept=True).theta
-                losses[i, k] = ((design @ theta - y[test]) ** 2).mean()
-        shape = rows.shape
+            cut = Split.of(x, y, features, *split(len(y), seed))
+            plain.append(cut.plain())
+            mean.append(cut.loss(cut.mean))
+            losses[:, k] = [cut.functional(epsilon) for epsilon in epsilons]
         base = float(np.mean(plain))
         rows_shown = {
             "functional mechanism": losses.mean(axis=1).tolist(),
             "non-private": [base] * len(epsilons),
             "mean alone": [float(np.mean(mean))] * len(epsilons),
         }
-        title = f"{name}: {len(y):,} rows, {size} coefficients, D = {shape.size}; mean test loss, {repeats} splits"
+        title = (
+            f"{name}: {len(y):,} rows, {cut.width} coefficients, D = {cut.shape.size}; mean test loss, {repeats} splits"
+        )
         show(title, epsilons, rows_shown, 5)
-        found[name] = rows_shown | {"rows": len(y), "coefficients": size, "epsilons": epsilons}
+        found[name] = rows_shown | {"rows": len(y), "coefficients": cut.width, "epsilons": epsilons}
         axes.errorbar(
             epsilons, losses.mean(axis=1), losses.std(axis=1), marker="o", color="#30638e", label="functional, exact"
         )

@@ -17,6 +17,7 @@ EXPERIMENTS = {
     "abadi-mnist": "abadi",
     "accountants": "accountants",
     "census": "census",
+    "functional": "functional",
     "pate-adult": "pate_adult",
     "pate-mnist": "pate_mnist",
     "prompts": "prompts",
