@@ -8,7 +8,7 @@ True
 
 from tacit.accounting import ways
 from tacit.accounting.base import ADJACENCIES, Composed, Mechanism, from_dict, nothing
-from tacit.accounting.bound import Bound
+from tacit.accounting.bound import Bound, Stated
 from tacit.accounting.calibration import calibrate, calibrate_delta, calibrate_rate, calibrate_steps
 from tacit.accounting.curves import Profile, Tradeoff, gdp_equivalent, profile, renyi_curve, tradeoff
 from tacit.accounting.errors import AccountingError, AdjacencyError, PrivacyWarning, UnitError
@@ -68,6 +68,7 @@ __all__ = [
     "Selected",
     "Shuffled",
     "SmoothRelease",
+    "Stated",
     "StepCurve",
     "Tradeoff",
     "TruncatedPoissonSampled",

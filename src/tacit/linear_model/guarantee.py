@@ -23,38 +23,19 @@ class SearchRefused(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Guarantee:
+class Guarantee(acc.Stated):
     """The guarantee of a fit, with everything that has to be said beside the number.
 
     ``epsilon`` is an interval certified to hold the true value and ``upper`` is what is claimed. ``mechanism`` is what
     the accountant priced and the ledger charged. ``assumed`` lists what is treated as public.
     """
 
-    epsilon: acc.Bound
-    delta: float
-    adjacency: str
-    unit: str
     mechanism: acc.Mechanism
     method: str
     rows_per_unit: int = 1
     assumed: tuple[str, ...] = ()
     generator: str = GENERATOR
     charge: str | None = None
-
-    @property
-    def upper(self) -> float:
-        """The ε that is claimed."""
-        return self.epsilon.upper
-
-    @property
-    def lower(self) -> float:
-        """No accountant could claim less than this for the same mechanism."""
-        return self.epsilon.lower
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for a card."""
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {**plain, "epsilon": self.epsilon.to_dict(), "mechanism": self.mechanism.to_dict()}
 
     def __repr__(self) -> str:
         shown = [repr(self.epsilon), self.method]

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tacit import accounting as acc
@@ -343,16 +343,12 @@ def _runs(values: Sequence[float]) -> list[list[float]]:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Privacy:
+class Privacy(acc.Stated):
     """The guarantee of a run, with everything that has to be said beside the number.
 
     ``epsilon`` is an interval certified to hold the true value; ``upper`` is what is claimed.
     """
 
-    epsilon: acc.Bound
-    delta: float
-    adjacency: str
-    unit: str
     steps_planned: int
     steps_executed: int
     sampler: str
@@ -360,21 +356,6 @@ class Privacy:
     size: str
     generator: str
     records_per_unit: int = 1
-
-    @property
-    def upper(self) -> float:
-        """The ε that is claimed."""
-        return self.epsilon.upper
-
-    @property
-    def lower(self) -> float:
-        """No accountant could claim less than this for the same mechanism."""
-        return self.epsilon.lower
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for a card."""
-        plain: Mapping[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {**plain, "epsilon": self.epsilon.to_dict()}
 
     def __repr__(self) -> str:
         steps = f"{self.steps_executed:,} of {self.steps_planned:,} steps"

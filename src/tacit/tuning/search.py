@@ -17,7 +17,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tacit import accounting as acc
@@ -47,30 +47,11 @@ SELECTED = "selected by a mechanism whose guarantee is stated beside it"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class SearchPrivacy:
+class SearchPrivacy(acc.Stated):
     """The guarantee of a search: of the selected model, its hyper-parameters and its score, together."""
 
-    epsilon: acc.Bound
-    delta: float
-    adjacency: str
-    unit: str
     mechanism: acc.Mechanism
     basis: str
-
-    @property
-    def upper(self) -> float:
-        """The ε that is claimed."""
-        return self.epsilon.upper
-
-    @property
-    def lower(self) -> float:
-        """No accountant could claim less than this for the same mechanism."""
-        return self.epsilon.lower
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for a card."""
-        plain: Mapping[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {**plain, "epsilon": self.epsilon.to_dict(), "mechanism": self.mechanism.to_dict()}
 
     def __repr__(self) -> str:
         return f"{self.epsilon!r}, {self.basis}, tuning: charged"
