@@ -1,6 +1,6 @@
 """How do I attack the run I just made? Canaries, the implementation audit, and somebody else's code.
 
-Run it with ``python -m examples.audit_a_run``. ``--repeats 10`` repeats the run with canaries and tells what they prove.
+Run it with ``python -m examples.audit_a_run``. ``--repeats 10`` repeats the run with canaries and sums up.
 """
 
 from __future__ import annotations
