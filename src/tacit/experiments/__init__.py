@@ -18,6 +18,7 @@ EXPERIMENTS = {
     "accountants": "accountants",
     "census": "census",
     "functional": "functional",
+    "logit": "logit",
     "pate-adult": "pate_adult",
     "pate-mnist": "pate_mnist",
     "prompts": "prompts",
