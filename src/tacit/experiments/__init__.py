@@ -17,6 +17,7 @@ EXPERIMENTS = {
     "abadi-mnist": "abadi",
     "accountants": "accountants",
     "census": "census",
+    "education-income": "education_income",
     "functional": "functional",
     "logit": "logit",
     "pate-adult": "pate_adult",
