@@ -279,12 +279,20 @@ def plot(rows: list[Row], folder: Path) -> None:
     right.plot(ends, ends, color="gray", lw=1)
     for number, row in enumerate(row for row in rows if row["part"] == "reconstruction"):
         label = "exact fits" if row["epsilon"] == math.inf else f"private fits, ε = {row['epsilon']:g} each"
-        right.plot(np.exp(row["truth"]), np.exp(row["guess"]), "o^s"[number], ms=4, ls="", alpha=0.7, label=label)
+        right.plot(
+            np.exp(row["truth"]),
+            np.exp(row["guess"]),
+            "o^s"[number],
+            ms=(4, 9, 4)[number],
+            ls="",
+            alpha=0.7,
+            label=label,
+        )
     right.set(
         xscale="log", yscale="log", xlabel="true income ($)", ylabel="the attacker's answer ($)",
         title=f"income of one of {TOWN:,}, from two fits",
     )  # fmt: skip
-    right.legend(fontsize=8)
+    right.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, 0.93))
     for axes in (left, middle, right):
         axes.grid(True, alpha=0.2)
     figure.savefig(folder / "education-income.png", dpi=110)

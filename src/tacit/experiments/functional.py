@@ -196,7 +196,7 @@ def plot(rows: list[Row], folder: Path) -> None:
     from matplotlib.figure import Figure
 
     censuses = list(dict.fromkeys(row["data"] for row in rows))
-    figure = Figure(figsize=(10, 3.8 * len(censuses)), layout="constrained")
+    figure = Figure(figsize=(9, 3.3 * len(censuses)), layout="constrained")
     for (left, right), data in zip(figure.subplots(len(censuses), 2, squeeze=False), censuses, strict=True):
         for method, label in (
             ("functional", "functional mechanism, pure ε"),
