@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from tacit import accounting as acc
 from tacit.integrations.run import Run
 from tacit.integrations.trackers import record
-from tacit.ledger import OperatorView
+from tacit.ledger import Ledger, OperatorView
 from tacit.opacus.data_loader import DPDataLoader, batch_size_of
 from tacit.opacus.validators import ModuleValidator
 from tacit.sgd.draws import PrivateBatches
@@ -60,7 +60,9 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
     """Makes the run of a ``Trainer`` private; give ``noise_multiplier`` or ``target_epsilon``.
 
     ``key_file`` is where the secret key is kept for resuming until the run ends (default: the user's state folder).
-    ``batch_first=False`` is for modules with the examples in the second dimension.
+    ``batch_first=False`` is for modules with the examples in the second dimension. ``ledger`` and ``dataset`` (its name
+    there) say where all planned steps are charged, before the first one. ``purpose`` is public and stands beside the
+    charge.
 
     Guarantee: everything computed from the weights is (``bound().upper``, ``target_delta``)-DP for adding or removing
     one record of the train loader's data set, if ``max_epochs`` or ``max_steps`` ends the run rather than a look at
@@ -76,6 +78,9 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         max_grad_norm: float = 1.0,
         batch_first: bool = True,
         key_file: str | os.PathLike[str] | None = None,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        purpose: str = "",
     ) -> None:
         self.run = Run(
             noise_multiplier=noise_multiplier,
@@ -83,6 +88,9 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
             target_delta=target_delta,
             max_grad_norm=max_grad_norm,
             key_file=key_file,
+            ledger=ledger,
+            dataset=dataset,
+            purpose=purpose,
         )
         self.batch_first = batch_first
         self._state: dict[str, Any] | None = None
@@ -139,16 +147,16 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
             raise RuntimeError("the train loader was not seen: pass it to fit, or return it from train_dataloader")
         run.leave()
         run.resume(self._state, trainer.global_step)
+        steps = int(trainer.estimated_stepping_batches)
+        if steps < 1:
+            raise ValueError("give max_epochs= or max_steps=: the noise depends on how many steps there will be")
         (optimizer,) = trainer.optimizers
         told = {"module": type(pl_module).__qualname__, "optimizer": type(optimizer).__name__}
-        stamp = run.stamp(pl_module, self._loader.dataset, precision=str(trainer.precision), **told)
+        stamp = run.stamp(pl_module, self._loader.dataset, precision=str(trainer.precision), steps=steps, **told)
         if trainer.world_size > 1:
             _share_key(run, stamp, trainer.global_rank)
         else:
             run.take_key(stamp)
-        steps = int(trainer.estimated_stepping_batches)
-        if steps < 1:
-            raise ValueError("give max_epochs= or max_steps=: the noise depends on how many steps there will be")
         loop = run.begin(pl_module, optimizer, steps, batch_dim=0 if self.batch_first else 1)
         # Lightning divides the loss by the number of batches it accumulates.
         loop.watch.scale = float(trainer.accumulate_grad_batches)

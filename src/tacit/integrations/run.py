@@ -5,6 +5,9 @@ planned, the secret key in a file of its own until the end, the :class:`~tacit.s
 and a state of plain values for the trainer's checkpoint. Draws and noise are functions of (key, step), so a run that
 was killed and resumed makes the releases it would have made. Where anything that decides the gradients has changed, or
 the key is gone, the resumed run has a new key.
+
+With a ledger all planned steps are charged when the run begins. Resumed with its key it goes on under that charge; with
+a new key the steps that are left are charged anew.
 """
 
 from __future__ import annotations
@@ -17,21 +20,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from tacit import accounting as acc
 from tacit.accounting.errors import PrivacyWarning
-from tacit.ledger import OperatorView
+from tacit.ledger import Ledger, LedgerError, OperatorView
 from tacit.noise.keys import Key
 from tacit.sgd.checkpoint import CheckpointError, key_folder
 from tacit.sgd.draws import PrivateBatches
 from tacit.sgd.loop import Loop
-from tacit.sgd.plan import make_plan
+from tacit.sgd.plan import Plan, make_plan
+from tacit.sgd.prepaid import Prepaid, check_charged, check_terms, planned
+from tacit.sgd.sampling import Poisson
 
 
 class Run:
-    """One private run inside a trainer; give ``noise_multiplier`` or ``target_epsilon``."""
+    """One private run inside a trainer; give ``noise_multiplier`` or ``target_epsilon``.
+
+    ``ledger`` and ``dataset`` (its name there) say where all planned steps are charged when the run begins.
+    """
 
     def __init__(
         self,
@@ -41,7 +50,13 @@ class Run:
         target_delta: float,
         max_grad_norm: float,
         key_file: str | os.PathLike[str] | None = None,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        purpose: str = "",
     ) -> None:
+        check_terms(ledger, dataset, Poisson.adjacency)
+        self.ledger, self.dataset, self.purpose = ledger, dataset, purpose
+        self.paid: Prepaid | None = None
         if (noise_multiplier is None) == (target_epsilon is None):
             raise ValueError("give noise_multiplier= or target_epsilon=, one of the two: each decides the other")
         if not 0 < target_delta < 1:
@@ -55,6 +70,7 @@ class Run:
         self.saved: dict[str, Any] | None = None
         self._handle: Any = None
         self._stamp = ""
+        self._same_noise = False
 
     # -- beginning --------------------------------------------------------------------------------------------------
 
@@ -67,6 +83,7 @@ class Run:
             "sampler": self.batches.sampler.to_dict(),
             "parts": self.batches.parts,
             "clip": self.max_grad_norm,
+            "noise": self.noise_multiplier,
             "parameters": [[n, list(p.shape)] for n, p in model.named_parameters() if p.requires_grad],
             "data": [getattr(dataset, "_fingerprint", None), ends],
         }
@@ -81,6 +98,7 @@ class Run:
             key = Key(secret)
         elif self.saved is not None:
             key = self._old_key(self.saved)
+        self._same_noise = key is not None
         if key is None:
             key = Key.generate()
             key.save(self.key_file or key_folder() / f"run-{key.fingerprint()}.key")
@@ -91,7 +109,8 @@ class Run:
         place = Path(saved["key_file"])
         why = ""
         if saved["stamp"] != self._stamp:
-            why = "this is not the run that was saved: data, batch size, model, loss or learning rate changed"
+            changed = "data, batch size, model, loss, noise, length or learning rate"
+            why = f"this is not the run that was saved: {changed} changed"
         elif not place.exists():
             why = f"the key of the saved run is gone from {place}"
         if why:
@@ -111,38 +130,86 @@ class Run:
         """Choose the noise for ``steps`` steps, and stand at the model's border."""
         assert self.batches is not None
         assert self.key is not None
-        noise = self.noise_multiplier
-        if noise is None and self.saved is not None:
-            noise = float(self.saved["noise_multiplier"])
-        if noise is None:
-            sampler = self.batches.sampler
-            elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
-            plan = make_plan(
-                sampler,
-                steps=int(steps),
-                epsilon=self.target_epsilon,
-                noise_multiplier=None,
-                clip_norm=1.0,
-                delta=self.delta,
-                adjacency=sampler.adjacency,
-                elements=elements,
-            )
-            noise = plan.noise[0]
+        elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        plan = self._plan(int(steps), elements)
+        self._pay(plan)
         key = self.key.derive(self._stamp)
         loop = self.loop = Loop(
             model,
             optimizer,
             self.batches,
-            noise_multiplier=float(noise),
+            noise_multiplier=plan.noise[0],
             clip_norm=self.max_grad_norm,
             key=key,
             **options,
         )
+        loop.paid = self.paid
         if self.saved is not None:
             loop.spent.releases = [(float(a), int(b), int(c)) for a, b, c in self.saved["releases"]]
             loop.steps = self.batches.next = len(loop.spent)
         self._handle = optimizer.register_step_pre_hook(self._before)
         return loop
+
+    def _plan(self, steps: int, elements: int) -> Plan:
+        """All ``steps`` steps, with the noise that was given, that the saved run had, or that the target asks for."""
+        assert self.batches is not None
+        sampler, noise = self.batches.sampler, self.noise_multiplier
+        if noise is None and self.saved is not None:
+            noise = float(self.saved["noise_multiplier"])
+        if noise is not None:
+            # Without a ledger nobody asks for the price of the plan.
+            return planned(sampler, steps, float(noise), self.delta, elements if self.ledger is not None else 0)
+        return make_plan(
+            sampler,
+            steps=steps,
+            epsilon=self.target_epsilon,
+            noise_multiplier=None,
+            clip_norm=1.0,
+            delta=self.delta,
+            adjacency=sampler.adjacency,
+            elements=elements,
+        )
+
+    def _pay(self, plan: Plan) -> None:
+        """Charge the steps that are to come, in the first process; where that is refused, all of them stop."""
+        assert self.batches is not None
+        assert self.key is not None
+        if self.ledger is None or self.dataset is None:
+            if self.saved is not None and self.saved.get("ledger"):
+                check_charged(self.saved["ledger"], None, None)
+            return
+        rank, world = self.batches.share
+        refused: list[Exception | None] = [None]
+        if rank == 0:
+            try:
+                self.paid = self._charged(self.ledger, self.dataset, plan)
+            except (LedgerError, CheckpointError) as error:
+                refused = [error]
+                if not self._same_noise:
+                    self.key.destroy()  # nothing was made with it
+        if world > 1:
+            dist.broadcast_object_list(refused, 0)
+        if refused[0] is not None:
+            raise refused[0]
+
+    def _charged(self, ledger: Ledger, dataset: str, plan: Plan) -> Prepaid:
+        done = 0
+        if self.saved is not None:
+            entry = check_charged(self.saved.get("ledger"), ledger, dataset)
+            if self._same_noise:
+                paid = Prepaid(ledger, dataset, plan, purpose=self.purpose)
+                paid.take_up(entry)
+                return paid
+            # Other noise than what was paid for: the rest of that charge may have been used after the checkpoint.
+            done = sum(int(times) for _, _, times in self.saved["releases"])
+            if done >= plan.steps:
+                paid = Prepaid(ledger, dataset, plan)
+                paid.adopt({**entry, "left": 0})
+                return paid
+        rest = plan if not done else planned(plan.sampler, plan.steps - done, plan.noise[0], plan.delta, plan.elements)
+        paid = Prepaid(ledger, dataset, rest, purpose=self.purpose)
+        paid.begin()
+        return paid
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -165,6 +232,7 @@ class Run:
             "key": self.key.fingerprint(),
             "key_file": self.key._path,
             "stamp": self._stamp,
+            "ledger": self.paid.entry() if self.paid is not None else None,
         }
 
     def resume(self, state: Mapping[str, Any] | None, steps: int) -> None:
@@ -186,6 +254,8 @@ class Run:
     def end(self) -> None:
         """The run is complete: nobody needs the key any more."""
         self.leave()
+        if self.paid is not None:
+            self.paid.confirm()
         if self.key is not None:
             self.key.destroy()
 

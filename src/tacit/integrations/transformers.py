@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from tacit.integrations.losses import per_example_loss
 from tacit.integrations.run import Run
 from tacit.integrations.trackers import record
+from tacit.ledger import Ledger
 from tacit.opacus.data_loader import DPDataLoader
 from tacit.sgd.draws import PrivateBatches
 from tacit.sgd.loop import warn_about_noise
@@ -74,7 +75,9 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         run.resume(saved.get("attributes") if isinstance(saved, dict) else None, state.global_step)
         learning = [args.learning_rate, str(args.lr_scheduler_type), args.weight_decay, args.seed, str(args.optim)]
         name = getattr(self.loss, "__qualname__", type(self.loss).__name__)
-        run.take_key(run.stamp(trainer.model, trainer.train_dataset, learning=learning, loss=name, bf16=args.bf16))
+        # The length too: learning rates that follow a schedule depend on it.
+        told = {"learning": learning, "loss": name, "bf16": args.bf16, "steps": state.max_steps}
+        run.take_key(run.stamp(trainer.model, trainer.train_dataset, **told))
         optimizer = kwargs["optimizer"]
         run.begin(trainer.model, getattr(optimizer, "optimizer", optimizer), state.max_steps, summed=True)
         if state.global_step and not args.ignore_data_skip:
@@ -174,12 +177,17 @@ def make_private(
     loss: Loss | None = None,
     key_file: str | os.PathLike[str] | None = None,
     show_private: bool = False,
+    ledger: Ledger | None = None,
+    dataset: str | None = None,
+    purpose: str = "",
 ) -> Trainer:
     """Make a ``Trainer`` private, before ``train()``; give ``noise_multiplier`` or ``target_epsilon``.
 
     ``loss(model, inputs)`` returns one loss per example (default: :func:`~tacit.integrations.losses.per_example_loss`).
     ``key_file`` is where the secret key is kept for resuming until the run ends (default: the user's state folder).
     ``show_private=True`` leaves training loss in the logs: for runs whose logs nobody but the operator sees.
+    ``ledger`` and ``dataset`` (its name there) say where all planned steps are charged, before the first one.
+    ``purpose`` is public and stands beside the charge.
 
     Guarantee: everything computed from the weights is (``trainer.privacy.bound().upper``, ``target_delta``)-DP for
     adding or removing one record of ``train_dataset``. Metrics on an evaluation set that is private are not covered.
@@ -190,6 +198,9 @@ def make_private(
         target_delta=target_delta,
         max_grad_norm=max_grad_norm,
         key_file=key_file,
+        ledger=ledger,
+        dataset=dataset,
+        purpose=purpose,
     )
     if isinstance(trainer, PrivateMixin):
         raise ValueError("the trainer is private already")

@@ -20,16 +20,19 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from tacit.accounting.errors import PrivacyWarning
-from tacit.ledger import OperatorView
+from tacit.ledger import Ledger, OperatorView
 from tacit.opacus.accountants import create_accountant
 from tacit.opacus.data_loader import DPDataLoader, _key, sampler_of
 from tacit.opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
 from tacit.opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from tacit.opacus.validators import ModuleValidator
+from tacit.sgd.checkpoint import CheckpointError
 from tacit.sgd.draws import PrivateBatches
 from tacit.sgd.loop import Loop, warn_about_noise
-from tacit.sgd.plan import AdaptiveClipping, make_plan
+from tacit.sgd.plan import AdaptiveClipping, Plan, make_plan
+from tacit.sgd.prepaid import Prepaid, check_charged, check_terms, planned
 from tacit.sgd.sampling import Poisson, Sampler
+from tacit.sgd.validation import check_length
 
 Path = str | os.PathLike[str] | BinaryIO | IO[bytes]
 MODES = ("hooks", "ew", "functorch", "ghost", "ghost_fsdp", "no_op", "tp")
@@ -47,6 +50,8 @@ class PrivacyEngine:
 
     ``accountant`` is a name of Opacus' ("prv", "rdp", "gdp"); all stand for tacit's certified accounting.
     ``secure_mode`` changes nothing: noise and sampling always come from a secret key of the operating system's entropy.
+    ``ledger`` and ``dataset`` (its name there) say where runs are charged: each whole, before its first step; a step
+    beyond what was charged is refused. ``purpose`` is public and stands beside the charge.
 
     Guarantee: everything computed from the weights is (``get_epsilon(delta)``, ``delta``)-DP for adding or removing one
     record (for zero-out of one record with ``poisson_sampling=False``), as long as the moment to stop was not chosen by
@@ -68,7 +73,19 @@ class PrivacyEngine:
     2.8...
     """
 
-    def __init__(self, *, accountant: str = "prv", secure_mode: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        accountant: str = "prv",
+        secure_mode: bool = False,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        purpose: str = "",
+    ) -> None:
+        if (ledger is None) != (dataset is None):
+            raise ValueError("give ledger= and dataset= together: the ledger, and the name of the data in it")
+        self.ledger, self.purpose = ledger, purpose
+        self._registered = dataset
         self.accountant = create_accountant(mechanism=accountant)
         self.secure_mode = secure_mode
         self.dataset: Any = None
@@ -93,6 +110,9 @@ class PrivacyEngine:
         grad_sample_mode: str = "hooks",
         wrap_model: bool = True,
         rand_on_empty: bool = False,
+        epochs: int | None = None,
+        steps: int | None = None,
+        target_delta: float | None = None,
         **kwargs: Any,
     ) -> Any:
         """(module, optimizer, data_loader), or with a ghost mode (module, optimizer, criterion, data_loader).
@@ -101,8 +121,12 @@ class PrivacyEngine:
         records (``poisson_sampling=False``: shuffled passes, priced without amplification). ``clipping`` is "flat",
         "per_layer" (``max_grad_norm`` a list with one bound per parameter, or one number for all together) or
         "adaptive". Every ``grad_sample_mode`` is the same engine.
+
+        With a ledger, give ``epochs`` or ``steps``, the length of the whole run that is charged before its first step,
+        at ``target_delta`` (default: the share of δ that the ledger gives to a charge).
         """
         sampler = sampler_of(data_loader, poisson=poisson_sampling)
+        plan = self._plan(module, sampler, float(noise_multiplier), epochs, steps, target_delta)
         return self._make(
             module=module,
             optimizer=optimizer,
@@ -119,6 +143,7 @@ class PrivacyEngine:
             wrap_model=wrap_model,
             rand_on_empty=rand_on_empty,
             options=kwargs,
+            plan=plan,
         )
 
     def make_private_with_epsilon(
@@ -159,7 +184,7 @@ class PrivacyEngine:
             clip_norm=1.0,
             delta=target_delta,
             adjacency=sampler.adjacency,
-            elements=sum(p.numel() for p in module.parameters() if p.requires_grad) + 1,
+            elements=_elements(module),
         )
         return self._make(
             module=module,
@@ -177,6 +202,7 @@ class PrivacyEngine:
             wrap_model=wrap_model,
             rand_on_empty=rand_on_empty,
             options=kwargs,
+            plan=plan,
         )
 
     def _make(
@@ -197,6 +223,7 @@ class PrivacyEngine:
         wrap_model: bool,
         rand_on_empty: bool,
         options: dict[str, Any],
+        plan: Plan | None,
     ) -> Any:
         if noise_generator is not None and self.secure_mode:
             raise ValueError("Passing seed is prohibited in secure mode")
@@ -226,6 +253,10 @@ class PrivacyEngine:
                 PrivacyWarning,
                 stacklevel=4,
             )
+        paid = None
+        if self.ledger is not None and self._registered is not None and plan is not None:
+            paid = Prepaid(self.ledger, self._registered, plan, purpose=self.purpose)
+            paid.quote()  # refuse now what the first step would be refused for
         key = _key(noise_generator)
         blank = rand_on_empty and isinstance(sampler, Poisson)
         batches = PrivateBatches(
@@ -244,6 +275,7 @@ class PrivacyEngine:
             batch_dim=0 if batch_first else 1,
             key=key,
         )
+        loop.paid = paid
         self.loops.append(loop)
         self.accountant.follow(loop.spent)
         loader = DPDataLoader.from_data_loader(
@@ -257,6 +289,32 @@ class PrivacyEngine:
             loss = DPLossFastGradientClipping(criterion or nn.CrossEntropyLoss(), loss_reduction)
             return returned, private, loss, loader
         return returned, private, loader
+
+    def _plan(
+        self,
+        module: nn.Module,
+        sampler: Sampler,
+        noise: float,
+        epochs: int | None,
+        steps: int | None,
+        delta: float | None,
+    ) -> Plan | None:
+        """What a ledger is to be charged for, where there is one."""
+        if self.ledger is None or self._registered is None:
+            if (epochs, steps, delta) != (None, None, None):
+                raise ValueError(
+                    "epochs=, steps= and target_delta= say what a ledger is charged for: give ledger= first"
+                )
+            return None
+        if epochs is None and steps is None:
+            raise ValueError(
+                "a run that is charged to a ledger is charged before its first step: say how long it is, with epochs= "
+                "or steps="
+            )
+        check_terms(self.ledger, self._registered, sampler.adjacency)
+        length = check_length(steps, epochs, sampler)
+        share = self.ledger.dataset(self._registered).charge_delta if delta is None else float(delta)
+        return planned(sampler, length, noise, share, _elements(module))
 
     def _same_data(self, data_loader: DataLoader) -> None:
         if self.dataset is not None and self.dataset is not data_loader.dataset:
@@ -307,6 +365,11 @@ class PrivacyEngine:
         """Clipped fraction and norms of the last step: for the operator, not covered by the guarantee."""
         return self.loops[-1].diagnostics() if self.loops else OperatorView(step=0, records=0)
 
+    def _paid(self, optimizer: Any) -> Prepaid | None:
+        if isinstance(optimizer, DPOptimizer):
+            return optimizer.loop.paid
+        return self.loops[-1].paid if self.loops else None
+
     def save_checkpoint(
         self,
         *,
@@ -319,8 +382,15 @@ class PrivacyEngine:
         module_state_dict_kwargs: dict[str, Any] | None = None,
         torch_save_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Weights, what was spent, and the states that are given. Never the key: a resumed run draws new noise."""
+        """Weights, what was spent, and the states that are given. Never the key: a resumed run draws new noise.
+
+        With a ledger also which charge pays for the run and what it still covers. The first step after this is noted
+        in the ledger, so that only one run goes on from here under that charge.
+        """
         state = checkpoint_dict if checkpoint_dict is not None else {}
+        paid = self._paid(optimizer)
+        if paid is not None:
+            state["tacit_ledger"] = paid.saved()
         state["module_state_dict"] = module.state_dict(**(module_state_dict_kwargs or {}))
         state["privacy_accountant_state_dict"] = self.accountant.state_dict()
         for name, part in (
@@ -350,10 +420,19 @@ class PrivacyEngine:
     ) -> dict[str, Any]:
         """Take over what :meth:`save_checkpoint` wrote; what had been spent counts on.
 
-        Only tensors and plain values are read, unless ``torch_load_kwargs`` says otherwise.
+        Only tensors and plain values are read, unless ``torch_load_kwargs`` says otherwise. With a ledger the run goes
+        on under the charge of the checkpoint, unless another run did before: then its steps are charged anew.
         """
         options = {"weights_only": True, **(torch_load_kwargs or {})}
         state: dict[str, Any] = torch.load(path, **options)
+        entry = state.pop("tacit_ledger", None)
+        if entry is not None:
+            check_charged(entry, self.ledger, self._registered)
+        elif self.ledger is not None and state["privacy_accountant_state_dict"]["history"]:
+            raise CheckpointError("the run of this checkpoint was not charged to a ledger: what it spent is in none")
+        paid = self._paid(optimizer)
+        if paid is not None:
+            paid.go_on(entry)
         module.load_state_dict(state["module_state_dict"], **(module_load_dict_kwargs or {}))
         self.accountant.load_state_dict(state["privacy_accountant_state_dict"])
         told = state.pop("optimizer_state_dict", None)
@@ -393,6 +472,12 @@ class Hooks:
     def cleanup(self) -> None:
         """Take the hooks off the model."""
         self._loop.close()
+
+
+def _elements(module: nn.Module) -> int:
+    """Noise numbers of a step at most: one for each trainable number, and the count of adaptive clipping."""
+    trained: int = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return trained + 1
 
 
 def _adaptive(

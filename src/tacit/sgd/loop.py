@@ -28,6 +28,7 @@ from tacit.sgd.draws import Piece, PrivateBatches, Spent
 from tacit.sgd.engine import Gradients
 from tacit.sgd.norms import full_precision
 from tacit.sgd.plan import AdaptiveClipping
+from tacit.sgd.prepaid import Prepaid
 from tacit.sgd.rules.base import wide
 from tacit.sgd.sampling import Poisson
 from tacit.sgd.validation import check_parameters
@@ -73,6 +74,8 @@ class Loop:
         self.spec()
         elements = sum(p.numel() for p in self.parameters.values()) + (adaptive is not None)
         self.spent = Spent(batches.sampler, elements)
+        #: where a ledger pays: asked before each release
+        self.paid: Prepaid | None = None
         self.steps = 0
         # With ``summed`` the loop's losses are sums over the batch and the release is still divided by its size.
         averaged = mean and not summed
@@ -217,14 +220,17 @@ class Loop:
         sensitivity = max(self._sensitivity, spec.sensitivity if self._sums is None else 0.0)
         noise = float(self.noise_multiplier)
         own = self.adaptive.gradient_noise(noise) if self.adaptive is not None else noise
+        each = self.batches.sampler.steps_per_epoch
+        passes = {draw // each for draw in self._draws}
+        if self.paid is not None:
+            self.paid.take(noise, draws, passes)
         sums = self._sums or {
             n: torch.zeros(p.shape, dtype=wide(p.dtype), device=p.device) for n, p in self.parameters.items()
         }
         step = self.steps
         self.reduce(sums)
         # Noted before anything leaves: what is interrupted here was paid for.
-        each = self.batches.sampler.steps_per_epoch
-        self.spent.add(noise, draws, passes={draw // each for draw in self._draws} if self._draws else ())
+        self.spent.add(noise, draws, passes=passes)
         self.steps += 1
         self._closed = max([self._closed, *self._draws])
         if own * sensitivity > 0:
@@ -239,6 +245,8 @@ class Loop:
         if self._norms:
             self._last = torch.cat([n for n, _ in self._norms]), torch.cat([c for _, c in self._norms])
         self._forget()
+        if self.paid is not None:
+            self.paid.released()
 
     def reduce(self, sums: dict[str, Tensor]) -> None:
         """Add up over processes, where there are several."""
