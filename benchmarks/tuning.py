@@ -86,6 +86,20 @@ def census(seed: int) -> Task:
     )
 
 
+def married(seed: int) -> Task:
+    """Who is married in Fulton County; California beside it, by the columns that both have."""
+    fulton, california = datasets.load("pums_fulton"), datasets.load("pums_california")
+    shared = {column.name for column in california.schema.features}
+    left = tuple(column.name for column in fulton.schema.features if column.name not in shared)
+    x, y = _table(fulton, "married", without=("income", *left))
+    px, py = _table(california, "married", without=("income",))
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1000 + seed))
+    cut = len(x) // 5
+    return Task(
+        "married", Rows(x[order[cut:]], y[order[cut:]]), Rows(px, py), Rows(x[order[:cut]], y[order[:cut]]), 16, 2
+    )
+
+
 def _table(data: Any, target: str, without: tuple[str, ...]) -> tuple[Tensor, Tensor]:
     """Features in [-1, 1] by the public schema, and one yes/no column as the target."""
     encoded, _ = data.encode(dtype=np.float32)
@@ -265,7 +279,7 @@ def transfer(task: Task, batch: int) -> dict[str, Any]:
 def main(argv: list[str]) -> int:
     """Run the comparison; print the table, write JSON and the plot."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks tuning", description=__doc__)
-    parser.add_argument("--data", choices=["census", "mnist"], default="census")
+    parser.add_argument("--data", choices=["census", "married", "mnist"], default="census")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--chosen", type=json.loads, help="what tuning on public data gave, as JSON, to leave that out")
@@ -274,7 +288,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("results/tuning"))
     options = parser.parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
-    load = census if options.data == "census" else mnist
+    load = {"census": census, "married": married, "mnist": mnist}[options.data]
     told: list[dict[str, Any]] = []
     try:
         task = load(0)
@@ -285,7 +299,7 @@ def main(argv: list[str]) -> int:
     print(f"{options.data}: {len(task.private.x):,} private rows, batch {batch}, {STEPS} steps", flush=True)
     transferred = options.chosen or ({} if options.only else transfer(task, batch))
     for seed in range(options.first, options.first + options.seeds):
-        if seed and options.data == "census":
+        if seed and options.data != "mnist":
             task = load(seed)
         told += [{"seed": seed, **row} for row in compare(task, seed, batch, transferred, options)]
         name = options.out / f"{options.data}{'-only' if options.only else ''}.json"
