@@ -256,7 +256,7 @@ class PrivacyEngine:
         paid = None
         if self.ledger is not None and self._registered is not None and plan is not None:
             paid = Prepaid(self.ledger, self._registered, plan, purpose=self.purpose)
-            paid.quote()  # refuse now what the first step would be refused for
+            paid.refuse_early()
         key = _key(noise_generator)
         blank = rand_on_empty and isinstance(sampler, Poisson)
         batches = PrivateBatches(

@@ -18,8 +18,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from tacit import accounting as acc
 from tacit.accounting.errors import PrivacyWarning
-from tacit.ledger import Charge, ChargeError, Ledger, TermsError
+from tacit.ledger import BudgetExceeded, Charge, ChargeError, Ledger, TermsError
 from tacit.sgd.checkpoint import CheckpointError, check_entry
 from tacit.sgd.plan import Plan, make_plan
 from tacit.sgd.sampling import Poisson, Sampler
@@ -61,6 +62,20 @@ class Prepaid:
     def quote(self) -> None:
         """Refuse now what :meth:`begin` would refuse."""
         self.ledger.quote(self.dataset, self.plan.mechanism, delta=self.plan.delta)
+
+    def refuse_early(self) -> None:
+        """:meth:`quote` before the run begins, unless the same step was charged before.
+
+        Then the run may go on from a checkpoint, under a charge that is already in the budget, and it is the first step
+        that is refused.
+        """
+        try:
+            self.quote()
+        except BudgetExceeded:
+            own = {part for part, _ in self.plan.mechanism.parts() if not isinstance(part, acc.ApproxDP)}
+            before = [record.mechanism.parts() for record in self.ledger.history(self.dataset)]
+            if not any(part in own for parts in before for part, _ in parts):
+                raise
 
     def begin(self) -> None:
         """Charge the whole plan, unless that is done."""
