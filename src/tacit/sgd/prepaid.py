@@ -20,7 +20,7 @@ from typing import Any
 
 from tacit import accounting as acc
 from tacit.accounting.errors import PrivacyWarning
-from tacit.ledger import BudgetExceeded, Charge, ChargeError, Ledger, TermsError
+from tacit.ledger import Charge, ChargeError, Ledger, TermsError
 from tacit.sgd.checkpoint import CheckpointError, check_entry
 from tacit.sgd.plan import Plan, make_plan
 from tacit.sgd.sampling import Poisson, Sampler
@@ -69,13 +69,10 @@ class Prepaid:
         Then the run may go on from a checkpoint, under a charge that is already in the budget, and it is the first step
         that is refused.
         """
-        try:
+        own = {part for part, _ in self.plan.mechanism.parts() if not isinstance(part, acc.ApproxDP)}
+        before = [record.mechanism.parts() for record in self.ledger.history(self.dataset)]
+        if not any(part in own for parts in before for part, _ in parts):
             self.quote()
-        except BudgetExceeded:
-            own = {part for part, _ in self.plan.mechanism.parts() if not isinstance(part, acc.ApproxDP)}
-            before = [record.mechanism.parts() for record in self.ledger.history(self.dataset)]
-            if not any(part in own for parts in before for part, _ in parts):
-                raise
 
     def begin(self) -> None:
         """Charge the whole plan, unless that is done."""
