@@ -10,7 +10,7 @@
 ε in [0.99..., 0.99...] at δ=1e-06, add/remove one record, whitened DP gradient descent, noise: exact, ...
 """
 
-from tacit.accounting.errors import PrivacyWarning
+from tacit.accounting.errors import PrivacyWarning as PrivacyWarning
 from tacit.linear_model.encoder import SchemaEncoder
 from tacit.linear_model.functional_estimators import FunctionalLinearRegression, FunctionalLogisticRegression
 from tacit.linear_model.guarantee import Guarantee, SearchRefused
@@ -23,7 +23,6 @@ __all__ = [
     "Guarantee",
     "LinearRegression",
     "LogisticRegression",
-    "PrivacyWarning",
     "Ridge",
     "SchemaEncoder",
     "SearchRefused",

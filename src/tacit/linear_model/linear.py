@@ -61,6 +61,10 @@ class LinearBase(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
 
         They cover the uncertainty of the sample *and* of the noise: nothing more is released for them. Normal
         approximation. ``covariance_`` holds the matrix, the intercept first.
+
+        Gradient descent clips large errors. Where their shape changes with the features (incomes, counts), it fits a
+        line that leans away from them, and these intervals are about that line: for inference about the line of least
+        squares use ``method="sufficient-statistics"``, which clips nothing within the bounds.
         """
         check_is_fitted(self)
         if not 0 < level < 1:

@@ -299,7 +299,7 @@ class LNMax(Aggregator):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GNMax(Aggregator):
-    """arg max(n_i + N(0, ``vote_noise``²)): Rényi divergence α/σ² a query, whatever the votes.
+    """The class with the largest noisy count, N(0, σ²) with σ = ``vote_noise`` on each: Rényi divergence α/σ² a query.
 
     >>> GNMax(vote_noise=40.0, classes=2).answer([[1000, 0], [0, 1000]], queries=2).labels
     array([0, 1])

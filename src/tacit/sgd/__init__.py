@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tacit.accounting.errors import PrivacyWarning
+from tacit.accounting.errors import PrivacyWarning as PrivacyWarning
 from tacit.sgd.bounds import Clipping
 from tacit.sgd.checkpoint import CheckpointError
 from tacit.sgd.clip import ClippedGradients, clipped_grad
@@ -41,7 +41,6 @@ __all__ = [
     "NotCompiled",
     "Plan",
     "Privacy",
-    "PrivacyWarning",
     "Regressor",
     "SelfCheckFailed",
     "Training",
