@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu lint format docs bench constraints clean
+.PHONY: help demo test coverage test-slow test-gpu lint format docs bench constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -22,7 +22,10 @@ demo: $(STAMP) ## the main job on the embedded data
 	@$(BIN)/python -m examples.demo
 
 test: $(STAMP) ## the test suite (under 10 minutes on 2 cores: two processes of one thread each)
-	@OMP_NUM_THREADS=1 $(PYTEST) -m "not slow and not gpu" -n 2 --dist worksteal --cov --cov-report=term --durations=15 $(ARGS)
+	@OMP_NUM_THREADS=1 $(PYTEST) -m "not slow and not gpu" -n 2 --dist worksteal --durations=15 $(ARGS)
+
+coverage: $(STAMP) ## the test suite with line coverage, which takes longer
+	@$(MAKE) test ARGS="--cov --cov-report=term $(ARGS)"
 
 test-slow: $(STAMP) ## minutes-long tests: arbitrary precision, many kill points, full trainings
 	@$(PYTEST) -m "slow and not gpu" $(ARGS)
