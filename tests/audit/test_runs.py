@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tacit.audit import Audit, audit_implementation, audit_run, crafted, members
 from tacit.audit.attacks import lira, logit_confidence, rmia
 from tacit.audit.mutants import MUTANTS
 from tacit.audit.pipeline import Pipeline
-from tacit.ledger import OperatorView
+from tacit.ledger import OperatorView, PrivateValueError
 from tacit.ledger.release import _plain
 from tacit.report import describe, make_card, make_page, read_card, write_card
 from tacit.sgd import fit
@@ -65,6 +66,7 @@ def test_a_run_with_far_too_little_noise_is_refuted_by_its_canaries():
 def test_canaries_are_kept_and_read_back(planted, tmp_path):
     again = Planted.load(planted.canaries.save(tmp_path / "canaries.npz"))
     assert (again.member == planted.canaries.member).all()
+    assert stat.S_IMODE((tmp_path / "canaries.npz").stat().st_mode) == 0o600
     assert again.epsilon == planted.canaries.epsilon
     assert audit_run(again).evidence.certified == audit_run(planted).evidence.certified
     (tmp_path / "other").write_text("nothing")
@@ -167,8 +169,28 @@ def test_clipping_by_layer_in_training_uses_the_whole_clip_norm():
     assert check_sum(scene).p_value == 1.0
 
 
-def test_an_audit_enters_card_and_report(planted, tmp_path):
+def test_weights_and_scores_of_gradient_canaries_together_would_give_the_exact_sum(planted):
+    """So the scores beside private data are the operator's: noisy sum less noise is what privacy hides."""
     found = audit_run(planted)
+    with pytest.raises(PrivateValueError, match="would undo the noise"):
+        found.to_dict()
+    assert "operator view" in repr(found)
+    assert found.view().reveal()["verdict"] == "pass"
+    assert audit_run(planted, made_up=True).to_dict()["verdict"] == "pass"
+
+
+def test_scores_of_input_canaries_come_from_released_weights_and_may_leave():
+    net = model()
+    done = fit(
+        net, torch.optim.SGD(net.parameters(), lr=0.5), LOSS, data(), progress=False,
+        audit_canaries=crafted(data(1), 50, classes=2), batch_size=40, steps=4, noise_multiplier=1.0, delta=1e-5,
+    )  # fmt: skip
+    assert not audit_run(done).operator_only
+    assert "figures" in audit_run(done).to_dict()
+
+
+def test_an_audit_enters_card_and_report(planted, tmp_path):
+    found = audit_run(planted, made_up=True)
     card = make_card(describe(planted.training, "audited", audit=_plain(found.to_dict())))
     page = make_page(card)
     assert "ROC of the attack" in page

@@ -11,6 +11,7 @@ import numpy as np
 from tacit.audit.evidence import Evidence, Roc, histogram, roc
 from tacit.audit.findings import FAMILY_WISE, Finding
 from tacit.audit.findings import verdict as verdict_of
+from tacit.ledger import OperatorView, PrivateValueError
 
 #: What a card may say beside the figures.
 NOT_SAFETY = "A lower bound says what an attack achieved, not what another could: a low one is no evidence of safety."
@@ -21,7 +22,8 @@ class Audit:
     """The result of an audit of one claim.
 
     ``evidence`` is that of an attack on canaries or worlds, ``findings`` those of the implementation audit; either may
-    be missing. ``scores`` and ``member`` are kept where there are any, for the curves.
+    be missing. ``scores`` and ``member`` are kept where there are any, for the curves. ``operator_only`` says that the
+    figures must not be published: see :func:`tacit.audit.audit_run`.
     """
 
     kind: str
@@ -33,6 +35,7 @@ class Audit:
     scores: Any = None
     member: Any = None
     significance: float = FAMILY_WISE
+    operator_only: bool = False
 
     @property
     def verdict(self) -> str:
@@ -66,7 +69,16 @@ class Audit:
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for a card: figures, curves and counts; no score of a single record."""
+        """Plain values for a card: figures, curves and counts; no score of a single record.
+
+        Refused where the audit is for the operator only.
+        """
+        if self.operator_only:
+            raise PrivateValueError(
+                "these figures hold the noise of a run on private data: beside its weights they would undo the noise. "
+                "They are for the operator (audit.view()). To publish an audit, attack a repetition of the run on "
+                "made-up records (tacit audit RUN --canaries 1000), or plant input canaries"
+            )
         plain: dict[str, Any] = {
             "verdict": self.verdict,
             "kind": self.kind,
@@ -94,8 +106,13 @@ class Audit:
             plain["histogram"] = histogram(self.scores, self.member)
         return plain
 
+    def view(self) -> OperatorView:
+        """For the operator's log."""
+        figures = dict(self.evidence.figures) if self.evidence is not None else {}
+        return OperatorView(audit=self.kind, verdict=self.verdict, sentence=self.sentence, figures=figures)
+
     def __repr__(self) -> str:
-        return f"<Audit: {self.sentence}>"
+        return f"<Audit{', operator view' if self.operator_only else ''}: {self.sentence}>"
 
 
 def _rounded_down(value: float) -> float:

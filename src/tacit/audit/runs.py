@@ -1,8 +1,9 @@
 """Does this run keep its promise? The implementation audit of a user's own model, and what canaries of a run prove.
 
-Neither reads a private record: the implementation audit works on a few records that may be made up, and canaries are
-records of nobody. What both find may therefore be published; :mod:`tacit.audit.attacks`, which looks at real records,
-is for the operator alone.
+The implementation audit works on a few records that may be made up, and reads no private one: what it finds may be
+published. So may what *input* canaries prove, which is computed from released weights. *Gradient* canaries are scored
+by the noise of the run itself, and beside private data that is for the operator alone, as is
+:mod:`tacit.audit.attacks`.
 """
 
 from __future__ import annotations
@@ -187,10 +188,14 @@ def _price(plan: Plan) -> Finding:
 # -- canaries ----------------------------------------------------------------------------------------------------------
 
 
-def audit_run(run: Fit | Planted, significance: float = 0.05) -> Audit:
+def audit_run(run: Fit | Planted, significance: float = 0.05, *, made_up: bool = False) -> Audit:
     """What the canaries of a run prove: ``audit_run(fit(..., audit_canaries=1000))``.
 
     Guarantee: where the run keeps its (ε, δ), the certified bound exceeds ε with probability at most ``significance``.
+
+    The score of a gradient canary is the noisy sum less the exact sum of the real records: the run's own noise, and a
+    coin. Whoever had the weights and the noise would have the exact sum. So the result is for the operator only, unless
+    ``made_up`` says that the run saw no private record. Scores of input canaries come from released weights.
     """
     planted = run.canaries if isinstance(run, Fit) else run
     if planted is None:
@@ -201,7 +206,14 @@ def audit_run(run: Fit | Planted, significance: float = 0.05) -> Audit:
         planted.epsilon, planted.epsilon, given=planted.delta, adjacency=planted.adjacency, unit=planted.unit
     )
     return Audit(
-        "one run", planted.epsilon, planted.delta, claim.terms, evidence, scores=planted.scores, member=planted.member
+        "one run",
+        planted.epsilon,
+        planted.delta,
+        claim.terms,
+        evidence,
+        scores=planted.scores,
+        member=planted.member,
+        operator_only=planted.kind == "gradient" and not made_up,
     )
 
 

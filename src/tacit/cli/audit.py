@@ -16,7 +16,7 @@ from tacit.cli.common import EXIT_USAGE, fail
 if TYPE_CHECKING:
     from tacit.audit import Audit
     from tacit.cli.settings import Settings
-    from tacit.ledger import Release
+    from tacit.ledger import OperatorView, Release
 
 #: Exit code where an audit refutes the claim, or a mutant is not caught; documented in docs/audit.md.
 EXIT_FAILED = 4
@@ -24,7 +24,8 @@ EXIT_FAILED = 4
 AUDIT_EPILOG = """
 The implementation is checked on made-up records of the run's shape: clipping, noise, sampling, price. No private
 record is read. With --canaries the run is repeated on made-up records with canaries, each in by a fair coin, and
-attacked; canaries that the run itself planted (fit(audit_canaries=...), saved as private/canaries.npz) are read.
+attacked; canaries that the run itself planted (fit(audit_canaries=...), saved as private/canaries.npz) are read, and
+what gradient canaries among private records prove goes to the operator's log only: it holds the noise of the run.
 The verdict is pass, fail (exit code 4) or underpowered, and always says the best bound that was within reach.
 
 [bold]Examples[/bold]
@@ -82,10 +83,12 @@ def audit(
     try:
         chosen = reading.make(reading.read(run / "config.toml"), str(run / "config.toml"))
         card = read_card(run / "privacy.json")
-        found = _audit_run(run, chosen, card, canaries, 1 - confidence)
+        found, own = _audit_run(run, chosen, card, canaries, 1 - confidence)
         shown = _with_audit(card, found)
         write_card(shown, run / "privacy.json")
         write_page(shown, run / "report.html")
+        if own is not None:
+            _to_operator(run, own.view(), own)
         if members:
             _attack_members(run, chosen, card)
     except (
@@ -106,12 +109,14 @@ def audit(
     else:
         _show(found)
         typer.echo(f"card    {run / 'privacy.json'}\nreport  {run / 'report.html'}")
-    if found.verdict == "fail":
+    if found.verdict == "fail" or (own is not None and own.verdict == "fail"):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _audit_run(run: Path, chosen: Settings, card: Release, canaries: int | None, significance: float) -> Audit:
-    """The implementation audit, with what canaries prove where there are any."""
+def _audit_run(
+    run: Path, chosen: Settings, card: Release, canaries: int | None, significance: float
+) -> tuple[Audit, Audit | None]:
+    """The implementation audit, with what canaries prove where that may be published; and what may not."""
     import dataclasses
 
     from tacit.audit import audit_implementation, audit_run
@@ -126,6 +131,8 @@ def _audit_run(run: Path, chosen: Settings, card: Release, canaries: int | None,
     kept = run / "private" / "canaries.npz"
     if kept.exists():
         attacked = audit_run(Planted.load(kept), significance)
+        if attacked.operator_only:
+            return found, attacked
     elif canaries is not None:
         import torch
 
@@ -135,16 +142,17 @@ def _audit_run(run: Path, chosen: Settings, card: Release, canaries: int | None,
         optimizer = torch.optim.SGD(model.parameters(), lr=chosen.learning_rate)
         # As many made-up records as are worth their time: rate and divisor are those of the announced size.
         done = fit(model, optimizer, loss, data, audit_canaries=min(canaries, most), **settings)
-        attacked = audit_run(done, significance)
+        attacked = audit_run(done, significance, made_up=True)
     else:
-        return found
-    return dataclasses.replace(
+        return found, None
+    both = dataclasses.replace(
         found,
         kind=f"{found.kind}, {attacked.kind}",
         evidence=attacked.evidence,
         scores=attacked.scores,
         member=attacked.member,
     )
+    return both, None
 
 
 #: Made-up records that stand for the data of a run.
@@ -214,7 +222,6 @@ def _attack_members(run: Path, chosen: Settings, card: Release) -> None:
     from tacit.audit import membership
     from tacit.cli import job
     from tacit.cli.models import build
-    from tacit.ledger import OperatorLog
 
     prepared = job.prepare(chosen)
     if prepared.test is None or not prepared.schema.classes:
@@ -231,12 +238,19 @@ def _attack_members(run: Path, chosen: Settings, card: Release) -> None:
     epsilon = card["guarantee"]["epsilon"]["upper"]
     claimed = float(epsilon) if not isinstance(epsilon, str) else None
     found = membership(right, member.numpy(), epsilon=claimed, delta=card["guarantee"]["delta"])["loss threshold"]
+    _to_operator(run, found.view(), found)
+
+
+def _to_operator(run: Path, view: OperatorView, shown: object) -> None:
+    """Into the operator's log, and on the screen where that is the operator's own."""
+    from tacit.ledger import OperatorLog
+
     log = run / "private" / "operator.jsonl"
-    OperatorLog(log).write(found.view())
-    if sys.stderr.isatty():  # the operator's own screen
-        typer.echo(repr(found), err=True)
+    OperatorLog(log).write(view)
+    if sys.stderr.isatty():
+        typer.echo(repr(shown), err=True)
     else:
-        typer.echo(f"tacit: the attack with private rows is in {log}", err=True)
+        typer.echo(f"tacit: what is for the operator only is in {log}", err=True)
 
 
 def _show(found: Audit) -> None:

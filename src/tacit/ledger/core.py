@@ -266,6 +266,10 @@ class Ledger:
         """Every charge of a data set in order, with whether it was confirmed."""
         return Record.read(self._store.rows(dataset)[0])
 
+    def mentions(self, dataset: str, charge: str) -> int:
+        """How often the chain speaks of a charge: when it is reserved, and each time it is taken up or confirmed."""
+        return sum(row.read().get("charge") == charge for row in self._store.rows(dataset)[0])
+
     def budget(self, dataset: str) -> Budget:
         """What is spent and left, and what the exact composition would be if no choice had depended on results."""
         return Budget.read(self.dataset(dataset), *self._store.rows(dataset))

@@ -1,8 +1,8 @@
 """What did an attack on the run achieve, next to what the run claims? The audit's part of the report.
 
-Everything here comes from the card's entry ``checks.audit``, which :meth:`tacit.audit.Audit.to_dict` makes from
-canaries and made-up records: they belong to nobody, so their scores may be shown. Attacks with real records are an
-operator view and do not come this way.
+Everything here comes from the card's entry ``checks.audit``, which :meth:`tacit.audit.Audit.to_dict` makes from made-up
+records, and from scores that released weights give. Attacks with real records, and canaries scored by the noise of a
+run on private data, are an operator view and do not come this way.
 """
 
 from __future__ import annotations

@@ -9,13 +9,15 @@ the attacker of the definition knows. An *input canary* is a record that is give
 loss fell.
 
 Guarantee: canaries are records like any other. They take slots beside the data, whose number of records grows by
-theirs, and the stated ε holds for each of them and for each real record. Scores of gradient canaries are noise and
-coins, with nothing of the data in them; those of input canaries are computed from released weights.
+theirs, and the stated ε holds for each of them and for each real record. Scores of input canaries are computed from
+released weights and may leave. Scores of gradient canaries are the run's own noise and coins: beside the weights they
+would give the exact sums, so they are for the operator only (:func:`tacit.audit.audit_run`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,9 +84,11 @@ class Planted:
     steps: int
 
     def save(self, path: str | Path) -> Path:
-        """Write it as one ``.npz`` file."""
+        """Write it as one ``.npz`` file that only its owner can read: it may hold the noise of the run."""
         target = Path(path)
-        with open(target, "wb") as file:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)
             plain: dict[str, Any] = {f.name: np.asarray(getattr(self, f.name)) for f in dataclasses.fields(self)}
             np.savez(file, **plain)
         return target

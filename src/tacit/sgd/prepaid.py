@@ -139,7 +139,7 @@ class Prepaid:
         found = self.entry()
         if found is not None:
             self._saved = True
-            found["notes"] = self._notes(found["charge"])
+            found["notes"] = self.ledger.mentions(self.dataset, found["charge"])
         return found
 
     def take_up(self, entry: Mapping[str, Any] | None) -> None:
@@ -163,10 +163,10 @@ class Prepaid:
         if left == 0:
             self.adopt(entry)
             return
-        if not self._confirmed(number) and self._notes(number) == entry["notes"]:
+        if not self._confirmed(number) and self.ledger.mentions(self.dataset, number) == entry["notes"]:
             charge = self.ledger.resume(self.dataset, number)
             # Looked at again: of two that load the checkpoint at the same time at most one goes on under its charge.
-            if self._notes(number) == entry["notes"] + 1:
+            if self.ledger.mentions(self.dataset, number) == entry["notes"] + 1:
                 self.adopt(entry)
                 self.charge = charge
                 return
@@ -187,11 +187,6 @@ class Prepaid:
 
     def _confirmed(self, number: str) -> bool:
         return any(record.charge == number and record.confirmed for record in self.ledger.history(self.dataset))
-
-    def _notes(self, number: str) -> int:
-        """How often the ledger's chain speaks of a charge: once when it is reserved, and each time it is taken up."""
-        rows = self.ledger._store.rows(self.dataset)[0]
-        return sum(row.read().get("charge") == number for row in rows)
 
 
 def planned(sampler: Sampler, steps: int, noise: float, delta: float, elements: int) -> Plan:
