@@ -98,11 +98,13 @@ def test_scores_of_gradient_canaries_hold_nothing_of_the_data():
 
 
 def test_input_canaries_are_trained_on_and_scored_by_their_loss():
-    wrong = mislabelled(data(60), 4, seed=2)
-    done = planted_run(wrong, noise_multiplier=0.3, epsilon=None, batch_size=200, steps=150)
+    x, y = mislabelled(data(60), 4, seed=2)
+    # Large inputs that little noise hides: in twelve runs the means lay 4.4 to 6.9 standard errors apart.
+    done = planted_run((4 * x, y), noise_multiplier=0.1, epsilon=None, batch_size=200, steps=100, clip_norm=5.0)
     assert done.canaries.kind == "input"
     member, scores = done.canaries.member, done.canaries.scores
-    assert scores[member].mean() > scores[~member].mean()
+    inside, outside = scores[member], scores[~member]
+    assert inside.mean() - outside.mean() > 2 * np.sqrt(inside.var() / len(inside) + outside.var() / len(outside))
     made = crafted(data(1), 10, classes=4, seed=0)
     assert made[0].shape == (10, 20)
     assert Canaries.of(made).kind == "input"
