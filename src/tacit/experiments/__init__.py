@@ -24,6 +24,7 @@ EXPERIMENTS = {
     "pate-mnist": "pate_mnist",
     "prompts": "prompts",
     "records": "records",
+    "records-tables": "records_tables",
     "records-trials": "records_trials",
 }
 

@@ -69,7 +69,8 @@ class Table:
             file.flush()
             os.fsync(file.fileno())
         self.rows.append(json.loads(line))
-        self.say("  ".join(f"{name} {_short(value)}" for name, value in found.items() if name != "machine"))
+        told = {name: value for name, value in found.items() if name not in ("machine", "mechanism")}
+        self.say("  ".join(f"{name} {_short(value)}" for name, value in told.items()))
         return self.rows[-1]
 
     def path(self, *parts: str) -> Path:
