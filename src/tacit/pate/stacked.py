@@ -24,18 +24,18 @@ Augment = Callable[[Tensor], Tensor]
 class StackedTeachers:
     """Torch models with a part of the data each; ``fit`` and ``predict`` work on all of them.
 
-    ``make`` gives a model; it is called once a teacher, after seeding torch, so that the models differ.
+    ``make`` gives a model; it is called once a teacher, after seeding torch by the teacher's number, so that the models
+    differ. The numbers begin at ``first``.
     """
 
-    def __init__(self, make: Callable[[], torch.nn.Module], count: int, seed: int = 0) -> None:
+    def __init__(self, make: Callable[[], torch.nn.Module], count: int, seed: int = 0, first: int = 0) -> None:
         self.models: list[torch.nn.Module] = []
-        with torch.random.fork_rng(devices=[]):
-            for i in range(count):
-                torch.manual_seed(seed * 1_000_003 + i)
-                model = make()
-                if isinstance(model, torch.nn.Module) and self.models and model is self.models[0]:
-                    raise ValueError("make_model gave the same module twice; it must make a new one each time")
-                self.models.append(model)
+        self.first = first
+        for i in range(count):
+            model = _made(make, seed, first + i)
+            if isinstance(model, torch.nn.Module) and self.models and model is self.models[0]:
+                raise ValueError("make_model gave the same module twice; it must make a new one each time")
+            self.models.append(model)
 
     def fit(
         self,
@@ -58,50 +58,53 @@ class StackedTeachers:
         """Train every teacher (or ``only`` some) on its own rows.
 
         ``average`` is the decay of an exponential average of the weights, which is what the teacher ends with (0: the
-        last weights).
+        last weights). What is random about a group is seeded by the number of its first teacher, so that it does not
+        depend on what was trained before it, or where.
         """
         everyone = list(range(len(self.models))) if only is None else list(only)
         for start in range(0, len(everyone), together):
             group = everyone[start : start + together]
-            rows = _Rows([parts[i] for i in group], device)
-            stack = _Stack([self.models[i] for i in group], device)
-            stack.try_out(x[:2])
-            # Random numbers by teacher and step, drawn for all of them alike: none depends on what a part holds.
-            generator = torch.Generator(device=device)
-            generator.manual_seed(seed * 7_919 + start + 1)
-            optimizer = torch.optim.AdamW(stack.trainable(), lr=learning_rate, weight_decay=weight_decay)
-            mean = [p.detach().clone() for p in stack.trainable()] if average else []
-            stack.train()
-            for step in range(steps):
-                for g in optimizer.param_groups:
-                    warm = min(1.0, (step + 1) / max(1, steps // 20))
-                    g["lr"] = learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / steps))
-                draw = torch.rand(len(group), batch_size, generator=generator, device=device)
-                chosen = rows.pick(draw).reshape(-1)
-                batch = x[chosen]
-                if augment is not None:
-                    batch = augment(batch)
-                logits = stack(batch.reshape(len(group), batch_size, *batch.shape[1:]))
-                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y[chosen], reduction="none")
-                optimizer.zero_grad(set_to_none=True)
-                ((loss.reshape(len(group), batch_size) * rows.taught).sum() / batch_size).backward()
-                optimizer.step()
+            number = self.first + group[0]
+            # Dropout and augmentation draw from torch's own generator: seeded here, left as it was after.
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                torch.manual_seed(seed + 15_485_863 * number)
+                rows = _Rows([parts[i] for i in group], device)
+                stack = _Stack([self.models[i] for i in group], device)
+                stack.try_out(x[:2])
+                # Random numbers by teacher and step, drawn for all of them alike: none depends on what a part holds.
+                generator = torch.Generator(device=device)
+                generator.manual_seed(seed * 7_919 + number + 1)
+                optimizer = torch.optim.AdamW(stack.trainable(), lr=learning_rate, weight_decay=weight_decay)
+                mean = [p.detach().clone() for p in stack.trainable()] if average else []
+                stack.train()
+                for step in range(steps):
+                    for g in optimizer.param_groups:
+                        warm = min(1.0, (step + 1) / max(1, steps // 20))
+                        g["lr"] = learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / steps))
+                    draw = torch.rand(len(group), batch_size, generator=generator, device=device)
+                    chosen = rows.pick(draw).reshape(-1)
+                    batch = x[chosen]
+                    if augment is not None:
+                        batch = augment(batch)
+                    logits = stack(batch.reshape(len(group), batch_size, *batch.shape[1:]))
+                    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y[chosen], reduction="none")
+                    optimizer.zero_grad(set_to_none=True)
+                    ((loss.reshape(len(group), batch_size) * rows.taught).sum() / batch_size).backward()
+                    optimizer.step()
+                    if average:
+                        keep = min(average, (1 + step) / (10 + step))
+                        torch._foreach_lerp_(mean, [p.detach() for p in stack.trainable()], 1 - keep)
                 if average:
-                    keep = min(average, (1 + step) / (10 + step))
-                    torch._foreach_lerp_(mean, [p.detach() for p in stack.trainable()], 1 - keep)
-            if average:
-                with torch.no_grad():
-                    for p, m in zip(stack.trainable(), mean, strict=True):
-                        p.copy_(m)
-            stack.unload()
+                    with torch.no_grad():
+                        for p, m in zip(stack.trainable(), mean, strict=True):
+                            p.copy_(m)
+                stack.unload()
             if progress is not None:
                 progress(len(group))
 
-    def renew(self, which: Sequence[int], make: Callable[[], torch.nn.Module], seed: int) -> None:
-        """New models in the place of some that failed."""
-        fresh = StackedTeachers(make, len(which), seed)
-        for i, model in zip(which, fresh.models, strict=True):
-            self.models[i] = model
+    def renew(self, i: int, make: Callable[[], torch.nn.Module], seed: int) -> None:
+        """A new model in the place of one that failed."""
+        self.models[i] = _made(make, seed, self.first + i)
 
     def broken(self) -> list[int]:
         """Teachers whose weights are not finite."""
@@ -123,6 +126,57 @@ class StackedTeachers:
         """The label of every row by every teacher: teachers x rows."""
         found = [self.scores(piece, together=together, device=device).argmax(-1).cpu() for piece in x.split(rows)]
         return np.asarray(torch.cat(found, dim=1).numpy())
+
+
+def train_group(
+    make: Callable[[], torch.nn.Module],
+    seed: int,
+    options: dict[str, Any],
+    retries: int,
+    first: int,
+    x: Tensor,
+    y: Tensor,
+    parts: Sequence[np.ndarray[Any, Any]],
+) -> tuple[list[torch.nn.Module], list[int]]:
+    """Trained models of the teachers from number ``first`` on, one stack, and the numbers of those that stay broken.
+
+    A function of its arguments, wherever it runs. A teacher whose weights are not finite is trained again by itself,
+    seeded by its own number: if it shared a stack or a seed with others that broke, one person could change whether
+    one teacher breaks and with it what another one learns.
+    """
+    stacked = StackedTeachers(make, len(parts), seed, first)
+    stacked.fit(x, y, parts, seed=seed, together=len(parts), **options)
+    for attempt in range(1, retries + 1):
+        for i in stacked.broken():
+            # Weights that are not finite come from too long steps: again from new weights, with shorter ones.
+            stacked.renew(i, make, seed + attempt)
+            shorter = options | {"learning_rate": options["learning_rate"] / 4**attempt}
+            stacked.fit(x, y, parts, seed=seed + attempt, only=[i], together=1, **shorter)
+    return stacked.models, [first + i for i in stacked.broken()]
+
+
+def train_group_elsewhere(
+    make: Callable[[], torch.nn.Module],
+    seed: int,
+    options: dict[str, Any],
+    retries: int,
+    first: int,
+    x: Tensor,
+    y: Tensor,
+    sizes: Sequence[int],
+) -> tuple[list[torch.nn.Module], list[int]]:
+    """:func:`train_group` where the rows of the group alone arrive, part after part; the models come back on the CPU."""
+    ends = np.cumsum([0, *sizes])
+    parts = [np.arange(start, end) for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    device = options["device"]
+    models, broken = train_group(make, seed, options, retries, first, x.to(device), y.to(device), parts)
+    return [model.cpu() for model in models], broken
+
+
+def _made(make: Callable[[], torch.nn.Module], seed: int, number: int) -> torch.nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed * 1_000_003 + number)
+        return make()
 
 
 class _Rows:

@@ -1,23 +1,20 @@
 """How is a student trained on a few answers and many public rows without one? Supervised, or semi-supervised.
 
-Semi-supervised for torch modules: FixMatch (Sohn et al. 2020). The student labels an unlabelled row that was changed a
-little; where it is sure, it is trained to give that label to the same row changed a lot. What labels, and what is kept,
-is the average of its weights over time. For estimators: self-training, in rounds, on the rows that it is surest about.
+Semi-supervised for torch modules: FixMatch (:mod:`tacit.pate.learner`), by one student or by a committee of them. For
+estimators: self-training, in rounds, on the rows that it is surest about.
 
 All of it is post-processing of released answers and public rows, and costs no privacy.
 """
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-METHODS = ("semi-supervised", "supervised")
+METHODS = ("semi-supervised", "supervised", "committee")
 
 
 def fit(
@@ -41,85 +38,61 @@ def fit(
     if isinstance(student, type):
         model = student()
     if hasattr(model, "state_dict") and hasattr(model, "forward"):
-        return fit_torch(model, x, labels, unlabelled, semi=method == METHODS[0], **options)
+        made = student if method == "committee" else model
+        return fit_torch(made, x, labels, unlabelled, method=method, **options)
+    if method == "committee":
+        raise ValueError("a committee is made of torch modules; for estimators take 'semi-supervised'")
     if hasattr(model, "fit") and hasattr(model, "predict"):
         return fit_estimator(model, x, labels, unlabelled, classes=classes, semi=method == METHODS[0], **options)
     raise TypeError(f"a student is a torch module or an estimator with fit and predict, not {type(model).__name__}")
 
 
 def fit_torch(
-    model: Any,
+    student: Any,
     x: Any,
     labels: NDArray[np.int64],
     unlabelled: Any,
     *,
-    semi: bool = True,
-    steps: int = 1500,
-    batch_size: int = 64,
-    ratio: int = 4,
-    learning_rate: float = 2e-3,
-    weight_decay: float = 5e-4,
-    alone: float = 0.15,
-    sure: float = 0.95,
-    average: float = 0.99,
-    weak: Callable[[Any], Any] | None = None,
-    strong: Callable[[Any], Any] | None = None,
+    method: str = "semi-supervised",
+    members: int = 4,
+    rounds: int = 2,
     device: str | None = None,
     seed: int = 0,
+    weak: Callable[[Any], Any] | None = None,
+    strong: Callable[[Any], Any] | None = None,
+    **options: Any,
 ) -> Any:
-    """FixMatch with ``ratio`` unlabelled rows to a labelled one; without ``semi`` the labelled ones alone.
+    """FixMatch with the options of :class:`tacit.pate.learner.Options`; ``"supervised"``: the labelled rows alone.
 
-    The first share ``alone`` of the steps learns from the answers only: what is believed later should not be what a
-    beginner believed. ``sure`` is the probability from which a row's own label is believed, by the average of the
-    weights over time (decay ``average``), which is also what the student ends with. ``weak`` and ``strong`` change a
-    batch a little and a lot (default: :mod:`tacit.pate.augment`).
+    ``"committee"`` trains ``members`` students, which ``student()`` makes, and in each further one of ``rounds`` as
+    many new ones, on all rows with the mean of the last round's probabilities; the result is one module. ``weak`` and
+    ``strong`` change a batch a little and a lot (default: :mod:`tacit.pate.augment`).
     """
     import torch
-    from torch.nn import functional
 
-    from tacit.pate import augment
+    from tacit.pate import learner
 
+    if weak is not None:
+        options["weak"] = weak
+    if strong is not None:
+        options["strong"] = strong
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    small, large = weak or augment.weak, strong or augment.strong
     known = _tensor(x).to(place)
     # Rows with an answer are also rows: they take part in both losses.
-    everything = torch.cat([known, _tensor(unlabelled).to(place)]) if semi and len(unlabelled) else known
+    everything = None
+    if method != "supervised" and len(unlabelled):
+        everything = torch.cat([known, _tensor(unlabelled).to(place)])
     target = torch.as_tensor(np.asarray(labels), device=place)
-    model = model.to(place).train()
-    kept = copy.deepcopy(model).eval()
-    fused = place.type == "cuda"
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=fused)
-    generator = torch.Generator(device=place)
-    generator.manual_seed(seed)
-    pairs = list(zip(kept.parameters(), model.parameters(), strict=True))
-    means, nows = [mean.data for mean, _ in pairs], [now.data for _, now in pairs]
-    with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
-        torch.manual_seed(seed)
-        for step in range(steps):
-            for group in optimizer.param_groups:
-                warm = min(1.0, (step + 1) / max(1, steps // 30))
-                group["lr"] = learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / steps))
-            chosen = torch.randint(len(known), (batch_size,), generator=generator, device=place)
-            if not semi or step < alone * steps:
-                loss = functional.cross_entropy(model(large(known[chosen])), target[chosen])
-            else:
-                other = torch.randint(len(everything), (ratio * batch_size,), generator=generator, device=place)
-                rows = everything[other]
-                with torch.no_grad():
-                    belief, guess = kept(small(rows)).softmax(1).max(1)
-                logits = model(large(torch.cat([known[chosen], rows])))
-                first = functional.cross_entropy(logits[:batch_size], target[chosen])
-                second = functional.cross_entropy(logits[batch_size:], guess, reduction="none")
-                loss = first + (second * (belief >= sure)).mean()
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            with torch.no_grad():
-                torch._foreach_lerp_(means, nows, 1 - min(average, (1 + step) / (10 + step)))
-                for mean, now in zip(kept.buffers(), model.buffers(), strict=True):
-                    mean.copy_(now)
-    model.load_state_dict(kept.state_dict())
-    return model.eval()
+    chosen = learner.Options(**options)
+    if method == "committee":
+        if hasattr(student, "state_dict") and not isinstance(student, type):
+            raise ValueError("a committee has several students: give a function that makes one, not a module")
+        if members < 1 or rounds < 1:
+            raise ValueError(f"members and rounds are positive whole numbers, not {members} and {rounds}")
+        return learner.committee(student, known, target, everything, chosen, members=members, rounds=rounds, seed=seed)[
+            -1
+        ]
+    return learner.learn([learner.Learner(student, known, target, everything, chosen)], seed)[0]
 
 
 def fit_estimator(

@@ -7,16 +7,20 @@ one person moves one vote a query, which is what the aggregators' prices are abo
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import inspect
+import random
+import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tacit.cluster import Ray, backend_of
 from tacit.ledger import OperatorView
 from tacit.noise import Key
 from tacit.pate import partition as dealing
@@ -45,6 +49,11 @@ class Teachers:
     replacing one person is covered). ``classes`` is the public number of labels, or the list of them; without it
     labels are whole numbers from 0 and the aggregator's number counts.
 
+    ``backend="ray"`` trains on a Ray cluster; a :class:`tacit.cluster.Ray` says how many CPUs and GPUs a teacher gets
+    (a stack of teachers, for torch modules) and how often it is trained again when its machine is lost. A worker
+    gets its teachers' rows alone. Guarantee: the same as here. What is random about a teacher is seeded by ``seed`` and
+    its number, so where, when and how often it was trained changes nothing, and one person still reaches one vote.
+
     >>> from sklearn.linear_model import LogisticRegression
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=(400, 2)); y = (x[:, 0] > 0).astype(int)
@@ -65,12 +74,14 @@ class Teachers:
         partition: str = "keyed",
         key: Key | None = None,
         seed: int = 0,
+        backend: str | Ray = "local",
     ) -> None:
         if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
             raise ValueError(f"n is the number of teachers, 1 or more, not {n!r}")
         if partition not in dealing.PARTITIONS:
             raise ValueError(f"partition is one of {', '.join(dealing.PARTITIONS)}, not {partition!r}")
         self.n, self.seed, self.partition = int(n), int(seed), partition
+        self.cluster = backend_of(backend)
         self.x, self.y = _pair(data)
         self.unit = unit_name or ("record" if unit is None else "person")
         self.labels, self.classes = _labels_of(classes)
@@ -108,18 +119,24 @@ class Teachers:
         n_jobs: int = 1,
         progress: bool = True,
     ) -> Teachers:
-        """Train all of them. The first options are for torch modules; ``n_jobs`` is for estimators and callables.
+        """Train all of them. The first options are for torch modules; ``n_jobs`` is for estimators and callables here.
 
-        The number of steps is fixed beforehand for all teachers, whatever they hold.
+        The number of steps is fixed beforehand for all teachers, whatever they hold. ``together`` torch teachers are
+        one stack, and one task of a cluster: it is 50, or all of them on a GPU of this machine.
         """
+        if self.cluster is not None and n_jobs != 1:
+            raise ValueError("n_jobs is for the local backend; a cluster's size says how many teachers train at once")
         self._failed = {}
         if self.kind == "torch":
             import torch
 
-            place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-            self._options = {"device": place, "together": together or (self.n if place.type == "cuda" else 50)}
+            here = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            there = here
+            if self.cluster is not None:
+                there = torch.device(device or ("cuda" if self.cluster.num_gpus else "cpu"))
+            whole = self.n if self.cluster is None and here.type == "cuda" else 50
+            self._options = {"device": here, "together": together or whole}
             self._fit_torch(
-                place,
                 progress,
                 steps=steps,
                 batch_size=batch_size,
@@ -127,49 +144,70 @@ class Teachers:
                 weight_decay=weight_decay,
                 augment=augment,
                 average=average,
+                device=there,
             )
         else:
             self._fit_others(n_jobs, progress)
         self._report()
         return self
 
-    def _fit_torch(self, device: Any, progress: bool, **options: Any) -> None:
+    def _fit_torch(self, progress: bool, **options: Any) -> None:
         import torch
 
-        from tacit.pate.stacked import StackedTeachers
+        from tacit.pate.stacked import StackedTeachers, train_group, train_group_elsewhere
 
-        x = torch.as_tensor(np.asarray(self.x) if not torch.is_tensor(self.x) else self.x).to(device)
-        y = torch.as_tensor(self._targets).to(device)
-        stacked = StackedTeachers(self._make, self.n, self.seed)
-        # Dropout and augmentation draw from torch's own generator: seeded here, left as it was after.
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(self.seed)
-            with _Progress("teachers", self.n, progress) as shown:
-                stacked.fit(x, y, self._parts, seed=self.seed, progress=shown, **self._options, **options)
-            for attempt in range(1, RETRIES + 1):
-                broken = stacked.broken()
-                if not broken:
-                    break
-                # Weights that are not finite come from too long steps: again from new weights, with shorter ones.
-                stacked.renew(broken, self._make, self.seed + attempt)
-                shorter = options | {"learning_rate": options["learning_rate"] / 4**attempt}
-                stacked.fit(x, y, self._parts, seed=self.seed + attempt, only=broken, **self._options, **shorter)
-        self._failed = dict.fromkeys(stacked.broken(), "its weights are not finite")
+        x = torch.as_tensor(np.asarray(self.x) if not torch.is_tensor(self.x) else self.x)
+        y = torch.as_tensor(self._targets)
+        together = self._options["together"]
+        groups = [(first, self._parts[first : first + together]) for first in range(0, self.n, together)]
+        shared = (self._make, self.seed, options, RETRIES)
+        results: dict[int, tuple[list[Any], list[int]]] = {}
+        with _Progress("teachers", self.n, progress) as shown:
+            if self.cluster is None:
+                x, y = x.to(options["device"]), y.to(options["device"])
+                for place, (first, parts) in enumerate(groups):
+                    results[place] = train_group(*shared, first, x, y, parts)
+                    shown(len(parts))
+            else:
+
+                def tasks() -> Iterator[tuple[Any, ...]]:
+                    for first, parts in groups:
+                        rows = np.concatenate(parts)
+                        # A stack of teachers without anybody still needs a row to stand for what they do not learn.
+                        sent = (x[rows], y[rows]) if len(rows) else (torch.zeros_like(x[:1]), torch.zeros_like(y[:1]))
+                        yield first, *sent, [len(part) for part in parts]
+
+                for place, result in self.cluster.map(train_group_elsewhere, tasks(), shared=shared):
+                    results[place] = result
+                    shown(len(groups[place][1]))
+        stacked = StackedTeachers(self._make, 0)
+        for place in range(len(groups)):
+            models, broken = results[place]
+            stacked.models += models
+            self._failed |= dict.fromkeys(broken, "its weights are not finite")
         self._fitted = [stacked]
 
     def _fit_others(self, n_jobs: int, progress: bool) -> None:
         x = self.x if not hasattr(self.x, "detach") else self.x.detach().cpu().numpy()
+        busy = [i for i in range(self.n) if len(self._parts[i])]
 
-        def job(i: int) -> tuple[Any, str]:
+        def part(i: int) -> tuple[Any, ...]:
             rows = self._parts[i]
-            if not len(rows):
-                return None, ""
-            return _train_one(self._make, self.kind, _take(x, rows), self._targets[rows], self.seed * 100_003 + i)
+            return _take(x, rows), self._targets[rows], self.seed * 100_003 + i
 
-        with _Progress("teachers", self.n, progress) as shown:
-            results = _parallel(job, self.n, n_jobs, shown)
-        self._fitted = [model for model, _ in results]
-        self._failed = {i: told for i, (_, told) in enumerate(results) if told}
+        results: dict[int, tuple[Any, str]] = {}
+        with _Progress("teachers", len(busy), progress) as shown:
+            if self.cluster is None:
+                found = enumerate(
+                    _parallel(lambda k: _train_one(self._make, self.kind, *part(busy[k])), len(busy), n_jobs)
+                )
+            else:
+                found = self.cluster.map(_train_one, (part(i) for i in busy), shared=(self._make, self.kind))
+            for place, result in found:
+                results[busy[place]] = result
+                shown(1)
+        self._fitted = [results.get(i, (None, ""))[0] for i in range(self.n)]
+        self._failed = {i: results[i][1] for i in busy if results[i][1]}
 
     def _report(self) -> None:
         if not self._failed:
@@ -381,16 +419,43 @@ def _train_one(make: Any, kind: str, x: Any, y: NDArray[np.int64], seed: int) ->
     told = ""
     for attempt in range(RETRIES + 1):
         try:
-            if kind == "callable":
-                return make(x, y), ""
-            model = make()
-            if hasattr(model, "get_params") and "random_state" in model.get_params():
-                model.set_params(random_state=(seed + 7_919 * attempt) % 2**31)
-            model.fit(x, y)
-            return model, ""
+            with _own_randomness(seed + 7_919 * attempt, kind):
+                if kind == "callable":
+                    return make(x, y), ""
+                model = make()
+                if hasattr(model, "get_params") and "random_state" in model.get_params():
+                    model.set_params(random_state=(seed + 7_919 * attempt) % 2**31)
+                model.fit(x, y)
+                return model, ""
         except Exception as error:  # noqa: BLE001 - whatever a user's model raises, the other teachers go on
             told = f"{type(error).__name__}: {error}"
     return None, told
+
+
+@contextlib.contextmanager
+def _own_randomness(seed: int, kind: str) -> Iterator[None]:
+    """The generators that Python, numpy and torch share with everybody, seeded for one teacher, and left as they were.
+
+    Otherwise what one teacher draws would depend on how much others had drawn before it in the same process: on their
+    data, and on where it runs.
+    """
+    if kind == "callable" and "torch" not in sys.modules:
+        with contextlib.suppress(ModuleNotFoundError):  # it may be about to import it
+            importlib.import_module("torch")
+    torch = sys.modules.get("torch")
+    before, numpy_before = random.getstate(), np.random.get_state()  # noqa: NPY002 - a user's model may draw from it
+    with contextlib.ExitStack() as stack:
+        if torch is not None:
+            devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+            stack.enter_context(torch.random.fork_rng(devices=devices))
+            torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(before)
+            np.random.set_state(numpy_before)  # noqa: NPY002
 
 
 def _predicted(model: Any, kind: str, x: Any, classes: int | None) -> NDArray[np.int64]:
@@ -407,20 +472,13 @@ def _predicted(model: Any, kind: str, x: Any, classes: int | None) -> NDArray[np
     return whole
 
 
-def _parallel(job: Callable[[int], Any], count: int, n_jobs: int, done: Callable[[int], None]) -> list[Any]:
-    """The jobs in order, in processes where asked for and joblib is there."""
+def _parallel(job: Callable[[int], Any], count: int, n_jobs: int) -> Iterator[Any]:
+    """The results in order, by processes where asked for and joblib is there."""
     if n_jobs == 1:
-        results = []
-        for i in range(count):
-            results.append(job(i))
-            done(1)
-        return results
+        yield from map(job, range(count))
+        return
     joblib = importlib.import_module("joblib")
-    results = []
-    for result in joblib.Parallel(n_jobs=n_jobs, return_as="generator")(joblib.delayed(job)(i) for i in range(count)):
-        results.append(result)
-        done(1)
-    return results
+    yield from joblib.Parallel(n_jobs=n_jobs, return_as="generator")(joblib.delayed(job)(i) for i in range(count))
 
 
 def _take(data: Any, rows: NDArray[np.intp]) -> Any:
@@ -433,8 +491,6 @@ class _Progress:
     """A bar on the operator's terminal; nothing anywhere else, and where rich is not installed."""
 
     def __init__(self, name: str, total: int, wanted: bool) -> None:
-        import sys
-
         self.bar: Any = None
         if wanted and sys.stderr.isatty():
             try:

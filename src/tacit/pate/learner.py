@@ -1,0 +1,220 @@
+"""How does a torch student learn, step by step? FixMatch (Sohn et al. 2020) on a few labels and many rows without one.
+
+A row without a label is changed a little and labelled by the student; where it is sure, it is trained to give that
+label to the same row changed a lot. What labels, and what is kept, is the average of its weights over time. Several
+students can learn side by side, each on a CUDA stream, with their steps captured as CUDA graphs: small networks
+otherwise wait for the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tacit.pate import augment
+
+#: Steps that run before one is captured, so that libraries have chosen their algorithms and made their buffers.
+WARM_UP = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a student learns. ``ratio`` unlabelled rows go with a labelled one.
+
+    The first share ``alone`` of the steps learns from the labels only: what is believed later should not be what a
+    beginner believed. ``sure`` is the probability from which a row's own label is believed, by the average of the
+    weights over time (decay ``average``), which is also what the student ends with. ``weak`` and ``strong`` change a
+    batch a little and a lot. ``graph`` captures the steps as CUDA graphs.
+    """
+
+    steps: int = 1500
+    batch_size: int = 64
+    ratio: int = 4
+    learning_rate: float = 2e-3
+    weight_decay: float = 5e-4
+    alone: float = 0.15
+    sure: float = 0.95
+    average: float = 0.99
+    weak: Callable[[Any], Any] = augment.weak
+    strong: Callable[[Any], Any] = augment.strong
+    graph: bool = False
+
+    def rate(self, step: int) -> float:
+        """A short rise, then half a cosine."""
+        warm = min(1.0, (step + 1) / max(1, self.steps // 30))
+        return self.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+
+
+class Learner:
+    """One student on its way. ``target`` holds class numbers, or a row of probabilities for each row of ``known``.
+
+    With ``everything`` (rows to label itself, those of ``known`` among them) it learns by FixMatch, without it from
+    ``known`` alone.
+    """
+
+    def __init__(self, model: nn.Module, known: Tensor, target: Tensor, everything: Tensor | None, options: Options):
+        self.options, self.place = options, known.device
+        self.model = model.to(self.place).train()
+        self.kept = copy.deepcopy(self.model).eval()
+        self._known, self._target, self._everything = known, target, everything
+        on_gpu = self.place.type == "cuda"
+        if options.graph and not on_gpu:
+            raise ValueError("graph=True captures CUDA graphs, and these rows are on the CPU: leave it out")
+        # A captured step reads what changes from step to step from the device.
+        self._rate: Tensor | None = None
+        self._blend = torch.tensor(0.0, device=self.place)
+        self._optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=torch.tensor(options.learning_rate, device=self.place) if on_gpu else options.learning_rate,
+            weight_decay=options.weight_decay,
+            fused=on_gpu,
+            capturable=on_gpu,
+        )
+        if on_gpu:
+            self._rate = self._optimizer.param_groups[0]["lr"]
+        self._stream = torch.cuda.Stream(self.place) if on_gpu else None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.place))
+        self._graphs: dict[bool, Any] = {}
+        self._ran = {True: 0, False: 0}
+
+    def step(self, number: int) -> None:
+        """One update; ``number`` counts from 0."""
+        options = self.options
+        semi = self._everything is not None and number >= options.alone * options.steps
+        with torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext():
+            self._set(number)
+            if semi in self._graphs:
+                self._graphs[semi].replay()
+                return
+            self._update(semi)
+            self._ran[semi] += 1
+        if options.graph and self._ran[semi] == WARM_UP:
+            self._graphs[semi] = self._captured(semi)
+
+    def finish(self) -> nn.Module:
+        """The student with its average weights."""
+        if self._stream is not None:
+            torch.cuda.synchronize(self.place)
+        self._graphs.clear()
+        self.model.load_state_dict(self.kept.state_dict())
+        return self.model.eval()
+
+    def _set(self, number: int) -> None:
+        rate = self.options.rate(number)
+        if self._rate is not None:
+            self._rate.fill_(rate)
+        else:
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+        self._blend.fill_(1 - min(self.options.average, (1 + number) / (10 + number)))
+
+    def _captured(self, semi: bool) -> Any:
+        assert self._stream is not None
+        torch.cuda.synchronize(self.place)
+        self._optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self._stream):  # nothing runs yet: it is only written down
+            self._update(semi)
+        return graph
+
+    def _update(self, semi: bool) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        self._loss(semi).backward()
+        self._optimizer.step()
+        with torch.no_grad():
+            for mean, now in zip(self.kept.parameters(), self.model.parameters(), strict=True):
+                mean.lerp_(now, self._blend.to(mean.dtype))
+            for mean, now in zip(self.kept.buffers(), self.model.buffers(), strict=True):
+                mean.copy_(now)
+
+    def _loss(self, semi: bool) -> Tensor:
+        options, size = self.options, self.options.batch_size
+        chosen = torch.randint(len(self._known), (size,), device=self.place)
+        if not semi:
+            return functional.cross_entropy(self.model(options.strong(self._known[chosen])), self._target[chosen])
+        assert self._everything is not None
+        rows = self._everything[torch.randint(len(self._everything), (options.ratio * size,), device=self.place)]
+        with torch.no_grad():
+            belief, guess = self.kept(options.weak(rows)).softmax(1).max(1)
+        logits = self.model(options.strong(torch.cat([self._known[chosen], rows])))
+        first = functional.cross_entropy(logits[:size], self._target[chosen])
+        second = functional.cross_entropy(logits[size:], guess, reduction="none")
+        return first + (second * (belief >= options.sure)).mean()
+
+
+def learn(learners: Sequence[Learner], seed: int) -> list[nn.Module]:
+    """Train the learners side by side, with random numbers that depend on ``seed`` alone; returns their students.
+
+    >>> rows, labels = torch.tensor([[1.0], [-1.0]] * 8), torch.tensor([0, 1] * 8)
+    >>> options = Options(steps=60, batch_size=8, learning_rate=0.1, strong=lambda x: x)
+    >>> (student,) = learn([Learner(nn.Linear(1, 2), rows, labels, None, options)], seed=0)
+    >>> student(rows[:2]).argmax(1)
+    tensor([0, 1])
+    """
+    place = learners[0].place
+    with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for number in range(max(learner.options.steps for learner in learners)):
+            for learner in learners:
+                if number < learner.options.steps:
+                    learner.step(number)
+        return [learner.finish() for learner in learners]
+
+
+class Committee(nn.Module):  # type: ignore[misc]
+    """Several students as one: its outputs are logarithms of the mean of their probabilities."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One row of log-probabilities for each row."""
+        every = torch.stack([member(x).log_softmax(1) for member in self.members])
+        return every.logsumexp(0) - math.log(len(self.members))
+
+
+def probabilities(model: nn.Module, rows: Tensor, batch: int = 1000) -> Tensor:
+    """What a student in evaluation mode says of many rows."""
+    with torch.no_grad():
+        return torch.cat([model(part).softmax(1) for part in rows.split(batch)])
+
+
+def committee(
+    make: Callable[[], nn.Module],
+    known: Tensor,
+    target: Tensor,
+    everything: Tensor | None,
+    options: Options,
+    *,
+    members: int,
+    rounds: int,
+    seed: int,
+) -> list[Committee]:
+    """The committees of ``rounds`` rounds, the last one the best taught.
+
+    In the first round every member learns from the labels (and by FixMatch from the rest). In each later one, new
+    members learn the previous committee's probabilities of all rows: its mean is righter than any member, also about
+    rows whose label is wrong.
+    """
+    found: list[Committee] = []
+    rows = known if everything is None else everything
+    for turn in range(rounds):
+        students = [make() for _ in range(members)]
+        if not found:
+            learners = [Learner(student, known, target, everything, options) for student in students]
+        else:
+            soft = probabilities(found[-1], rows)
+            wide = dataclasses.replace(options, batch_size=options.batch_size * options.ratio)
+            learners = [Learner(student, rows, soft, None, wide) for student in students]
+        found.append(Committee(learn(learners, seed + turn)).eval())
+    return found
