@@ -9,6 +9,7 @@ run is trained one teacher at a time, by the same code.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -165,9 +166,9 @@ def train_group_elsewhere(
     y: Tensor,
     sizes: Sequence[int],
 ) -> tuple[list[torch.nn.Module], list[int]]:
-    """:func:`train_group` where the rows of the group alone arrive, part after part; the models come back on the CPU."""
+    """:func:`train_group` for rows of the group alone, part after part; the models come back on the CPU."""
     ends = np.cumsum([0, *sizes])
-    parts = [np.arange(start, end) for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    parts = [np.arange(start, end) for start, end in itertools.pairwise(ends)]
     device = options["device"]
     models, broken = train_group(make, seed, options, retries, first, x.to(device), y.to(device), parts)
     return [model.cpu() for model in models], broken

@@ -197,6 +197,7 @@ class Teachers:
 
         results: dict[int, tuple[Any, str]] = {}
         with _Progress("teachers", len(busy), progress) as shown:
+            found: Iterator[tuple[int, Any]]
             if self.cluster is None:
                 found = enumerate(
                     _parallel(lambda k: _train_one(self._make, self.kind, *part(busy[k])), len(busy), n_jobs)
