@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+
+
+class Listing(TyperCommand):
+    """A command whose help ends with the list of results; the list is made only when it is asked for."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The help of the command, then the results."""
+        from rich.markup import escape
+
+        self.epilog = "[bold]Results[/bold]\n\n" + "\n\n".join(escape(line) for line in listing())
+        super().format_help(ctx, formatter)
 
 
 def register(app: typer.Typer) -> None:
     """Put the command on the application."""
-    app.command("reproduce")(reproduce)
+    app.command("reproduce", cls=Listing)(reproduce)
+
+
+def listing() -> list[str]:
+    """One line for each result."""
+    from tacit.experiments import GROUPS, about, names
+
+    return [f"{name:16} {about(name)}" for name in sorted([*names(), *GROUPS])]
 
 
 def reproduce(
@@ -32,17 +51,20 @@ def reproduce(
         $ tacit reproduce accountants                # ε against steps, by every accountant
 
         $ tacit reproduce accountants --small        # seconds
+
+        $ tacit reproduce headline                   # accuracy against ε, ours and published, from kept rows
     """
     from tacit.cli.common import fail
     from tacit.datasets import DatasetError
-    from tacit.experiments import load, names
+    from tacit.experiments import members
     from tacit.experiments.__main__ import reproduce as run
 
     if name is None:
-        for known in names():
-            typer.echo(f"{known:16} {load(known).ABOUT}")
+        for line in listing():
+            typer.echo(line)
         return
     try:
-        run(name, out, seeds, small, data_dir, device)
+        for member in members(name):
+            run(member, out, seeds, small, data_dir, device)
     except (ValueError, FileNotFoundError, DatasetError) as error:
         fail(str(error))

@@ -9,7 +9,9 @@ that was cut short goes on where it stopped.
 
 from __future__ import annotations
 
+import ast
 import importlib
+from pathlib import Path
 from types import ModuleType
 
 #: name on the command line -> module of this folder
@@ -19,14 +21,20 @@ EXPERIMENTS = {
     "census": "census",
     "education-income": "education_income",
     "functional": "functional",
+    "headline": "headline",
     "logit": "logit",
     "pate-adult": "pate_adult",
     "pate-mnist": "pate_mnist",
+    "pate-recipe": "pate_recipe",
     "prompts": "prompts",
     "records": "records",
     "records-tables": "records_tables",
     "records-trials": "records_trials",
+    "tuning": "tuning",
 }
+
+#: name on the command line -> experiments that it runs one after the other
+GROUPS = {"pate": ("pate-mnist", "pate-adult")}
 
 
 def names() -> list[str]:
@@ -36,6 +44,31 @@ def names() -> list[str]:
     True
     """
     return sorted(EXPERIMENTS)
+
+
+def about(name: str) -> str:
+    """One line on an experiment or a group, read from its file: nothing heavy is imported.
+
+    >>> about("pate")
+    'pate-mnist, then pate-adult'
+    """
+    if name in GROUPS:
+        return ", then ".join(GROUPS[name])
+    text = (Path(__file__).parent / f"{EXPERIMENTS[name]}.py").read_text(encoding="utf-8")
+    for statement in ast.parse(text).body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id="ABOUT")], value=ast.Constant(value=str(found))):
+                return found
+    raise ValueError(f"the experiment {name!r} has no line ABOUT")
+
+
+def members(name: str) -> tuple[str, ...]:
+    """The experiments that a name on the command line stands for, with an error that lists what there is."""
+    if name in GROUPS:
+        return GROUPS[name]
+    if name not in EXPERIMENTS:
+        raise ValueError(f"there is no experiment {name!r}; there are {', '.join(sorted([*EXPERIMENTS, *GROUPS]))}")
+    return (name,)
 
 
 def load(name: str) -> ModuleType:

@@ -6,21 +6,22 @@ import argparse
 import importlib.util
 from pathlib import Path
 
-from tacit.experiments import load, names
+from tacit.experiments import GROUPS, load, members, names
 from tacit.experiments.table import Table
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one experiment; draw its plot where matplotlib is installed."""
     parser = argparse.ArgumentParser(prog="python -m tacit.experiments", description=__doc__)
-    parser.add_argument("name", choices=names())
+    parser.add_argument("name", choices=[*names(), *GROUPS])
     parser.add_argument("--small", action="store_true", help="seconds: shows that it runs, not what it gives")
     parser.add_argument("--seeds", type=int, help="how many repetitions (default: what the experiment asks for)")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of rows, tables and plots")
     parser.add_argument("--data-dir", type=Path, help="folder of the data sets (default: TACIT_DATA)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     chosen = parser.parse_args(arguments)
-    reproduce(chosen.name, chosen.out, chosen.seeds, chosen.small, chosen.data_dir, chosen.device)
+    for name in members(chosen.name):
+        reproduce(name, chosen.out, chosen.seeds, chosen.small, chosen.data_dir, chosen.device)
 
 
 def reproduce(name: str, out: Path, seeds: int | None, small: bool, data: Path | None, device: str) -> Table:

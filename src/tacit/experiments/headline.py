@@ -1,0 +1,147 @@
+"""How does our accuracy at a given ε compare with what is published? One picture, from rows that were measured before.
+
+Nothing is trained here. The rows of ``records``, ``records-tables`` and the like are read from the folder of results
+(``--out``) and, in the repository, from ``benchmarks/results``, where the rows behind the documentation are kept. To
+renew the picture: put new ``NAME.jsonl`` there and run ``tacit reproduce headline`` again.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from tacit.experiments import records
+from tacit.experiments.table import Row, Table, markdown, mean_sd
+
+ABOUT = "accuracy against ε, ours and published, on pictures and Adult: drawn from kept rows, trains nothing"
+SEEDS = 1
+TITLES = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "adult": "Adult"}
+#: Experiments that measured on a test split, with settings fixed before.
+SOURCES = ("records", "records-cifar10", "records-cifar", "records-tables")
+KEPT = Path("benchmarks", "results")
+
+#: Published, as (ε, per cent); MNIST and Fashion-MNIST are those of ``records``. De et al. 2022: WRN-16-4 at ε = 1,
+#: WRN-40-4 at 8. DP-RandP pre-trains on random processes. All at δ = 1e-5 but diffprivlib, which claims δ = 0.
+PUBLISHED: dict[str, dict[str, list[tuple[float, float]]]] = {
+    "cifar10": {
+        "De et al. 2022": [(1.0, 56.8), (8.0, 81.4)],
+        "ScaleNorm": [(8.0, 82.5)],
+        "DP-RandP": [(1.0, 72.3)],
+    },
+    "adult": {"diffprivlib (notebook)": [(1.0, 79.5)], "PATE 2018": [(1.9, 83.7)]},
+    **records.PUBLISHED,
+}
+DELTAS = {"diffprivlib (notebook)": 0.0}
+OURS = "tacit"
+
+
+def run(table: Table) -> None:
+    """One row for each published and each measured point; made anew every time, because rows elsewhere change."""
+    table.rows.clear()
+    table.file.unlink(missing_ok=True)
+    for data, sources in PUBLISHED.items():
+        for who, points in sources.items():
+            for epsilon, accuracy in points:
+                key = {"data": data, "who": who, "epsilon": epsilon, "delta": DELTAS.get(who, 1e-5)}
+                table.row(functools.partial(dict, accuracy=accuracy / 100), **key)
+    for found in measured(kept(table.out)):
+        key = {name: found.pop(name) for name in ("data", "who", "epsilon", "delta")}
+        table.row(functools.partial(dict, found), **key)
+
+
+def kept(out: Path) -> dict[str, list[Row]]:
+    """The rows of each experiment: those in ``out``, else those in the repository."""
+    found: dict[str, list[Row]] = {}
+    for name in SOURCES:
+        for file in (out / name / "rows.jsonl", KEPT / f"{name}.jsonl"):
+            if file.exists():
+                lines = file.read_text(encoding="utf-8").splitlines()
+                found[name] = [json.loads(line) for line in lines if line.endswith("}")]
+                break
+    return found
+
+
+def measured(rows: dict[str, list[Row]]) -> list[Row]:
+    """Mean and deviation over seeds of each data set and ε.
+
+    Where several methods were tested, the one is shown that did best in the trials, not the one that did best in the
+    test.
+
+    >>> row = {"data": "mnist", "epsilon": 1.0, "delta": 1e-05}
+    >>> ours = measured({"records": [row | {"seed": 0, "accuracy": 0.9}, row | {"seed": 1, "accuracy": 0.92}]})
+    >>> [(point["data"], point["seeds"], round(point["accuracy"], 6)) for point in ours]
+    [('mnist', 2, 0.91)]
+    """
+    groups: dict[tuple[str, float], list[Row]] = {}
+    for own in rows.values():
+        best: dict[tuple[str, float], Row] = {}
+        for choice in (row for row in own if row.get("part") == "choice"):
+            place = choice["data"], choice["epsilon"]
+            if place not in best or choice["accuracy"] > best[place]["accuracy"]:
+                best[place] = choice
+        for row in own:
+            tested = row.get("part", "test") == "test" and "candidate" not in row and "seed" in row
+            if tested and row.get("data") in TITLES and row["epsilon"] < float("inf"):
+                chosen = best.get((row["data"], row["epsilon"]))
+                if chosen is None or chosen["method"] == row["method"]:
+                    groups.setdefault((row["data"], row["epsilon"]), []).append(row)
+    found = []
+    for (data, epsilon), own in sorted(groups.items()):
+        mean, deviation = mean_sd([row["accuracy"] for row in own])
+        point: dict[str, Any] = {"data": data, "who": OURS, "epsilon": epsilon}
+        point["delta"] = max(row.get("delta", 1e-5) for row in own)
+        found.append(point | {"accuracy": mean, "sd": deviation, "seeds": len(own), "method": own[0].get("method", "")})
+    return found
+
+
+def summary(rows: list[Row]) -> str:
+    """Ours beside the published figures, by data set and ε."""
+    shown = []
+    for data, title in TITLES.items():
+        for epsilon in sorted({row["epsilon"] for row in rows if row["data"] == data}):
+            own = [row for row in rows if (row["data"], row["epsilon"]) == (data, epsilon)]
+            ours = [row for row in own if row["who"] == OURS]
+            line: Row = {"data": title, "ε": epsilon, "tacit %": "", "published %": ""}
+            if ours:
+                spread = "" if ours[0]["seeds"] == 1 else f" ± {100 * ours[0]['sd']:.2f}"
+                line["tacit %"] = f"{100 * ours[0]['accuracy']:.2f}{spread} ({ours[0]['seeds']})"
+            others = [row for row in own if row["who"] != OURS]
+            line["published %"] = ", ".join(f"{100 * row['accuracy']:.4g} {row['who']}" for row in others)
+            shown.append(line)
+    return markdown(shown, ["data", "ε", "tacit %", "published %"]) + "\n\ntacit: mean ± sd over test runs (how many)."
+
+
+def plot(rows: list[Row], folder: Path) -> None:
+    """One panel for each data set."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    figure = Figure(figsize=(9.6, 6.6), layout="constrained")
+    for axes, (data, title) in zip(figure.subplots(2, 2).flat, TITLES.items(), strict=True):
+        own = [row for row in rows if row["data"] == data]
+        for place, who in enumerate(dict.fromkeys(row["who"] for row in own if row["who"] != OURS)):
+            points = sorted((row["epsilon"], 100 * row["accuracy"]) for row in own if row["who"] == who)
+            marker = "sv^D"[place % 4]
+            axes.plot(*zip(*points, strict=True), marker, ls=":", color=f"{0.25 + 0.15 * place}", ms=6, label=who)
+        ours = sorted((row for row in own if row["who"] == OURS), key=lambda row: row["epsilon"])
+        if ours:
+            axes.errorbar(
+                [row["epsilon"] for row in ours],
+                [100 * row["accuracy"] for row in ours],
+                [0.0 if row["seeds"] == 1 else 100 * row["sd"] for row in ours],
+                marker="o", ms=7, lw=2, capsize=3, color="#1f6fb2", label="tacit", zorder=5,
+            )  # fmt: skip
+        ticks = [e for e in (0.1, 0.5, 1, 2, 3, 4, 8) if own and min(r["epsilon"] for r in own) <= e]
+        deltas = sorted({row["delta"] for row in own})
+        axes.set(xscale="log", xlabel=f"ε (δ = {' / '.join(f'{d:g}' for d in deltas)})", ylabel="test accuracy (%)")
+        axes.set_title(title, loc="left", fontweight="bold")
+        axes.xaxis.set_major_locator(FixedLocator(ticks))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticklabels([f"{e:g}" for e in ticks])
+        axes.grid(True, alpha=0.2)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(y=0.12)
+        axes.legend(fontsize=8, loc="best", framealpha=0.8, edgecolor="none")
+    figure.savefig(folder / "headline.png", dpi=140)
