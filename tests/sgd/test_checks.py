@@ -140,10 +140,10 @@ def test_a_use_that_is_not_seen_stops_training(monkeypatch):
     case = build(zoo.gpt, torch.float32)
     seen = Capture._use
 
-    def blind(self, func, name, args, kwargs, derived):
+    def blind(self, func, name, args, kwargs, derived, inputs):
         if name == "layer_norm":
-            return self._pass(func, name, args, kwargs, True, [])
-        return seen(self, func, name, args, kwargs, derived)
+            return self._pass(func, name, args, kwargs, True, [], inputs)
+        return seen(self, func, name, args, kwargs, derived, inputs)
 
     monkeypatch.setattr(Capture, "_use", blind)
     with pytest.raises(sgd.SelfCheckFailed, match="norm"):

@@ -13,6 +13,7 @@ use is where it meets the batch.
 from __future__ import annotations
 
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from tacit.sgd.errors import UncoveredUse
 
@@ -133,6 +133,17 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
+def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """All tensors among the arguments of a call: :func:`tensors_in`, quick where arguments are not nested."""
+    found: list[Tensor] = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple | dict):
+            found.extend(tensors_in(value))
+    return found
+
+
 def substitute(value: Any, swap: Callable[[Tensor], Any]) -> Any:
     """The same nested arguments with every tensor replaced by ``swap(tensor)``."""
     if isinstance(value, Tensor):
@@ -218,7 +229,10 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         self.keep_outputs = keep_outputs
         self.where: list[str] = []
         self._derived: dict[int, Derived] = {}
-        self._tainted: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        # By id, with a weak reference that tells whether the tensor of that id is still the one that was meant: a
+        # strong one would keep every intermediate value alive, and torch's own weak dictionary costs as much as a
+        # small operation. A reference is only followed where somebody holds a tensor of that id.
+        self._tainted: dict[int, tuple[Any, bool, bool]] = {}
         self._tainted_storages: dict[int, Any] = {}
         self._escaped = False
         self.unrolled = False
@@ -227,18 +241,20 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         for k, param in enumerate(params.values()):
             self._derived[id(param)] = Derived(param, frozenset([k]), ())
         for tensor in batch:
-            self._tainted[tensor] = (False, tensor.requires_grad)
+            self._tainted[id(tensor)] = (weakref.ref(tensor), False, tensor.requires_grad)
 
     # -- the two facts -------------------------------------------------------------------------------------------
 
     def tainted(self, tensor: Tensor) -> bool:
-        if tensor in self._tainted:
+        known = self._tainted.get(id(tensor))
+        if known is not None and known[0]() is tensor:
             return True
         return bool(self._tainted_storages) and _storage(tensor) in self._tainted_storages
 
     def rearranged(self, tensor: Tensor) -> bool:
         """Whether data-dependent indexing decided where the elements of this tensor are."""
-        if self._tainted.get(tensor, (False, False))[0]:
+        known = self._tainted.get(id(tensor))
+        if known is not None and known[1] and known[0]() is tensor:
             return True
         return bool(self._tainted_storages) and self._tainted_storages.get(_storage(tensor), (None, False))[1]
 
@@ -247,7 +263,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
 
     def _taint(self, tensor: Tensor, rearranged: bool) -> None:
         self._derived.pop(id(tensor), None)
-        self._tainted[tensor] = (rearranged, tensor.requires_grad)
+        self._tainted[id(tensor)] = (weakref.ref(tensor), rearranged, tensor.requires_grad)
 
     def _taint_memory(self, tensor: Tensor, rearranged: bool) -> None:
         """Taint a tensor that was written to, and everything that shares its memory."""
@@ -255,7 +271,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         self._tainted_storages[_storage(tensor)] = (tensor.untyped_storage(), rearranged)
 
     def _rearranges(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor]) -> bool:
-        if any(self.rearranged(t) for t in inputs) or name in _SORTING:
+        if name in _SORTING or any(self.rearranged(t) for t in inputs):
             return True
         if name not in _REARRANGING:
             return False
@@ -287,7 +303,8 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
             stack.extend(parent for parent, _ in node.next_functions)
         if touched or seen:
             # Where its inputs were is not known: as bad as the worst.
-            self._tainted[tensor] = (any(moved for moved, _ in self._tainted.values()), True)
+            worst = any(moved for _, moved, _ in self._tainted.values())
+            self._tainted[id(tensor)] = (weakref.ref(tensor), worst, True)
 
     def _place(self) -> str:
         return f"module {self.where[-1]!r}" if self.where and self.where[-1] else "the model"
@@ -303,12 +320,17 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         tainted = False
         derived: list[Derived] = []
-        for tensor in tensors_in((args, kwargs)):
-            if self.tainted(tensor):
+        inputs = arguments_of(args, kwargs)
+        for tensor in inputs:
+            known_taint = self._tainted.get(id(tensor))
+            if known_taint is not None and known_taint[0]() is tensor:
                 tainted = True
                 # What was made without a gradient and has one now came out of a custom autograd function.
-                if tensor.grad_fn is not None and not self._tainted.get(tensor, (False, True))[1]:
+                if not known_taint[2] and tensor.grad_fn is not None:
                     self._foreign(tensor)
+                continue
+            if self._tainted_storages and _storage(tensor) in self._tainted_storages:
+                tainted = True
                 continue
             known = self.derived(tensor)
             if known is not None:
@@ -320,8 +342,8 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         if not tainted and not derived:
             return func(*args, **kwargs)
         if tainted and derived and torch.is_grad_enabled():
-            return self._use(func, name, args, kwargs, derived)
-        return self._pass(func, name, args, kwargs, tainted, derived)
+            return self._use(func, name, args, kwargs, derived, inputs)
+        return self._pass(func, name, args, kwargs, tainted, derived, inputs)
 
     def _pass(
         self,
@@ -331,8 +353,8 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         kwargs: dict[str, Any],
         tainted: bool,
         derived: list[Derived],
+        inputs: list[Tensor],
     ) -> Any:
-        inputs = list(tensors_in((args, kwargs)))
         versions = [t._version for t in inputs]
         if tainted and name in _ESCAPES:
             self._escaped = True
@@ -340,7 +362,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         changed = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
         if not isinstance(out, Tensor | list | tuple | dict) and not changed:
             return out
-        results = list(tensors_in(out))
+        results = [out] if isinstance(out, Tensor) else list(tensors_in(out))
         if func is torch.autograd.grad:
             # The operations of a backward pass are not watched: refuse if parameters take part in them.
             for tensor in results:
@@ -399,6 +421,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         derived: list[Derived],
+        inputs: list[Tensor],
     ) -> Any:
         if name in self.decompose and from_torch(func):
             self.unrolled = True
@@ -408,7 +431,6 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
             if body is not None:
                 with self:
                     return body(*args, **kwargs)
-        inputs = list(tensors_in((args, kwargs)))
         versions = [t._version for t in inputs]
         inplace = mutates(name, kwargs)
         kept = (args, kwargs)
