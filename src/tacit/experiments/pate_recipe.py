@@ -1,0 +1,187 @@
+"""How should PATE's student on MNIST be taught? Trials on training images; no test image and no real vote is read.
+
+Rows 45,000 to 54,000 of the training split stand for the public images, rows 54,000 to 60,000 for the test. Stand-in
+teachers vote on them: a ridge classifier on scattering maps, fitted to the first 7,000 rows, whose scores each of 250
+teachers sees through noise of its own. The two numbers behind it, rows and noise, give what the real teachers were
+measured to have: 96% right each, 98% by plurality, and votes as clear. Every trial is logged. First the queries are
+chosen with the usual student, then the student for these queries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tacit.experiments import pate_mnist
+from tacit.experiments.pate_mnist import Recipe
+from tacit.experiments.scattering import scatter
+from tacit.experiments.table import Row, Table, markdown, mean_sd
+from tacit.pate import VoteCounts
+from tacit.pate.learner import Committee, Options, committee, probabilities
+
+ABOUT = "the trials from which the student of 'pate-mnist' is chosen, on training images"
+SEEDS = 2
+PRIVATE, PUBLIC, FITTED, NOISE, RIDGE = 45_000, 9_000, 7_000, 0.145, 0.01
+#: Trials take fewer steps and members than the final student.
+BASE = Recipe(members=3, steps=2_000)
+QUERIES = {
+    "2000 spread": BASE,
+    "2000 first": dataclasses.replace(BASE, spread=False),
+    "640 first": dataclasses.replace(BASE, queries=640, spread=False),
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    "stronger": {"strength": 1.5},
+    "wide": {"width": 2},
+    "less sure": {"sure": 0.8},
+    "long": {"steps": 4_000},
+}
+
+
+def run(table: Table) -> None:
+    """Rows for each choice of queries, then for each change of the student."""
+    tasks = Trials(table)
+    for name in list(QUERIES)[: 1 if table.small else None]:
+        for seed in range(table.seeds):
+            tasks.trial("queries", name, seed)
+    for name in list(CHANGES)[: 1 if table.small else None]:
+        for seed in range(table.seeds):
+            tasks.trial("student", name, seed)
+
+
+class Trials:
+    """Trials on one stand-in for the public images, which is made when it is first needed."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self._made: tuple[VoteCounts, Tensor, np.ndarray[Any, Any]] | None = None
+
+    def trial(self, part: str, name: str, seed: int) -> Row:
+        """One trial; those of the student start from the queries that were best."""
+        recipe = recipe_of(part, name, self.table.rows)
+        if self.table.small:
+            recipe = dataclasses.replace(pate_mnist.TINY, sure=recipe.sure)
+        return self.table.row(functools.partial(self._measure, recipe, seed), part=part, name=name, seed=seed)
+
+    def _measure(self, recipe: Recipe, seed: int) -> dict[str, Any]:
+        if self._made is None:
+            self._made = _made_up(self.table) if self.table.small else stand_in(self.table)
+        votes, test, truth = self._made
+        answers = pate_mnist.ask(votes, recipe, seed)
+        known, labels, rest = answers.labelled()
+        device = self.table.device
+        options = recipe.options()
+        members, rounds = options.pop("members"), options.pop("rounds")
+        torch.manual_seed(seed)
+        found = committee(
+            functools.partial(pate_mnist.student_network, recipe.width),
+            known.to(device),
+            torch.as_tensor(labels, device=device),
+            torch.cat([known, rest]).to(device),
+            Options(graph=device.startswith("cuda"), **options),
+            members=members,
+            rounds=rounds,
+            seed=seed,
+        )
+
+        def right(model: Any) -> float:
+            return float((probabilities(model, test.to(device)).argmax(1).cpu().numpy() == truth).mean())
+
+        def alone(one: Committee) -> float:
+            return mean_sd([right(member) for member in one.members])[0]
+
+        return {
+            "recipe": recipe.words(),
+            "answered": int(answers.answered.sum()),
+            "theorem6": float(answers.privacy.theorem6),
+            **{f"committee {turn}": right(one) for turn, one in enumerate(found, 1)},
+            **{f"alone {turn}": alone(one) for turn, one in enumerate(found, 1)},
+        }
+
+
+def recipe_of(part: str, name: str, rows: list[Row]) -> Recipe:
+    """What a trial tries; ``rows`` are those known so far."""
+    if part == "queries":
+        return QUERIES[name]
+    return dataclasses.replace(QUERIES[best(rows, "queries", next(iter(QUERIES)))], **CHANGES[name])
+
+
+def score(rows: list[Row], part: str, name: str) -> float:
+    """Mean accuracy of the last committee over the seeds; what was not tried is worst."""
+    own = [row["committee 2"] for row in rows if row["part"] == part and row["name"] == name]
+    return mean_sd(own)[0] if own else -math.inf
+
+
+def best(rows: list[Row], part: str, usual: str) -> str:
+    """The best name of a part; ``usual`` where nothing was tried."""
+    known = {row["name"]: None for row in rows if row["part"] == part}
+    return max(known, key=lambda name: score(rows, part, name), default=usual)
+
+
+def chosen(rows: list[Row]) -> Recipe:
+    """The rule: the best queries; the best change of the student, if it is better than none; rounds as they were better
+    there; then the final student's members and steps.
+
+    >>> chosen([]) == dataclasses.replace(BASE, members=4, steps=3000)
+    True
+    """
+    queries = best(rows, "queries", next(iter(QUERIES)))
+    part, name = "queries", queries
+    change = best(rows, "student", "")
+    if change and score(rows, "student", change) > score(rows, "queries", queries):
+        part, name = "student", change
+    recipe = recipe_of(part, name, rows)
+    own = [row for row in rows if row["part"] == part and row["name"] == name]
+    rounds = 2
+    if own and mean_sd([row["committee 1"] for row in own])[0] > score(rows, part, name):
+        rounds = 1
+    return dataclasses.replace(recipe, members=4, rounds=rounds, steps=max(3_000, recipe.steps))
+
+
+def stand_in(table: Table) -> tuple[VoteCounts, Tensor, np.ndarray[Any, Any]]:
+    """Votes on training images that no stand-in teacher was fitted to, and images with labels to test on."""
+    folder = table.path("mnist", "train-images-idx3-ubyte.gz").parent
+    images, truth = pate_mnist.images(folder, "train"), pate_mnist.labels(folder, "train")
+    rows = torch.cat([images[:FITTED], images[PRIVATE : PRIVATE + PUBLIC]])
+    maps = scatter(rows, table.device).flatten(1)
+    maps = maps - maps[:FITTED].mean(0)
+    maps = maps / maps.norm(dim=1, keepdim=True)
+    fitted, public = maps[:FITTED].double(), maps[FITTED:].double()
+    target = torch.eye(10, dtype=torch.float64, device=maps.device)[torch.from_numpy(truth[:FITTED]).to(maps.device)]
+    moments = fitted.T @ fitted + RIDGE * torch.eye(fitted.shape[1], dtype=torch.float64, device=maps.device)
+    scores = (public @ torch.linalg.solve(moments, fitted.T @ (target - 0.1))).cpu()
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.zeros(PUBLIC, 10, dtype=torch.int64)
+    for _ in range(pate_mnist.TEACHERS):
+        seen = scores + NOISE * torch.randn(scores.shape, generator=generator, dtype=torch.float64)
+        counts += torch.nn.functional.one_hot(seen.argmax(1), 10)
+    own = truth[PRIVATE : PRIVATE + PUBLIC]
+    said = counts.numpy()
+    table.say(
+        f"stand-in teachers: {said[np.arange(PUBLIC), own].mean() / pate_mnist.TEACHERS:.4f} right each, "
+        f"{(said.argmax(1) == own).mean():.4f} by plurality"
+    )
+    votes = VoteCounts(said, pate_mnist.TEACHERS, "keyed", x=images[PRIVATE : PRIVATE + PUBLIC])
+    return votes, images[PRIVATE + PUBLIC :], truth[PRIVATE + PUBLIC :]
+
+
+def _made_up(table: Table) -> tuple[VoteCounts, Tensor, np.ndarray[Any, Any]]:
+    data = pate_mnist.made_up()
+    counts = 240 * np.eye(10, dtype=np.int64)[data["truth"][:100]]
+    return VoteCounts(counts, pate_mnist.TEACHERS, "keyed", x=data["public"]), data["test"], data["truth"][100:]
+
+
+def summary(rows: list[Row]) -> str:
+    """Means over the seeds of every trial, and what is chosen."""
+    columns = ["committee 2", "committee 1", "alone 2", "alone 1", "answered", "theorem6"]
+    lines = []
+    for part, name in dict.fromkeys((row["part"], row["name"]) for row in rows):
+        own = [row for row in rows if (row["part"], row["name"]) == (part, name)]
+        means = {column: mean_sd([float(row[column]) for row in own])[0] for column in columns}
+        lines.append({"part": part, "name": name, "seeds": len(own), **means})
+    return markdown(lines, ["part", "name", "seeds", *columns]) + f"\n\nchosen: {chosen(rows)}"
