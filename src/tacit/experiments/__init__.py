@@ -20,6 +20,7 @@ EXPERIMENTS = {
     "accountants": "accountants",
     "census": "census",
     "education-income": "education_income",
+    "fashion": "fashion",
     "functional": "functional",
     "headline": "headline",
     "logit": "logit",
@@ -28,8 +29,8 @@ EXPERIMENTS = {
     "pate-recipe": "pate_recipe",
     "prompts": "prompts",
     "records": "records",
+    "records-cifar10": "records_cifar",
     "records-tables": "records_tables",
-    "records-trials": "records_trials",
     "tuning": "tuning",
 }
 
