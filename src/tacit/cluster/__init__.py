@@ -9,5 +9,6 @@ Ray(num_cpus=2, num_gpus=0.5, retries=3, at_once=None, address=None, elastic=Fal
 """
 
 from tacit.cluster.ray import BACKENDS, ClusterError, Ray, backend_of
+from tacit.cluster.seeds import seeded
 
-__all__ = ["BACKENDS", "ClusterError", "Ray", "backend_of"]
+__all__ = ["BACKENDS", "ClusterError", "Ray", "backend_of", "seeded"]

@@ -6,6 +6,7 @@ changes no constructor parameter, and stores nothing that was computed from data
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -15,8 +16,9 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from tacit import accounting as acc
+from tacit.cluster import Ray, backend_of
 from tacit.ledger import Charge
-from tacit.linear_model import guarantee, stream
+from tacit.linear_model import guarantee, spread, stream
 from tacit.linear_model.bounds import WHY, Features, as_table, features_of, scale, target_of
 from tacit.linear_model.guarantee import Guarantee
 from tacit.linear_model.rows import Rows, make_rows
@@ -87,16 +89,28 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             if name in cls.__dict__:
                 setattr(cls, name, _Request(cls.__dict__[name]))
 
+    def _keep(self, parameters: dict[str, Any]) -> None:
+        """Store the parameters of a constructor (its ``locals()``) as they are, under their names."""
+        for name, value in parameters.items():
+            if name not in ("self", "__class__"):
+                setattr(self, name, value)
+
     # -- reading the table ---------------------------------------------------------------------------------------------
 
     def _task(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> Task:
         """Check parameters, read and encode the table; nothing is released here."""
         guarantee.refuse_uncounted_search(self.ledger, type(self).__name__)
         epsilon, delta = guarantee.check_budget(self.epsilon, self.delta)
+        cluster = backend_of(getattr(self, "backend", "local"))
+        if cluster is not None and not stream.is_stream(X):
+            raise ValueError(
+                "backend='ray' is for files and data sets of Ray, which its workers read; a table in memory is fitted "
+                "here: leave backend at 'local'"
+            )
         if stream.is_stream(X):
             if sample_weight is not None or groups is not None or self.max_rows is not None:
                 raise ValueError("weights and groups need the whole table in memory: give a data frame instead")
-            return self._stream(X, y, epsilon, delta)
+            return self._stream(X, y, epsilon, delta, cluster)
         if isinstance(self.bounds, Schema):
             x, target, features, groups = self._from_schema(X, y, groups)
         else:
@@ -176,9 +190,11 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"column {features.names[column]!r} has missing values and no public constant in fill=")
         return x
 
-    def _stream(self, X: Any, y: Any, epsilon: float, delta: float) -> Task:
+    def _stream(self, X: Any, y: Any, epsilon: float, delta: float, cluster: Ray | None) -> Task:
         if self.bounds is None:
             features_of(None, 0, None)
+        if cluster is not None and not stream.is_ray(X):
+            spread.files_of(X)
         columns = stream.columns_of(X)
         schema = self.bounds if isinstance(self.bounds, Schema) else None
         if not isinstance(y, str):
@@ -199,14 +215,17 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         else:
             self.n_features_in_, self.feature_names_in_ = len(names), np.array(names, dtype=object)
         _, middle, half_width, assumed = self._encode_target(None)
+        reader = copy.copy(self)  # what goes to a cluster's workers holds no way to the ledger
+        reader.ledger = None
         source = stream.Stream(
             X,
             names,
             y,
             features,
-            self._stream_target,
+            reader._stream_target,
             (middle, half_width) if self._target == "number" else None,
             Shape(features.scalars, features.blocks, self.fit_intercept),
+            cluster,
         )
         unit = self._unit(False)
         adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tacit.cluster import Ray
 from tacit.ledger import Ledger
 from tacit.linear_model import functional
 from tacit.linear_model.base import PrivateEstimator, Task
@@ -82,22 +83,9 @@ class FunctionalLinearRegression(_Functional, LinearBase):
         unit: str | None = None,
         ledger: Ledger | None = None,
         dataset: str | None = None,
+        backend: str | Ray = "local",
     ) -> None:
-        self.epsilon = epsilon
-        self.bounds = bounds
-        self.target_bounds = target_bounds
-        self.split = split
-        self.sensitivity = sensitivity
-        self.repair = repair
-        self.adjacency = adjacency
-        self.fit_intercept = fit_intercept
-        self.coef_norm = coef_norm
-        self.fill = fill
-        self.max_weight = max_weight
-        self.max_rows = max_rows
-        self.unit = unit
-        self.ledger = ledger
-        self.dataset = dataset
+        self._keep(locals())
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None) -> FunctionalLinearRegression:
         """Fit to a table, a data frame, or a file or stream (y: the target's column)."""
@@ -143,22 +131,9 @@ class FunctionalLogisticRegression(_Functional, LinearClassifier):
         unit: str | None = None,
         ledger: Ledger | None = None,
         dataset: str | None = None,
+        backend: str | Ray = "local",
     ) -> None:
-        self.epsilon = epsilon
-        self.bounds = bounds
-        self.classes = classes
-        self.split = split
-        self.sensitivity = sensitivity
-        self.repair = repair
-        self.adjacency = adjacency
-        self.fit_intercept = fit_intercept
-        self.coef_norm = coef_norm
-        self.fill = fill
-        self.max_weight = max_weight
-        self.max_rows = max_rows
-        self.unit = unit
-        self.ledger = ledger
-        self.dataset = dataset
+        self._keep(locals())
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None) -> FunctionalLogisticRegression:
         """Fit to a table, a data frame, or a file or stream (y: the target's column)."""

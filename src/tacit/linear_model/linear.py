@@ -12,6 +12,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from tacit import accounting as acc
+from tacit.cluster import Ray
 from tacit.ledger import Ledger
 from tacit.linear_model import functional, releases
 from tacit.linear_model.base import PrivateEstimator, Task, unscale
@@ -91,6 +92,9 @@ class LinearRegression(LinearBase):
     ``sample_weight`` needs ``max_weight``, the public largest weight. ``fill`` are public constants for missing
     values. With ``ledger`` (and ``dataset``, its name there) every fit is charged before anything is released.
 
+    ``backend="ray"``, or a :class:`tacit.cluster.Ray`, sums the second moments of files that its workers can read
+    (Parquet, Arrow) or of a data set of Ray on a cluster, bit for bit as here; the noise is added here, once.
+
     >>> x = np.random.default_rng(0).uniform(0, 10, (20_000, 2))
     >>> y = 3 * x[:, 0] - x[:, 1] + 5
     >>> private = LinearRegression(epsilon=1.0, bounds=(0, 10), target_bounds=(-10, 40)).fit(x, y)
@@ -118,21 +122,9 @@ class LinearRegression(LinearBase):
         unit: str | None = None,
         ledger: Ledger | None = None,
         dataset: str | None = None,
+        backend: str | Ray = "local",
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.target_bounds = target_bounds
-        self.method = method
-        self.adjacency = adjacency
-        self.fit_intercept = fit_intercept
-        self.coef_norm = coef_norm
-        self.fill = fill
-        self.max_weight = max_weight
-        self.max_rows = max_rows
-        self.unit = unit
-        self.ledger = ledger
-        self.dataset = dataset
+        self._keep(locals())
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None) -> LinearRegression:
         """Fit to a table, a data frame, or a file or stream of Parquet, CSV or Arrow (y: the target's column)."""
@@ -155,7 +147,7 @@ class LinearRegression(LinearBase):
         if self.method != "auto":
             if task.delta == 0 and self.method != "functional":
                 raise ValueError(f"method={self.method!r} uses Gaussian noise, which needs delta > 0; use 'functional'")
-            return self.method
+            return str(self.method)
         if task.delta == 0:
             return "functional"
         return "sufficient-statistics" if isinstance(task.source, Stream) else "gradient-descent"
@@ -170,9 +162,9 @@ class LinearRegression(LinearBase):
         noise, mechanism = releases.calibrated(
             lambda noise: Budget(noise, task.adjacency).mechanism(task.unit), task.epsilon, task.delta, task.adjacency
         )
+        if isinstance(task.source, Stream):
+            task.source.check_passes()
         with self._paid(task, mechanism, "gradient descent") as charge:
-            if isinstance(task.source, Stream) and task.source.passes == 1:
-                raise ValueError("gradient descent goes through the rows 17 times; this source can be read once")
             result = descend(
                 task.source,
                 lambda value, target: value - target[:, None],
@@ -314,24 +306,9 @@ class Ridge(LinearRegression):
         unit: str | None = None,
         ledger: Ledger | None = None,
         dataset: str | None = None,
+        backend: str | Ray = "local",
     ) -> None:
-        super().__init__(
-            epsilon,
-            delta,
-            bounds=bounds,
-            target_bounds=target_bounds,
-            method=method,
-            adjacency=adjacency,
-            fit_intercept=fit_intercept,
-            coef_norm=coef_norm,
-            fill=fill,
-            max_weight=max_weight,
-            max_rows=max_rows,
-            unit=unit,
-            ledger=ledger,
-            dataset=dataset,
-        )
-        self.alpha = alpha
+        self._keep(locals())
 
     def _penalty(self, task: Task) -> Floats | None:
         if not (isinstance(self.alpha, (int, float)) and 0 <= self.alpha < math.inf):

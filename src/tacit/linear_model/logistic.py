@@ -156,21 +156,7 @@ class LogisticRegression(LinearClassifier):
         ledger: Ledger | None = None,
         dataset: str | None = None,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.classes = classes
-        self.method = method
-        self.adjacency = adjacency
-        self.alpha = alpha
-        self.fit_intercept = fit_intercept
-        self.coef_norm = coef_norm
-        self.fill = fill
-        self.max_weight = max_weight
-        self.max_rows = max_rows
-        self.unit = unit
-        self.ledger = ledger
-        self.dataset = dataset
+        self._keep(locals())
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None) -> LogisticRegression:
         """Fit to a table or a data frame."""

@@ -23,6 +23,8 @@ GRID = 2.0**-GRID_BITS
 CHUNK = 4096
 #: More rows than this would not fit the grid of what is released into binary64.
 MOST_ROWS = 2**32
+#: Rows whose sums fit a 64-bit integer: 2^22 · 2^40 = 2^62.
+MOST_AT_ONCE = 2**22
 #: How much an entry of a rounded total can move besides the exact sum.
 ROUNDING = GRID
 
@@ -66,15 +68,36 @@ class Moments:
             self._pieces += 1
             if self._pieces == 1024:  # 2^10 · 2^52: before a 64-bit integer could overflow
                 self._flush()
-        self.rows += len(rows)
-        if self.rows > MOST_ROWS:
-            raise ValueError(f"more than {MOST_ROWS:,} rows: their sums do not fit the grid of what is released")
+        self._count(len(rows))
 
     def merge(self, other: Moments) -> None:
         """Take the sums of other rows."""
-        other._flush()
-        self._high = self._high + other._high
-        self.rows += other.rows
+        self._high = self._high + other._high + other._low.astype(object)
+        self._count(other.rows)
+
+    def sums(self) -> npt.NDArray[np.int64]:
+        """The exact sums of at most 2^22 rows, in units of 2^-40: what :meth:`take` takes back."""
+        self._flush()
+        if self.rows > MOST_AT_ONCE:
+            raise ValueError(f"sums of more than {MOST_AT_ONCE:,} rows do not fit 64 bits")
+        return self._high.astype(np.int64)
+
+    def take(self, sums: npt.NDArray[np.int64], rows: int) -> None:
+        """Take sums that were made elsewhere (:meth:`sums`).
+
+        >>> there, here = Moments(1), Moments(1)
+        >>> there.add(np.array([[0.5], [1.0]]))
+        >>> here.take(there.sums(), 2)
+        >>> here.total().tolist()
+        [[1.25]]
+        """
+        self._high = self._high + np.asarray(sums, dtype=np.int64).reshape(self.width, self.width).astype(object)
+        self._count(rows)
+
+    def _count(self, rows: int) -> None:
+        self.rows += rows
+        if self.rows > MOST_ROWS:
+            raise ValueError(f"more than {MOST_ROWS:,} rows: their sums do not fit the grid of what is released")
 
     def _flush(self) -> None:
         self._high = self._high + self._low.astype(object)

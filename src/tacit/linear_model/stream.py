@@ -1,7 +1,8 @@
 """How is a table larger than memory gone through? One pass of polars over Parquet, CSV, Arrow files or batches.
 
 polars reads and decodes on all cores; each batch is scaled, clipped and added to the exact sums of
-:mod:`tacit.linear_model.moments`, and forgotten. Memory does not depend on the number of rows.
+:mod:`tacit.linear_model.moments`, and forgotten. Memory does not depend on the number of rows. On a cluster
+(:mod:`tacit.linear_model.spread`) each machine does that to its part of the files.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tacit.cluster import Ray
 from tacit.linear_model.bounds import Features
 from tacit.linear_model.moments import GRID, GRID_BITS, Moments
 from tacit.linear_model.rows import Rows
@@ -37,7 +39,12 @@ def is_stream(data: Any) -> bool:
     if isinstance(data, str | os.PathLike):
         return True
     module = type(data).__module__.partition(".")[0]
-    return (module == "polars" and type(data).__name__ == "LazyFrame") or module == "pyarrow"
+    return (module == "polars" and type(data).__name__ == "LazyFrame") or module == "pyarrow" or is_ray(data)
+
+
+def is_ray(data: Any) -> bool:
+    """Whether ``data`` is a data set of Ray Data."""
+    return type(data).__module__.startswith("ray.data.")
 
 
 def _lazy(data: Any) -> Any:
@@ -56,6 +63,8 @@ def _lazy(data: Any) -> Any:
             return pl.scan_ipc(path)
         raise ValueError(f"cannot tell the format of {path.name!r}: it should end in .parquet, .csv, .tsv or .arrow")
     name = type(data).__name__
+    if is_ray(data):
+        raise ValueError("a data set of Ray is gone through by its cluster: say backend='ray'")
     if name == "LazyFrame":
         return data
     if name == "Table":
@@ -69,6 +78,8 @@ def _lazy(data: Any) -> Any:
 
 def columns_of(data: Any) -> tuple[str, ...]:
     """Names of the columns, from the file's header: they are public."""
+    if is_ray(data):
+        return tuple(data.schema().names)
     lazy = _lazy(data)
     return tuple(data.schema.names if lazy is None else lazy.collect_schema().names())
 
@@ -87,7 +98,9 @@ class Stream:
         encode_target: Callable[[Any], Floats],
         target_scale: tuple[float, float] | None,
         shape: Shape,
+        cluster: Ray | None = None,
     ) -> None:
+        self.cluster = cluster
         self.data, self.names, self.target = data, names, target
         self.features, self.encode_target, self.shape = features, encode_target, shape
         self.target_scale = target_scale
@@ -114,6 +127,16 @@ class Stream:
         """How often the source can be gone through: once, or as often as one likes (0)."""
         return 1 if _lazy(self.data) is None else 0
 
+    def check_passes(self) -> None:
+        """Refuse a source that gradient descent cannot go through again and again."""
+        if self.cluster is not None:
+            raise ValueError(
+                "a cluster sums second moments, in one pass: use method='sufficient-statistics', 'adassp' or "
+                "'functional', or the local backend"
+            )
+        if self.passes == 1:
+            raise ValueError("gradient descent goes through the rows 17 times; this source can be read once")
+
     def batches(self) -> Iterator[Rows]:
         """The rows, encoded, in pieces that stay in the processor's cache; a bar on a terminal shows the progress."""
         count = 0
@@ -126,16 +149,27 @@ class Stream:
     def moments(self, target: bool) -> Moments:
         """The exact second moments of x, or of (x, y), on as many threads as there are cores.
 
-        The sums are exact, so that their order, and with it the number of threads, changes no bit of the result.
+        The sums are exact, so that their order, and with it the number of threads and machines, changes no bit of the
+        result.
         """
-        width = self.width + target
-        total, count = Moments(width), 0
-        workers = max(1, min(8, os.cpu_count() or 1))
+        if self.cluster is not None:
+            from tacit.linear_model import spread
+
+            total = Moments(self.width + target)
+            for part in self._progress(spread.moments(self, self.cluster, target)):
+                total.merge(part)
+            self._rows = total.rows
+            return total
+        return self.moments_here(target, max(1, min(8, os.cpu_count() or 1)))
+
+    def moments_here(self, target: bool, workers: int) -> Moments:
+        """The same in this process."""
+        total, count = Moments(self.width + target), 0
         waiting: deque[Future[Moments]] = deque()
         with ThreadPoolExecutor(workers) as pool:
             for frame in self._progress(self._frames()):
                 count += frame.height
-                waiting.append(pool.submit(self._moments_of, frame, target))
+                waiting.append(pool.submit(self.moments_of, frame, target))
                 while len(waiting) > 2 * workers:  # no more batches in memory than this
                     total.merge(waiting.popleft().result())
             while waiting:
@@ -143,7 +177,8 @@ class Stream:
         self._rows = count
         return total
 
-    def _moments_of(self, frame: Any, target: bool) -> Moments:
+    def moments_of(self, frame: Any, target: bool) -> Moments:
+        """Of one polars data frame."""
         moments = Moments(self.width + target)
         for start in range(0, frame.height, PIECE):
             rows = self._encode(frame.slice(start, PIECE), target)

@@ -2,12 +2,17 @@
 
 The exact samplers ask for words of 64 bits. They are read from ``os.urandom`` in larger pieces, kept in a buffer that a
 forked child never shares with its parent, and used once. Tests may pass a source of their own; nothing else should.
+
+Work that may be lost half-way, with a machine, and has to be done again *as it was* is the one exception: inside
+:func:`expanded` everything is drawn from one secret of 256 bits that its caller took from the operating system.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -53,6 +58,9 @@ class SystemSource:
 
     def words(self, count: int) -> npt.NDArray[np.uint64]:
         """The next ``count`` words."""
+        again: _Expansion | None = getattr(_thread, "expansion", None)
+        if again is not None:
+            return again.words(count)
         if count > self._size:
             return _read(count)
         with self._lock:
@@ -65,6 +73,62 @@ class SystemSource:
             self._buffer[self._used : self._used + count] = 0  # used bits do not stay in memory
             self._used += count
             return taken
+
+
+class _Expansion:
+    """ChaCha12 under one secret, read from its beginning on."""
+
+    def __init__(self, secret: bytes) -> None:
+        from tacit.noise.keys import Key
+
+        with Key(secret) as key:
+            self._key = key.stream("expansion", 0, 0)
+        self._used = 0
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        from tacit.noise.stream import words64
+
+        found = words64(self._key, self._used, count)
+        self._used += count
+        return found
+
+
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def expanded(secret: bytes) -> Iterator[None]:
+    """In this thread every sampler and every new key draws from ``secret``, so that work can be repeated bit by bit.
+
+    ``secret`` is 32 bytes of the operating system's entropy, used for one piece of work only: the noise of two releases
+    under one secret would cancel. Guarantee: as strong as that of keyed tensor noise, ChaCha12 under a key that nobody
+    outside knows.
+
+    >>> secret = os.urandom(32)
+    >>> with expanded(secret):
+    ...     first = random_bits(SYSTEM, 2)
+    >>> with expanded(secret):
+    ...     again = random_bits(SYSTEM, 2)
+    >>> first == again, first == random_bits(SYSTEM, 2)
+    (True, False)
+    """
+    if getattr(_thread, "expansion", None) is not None:
+        raise RuntimeError("one secret is being expanded in this thread already")
+    _thread.expansion = _Expansion(secret)
+    try:
+        yield
+    finally:
+        _thread.expansion = None
+
+
+def fresh_bytes(count: int) -> bytes:
+    """Secret bytes for a key.
+
+    >>> len(fresh_bytes(32))
+    32
+    """
+    again: _Expansion | None = getattr(_thread, "expansion", None)
+    return os.urandom(count) if again is None else again.words(-(-count // 8)).tobytes()[:count]
 
 
 def _read(count: int) -> npt.NDArray[np.uint64]:

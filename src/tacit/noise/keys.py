@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from tacit.noise.entropy import fresh_bytes
+
 if TYPE_CHECKING:
     from tacit.noise.stream import Words
 
@@ -62,7 +64,7 @@ class Key:
     @classmethod
     def generate(cls) -> Key:
         """A new key from the operating system's entropy."""
-        return cls(os.urandom(_BYTES))
+        return cls(fresh_bytes(_BYTES))
 
     def derive(self, purpose: str) -> Key:
         """The key for one purpose ("noise", "sampler", …): keyed BLAKE2b, so one tells nothing about another.

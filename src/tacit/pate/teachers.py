@@ -7,11 +7,9 @@ one person moves one vote a query, which is what the aggregators' prices are abo
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import importlib
 import inspect
-import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.cluster import Ray, backend_of
+from tacit.cluster import Ray, backend_of, seeded
 from tacit.ledger import OperatorView
 from tacit.noise import Key
 from tacit.pate import partition as dealing
@@ -420,7 +418,8 @@ def _train_one(make: Any, kind: str, x: Any, y: NDArray[np.int64], seed: int) ->
     told = ""
     for attempt in range(RETRIES + 1):
         try:
-            with _own_randomness(seed + 7_919 * attempt, kind):
+            # Seeded by the teacher: what others drew before it, here or on another machine, changes nothing.
+            with seeded(seed + 7_919 * attempt, torch_too=kind == "callable"):
                 if kind == "callable":
                     return make(x, y), ""
                 model = make()
@@ -431,32 +430,6 @@ def _train_one(make: Any, kind: str, x: Any, y: NDArray[np.int64], seed: int) ->
         except Exception as error:  # noqa: BLE001 - whatever a user's model raises, the other teachers go on
             told = f"{type(error).__name__}: {error}"
     return None, told
-
-
-@contextlib.contextmanager
-def _own_randomness(seed: int, kind: str) -> Iterator[None]:
-    """The generators that Python, numpy and torch share with everybody, seeded for one teacher, and left as they were.
-
-    Otherwise what one teacher draws would depend on how much others had drawn before it in the same process: on their
-    data, and on where it runs.
-    """
-    if kind == "callable" and "torch" not in sys.modules:
-        with contextlib.suppress(ModuleNotFoundError):  # it may be about to import it
-            importlib.import_module("torch")
-    torch = sys.modules.get("torch")
-    before, numpy_before = random.getstate(), np.random.get_state()  # noqa: NPY002 - a user's model may draw from it
-    with contextlib.ExitStack() as stack:
-        if torch is not None:
-            devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-            stack.enter_context(torch.random.fork_rng(devices=devices))
-            torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(before)
-            np.random.set_state(numpy_before)  # noqa: NPY002
 
 
 def _predicted(model: Any, kind: str, x: Any, classes: int | None) -> NDArray[np.int64]:

@@ -17,6 +17,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from tacit import accounting as acc
+from tacit.cluster import Ray
 from tacit.ledger import Ledger
 from tacit.noise import bernoulli
 from tacit.tuning.errors import TuningError
@@ -65,6 +66,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         dataset: str | None = None,
         purpose: str = "private tuning",
         workers: int = 1,
+        backend: str | Ray = "local",
     ) -> None:
         self.estimator = estimator
         self.param_space = param_space
@@ -80,6 +82,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.dataset = dataset
         self.purpose = purpose
         self.workers = workers
+        self.backend = backend
 
     def fit(self, X: Any, y: Any) -> PrivateSearchCV:
         """Search, and keep the selected estimator, fitted."""
@@ -122,6 +125,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             dataset=self.dataset,
             purpose=self.purpose,
             workers=self.workers,
+            backend=self.backend,
         ).run()
         if found.nothing:
             raise TuningError("nothing was selected, as this law of the number of runs allows; the charge stands")

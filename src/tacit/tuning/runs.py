@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import io
 import logging
 import math
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from tacit import accounting as acc
+from tacit.cluster import seeded
+from tacit.noise.entropy import expanded
 from tacit.tuning.errors import TuningError
 from tacit.tuning.space import Candidate
 
@@ -57,6 +60,21 @@ def run_one(train: Train, judge: Judge, candidate: Candidate, noise: float, pric
     except Exception as error:  # noqa: BLE001 - see above
         return Outcome(candidate, None, -math.inf, lot, f"{type(error).__name__}: {error}")
     return Outcome(candidate, model, -math.inf if math.isnan(score) else score, lot)
+
+
+def run_again(
+    train: Train, judge: Judge, candidate: Candidate, noise: float, priced: acc.Mechanism, lot: int, secret: bytes
+) -> Outcome:
+    """:func:`run_one` as a function of its arguments: the same run, bit by bit, however often a machine loses it.
+
+    A run that is lost and drawn anew would be a run *given that it was not lost*. Where losing it depends on the data
+    (a model that grows until memory is short), nobody has priced that. So the driver draws ``secret``, once for each
+    run, and training, score and everything else random in it follow from it.
+    """
+    # Seeds are not kept as secret as what noise is made of, so they must not tell anything about it.
+    seed = hashlib.blake2b(secret, digest_size=8, person=b"tacit seeds").digest()
+    with expanded(secret), seeded(int.from_bytes(seed, "big"), torch_too=True):
+        return run_one(train, judge, candidate, noise, priced, lot)
 
 
 def is_training(made: Any) -> bool:

@@ -17,11 +17,12 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tacit import accounting as acc
 from tacit import noise as exact
+from tacit.cluster import Ray, backend_of
 from tacit.ledger import Charge, Ledger, Release, charged, public
 from tacit.noise.entropy import SYSTEM, random_bits
 from tacit.tuning import exponential, runs
@@ -130,6 +131,12 @@ class PrivateSearch:
     first run. ``workers`` runs go on side by side (``executor``: ``"thread"`` or ``"process"``). With ``scratch`` an
     interrupted search goes on where the same is started again; the folder is deleted at the end.
 
+    ``backend="ray"``, or a :class:`tacit.cluster.Ray`, trains and scores on a Ray cluster. The number of runs, the
+    candidates and the charge are decided here, before anything runs, and so is a secret for every run, from which all
+    its randomness follows: a run that is lost with its machine is done again *as it was*, never drawn anew, and one
+    that is lost for good counts as failed. A ``train`` of your own that draws randomness from elsewhere than tacit,
+    torch, numpy and ``random`` should be run with ``Ray(retries=0)``.
+
     >>> from tacit.tuning import Score
     >>> answers = {"a": 10.0, "b": 400.0}
     >>> search = PrivateSearch({"which": ["a", "b"]}, lambda candidate, noise: candidate["which"], Score(answers.get),
@@ -162,12 +169,14 @@ class PrivateSearch:
         executor: str = "thread",
         scratch: str | os.PathLike[str] | None = None,
         progress: bool | None = None,
+        backend: str | Ray = "local",
     ) -> None:
         self.space, self.train, self.score = Space(space), train, score
         self.method, self.epsilon, self.delta, self.eta = method, float(epsilon), float(delta), float(eta)
         self.threshold, self.adjacency = threshold, adjacency
         self.ledger, self.dataset, self.purpose = ledger, dataset, purpose
         self.workers, self.executor, self.progress = workers, executor, progress
+        self.cluster = backend_of(backend)
         self._where, self._describe = scratch, mechanism or getattr(train, "mechanism", None)
         self._sensitivities = None if sensitivities is None else [float(s) for s in sensitivities]
         self._check(choice_epsilon)
@@ -207,6 +216,8 @@ class PrivateSearch:
             raise TuningError(f"choice_epsilon is a part of ε = {self.epsilon:g}, not {choice_epsilon!r}")
         if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
             raise TuningError(f"workers is a whole number, 1 or more, not {self.workers!r}")
+        if self.cluster is not None and self.workers != 1:
+            raise TuningError("workers= is for the local backend; with Ray say backend=tacit.cluster.Ray(at_once=…)")
         if self.executor not in ("thread", "process"):
             raise TuningError(f"executor is 'thread' or 'process', not {self.executor!r}")
         if (self.ledger is None) != (self.dataset is None):
@@ -460,7 +471,18 @@ class PrivateSearch:
             noise = self.noise_of(candidate)
             return self.train, judge, candidate, noise, self._trained[self._kind_of(candidate)], lot
 
-        if self.workers == 1:
+        if self.cluster is not None:
+            tasks = [(*arguments(entry)[2:], self._secret()) for _, entry in waiting]
+
+            def lost(number: int, why: str) -> Outcome:
+                candidate, lot = waiting[number][1]
+                return Outcome(candidate, None, -math.inf, lot, why)
+
+            done = self.cluster.map(runs.run_again, tasks, shared=(self.train, judge), silent=True, lost=lost)
+            for number, outcome in done:
+                yield waiting[number][0], outcome
+            return
+        if self.workers == 1 or len(waiting) == 1:
             for place, entry in waiting:
                 yield place, runs.run_one(*arguments(entry))
             return
@@ -474,34 +496,43 @@ class PrivateSearch:
             for future in concurrent.futures.as_completed(futures):
                 yield futures[future], future.result()
 
+    @staticmethod
+    def _secret() -> bytes:
+        """From which all the randomness of one run on a cluster follows."""
+        return os.urandom(32)
+
     def _until_good_enough(self) -> Outcome | None:
         assert isinstance(self.mechanism, acc.Selected)
         assert self.threshold is not None
+        for outcome in self._one_after_another():
+            if outcome.score >= self.threshold or bool(exact.bernoulli(self.mechanism.gamma)):
+                return outcome if outcome.score >= self.threshold else None
+        raise AssertionError("the runs never end by themselves")
+
+    def _one_after_another(self) -> Iterator[Outcome]:
+        """Runs without end, in the order in which they are judged.
+
+        On a cluster as many as are expected go on at once, and those behind the one that ends the search are thrown
+        away unseen: the law is that of running them one by one.
+        """
+        some = 1 if self.cluster is None else self.cluster.at_once or min(64, math.ceil(self.runs))
         while True:
-            candidate = self.space.draw()
-            noise = self.noise_of(candidate)
-            outcome = runs.run_one(
-                self.train,
-                self.score,
-                candidate,
-                noise,
-                self._trained[self._kind_of(candidate)],
-                random_bits(SYSTEM, 2),
-            )
-            if outcome.score >= self.threshold:
-                return outcome
-            if bool(exact.bernoulli(self.mechanism.gamma)):
-                return None
+            waiting = [(place, (self.space.draw(), random_bits(SYSTEM, 2))) for place in range(some)]
+            found = dict(self._outcomes(waiting, self.score))
+            yield from (found[place] for place in range(some))
 
     def _choose(self, finished: list[Outcome]) -> Outcome:
         """One of the trained candidates. Those that failed are left out: all trainings' outcomes are charged."""
+        listed = self.space.candidates
+        assert listed is not None
+        # In the order of the grid, whichever was ready first.
+        finished = sorted(finished, key=lambda one: (listed.index(one.candidate), one.lot))
         able = [one for one in finished if not one.error and math.isfinite(one.score)]
         if not able:
             return finished[0]
         scores = [one.score for one in able]
         if self._sensitivities is not None:
-            assert self.space.candidates is not None
-            wide = [self._sensitivities[self.space.candidates.index(one.candidate)] for one in able]
+            wide = [self._sensitivities[listed.index(one.candidate)] for one in able]
             return able[exponential.generalised_exponential_mechanism(scores, wide, self.choice_epsilon)]
         replaced = self.adjacency == "replace-one"
         sensitivity = self.score.sensitivity
