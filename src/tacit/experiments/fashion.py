@@ -1,0 +1,204 @@
+"""What do noise, rate, clip norm and optimizer do? A small convolutional network on Fashion-MNIST, ten epochs.
+
+Heat map of learning rate and noise multiplier, the clip norm from 0.1 to 10 with the rate fixed and with the rate in
+proportion to 1/clip, and four optimizers over their rates: all scored on the last 10,000 training rows, one run each.
+Then the test set is read: accuracy against ε with clip norm 5, at each noise multiplier with the rate that the heat map
+found, several seeds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tacit.experiments import pictures
+from tacit.experiments.pictures import Recipe
+from tacit.experiments.table import Row, Table, markdown, mean_sd
+
+ABOUT = "Fashion-MNIST, ten epochs: rate x noise, clip norm, optimizers, and accuracy against ε at clip norm 5"
+SEEDS = 3
+EPOCHS, BATCH, ROWS = 10, 1024, 60_000
+BASE = Recipe("raw", "cnn", batch=BATCH, clip=5.0, rate=0.3, momentum=0.0)
+NOISES = (0.5, 0.7, 1.0, 2.0, 4.0, 8.0)
+RATES = (0.05, 0.12, 0.3, 0.8, 2.0, 5.0)
+CLIPS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+#: rate x clip norm where one follows the other
+PRODUCT = 1.5
+#: optimizer: (name in words, rates)
+OPTIMIZERS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "sgd": ("SGD", (0.125, 0.5, 2.0, 8.0)),
+    "adam": ("Adam", (3e-4, 1e-3, 3e-3, 1e-2)),
+    "rmsprop": ("RMSprop", (3e-4, 1e-3, 3e-3, 1e-2)),
+    "dp-adam": ("DP-AdamBC", (3e-4, 1e-3, 3e-3, 1e-2)),
+}
+OPTIMIZER_NOISES = (1.0, 4.0)
+PARTS = ("heat", "optimizer", "clip", "epsilon")
+
+
+def run(table: Table) -> None:
+    """Rows of every part; the last needs the first."""
+    for part in PARTS:
+        for task in tasks(table, part):
+            task()
+
+
+def tasks(table: Table, part: str) -> list[Callable[[], Row]]:
+    """One run each; several processes may share the tasks of a part."""
+
+    @functools.cache
+    def split() -> pictures.Split:
+        return pictures.load(table, "fashion_mnist", test=part == "epsilon")
+
+    def task(recipe: Recipe, **key: Any) -> Callable[[], Row]:
+        measure = functools.partial(_measure, table, split, recipe, key["noise"], key.get("seed", 0))
+        return lambda: table.row(measure, part=part, **key)
+
+    found: list[Callable[[], Row]] = []
+    if part == "heat":
+        for noise in NOISES:
+            found += [task(replace(rate=rate), noise=noise, rate=rate) for rate in RATES]
+    elif part == "clip":
+        for clip in CLIPS:
+            for way, rate in (("fixed", 0.3), ("product", PRODUCT / clip)):
+                found.append(task(replace(rate=rate, clip=clip), noise=1.0, clip=clip, way=way, rate=rate))
+    elif part == "optimizer":
+        for noise in OPTIMIZER_NOISES:
+            for name, (_, rates) in OPTIMIZERS.items():
+                found += [
+                    task(replace(rate=rate, clip=1.0, optimizer=name), noise=noise, optimizer=name, rate=rate)
+                    for rate in rates
+                ]
+    else:
+        for seed in range(table.seeds):
+            for noise in NOISES:
+                found.append(task(replace(rate=best_rate(table.rows, noise)), noise=noise, seed=seed))
+    return found[:2] if table.small else found
+
+
+def replace(**changes: Any) -> Recipe:
+    """The usual run with something else."""
+    return dataclasses.replace(BASE, **changes)
+
+
+def best_rate(rows: list[Row], noise: float) -> float:
+    """The rate that was best on held-out training rows at this noise; the usual one where nothing was tried."""
+    own = [row for row in rows if row["part"] == "heat" and row["noise"] == noise]
+    return max(own, key=lambda row: row["accuracy"])["rate"] if own else BASE.rate
+
+
+def _measure(table: Table, split: Callable[[], pictures.Split], recipe: Recipe, noise: float, seed: int) -> Row:
+    data = split()
+    recipe = dataclasses.replace(recipe, steps=3 if table.small else EPOCHS * len(data.train[1]) // BATCH)
+    found = pictures.train(recipe, data, seed, noise=noise, compiled=table.device.startswith("cuda"))
+    return {"accuracy": found["accuracy"], "claimed": found["claimed"], "recipe": recipe.words()}
+
+
+# -- tables and plots ----
+
+
+def summary(rows: list[Row]) -> str:
+    """Accuracy against ε; the heat map; clip norms; optimizers."""
+    found = []
+    for noise in NOISES:
+        own = [row for row in rows if row["part"] == "epsilon" and row["noise"] == noise]
+        if own:
+            mean, deviation = mean_sd([100 * row["accuracy"] for row in own])
+            found.append(
+                {"noise": noise, "ε": own[0]["claimed"], "rate": own[0]["recipe"]["rate"], "test accuracy %": mean,
+                 "sd": deviation, "seeds": len(own)}
+            )  # fmt: skip
+    parts = [markdown(found, list(found[0]))] if found else []
+    heat = [row for row in rows if row["part"] == "heat"]
+    if heat:
+        lines = [
+            {"rate": rate, **{f"σ = {row['noise']:g}": 100 * row["accuracy"] for row in heat if row["rate"] == rate}}
+            for rate in RATES
+        ]
+        parts.append(markdown(lines, ["rate", *(f"σ = {noise:g}" for noise in NOISES)]))
+    clips = [row for row in rows if row["part"] == "clip"]
+    if clips:
+        lines = [
+            {"clip": clip, **{row["way"]: 100 * row["accuracy"] for row in clips if row["clip"] == clip}}
+            for clip in CLIPS
+        ]
+        parts.append(markdown(lines, ["clip", "fixed", "product"]))
+    chosen = [row for row in rows if row["part"] == "optimizer"]
+    if chosen:
+        lines = []
+        for name, (words, _) in OPTIMIZERS.items():
+            line: Row = {"optimizer": words}
+            for noise in OPTIMIZER_NOISES:
+                own = [row for row in chosen if row["optimizer"] == name and row["noise"] == noise]
+                if own:
+                    top = max(own, key=lambda row: row["accuracy"])
+                    line |= {f"σ = {noise:g}": 100 * top["accuracy"], f"rate at σ = {noise:g}": top["rate"]}
+            lines.append(line)
+        columns = ["optimizer"]
+        for noise in OPTIMIZER_NOISES:
+            columns += [f"σ = {noise:g}", f"rate at σ = {noise:g}"]
+        parts.append(markdown(lines, columns))
+    return "\n\n".join(parts)
+
+
+def plot(rows: list[Row], folder: Path) -> None:
+    """Accuracy against ε, the heat map, clip norms and optimizers."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 8.5), layout="constrained")
+    ((trade, heat), (clips, optimizers)) = figure.subplots(2, 2)
+    own = [row for row in rows if row["part"] == "epsilon"]
+    ends = []
+    for noise in NOISES:
+        same = [row for row in own if row["noise"] == noise]
+        if same:
+            ends.append((same[0]["claimed"], *mean_sd([100 * row["accuracy"] for row in same]), noise))
+    if ends:
+        trade.errorbar([e[0] for e in ends], [e[1] for e in ends], [e[2] for e in ends], marker="o", capsize=3)
+    for epsilon, mean, _, noise in ends:
+        trade.annotate(f"σ = {noise:g}", (epsilon, mean), (4, -12), textcoords="offset points", fontsize=8)
+    trade.set(xscale="log", xlabel="ε after ten epochs at δ = 1e-05, clip norm 5", ylabel="test accuracy (%)")
+    trade.set_title("accuracy against ε")
+    _heat(figure, heat, [row for row in rows if row["part"] == "heat"])
+    for way, label in (("fixed", "rate 0.3"), ("product", f"rate {PRODUCT:g} / clip norm")):
+        line = sorted((r["clip"], 100 * r["accuracy"]) for r in rows if r["part"] == "clip" and r["way"] == way)
+        if line:
+            clips.plot(*zip(*line, strict=True), marker="o", label=label)
+    clips.set(xscale="log", xlabel="clip norm", ylabel="held-out accuracy (%)", title="clip norm, σ = 1")
+    for number, (name, (words, _)) in enumerate(OPTIMIZERS.items()):
+        for noise, style in zip(OPTIMIZER_NOISES, ("-", "--"), strict=True):
+            line = sorted(
+                (r["rate"], 100 * r["accuracy"])
+                for r in rows
+                if r["part"] == "optimizer" and r["optimizer"] == name and r["noise"] == noise
+            )
+            if line:
+                named = {"label": words} if style == "-" else {}
+                optimizers.plot(*zip(*line, strict=True), marker="o", ls=style, color=f"C{number}", **named)
+    optimizers.set(xscale="log", xlabel="learning rate", ylabel="held-out accuracy (%)")
+    optimizers.set_title("optimizers, clip norm 1 (solid: σ = 1, dashed: σ = 4)")
+    for axes in (trade, clips, optimizers):
+        axes.grid(True, alpha=0.2)
+    for axes in (clips, optimizers):
+        if axes.lines:
+            axes.legend(fontsize=8)
+    figure.savefig(folder / "fashion.png", dpi=130)
+
+
+def _heat(figure: Any, axes: Any, rows: list[Row]) -> None:
+    """Held-out accuracy for each rate and noise."""
+    import numpy as np
+
+    values = np.full((len(RATES), len(NOISES)), np.nan)
+    for row in rows:
+        values[RATES.index(row["rate"]), NOISES.index(row["noise"])] = 100 * row["accuracy"]
+    shown = axes.imshow(values, origin="lower", aspect="auto", cmap="viridis", vmin=50, vmax=90)
+    for i, j in np.argwhere(np.isfinite(values)):
+        colour = "white" if values[i, j] < 78 else "black"
+        axes.text(j, i, f"{values[i, j]:.1f}", ha="center", va="center", fontsize=8, color=colour)
+    axes.set_xticks(range(len(NOISES)), [f"{noise:g}" for noise in NOISES])
+    axes.set_yticks(range(len(RATES)), [f"{rate:g}" for rate in RATES])
+    axes.set(xlabel="noise multiplier", ylabel="learning rate", title="held-out accuracy (%), SGD, clip norm 5")
+    figure.colorbar(shown, ax=axes, shrink=0.8)
