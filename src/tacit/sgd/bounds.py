@@ -119,7 +119,16 @@ class Clipped:
     norms: Tensor
     scale: Tensor
     bad: Tensor
-    sums: Callable[[bool], dict[str, Tensor]]
+    squared: Tensor
+    sums: Callable[..., dict[str, Tensor]]
+
+    def comparable(self, least: float) -> Tensor:
+        """Whether every example that adds something has a factor above ``least`` times the largest: a traced truth.
+
+        Then ``sums(False, True)`` may be asked for, in which the factors of the others are not zero but one.
+        """
+        used = (self.scale > 0) & (self.scale >= least * self.scale.amax())
+        return (used | (self.squared == 0)).all()
 
 
 def clip(
@@ -134,6 +143,8 @@ def clip(
 
     ``bounds`` are those of ``clipping`` as a tensor, where they are an input of a traced step. ``sums(True)`` is for
     batches with bad examples: what they hold is cleaned of infinities before it is multiplied by their factor, zero.
+    ``sums(False, True)`` is for batches in which every example of factor zero has no gradient (:meth:`comparable`):
+    its factor is then as good as one, and all factors are positive.
     """
     group_of = {name: g for g, members in enumerate(clipping.groups) for name in members}
     squared: list[Any] = [0.0] * len(clipping.groups)
@@ -152,7 +163,9 @@ def clip(
     bounds = bounds.to(safe_BG.dtype)
     norms_BG, scale_BG, bad = factors(squared_BG, safe_BG, bounds, good, mask, clipping.stabiliser)
 
-    def sums(sanitise: bool) -> dict[str, Tensor]:
-        return {n: gradients.weighted_sum(k, scale_BG[:, group_of[n]], sanitise) for k, n in enumerate(names)}
+    def sums(sanitise: bool, positive: bool = False) -> dict[str, Tensor]:
+        used_BG = torch.where(scale_BG > 0, scale_BG, 1.0) if positive else scale_BG
+        columns = [used_BG[:, g] for g in range(len(clipping.groups))]
+        return {n: gradients.weighted_sum(k, columns[group_of[n]], sanitise, positive) for k, n in enumerate(names)}
 
-    return Clipped(norms_BG, scale_BG, bad, sums)
+    return Clipped(norms_BG, scale_BG, bad, squared_BG, sums)

@@ -25,7 +25,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 
-from tacit.sgd import checks, frames, kernels
+from tacit.sgd import checks, frames, kernels, weighted
 from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.engine import Engine, Plan
 from tacit.sgd.errors import ClippingError
@@ -143,7 +143,8 @@ class Program:
             bounds = next(given)
             data = list(values[: sum(self.is_tensor)])
             run = engine.forward(losses_of(some), data, examples)
-            grads = run.output_gradients()
+            # Examples that are masked have no gradient at all: their factor may then be any.
+            grads = run.output_gradients(None if mask is None else mask.to(run.losses.dtype))
             plan = engine.plans.get(engine.signature(run, grads))
             if plan is None:
                 raise CannotCompile("the model takes another path through its operations when it is traced")
@@ -160,9 +161,9 @@ class Program:
                 losses = run.losses.detach()
                 found = clip(gradients, self.names, spec, torch.isfinite(losses), mask, bounds)
                 # An example counted as zero may hold infinities that poison a product: such a batch runs uncompiled.
-                fine = ~found.bad.any()
+                fine = ~found.bad.any() & found.comparable(weighted.LEAST)
                 fine = fine & kept if kept is not None else fine
-                return [*found.sums(False).values(), found.norms, losses, found.scale, fine]
+                return [*found.sums(False, True).values(), found.norms, losses, found.scale, fine]
 
         states = _python_randomness()
         torch.clear_autocast_cache()

@@ -75,12 +75,15 @@ class Gradients:
             total = Norms(total.squared + part.squared, total.gram + part.gram, total.product + part.product)
         return total
 
-    def weighted_sum(self, k: int, scale: Tensor, sanitise: bool = False) -> Tensor:
-        """``sum_b scale_b G_b`` for the ``k``-th parameter."""
+    def weighted_sum(self, k: int, scale: Tensor, sanitise: bool = False, positive: bool = False) -> Tensor:
+        """``sum_b scale_b G_b`` for the ``k``-th parameter; ``positive`` says that no factor is zero."""
         parameter = self.parameters[k]
+        if len(self.groups[k]) == 1 and self.groups[k][0][0].index is None:
+            whole = self.groups[k][0][1].weighted_sum(scale, sanitise, positive)
+            return whole.reshape(parameter.shape).to(wide(parameter.dtype)).contiguous()
         total = torch.zeros(parameter.shape, dtype=wide(parameter.dtype), device=parameter.device)
         for frame, group in self.groups[k]:
-            piece = group.weighted_sum(scale, sanitise)
+            piece = group.weighted_sum(scale, sanitise, positive)
             if frame.index is None:
                 total = total + piece.reshape(parameter.shape)
             else:

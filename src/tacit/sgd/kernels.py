@@ -36,6 +36,30 @@ else:
 
 
 @_jit
+def _gram_tile(  # type: ignore[no-untyped-def]
+    base, rows, columns, T, width, stride_t, stride_c, same, BT: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """One tile of a Gram matrix; on the diagonal both factors are the same numbers, read once."""
+    inner = tl.arange(0, BK)
+    a = base + rows[:, None] * stride_t + inner[None, :] * stride_c
+    found = tl.zeros((BT, BT), tl.float32)
+    if same:
+        for k in range(0, width, BK):
+            x = tl.load(a, mask=(rows[:, None] < T) & (inner[None, :] < width - k), other=0.0)
+            found = tl.dot(x, tl.trans(x), found, input_precision=PRECISION)
+            a += BK * stride_c
+    else:
+        b = base + columns[:, None] * stride_t + inner[None, :] * stride_c
+        for k in range(0, width, BK):
+            x = tl.load(a, mask=(rows[:, None] < T) & (inner[None, :] < width - k), other=0.0)
+            y = tl.load(b, mask=(columns[:, None] < T) & (inner[None, :] < width - k), other=0.0)
+            found = tl.dot(x, tl.trans(y), found, input_precision=PRECISION)
+            a += BK * stride_c
+            b += BK * stride_c
+    return found
+
+
+@_jit
 def _gram_kernel(  # type: ignore[no-untyped-def]
     left, right, out, T, p, q,
     left_b, left_t, left_p, right_b, right_t, right_q,
@@ -53,27 +77,8 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
     j = i + rest
     rows = i * BT + tl.arange(0, BT)
     columns = j * BT + tl.arange(0, BT)
-    inner = tl.arange(0, BK)
-    a = left + example * left_b + rows[:, None] * left_t + inner[None, :] * left_p
-    b = left + example * left_b + columns[None, :] * left_t + inner[:, None] * left_p
-    first = tl.zeros((BT, BT), tl.float32)
-    for k in range(0, p, BK):
-        inside = inner < p - k
-        x = tl.load(a, mask=(rows[:, None] < T) & inside[None, :], other=0.0)
-        y = tl.load(b, mask=(columns[None, :] < T) & inside[:, None], other=0.0)
-        first = tl.dot(x, y, first, input_precision=PRECISION)
-        a += BK * left_p
-        b += BK * left_p
-    a = right + example * right_b + rows[:, None] * right_t + inner[None, :] * right_q
-    b = right + example * right_b + columns[None, :] * right_t + inner[:, None] * right_q
-    second = tl.zeros((BT, BT), tl.float32)
-    for k in range(0, q, BK):
-        inside = inner < q - k
-        x = tl.load(a, mask=(rows[:, None] < T) & inside[None, :], other=0.0)
-        y = tl.load(b, mask=(columns[None, :] < T) & inside[:, None], other=0.0)
-        second = tl.dot(x, y, second, input_precision=PRECISION)
-        a += BK * right_q
-        b += BK * right_q
+    first = _gram_tile(left + example * left_b, rows, columns, T, p, left_t, left_p, i == j, BT, BK, PRECISION)
+    second = _gram_tile(right + example * right_b, rows, columns, T, q, right_t, right_q, i == j, BT, BK, PRECISION)
     place = out + (example * tl.num_programs(0) + pair) * 3
     total = tl.sum(first * second)
     if i == j:
@@ -237,6 +242,39 @@ def to_tf32(tensor: Tensor) -> Tensor:
     bits = tensor.view(torch.int32)
     rounded = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
     return torch.where(torch.isfinite(tensor), rounded, tensor)
+
+
+@torch.library.custom_op("tacit::quick_product", mutates_args=())  # type: ignore[untyped-decorator]
+def quick_product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    """A product of matrices in tf32, whatever torch is set to, with a bias added."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@quick_product.register_fake  # type: ignore[untyped-decorator]
+def _(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    return left.new_empty((left.shape[0], right.shape[1]))
+
+
+class QuickLinear(torch.autograd.Function):
+    """``F.linear`` of two dimensions in tf32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        found: Tensor = quick_product(x, weight.mT, bias)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        (grad,) = grads
+        # In a traced step nobody reads the gradients of weight and bias, and they are left out of the program.
+        return quick_product(grad, weight, None), grad.mT @ x, grad.sum(0) if ctx.needs_input_grad[2] else None
 
 
 def _block(size: int, most: int = 128) -> int:

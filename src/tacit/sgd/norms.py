@@ -28,6 +28,8 @@ from tacit.sgd.rules.base import Contribution, Dense, OneHot, Outer, clean, wide
 __all__ = ["Group", "Norms", "flip", "full_precision", "roundoff", "to_dense"]
 
 CHUNK_ELEMENTS = 1 << 26
+#: So few tokens that comparing every two of them is cheaper than sorting.
+FEW = 16
 
 
 @dataclass
@@ -163,15 +165,18 @@ class Group:
 
     # -- the weighted sum -------------------------------------------------------------------------------------------
 
-    def weighted_sum(self, scale: Tensor, sanitise: bool) -> Tensor:
-        """``sum_b scale_b G_b``; with ``sanitise``, examples of scale zero add nothing though they be infinite."""
+    def weighted_sum(self, scale: Tensor, sanitise: bool, positive: bool = False) -> Tensor:
+        """``sum_b scale_b G_b``; with ``sanitise``, examples of scale zero add nothing though they be infinite.
+
+        ``positive`` says that no factor is zero.
+        """
         if self.dense is not None:
             values = clean(self.dense) if sanitise else self.dense
             return torch.tensordot(scale.to(values.dtype), values, 1)
         total: Tensor | None = None
         if self.outer is not None:
             for part in self.parts:
-                piece = part.weighted_sum(scale, sanitise)
+                piece = part.weighted_sum(scale, sanitise, positive)
                 total = piece if total is None else total + piece
         if self.lookup is not None:
             right = clean(self.lookup.right) if sanitise else self.lookup.right
@@ -212,7 +217,7 @@ def _lookup_norms(lookup: OneHot) -> Norms:
     unit = torch.finfo(right.dtype).eps  # sums only: no reduced-precision product
     if tokens == 1:
         return Norms(size)
-    if tokens <= 2 * q:
+    if tokens <= FEW:
         same = index.unsqueeze(2) == index.unsqueeze(1)
         gram = right @ right.mT
         squared = torch.where(same, gram, 0.0).sum((1, 2))

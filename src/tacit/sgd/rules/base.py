@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.sgd import kernels
+from tacit.sgd import kernels, weighted
 from tacit.sgd.capture import Derived, Use, substitute, tensors_in
 from tacit.sgd.layout import Layout
 
@@ -136,10 +136,14 @@ class Outer:
             return None
         return kernels.product_norms(*self._aligned()), self.size()
 
-    def weighted_sum(self, scale: Tensor, sanitise: bool) -> Tensor:
-        """``sum_b scale_b G_b`` in ``D``'s shape."""
+    def weighted_sum(self, scale: Tensor, sanitise: bool, positive: bool = False) -> Tensor:
+        """``sum_b scale_b G_b`` in ``D``'s shape; ``positive`` says that no factor is zero."""
         if self.by_kernel:
-            total = kernels.weighted_product(*self._aligned(sanitise), scale)
+            left, right = self._aligned(sanitise)
+            if positive and weighted.fits(left, right):
+                total = weighted.scaled_sum(left, right, scale)
+            else:
+                total = kernels.weighted_product(left, right, scale)
             return self.fold(total[: self.left.shape[3], : self.right.shape[3]].unsqueeze(0))
         left, right = (clean(self.left), clean(self.right)) if sanitise else (self.left, self.right)
         factor = scale.to(left.dtype)[:, None, None, None]

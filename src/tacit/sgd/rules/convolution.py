@@ -152,7 +152,7 @@ class ConvOuter(Outer):
         a = self.layout.rows(widen(self.a)).square().sum(1) * math.prod(self.kernel)
         return self.layout.rows(widen(self.grad)).square().sum(1) * a
 
-    def weighted_sum(self, scale: Tensor, sanitise: bool) -> Tensor:
+    def weighted_sum(self, scale: Tensor, sanitise: bool, positive: bool = False) -> Tensor:
         grad, a = (clean(self.grad), clean(self.a)) if sanitise else (self.grad, self.a)
         if self.by_kernel:
             return kernels.conv_sum(grad, a, scale, *self._settings)

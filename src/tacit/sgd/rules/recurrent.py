@@ -14,7 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from tacit.sgd import kernels
 from tacit.sgd.capture import Capture
 from tacit.sgd.rules.base import DECOMPOSE
 
@@ -22,6 +24,9 @@ State = tuple[Tensor, ...]
 
 
 def _lstm_step(projected: Tensor, recurrent: Tensor, state: State) -> State:
+    if projected.is_cuda and projected.dim() == 2 and projected.dtype == recurrent.dtype == state[1].dtype:
+        hidden, cell, _ = torch._thnn_fused_lstm_cell(projected, recurrent, state[1])  # type: ignore[attr-defined]
+        return hidden, cell
     i, f, g, o = (projected + recurrent).chunk(4, -1)
     cell = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(cell), cell
@@ -42,6 +47,9 @@ def _tanh_step(projected: Tensor, recurrent: Tensor, state: State) -> State:
 def _relu_step(projected: Tensor, recurrent: Tensor, state: State) -> State:
     return (torch.relu(projected + recurrent),)
 
+
+#: Steps that see only the sum of the two projections, so that both have the same gradient.
+ADDED = (_lstm_step, _tanh_step, _relu_step)
 
 STEPS: dict[str, Callable[[Tensor, Tensor, State], State]] = {
     "lstm": _lstm_step,
@@ -96,18 +104,21 @@ def _unwatched(
 ) -> tuple[Tensor, State]:
     """The loop over time, with all its recurrent projections recorded as one linear use.
 
-    A zero is added to each recurrent projection; the gradient at these zeros is that of the projections, and their
-    inputs are the states before each step.
+    Their inputs are the states before each step. Their gradient is that of the projections of the input, where the two
+    are added up; elsewhere it is found at a zero that is added to each.
     """
     moved = any(capture.rearranged(t) for t in (projected_TBG, *state))
-    tap_TBG = projected_TBG.new_zeros(()).requires_grad_().expand(projected_TBG.shape)
-    inputs, taps = projected_TBG.unbind(0), tap_TBG.unbind(0)
+    tapped = step not in ADDED or not projected_TBG.requires_grad
+    tap_TBG = projected_TBG.new_zeros(()).requires_grad_().expand(projected_TBG.shape) if tapped else projected_TBG
+    inputs, taps = projected_TBG.unbind(0), tap_TBG.unbind(0) if tapped else ()
+    linear = _linear(projected_TBG)
     before: list[Tensor] = []
     outputs: list[Tensor] = []
     times = range(len(inputs))
     for t in reversed(times) if backwards else times:
         before.append(state[0])
-        new = step(inputs[t], F.linear(state[0], w_hh, b_hh) + taps[t], state)
+        recurrent = linear(state[0], w_hh, b_hh)
+        new = step(inputs[t], recurrent + taps[t] if tapped else recurrent, state)
         if alive_TB1 is not None:
             new = tuple(torch.where(alive_TB1[t], a, b) for a, b in zip(new, state, strict=True))
         state = new
@@ -121,6 +132,12 @@ def _unwatched(
     for tensor in (out, *state):
         capture.adopt(tensor, moved)
     return out, state
+
+
+def _linear(like: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """The recurrent projection; in a traced step, in tf32 where cuDNN would use it."""
+    quick = like.is_cuda and like.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
+    return kernels.QuickLinear.apply if quick and get_proxy_mode() is not None else F.linear
 
 
 def _layers(
