@@ -75,7 +75,7 @@ def tasks(table: Table, part: str) -> list[Callable[[], Row]]:
         for seed in range(table.seeds):
             for noise in NOISES:
                 found.append(task(replace(rate=best_rate(table.rows, noise)), noise=noise, seed=seed))
-    return found[:2] if table.small else found
+    return found[:1] if table.small else found
 
 
 def replace(**changes: Any) -> Recipe:
