@@ -92,9 +92,19 @@ def normal(
 
 @_never_traced
 def add_normal_(
-    tensor: torch.Tensor, key: Key, step: int, parameter: int | str, scale: float, *, offset: int = 0
+    tensor: torch.Tensor,
+    key: Key,
+    step: int,
+    parameter: int | str,
+    scale: float,
+    *,
+    offset: int = 0,
+    strides: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """Adds ``scale`` times the noise of :func:`normal` to a tensor in place, without a full-size temporary.
+
+    ``strides`` are those of the whole parameter, for a tensor that is a piece of it (see :func:`normal`); the
+    temporary is then as large as the piece.
 
     The scale is rounded up to binary32, so the noise is never smaller than asked for; sums are made in fp32 (in fp64
     for an fp64 tensor) and then rounded to the tensor's type. Guarantee and conditions are those of :func:`normal`,
@@ -107,7 +117,14 @@ def add_normal_(
     True
     """
     with torch.no_grad():
-        _add_checked(tensor, key, step, parameter, scale, offset)
+        if strides is None:
+            _add_checked(tensor, key, step, parameter, scale, offset)
+        else:
+            _check_sum(tensor, scale, offset)
+            noise = normal(key, step, parameter, tensor.shape, offset=offset, strides=strides, device=tensor.device)
+            wide = torch.promote_types(tensor.dtype, torch.float32)
+            factor = scale if tensor.dtype == torch.float64 else _round_up(scale)
+            tensor.copy_(tensor.to(wide) + noise.to(wide) * factor)
     return tensor
 
 

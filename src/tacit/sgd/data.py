@@ -334,7 +334,8 @@ class Physical:
 class Batch:
     """The units drawn for one step. What is in it, its size included, is private.
 
-    Iterating gives :class:`Physical` pieces, all of the same shape.
+    Where several ranks share a draw these are one rank's; ``places`` is then how many units every rank runs, and
+    ``filler`` a row to fill up with.
     """
 
     def __init__(
@@ -344,26 +345,30 @@ class Batch:
         weights: npt.NDArray[np.float32] | None,
         source: Records,
         device: torch.device,
+        places: int = 0,
+        filler: npt.NDArray[np.int64] | None = None,
     ) -> None:
         self.step, self.rows, self.weights = step, rows, weights
         self._source, self._device = source, device
+        self._places = max(places, len(rows))
+        self._filler = rows[:1] if len(rows) or filler is None else filler
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def pieces(self, physical: int) -> Iterator[Physical]:
-        """The batch in pieces of ``physical`` units; an empty batch has none."""
-        for start in range(0, len(self.rows), physical):
+        """The batch in pieces of ``physical`` units, all of one shape; an empty batch has none."""
+        for start in range(0, self._places, physical):
             rows = self.rows[start : start + physical]
             short = physical - len(rows)
             mask = torch.arange(physical) < len(rows)
             # A real record fills the empty places, so that the model sees nothing unusual; its factor is zero.
-            padded = np.concatenate([rows, np.repeat(rows[:1], short, axis=0)]).reshape(-1)
+            padded = np.concatenate([rows, np.repeat(self._filler, short, axis=0)]).reshape(-1)
             data = pytree.tree_map_only(Tensor, self._move, self._source.take(padded))
             weights = None
             if self.weights is not None:
                 some = self.weights[start : start + physical]
-                filled = np.concatenate([some, np.repeat(some[:1], short, axis=0)]).reshape(-1)
+                filled = np.concatenate([some, np.ones((short, *some.shape[1:]), some.dtype)]).reshape(-1)
                 weights = torch.from_numpy(filled).to(self._device)
             yield Physical(data, mask.to(self._device), weights)
 

@@ -62,9 +62,10 @@ class Sampler:
         """The most units a batch can hold, where there is a limit."""
         return None
 
-    def usual_physical(self, limit: int | None = None) -> int:
-        """A physical batch that holds nearly every batch in one piece, where ``limit`` allows it."""
+    def usual_physical(self, limit: int | None = None, shares: int = 1) -> int:
+        """A physical batch that holds nearly every batch (each of its ``shares``) in one piece, if ``limit`` allows."""
         most = self.largest or int(self.divisor + 4 * math.sqrt(self.divisor)) + 1
+        most = -(-most // shares)
         return max(1, min(most, self.size, limit or most))
 
     def check(self, units: int) -> None:

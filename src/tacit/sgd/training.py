@@ -12,22 +12,20 @@ and the step.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import json
 import os
-import warnings
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from tacit import accounting as acc
-from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Charge, Ledger, OperatorView
-from tacit.ledger.fingerprint import fingerprint
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_many_, normal
 from tacit.sgd import checkpoint as checkpoints
@@ -35,10 +33,12 @@ from tacit.sgd import laplace, validation
 from tacit.sgd.augment import Augment, repeat, views_of
 from tacit.sgd.batches import Loss
 from tacit.sgd.bounds import Clipping
-from tacit.sgd.checkpoint import CheckpointError
 from tacit.sgd.clip import Check, clipped_grad
 from tacit.sgd.data import Batch, Physical, Table, records, units_of, weighted
+from tacit.sgd.distributed.ranks import Ranks, wanted
+from tacit.sgd.distributed.spread import Spread, add_noise_, spread_of
 from tacit.sgd.plan import AdaptiveClipping, Plan, Privacy, Schedule, make_plan
+from tacit.sgd.resume import Resumable
 from tacit.sgd.sampling import Sampler, make_sampler
 
 #: Most units of a physical batch on a CPU, where larger ones gain nothing.
@@ -47,7 +47,7 @@ CPU_BATCH = 2048
 COUNT = 0
 
 
-class Training:
+class Training(Resumable):
     """A private training run of ``model``, which stays the same object.
 
     ``data`` are tensors, arrays, a map-style ``Dataset`` or a :func:`tacit.sgd.table`. ``loss(model, batch)`` gives one
@@ -65,6 +65,10 @@ class Training:
     With ``checkpoint`` the run is saved there every ``checkpoint_every`` steps and resumed where the file exists; the
     key is kept in ``key_file`` (default: the user's state folder) until the end. ``ledger`` and ``dataset`` say where
     the plan is charged before the first step.
+
+    Where ``torch.distributed`` is initialised, all its ranks are one run, started with the same data and settings
+    (``distributed=False``: this process trains alone). Each takes its share of every draw; clipped sums are added up;
+    the noise is that of one process, drawn by each rank for the piece of the model it holds; rank 0 charges the ledger.
 
     Guarantee: everything that can be computed from the sequence of weights is (ε, δ)-DP as :attr:`privacy` states, for
     the stated adjacency and unit. Each noisy sum has L2 sensitivity ``clip_norm`` for adding or removing one unit, and
@@ -120,16 +124,23 @@ class Training:
         key_file: str | os.PathLike[str] | None = None,
         check: Check = "first",
         compile: bool = False,
+        distributed: bool | None = None,
     ) -> None:
         delta = validation.check_target(epsilon, noise_multiplier, delta, mechanism)
         self.model, self.optimizer, self.loss = model, optimizer, loss
+        self.spread: Spread | None = spread_of(model)
         self.parameters = validation.check_parameters(model, optimizer)
         first = next(iter(self.parameters.values()))
         self.device = first.device
+        active = wanted(model, distributed)
+        self.ranks = Ranks(active, self.spread.tensor if self.spread is not None else (), self.device)
+        validation.check_ranks(self.ranks, self.spread, mechanism, compile)
         rows = data.records if isinstance(data, Table) else records(data, first.dtype)
         self.records = rows
         rows.check_finite()
         validation.check_labels(model, loss, rows, self.device)
+        if self.spread is not None:
+            self.spread.rest()
         self.units = units_of(unit, data, len(rows))
         if self.units is None and per_unit != 1:
             raise ValueError("per_unit needs unit=: which records belong together")
@@ -142,7 +153,9 @@ class Training:
             raise ValueError(f"batch_size and size are not those of {sampler}")
         sampler.check(count)
         unit_name = unit_name or ("record" if self.units is None else "person")
-        adjacency = validation.check_ledger(ledger, dataset, adjacency, unit_name, size) or sampler.adjacency
+        asked, name = adjacency, unit_name  # the ledger is where rank 0 is
+        found = self.ranks.first(lambda: validation.check_ledger(ledger, dataset, asked, name, size))
+        adjacency = found or sampler.adjacency
         if adaptive is not None:
             if (
                 clipping not in ("flat", "automatic")
@@ -182,9 +195,9 @@ class Training:
         if checkpoint_every < 1:
             raise ValueError(f"checkpoint_every is a positive whole number, not {checkpoint_every}")
         self.physical_batch = physical_batch or self.plan.sampler.usual_physical(
-            CPU_BATCH if self.device.type == "cpu" else None
+            CPU_BATCH if self.device.type == "cpu" else None, self.ranks.data_ranks
         )
-        self._halves = physical_batch is None
+        self._halves = physical_batch is None and self.spread is None
         self.scheduler, self._ema, self._check, self._compile = scheduler, ema, check, compile
         # One object for the whole run: a compiled step holds for the loss it was made with.
         if views < 1 or (views > 1 and augment is None):
@@ -209,13 +222,15 @@ class Training:
         self._settings = checkpoints.configuration(model, self.parameters, loss, optimizer, scheduler, ema)
         if augment is not None:
             self._settings["the augmentation"] = [getattr(augment, "__qualname__", type(augment).__name__), views]
-        if self._checkpoint is not None and self._checkpoint.exists():
-            self._continue(key)
-        if self._key is None and self._ended is None:
-            self._use(key or Key.generate())
-        fresh = not self._begun and self._ended is None and self.charge is None
+        whole = [*model.parameters(), *model.buffers()]
+        self.ranks.begin_alike(t for t in whole if self.spread is None or not self.spread.holds(t))
+        self._take_part(key)
+        fresh = not self._begun and self._ended is None and self._entry is None
         if ledger is not None and dataset is not None and fresh:
-            ledger.quote(dataset, self.plan.mechanism, delta=self.plan.delta)  # refuse now what would be refused later
+            # Refuse now what would be refused later.
+            self.ranks.first(lambda: ledger.quote(dataset, self.plan.mechanism, delta=self.plan.delta) and None)
+        if self.ranks.active and self.ranks.rank == 0:
+            sys.stderr.write(f"tacit: {self.layout}: one draw, one noise, one charge for all\n")
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -258,6 +273,7 @@ class Training:
             )
         clipping = self._clip_at(batch.step)
         sums, inside = self._sums(batch, clipping)
+        inside = self._add_up(sums, inside)
         self._broken = True
         self._release(sums, inside, clipping, batch.step)
         self._handed = None
@@ -279,6 +295,11 @@ class Training:
             raise RuntimeError("the run has ended already")
         self._ended = (str(reason), bool(looked_at_results))
         self._finish()
+
+    @property
+    def layout(self) -> str:
+        """Which ranks train and how the model lies on them, for the card; empty for one process alone."""
+        return self.ranks.words + (f", {self.spread.words}" if self.spread is not None else "")
 
     # -- what ran ----------------------------------------------------------------------------------------------------
 
@@ -325,11 +346,14 @@ class Training:
             _copy(self.parameters, kept)
 
     def diagnostics(self) -> OperatorView:
-        """Loss, clipped fraction and size of the last batch: for the operator, not covered by the guarantee."""
+        """Loss, clipped fraction and size of the last batch (of this rank's share of it): for the operator, not covered
+        by the guarantee."""
         if not self._last:
             return OperatorView(step=self.steps_executed, records=0)
         losses, norms, mask = (torch.cat([part[i] for part in self._last]) for i in range(3))
         losses, norms = losses[mask], norms[mask]
+        if not len(losses):
+            return OperatorView(step=self.steps_executed, records=0)
         bound = self._clip_at(max(self.steps_executed - 1, 0)).sensitivity
         return OperatorView(
             step=self.steps_executed,
@@ -343,11 +367,15 @@ class Training:
 
     def _draw(self, step: int) -> Batch:
         units = len(self.units) if self.units is not None else len(self.records)
-        chosen = self.plan.sampler.draw(self._sampler_key, step, units)
-        if self.units is None:
-            return Batch(step, chosen, None, self.records, self.device)
-        rows, weights = self.units.choose(chosen, self.plan.records_per_unit, self._member_key, step)
-        return Batch(step, rows, weights, self.records, self.device)
+        rows: npt.NDArray[np.int64] = self.plan.sampler.draw(self._sampler_key, step, units)
+        weights = None
+        if self.units is not None:
+            rows, weights = self.units.choose(rows, self.plan.records_per_unit, self._member_key, step)
+        # Ranks that gather parameters from one another run equally often; what they lack is filled up and masked.
+        places = -(-len(rows) // self.ranks.data_ranks) if self.spread is not None else 0
+        share = self.ranks.share
+        own = None if weights is None else share(weights)
+        return Batch(step, share(rows), own, self.records, self.device, places, rows[:1])
 
     def _clip_at(self, step: int) -> Clipping:
         bound = self.clip_norm if self.plan.adaptive else self.plan.clip[step]
@@ -366,7 +394,8 @@ class Training:
                     inside = inside + self._add(piece, sums, clipping)
                 for n, p in self.parameters.items():
                     if n not in sums:  # an empty batch
-                        sums[n] = torch.zeros_like(p, dtype=torch.float64 if exact else _wide(p))
+                        shape = p.shape if self.spread is None else self.spread.shape(n)
+                        sums[n] = torch.zeros(shape, dtype=torch.float64 if exact else _wide(p), device=p.device)
                 return sums, inside
             except torch.OutOfMemoryError:
                 if not self._halves or self.physical_batch == 1:
@@ -379,6 +408,15 @@ class Training:
             self.physical_batch = (self.physical_batch + 1) // 2
             assert random is not None
             checkpoints.set_random_state(random, self.device)
+
+    def _add_up(self, sums: dict[str, Tensor], inside: Tensor) -> Tensor:
+        """The sums over all ranks, in place; every rank takes part, also one that has no records."""
+        whole = [s for n, s in sums.items() if self.spread is None or not self.spread.reduced(n)]
+        if self.plan.adaptive is not None:
+            inside = inside.to(self.device)
+            whole.append(inside)
+        self.ranks.add_(whole)
+        return inside
 
     def _add(self, piece: Physical, sums: dict[str, Tensor], clipping: Clipping) -> Tensor:
         batch, loss = piece.data, self.loss
@@ -425,11 +463,14 @@ class Training:
         if scale > 0:
             if self.plan.kind == "laplace":
                 laplace.add_noise_(sums, self._noise_key, step, scale)
-            else:
+            elif self.spread is None:
                 add_normal_many_(list(sums.values()), self._noise_key, step, list(sums), scale)
+            else:
+                add_noise_(self.spread, sums, self._noise_key, step, scale)
         torch._foreach_div_(list(sums.values()), divisor)
         for name, p in self.parameters.items():
-            p.grad = sums[name].to(p.dtype)
+            grad = sums[name].to(p.dtype)
+            p.grad = grad if self.spread is None else self.spread.gradient(name, grad)
         if hasattr(self.optimizer, "noise_variance"):
             variance = 2 * (scale / divisor) ** 2 if self.plan.kind == "laplace" else (scale / divisor) ** 2
             self.optimizer.noise_variance = variance
@@ -453,183 +494,6 @@ class Training:
         factor = torch.exp(torch.tensor(-adaptive.rate * (fraction - adaptive.quantile), dtype=torch.float64))
         # Bounds that no data depend on keep the clip norm a usable number.
         self.clip_norm = min(max(self.clip_norm * float(factor), 1e-6 * self.plan.clip[0]), 1e6 * self.plan.clip[0])
-
-    # -- keys, ledger, checkpoints -----------------------------------------------------------------------------------
-
-    def _use(self, key: Key) -> None:
-        self._key = key
-        self._noise_key, self._sampler_key = key.derive("noise"), key.derive("sampler")
-        self._member_key = key.derive("members")
-
-    def _begin(self) -> None:
-        """Before the first batch is drawn: charge the ledger, save the key, write the first checkpoint.
-
-        A checkpoint marked as prepared stands before the key is saved: killed there, the next attempt knows that
-        nothing was drawn, takes up the charge and makes another key. Killed between the charge and that, it charges
-        again: too much is counted, never too little.
-        """
-        if self._begun:
-            return
-        assert self._key is not None
-        if self.ledger is not None and self.dataset is not None and self.charge is None:
-            self.charge = self.ledger.charge(
-                self.dataset, self.plan.mechanism, delta=self.plan.delta, purpose=self.purpose
-            )
-            self._entry = {"dataset": self.dataset, "charge": self.charge.number, "head": self.charge.head}
-        if self._retired is not None:
-            self._retired.destroy()  # of the run this one forked from, whose checkpoint is overwritten now
-        if self._checkpoint is not None and self._own_key:
-            self._key_file = self._key_file or checkpoints.key_folder() / f"{self._key.fingerprint()}.key"
-            self._write(prepared=True)
-            self._key.save(self._key_file)
-        self._begun = True
-        if self._checkpoint is not None:
-            self.save()
-
-    _entry: dict[str, str] | None = None
-
-    def save(self) -> None:
-        """Write the checkpoint: the state between two steps, without the key."""
-        if self._checkpoint is None:
-            raise ValueError("give checkpoint=, a path")
-        if self._key is None:
-            raise RuntimeError("the run has ended; its last checkpoint is written")
-        self._begin()
-        self._write()
-
-    def _write(self, prepared: bool = False) -> None:
-        assert self._checkpoint is not None
-        assert self._key is not None
-        state = {
-            "prepared": prepared,
-            "plan": self.plan.to_dict(),
-            "mechanism": self.plan.mechanism.to_dict(),
-            "configuration": self._settings,
-            "step": self.steps_executed,
-            "clip_norm": self.clip_norm,
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
-            "average": self._average,
-            "physical_batch": self.physical_batch,
-            "random": checkpoints.random_state(self.device),
-            "data": self._data_name(),
-            "key": self._key.fingerprint(),
-            "key_file": str(self._key_file) if self._key_file is not None else None,
-            "ledger": self._entry,
-            "ended": list(self._ended) if self._ended is not None else None,
-        }
-        checkpoints.write(self._checkpoint, state, self._key)
-
-    def _data_name(self) -> str:
-        if not hasattr(self, "_fingerprint"):
-            assert self._key is not None
-            self._fingerprint = self._name_of_data(self._key)
-        return self._fingerprint
-
-    def _name_of_data(self, key: Key) -> str:
-        secret = checkpoints.secret(key, "data")
-        found = self.records.fingerprint(secret)
-        return found if self.units is None else fingerprint([found, self.units.order, self.units.starts], secret)
-
-    def _continue(self, key: Key | None) -> None:
-        """Resume the run of the checkpoint, or fork from it."""
-        path = self._checkpoint
-        assert path is not None
-        state, body, tag = checkpoints.read(path)
-        charged = checkpoints.check_entry(path, state, self.ledger, self.dataset)
-        changed = checkpoints.differences(state, self.plan, self._settings)
-        if state["key_file"] is not None:
-            Key.sweep(state["key_file"])
-        if state["prepared"] and not (changed and state["plan"]["earlier"] is not None):
-            self._prepare(state, changed)
-            return
-        finished = state["ended"] is not None or state["step"] >= state["plan"]["steps"]
-        if key is None and state["key_file"] is not None and Path(state["key_file"]).exists():
-            key = Key.load(state["key_file"])
-        if key is not None and key.fingerprint() != state["key"]:
-            raise CheckpointError(f"{path} belongs to another key")
-        if key is not None:
-            checkpoints.check_tag(path, body, tag, key)
-            if self._name_of_data(key) != state["data"]:
-                changed.append("the data")
-        elif not finished:
-            changed.append("the key, which is gone")
-        if changed:
-            self._fork(path, state, changed, charged, key)
-            return
-        if key is not None:
-            self._use(key)
-            self._key_file = state["key_file"]
-        self._load(state)
-        self._begun, self._entry = True, state["ledger"]
-        self.charge = checkpoints.take_up(state, self.ledger)
-        if finished:  # killed after the last step: end what was left open
-            self._ended = tuple(state["ended"]) if state["ended"] is not None else ("the plan was used up", True)
-            self._close()
-
-    def _prepare(self, state: dict[str, Any], changed: list[str]) -> None:
-        """Begin where an attempt was killed before it drew anything: its key is replaced, its charge taken up."""
-        left = Path(state["key_file"])
-        if left.exists():
-            key = Key.load(left)
-            if key.fingerprint() != state["key"]:
-                raise CheckpointError(f"{left} is the key of another run: choose another key_file")
-            key.destroy()
-        if not changed:
-            self._load(state)
-            self.charge, self._entry = checkpoints.take_up(state, self.ledger), state["ledger"]
-
-    def _fork(
-        self, path: Path, state: dict[str, Any], changed: list[str], charged: acc.Mechanism | None, key: Key | None
-    ) -> None:
-        """Go on from the weights of another run, with a new key and a charge of its own."""
-        what = f"{path} does not continue: {', '.join(changed)} changed"
-        if charged is None:
-            raise CheckpointError(
-                f"{what}. A fork is a new run on weights that have cost something already, and needs a ledger to be "
-                "charged to; or remove the checkpoint and begin anew"
-            )
-        if charged.unit != self.plan.unit or self.plan.adjacency not in charged.adjacencies():
-            raise CheckpointError(f"{what}, and the two runs protect different things: they do not compose")
-        warnings.warn(
-            f"{what}: this is a fork, with a new key and a new charge; privacy is stated for both runs together",
-            PrivacyWarning,
-            stacklevel=5,
-        )
-        earlier = charged if state["plan"]["earlier"] is None else charged + acc.from_dict(state["plan"]["earlier"])
-        self.plan = dataclasses.replace(self.plan, earlier=earlier)
-        self.model.load_state_dict(state["model"])
-        if self._own_key:
-            self._retired = key  # until the new charge is granted, the other run can still be resumed
-
-    def _load(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
-        if self._average is not None:
-            self._average = {n: t.to(self.device) for n, t in state["average"].items()}
-        self.steps_executed, self.clip_norm = state["step"], state["clip_norm"]
-        self.physical_batch = state["physical_batch"]
-        if state["plan"]["earlier"] is not None:
-            self.plan = dataclasses.replace(self.plan, earlier=acc.from_dict(state["plan"]["earlier"]))
-        checkpoints.set_random_state(state["random"], self.device)
-
-    def _finish(self) -> None:
-        if self._checkpoint is not None:
-            self.save()
-        self._close()
-
-    def _close(self) -> None:
-        if self.charge is not None and not self.charge.confirmed:
-            self.charge.confirm()
-        if self._key is not None:
-            for derived in (self._noise_key, self._sampler_key, self._member_key):
-                derived.destroy()
-            if self._own_key:
-                self._key.destroy()
-            self._key = None
 
     def __repr__(self) -> str:
         return f"<Training: {self.steps_executed:,} of {self.plan.steps:,} steps, {self.plan.sampler.words}>"

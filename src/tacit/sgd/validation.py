@@ -18,6 +18,8 @@ from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Ledger
 from tacit.sgd.clip import trainable
 from tacit.sgd.data import Records
+from tacit.sgd.distributed.ranks import DistributedError, Ranks
+from tacit.sgd.distributed.spread import Spread
 from tacit.sgd.plan import Plan
 from tacit.sgd.sampling import Sampler
 
@@ -71,6 +73,24 @@ def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
             "for nothing; freeze it with requires_grad_(False) or give it to the optimizer"
         )
     return parameters
+
+
+def check_ranks(ranks: Ranks, spread: Spread | None, mechanism: str, compile: bool) -> None:
+    """Refuse what cannot be right on parameters that are spread over ranks."""
+    if spread is None:
+        return
+    if not ranks.active:
+        raise DistributedError(
+            f"the model's parameters are {spread.words}, over ranks that must train together: leave distributed=False out"
+        )
+    if mechanism != "gaussian":
+        raise ValueError("Laplace noise is for small models, which every rank holds whole: leave fully_shard out")
+    if compile:
+        raise ValueError(
+            f"compile=True traces a whole step, and the parameters of this model are {spread.words}: they are gathered "
+            "layer by layer while it runs. Leave compile out"
+        )
+    spread.check(ranks.world)
 
 
 def check_labels(model: nn.Module, loss: Any, records: Records, device: torch.device) -> None:

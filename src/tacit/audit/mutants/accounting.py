@@ -8,6 +8,7 @@ from typing import Any
 from tacit import accounting as acc
 from tacit.audit.mutants.base import mutant, replaced
 from tacit.sgd import Classifier, Plan, Training
+from tacit.sgd.resume import Resumable
 
 
 @mutant("one step is not priced", "accounting")
@@ -57,21 +58,21 @@ def stop_after_looking() -> Iterator[None]:
 @mutant("the ledger is charged after training", "accounting")
 def charged_late() -> Iterator[None]:
     """A run that is killed has cost nothing, as far as the ledger knows."""
-    begin, finish = Training._begin, Training._finish
+    begin, finish = Resumable._begin, Resumable._finish
 
-    def without(self: Training) -> None:
+    def without(self: Resumable) -> None:
         ledger, self.ledger = self.ledger, None
         try:
             begin(self)
         finally:
             self.ledger = ledger
 
-    def late(self: Training) -> None:
+    def late(self: Resumable) -> None:
         if self.ledger is not None and self.dataset is not None and self.charge is None:
             self.charge = self.ledger.charge(self.dataset, self.plan.mechanism, delta=self.plan.delta, purpose="late")
         finish(self)
 
-    with replaced(Training, "_begin", without), replaced(Training, "_finish", late):
+    with replaced(Resumable, "_begin", without), replaced(Resumable, "_finish", late):
         yield
 
 
@@ -94,14 +95,14 @@ def lost_on_clone() -> Iterator[None]:
 @mutant("the noise begins again after a resume", "accounting")
 def noise_again() -> Iterator[None]:
     """Steps are counted from the moment of the resume: the first noise is used for two releases."""
-    load, release = Training._load, Training._release
+    load, release = Resumable._load, Training._release
 
-    def noted(self: Training, state: Any) -> None:
+    def noted(self: Resumable, state: Any) -> None:
         load(self, state)
         self._before = self.steps_executed  # type: ignore[attr-defined]
 
     def again(self: Training, sums: Any, inside: Any, clipping: Any, step: int) -> None:
         release(self, sums, inside, clipping, step - getattr(self, "_before", 0))
 
-    with replaced(Training, "_load", noted), replaced(Training, "_release", again):
+    with replaced(Resumable, "_load", noted), replaced(Training, "_release", again):
         yield

@@ -1,0 +1,108 @@
+"""How is something tried on several ranks, on one machine? Forked processes that talk over the loopback interface.
+
+:func:`on_ranks` forks the process that calls it, so that what stands in memory (a mutant's patch, a model) stands in
+every rank. It is for small trials of seconds: one thread each, gloo, nothing left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import io
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class RankFailed(RuntimeError):
+    """A rank raised, died, or waited in vain for the others."""
+
+
+def possible() -> bool:
+    """Whether several ranks can be tried here: torch with its distributed part, and an operating system that forks."""
+    import torch
+
+    return "fork" in multiprocessing.get_all_start_methods() and torch.distributed.is_available()
+
+
+def on_ranks(world: int, work: Callable[[int], Any], *, timeout: float = 60.0, group: bool = True) -> list[Any]:
+    """What ``work(rank)`` gives on each of ``world`` ranks of one process group; results travel as pickles.
+
+    Raises :class:`RankFailed` where a rank raises or does not answer in ``timeout`` seconds. With ``group=False`` no
+    process group is made.
+
+    >>> on_ranks(2, lambda rank: rank * 10, group=False)
+    [0, 10]
+    """
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory(prefix="tacit-ranks-") as folder:
+        pipes, processes = [], []
+        with warnings.catch_warnings():
+            # Threads of the parent are not used by the children, which compute with one thread each.
+            warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+            for rank in range(world):
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(
+                    target=_rank, args=(rank, world, work, theirs, Path(folder) / "store", timeout, group)
+                )
+                process.start()
+                theirs.close()
+                pipes.append(ours)
+                processes.append(process)
+        found: list[Any] = []
+        try:
+            end = time.monotonic() + timeout
+            for rank, pipe in enumerate(pipes):
+                if not pipe.poll(max(0.0, end - time.monotonic())):
+                    raise RankFailed(f"rank {rank} did not answer within {timeout:g} s")
+                try:
+                    fine, value = pipe.recv()
+                except EOFError:
+                    raise RankFailed(f"rank {rank} died") from None
+                if not fine:
+                    raise RankFailed(f"rank {rank}: {value}")
+                found.append(value)
+        finally:
+            for process in processes:
+                process.join(0.0 if len(found) < world else 5.0)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+    return found
+
+
+def _rank(
+    rank: int, world: int, work: Callable[[int], Any], pipe: Any, store: Path, timeout: float, group: bool
+) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world), ("LOCAL_RANK", rank)):
+        os.environ[name] = str(value)
+    if sys.platform.startswith("linux"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    try:
+        if group:
+            import torch.distributed as dist
+
+            limit = datetime.timedelta(seconds=timeout)
+            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=limit)
+        with contextlib.redirect_stderr(io.StringIO()):
+            value = work(rank)
+        pipe.send((True, value))
+        if group:
+            dist.barrier()
+            dist.destroy_process_group()
+    except BaseException as error:  # noqa: BLE001 whatever it is, the parent is told
+        pipe.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+        os._exit(1)
+
+
+__all__ = ["RankFailed", "on_ranks", "possible"]
