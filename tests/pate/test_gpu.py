@@ -50,8 +50,8 @@ def test_a_committee_learns_alike_with_and_without_captured_graphs():
     for graph in (False, True):
         torch.manual_seed(0)
         student = answers.fit(
-            network, x[:500], method="committee", members=3, rounds=2, steps=150, batch_size=32, device="cuda",
-            strong=lambda rows: rows + 0.1 * torch.randn_like(rows), weak=lambda rows: rows, graph=graph,
+            network, x[:500], method="committee", members=4, rounds=2, crossed=True, steps=150, batch_size=32,
+            device="cuda", strong=lambda rows: rows + 0.1 * torch.randn_like(rows), weak=lambda rows: rows, graph=graph,
         )  # fmt: skip
         with torch.no_grad():
             said = student(torch.as_tensor(x[500:], device="cuda")).argmax(1).cpu().numpy()

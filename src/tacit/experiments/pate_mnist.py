@@ -42,7 +42,8 @@ PARTITION = bytes(range(32))
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """How many queries are asked, and how a student is taught. ``spread``: every so many public images are asked about,
-    rather than the first ones. ``strength`` scales how much images are bent and hidden, ``width`` the channels."""
+    rather than the first ones. ``strength`` scales how much images are bent and hidden. ``crossed``: members of the
+    first round see half of the labels each."""
 
     queries: int = 2_000
     spread: bool = True
@@ -52,7 +53,7 @@ class Recipe:
     batch: int = 64
     sure: float = 0.95
     strength: float = 1.0
-    width: int = 1
+    crossed: bool = False
 
     def words(self) -> dict[str, Any]:
         """For a row."""
@@ -75,7 +76,7 @@ class Recipe:
         """For the students."""
         return {
             "steps": self.steps, "batch_size": self.batch, "ratio": 4, "sure": self.sure, "strong": self.strong,
-            "members": self.members, "rounds": self.rounds,
+            "members": self.members, "rounds": self.rounds, "crossed": self.crossed,
         }  # fmt: skip
 
 
@@ -197,7 +198,7 @@ def _measure(table: Table, data: dict[str, Any], votes: VoteCounts, recipe: Reci
     answers = ask(votes, recipe, seed)
     torch.manual_seed(seed)
     student = answers.fit(
-        functools.partial(student_network, recipe.width),
+        student_network,
         method="committee",
         device=table.device,
         graph=table.device.startswith("cuda"),
@@ -321,20 +322,20 @@ def quicker(device: str) -> Any:
     return min(times, key=lambda make: times[make])
 
 
-def student_network(width: int = 1) -> Any:
+def student_network() -> Any:
     """Four convolutions with batch normalisation."""
 
     def block(channels: int, filters: int) -> list[Any]:
         return [nn.Conv2d(channels, filters, 3, padding=1), nn.BatchNorm2d(filters), nn.ReLU()]
 
     return nn.Sequential(
-        *block(1, 32 * width),
+        *block(1, 32),
         nn.MaxPool2d(2),
-        *block(32 * width, 64 * width),
-        *block(64 * width, 64 * width),
+        *block(32, 64),
+        *block(64, 64),
         nn.MaxPool2d(2),
-        *block(64 * width, 128 * width),
+        *block(64, 128),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(128 * width, 10),
+        nn.Linear(128, 10),
     )

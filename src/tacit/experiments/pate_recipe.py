@@ -28,18 +28,17 @@ from tacit.pate.learner import Committee, Options, committee, probabilities
 ABOUT = "the trials from which the student of 'pate-mnist' is chosen, on training images"
 SEEDS = 2
 PRIVATE, PUBLIC, FITTED, NOISE, RIDGE = 45_000, 9_000, 7_000, 0.145, 0.01
-#: Trials take fewer steps and members than the final student.
-BASE = Recipe(members=3, steps=2_000)
+#: Trials take fewer steps than the final student.
+BASE = Recipe(steps=1_500)
 QUERIES = {
     "2000 spread": BASE,
     "2000 first": dataclasses.replace(BASE, spread=False),
     "640 first": dataclasses.replace(BASE, queries=640, spread=False),
 }
 CHANGES: dict[str, dict[str, Any]] = {
+    "crossed": {"crossed": True},
     "stronger": {"strength": 1.5},
-    "wide": {"width": 2},
     "less sure": {"sure": 0.8},
-    "long": {"steps": 4_000},
 }
 
 
@@ -65,7 +64,7 @@ class Trials:
         """One trial; those of the student start from the queries that were best."""
         recipe = recipe_of(part, name, self.table.rows)
         if self.table.small:
-            recipe = dataclasses.replace(pate_mnist.TINY, sure=recipe.sure)
+            recipe = dataclasses.replace(pate_mnist.TINY, crossed=recipe.crossed)
         return self.table.row(functools.partial(self._measure, recipe, seed), part=part, name=name, seed=seed)
 
     def _measure(self, recipe: Recipe, seed: int) -> dict[str, Any]:
@@ -76,16 +75,15 @@ class Trials:
         known, labels, rest = answers.labelled()
         device = self.table.device
         options = recipe.options()
-        members, rounds = options.pop("members"), options.pop("rounds")
+        of_committee = {name: options.pop(name) for name in ("members", "rounds", "crossed")}
         torch.manual_seed(seed)
         found = committee(
-            functools.partial(pate_mnist.student_network, recipe.width),
+            pate_mnist.student_network,
             known.to(device),
             torch.as_tensor(labels, device=device),
             torch.cat([known, rest]).to(device),
             Options(graph=device.startswith("cuda"), **options),
-            members=members,
-            rounds=rounds,
+            **of_committee,
             seed=seed,
         )
 
@@ -125,9 +123,9 @@ def best(rows: list[Row], part: str, usual: str) -> str:
 
 def chosen(rows: list[Row]) -> Recipe:
     """The rule: the best queries; the best change of the student, if it is better than none; rounds as they were better
-    there; then the final student's members and steps.
+    there; then the final student's steps.
 
-    >>> chosen([]) == dataclasses.replace(BASE, members=4, steps=3000)
+    >>> chosen([]) == dataclasses.replace(BASE, steps=3000)
     True
     """
     queries = best(rows, "queries", next(iter(QUERIES)))
@@ -140,7 +138,7 @@ def chosen(rows: list[Row]) -> Recipe:
     rounds = 2
     if own and mean_sd([row["committee 1"] for row in own])[0] > score(rows, part, name):
         rounds = 1
-    return dataclasses.replace(recipe, members=4, rounds=rounds, steps=max(3_000, recipe.steps))
+    return dataclasses.replace(recipe, rounds=rounds, steps=3_000, crossed=recipe.crossed and rounds == 2)
 
 
 def stand_in(table: Table) -> tuple[VoteCounts, Tensor, np.ndarray[Any, Any]]:

@@ -199,22 +199,52 @@ def committee(
     members: int,
     rounds: int,
     seed: int,
+    crossed: bool = False,
 ) -> list[Committee]:
     """The committees of ``rounds`` rounds, the last one the best taught.
 
     In the first round every member learns from the labels (and by FixMatch from the rest). In each later one, new
-    members learn the previous committee's probabilities of all rows: its mean is righter than any member, also about
-    rows whose label is wrong.
+    members learn the previous committee's probabilities of all rows: its mean is righter than any member.
+
+    ``crossed``: in the first round each member sees half of the labels, two by two the two halves. A row with a label
+    is then judged by the members that did not see it, and the label counts as much as they do together: a wrong label
+    that nobody would have guessed is not learned by heart.
     """
     found: list[Committee] = []
     rows = known if everything is None else everything
+    halves = _halves(len(known), members, seed).to(known.device) if crossed else None
     for turn in range(rounds):
         students = [make() for _ in range(members)]
         if not found:
-            learners = [Learner(student, known, target, everything, options) for student in students]
+            parts = [slice(None)] * members if halves is None else list(halves)
+            learners = [
+                Learner(student, known[part], target[part], everything, options)
+                for student, part in zip(students, parts, strict=True)
+            ]
         else:
             soft = probabilities(found[-1], rows)
+            if halves is not None and turn == 1:
+                soft[: len(known)] = _judged(found[-1], known, target, halves)
             wide = dataclasses.replace(options, batch_size=options.batch_size * options.ratio)
             learners = [Learner(student, rows, soft, None, wide) for student in students]
         found.append(Committee(learn(learners, seed + turn)).eval())
     return found
+
+
+def _halves(labels: int, members: int, seed: int) -> Tensor:
+    """Which labels each member sees: random halves, each followed by its complement."""
+    generator = torch.Generator().manual_seed(seed)
+    seen = torch.zeros(members, labels, dtype=torch.bool)
+    for first in range(0, members, 2):
+        seen[first, torch.randperm(labels, generator=generator)[: (labels + 1) // 2]] = True
+        if first + 1 < members:
+            seen[first + 1] = ~seen[first]
+    return seen
+
+
+def _judged(judges: Committee, known: Tensor, target: Tensor, halves: Tensor) -> Tensor:
+    """For rows with a label: the mean of the label and of the members that did not see it."""
+    every = torch.stack([probabilities(member, known) for member in judges.members])
+    unseen = (~halves)[:, :, None].to(every.dtype)
+    others = (every * unseen).sum(0) / unseen.sum(0).clamp_min(1)
+    return (others + functional.one_hot(target, every.shape[2])) / 2

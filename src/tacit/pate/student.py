@@ -56,6 +56,7 @@ def fit_torch(
     method: str = "semi-supervised",
     members: int = 4,
     rounds: int = 2,
+    crossed: bool = False,
     device: str | None = None,
     seed: int = 0,
     weak: Callable[[Any], Any] | None = None,
@@ -65,8 +66,9 @@ def fit_torch(
     """FixMatch with the options of :class:`tacit.pate.learner.Options`; ``"supervised"``: the labelled rows alone.
 
     ``"committee"`` trains ``members`` students, which ``student()`` makes, and in each further one of ``rounds`` as
-    many new ones, on all rows with the mean of the last round's probabilities; the result is one module. ``weak`` and
-    ``strong`` change a batch a little and a lot (default: :mod:`tacit.pate.augment`).
+    many new ones, on all rows with the mean of the last round's probabilities; the result is one module. ``crossed``
+    halves the labels among the first members, so that wrong ones stand out (:func:`tacit.pate.learner.committee`).
+    ``weak`` and ``strong`` change a batch a little and a lot (default: :mod:`tacit.pate.augment`).
     """
     import torch
 
@@ -87,6 +89,8 @@ def fit_torch(
     if method == "committee":
         if hasattr(student, "state_dict") and not isinstance(student, type):
             raise ValueError("a committee has several students: give a function that makes one, not a module")
+        if crossed and (members < 2 or rounds < 2):
+            raise ValueError("crossed=True needs two members to see half of the labels each, and two rounds")
         if members < 1 or rounds < 1:
             raise ValueError(f"members and rounds are positive whole numbers, not {members} and {rounds}")
         return learner.committee(student, known, target, everything, chosen, members=members, rounds=rounds, seed=seed)[
