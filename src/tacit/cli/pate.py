@@ -11,6 +11,7 @@ import typer
 from tacit.cli.common import EXIT_USAGE, fail
 
 if TYPE_CHECKING:
+    from tacit.cluster import Ray
     from tacit.pate import Aggregator, Answers, VoteCounts
 
 #: Exit codes beside those of every command, documented in docs/cli.md.
@@ -32,6 +33,10 @@ A table of your own, charged to a ledger, stopping at an ε:
 
     $ tacit pate clinic.csv --schema clinic.toml --public survey.csv --teachers 100 --vote-noise 20 --epsilon 2
       --ledger my.db --dataset clinic
+
+Many teachers on a Ray cluster (the one RAY_ADDRESS names, or one of this machine), two CPUs each:
+
+    $ tacit pate adult --public test --teachers 1000 --vote-noise 40 --queries 1500 --backend ray --cpus 2
 
 Votes that were counted elsewhere, and a sanitised data-dependent ε that may be published:
 
@@ -65,11 +70,14 @@ def pate(
     name: Annotated[str | None, _option("The run's name. Default: the data's name and a number.")] = None,
     runs: Annotated[Path, typer.Option(help="Where runs live.")] = Path("runs"),
     jobs: Annotated[int, typer.Option(help="Processes that train teachers.")] = 1,
+    backend: Annotated[str, typer.Option(help="Where teachers train: local or ray.")] = "local",
+    cpus: Annotated[float, typer.Option(help="With --backend ray: CPUs of one teacher.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Label public rows by teachers' noisy votes; account three ways; train a student."""
     from tacit.accounting import AccountingError
     from tacit.cli.job import DataError, new_folder
+    from tacit.cluster import BACKENDS, ClusterError, Ray
     from tacit.datasets import DatasetError
     from tacit.ledger import BudgetExceeded, LedgerError
     from tacit.schema import SchemaError
@@ -81,13 +89,18 @@ def pate(
         fail("give --ledger and --dataset together: the ledger, and the data's name in it", EXIT_USAGE)
     if model not in MODELS:
         fail(f"--model is one of {', '.join(MODELS)}, not {model!r}", EXIT_USAGE)
+    if backend not in BACKENDS:
+        fail(f"--backend is one of {', '.join(BACKENDS)}, not {backend!r}", EXIT_USAGE)
+    if backend == "ray" and jobs != 1:
+        fail("--jobs is for --backend local; the cluster's size says how many teachers train at once", EXIT_USAGE)
     try:
+        where = Ray(num_cpus=cpus) if backend == "ray" else backend
         if source.endswith(".npz"):
             from tacit.pate import VoteCounts
 
             votes = VoteCounts.load(source)
         else:
-            votes = _teach(source, public, schema, teachers, model, data_dir, jobs)
+            votes = _teach(source, public, schema, teachers, model, data_dir, jobs, where)
         asked: dict[str, Any] = {"queries": queries, "answers": answers, "epsilon": epsilon, "delta": delta}
         if ledger is not None:
             from tacit.ledger import Ledger
@@ -102,7 +115,17 @@ def pate(
         (folder / "private").rmdir()
         folder.rmdir()
         fail(str(error), EXIT_BUDGET)
-    except (AccountingError, DataError, DatasetError, LedgerError, SchemaError, ValueError, OSError) as error:
+    except (
+        AccountingError,
+        ClusterError,
+        DataError,
+        DatasetError,
+        LedgerError,
+        SchemaError,
+        ModuleNotFoundError,
+        ValueError,
+        OSError,
+    ) as error:
         fail(str(error))
     if as_json:
         typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
@@ -126,7 +149,14 @@ def _aggregator(threshold: float | None, check_noise: float | None, vote_noise: 
 
 
 def _teach(
-    source: str, public: str | None, schema_file: str | None, count: int, model: str, data_dir: str | None, jobs: int
+    source: str,
+    public: str | None,
+    schema_file: str | None,
+    count: int,
+    model: str,
+    data_dir: str | None,
+    jobs: int,
+    backend: str | Ray,
 ) -> VoteCounts:
     """Train teachers on the private rows and let them vote on the public ones."""
     import numpy as np
@@ -166,6 +196,7 @@ def _teach(
         unit=encoded.units,
         unit_name=schema.unit.name,
         classes=len(schema.classes),
+        backend=backend,
     )
     return trained.fit(n_jobs=jobs).vote(np.asarray(rows.features))
 

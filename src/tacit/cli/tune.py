@@ -34,6 +34,9 @@ SEARCH: dict[str, Any] = {
     "score_noise": 20.0,
     "validation_every": 10,
     "workers": 1,
+    "backend": "local",
+    "num_cpus": 1,
+    "num_gpus": 0,
 }
 
 EPILOG = """
@@ -59,10 +62,13 @@ kept, not even their number; while it runs you see the time. Ctrl-C ends it, and
     runs = 8                # on average
     score_noise = 20        # on the number of right answers
     validation_every = 10   # one row in ten, by secret coins, for the score
+    backend = "ray"         # on a cluster; with num_cpus and num_gpus of one run. Leave it out to run here
 
     $ tacit tune config.toml
 
     $ tacit tune config.toml --ledger my.db --dataset people
+
+    $ tacit tune config.toml --backend ray
 
     $ tacit tune --resume runs/labsup-1
 """
@@ -75,6 +81,7 @@ def tune(
     resume: Annotated[Path | None, typer.Option(help="The folder of a search to go on with.")] = None,
     ledger: Annotated[str | None, typer.Option(help="The ledger that is charged: a file or postgresql://…")] = None,
     dataset: Annotated[str | None, typer.Option(help="The data's name in the ledger.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Where candidates run: local or ray.", show_default=False)] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Show price and noise; train nothing.")] = False,
     name: Annotated[str | None, typer.Option(help="The run's name. Default: the data's name and a number.")] = None,
     runs: Annotated[Path, typer.Option(help="Where runs live.")] = Path("runs"),
@@ -96,6 +103,8 @@ def tune(
         else:
             assert config is not None
             chosen, space, search = read(config, {"ledger": ledger, "dataset": dataset})
+        if backend is not None:
+            search["backend"] = backend
     except SettingsError as error:
         fail(str(error), EXIT_USAGE)
     told = run(chosen, space, search, runs, name, resume, quiet=quiet or as_json, plan=plan)
@@ -199,6 +208,7 @@ def make_search(
     from tacit.cli import job
     from tacit.cli.models import build
     from tacit.cli.settings import SettingsError
+    from tacit.cluster import Ray
     from tacit.sgd import Training
     from tacit.tuning import PrivateSearch, bounded_loss, correct_count
 
@@ -251,6 +261,9 @@ def make_search(
             return (job.predict(model, score_x, prepared.schema) - score_y).double().square().numpy() / 4
 
         score = bounded_loss(losses, noise=noise, unit=unit)
+    where = search["backend"]
+    if where == "ray":
+        where = Ray(num_cpus=search["num_cpus"], num_gpus=search["num_gpus"])
     threshold = search["threshold"]
     if threshold is not None:  # given as accuracy (or minus the mean loss) on the expected number of rows
         threshold = float(threshold) * whole / every
@@ -271,6 +284,7 @@ def make_search(
         dataset=settings.dataset,
         purpose=settings.purpose if settings.purpose != "private training" else "private tuning",
         workers=search["workers"],
+        backend=where,
         scratch=folder / "private" / "search",
     )
 
@@ -289,6 +303,7 @@ def run(
     from tacit.accounting import AccountingError
     from tacit.cli import job
     from tacit.cli.settings import SettingsError
+    from tacit.cluster import ClusterError
     from tacit.datasets import DatasetError
     from tacit.ledger import BudgetExceeded, LedgerError
     from tacit.schema import SchemaError
@@ -319,7 +334,16 @@ def run(
     except SettingsError as error:
         _remove_unused(folder, resume)
         fail(str(error), EXIT_USAGE)
-    except (SchemaError, DatasetError, LedgerError, ClippingError, AccountingError, ValueError) as error:
+    except (
+        SchemaError,
+        DatasetError,
+        LedgerError,
+        ClippingError,
+        AccountingError,
+        ClusterError,
+        ModuleNotFoundError,
+        ValueError,
+    ) as error:
         _remove_unused(folder, resume)
         fail(str(error))
     return _summary(card, folder, found)
@@ -427,7 +451,9 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, made: PrivateS
         parameters=parameters,
         basis=basis,
         sampler=f"{settings.sampler}, in every run",
-        generator="training: ChaCha12, keyed; score, number of runs and choice: exact, from the operating system",
+        generator="training: ChaCha12, keyed; "
+        + ("score: exact, from ChaCha12 under a secret of each run; " if made.cluster is not None else "score, ")
+        + "number of runs and choice: exact, from the operating system",
         uncovered=settings.uncovered,
         records_public=settings.size is None,
         public_sources=sources,
