@@ -56,7 +56,7 @@ class Settings:
         return {"learning_rate": list(self.learning_rates), "clip_norm": list(self.clip_norms)}
 
 
-SMALL = Settings(steps=2, batch=64, learning_rates=(1.0,), clip_norms=(0.3, 1.0), runs=1.5)
+SMALL = Settings(steps=2, batch=300, learning_rates=(1.0,), clip_norms=(0.3, 1.0), runs=1.5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +225,7 @@ def training(task: Task, rows: Rows, candidate: dict[str, Any], batch: int, **no
             optimizer,
             nn.CrossEntropyLoss(reduction="none"),
             (rows.x, rows.y),
-            batch_size=batch,
+            batch_size=min(batch, len(rows.x)),
             steps=task.settings.steps,
             clip_norm=candidate["clip_norm"],
             delta=DELTA,
