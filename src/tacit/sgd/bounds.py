@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.sgd.distributed.spread import Spread
 from tacit.sgd.engine import Gradients
 from tacit.sgd.errors import ClippingError
+from tacit.sgd.norms import Norms
 
 
 @dataclass(frozen=True)
@@ -138,13 +140,15 @@ def clip(
     good: Tensor,
     mask: Tensor | None,
     bounds: Tensor | None = None,
+    spread: Spread | None = None,
 ) -> Clipped:
     """Sums, norms and factors from per-example gradients; static shapes, no data-dependent Python.
 
     ``bounds`` are those of ``clipping`` as a tensor, where they are an input of a traced step. ``sums(True)`` is for
     batches with bad examples: what they hold is cleaned of infinities before it is multiplied by their factor, zero.
     ``sums(False, True)`` is for batches in which every example of factor zero has no gradient (:meth:`comparable`):
-    its factor is then as good as one, and all factors are positive.
+    its factor is then as good as one, and all factors are positive. ``spread`` says where parameters lie on several
+    ranks: norms are then those of the whole gradient, and sums are added up over ranks and cut to this rank's pieces.
     """
     group_of = {name: g for g, members in enumerate(clipping.groups) for name in members}
     squared: list[Any] = [0.0] * len(clipping.groups)
@@ -152,12 +156,16 @@ def clip(
     product: list[Any] = [0.0] * len(clipping.groups)
     for k, name in enumerate(names):
         norms = gradients.norms(k)
+        if spread is not None and not spread.counted(name):
+            norms = Norms(torch.zeros_like(norms.squared))
         g = group_of[name]
         squared[g] = squared[g] + norms.squared
         safe_squared[g] = safe_squared[g] + norms.squared.clamp(min=0) + norms.gram
         product[g] = product[g] + norms.product + torch.zeros_like(norms.squared)
-    squared_BG = torch.stack(squared, 1)
-    safe_BG = torch.stack(safe_squared, 1).sqrt() + torch.stack(product, 1).sqrt()
+    squared_BG, safe_squared_BG, product_BG = (torch.stack(values, 1) for values in (squared, safe_squared, product))
+    if spread is not None:
+        squared_BG, safe_squared_BG, product_BG = spread.combine(squared_BG, safe_squared_BG, product_BG)
+    safe_BG = safe_squared_BG.sqrt() + product_BG.sqrt()
     if bounds is None:
         bounds = torch.tensor(clipping.bounds, dtype=safe_BG.dtype, device=safe_BG.device)
     bounds = bounds.to(safe_BG.dtype)
@@ -166,6 +174,10 @@ def clip(
     def sums(sanitise: bool, positive: bool = False) -> dict[str, Tensor]:
         used_BG = torch.where(scale_BG > 0, scale_BG, 1.0) if positive else scale_BG
         columns = [used_BG[:, g] for g in range(len(clipping.groups))]
-        return {n: gradients.weighted_sum(k, columns[group_of[n]], sanitise, positive) for k, n in enumerate(names)}
+        found = {}
+        for k, n in enumerate(names):
+            total = gradients.weighted_sum(k, columns[group_of[n]], sanitise, positive)
+            found[n] = total if spread is None else spread.place(n, total)
+        return found
 
     return Clipped(norms_BG, scale_BG, bad, squared_BG, sums)

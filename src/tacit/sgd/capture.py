@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
+from tacit.sgd.distributed.spread import is_spread, local
 from tacit.sgd.errors import UncoveredUse
 
 
@@ -107,6 +108,8 @@ class Use:
     where: str
     rearranged: bool
     grads: list[Tensor | None] = field(default_factory=list)
+    #: how each output lies on ranks, where it does
+    placements: list[Any] | None = None
 
     def find(self, value: Any) -> Derived | None:
         """The derived value that this argument is, if it is one."""
@@ -219,6 +222,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         decompose: dict[str, Callable[..., Any]],
         needs_values: Callable[[str], bool] = lambda _: True,
         keep_outputs: bool = False,
+        spread: bool = False,
     ) -> None:
         super().__init__()
         self.names = list(params)
@@ -227,6 +231,8 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         self.decompose = decompose
         self.needs_values = needs_values
         self.keep_outputs = keep_outputs
+        # Whether tensors may be pieces of larger ones, which other ranks hold the rest of.
+        self.spread = spread
         self.where: list[str] = []
         self._derived: dict[int, Derived] = {}
         # By id, with a weak reference that tells whether the tensor of that id is still the one that was meant: a
@@ -249,6 +255,8 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         known = self._tainted.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return True
+        if self.spread and is_spread(tensor):
+            return self.tainted(local(tensor))
         return bool(self._tainted_storages) and _storage(tensor) in self._tainted_storages
 
     def rearranged(self, tensor: Tensor) -> bool:
@@ -264,6 +272,8 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
     def _taint(self, tensor: Tensor, rearranged: bool) -> None:
         self._derived.pop(id(tensor), None)
         self._tainted[id(tensor)] = (weakref.ref(tensor), rearranged, tensor.requires_grad)
+        if self.spread and is_spread(tensor):
+            self._taint(local(tensor), rearranged)
 
     def _taint_memory(self, tensor: Tensor, rearranged: bool) -> None:
         """Taint a tensor that was written to, and everything that shares its memory."""
@@ -336,6 +346,8 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
             if known is not None:
                 if not any(known is d for d in derived):
                     derived.append(known)
+            elif self.spread and is_spread(tensor) and self.tainted(tensor):
+                tainted = True
             elif tensor.requires_grad and tensor.grad_fn is not None:
                 self._foreign(tensor)
                 tainted = tainted or self.tainted(tensor)
@@ -480,6 +492,13 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
             return
         edges = [get_gradient_edge(t) for t in live]
         self._use_nodes.update(edge.node for edge in edges)
+        placements = None
+        if self.spread and any(is_spread(t) for t in live):
+            # From here on the use is what this rank computed, with its pieces.
+            from tacit.sgd.distributed.operations import own_part
+
+            args, kwargs, derived, placements = own_part(self._place(), name, args, kwargs, derived, live, self.tainted)
+            live = [local(t) for t in live]
         kept = (args, kwargs)
         if not self.needs_values(name):
             kept = substitute(kept, lambda t: t if any(t is d.tensor for d in derived) else _shape_only(t))
@@ -498,6 +517,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
                 autocast=_autocast(live[0].device.type),
                 where=self._place(),
                 rearranged=moved,
+                placements=placements,
             )
         )
 

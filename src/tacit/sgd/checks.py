@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -96,15 +97,21 @@ def planned(
     grads = run.output_gradients()
     plan = engine.plan_for(run, grads)
     wanted = check != "never" and (check_now or not _known(engine, run, grads))
-    if plan is None or wanted:
+    if engine.spread is not None:
+        # Ranks gather parameters from one another: what one has to run again, all run again.
+        wanted = engine.spread.any(wanted)
+    if _anyone(engine, plan is None) or wanted:
         losses = run.losses.detach()
         del run, grads
         rewind()
-        if survey(engine, losses_of, batch, examples, views, rewind, wanted) is None:
+        found = survey(engine, losses_of, batch, examples, views, rewind, wanted)
+        if found is None and engine.spread is None:
             return None, losses
         rewind()
         run = engine.forward(losses_of(batch), data, examples)
         grads = run.output_gradients()
+        if found is None:  # only now: the other ranks needed this one's parameters
+            return None, losses
         plan = engine.plans.get(engine.signature(run, grads))
         if plan is None:
             raise ClippingError(
@@ -129,17 +136,39 @@ def survey(
     check: bool,
 ) -> Plan | None:
     """Make the plan for this batch, and check the answers it gives; ``None`` when no example has a finite gradient."""
-    device = next(iter(engine.parameters.values())).device
 
     def forward(some: Any) -> Pass:
         rewind()
         return engine.forward(losses_of(some), leaves(some), examples, named=True)
 
+    run = forward(batch)
+    finite = _finite(engine, run)
+    whole: AbstractContextManager[None] = nullcontext()
+    if engine.spread is not None and engine.spread.any(not finite):
+        # How often a rank runs the model now depends on its records: nothing is gathered while it does.
+        whole = engine.spread.whole()
+    with whole:
+        return _surveyed(engine, forward, losses_of, batch, examples, views, rewind, check, run, finite)
+
+
+def _surveyed(
+    engine: Engine,
+    forward: Callable[[Any], Pass],
+    losses_of: Callable[[Any], Callable[[], Tensor]],
+    batch: Any,
+    examples: int,
+    views: int,
+    rewind: Callable[[], None],
+    check: bool,
+    run: Pass,
+    finite: bool,
+) -> Plan | None:
+    original = None
+
     def alike(example: int) -> Any:
         return _rows(batch, torch.full((examples,), example), views)
 
-    run, original = forward(batch), None
-    if not _finite(engine, run):
+    if not finite:
         # Evidence and comparisons need finite numbers: the survey runs on good examples in place of the bad ones.
         good: list[int] = []
         for k in torch.isfinite(run.losses.detach()).nonzero().flatten().tolist():
@@ -158,7 +187,7 @@ def survey(
             del swapped
             if check:
                 _isolated(engine, losses_of, batch, alike(example), run, losses, example, rewind)
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+    with torch.no_grad(), torch.autocast(run.losses.device.type, enabled=False):
         known = engine.plans.get(engine.signature(run, run.output_gradients(retain=True)))
         plan, gradients = engine.make_plan(run, outputs, chosen[0], original)
         plan.checked = known is not None and known.checked
@@ -172,9 +201,10 @@ def _finite(engine: Engine, run: Pass) -> bool:
     """Whether all losses are finite, and the gradient of their sum so far from overflow that it can be squared."""
     if not bool(torch.isfinite(run.losses).all()):
         return False
-    parameters = list(engine.parameters.values())
-    found = torch.autograd.grad(run.losses.sum(), parameters, retain_graph=True, allow_unused=True)
-    norms = [_dense(g).double().norm() for g in found if g is not None]
+    norms = []
+    for part in _portions(engine):
+        found = by_backward(engine, run, part, torch.ones_like(run.losses))
+        norms += [_dense(g).double().norm() for g in found if g is not None]
     if not norms:
         return True
     norm = torch.stack(norms).norm()
@@ -283,36 +313,75 @@ def _precision(engine: Engine, run: Pass) -> torch.dtype:
 
 def _agree(engine: Engine, run: Pass, gradients: Gradients, chosen: list[int]) -> None:
     """Compare single examples' gradients and norms, and the sum, with autograd."""
-    names, parameters = list(engine.parameters), list(engine.parameters.values())
+    names = list(engine.parameters)
     tolerance = TOLERANCE[_precision(engine, run)]
     norms = [gradients.norms(k).squared for k in range(len(names))]
     rounds: list[tuple[str, Tensor]] = [(f"example {k}", _one_hot(run.losses, k)) for k in chosen]
     rounds.append(("the sum over the batch", torch.ones_like(run.losses)))
     for what, weights in rounds:
-        true = torch.autograd.grad(run.losses, parameters, weights, retain_graph=True, allow_unused=True)
-        own = [gradients.weighted_sum(k, weights) for k in range(len(names))]
-        wanted = [torch.zeros_like(o) if t is None else _dense(t).to(o.dtype) for t, o in zip(true, own, strict=True)]
-        size = torch.stack([w.double().norm() for w in wanted]).norm().item()
-        if not size < float("inf"):
-            continue  # nothing to compare with; the plan stays as it is and non-finite examples count as zero
-        for k, name in enumerate(names):
-            error = (own[k] - wanted[k]).double().norm().item()
-            if not error <= tolerance * size + 1e-12 and not error <= tolerance * size + _rounding(run, k):
-                raise SelfCheckFailed(_message(engine, run, k, name, what, error, size))
-            if what.startswith("example"):
-                index = int(weights.argmax())
-                true_norm, own_norm = wanted[k].double().norm().item(), norms[k][index].clamp(min=0).sqrt().item()
-                if not math.isfinite(own_norm) and _overflows(run, k):
-                    continue  # such an example counts as zero
-                error = abs(own_norm - true_norm)
-                if not error <= tolerance * size + 1e-12 and not error <= tolerance * size + _rounding(run, k, True):
-                    raise SelfCheckFailed(_message(engine, run, k, name, f"the norm of {what}", error, size))
+        index = int(weights.argmax()) if what.startswith("example") else None
+        found: list[tuple[int, float, float, float | None]] = []  # parameter, error, true norm, own norm
+        for part in _portions(engine):
+            true = by_backward(engine, run, part, weights)
+            for k, gradient in zip(part, true, strict=True):
+                own = gradients.weighted_sum(k, weights)
+                wanted = torch.zeros_like(own) if gradient is None else _dense(gradient).to(own.dtype)
+                own_norm = None if index is None else norms[k][index].clamp(min=0).sqrt().item()
+                found.append((k, (own - wanted).double().norm().item(), wanted.double().norm().item(), own_norm))
+                if index is None and engine.spread is not None:
+                    _copies_agree(engine, names[k], own, tolerance)
+        size = math.hypot(*(norm for _, _, norm, _ in found))
+        limit = tolerance * size + 1e-12
+        doubtful = []
+        if size < float("inf"):  # else there is nothing to compare with, and such examples count as zero
+            for k, error, norm, own_norm in found:
+                if not error <= limit:
+                    doubtful.append((k, what, error, False))
+                if own_norm is not None and not abs(own_norm - norm) <= limit:
+                    doubtful.append((k, f"the norm of {what}", abs(own_norm - norm), not math.isfinite(own_norm)))
+        if not _anyone(engine, bool(doubtful)):
+            continue
+        grads = run.output_gradients(retain=True)
+        for k, of_what, error, endless in doubtful:
+            if endless and _overflows(run, k, grads):
+                continue  # such an example counts as zero
+            if not error <= tolerance * size + _rounding(run, k, grads, of_what != what):
+                raise SelfCheckFailed(_message(engine, run, k, names[k], of_what, error, size))
 
 
-def _rounding(run: Pass, k: int, squared: bool = False) -> float:
+def _anyone(engine: Engine, flag: bool) -> bool:
+    """Whether it is so here, or on any rank that a spread model gathers parameters from."""
+    return flag if engine.spread is None else engine.spread.any(flag)
+
+
+def _portions(engine: Engine) -> list[list[int]]:
+    """The numbers of all parameters: at once, or as many at a time as one rank of several is meant to hold."""
+    return [list(range(len(engine.parameters)))] if engine.spread is None else engine.spread.parts()
+
+
+def by_backward(engine: Engine, run: Pass, part: list[int], weights: Tensor) -> list[Tensor | None]:
+    """Gradients of the weighted sum of the losses, by autograd itself."""
+    parameters = list(engine.parameters.values())
+    chosen = [parameters[k] for k in part]
+    found = torch.autograd.grad(run.losses, chosen, weights, retain_graph=True, allow_unused=True)
+    if engine.spread is None:
+        return list(found)
+    return [engine.spread.own(k, gradient) for k, gradient in zip(part, found, strict=True)]
+
+
+def _copies_agree(engine: Engine, name: str, own: Tensor, tolerance: float) -> None:
+    assert engine.spread is not None
+    if not engine.spread.copies_agree(name, own, tolerance):
+        raise SelfCheckFailed(
+            f"parameter {name!r} is held whole by every tensor-parallel rank, and they computed different gradients of "
+            "it: each saw only its own part of the data it is used on, so its norm would be too small"
+        )
+
+
+def _rounding(run: Pass, k: int, all_grads: list[list[Tensor | None]], squared: bool = False) -> float:
     """What rounding may do to a gradient whose terms cancel: relative to the size of the terms, not of their sum."""
     size = 0.0
-    for use, grads in zip(run.uses, run.output_gradients(retain=True), strict=True):
+    for use, grads in zip(run.uses, all_grads, strict=True):
         if any(k in d.params for d in use.derived):
             known = [d.tensor for d in use.derived]
             inputs = [t for t in tensors_in((use.args, use.kwargs)) if not any(t is d for d in known)]
@@ -323,10 +392,10 @@ def _rounding(run: Pass, k: int, squared: bool = False) -> float:
     return size * (2 * eps**0.5 if squared else 16 * eps)
 
 
-def _overflows(run: Pass, k: int) -> bool:
+def _overflows(run: Pass, k: int, all_grads: list[list[Tensor | None]]) -> bool:
     """Whether the use of a parameter sees numbers whose squares leave the range of the type."""
     limit = float(torch.finfo(wide(run.losses.dtype)).max) ** 0.25
-    for use, grads in zip(run.uses, run.output_gradients(retain=True), strict=True):
+    for use, grads in zip(run.uses, all_grads, strict=True):
         if any(k in d.params for d in use.derived):
             values = [*tensors_in((use.args, use.kwargs)), *(g for g in grads if g is not None)]
             seen = [v for v in values if v.is_floating_point() and v.numel() and not v.is_meta]
@@ -357,8 +426,10 @@ def by_autograd(engine: Engine, losses: Callable[[], Tensor]) -> tuple[Gradients
         values = losses()
     parameters = list(engine.parameters.values())
     found = torch.autograd.grad(values.sum(), parameters, allow_unused=True)
+    if engine.spread is not None:
+        found = tuple(engine.spread.own(k, g) for k, g in enumerate(found))
     groups = []
-    for p, g in zip(parameters, found, strict=True):
+    for p, g in zip(engine.pieces, found, strict=True):
         dense = torch.zeros_like(p) if g is None else _dense(g)
         groups.append([(Frame("root"), Group(p.shape, dense=dense.detach().to(wide(p.dtype)).unsqueeze(0)))])
-    return Gradients(1, parameters, groups), values
+    return Gradients(1, engine.pieces, groups), values

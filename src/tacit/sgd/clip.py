@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tacit.sgd import checks, compiled
 from tacit.sgd.batches import Loss, example_losses, plain, rows_of, take
 from tacit.sgd.bounds import Clipping, clip
+from tacit.sgd.distributed.spread import spread_of
 from tacit.sgd.engine import Engine, Gradients
 from tacit.sgd.norms import full_precision
 
@@ -75,13 +76,14 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
 
 def engine_of(model: nn.Module, modules: list[nn.Module] | None = None) -> Engine:
     """The engine of a model, with what it has learned about it; a new one when other parameters are trained."""
+    spread = spread_of(model)  # first of all: it lets the model hold its pieces
     parts = modules_of(model) if modules is None else modules
     trained = [p for m in parts for p in m._parameters.values() if p is not None and p.requires_grad]
     engine = _engines.get(model)
     # The engine keeps its parameters alive, so that no other can have taken their place in memory.
     identity = [id(p) for p in trained]
     if engine is None or engine.identity != identity:
-        engine = _engines[model] = Engine(model, trainable(model))
+        engine = _engines[model] = Engine(model, trainable(model) if spread is None else spread.seen, spread)
         engine.identity = identity
     return engine
 
@@ -121,6 +123,9 @@ def clipped_grad(
     slow, for models that the engine refuses. ``compile=True`` traces and compiles the step once for every shape; where
     that cannot be done a :class:`~tacit.sgd.NotCompiled` warning says why, and the step runs as without it.
 
+    Of a model that is spread over ranks (``fully_shard``, tensor parallel) every rank calls this together, with a batch
+    of the same shape; the sums are then over the batches of all ranks, and each gets the pieces of them that it keeps.
+
     Guarantee: adding or removing one example changes ``sums`` by at most ``result.sensitivity`` in L2 norm, rounding
     included, whatever the example holds; one whose gradient is not finite counts as zero. The model is left as it
     was.
@@ -152,6 +157,10 @@ def clipped_grad(
         raise ValueError(f"microbatch must be at least 1, not {microbatch}")
     size = 1 if method == "examples" else microbatch or max(1, examples)
     device = next(iter(engine.parameters.values())).device
+    if engine.spread is not None and (compile or not examples):
+        raise ValueError(
+            "a model that is spread over ranks is not compiled, and every rank runs at least one (masked) row"
+        )
     due = checks.due(engine, check)
     sums: dict[str, Tensor] = {}
     told: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -168,6 +177,8 @@ def clipped_grad(
         elif size < examples:
             piece = take(batch, slice(start * views, (start + size) * views))
         part, *rest = _one(engine, loss, piece, spec, kept, views, check, due, method, compile)
+        if engine.spread is not None:
+            engine.spread.rest()
         sums = {name: sums[name] + part[name] for name in names} if sums else part
         told.append(tuple(value[:real] for value in rest))
     if not told:
@@ -214,9 +225,9 @@ def _one(
     good = torch.isfinite(losses)
     if gradients is None:
         good = torch.zeros_like(good)
-        gradients = Gradients(examples, list(engine.parameters.values()), [[] for _ in names])
+        gradients = Gradients(examples, engine.pieces, [[] for _ in names])
     with torch.no_grad(), torch.autocast(losses.device.type, enabled=False), full_precision():
-        found = clip(gradients, names, spec, good, mask)
+        found = clip(gradients, names, spec, good, mask, spread=engine.spread)
         # An example counted as zero would poison a product with its infinities: only then are all factors cleaned.
         sums = found.sums(bool(found.bad.any()))
     return sums, found.norms, losses, found.scale

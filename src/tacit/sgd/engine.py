@@ -13,7 +13,7 @@ and shapes, so a step with a known plan has no data-dependent Python in it and c
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from tacit.sgd import frames
 from tacit.sgd.capture import Capture, Use, module_names
+from tacit.sgd.distributed.spread import Spread, cut_alike, local
 from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.frames import Frame
 from tacit.sgd.layout import Evidence, Layout, candidates, digit_weights, unmoved
@@ -125,7 +126,8 @@ class Pass:
             raise
         grads: list[list[Tensor | None]] = []
         for use in self.uses:
-            grads.append([None if g is None else g.detach() for g in found[: len(use.edges)]])
+            own = [None if g is None else g.detach() for g in found[: len(use.edges)]]
+            grads.append(own if use.placements is None else cut_alike(own, use.placements))
             found = found[len(use.edges) :]
         return grads
 
@@ -136,7 +138,7 @@ class Engine:
     ``parameters`` are the trainable ones, by name, each tensor once however often it is registered.
     """
 
-    def __init__(self, model: nn.Module, parameters: dict[str, Tensor]) -> None:
+    def __init__(self, model: nn.Module, parameters: dict[str, Tensor], spread: Spread | None = None) -> None:
         for name, parameter in parameters.items():
             if parameter.is_complex():
                 raise UncoveredUse(
@@ -145,6 +147,8 @@ class Engine:
         # Weakly: engines are kept beside their models, and must not keep them alive.
         self._model = weakref.ref(model)
         self.parameters = parameters
+        # Where the parameters lie on several ranks; they are then given as the operations see them.
+        self.spread = spread
         self.context: Any = None
         self.plans: dict[Any, Plan] = {}
         # Compiled steps by what they were written for; None where a step cannot be compiled.
@@ -163,6 +167,18 @@ class Engine:
             raise ReferenceError("the model of this engine is gone")
         return model
 
+    @property
+    def pieces(self) -> list[Tensor]:
+        """The parameters in the shapes that this rank computes with."""
+        return [local(p) for p in self.parameters.values()]
+
+    def values_of(self, numbers: Iterable[int]) -> AbstractContextManager[None]:
+        """These parameters hold their values inside, also where they are gathered only while a layer runs."""
+        if self.spread is None:
+            return nullcontext()
+        names = list(self.parameters)
+        return self.spread.present([names[k] for k in numbers])
+
     # -- passes ----------------------------------------------------------------------------------------------------
 
     def forward(self, losses: Losses, data: list[Tensor], batch: int, named: bool = False) -> Pass:
@@ -174,6 +190,7 @@ class Engine:
             decompose=DECOMPOSE,
             needs_values=lambda name: name not in SHAPE_ONLY,
             keep_outputs=named,
+            spread=self.spread is not None,
         )
         with self.protected_buffers(), self._uncompiled(), torch.enable_grad():
             if named:
@@ -339,7 +356,7 @@ class Engine:
 
     def gradients(self, run: Pass, grads: list[list[Tensor | None]], plan: Plan, planning: bool = False) -> Gradients:
         """Contributions of all uses, grouped by parameter and coordinates."""
-        parameters = list(self.parameters.values())
+        parameters = self.pieces
         pieces: list[list[tuple[int, int]]] = [[] for _ in parameters]
         table: dict[tuple[int, int], tuple[Any, Any]] = {}
         for k, (use, grad, known) in enumerate(zip(run.uses, grads, plan.uses, strict=True)):
@@ -374,9 +391,10 @@ class Engine:
                     else:
                         if (k, j) not in by_vjp:
                             behind = sorted(derived.params)
-                            found = frames.per_example_vjp(
-                                derived, contribution, [parameters[i] for i in behind], run.batch
-                            )
+                            with self.values_of(behind):
+                                found = frames.per_example_vjp(
+                                    derived, contribution, [parameters[i] for i in behind], run.batch
+                                )
                             by_vjp[k, j] = dict(zip(behind, found, strict=True))
                         dense = by_vjp[k, j].pop(p)
                     total = dense if total is None else total + dense
@@ -411,7 +429,8 @@ class Engine:
                     raise UncoveredUse(f"{use.name!r} in {use.where} no longer follows its rule") from None
                 known.by_rule = False
         try:
-            return generic(use, grad, known.layouts, batch, known.notes, planning)
+            with self.values_of(sorted({k for d in use.derived for k in d.params})):
+                return generic(use, grad, known.layouts, batch, known.notes, planning)
         except RuntimeError as error:
             if isinstance(error, ClippingError):
                 raise

@@ -81,7 +81,7 @@ def check_ranks(ranks: Ranks, spread: Spread | None, mechanism: str, compile: bo
         return
     if not ranks.active:
         raise DistributedError(
-            f"the model's parameters are {spread.words}, over ranks that must train together: leave distributed=False out"
+            f"the model's parameters are {spread.words}, over ranks that train together: leave distributed=False out"
         )
     if mechanism != "gaussian":
         raise ValueError("Laplace noise is for small models, which every rank holds whole: leave fully_shard out")

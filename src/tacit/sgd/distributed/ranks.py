@@ -227,8 +227,8 @@ def wanted(model: nn.Module, distributed: bool | None) -> bool:
     if distributed is None and not available() and started > 1 and "RANK" in os.environ:
         raise DistributedError(
             f"a launcher started {started} processes (WORLD_SIZE), and torch.distributed is not initialised: they "
-            "would be as many runs, each with a release of its own. Call torch.distributed.init_process_group() first, or "
-            "say distributed=False where that is what you want"
+            "would be as many runs, each with a release of its own. Call torch.distributed.init_process_group() first, "
+            "or say distributed=False where that is what you want"
         )
     if distributed and not available():
         raise DistributedError("distributed=True needs torch.distributed.init_process_group() before it")

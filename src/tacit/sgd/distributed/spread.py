@@ -114,6 +114,7 @@ class Spread:
                 if name in kept and p is not kept[name]:
                     seen[name], self._homes[name] = p, module
             module.reshard()
+        self._apart = False
         self.tensor: tuple[int, ...] = ()
         self._tensor_group: Any = None
         self.tensor_rank = 0
@@ -222,6 +223,24 @@ class Spread:
             module.reshard()
 
     @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Every parameter is whole inside and stays so: the model runs without gathering anything, and each rank for
+        itself."""
+        for module in self.modules:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.set_reshard_after_backward(False, recurse=False)
+            module.unshard()
+        self._apart = True
+        try:
+            yield
+        finally:
+            self._apart = False
+            for module in self.modules:
+                module.set_reshard_after_forward(True, recurse=False)
+                module.set_reshard_after_backward(True, recurse=False)
+                module.reshard()
+
+    @contextmanager
     def present(self, names: Sequence[str]) -> Iterator[None]:
         """These parameters are whole inside, for the few operations that are computed again from their values."""
         homes = {id(self._homes[n]): self._homes[n] for n in names if n in self._homes}
@@ -286,12 +305,24 @@ class Spread:
         """Whether it is so on any rank. Ranks that gather from one another must run equally often."""
         import torch.distributed as dist
 
-        if not dist.is_initialized() or dist.get_world_size() == 1:
+        if self._apart or dist.get_world_size() == 1:
             return flag
         device = next(iter(self.places.values())).kept.device
         told = torch.tensor([int(flag)], dtype=torch.int32, device=device)
         dist.all_reduce(told, op=dist.ReduceOp.MAX)
         return bool(told.item())
+
+
+def cut_alike(gradients: list[Any], placements: list[Any]) -> list[Any]:
+    """Output gradients as this rank has to multiply them: cut as the outputs are, whole where those are sums."""
+    found = []
+    for gradient, places in zip(gradients, placements, strict=True):
+        if is_spread(gradient):
+            from torch.distributed.tensor import Replicate
+
+            gradient = gradient.redistribute(placements=[Replicate() if p.is_partial() else p for p in places])
+        found.append(local(gradient))
+    return found
 
 
 def _cut(starts: list[int], sizes: list[int], placement: Any, count: int, rank: int) -> int | None:
