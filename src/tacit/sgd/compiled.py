@@ -29,8 +29,11 @@ from tacit.sgd import checks, frames, kernels, weighted
 from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.engine import Engine, Plan
 from tacit.sgd.errors import ClippingError
+from tacit.sgd.graphs import CHANNELS_LAST, hasten, mutates, name_of, narrow_convolutions, tidy
 from tacit.sgd.kernels import full_precision
 
+#: Elements of a loop on a CPU for which one thread is enough.
+CPU_CHUNK = 1 << 16
 #: The step after which a program on a GPU is recorded as a CUDA graph.
 WARM = 3
 
@@ -108,8 +111,16 @@ class Program:
         self.device = next(iter(engine.parameters.values())).device
         self._bounds: tuple[tuple[float, ...], Tensor] | None = None
         self.unrolled = False
+        self.channels_last = False
         inputs = self._inputs(batch, mask, spec)
-        self.random, whole, boundary = self._trace(engine, losses_of, leaves, examples, spec, mask is not None, inputs)
+        what = (engine, losses_of, leaves, examples, spec, mask is not None, inputs)
+        self.random, whole, boundary = self._trace(*what)
+        self.channels_last = wants_channels_last(self.device) and narrow_convolutions(whole)
+        if self.channels_last:
+            try:
+                self.random, whole, boundary = self._trace(*what)
+            except CannotCompile:  # a view that the other memory order does not allow
+                self.channels_last = False
         self.trace_seconds = time.perf_counter() - began
         self.constants = lift(whole)
         self.replay: Recording | None = None
@@ -135,6 +146,8 @@ class Program:
         others = [None if tensor else leaf for tensor, leaf in zip(self.is_tensor, leaves, strict=True)]
 
         def step(*values: Tensor) -> list[Tensor]:
+            if self.channels_last:
+                values = tuple(_channels_last(t) for t in values)
             given = iter(values)
             some = pytree.tree_unflatten(
                 [next(given) if t else o for t, o in zip(self.is_tensor, others, strict=True)], self.tree
@@ -163,12 +176,13 @@ class Program:
                 # An example counted as zero may hold infinities that poison a product: such a batch runs uncompiled.
                 fine = ~found.bad.any() & found.comparable(weighted.LEAST)
                 fine = fine & kept if kept is not None else fine
+                marks.append(_last_node())
                 return [*found.sums(False, True).values(), found.norms, losses, found.scale, fine]
 
         states = _python_randomness()
         torch.clear_autocast_cache()
         try:
-            graph = make_fx(step)(*inputs)
+            graph = make_fx(step, CHANNELS_LAST if self.channels_last else None)(*inputs)
         except (CannotCompile, Unsettled, ClippingError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # whatever the model does that cannot be traced, it can still run
@@ -177,12 +191,13 @@ class Program:
             torch.clear_autocast_cache()
         if states != _python_randomness():
             raise CannotCompile("the model draws random numbers outside torch")
-        boundary = marks[-1]
+        boundary, known = marks[-2:]
         for node in graph.graph.nodes:
             if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
                 target = node.args[0] if node.args else None
                 if isinstance(target, Node) and target.op in ("get_attr", "placeholder"):
                     raise CannotCompile(f"{node.target} writes into a tensor that outlives the step")
+        self.known = known
         return draws_randomly(graph), graph, boundary
 
     def _compile(self, whole: GraphModule, boundary: str, inputs: list[Tensor]) -> Callable[..., Any]:
@@ -190,9 +205,14 @@ class Program:
         late = set(names[names.index(boundary) + 1 :])
         whole.graph.eliminate_dead_code()
         self.split = needs_full_precision(whole, late, self.device)
+        if not (self.split or self.unrolled or mutates(whole)):
+            hasten(whole, late, self.known)
         tidy(whole)
         options: dict[str, Any] = {}
-        if self.device.type == "cuda" and any(_name(n) == "convolution" for n in whole.graph.nodes):
+        if self.device.type == "cpu":
+            # Waking other threads takes longer than small loops do.
+            options["cpp.min_chunk_size"] = CPU_CHUNK
+        if self.device.type == "cuda" and any(name_of(n) == "convolution" for n in whole.graph.nodes):
             options["force_layout_optimization"] = True
         if self.random:
             # The numbers that the uncompiled model would draw, so that a run can be repeated from a checkpoint.
@@ -260,6 +280,16 @@ class Program:
         return Result(dict(zip(self.names, values, strict=True)), norms, losses, scale)
 
 
+def wants_channels_last(device: torch.device) -> bool:
+    """Whether images are convolved fastest with channels innermost: on a GPU."""
+    return device.type == "cuda"
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    image = tensor.dim() == 4 and tensor.is_floating_point()
+    return tensor.contiguous(memory_format=torch.channels_last) if image else tensor
+
+
 def guards(engine: Engine, run: Any, plan: Plan) -> Tensor | None:
     """Whether the indices that the plan rests on are the same as when it was made: a traced truth value."""
     kept: Tensor | None = None
@@ -281,28 +311,6 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
 
 
-def _name(node: Node) -> str:
-    """The name of an aten operation; empty for anything else."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
-        return ""
-    return str(target._schema.name.partition("::")[2])
-
-
-def tidy(whole: GraphModule) -> None:
-    """Prepare a traced graph for the compiler.
-
-    Views become reshapes, because the compiler may choose another memory order for what they look at.
-    """
-    nodes = list(whole.graph.nodes)
-    if not any(isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable for n in nodes):
-        for node in nodes:
-            if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
-                node.target = torch.ops.aten.reshape.default
-    whole.graph.lint()
-    whole.recompile()
-
-
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward", "_convolution")
 
 
@@ -312,7 +320,7 @@ def needs_full_precision(whole: GraphModule, late: set[str], device: torch.devic
     if settings is not None and device.type == "cpu":
         settings = (settings[0], False)
     for node in whole.graph.nodes:
-        name = _name(node) if node.name in late else ""
+        name = name_of(node) if node.name in late else ""
         if name in _PRODUCTS and any(_is_float32(n) for n in node.all_input_nodes):
             reduced = settings is None or (settings[1] if "conv" in name else settings[0] != "highest")
             if reduced:

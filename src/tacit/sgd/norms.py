@@ -224,15 +224,14 @@ def _lookup_norms(lookup: OneHot) -> Norms:
         return Norms(squared, 4 * roundoff(right) / tokens * size, unit**2 * size)
     # Sum the rows that hit the same entry: sort each example's indices and add up runs.
     ordered, order = index.sort(1)
-    runs = torch.ones_like(ordered)
-    runs[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).long()
+    first = torch.cat([torch.ones_like(ordered[:, :1], dtype=torch.bool), ordered[:, 1:] != ordered[:, :-1]], 1)
+    runs = first.long()
     segment = (runs.flatten().cumsum(0) - 1).view(batch, tokens)
     by_run = right.gather(1, order.unsqueeze(2).expand(-1, -1, q))
     flat = by_run.reshape(batch * tokens, q)
     sums = torch.zeros_like(flat).index_add(0, segment.flatten(), flat)
     # The k-th run of the batch sits in row k: its squared norm belongs to the example of its tokens.
     squares = sums.square().sum(1)
-    first = runs.bool()
     squared = torch.where(first, squares[segment], 0.0).sum(1)
     return Norms(squared, 0.0, unit**2 * size)
 

@@ -152,6 +152,9 @@ class Outer:
         else:
             right = right * factor
         groups = left.shape[1]
+        if groups == 1:
+            product = left.flatten(0, 2).mT @ right.flatten(0, 2)
+            return self.fold(product.unsqueeze(0))
         left_GNp = left.transpose(0, 1).reshape(groups, -1, left.shape[3])
         right_GNq = right.transpose(0, 1).reshape(groups, -1, right.shape[3])
         return self.fold(left_GNp.mT @ right_GNq)
