@@ -109,6 +109,7 @@ def clipped_grad(
     method: Method = "operations",
     stabiliser: float = 0.01,
     compile: bool = False,
+    lend: bool = False,
 ) -> ClippedGradients:
     """The sum over examples of per-example gradients, each clipped to ``clip_norm``, and their norms.
 
@@ -121,7 +122,8 @@ def clipped_grad(
     a time. ``check`` says when the answer is compared with autograd's own (``"first"`` step of each shape,
     ``"always"``, ``"never"``, or every so many steps). ``method="examples"`` runs one backward pass per example:
     slow, for models that the engine refuses. ``compile=True`` traces and compiles the step once for every shape; where
-    that cannot be done a :class:`~tacit.sgd.NotCompiled` warning says why, and the step runs as without it.
+    that cannot be done a :class:`~tacit.sgd.NotCompiled` warning says why, and the step runs as without it. With
+    ``lend=True`` the sums of a compiled step may lie in memory that the next call writes over, which saves a copy.
 
     Of a model that is spread over ranks (``fully_shard``, tensor parallel) every rank calls this together, with a batch
     of the same shape; the sums are then over the batches of all ranks, and each gets the pieces of them that it keeps.
@@ -176,7 +178,9 @@ def clipped_grad(
             kept = filled
         elif size < examples:
             piece = take(batch, slice(start * views, (start + size) * views))
-        part, *rest = _one(engine, loss, piece, spec, kept, views, check, due, method, compile)
+        part, *rest = _one(
+            engine, loss, piece, spec, kept, views, check, due, method, compile, lend and size >= examples
+        )
         if engine.spread is not None:
             engine.spread.rest()
         sums = {name: sums[name] + part[name] for name in names} if sums else part
@@ -204,6 +208,7 @@ def _one(
     due: bool,
     method: Method,
     compile: bool,
+    lend: bool,
 ) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
     rows = rows_of(batch)
     examples = rows // views
@@ -212,7 +217,7 @@ def _one(
         return lambda: example_losses(engine.model, loss, some, rows, views)
 
     if compile and method == "operations":
-        done = compiled.attempt(engine, loss, losses_of, batch, examples, spec, mask, views, check, due)
+        done = compiled.attempt(engine, loss, losses_of, batch, examples, spec, mask, views, check, due, lend)
         if done is not None:
             return done.sums, done.norms, done.losses, done.scale
     gradients: Gradients | None

@@ -255,13 +255,13 @@ class Program:
             self._bounds = (spec.bounds, torch.tensor(spec.bounds, dtype=torch.float64).to(self.device))
         return [*data, *([] if mask is None else [mask]), self._bounds[1]]
 
-    def __call__(self, batch: Any, mask: Tensor | None, spec: Clipping) -> Result | None:
+    def __call__(self, batch: Any, mask: Tensor | None, spec: Clipping, lend: bool = False) -> Result | None:
         """The result, or nothing where an example has no finite gradient (or what was settled changed)."""
         inputs = self._inputs(batch, mask, spec)
         # The casts of autocast are in the program; applied again they would reach norms and sums.
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             if self.replay is not None and self.replay.holds(self.constants):
-                found = self.replay(inputs)
+                found = self.replay(inputs, lend)
             else:
                 self.replay = None
                 found = self._run(*inputs, *self.constants)
@@ -423,7 +423,7 @@ class Recording:
         """Whether parameters and buffers are where they were recorded."""
         return all(t.data_ptr() == a for t, a in zip(constants, self.addresses, strict=True))
 
-    def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
+    def __call__(self, inputs: list[Tensor], lend: bool) -> list[Tensor]:
         for k, (mine, given) in enumerate(zip(self.inputs, inputs, strict=True)):
             last = self.given[k]
             if last is None or last[0] is not given or last[1] != given._version:
@@ -432,8 +432,9 @@ class Recording:
                 self.given[k] = (given, given._version) if given.numel() <= 64 else None
         self.graph.replay()
         # Copies, because the next replay writes over them; all in one launch.
-        *values, fine = self.outputs
-        return [*torch._foreach_mul(values, 1.0), fine]
+        *sums, norms, losses, scale, fine = self.outputs
+        told = torch._foreach_mul([*([] if lend else sums), norms, losses, scale], 1.0)
+        return [*(sums if lend else []), *told, fine]
 
 
 def recorded(run: Callable[..., Any], inputs: list[Tensor], constants: list[Tensor]) -> Recording | None:
@@ -457,10 +458,11 @@ def attempt(
     views: int,
     check: Any,
     due: bool,
+    lend: bool = False,
 ) -> Result | None:
     """The clipped sums by the compiled program for this batch, which is made and checked where there is none yet.
 
-    Nothing, where this batch has to run uncompiled.
+    Nothing, where this batch has to run uncompiled. ``lend``: the sums may lie in memory that the next call writes over.
     """
     key = signature(engine, loss, batch, spec, mask is not None, views)
     program = engine.programs.get(key, _MISSING)
@@ -485,5 +487,5 @@ def attempt(
         finally:
             rewind()
         engine.programs[key] = program
-    result: Result | None = program(batch, mask, spec)
+    result: Result | None = program(batch, mask, spec, lend)
     return result

@@ -8,6 +8,7 @@ that are padded to one static shape, with a mask that marks what is real.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib
 import os
@@ -66,7 +67,7 @@ class Records:
         """The rows of these numbers, as a tree of tensors."""
         if self.tree is not None:
             where = torch.from_numpy(np.ascontiguousarray(index))
-            there = {device: where.to(device) for device in {t.device for t in _tensors(self.tree)}}
+            there = {device: _sent(where, device) for device in {t.device for t in _tensors(self.tree)}}
             return pytree.tree_map_only(Tensor, lambda t: t[there[t.device]], self.tree)
         found = [self.items[int(i)] for i in index]
         batch = plain(default_collate(found))
@@ -146,6 +147,17 @@ def _refuse_not_finite(tree: Any) -> None:
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _sent(where: Tensor, device: torch.device) -> Tensor:
+    """Row numbers on a device, without waiting for what runs there."""
+    return where.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else where.to(device)
+
+
+@functools.lru_cache(maxsize=8)
+def _places(physical: int, device: torch.device) -> Tensor:
+    """The places of a physical batch, 0, 1, 2, …"""
+    return torch.arange(physical, device=device)
 
 
 def _array(tensor: Tensor) -> npt.NDArray[Any]:
@@ -361,7 +373,7 @@ class Batch:
         for start in range(0, self._places, physical):
             rows = self.rows[start : start + physical]
             short = physical - len(rows)
-            mask = torch.arange(physical) < len(rows)
+            mask = _places(physical, self._device) < len(rows)
             # A real record fills the empty places, so that the model sees nothing unusual; its factor is zero.
             padded = np.concatenate([rows, np.repeat(self._filler, short, axis=0)]).reshape(-1)
             data = pytree.tree_map_only(Tensor, self._move, self._source.take(padded))
@@ -370,7 +382,7 @@ class Batch:
                 some = self.weights[start : start + physical]
                 filled = np.concatenate([some, np.ones((short, *some.shape[1:]), some.dtype)]).reshape(-1)
                 weights = torch.from_numpy(filled).to(self._device)
-            yield Physical(data, mask.to(self._device), weights)
+            yield Physical(data, mask, weights)
 
     def _move(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=True)

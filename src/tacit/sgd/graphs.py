@@ -62,7 +62,7 @@ def _origin(node: Node) -> Node:
         before = node.args[0]
         if node.target not in _SAME_ORDER:
             shape = _shape(before)
-            single = node.target == aten.select.int and shape and shape[int(node.args[1])] == 1  # type: ignore[arg-type]
+            single = node.target == aten.select.int and shape and shape[int(node.args[1])] == 1
             still = node.target == aten.permute.default and _only_ones_move(shape, node.args[1])
             if not (single or still):
                 return node
@@ -84,7 +84,7 @@ def pad_once(whole: GraphModule) -> None:
     found: dict[Node, list[Node]] = {}
     for node in whole.graph.nodes:
         if node.target == aten.constant_pad_nd.default and isinstance(node.args[0], Node):
-            pads = list(node.args[1])  # type: ignore[arg-type]
+            pads = list(node.args[1])
             if len(pads) == 2 and pads[0] == 0 and pads[1] > 0 and (node.args[2:] or (0,))[0] == 0:
                 found.setdefault(_origin(node.args[0]), []).append(node)
     for origin, padded in found.items():

@@ -260,7 +260,7 @@ def _(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     return left.new_empty((left.shape[0], right.shape[1]))
 
 
-class QuickLinear(torch.autograd.Function):
+class QuickLinear(torch.autograd.Function):  # type: ignore[misc]
     """``F.linear`` of two dimensions in tf32."""
 
     @staticmethod

@@ -211,6 +211,7 @@ class Training(Resumable):
         self._ended: tuple[str, bool] | None = None
         self._handed: Batch | None = None
         self._broken = False
+        self._alone = False
         self._last: list[tuple[Tensor, Tensor, Tensor]] = []
         self._own_key = key is None
         self._checkpoint = Path(checkpoint) if checkpoint is not None else None
@@ -389,6 +390,7 @@ class Training(Resumable):
             sums: dict[str, Tensor] = {}
             inside = torch.zeros(())
             self._last = []
+            self._alone = len(batch) <= self.physical_batch
             try:
                 for piece in batch.pieces(self.physical_batch):
                     inside = inside + self._add(piece, sums, clipping)
@@ -441,6 +443,7 @@ class Training(Resumable):
                 views=views,
                 check=self._check,
                 compile=self._compile,
+                lend=self._alone,
             )
             if result.sensitivity > clipping.sensitivity:
                 raise RuntimeError("clipping states a larger sensitivity than the plan: training must not go on")

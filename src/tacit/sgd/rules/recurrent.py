@@ -25,7 +25,7 @@ State = tuple[Tensor, ...]
 
 def _lstm_step(projected: Tensor, recurrent: Tensor, state: State) -> State:
     if projected.is_cuda and projected.dim() == 2 and projected.dtype == recurrent.dtype == state[1].dtype:
-        hidden, cell, _ = torch._thnn_fused_lstm_cell(projected, recurrent, state[1])  # type: ignore[attr-defined]
+        hidden, cell, _ = torch._thnn_fused_lstm_cell(projected, recurrent, state[1])
         return hidden, cell
     i, f, g, o = (projected + recurrent).chunk(4, -1)
     cell = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
