@@ -353,6 +353,8 @@ def plot(rows: list[Row], folder: Path) -> None:
         )
     trade.plot(*PUBLISHED_NETWORK, "kx", label="TensorFlow Privacy tutorial, σ = 1.3")
     trade.set(xscale="log", xlabel=f"ε after 15 epochs at δ = {DELTA:g}", ylabel="test accuracy (%)")
+    trade.set_xticks(ticks := [0.2, 0.5, 1, 2, 5], [f"{tick:g}" for tick in ticks])
+    trade.minorticks_off()
     trade.set_title("convolutional network, accuracy against ε")
     for axes in (epochs, deltas, growth, trade):
         axes.grid(True, alpha=0.2)

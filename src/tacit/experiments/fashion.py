@@ -160,6 +160,8 @@ def plot(rows: list[Row], folder: Path) -> None:
     for epsilon, mean, _, noise in ends:
         trade.annotate(f"σ = {noise:g}", (epsilon, mean), (4, -12), textcoords="offset points", fontsize=8)
     trade.set(xscale="log", xlabel="ε after ten epochs at δ = 1e-05, clip norm 5", ylabel="test accuracy (%)")
+    trade.set_xticks(ticks := [0.2, 0.5, 1, 2, 5, 10], [f"{tick:g}" for tick in ticks])
+    trade.minorticks_off()
     trade.set_title("accuracy against ε")
     _heat(figure, heat, [row for row in rows if row["part"] == "heat"])
     for way, label in (("fixed", "rate 0.3"), ("product", f"rate {PRODUCT:g} / clip norm")):
