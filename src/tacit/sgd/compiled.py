@@ -282,7 +282,7 @@ class Program:
 
 def wants_channels_last(device: torch.device) -> bool:
     """Whether images are convolved fastest with channels innermost: on a GPU."""
-    return device.type == "cuda"
+    return bool(device.type == "cuda")
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
@@ -462,7 +462,7 @@ def attempt(
 ) -> Result | None:
     """The clipped sums by the compiled program for this batch, which is made and checked where there is none yet.
 
-    Nothing, where this batch has to run uncompiled. ``lend``: the sums may lie in memory that the next call writes over.
+    Nothing, where this batch has to run uncompiled. ``lend``: sums may lie where the next call writes.
     """
     key = signature(engine, loss, batch, spec, mask is not None, views)
     program = engine.programs.get(key, _MISSING)
