@@ -68,7 +68,7 @@ def steps_at(noise: float, projection: float, epsilon: float, way: str) -> int:
 
 
 def project(x: Tensor, noise: float) -> Tensor:
-    """An orthonormal basis (784 x 60) of the noisy second moments of rows scaled to norm 1.
+    """An orthonormal basis (60 columns) of the noisy second moments of rows scaled to norm 1.
 
     Guarantee: one Gaussian mechanism of multiplier ``noise``: adding a row of norm 1 moves the symmetric matrix by 1 in
     Frobenius norm; the noise is ``noise`` on the diagonal and ``noise``/√2 beside it, from the exact sampler. Noise 0
@@ -76,7 +76,7 @@ def project(x: Tensor, noise: float) -> Tensor:
     """
     from tacit.noise import add_gaussian
 
-    rows = x.flatten(1).double()
+    rows = x.double()
     rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
     moments = (rows.T @ rows).cpu().numpy()
     if noise:
@@ -148,10 +148,15 @@ def _curve(table: Table, split: Callable[[], pictures.Split], part: str, noise: 
 def _original(table: Table, split: pictures.Split, noise: float, seed: int) -> Iterator[Callable[[], Row]]:
     """Epoch after epoch of the original architecture; what each yields measures it."""
     projection, epsilon = LEVELS[noise][:2] if noise else (0.0, math.inf)
-    basis = project((split.train[0] + 1) / 2, projection)
+    every = 3 if table.small else 1  # small: fewer pixels
+
+    def pixels(x: Tensor) -> Tensor:
+        return ((x + 1) / 2)[..., ::every, ::every].flatten(1)
+
+    basis = project(pixels(split.train[0]), projection)
 
     def projected(part: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return ((part[0] + 1) / 2).flatten(1) @ basis, part[1]
+        return pixels(part[0]) @ basis, part[1]
 
     train, test = projected(split.train), projected(split.test)
     torch.manual_seed(seed)
