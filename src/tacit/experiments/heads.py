@@ -9,7 +9,7 @@ part of what the run claims.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +20,9 @@ from tacit import accounting as acc
 from tacit.experiments import priors
 from tacit.experiments.pictures import DELTA, HELD_OUT, Split
 from tacit.experiments.scattering import Scattering
+from tacit.experiments.tuned import SCALE, Last, Whole
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_, tail_delta
-
-#: Features have norm 1; a head sees them this much larger, so that rates are those of normalised scattering maps.
-SCALE = 40.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +30,10 @@ class Recipe:
     """How a run is made: what it sees, the model on top, and DP-SGD's settings.
 
     ``blocks`` are of "scatter", "prior" (last maps of the encoder), "middle" (the maps before), and these with "-root"
-    (square roots of the maps). ``network`` is "head" (linear) or "maps" (two convolutions). ``centre`` is the noise
-    multiplier with which the mean of the features is released, or None.
+    (square roots of the maps). ``network`` is "head" (linear), "maps" (two convolutions), "last" (a head and the last
+    stage of the encoder, which learns on at ``body`` times the rate) or "whole" (a head and all of the encoder, on
+    ``views`` random crops of the pictures themselves). ``centre`` is the noise multiplier with which the mean of the
+    features is released, or None.
     """
 
     blocks: tuple[str, ...] = ("scatter",)
@@ -46,6 +46,7 @@ class Recipe:
     momentum: float = 0.9
     ema: float = 0.97
     centre: float | None = 20.0
+    body: float = 0.0125
 
     def words(self) -> dict[str, Any]:
         """For a row."""
@@ -92,21 +93,24 @@ class Features:
 
         Without ``test`` the end of the training part is held out to judge by, and the test part is not looked at.
         """
-        x, y = self._part(recipe, 0), self.raw.train[1]
+        whole = recipe.network == "whole"
+        x, y = self.raw.train[0] if whole else self._part(recipe, 0), self.raw.train[1]
         if test:
-            return Split((x, y), (self._part(recipe, 1), self.raw.test[1]))
+            return Split((x, y), (self.raw.test[0] if whole else self._part(recipe, 1), self.raw.test[1]))
         cut = len(y) - min(HELD_OUT, len(y) // 4)
         return Split((x[:cut], y[:cut]), (x[cut:], y[cut:]))
 
     def _part(self, recipe: Recipe, part: int) -> Tensor:
         """The training part (0) or the test part (1) as the recipe's model sees it; the last one asked for is kept."""
-        wanted = recipe.blocks, recipe.views, recipe.network == "head"
+        wanted = recipe.blocks, recipe.views, recipe.network
         if part not in self._made or self._made[part][0] != wanted:
             self._made.pop(part, None)
             images = (self.raw.train, self.raw.test)[part][0]
             made = [self._view(name, recipe, part, images) for name in recipe.blocks]
-            joined = torch.cat(made, -1).mul_(len(made) ** -0.5) if recipe.network == "head" else torch.cat(made, 2)
-            self._made[part] = wanted, joined
+            if recipe.network == "head":
+                self._made[part] = wanted, torch.cat(made, -1).mul_(len(made) ** -0.5)
+            else:
+                self._made[part] = wanted, torch.cat(made, 2)
         return self._made[part][1]
 
     def _view(self, name: str, recipe: Recipe, part: int, images: Tensor) -> Tensor:
@@ -144,6 +148,10 @@ def _block(maps: Tensor, kind: str, change: str, network: str) -> Tensor:
         raise ValueError(f"a block's maps can be changed by 'root', not {change!r}")
     if kind == "scatter":
         x = F.group_norm(x, 27)
+    if network == "last":
+        if kind == "prior":
+            raise ValueError("the last stage takes the blocks scatter and middle, in this order")
+        return x.flatten(1).half() if kind == "middle" else F.normalize(x.flatten(1), dim=1).half()
     if network == "head":
         if kind != "scatter":
             side = x.shape[-1]
@@ -211,16 +219,19 @@ def accuracy(model: nn.Module, part: tuple[Tensor, Tensor]) -> float:
 # -- one run ---------------------------------------------------------------------------------------------------------
 
 
-def private_mean(x: Tensor, noise: float, key: Key) -> Tensor:
-    """The mean of the features ``(N, views, D)``, for release.
+def private_mean(x: Tensor, noise: float, key: Key, features: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """The mean of the inputs ``(N, views, D)``, or of what ``features`` makes of each of them, for release.
 
     Guarantee: the Gaussian mechanism with noise multiplier ``noise`` for adding or removing one record, whose
     features (the mean of its views) are clipped to norm 1; N is public.
     """
-    total = torch.zeros(x.shape[-1], dtype=torch.float32, device=x.device)
-    for some in x.split(2000):
-        rows = some.float().mean(1)
-        total += (rows / rows.norm(dim=1, keepdim=True).clamp(min=1.0)).sum(0)
+    total: Tensor | None = None
+    with torch.no_grad():
+        for some in x.split(2000):
+            rows = (some.float() if features is None else features(some)).mean(1)
+            part = (rows / rows.norm(dim=1, keepdim=True).clamp(min=1.0)).sum(0)
+            total = part if total is None else total + part
+    assert total is not None
     # The bound holds up to rounding of the sum in float32; a thousandth more noise covers it.
     return add_normal_(total, key, 0, "mean", 1.001 * noise) / len(x)
 
@@ -236,9 +247,11 @@ class Runner:
         """A model for inputs of this shape (views first), with fresh weights."""
         wanted = recipe.network, tuple(shape)
         if wanted not in self._models:
-            made = Head(shape[-1]) if recipe.network == "head" else Maps(shape[1], shape[-1])
-            self._models[wanted] = made.to(device)
+            self._models[wanted] = self._new(recipe.network, shape).to(device)
         model = self._models[wanted]
+        if isinstance(model, Last | Whole):
+            model.reset()
+            return model
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
                 module.reset_parameters()
@@ -247,9 +260,21 @@ class Runner:
             nn.init.zeros_(model.linear.bias)
         return model
 
+    def _new(self, network: str, shape: Sequence[int]) -> nn.Module:
+        if network == "head":
+            return Head(shape[-1])
+        if network == "maps":
+            return Maps(shape[1], shape[-1])
+        if network not in ("last", "whole") or self.features.encoder is None:
+            raise ValueError(f"there is no network {network!r} here: head, maps, and with an encoder last, whole")
+        if network == "whole":
+            return Whole(self.features.encoder, shape[-1])
+        return Last(self.features.encoder, shape[-1], 8 if self.features.raw.train[0].shape[-1] == 32 else 7)
+
     def run(self, recipe: Recipe, epsilon: float, seed: int, *, test: bool) -> dict[str, Any]:
         """One private run: accuracy on test (or held-out) pictures, what is claimed, and the settings."""
         from tacit.sgd import Training
+        from tacit.sgd.augment import crops
 
         torch.manual_seed(seed)
         split = self.features.split(recipe, test=test)
@@ -258,16 +283,25 @@ class Runner:
         batch = min(recipe.batch, len(y) // 4)
         spent: acc.Mechanism = acc.nothing()
         given: dict[str, Any] = {"epsilon": epsilon}
-        if isinstance(model, Head):
-            if recipe.centre is None:
-                model.centre.zero_()
-            else:
-                model.centre.copy_(private_mean(x, recipe.centre, Key.generate()))
-                spent = acc.Gaussian(recipe.centre) + acc.ApproxDP(0.0, tail_delta(x.shape[-1], epsilon))
-                given = {"noise_multiplier": _noise(spent, batch / len(y), recipe, epsilon, x.shape[-1])}
+        size = sum(p.numel() for p in model.parameters())
+        if isinstance(model, Head | Last | Whole):
+            model.centre.zero_()
+            if recipe.centre is not None:
+                seen = None if isinstance(model, Head) else model.features
+                model.centre.copy_(private_mean(x, recipe.centre, Key.generate(), seen))
+                spent = acc.Gaussian(recipe.centre) + acc.ApproxDP(0.0, tail_delta(len(model.centre), epsilon))
+                given = {"noise_multiplier": _noise(spent, batch / len(y), recipe, epsilon, size)}
+        groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
+        if isinstance(model, Last | Whole):
+            # Each part of the gradient has a bound of its own, so that neither drowns the other.
+            given["clipping"] = {"head.*": recipe.clip, "body.*": recipe.clip}
+            groups = [{"params": list(model.head.parameters())}]
+            groups.append({"params": list(model.body.parameters()), "lr": recipe.rate * recipe.body})
+        if isinstance(model, Whole):
+            given |= {"augment": crops(4, flips=True), "views": recipe.views}
         training = Training(
             model,
-            torch.optim.SGD(model.parameters(), lr=recipe.rate, momentum=recipe.momentum),
+            torch.optim.SGD(groups, lr=recipe.rate, momentum=recipe.momentum),
             mean_loss,
             split.train,
             batch_size=batch,
@@ -275,13 +309,15 @@ class Runner:
             delta=DELTA,
             clip_norm=recipe.clip,
             ema=recipe.ema,
-            compile=self.compiled,
+            # Compiling takes as long as some runs: only where several of one kind follow.
+            compile=self.compiled and test and recipe.network == "maps",
             **given,
         )
+        half = isinstance(model, Whole) and x.device.type == "cuda"
         for step in training:
-            training.step(step)
-        whole = training.plan.mechanism + spent if recipe.centre is not None else training.plan.mechanism
-        claimed = acc.epsilon(whole, DELTA).upper
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
+                training.step(step)
+        claimed = acc.epsilon(training.plan.mechanism + spent, DELTA).upper
         if claimed > epsilon:
             raise RuntimeError(f"the run claims ε={claimed}, more than {epsilon}")
         last = accuracy(model, split.test)
@@ -295,8 +331,7 @@ class Runner:
 
 def _noise(spent: acc.Mechanism, rate: float, recipe: Recipe, epsilon: float, size: int) -> float:
     """The noise multiplier of the steps, so that they and what was spent before cost ``epsilon`` together."""
-    drawn = recipe.steps * 10 * (size + 1)
-    rest = spent + acc.ApproxDP(0.0, tail_delta(drawn, epsilon))
+    rest = spent + acc.ApproxDP(0.0, tail_delta(recipe.steps * size, epsilon))
 
     def whole(noise: float) -> acc.Mechanism:
         return acc.PoissonSampled(acc.Gaussian(noise), rate) * recipe.steps + rest

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from tacit import accounting as acc
 from tacit.experiments import heads, pictures, priors
@@ -35,6 +36,9 @@ TARGETS: dict[str, dict[float, float]] = {
 #: Steps and learning rate from which the search begins, by ε: more budget, more of both.
 _HEAD = {0.5: (200, 6.0), 1.0: (300, 8.0), 2.0: (400, 12.0), 3.0: (500, 16.0), 8.0: (800, 32.0)}
 _MAPS = {0.5: (200, 3.0), 1.0: (300, 4.0), 2.0: (500, 4.0), 3.0: (800, 4.0), 8.0: (1500, 4.0)}
+_LAST = {0.5: (200, 6.0), 1.0: (300, 8.0), 2.0: (400, 12.0), 3.0: (500, 16.0), 8.0: (700, 24.0)}
+_WHOLE = {1.0: (300, 8.0), 3.0: (500, 16.0), 8.0: (600, 24.0)}
+_BEGIN = {"head": _HEAD, "maps": _MAPS, "last": _LAST, "whole": _WHOLE}
 #: The ε at which everything is searched, and where the others begin: with the choice made there.
 _ORDER: dict[str, tuple[tuple[float, float | None], ...]] = {
     "mnist": ((1.0, None), (8.0, None), (0.5, 1.0), (3.0, 8.0), (2.0, 1.0)),
@@ -50,8 +54,9 @@ def begin(epsilon: float, network: str = "head", **more: Any) -> Recipe:
     >>> begin(1.0).steps, begin(1.0, "maps").rate
     (300, 4.0)
     """
-    steps, rate = (_HEAD if network == "head" else _MAPS)[epsilon]
-    return Recipe(network=network, steps=steps, rate=rate, ema=1 - 10 / steps, **more)
+    steps, rate = _BEGIN[network][epsilon]
+    batch = 4096 if network in ("last", "whole") else 8192
+    return Recipe(network=network, batch=batch, steps=steps, rate=rate, ema=1 - 10 / steps, **more)
 
 
 def at(recipe: Recipe, before: float, epsilon: float) -> Recipe:
@@ -67,10 +72,15 @@ def words(recipe: Recipe) -> str:
     >>> words(begin(1.0))
     'head on scatter, 300 steps, rate 8, clip 0.1, centred'
     """
-    parts = [f"{recipe.network} on {'+'.join(recipe.blocks)}", f"{recipe.steps} steps", f"rate {recipe.rate:g}"]
+    parts = [
+        f"{recipe.network} on {'+'.join(recipe.blocks) or 'pictures'}",
+        f"{recipe.steps} steps",
+        f"rate {recipe.rate:g}",
+    ]
     parts.append(f"clip {recipe.clip:g}")
     parts += [f"{recipe.views} views"] if recipe.views > 1 else []
-    parts += ["centred"] if recipe.centre is not None and recipe.network == "head" else []
+    parts += [f"body {recipe.body:g}"] if recipe.network in ("last", "whole") else []
+    parts += ["centred"] if recipe.centre is not None and recipe.network != "maps" else []
     return ", ".join(parts)
 
 
@@ -106,11 +116,14 @@ def search(tried: Try, epsilon: float, colour: bool = False, first: Recipe | Non
         better(views=2 if colour else 5)
         if not colour:
             better(clip=1.0, rate=best.rate / 10)
-        kinds = [("scatter", "middle")] if colour else [("scatter",), ("scatter", "middle")]
-        rival = max((begin(epsilon, "maps", blocks=blocks) for blocks in kinds), key=tried)
+        rivals = [begin(epsilon, network, blocks=("scatter", "middle")) for network in ("last", "maps")]
+        rivals += [] if colour else [begin(epsilon, "maps")]
+        rival = max(rivals, key=tried)
         if tried(rival) > tried(best) - 0.005:  # near enough to be worth its own rate
             head, best = best, rival
             tune()
+            if best.network == "last" and not better(body=best.body * 3):
+                better(body=best.body / 3)
             best = max(head, best, key=tried)
     else:
         tune()
@@ -120,17 +133,43 @@ def search(tried: Try, epsilon: float, colour: bool = False, first: Recipe | Non
 
 def run_set(table: Table, name: str) -> None:
     """Trials, choice and test rows of one data set, at one ε after the other."""
-    features = heads.Features(pictures.load(table, name, test=True), encoder(table, name))
+    split = pictures.load(table, name, test=True)
+    if table.small and name == "cifar10":
+        parts = (split.train, split.test)
+        split = pictures.Split(*((F.pad(x, [2] * 4, value=-1).expand(-1, 3, -1, -1), y) for x, y in parts))
+    features = heads.Features(split, encoder(table, name))
     runner = heads.Runner(features, compiled=table.device.startswith("cuda"))
     chosen: dict[float, Recipe] = {}
     order = _ORDER[name][:1] if table.small else _ORDER[name]
     for epsilon, origin in order:
         first = at(chosen[origin], origin, epsilon) if origin is not None else None
         chosen[epsilon] = choose(table, runner, name, epsilon, first)
-        for seed in range(seeds(table, name, epsilon)):
-            measure = functools.partial(runner.run, _short(table, chosen[epsilon]), epsilon, seed, test=True)
-            method = words(chosen[epsilon])
-            table.row(measure, part="test", data=name, epsilon=epsilon, seed=seed, method=method)
+        judge(table, runner, name, epsilon, chosen[epsilon])
+    if name != "cifar10":
+        return
+    for epsilon, _ in sorted(order, reverse=True):
+        whole = whole_encoder(table, runner, epsilon, chosen[epsilon])
+        if whole is not None:
+            judge(table, runner, name, epsilon, whole)
+
+
+def judge(table: Table, runner: heads.Runner, name: str, epsilon: float, recipe: Recipe) -> None:
+    """The runs of one ε on all training pictures, judged on the test pictures."""
+    for seed in range(seeds(table, name, epsilon)):
+        measure = functools.partial(runner.run, _short(table, recipe), epsilon, seed, test=True)
+        table.row(measure, part="test", data=name, epsilon=epsilon, seed=seed, method=words(recipe))
+
+
+def whole_encoder(table: Table, runner: heads.Runner, epsilon: float, rival: Recipe) -> Recipe | None:
+    """Training all of the encoder takes longest, so it is tried last, once: chosen where it beats the choice so far."""
+    recipe = begin(epsilon, "whole", blocks=(), views=2)
+    row = _trial(table, runner, "cifar10", epsilon, recipe)
+    before = _trial(table, runner, "cifar10", epsilon, rival)
+    if row["accuracy"] <= before["accuracy"]:
+        return None
+    trials = 1 + sum(r["part"] == "trial" and r["epsilon"] == epsilon for r in table.rows)
+    _decide(table, "cifar10", epsilon, recipe, row, trials)
+    return recipe
 
 
 def seeds(table: Table, name: str, epsilon: float) -> int:
@@ -143,25 +182,34 @@ SEEDS_CIFAR = 3
 
 def choose(table: Table, runner: heads.Runner, name: str, epsilon: float, first: Recipe | None) -> Recipe:
     """The recipe for one ε, by trials that are kept, and a row that says so."""
-    seen: dict[str, tuple[Recipe, Row]] = {}
+    seen: dict[Recipe, Row] = {}
 
     def tried(recipe: Recipe) -> float:
-        measure = functools.partial(runner.run, _short(table, recipe), epsilon, 0, test=False)
-        row = table.row(measure, part="trial", data=name, epsilon=epsilon, candidate=words(recipe))
-        seen[words(recipe)] = recipe, row
-        return float(row["accuracy"])
+        seen[recipe] = _trial(table, runner, name, epsilon, recipe)
+        return float(seen[recipe]["accuracy"])
 
-    best = search(tried, epsilon, name == "cifar10", first)
-    row = seen[words(best)][1]
+    if table.small:  # enough to show that every kind runs
+        few = ("head", BOTH), ("maps" if name == "cifar10" else "last", BOTH[:2])
+        best = max((begin(epsilon, network, blocks=blocks) for network, blocks in few), key=tried)
+    else:
+        best = search(tried, epsilon, name == "cifar10", first)
+    _decide(table, name, epsilon, best, seen[best], len(seen))
+    return best
 
+
+def _trial(table: Table, runner: heads.Runner, name: str, epsilon: float, recipe: Recipe) -> Row:
+    measure = functools.partial(runner.run, _short(table, recipe), epsilon, 0, test=False)
+    return table.row(measure, part="trial", data=name, epsilon=epsilon, candidate=words(recipe))
+
+
+def _decide(table: Table, name: str, epsilon: float, best: Recipe, row: Row, trials: int) -> None:
     def decided() -> Row:
         return {
-            "method": words(best), "accuracy": row["accuracy"], "trials": len(seen), "claimed": row["claimed"],
-            "with_choice": price_of_choice(row, len(seen)), "delta": pictures.DELTA, "recipe": best.words(),
+            "accuracy": row["accuracy"], "trials": trials, "claimed": row["claimed"],
+            "with_choice": price_of_choice(row, trials), "delta": pictures.DELTA, "recipe": best.words(),
         }  # fmt: skip
 
-    table.row(decided, part="choice", data=name, epsilon=epsilon)
-    return best
+    table.row(decided, part="choice", data=name, epsilon=epsilon, method=words(best))
 
 
 def price_of_choice(row: Row, trials: int) -> float:
@@ -171,7 +219,7 @@ def price_of_choice(row: Row, trials: int) -> float:
     recipe = row["recipe"]
     rate = min(recipe["batch"], row["rows"] // 4) / row["rows"]
     whole: acc.Mechanism = acc.PoissonSampled(acc.Gaussian(row["noise"]), rate) * recipe["steps"]
-    if recipe["network"] == "head" and recipe["centre"] is not None:
+    if recipe["network"] != "maps" and recipe["centre"] is not None:
         whole = whole + acc.Gaussian(recipe["centre"])
     return float(acc.epsilon(acc.Selected.of(whole, trials), pictures.DELTA).upper)
 
@@ -204,9 +252,11 @@ def _grouped(rows: list[Row]) -> Iterator[Row]:
     for name, targets in TARGETS.items():
         for epsilon, target in targets.items():
             here = [r for r in rows if r["data"] == name and r["epsilon"] == epsilon]
-            own = [r for r in here if r["part"] == "test"]
-            choice = next((r for r in here if r["part"] == "choice"), None)
-            if own and choice is not None:
+            choices = sorted((r for r in here if r["part"] == "choice"), key=lambda r: -r["accuracy"])
+            tested = [c for c in choices if any(r["part"] == "test" and r["method"] == c["method"] for r in here)]
+            if tested:
+                choice = tested[0]
+                own = [r for r in here if r["part"] == "test" and r["method"] == choice["method"]]
                 mean, deviation = mean_sd([100 * r["accuracy"] for r in own])
                 yield {
                     "data": name, "ε": epsilon, "seeds": len(own), "accuracy %": round(mean, 2),

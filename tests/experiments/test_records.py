@@ -1,0 +1,124 @@
+"""Records on pictures: what a run claims, what its trials may look at, and how settings are chosen."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from tacit import accounting as acc
+from tacit.experiments import priors, processes, records
+from tacit.experiments.heads import Features, Recipe, Runner, private_mean
+from tacit.experiments.pictures import DELTA, Split, _made_up
+from tacit.experiments.table import Table
+from tacit.experiments.tuned import Last, Whole
+from tacit.noise.keys import Key
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    torch.manual_seed(0)
+    made = priors.Encoder(1, width=4)
+    made(processes.glyphs(32))  # statistics of its normalisation
+    return made.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def split():
+    torch.manual_seed(1)
+    x, y = processes.glyphs(25, views=4), torch.arange(25).repeat_interleave(4) % 10
+    return Split((x[:80], y[:80]), (x[80:], y[80:]))
+
+
+def test_a_run_pays_for_the_mean_it_releases(encoder, split):
+    runner = Runner(Features(split, encoder))
+    recipe = Recipe(blocks=("scatter", "prior"), steps=3, batch=20, centre=5.0)
+    paid = runner.run(recipe, 1.0, 0, test=False)
+    free = runner.run(dataclasses.replace(recipe, centre=None), 1.0, 0, test=False)
+    assert paid["noise"] > free["noise"]
+    steps = acc.PoissonSampled(acc.Gaussian(paid["noise"]), 15 / 60) * 3
+    assert paid["claimed"] >= acc.epsilon(steps + acc.Gaussian(5.0), DELTA).lower
+    assert 0.999 < paid["claimed"] <= 1.0
+    assert acc.epsilon(steps, DELTA).upper < 1.0
+
+
+def test_one_record_moves_the_released_mean_by_at_most_its_bound():
+    torch.manual_seed(0)
+    key, x = Key.generate(), torch.randn(40, 2, 30)
+    x = torch.nn.functional.normalize(x, dim=2)
+    x[-1] *= 50  # clipped to norm 1
+    whole, less = private_mean(x, 3.0, key) * 40, private_mean(x[:-1], 3.0, key) * 39
+    assert float((whole - less).norm()) <= 1.0 + 1e-5
+    assert float((whole - private_mean(x, 1e-6, key) * 40).std()) == pytest.approx(3.0, rel=0.5)
+
+
+def test_a_trial_does_not_look_at_test_pictures(encoder, split):
+    hidden = Split(split.train, (torch.full_like(split.test[0], torch.nan), split.test[1]))
+    recipe = Recipe(steps=2, batch=20)
+    features = Features(hidden, encoder)
+    Runner(features).run(recipe, 1.0, 0, test=False)
+    assert {place[1] for place in features._maps} == {0}
+    assert len(features.split(recipe, test=False).train[1]) == 60
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_tuned_encoder_begins_as_the_prior(encoder, split, views):
+    recipe = Recipe(("scatter", "middle"), "last", views)
+    features = Features(split, encoder)
+    x = features.split(recipe, test=False).train[0]
+    model = Runner(features).model(recipe, x.shape[1:], x.device)
+    assert isinstance(model, Last)
+    as_head = Features(split, encoder).split(Recipe(("scatter", "prior"), views=views), test=False).train[0]
+    assert torch.allclose(model.features(x), as_head.float(), atol=2e-3)
+    pictures, both = split.train[0], Recipe(("middle", "prior"))
+    seen = Features(split, encoder).split(both, test=True).train[0]
+    assert torch.allclose(Whole(encoder, 28).features(pictures), seen.float(), atol=2e-3)
+
+
+def test_every_kind_of_model_learns(encoder):
+    runner = Runner(Features(_made_up("cpu"), encoder))
+    for network, blocks, rate in (("head", ("scatter",), 0.05), ("maps", ("scatter",), 0.2)):
+        recipe = Recipe(blocks, network, batch=25, steps=40, rate=rate, ema=0.8, clip=1.0)
+        assert runner.run(recipe, 15.0, 0, test=True)["accuracy"] > 0.5, network
+
+
+def test_the_search_keeps_what_is_better_and_counts_what_it_tried(tmp_path):
+    def worth(recipe):
+        return ("prior" in recipe.blocks) + 0.1 * (recipe.views == 5) - 0.01 * abs(recipe.rate - 16) / 16
+
+    tried = []
+    best = records.search(lambda recipe: tried.append(recipe) or worth(recipe), 1.0)
+    assert best.blocks == records.BOTH
+    assert (best.views, best.rate) == (5, 16.0)
+    again = records.search(worth, 8.0, first=records.at(best, 1.0, 8.0))
+    assert again.steps == 800
+    table = Table("records", tmp_path, 1, small=True, say=lambda _: None)
+    records.run(table)
+    choice = next(row for row in table.rows if row["part"] == "choice")
+    assert choice["trials"] == sum(row["part"] == "trial" for row in table.rows) == 2
+    assert choice["with_choice"] > choice["claimed"]
+
+
+def test_views_of_one_sign_are_nearer_than_other_signs():
+    torch.manual_seed(0)
+    for draw in (processes.glyphs, processes.garments):
+        x = draw(60, 2).flatten(1)
+        near = (x[::2] - x[1::2]).norm(dim=1).median()
+        far = (x[::2] - x[1::2].roll(1, 0)).norm(dim=1).median()
+        assert near < 0.92 * far
+
+
+@pytest.mark.slow
+def test_a_prior_learns_to_tell_signs_apart():
+    torch.manual_seed(0)
+    course = priors.Course("glyphs", 1, 28, width=8, batch=64, steps=100, seconds=600)
+    encoder, _ = priors.pretrain(course, say=lambda _: None)
+    fresh = priors.Encoder(1, 8).eval()
+    torch.manual_seed(1)
+    x = processes.glyphs(64)
+
+    def found(some):
+        z = torch.nn.functional.normalize(priors.encode(some, x)[-1].flatten(1), dim=1)
+        scores = (z @ z.T).fill_diagonal_(-1)
+        return float((scores.argmax(1) == torch.arange(128) ^ 1).float().mean())
+
+    assert found(encoder) > found(fresh) + 0.05
