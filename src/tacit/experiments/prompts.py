@@ -13,6 +13,8 @@ import csv
 import functools
 import os
 import random
+import re
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,15 +29,21 @@ VOTE_DELTA, DELTA = 1e-6, 1e-5
 PARTS = (
     "zero-shot",
     "few-shot",
-    "trials",
+    "trials-lora",
     "lora",
     "pate",
     "starts",
+    "trials-soft",
     "soft",
+    "trials-prefix",
     "prefix",
     "plain",
     "pate-far",
-    "trec",
+    "trec-lora",
+    "trec-soft",
+    "trec-prefix",
+    "trec-plain",
+    "pate-trec",
     "ag_news",
 )
 
@@ -45,10 +53,6 @@ STARTS = {
     "headline": "Movie reviews and their sentiment, positive or negative.\n\n",
     "two reviews": "Review: a warm, funny film that i would see again\nSentiment: positive\n\n"
     "Review: a dull story, badly acted and far too long\nSentiment: negative\n\n",
-    "four reviews": "Review: there is not one good idea in it\nSentiment: negative\n\n"
-    "Review: a warm, funny film that i would see again\nSentiment: positive\n\n"
-    "Review: a dull story, badly acted and far too long\nSentiment: negative\n\n"
-    "Review: beautifully shot and quietly moving\nSentiment: positive\n\n",
 }
 TASKS: dict[str, dict[str, Any]] = {
     "sst2": {
@@ -75,18 +79,33 @@ TASKS: dict[str, dict[str, Any]] = {
         "words": {"1": "World", "2": "Sports", "3": "Business", "4": "Technology"},
     },
 }
-#: What is tried at ε = 8 before LoRA's rows are measured; the best on the public sentences is used for all of them. The
-#: ε that is stated does not cover these runs, as in the papers.
-TRIALS: dict[str, dict[str, Any]] = {
-    "learning rate 0.001": {"learning_rate": 1e-3},
-    "learning rate 0.004": {"learning_rate": 4e-3},
-    "one matrix, 0.004": {"learning_rate": 4e-3, "freeze_a": True},
+#: What is tried at ε = 8 before a method's other rows are measured: the best on the public sentences is the row of
+#: ε = 8, and its settings are used for the others. The ε that is stated does not cover this choice, as in the papers.
+TRIALS: dict[str, dict[str, dict[str, Any]]] = {
+    "lora": {
+        "learning rate 0.002": {"learning_rate": 2e-3},
+        "one matrix, 0.004": {"learning_rate": 4e-3, "freeze_a": True},
+    },
+    "soft": {
+        "learning rate 0.005": {"learning_rate": 5e-3},
+        "learning rate 0.02": {"learning_rate": 2e-2},
+    },
+    "prefix": {
+        "learning rate 0.005": {"learning_rate": 5e-3},
+        "learning rate 0.02": {"learning_rate": 2e-2},
+    },
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "lora": {"steps": 60, "batch_size": 1024, "learning_rate": 2e-3, "clip_norm": 0.1, "rank": 4},
-    "soft": {"steps": 60, "batch_size": 1024, "learning_rate": 5e-3, "clip_norm": 0.1},
+    "soft": {"steps": 60, "batch_size": 512, "learning_rate": 5e-3, "clip_norm": 0.1},
     "prefix": {"steps": 60, "batch_size": 1024, "learning_rate": 5e-3, "clip_norm": 0.1},
 }
+#: Without noise: fewer examples a step, no clipping to speak of.
+PLAIN: dict[str, Any] = {"steps": 120, "batch_size": 256, "clip_norm": 1.0, "noise_multiplier": 0.0}
+#: TREC's 4,906 training questions are fewer.
+OF_TASK: dict[str, dict[str, Any]] = {"trec": {"batch_size": 512}}
+#: In how many pieces a batch runs on a GPU, so that several of these processes share one.
+PIECES = {"sst2": 3, "trec": 2, "ag_news": 8}
 SHOWN = ("steps", "batch_size", "clip_norm", "learning_rate", "freeze_a", "start")
 Pairs = list[tuple[str, str]]
 
@@ -98,7 +117,7 @@ def sst2(table: Table) -> dict[str, Pairs]:
     """SST-2's sentences by split."""
     found = {}
     for split, name in (("train", "train"), ("public", "dev"), ("test", "test")):
-        lines = table.path("text", "sst2", f"{name}.tsv").read_text(encoding="utf-8").splitlines()[1:]
+        lines = table.path("text", "sst2", f"{name}.tsv").read_text(encoding="utf-8").splitlines()
         found[split] = [(text, label) for text, _, label in (line.rpartition("\t") for line in lines)]
     return found
 
@@ -122,16 +141,20 @@ def ag_news(table: Table) -> dict[str, Pairs]:
 
 
 def mr_without_sst2(table: Table) -> list[str]:
-    """Sentences of MR that are in no split of SST-2, up to spaces and punctuation."""
+    """Sentences of MR that share no run of five words with any sentence of SST-2, and equal none.
 
-    def bare(text: str) -> str:
-        return "".join(c for c in text.lower() if c.isalnum())
+    The two cut, bracket and punctuate the same reviews in different ways: equal letters alone leave 700 near copies.
+    """
 
-    known = {bare(text) for split in sst2(table).values() for text, _ in split}
-    found = []
+    def runs(text: str) -> set[tuple[str, ...]]:
+        words = [w for w in re.findall(r"[^\W_]+", text.lower()) if w not in ("lrb", "rrb")]
+        return {tuple(words[i : i + 5]) for i in range(max(1, len(words) - 4))}
+
+    known = {run for split in sst2(table).values() for text, _ in split for run in runs(text)}
+    found: list[str] = []
     for name in ("rt-polarity.pos", "rt-polarity.neg"):
         found += table.path("text", "mr", name).read_text(encoding="latin-1").splitlines()
-    return [line.strip() for line in found if bare(line) not in known]
+    return [line.strip() for line in found if not runs(line) & known]
 
 
 READERS: dict[str, Callable[[Table], dict[str, Pairs]]] = {"sst2": sst2, "trec": trec, "ag_news": ag_news}
@@ -143,14 +166,15 @@ READERS: dict[str, Callable[[Table], dict[str, Pairs]]] = {"sst2": sst2, "trec":
 class Bench:
     """The model, loaded once, and the data of each task."""
 
-    def __init__(self, table: Table, model: str) -> None:
+    def __init__(self, table: Table, model: str, dtype: str = "float32", pieces: int = 1) -> None:
         import torch
 
         from tacit.prompts import load
 
-        self.table = table
+        self.table, self.dtype, self.pieces = table, dtype, pieces
         torch.set_float32_matmul_precision("high")
-        self.language = load(model, device=table.device, batch_size=512 if table.device != "cpu" else 32)
+        many = 512 if table.device != "cpu" else 32
+        self.language = load(model, device=table.device, batch_size=many, dtype=getattr(torch, dtype))
         self.data = functools.cache(lambda task: READERS[task](table))
         self.votes: dict[tuple[Any, ...], Any] = {}
 
@@ -210,14 +234,14 @@ def _best_start(bench: Bench, task: str) -> dict[str, Any]:
     return {"start": STARTS[best]}
 
 
-def _best_trial(bench: Bench) -> dict[str, Any]:
-    """LoRA's settings, by the trials that were measured, if any."""
-    known = [row for row in bench.table.rows if row.get("trial") in TRIALS]
-    return TRIALS[max(known, key=lambda row: row["validation"])["trial"]] if known else {}
+def _best_trial(bench: Bench, method: str) -> Row | None:
+    """The trial of a method that did best on the public sentences, if any was measured."""
+    known = [row for row in bench.table.rows if row["method"] == f"trial of {method}"]
+    return max(known, key=lambda row: row["validation"]) if known else None
 
 
-def _trial(bench: Bench, task: str, trial: str, seed: int) -> dict[str, Any]:
-    return _tuned(bench, task, "lora", EPSILONS[0], seed, TRIALS[trial] | {"steps": 2 if bench.table.small else 60})
+def _trial(bench: Bench, task: str, method: str, trial: str, seed: int) -> dict[str, Any]:
+    return _tuned(bench, task, method, EPSILONS[0], seed, TRIALS[method][trial])
 
 
 def _tuned(
@@ -229,16 +253,14 @@ def _tuned(
     from tacit.prompts import Accuracy, tune
 
     template, words, data = bench.task(task)
-    settings = dict(SETTINGS[method])
-    if method == "lora":
-        settings |= _best_trial(bench) if over is None else over
+    best = _best_trial(bench, method) if over is None else None
+    if best is not None and task == "sst2" and (epsilon, seed) == (EPSILONS[0], best["seed"]):
+        return {name: value for name, value in best.items() if name not in ("task", "method", "seconds", "machine")}
+    settings = SETTINGS[method] | OF_TASK.get(task, {})
+    settings |= over or ({} if best is None else TRIALS[method][best["trial"]])
+    settings |= {"epsilon": epsilon} if epsilon is not None else PLAIN
     if bench.table.small:
         settings |= {"steps": 2, "batch_size": 16}
-    if epsilon is None:
-        settings |= {"noise_multiplier": 0.0, "batch_size": min(64, settings["batch_size"]), "clip_norm": 1.0}
-        settings["steps"] = settings["steps"] if bench.table.small else 300
-    else:
-        settings["epsilon"] = epsilon
     if method in ("soft", "prefix"):
         settings |= _best_start(bench, task)
     torch.manual_seed(seed)
@@ -255,8 +277,10 @@ def _tuned(
         method=method,
         delta=DELTA,
         optimizer=made,
-        # Two pieces hold nearly every batch; the texts are in the order of their lengths.
-        physical_batch=None if bench.table.device == "cpu" else -(-int(1.12 * settings["batch_size"]) // 2),
+        # So many pieces hold nearly every batch; the texts are in the order of their lengths.
+        physical_batch=None
+        if bench.table.device == "cpu"
+        else int(1.12 * settings["batch_size"] / bench.pieces) // PIECES[task] + 1,
         progress=False,
         **{k: v for k, v in settings.items() if k != "learning_rate"},
     )
@@ -271,6 +295,7 @@ def _tuned(
         **_accuracy(scores["test"]),
         "validation": scores["public"].value,
         "weights": done.parameters,
+        "dtype": bench.dtype,
         "training_seconds": round(done.fit.seconds, 1),
         **private,
         **{k: settings[k] for k in SHOWN if k in settings},
@@ -283,6 +308,8 @@ def queries_of(bench: Bench, public: str, count: int, seed: int) -> list[str]:
         rows = [text for text, _ in bench.data("sst2")["public"]]
     elif public == "mr without sst2":
         rows = mr_without_sst2(bench.table)
+    elif public == "trec held out":
+        rows = [text for text, _ in bench.data("trec")["public"]]
     elif public == "trec":
         rows = [text for text, _ in bench.data("trec")["train"]]
     else:
@@ -353,13 +380,18 @@ def _pate(bench: Bench, task: str, public: str, votes: str, calibration: str, se
     return {**_accuracy(student.accuracy(bench.language, data["test"])), "shots": len(student.demonstrations), **found}
 
 
-def measure(table: Table, parts: tuple[str, ...], model: str) -> None:
-    """The rows of these parts that are not there yet."""
-    bench = Bench(table, model)
+def measure(table: Table, parts: tuple[str, ...], model: str, dtype: str = "float32", pieces: int = 1) -> list[str]:
+    """The rows of these parts that are not there yet. A row that fails is named, and the others are measured."""
+    bench, failed = Bench(table, model, dtype, pieces), []
     for seed in range(table.seeds):
         for part in parts:
             for key, do in _plan(bench, part, seed):
-                table.row(do, **key)
+                try:
+                    table.row(do, **key)
+                except Exception:  # noqa: BLE001  named at the end, where the run fails
+                    failed.append(" ".join(map(str, key.values())))
+                    traceback.print_exc()
+    return failed
 
 
 def _plan(bench: Bench, part: str, seed: int) -> list[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
@@ -381,10 +413,10 @@ def _plan(bench: Bench, part: str, seed: int) -> list[tuple[dict[str, Any], Call
     elif part == "few-shot":
         for task in ("sst2", "trec"):
             add(_discrete, task, "few-shot, not private", 1)
-    elif part == "trials":
-        for trial in TRIALS:
+    elif part.startswith("trials-") and part[7:] in TRIALS:
+        for trial in TRIALS[part[7:]]:
             if seed == 0:
-                add(_trial, "sst2", "trial of lora", trial, trial=trial)
+                add(_trial, "sst2", f"trial of {part[7:]}", part[7:], trial, trial=trial)
     elif part == "starts":
         for start in STARTS:
             if seed == 0:
@@ -395,14 +427,19 @@ def _plan(bench: Bench, part: str, seed: int) -> list[tuple[dict[str, Any], Call
     elif part == "plain":
         for method in SETTINGS:
             add(_tuned, "sst2", f"{method}, not private", method, None)
-    elif part == "trec":
+    elif part == "trec-plain":
         for method in SETTINGS:
-            for epsilon in epsilons:
-                add(_tuned, "trec", method, method, epsilon, epsilon=epsilon)
+            add(_tuned, "trec", f"{method}, not private", method, None)
+    elif part.startswith("trec-") and part[5:] in SETTINGS:
+        for epsilon in epsilons:
+            add(_tuned, "trec", part[5:], part[5:], epsilon, epsilon=epsilon)
     elif part in ("pate", "pate-far"):
         for public in ("sst2 validation",) if part == "pate" else ("mr without sst2", "ag_news", "trec"):
             for votes in AGGREGATORS:
                 add(_pate, "sst2", "PromptPATE", public, votes, "batch", public=public, votes=votes)
+    elif part == "pate-trec":
+        for votes in AGGREGATORS:
+            add(_pate, "trec", "PromptPATE", "trec held out", votes, "batch", public="trec held out", votes=votes)
     elif part == "ag_news":
         for method in ("lora",):
             add(_tuned, "ag_news", method, method, 8.0, epsilon=8.0)
@@ -414,7 +451,9 @@ def _plan(bench: Bench, part: str, seed: int) -> list[tuple[dict[str, Any], Call
 def run(table: Table) -> None:
     """All rows, or those of the parts named in ``TACIT_PARTS``; the model is ``TACIT_MODEL`` or smollm2."""
     named = tuple(filter(None, os.environ.get("TACIT_PARTS", "").split(",")))
-    measure(table, named or PARTS, os.environ.get("TACIT_MODEL", "smollm2"))
+    failed = measure(table, named or PARTS, os.environ.get("TACIT_MODEL", "smollm2"))
+    if failed:
+        raise RuntimeError(f"these rows failed: {'; '.join(failed)}")
 
 
 def summary(rows: list[Row]) -> str:
@@ -437,10 +476,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the language model")
+    parser.add_argument("--pieces", type=int, default=1, help="run batches in so many times more pieces")
     chosen = parser.parse_args(arguments)
     table = Table("prompts", chosen.out, chosen.seeds, chosen.small, chosen.data_dir, chosen.device)
-    measure(table, tuple(chosen.parts.split(",")), chosen.model)
+    failed = measure(table, tuple(chosen.parts.split(",")), chosen.model, chosen.dtype, chosen.pieces)
     print(summary(table.rows))
+    if failed:
+        raise SystemExit(f"these rows failed: {'; '.join(failed)}")
 
 
 if __name__ == "__main__":

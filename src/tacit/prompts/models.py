@@ -60,7 +60,8 @@ def only_at(model: nn.Module, places: Tensor, length: int) -> Iterator[None]:
     """For one pass, send only each example's own place through the output layer.
 
     ``places`` counts from the first of the ``length`` tokens that were passed in; virtual tokens in front are skipped.
-    A vocabulary is large: without this the output layer would cost more memory than the model.
+    A vocabulary is large: without this the output layer would cost more memory than the model. That layer is computed
+    in float32: the logits of a bfloat16 model lie so far apart that label words would often tie.
     """
     head = model.get_output_embeddings()
     if head is None:
@@ -72,11 +73,18 @@ def only_at(model: nn.Module, places: Tensor, length: int) -> Iterator[None]:
         index = at.view(-1, 1, 1).expand(-1, 1, hidden.shape[2])
         return (hidden.gather(1, index), *args[1:])
 
-    handle = head.register_forward_pre_hook(gather)
+    def finely(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        bias = None if module.bias is None else module.bias.float()
+        return nn.functional.linear(args[0].float(), module.weight.float(), bias)
+
+    handles = [head.register_forward_pre_hook(gather)]
+    if type(head) is nn.Linear and head.weight.dtype in (torch.bfloat16, torch.float16):
+        handles.append(head.register_forward_hook(finely))
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def label_logits(model: nn.Module, batch: dict[str, Tensor], tokens: Tensor) -> Tensor:
