@@ -1,0 +1,77 @@
+"""What an experiment on pictures chooses, it chooses by a rule that its own rows decide."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from tacit.experiments import abadi, fashion, pate_recipe
+from tacit.experiments.pate_mnist import Recipe
+from tacit.experiments.table import Table
+
+
+def trial(part, name, seed, first, second):
+    return {"part": part, "name": name, "seed": seed, "committee 1": first, "committee 2": second}
+
+
+def test_the_student_is_the_best_trial_and_the_change_must_be_better_than_none():
+    rows = [trial("queries", "640 first", 0, 0.97, 0.98), trial("queries", "2000 spread", 0, 0.96, 0.985)]
+    assert pate_recipe.chosen(rows) == Recipe(queries=2000, spread=True, rounds=2, steps=3000)
+    worse = [*rows, trial("student", "crossed", 0, 0.97, 0.984)]
+    assert not pate_recipe.chosen(worse).crossed
+    better = [*rows, trial("student", "crossed", 0, 0.97, 0.986)]
+    assert pate_recipe.chosen(better).crossed
+    one_round = [*rows, trial("student", "stronger", 0, 0.99, 0.986)]
+    assert pate_recipe.chosen(one_round).rounds == 1
+    assert pate_recipe.chosen(one_round).strength == 1.5
+
+
+def test_spread_queries_are_every_so_many_images_and_all_are_kept():
+    order = Recipe(queries=2000).asked(9000)
+    assert sorted(order) == list(range(9000))
+    assert set(np.diff(order[:2000])) == {4, 5}
+    assert list(Recipe(queries=640, spread=False).asked(9000)) == list(range(9000))
+
+
+def test_the_rate_of_the_test_runs_is_the_best_one_on_held_out_rows():
+    rows = [{"part": "heat", "noise": 1.0, "rate": r, "accuracy": a} for r, a in ((0.3, 0.8), (2.0, 0.84), (5.0, 0.7))]
+    assert fashion.best_rate(rows, 1.0) == 2.0
+    assert fashion.best_rate(rows, 4.0) == fashion.BASE.rate
+
+
+def test_more_budget_or_a_larger_delta_never_lowers_the_best_accuracy():
+    rows = [
+        {"part": "original", "noise": noise, "seed": 0, "epoch": epoch, "accuracy": accuracy,
+         **abadi.prices(abadi.released(noise, abadi.LEVELS[noise][0], 100 * epoch), 100 * epoch)}
+        for noise, epoch, accuracy in ((8.0, 2, 0.85), (8.0, 20, 0.9), (4.0, 3, 0.88), (4.0, 20, 0.93), (2.0, 20, 0.95))
+    ]  # fmt: skip
+    curves = [abadi.grid(rows, delta) for delta in abadi.DELTAS]
+    for curve in curves:
+        assert curve == sorted(curve)
+        assert [accuracy for _, accuracy in curve] == sorted(accuracy for _, accuracy in curve)
+    for loose, strict in itertools.pairwise(curves):
+        for epsilon, accuracy in strict:
+            assert abadi._at(loose, epsilon) >= accuracy
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_the_projection_finds_the_plane_that_holds_the_rows(noise):
+    generator = torch.Generator().manual_seed(0)
+    plane = torch.linalg.qr(torch.randn(80, 2, generator=generator))[0]
+    rows = torch.randn(2000, 2, generator=generator) @ plane.T
+    basis = abadi.project(rows, noise)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(60), atol=1e-5, rtol=0)
+    assert (basis @ basis.T @ plane - plane).norm() < 0.05
+
+
+def test_a_curve_that_was_cut_keeps_its_points(tmp_path):
+    table = Table("abadi-mnist", tmp_path, seeds=1, small=True, say=lambda _: None)
+    task = abadi.tasks(table)[1]  # without privacy
+    task()
+    assert [row["epoch"] for row in table.rows] == [1, 2]
+    kept = table.rows[0]["accuracy"]
+    table.rows.pop()
+    task()
+    assert [row["epoch"] for row in table.rows] == [1, 2]
+    assert table.rows[0]["accuracy"] == kept
