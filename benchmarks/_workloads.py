@@ -251,15 +251,17 @@ TITLES = {
 }
 
 GROWTH: dict[str, dict[int, Workload]] = {
-    "sequence length (GPT-2, 8,192 tokens a batch)": {t: gpt(t, 8192 // t) for t in (128, 512, 2048, 8192)},
-    "batch (MLP)": {b: Workload(mlp, vectors(64, 2), b) for b in (1024, 4096, 16384, 65536)},
-    "width (MLP, batch 4,096)": {
-        w: Workload(lambda w=w: mlp(w), vectors(64, 2), 4096)
-        for w in (128, 512, 2048, 8192)  # type: ignore[misc]
+    "sequence length (GPT, d=768, 4 layers, 8,192 tokens a batch)": {
+        t: gpt(t, 8192 // t, depth=4, vocab=8192) for t in (128, 512, 2048, 8192)
     },
-    "depth (GPT, d=512, T=256, batch 32)": {
-        k: gpt(256, 32, d=512, heads=8, depth=k, vocab=8192) for k in (2, 4, 8, 16)
+    "width (GPT, 2 layers, T=256, batch 16)": {
+        d: gpt(256, 16, d=d, heads=d // 64, depth=2, vocab=8192) for d in (256, 512, 1024, 2048)
     },
+    "depth (GPT, d=512, T=256, batch 32)": {k: gpt(256, 32, d=512, heads=8, depth=k, vocab=8192) for k in (1, 2, 4, 8)},
+    "batch (GPT, d=512, 2 layers, T=256)": {
+        b: gpt(256, b, d=512, heads=8, depth=2, vocab=8192) for b in (8, 32, 128, 512)
+    },
+    "batch (MLP 64-256-256-2)": {b: Workload(mlp, vectors(64, 2), b) for b in (1024, 8192, 65536, 524288)},
 }
 
 

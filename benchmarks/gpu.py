@@ -23,146 +23,13 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from benchmarks._workloads import GROWTH, WORKLOADS, Workload, per_example, small
-
-METHODS = ("plain", "plain-compiled", "tacit", "tacit-compiled", "vmap", "opacus")
-CLIP_NORM = 1.0
-Step = Callable[[], None]
-
-
-def loss_of(work: Workload, device: torch.device) -> Callable[[nn.Module, Any], Tensor]:
-    """One loss per record, under the workload's autocast."""
-
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        x, y = batch
-        context = (
-            torch.autocast(device.type, dtype=work.autocast) if work.autocast is not None else contextlib.nullcontext()
-        )
-        with context:
-            return per_example(model(x), y)
-
-    return loss
-
-
-def plain_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor], compiled: bool) -> Step:
-    model, optimizer = make(work, device)
-    per_record = loss_of(work, device)
-
-    def mean_loss(x: Tensor, y: Tensor) -> Tensor:
-        return per_record(model, (x, y)).mean()
-
-    run = torch.compile(mean_loss) if compiled else mean_loss
-
-    def step() -> None:
-        rows = torch.randint(len(data[0]), (work.batch,), device=data[0].device)
-        run(data[0][rows], data[1][rows]).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
-
-
-def make(work: Workload, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    model = work.build().to(device=device, dtype=work.dtype)
-    chosen = [p for p in model.parameters() if p.requires_grad]
-    return model, torch.optim.SGD(chosen, lr=1e-3, momentum=0.9)
-
-
-def tacit_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor], compiled: bool) -> Step:
-    from tacit.sgd import Training
-
-    model, optimizer = make(work, device)
-    # So many are drawn on average that nearly every draw fits the physical batch.
-    expected = max(1, int(work.batch - 3 * work.batch**0.5))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        training = Training(
-            model,
-            optimizer,
-            loss_of(work, device),
-            data,
-            batch_size=expected,
-            steps=5000,
-            noise_multiplier=1.0,
-            delta=1e-6,
-            clip_norm=CLIP_NORM,
-            physical_batch=work.batch,
-            compile=compiled,
-        )
-    batches = iter(training)
-
-    def step() -> None:
-        training.step(next(batches))
-
-    step.training = training  # type: ignore[attr-defined]
-    return step
-
-
-def vmap_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor]) -> Step:
-    model, optimizer = make(work, device)
-    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    per_record = loss_of(work, device)
-
-    def one(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        def call(*args: Any) -> Any:
-            return torch.func.functional_call(model, params, args)
-
-        return per_record(call, (x[None], y[None]))[0]  # type: ignore[arg-type]
-
-    gradients = torch.func.vmap(torch.func.grad(one), (None, 0, 0))
-
-    def step() -> None:
-        rows = torch.randint(len(data[0]), (work.batch,), device=data[0].device)
-        found = gradients({n: p.detach() for n, p in named.items()}, data[0][rows], data[1][rows])
-        norms = torch.stack([g.flatten(1).float().norm(dim=1) for g in found.values()]).norm(dim=0)
-        scale = (CLIP_NORM / norms).clamp(max=1.0)
-        for name, p in named.items():
-            total = torch.tensordot(scale.to(found[name].dtype), found[name], 1)
-            p.grad = ((total + CLIP_NORM * torch.randn_like(total)) / work.batch).to(p.dtype)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
-
-
-def opacus_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor]) -> Step:
-    from opacus.grad_sample import GradSampleModule
-
-    model, optimizer = make(work, device)
-    wrapped = GradSampleModule(model, loss_reduction="sum")
-    chosen = [p for p in model.parameters() if p.requires_grad]
-    per_record = loss_of(work, device)
-
-    def step() -> None:
-        rows = torch.randint(len(data[0]), (work.batch,), device=data[0].device)
-        per_record(wrapped, (data[0][rows], data[1][rows])).sum().backward()
-        found = [p.grad_sample for p in chosen]
-        norms = torch.stack([g.flatten(1).float().norm(dim=1) for g in found]).norm(dim=0)
-        scale = (CLIP_NORM / norms).clamp(max=1.0)
-        for p, g in zip(chosen, found, strict=True):
-            total = torch.tensordot(scale.to(g.dtype), g, 1)
-            p.grad = ((total + CLIP_NORM * torch.randn_like(total)) / work.batch).to(p.dtype)
-            p.grad_sample = None  # type: ignore[attr-defined]
-        optimizer.step()
-        wrapped.zero_grad(set_to_none=True)
-
-    return step
-
-
-def prepare(method: str, work: Workload, device: torch.device, data: tuple[Tensor, Tensor]) -> Step:
-    if method.startswith("plain"):
-        return plain_step(work, device, data, method.endswith("compiled"))
-    if method.startswith("tacit"):
-        return tacit_step(work, device, data, method.endswith("compiled"))
-    return (vmap_step if method == "vmap" else opacus_step)(work, device, data)
+from benchmarks._methods import METHODS, Step, prepare
+from benchmarks._workloads import GROWTH, WORKLOADS, Workload, small
 
 
 def synchronize(device: torch.device) -> None:
@@ -419,8 +286,8 @@ def main(argv: list[str] | None = None) -> int:
     names = (
         [f"{curve}@{value}" for curve, points in GROWTH.items() for value in points] if options.growth else [*WORKLOADS]
     )
-    if options.only:
-        names = [name for name in names if any(part in (name, name.rpartition("@")[0]) for part in options.only)]
+    if options.only:  # in the order in which they were asked for
+        names = [n for part in options.only for n in names if part in (n, n.rpartition("@")[0])]
     found = run(names, options)
     if options.json:
         Path(options.json).write_text(

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks._methods import prepare
 from benchmarks._workloads import Workload, cnn, images, mlp, vectors
-from benchmarks.gpu import about, prepare
+from benchmarks.gpu import about
 
 MODELS = {
     "logistic regression 64-2, batch 1024": Workload(lambda: nn.Linear(64, 2), vectors(64, 2), 1024),
