@@ -162,8 +162,7 @@ class Ray:
                         result = lost(place, why)
                     yield place, result
             finally:
-                for reference in under_way:
-                    ray.cancel(reference, force=True)
+                _leave(ray, list(under_way))
 
     def _check_room(self, ray: Any) -> None:
         """Refuse what no machine of the cluster can ever hold; Ray would wait for ever."""
@@ -178,6 +177,18 @@ class Ray:
             f"no machine of the cluster has {self.num_cpus:g} CPU and {self.num_gpus:g} GPU for one task (there are: "
             f"{found}). Ask for less, or say elastic=True if machines come when they are asked for"
         )
+
+
+def _leave(ray: Any, under_way: list[Any]) -> None:
+    """Stop what nobody waits for any more."""
+    if not under_way:
+        return
+    finished, rest = ray.wait(under_way, num_returns=len(under_way), timeout=0)
+    for reference in rest:
+        ray.cancel(reference, force=True)
+    for reference in finished:
+        with contextlib.suppress(ray.exceptions.RayError):  # one error has been told; Ray would print the others
+            ray.get(reference)
 
 
 def backend_of(value: Any) -> Ray | None:

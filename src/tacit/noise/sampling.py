@@ -15,6 +15,9 @@ import numpy.typing as npt
 from tacit.noise import native, stream
 from tacit.noise.keys import Key
 
+#: Records whose words are drawn at a time.
+_AT_ONCE = 1 << 18
+
 
 def uniform(key: Key, step: int, n: int, *, offset: int = 0) -> npt.NDArray[np.uint64]:
     """Independent uniform 64-bit integers for records offset .. offset + n - 1 of a step.
@@ -53,9 +56,13 @@ def bernoulli_mask(key: Key, step: int, n: int, rate: float, *, offset: int = 0)
     """
     _check_range(n, offset)
     threshold = bernoulli_threshold(rate)
+    mask = np.ones(n, dtype=np.bool_)
     if threshold == 2**64:
-        return np.ones(n, dtype=np.bool_)
-    return uniform(key, step, n, offset=offset) < np.uint64(threshold)
+        return mask
+    for start in range(0, n, _AT_ONCE):  # eight bytes a record stay in the cache, and one is kept
+        count = min(_AT_ONCE, n - start)
+        np.less(uniform(key, step, count, offset=offset + start), np.uint64(threshold), out=mask[start : start + count])
+    return mask
 
 
 def _check_range(n: int, offset: int) -> None:
