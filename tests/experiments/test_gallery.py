@@ -1,0 +1,82 @@
+"""What the gallery shows is what was measured: the headline is drawn from kept rows, and choices come before tests."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tacit.cli import build
+from tacit.experiments import GROUPS, about, headline, load, members, names, records_tables
+
+
+def _write(folder, name, rows):
+    (folder / name).mkdir()
+    (folder / name / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_the_headline_shows_the_method_that_won_the_trials_not_the_one_that_won_the_test(tmp_path):
+    key = {"data": "adult", "epsilon": 1.0}
+    choices = [
+        key | {"part": "choice", "method": "a", "accuracy": 0.85},
+        key | {"part": "choice", "method": "b", "accuracy": 0.84},
+    ]
+    tests = [
+        key | {"part": "test", "method": method, "seed": seed, "accuracy": accuracy, "delta": 1e-6}
+        for method, accuracy in (("a", 0.80), ("b", 0.90))
+        for seed in range(3)
+    ]
+    _write(tmp_path, "records-tables", [*choices, *tests])
+    _write(tmp_path, "records", [{"data": "mnist", "epsilon": 0.5, "seed": 0, "accuracy": 0.97, "delta": 1e-5}])
+    done = CliRunner().invoke(build(), ["reproduce", "headline", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    table = (tmp_path / "headline" / "table.md").read_text()
+    assert "| Adult | 1 | 80.00 ± 0.00 (3) |" in table
+    assert "| MNIST | 0.5 | 97.00 (1) | 90 Abadi et al. 2016 |" in table
+    assert (tmp_path / "headline" / "headline.png").stat().st_size > 10_000
+
+
+def test_the_headline_is_drawn_anew_when_rows_change(tmp_path):
+    row = {"data": "mnist", "epsilon": 1.0, "delta": 1e-5}
+    ours = []
+    for seeds in (1, 2):
+        (tmp_path / "records").mkdir(exist_ok=True)
+        lines = [json.dumps(row | {"seed": seed, "accuracy": 0.98}) for seed in range(seeds)]
+        (tmp_path / "records" / "rows.jsonl").write_text("\n".join(lines))
+        table = headline.Table("headline", tmp_path, 1, say=lambda _: None)
+        headline.run(table)
+        ours.append([r["seeds"] for r in table.rows if r["who"] == "tacit"])
+    assert ours == [[1], [2]]
+
+
+def test_no_test_row_is_measured_before_every_choice_on_its_table_is_logged(tmp_path):
+    table = records_tables.Table("records-tables", tmp_path, 1, small=True, say=lambda _: None)
+    records_tables.run(table)
+    parts = [row["part"] for row in table.rows]
+    assert parts.index("test") > max(i for i, part in enumerate(parts) if part in ("trial", "choice", "cost"))
+    cost = next(row for row in table.rows if row["part"] == "cost")
+    assert cost["trials"] == parts.count("trial")
+    assert cost["together"] > 1.0  # several runs at ε = 1 cost more than one
+    assert all(1.0 < price < 3.0 for price in cost["private_selection"].values())
+    for row in table.rows:
+        if row["part"] == "test" and row["epsilon"] == 1.0:
+            assert row["claimed"] <= 1.0
+
+
+def test_help_lists_every_result():
+    shown = " ".join(CliRunner().invoke(build(), ["reproduce", "--help"], env={"COLUMNS": "300"}).output.split())
+    for name in [*names(), *GROUPS]:
+        assert name in shown
+        assert " ".join(about(name).split()[:4]) in shown
+    for wanted in ("tuning", "pate", "prompts", "records", "headline"):
+        assert members(wanted)
+
+
+def test_what_is_said_about_an_experiment_is_what_its_module_says():
+    for name in names():
+        if name != "prompts":  # needs transformers
+            assert about(name) == load(name).ABOUT
+
+
+def test_an_unknown_name_lists_results_and_groups():
+    with pytest.raises(ValueError, match=r"accountants, .*pate, .*tuning"):
+        members("nonsense")
