@@ -9,6 +9,7 @@ part of what the run claims.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ from tacit.experiments.scattering import Scattering
 from tacit.experiments.tuned import SCALE, Last, Whole
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_, tail_delta
+
+#: Pictures whose features are made at a time.
+CHUNK = 2000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +89,7 @@ class Features:
 
     def __init__(self, split: Split, encoder: priors.Encoder | None = None) -> None:
         self.raw, self.encoder = split, encoder
-        self._maps: dict[tuple[str, int, int, int], Tensor] = {}
+        self._maps: dict[tuple[str, int, int], Tensor] = {}
         self._made: dict[int, tuple[Any, Tensor]] = {}
 
     def split(self, recipe: Recipe, *, test: bool) -> Split:
@@ -105,26 +109,38 @@ class Features:
         wanted = recipe.blocks, recipe.views, recipe.network
         if part not in self._made or self._made[part][0] != wanted:
             self._made.pop(part, None)
-            images = (self.raw.train, self.raw.test)[part][0]
-            made = [self._view(name, recipe, part, images) for name in recipe.blocks]
-            if recipe.network == "head":
-                self._made[part] = wanted, torch.cat(made, -1).mul_(len(made) ** -0.5)
-            else:
-                self._made[part] = wanted, torch.cat(made, 2)
+            self._made[part] = wanted, self._joined(recipe, part)
         return self._made[part][1]
 
-    def _view(self, name: str, recipe: Recipe, part: int, images: Tensor) -> Tensor:
-        """One block for every picture and view."""
-        kind, _, change = name.partition("-")
-        seen = []
+    def _joined(self, recipe: Recipe, part: int) -> Tensor:
+        """All blocks of all views, filled in piece by piece: views are large, and not kept twice."""
+        images = (self.raw.train, self.raw.test)[part][0]
+        across = 1 if recipe.network == "maps" else -1  # blocks lie side by side in this dimension of a view
+        weight = len(recipe.blocks) ** -0.5 if recipe.network == "head" else 1.0
+        whole: Tensor | None = None
         for number, view in enumerate(views_of(images, recipe.views)):
-            place = part, recipe.views if number else 1, number
-            if (kind, *place) not in self._maps:
-                names = ("scatter",) if kind == "scatter" else ("middle", "prior")
-                self._maps |= {(n, *place): m for n, m in zip(names, self._make(kind, view), strict=True)}
-            maps = self._maps[kind, *place]
-            seen.append(torch.cat([_block(some, kind, change, recipe.network) for some in maps.split(4000)]))
-        return torch.stack(seen, 1)
+            kept = self._maps if number == 0 else {}
+            for start in range(0, len(images), CHUNK):
+                some = view[start : start + CHUNK]
+                made = torch.cat(
+                    [self._block(name, recipe.network, some, kept, (part, start)) for name in recipe.blocks], across
+                )
+                if whole is None:
+                    shape = len(images), recipe.views, *made.shape[1:]
+                    whole = torch.empty(shape, dtype=torch.float16, device=images.device)
+                whole[start : start + CHUNK, number] = made * weight
+        assert whole is not None
+        return whole
+
+    def _block(
+        self, name: str, network: str, images: Tensor, kept: dict[tuple[str, int, int], Tensor], place: tuple[int, int]
+    ) -> Tensor:
+        """One block of a few pictures; maps are looked up in ``kept``, and put there."""
+        kind, _, change = name.partition("-")
+        if (kind, *place) not in kept:
+            names = ("scatter",) if kind == "scatter" else ("middle", "prior")
+            kept |= {(n, *place): m for n, m in zip(names, self._make(kind, images), strict=True)}
+        return _block(kept[kind, *place], kind, change, network)
 
     def _make(self, kind: str, images: Tensor) -> list[Tensor]:
         device = str(images.device)
@@ -282,7 +298,7 @@ class Runner:
         model = self.model(recipe, x.shape[1:], x.device)
         batch = min(recipe.batch, len(y) // 4)
         spent: acc.Mechanism = acc.nothing()
-        given: dict[str, Any] = {"epsilon": epsilon}
+        given: dict[str, Any] = {}
         size = sum(p.numel() for p in model.parameters())
         if isinstance(model, Head | Last | Whole):
             model.centre.zero_()
@@ -290,7 +306,6 @@ class Runner:
                 seen = None if isinstance(model, Head) else model.features
                 model.centre.copy_(private_mean(x, recipe.centre, Key.generate(), seen))
                 spent = acc.Gaussian(recipe.centre) + acc.ApproxDP(0.0, tail_delta(len(model.centre), epsilon))
-                given = {"noise_multiplier": _noise(spent, batch / len(y), recipe, epsilon, size)}
         groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
         if isinstance(model, Last | Whole):
             # Each part of the gradient has a bound of its own, so that neither drowns the other.
@@ -298,7 +313,7 @@ class Runner:
             groups = [{"params": list(model.head.parameters())}]
             groups.append({"params": list(model.body.parameters()), "lr": recipe.rate * recipe.body})
         if isinstance(model, Whole):
-            given |= {"augment": crops(4, flips=True), "views": recipe.views}
+            given |= {"augment": crops(4, flips=True), "views": recipe.views, "physical_batch": 2048}
         training = Training(
             model,
             torch.optim.SGD(groups, lr=recipe.rate, momentum=recipe.momentum),
@@ -309,6 +324,7 @@ class Runner:
             delta=DELTA,
             clip_norm=recipe.clip,
             ema=recipe.ema,
+            noise_multiplier=_noise(spent, batch / len(y), recipe.steps, epsilon, size),
             # Compiling takes as long as some runs: only where several of one kind follow.
             compile=self.compiled and test and recipe.network == "maps",
             **given,
@@ -329,12 +345,13 @@ class Runner:
         }  # fmt: skip
 
 
-def _noise(spent: acc.Mechanism, rate: float, recipe: Recipe, epsilon: float, size: int) -> float:
+@functools.lru_cache(maxsize=256)
+def _noise(spent: acc.Mechanism, rate: float, steps: int, epsilon: float, size: int) -> float:
     """The noise multiplier of the steps, so that they and what was spent before cost ``epsilon`` together."""
-    rest = spent + acc.ApproxDP(0.0, tail_delta(recipe.steps * size, epsilon))
+    rest = spent + acc.ApproxDP(0.0, tail_delta(steps * size, epsilon))
 
     def whole(noise: float) -> acc.Mechanism:
-        return acc.PoissonSampled(acc.Gaussian(noise), rate) * recipe.steps + rest
+        return acc.PoissonSampled(acc.Gaussian(noise), rate) * steps + rest
 
     # A hair below, for the generator's tail is priced once more with the plan.
     return acc.calibrate(whole, epsilon=epsilon * (1 - 1e-7), delta=DELTA)

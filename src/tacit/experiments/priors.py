@@ -87,7 +87,7 @@ class Course:
 COURSES = {
     "mnist": Course("glyphs", 1, 28, width=48, steps=3000, seconds=75.0),
     "fashion_mnist": Course("garments", 1, 28, width=48, steps=3000, seconds=75.0),
-    "cifar10": Course("scenes", 3, 32, width=48, steps=12_000, seconds=200.0),
+    "cifar10": Course("scenes", 3, 32, width=48, steps=12_000, seconds=180.0),
 }
 
 

@@ -23,6 +23,7 @@ from tacit import accounting as acc
 from tacit.experiments import heads, pictures, priors
 from tacit.experiments.heads import Recipe
 from tacit.experiments.table import Row, Table, markdown, mean_sd
+from tacit.sgd.errors import ClippingError
 
 ABOUT = "best accuracy of plain DP-SGD on MNIST and Fashion-MNIST at ε = .5, 1, 2, 3, 8"
 SEEDS = 5
@@ -42,8 +43,8 @@ _BEGIN = {"head": _HEAD, "maps": _MAPS, "last": _LAST, "whole": _WHOLE}
 #: The ε at which everything is searched, and where the others begin: with the choice made there.
 _ORDER: dict[str, tuple[tuple[float, float | None], ...]] = {
     "mnist": ((1.0, None), (8.0, None), (0.5, 1.0), (3.0, 8.0), (2.0, 1.0)),
-    "fashion_mnist": ((1.0, None), (3.0, None), (8.0, 3.0), (0.5, 1.0), (2.0, 3.0)),
-    "cifar10": ((1.0, None), (3.0, None), (8.0, 3.0)),
+    "fashion_mnist": ((1.0, None), (8.0, None), (0.5, 1.0), (3.0, 8.0), (2.0, 1.0)),
+    "cifar10": ((1.0, None), (3.0, None), (8.0, None)),
 }
 BOTH = ("scatter", "middle", "prior")
 
@@ -121,18 +122,20 @@ def search(tried: Try, epsilon: float, colour: bool = False, first: Recipe | Non
         rival = max(rivals, key=tried)
         if tried(rival) > tried(best) - 0.005:  # near enough to be worth its own rate
             head, best = best, rival
-            tune()
-            if best.network == "last" and not better(body=best.body * 3):
+            if best.network == "maps":
+                tune()
+            elif not better(body=best.body * 3):
                 better(body=best.body / 3)
             best = max(head, best, key=tried)
     else:
         tune()
-    better(steps=best.steps * 2, ema=1 - 5 / best.steps)
+    if best.network == "head":
+        better(steps=best.steps * 2, ema=1 - 5 / best.steps)
     return best
 
 
-def run_set(table: Table, name: str) -> None:
-    """Trials, choice and test rows of one data set, at one ε after the other."""
+def run_set(table: Table, name: str, only: tuple[float, ...] | None = None) -> None:
+    """Trials, choice and test rows of one data set, at one ε after the other; or at some of them."""
     split = pictures.load(table, name, test=True)
     if table.small and name == "cifar10":
         parts = (split.train, split.test)
@@ -140,7 +143,7 @@ def run_set(table: Table, name: str) -> None:
     features = heads.Features(split, encoder(table, name))
     runner = heads.Runner(features, compiled=table.device.startswith("cuda"))
     chosen: dict[float, Recipe] = {}
-    order = _ORDER[name][:1] if table.small else _ORDER[name]
+    order = [(e, o) for e, o in _ORDER[name] if only is None or e in only][: 1 if table.small else None]
     for epsilon, origin in order:
         first = at(chosen[origin], origin, epsilon) if origin is not None else None
         chosen[epsilon] = choose(table, runner, name, epsilon, first)
@@ -198,7 +201,12 @@ def choose(table: Table, runner: heads.Runner, name: str, epsilon: float, first:
 
 
 def _trial(table: Table, runner: heads.Runner, name: str, epsilon: float, recipe: Recipe) -> Row:
-    measure = functools.partial(runner.run, _short(table, recipe), epsilon, 0, test=False)
+    def measure() -> Row:
+        try:
+            return runner.run(_short(table, recipe), epsilon, 0, test=False)
+        except (torch.OutOfMemoryError, ClippingError) as error:  # what this device cannot run is not chosen
+            return {"accuracy": 0.0, "error": str(error).splitlines()[0]}
+
     return table.row(measure, part="trial", data=name, epsilon=epsilon, candidate=words(recipe))
 
 
