@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from tacit.sgd.distributed.spread import is_spread, local
+from tacit.sgd.distributed.spread import held, is_spread, local
 from tacit.sgd.errors import UncoveredUse
 
 
@@ -256,7 +256,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         if known is not None and known[0]() is tensor:
             return True
         if self.spread and is_spread(tensor):
-            return self.tainted(local(tensor))
+            return self.tainted(held(tensor))
         return bool(self._tainted_storages) and _storage(tensor) in self._tainted_storages
 
     def rearranged(self, tensor: Tensor) -> bool:
@@ -273,7 +273,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         self._derived.pop(id(tensor), None)
         self._tainted[id(tensor)] = (weakref.ref(tensor), rearranged, tensor.requires_grad)
         if self.spread and is_spread(tensor):
-            self._taint(local(tensor), rearranged)
+            self._taint(held(tensor), rearranged)
 
     def _taint_memory(self, tensor: Tensor, rearranged: bool) -> None:
         """Taint a tensor that was written to, and everything that shares its memory."""

@@ -42,9 +42,14 @@ def is_spread(tensor: Any) -> bool:
     return kind is not None and isinstance(tensor, kind)
 
 
+def held(tensor: Any) -> Any:
+    """The very object in which a rank holds its piece of a tensor; it may still be on its way."""
+    return tensor._local_tensor
+
+
 def local(tensor: Any) -> Any:
     """The piece of a tensor that this rank holds, as an ordinary tensor."""
-    found = tensor._local_tensor if is_spread(tensor) else tensor
+    found = held(tensor) if is_spread(tensor) else tensor
     return found.wait() if hasattr(found, "wait") else found
 
 
