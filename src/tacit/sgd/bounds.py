@@ -151,17 +151,23 @@ def clip(
     ranks: norms are then those of the whole gradient, and sums are added up over ranks and cut to this rank's pieces.
     """
     group_of = {name: g for g, members in enumerate(clipping.groups) for name in members}
-    squared: list[Any] = [0.0] * len(clipping.groups)
-    safe_squared: list[Any] = [0.0] * len(clipping.groups)
-    product: list[Any] = [0.0] * len(clipping.groups)
+    squared: list[Any] = [None] * len(clipping.groups)
+    margin: list[Any] = [None] * len(clipping.groups)
+    product: list[Any] = [None] * len(clipping.groups)
     for k, name in enumerate(names):
         norms = gradients.norms(k)
         if spread is not None and not spread.counted(name):
             norms = Norms(torch.zeros_like(norms.squared))
         g = group_of[name]
-        squared[g] = squared[g] + norms.squared
-        safe_squared[g] = safe_squared[g] + norms.squared.clamp(min=0) + norms.gram
-        product[g] = product[g] + norms.product + torch.zeros_like(norms.squared)
+        squared[g] = norms.squared if squared[g] is None else squared[g] + norms.squared
+        if isinstance(norms.gram, Tensor):  # differences of large numbers: may come out below zero
+            missing = norms.gram - norms.squared.clamp(max=0)
+            margin[g] = missing if margin[g] is None else margin[g] + missing
+        if isinstance(norms.product, Tensor):
+            product[g] = norms.product if product[g] is None else product[g] + norms.product
+    none = [torch.zeros_like(s) for s in squared]
+    margin, product = ([z if v is None else v for v, z in zip(vs, none, strict=True)] for vs in (margin, product))
+    safe_squared = [s + m for s, m in zip(squared, margin, strict=True)]
     squared_BG, safe_squared_BG, product_BG = (torch.stack(values, 1) for values in (squared, safe_squared, product))
     if spread is not None:
         squared_BG, safe_squared_BG, product_BG = spread.combine(squared_BG, safe_squared_BG, product_BG)

@@ -46,6 +46,7 @@ def tidy(whole: GraphModule) -> None:
             if node.target in (aten.view.default, aten._unsafe_view.default):
                 node.target = aten.reshape.default
         pad_once(whole)
+        shorten(whole)
     whole.graph.eliminate_dead_code()
     whole.graph.lint()
     whole.recompile()
@@ -73,6 +74,22 @@ def _origin(node: Node) -> Node:
 def _only_ones_move(shape: tuple[int, ...], order: Any) -> bool:
     kept = [k for k in order if shape[k] != 1]
     return kept == sorted(kept)
+
+
+def shorten(whole: GraphModule) -> None:
+    """One reshape in place of each chain of views: the compiler takes its time for every operation."""
+    for node in list(whole.graph.nodes):
+        shape = _shape(node)
+        if node.op != "call_function" or not shape:
+            continue
+        origin = _origin(node)
+        if origin is node or (node.target == aten.reshape.default and origin is node.args[0]):
+            continue
+        with whole.graph.inserting_before(node):
+            same = whole.graph.call_function(aten.reshape.default, (origin, list(shape)))
+        same.meta = dict(node.meta)
+        node.replace_all_uses_with(same)
+        whole.graph.erase_node(node)
 
 
 def pad_once(whole: GraphModule) -> None:

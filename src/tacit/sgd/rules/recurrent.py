@@ -24,12 +24,14 @@ State = tuple[Tensor, ...]
 
 
 def _lstm_step(projected: Tensor, recurrent: Tensor, state: State) -> State:
-    if projected.is_cuda and projected.dim() == 2 and projected.dtype == recurrent.dtype == state[1].dtype:
-        hidden, cell, _ = torch._thnn_fused_lstm_cell(projected, recurrent, state[1])
-        return hidden, cell
     i, f, g, o = (projected + recurrent).chunk(4, -1)
     cell = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(cell), cell
+
+
+def _fused_lstm_step(projected: Tensor, recurrent: Tensor, state: State) -> State:
+    hidden, cell, _ = torch._thnn_fused_lstm_cell(projected, recurrent, state[1])
+    return hidden, cell
 
 
 def _gru_step(projected: Tensor, recurrent: Tensor, state: State) -> State:
@@ -112,6 +114,8 @@ def _unwatched(
     tap_TBG = projected_TBG.new_zeros(()).requires_grad_().expand(projected_TBG.shape) if tapped else projected_TBG
     inputs, taps = projected_TBG.unbind(0), tap_TBG.unbind(0) if tapped else ()
     linear = _linear(projected_TBG)
+    if step is _lstm_step and projected_TBG.is_cuda and projected_TBG.dtype == state[0].dtype == state[1].dtype:
+        step = _fused_lstm_step  # one kernel in place of ten
     before: list[Tensor] = []
     outputs: list[Tensor] = []
     times = range(len(inputs))
