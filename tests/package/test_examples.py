@@ -53,3 +53,15 @@ def test_an_example_runs(name):
     )
     assert told.returncode == 0, told.stderr
     assert told.stdout.strip()
+
+
+def test_the_speed_table_of_the_readme_is_that_of_the_benchmarks():
+    from benchmarks._readme import renewed
+
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert renewed(README, page) == README, "run: python -m benchmarks._readme"
+
+
+def test_a_link_of_the_readme_leads_somewhere():
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
