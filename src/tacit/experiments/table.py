@@ -77,8 +77,10 @@ class Table:
         """A file of the data folder, with an error that says how to name that folder."""
         folder = self.data or (Path(os.environ["TACIT_DATA"]) if os.environ.get("TACIT_DATA") else None)
         if folder is None or not folder.joinpath(*parts).exists():
+            where = "no folder of data sets is named" if folder is None else f"{folder} does not hold it"
             raise FileNotFoundError(
-                f"{'/'.join(parts)} is not in the data folder ({folder}): set TACIT_DATA, or pass --data-dir"
+                f"{'/'.join(parts)} is needed and {where}: set TACIT_DATA, or pass --data-dir; tacit data list says what "
+                "can be downloaded"
             )
         return folder.joinpath(*parts)
 
