@@ -7,6 +7,7 @@ installed, ours is measured beside plain training. ``--device cuda`` takes large
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import math
@@ -210,7 +211,13 @@ def timing(device: str, steps: int) -> list[dict[str, Any]]:
     for name in PROGRAMS:
         for private in engines:
             if device == "cuda":
-                rows.append(measure(name, private, device, steps))
+                gc.collect()
+                torch.cuda.empty_cache()
+                try:
+                    rows.append(measure(name, private, device, steps))
+                except RuntimeError as error:
+                    print(f"{name:10} {private:13} failed: {error}", flush=True)
+                    continue
             else:
                 command = [sys.executable, "-m", "benchmarks", "opacus", "--one", name, private, "--steps", str(steps)]
                 told = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,10 +1,11 @@
 """What does privacy cost in time when a language model is adapted? A private step against a plain one, and teachers.
 
-    python -m benchmarks prompts [--model FOLDER] [--device cuda] [--batch 128]
+    python -m benchmarks prompts [--model FOLDER | --shape FOLDER] [--device cuda] [--batch 128] [--dtype bfloat16]
 
 The private step draws a batch, clips every example and adds noise; the plain one is a backward pass and Adam on as many
-examples. Teachers are scored with their prefix encoded once, and with the prefix run again for every query. Without
-``--model`` a Llama of random weights with 6 layers is timed; times do not depend on the weights.
+examples. Teachers are scored with their prefix encoded once, and with the prefix run again for every query. Times
+do not depend on the weights: ``--shape`` takes random ones for a folder's ``config.json`` and tokenizer, and without
+either a Llama with 6 layers is timed.
 """
 
 from __future__ import annotations
@@ -45,6 +46,17 @@ def _random_model() -> Any:
     )
     torch.manual_seed(0)
     return LanguageModel(hf.LlamaForCausalLM(config), hf.PreTrainedTokenizerFast(tokenizer_object=made))
+
+
+def _shaped(folder: str) -> Any:
+    """A model of random weights, with the configuration and the tokenizer of a folder."""
+    import transformers as hf
+
+    from tacit.prompts import LanguageModel
+
+    torch.manual_seed(0)
+    model = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.from_pretrained(folder))
+    return LanguageModel(model, hf.AutoTokenizer.from_pretrained(folder))
 
 
 def _texts(count: int) -> list[tuple[str, str]]:
@@ -124,6 +136,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Time it and print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks prompts", description=__doc__)
     parser.add_argument("--model", help="a folder, a name on the hub, or smollm2; default: random weights")
+    parser.add_argument("--shape", help="a folder with config.json and a tokenizer; random weights")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--queries", type=int, default=64)
@@ -133,10 +147,13 @@ def main(arguments: list[str] | None = None) -> None:
     from tacit.prompts import load
 
     torch.set_float32_matmul_precision("high")
-    language = load(chosen.model, device=chosen.device) if chosen.model else _random_model()
-    language.model.to(chosen.device)
+    if chosen.model:
+        language = load(chosen.model)
+    else:
+        language = _shaped(chosen.shape) if chosen.shape else _random_model()
+    language.model.to(chosen.device, getattr(torch, chosen.dtype))
     language.batch_size = min(chosen.queries, 256)
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"torch": torch.__version__, **vars(chosen), "json": str(chosen.json)}
     for method in METHODS:
         found[method] = steps(language, method, chosen.batch, chosen.device, chosen.turns)
         print(f"{method:<8} private {found[method]['private_s']:.3f} s, plain {found[method]['plain_s']:.3f} s, "
