@@ -79,8 +79,8 @@ class Table:
         if folder is None or not folder.joinpath(*parts).exists():
             where = "no folder of data sets is named" if folder is None else f"{folder} does not hold it"
             raise FileNotFoundError(
-                f"{'/'.join(parts)} is needed and {where}: set TACIT_DATA, or pass --data-dir; tacit data list says what "
-                "can be downloaded"
+                f"{'/'.join(parts)} is needed and {where}: set TACIT_DATA, or pass --data-dir; "
+                "tacit data list says what can be downloaded"
             )
         return folder.joinpath(*parts)
 
