@@ -7,6 +7,7 @@ stay secret, so this key is as secret as the noise key.
 
 from __future__ import annotations
 
+import functools
 from fractions import Fraction
 
 import numpy as np
@@ -32,6 +33,7 @@ def uniform(key: Key, step: int, n: int, *, offset: int = 0) -> npt.NDArray[np.u
     return stream.words64(words, offset, n) if library is None else library.words64(words, offset, n)
 
 
+@functools.lru_cache(maxsize=64)
 def bernoulli_threshold(rate: float) -> int:
     """The largest integer t with t / 2^64 <= rate: a uniform 64-bit word is below t with probability t / 2^64.
 

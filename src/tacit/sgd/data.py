@@ -68,6 +68,8 @@ class Records:
         if self.tree is not None:
             where = torch.from_numpy(np.ascontiguousarray(index))
             there = {device: _sent(where, device) for device in {t.device for t in _tensors(self.tree)}}
+            if type(self.tree) is tuple and all(isinstance(t, Tensor) for t in self.tree):  # what most data are
+                return tuple(t[there[t.device]] for t in self.tree)
             return pytree.tree_map_only(Tensor, lambda t: t[there[t.device]], self.tree)
         found = [self.items[int(i)] for i in index]
         batch = plain(default_collate(found))
@@ -368,6 +370,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def is_one_piece(self, physical: int) -> bool:
+        """Whether a single physical batch holds all of it."""
+        return self._places <= physical
+
     def pieces(self, physical: int) -> Iterator[Physical]:
         """The batch in pieces of ``physical`` units, all of one shape; an empty batch has none."""
         for start in range(0, self._places, physical):
@@ -376,7 +382,9 @@ class Batch:
             mask = _places(physical, self._device) < len(rows)
             # A real record fills the empty places, so that the model sees nothing unusual; its factor is zero.
             padded = np.concatenate([rows, np.repeat(self._filler, short, axis=0)]).reshape(-1)
-            data = pytree.tree_map_only(Tensor, self._move, self._source.take(padded))
+            data = self._source.take(padded)
+            if any(t.device != self._device for t in _tensors(data)):
+                data = pytree.tree_map_only(Tensor, self._move, data)
             weights = None
             if self.weights is not None:
                 some = self.weights[start : start + physical]

@@ -390,7 +390,7 @@ class Training(Resumable):
             sums: dict[str, Tensor] = {}
             inside = torch.zeros(())
             self._last = []
-            self._alone = len(batch) <= self.physical_batch
+            self._alone = batch.is_one_piece(self.physical_batch)
             try:
                 for piece in batch.pieces(self.physical_batch):
                     inside = inside + self._add(piece, sums, clipping)
