@@ -17,7 +17,7 @@ from torch import nn
 
 from tacit import sgd
 from tacit.noise.keys import Key
-from tacit.sgd import compiled
+from tacit.sgd import compiled, kernels
 from tacit.sgd.clip import engine_of
 
 assert zoo_more
@@ -82,6 +82,60 @@ def test_an_example_that_is_not_finite_counts_as_zero(traced_only):
     wanted = sgd.clipped_grad(model, CRITERION, (x, y), 0.5)
     assert torch.isinf(found.norms[2])
     assert all(torch.equal(found.sums[n], wanted.sums[n]) for n in wanted.sums)
+
+
+def test_an_example_far_longer_than_the_others_is_summed_with_its_own_factor(traced_only):
+    """Factors that are too far apart for the scaled sum of the kernels: the batch runs uncompiled."""
+    model, (x, y) = network(), batch_of()
+    model[1] = nn.ReLU()
+    sgd.clipped_grad(model, CRITERION, (x, y), 0.5, compile=True)
+    x = x.clone()
+    x[2] *= 1e14
+    found = sgd.clipped_grad(model, CRITERION, (x, y), 0.5, compile=True)
+    wanted = sgd.clipped_grad(model, CRITERION, (x, y), 0.5)
+    assert found.scale.min() < 1e-12
+    assert all(torch.equal(found.sums[n], wanted.sums[n]) for n in wanted.sums)
+
+
+def test_images_may_have_their_channels_innermost(traced_only, monkeypatch):
+    monkeypatch.setattr(compiled, "wants_channels_last", lambda device: True)
+    monkeypatch.setattr(compiled, "narrow_convolutions", lambda graph: True)
+    torch.manual_seed(0)
+    x, y = torch.randn(4, 3, 6, 6, dtype=torch.float64), torch.randint(3, (4,))
+    layers = [nn.Conv2d(3, 8, 3, 1, 1), nn.GroupNorm(4, 8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.GroupNorm(2, 4)]
+    for end, kept in ((nn.Flatten(), True), (Viewed(), False)):  # a view that only the usual order allows
+        model = nn.Sequential(*layers, end, nn.Linear(64, 3)).double()
+        found = sgd.clipped_grad(model, CRITERION, (x, y), 0.5, compile=True)
+        wanted = sgd.clipped_grad(model, CRITERION, (x, y), 0.5)
+        assert program_of(model).channels_last is kept
+        assert torch.allclose(found.norms, wanted.norms, rtol=1e-12)
+        assert all(torch.allclose(found.sums[n], wanted.sums[n], rtol=1e-9, atol=1e-12) for n in wanted.sums)
+
+
+class Viewed(nn.Module):
+    def forward(self, x):
+        return x.view(len(x), -1)
+
+
+def test_odd_widths_are_filled_up_once_for_norms_sums_and_products(traced_only, monkeypatch):
+    monkeypatch.setattr(kernels, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and not convolution)
+    monkeypatch.setattr(kernels, "to_tf32", lambda t: t)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(67, 16), nn.Linear(16, 67))
+    batch = torch.randint(67, (4, 5)), torch.randint(67, (4, 5))
+
+    def loss(model, batch):
+        x, y = batch
+        return nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
+
+    graphs = []
+    monkeypatch.setattr(compiled, "inductor", lambda graph, *_: graphs.append(graph) or graph)
+    found = sgd.clipped_grad(model, loss, batch, 0.05, mask=torch.arange(4) < 3, compile=True)
+    wanted = sgd.clipped_grad(model, loss, batch, 0.05, mask=torch.arange(4) < 3)
+    pads = [n for n in graphs[0].graph.nodes if n.target == torch.ops.aten.constant_pad_nd.default]
+    assert len(pads) == 2  # the gradient of the logits and the weight
+    assert torch.allclose(found.norms, wanted.norms, rtol=1e-5)
+    assert all(torch.allclose(found.sums[n], wanted.sums[n], rtol=1e-4, atol=1e-6) for n in wanted.sums)
 
 
 class AsksTheData(nn.Linear):

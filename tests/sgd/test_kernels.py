@@ -11,7 +11,7 @@ from tests.sgd import zoo, zoo_more
 from tests.sgd.harness import TOLERANCE, build, compare
 from tests.sgd.operations import OPERATIONS
 
-from tacit.sgd import kernels
+from tacit.sgd import kernels, weighted
 
 assert zoo_more
 
@@ -46,6 +46,7 @@ def test_each_kernel_is_what_it_says(tokens, p, q):
     assert torch.allclose(kernels.product_norms(left, right).double(), squared, rtol=1e-5)
     wanted = torch.tensordot(scale.double(), product, 1)
     assert torch.allclose(kernels.weighted_product(left, right, scale).double(), wanted, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(weighted.scaled_sum(left, right, scale).double(), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_rounding_to_tf32_keeps_ten_bits_and_what_is_not_finite():
@@ -72,6 +73,23 @@ def test_the_kernels_themselves_on_a_gpu(tokens, p, q):
     wanted = torch.tensordot(scale.double(), product, 1)
     found = kernels.weighted_product(left, right, scale).double()
     assert (found - wanted).norm() <= 2e-5 * wanted.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    ("batch", "tokens", "p", "q"),
+    [(3, 64, 64, 64), (32, 256, 768, 768), (7, 197, 136, 1032), (1, 2048, 256, 512), (300, 33, 128, 264)],
+)
+def test_scaled_sums_on_a_gpu_are_exact_and_the_same_every_time(batch, tokens, p, q):
+    torch.manual_seed(0)
+    left, right = (torch.randn(batch, tokens, n, device="cuda").to(torch.bfloat16) for n in (p, q))
+    scale = 10.0 ** -torch.randint(0, 9, (batch,), device="cuda").float()
+    left[batch // 2] = 0  # a masked example
+    wanted = torch.einsum("b,btp,btq->pq", scale.double(), left.double(), right.double())
+    found = weighted.scaled_sum(left, right, scale)
+    assert (found.double() - wanted).norm() <= 3e-6 * wanted.norm()
+    assert all(torch.equal(found, weighted.scaled_sum(left, right, scale)) for _ in range(3))
 
 
 @pytest.mark.gpu
