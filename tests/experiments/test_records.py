@@ -83,12 +83,12 @@ def test_every_kind_of_model_learns(encoder):
 
 def test_the_search_keeps_what_is_better_and_counts_what_it_tried(tmp_path):
     def worth(recipe):
-        return ("prior" in recipe.blocks) + 0.1 * (recipe.views == 5) - 0.01 * abs(recipe.rate - 16) / 16
+        return ("prior" in recipe.blocks) + 0.1 * (recipe.views == 5) - 0.01 * abs(recipe.rate - 64) / 64
 
     tried = []
     best = records.search(lambda recipe: tried.append(recipe) or worth(recipe), 1.0)
     assert best.blocks == records.BOTH
-    assert (best.views, best.rate) == (5, 16.0)
+    assert (best.views, best.rate) == (5, 64.0)
     again = records.search(worth, 8.0, first=records.at(best, 1.0, 8.0))
     assert again.steps == 800
     table = Table("records", tmp_path, 1, small=True, say=lambda _: None)

@@ -45,12 +45,12 @@ class Recipe:
     views: int = 1
     batch: int = 8192
     steps: int = 300
-    rate: float = 8.0
+    rate: float = 16.0
     clip: float = 0.1
     momentum: float = 0.9
     ema: float = 0.97
     centre: float | None = 20.0
-    body: float = 0.0125
+    body: float = 0.006
 
     def words(self) -> dict[str, Any]:
         """For a row."""

@@ -35,10 +35,10 @@ TARGETS: dict[str, dict[float, float]] = {
     "cifar10": {1.0: 60.0, 3.0: 72.0, 8.0: 80.0},
 }
 #: Steps and learning rate from which the search begins, by ε: more budget, more of both.
-_HEAD = {0.5: (200, 6.0), 1.0: (300, 8.0), 2.0: (400, 12.0), 3.0: (500, 16.0), 8.0: (800, 32.0)}
+_HEAD = {0.5: (200, 12.0), 1.0: (300, 16.0), 2.0: (400, 24.0), 3.0: (500, 32.0), 8.0: (800, 48.0)}
 _MAPS = {0.5: (200, 3.0), 1.0: (300, 4.0), 2.0: (500, 4.0), 3.0: (800, 4.0), 8.0: (1500, 4.0)}
-_LAST = {0.5: (200, 6.0), 1.0: (300, 8.0), 2.0: (400, 12.0), 3.0: (500, 16.0), 8.0: (700, 24.0)}
-_WHOLE = {1.0: (300, 8.0), 3.0: (500, 16.0), 8.0: (600, 24.0)}
+_LAST = {0.5: (200, 12.0), 1.0: (300, 16.0), 2.0: (400, 24.0), 3.0: (500, 32.0), 8.0: (700, 48.0)}
+_WHOLE = {1.0: (300, 16.0), 3.0: (500, 32.0), 8.0: (600, 48.0)}
 _BEGIN = {"head": _HEAD, "maps": _MAPS, "last": _LAST, "whole": _WHOLE}
 #: The ε at which everything is searched, and where the others begin: with the choice made there.
 _ORDER: dict[str, tuple[tuple[float, float | None], ...]] = {
@@ -71,7 +71,7 @@ def words(recipe: Recipe) -> str:
     """A short name of a recipe.
 
     >>> words(begin(1.0))
-    'head on scatter, 300 steps, rate 8, clip 0.1, centred'
+    'head on scatter, 300 steps, rate 16, clip 0.1, centred'
     """
     parts = [
         f"{recipe.network} on {'+'.join(recipe.blocks) or 'pictures'}",
@@ -93,8 +93,8 @@ def search(tried: Try, epsilon: float, colour: bool = False, first: Recipe | Non
 
     ``first`` is a choice made at another ε: then only rate and length are tried.
 
-    >>> search(lambda recipe: -abs(recipe.rate - 16) - ("prior" in recipe.blocks), 1.0).rate
-    16.0
+    >>> search(lambda recipe: -abs(recipe.rate - 64) - ("prior" in recipe.blocks), 1.0).rate
+    64.0
     """
     best = first or begin(epsilon)
 
@@ -109,6 +109,8 @@ def search(tried: Try, epsilon: float, colour: bool = False, first: Recipe | Non
     def tune() -> None:
         if not better(rate=best.rate * 2):
             better(rate=best.rate / 2)
+        elif better(rate=best.rate * 2):
+            better(rate=best.rate * 2)
 
     if first is None:
         if better(blocks=BOTH):
