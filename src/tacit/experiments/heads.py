@@ -245,11 +245,11 @@ def private_mean(x: Tensor, noise: float, key: Key, features: Callable[[Tensor],
     with torch.no_grad():
         for some in x.split(2000):
             rows = (some.float() if features is None else features(some)).mean(1)
-            part = (rows / rows.norm(dim=1, keepdim=True).clamp(min=1.0)).sum(0)
+            part = (rows / rows.norm(dim=1, keepdim=True).clamp(min=1.0)).double().sum(0)
             total = part if total is None else total + part
     assert total is not None
-    # The bound holds up to rounding of the sum in float32; a thousandth more noise covers it.
-    return add_normal_(total, key, 0, "mean", 1.001 * noise) / len(x)
+    # Rows are clipped in float32 and summed in float64: a thousandth more noise covers their rounding.
+    return (add_normal_(total, key, 0, "mean", 1.001 * noise) / len(x)).float()
 
 
 class Runner:
