@@ -249,7 +249,7 @@ def private_mean(x: Tensor, noise: float, key: Key, features: Callable[[Tensor],
             total = part if total is None else total + part
     assert total is not None
     # Rows are clipped in float32 and summed in float64: a thousandth more noise covers their rounding.
-    return (add_normal_(total, key, 0, "mean", 1.001 * noise) / len(x)).float()
+    return (add_normal_(total.cpu(), key, 0, "mean", 1.001 * noise) / len(x)).float().to(x.device)
 
 
 class Runner:
