@@ -40,7 +40,7 @@ def follow(page: Path) -> None:
             if kind == "python":
                 exec(compile(body, str(page), "exec"), session)
             else:
-                for line in re.findall(r"^\$ (.*)$", body, re.MULTILINE):
+                for line in re.findall(r"^\$ (.*)$", body.replace("\\\n", " "), re.MULTILINE):
                     command(line)
         if not said.getvalue().strip():
             raise SystemExit(f"a block of {page.name} prints nothing:\n{body}")
