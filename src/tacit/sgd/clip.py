@@ -110,6 +110,7 @@ def clipped_grad(
     stabiliser: float = 0.01,
     compile: bool = False,
     lend: bool = False,
+    meanwhile: Callable[[], None] | None = None,
 ) -> ClippedGradients:
     """The sum over examples of per-example gradients, each clipped to ``clip_norm``, and their norms.
 
@@ -123,7 +124,8 @@ def clipped_grad(
     ``"always"``, ``"never"``, or every so many steps). ``method="examples"`` runs one backward pass per example:
     slow, for models that the engine refuses. ``compile=True`` traces and compiles the step once for every shape; where
     that cannot be done a :class:`~tacit.sgd.NotCompiled` warning says why, and the step runs as without it. With
-    ``lend=True`` the sums of a compiled step may lie in memory that the next call writes over, which saves a copy.
+    ``lend=True`` the sums of a compiled step may lie in memory that the next call writes over, which saves a copy;
+    ``meanwhile`` is called once a compiled step is on its way on a GPU and before its answer is looked at.
 
     Of a model that is spread over ranks (``fully_shard``, tensor parallel) every rank calls this together, with a batch
     of the same shape; the sums are then over the batches of all ranks, and each gets the pieces of them that it keeps.
@@ -178,9 +180,8 @@ def clipped_grad(
             kept = filled
         elif size < examples:
             piece = take(batch, slice(start * views, (start + size) * views))
-        part, *rest = _one(
-            engine, loss, piece, spec, kept, views, check, due, method, compile, lend and size >= examples
-        )
+        lent = lend and size >= examples
+        part, *rest = _one(engine, loss, piece, spec, kept, views, check, due, method, compile, lent, meanwhile)
         if engine.spread is not None:
             engine.spread.rest()
         sums = {name: sums[name] + part[name] for name in names} if sums else part
@@ -209,6 +210,7 @@ def _one(
     method: Method,
     compile: bool,
     lend: bool,
+    meanwhile: Callable[[], None] | None,
 ) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
     rows = rows_of(batch)
     examples = rows // views
@@ -217,7 +219,9 @@ def _one(
         return lambda: example_losses(engine.model, loss, some, rows, views)
 
     if compile and method == "operations":
-        done = compiled.attempt(engine, loss, losses_of, batch, examples, spec, mask, views, check, due, lend)
+        done = compiled.attempt(
+            engine, loss, losses_of, batch, examples, spec, mask, views, check, due, lend, meanwhile
+        )
         if done is not None:
             return done.sums, done.norms, done.losses, done.scale
     gradients: Gradients | None

@@ -255,7 +255,14 @@ class Program:
             self._bounds = (spec.bounds, torch.tensor(spec.bounds, dtype=torch.float64).to(self.device))
         return [*data, *([] if mask is None else [mask]), self._bounds[1]]
 
-    def __call__(self, batch: Any, mask: Tensor | None, spec: Clipping, lend: bool = False) -> Result | None:
+    def __call__(
+        self,
+        batch: Any,
+        mask: Tensor | None,
+        spec: Clipping,
+        lend: bool = False,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Result | None:
         """The result, or nothing where an example has no finite gradient (or what was settled changed)."""
         inputs = self._inputs(batch, mask, spec)
         # The casts of autocast are in the program; applied again they would reach norms and sums.
@@ -269,6 +276,8 @@ class Program:
                 if self._calls == WARM and self.device.type == "cuda" and not self.random:
                     self.replay = recorded(self._run, inputs, self.constants)
         *values, norms, losses, scale, fine = found
+        if meanwhile is not None and self.device.type == "cuda":
+            meanwhile()
         if not bool(fine):
             return None
         if self._shared is None:
@@ -459,6 +468,7 @@ def attempt(
     check: Any,
     due: bool,
     lend: bool = False,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Result | None:
     """The clipped sums by the compiled program for this batch, which is made and checked where there is none yet.
 
@@ -487,5 +497,5 @@ def attempt(
         finally:
             rewind()
         engine.programs[key] = program
-    result: Result | None = program(batch, mask, spec, lend)
+    result: Result | None = program(batch, mask, spec, lend, meanwhile)
     return result

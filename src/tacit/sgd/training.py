@@ -212,6 +212,7 @@ class Training(Resumable):
         self._handed: Batch | None = None
         self._broken = False
         self._alone = False
+        self._ahead: tuple[int, npt.NDArray[np.int64]] | None = None
         self._last: list[tuple[Tensor, Tensor, Tensor]] = []
         self._own_key = key is None
         self._checkpoint = Path(checkpoint) if checkpoint is not None else None
@@ -366,9 +367,19 @@ class Training(Resumable):
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def _draw(self, step: int) -> Batch:
+    def _sample(self, step: int) -> npt.NDArray[np.int64]:
         units = len(self.units) if self.units is not None else len(self.records)
-        rows: npt.NDArray[np.int64] = self.plan.sampler.draw(self._sampler_key, step, units)
+        return self.plan.sampler.draw(self._sampler_key, step, units)
+
+    def _look_ahead(self) -> None:
+        """Sample the next step, a function of key and step alone, while a GPU works on this one."""
+        step = self.steps_executed + 1
+        if step < self.plan.steps:
+            self._ahead = step, self._sample(step)
+
+    def _draw(self, step: int) -> Batch:
+        ahead, self._ahead = self._ahead, None
+        rows = ahead[1] if ahead is not None and ahead[0] == step else self._sample(step)
         weights = None
         if self.units is not None:
             rows, weights = self.units.choose(rows, self.plan.records_per_unit, self._member_key, step)
@@ -444,6 +455,7 @@ class Training(Resumable):
                 check=self._check,
                 compile=self._compile,
                 lend=self._alone,
+                meanwhile=self._look_ahead,
             )
             if result.sensitivity > clipping.sensitivity:
                 raise RuntimeError("clipping states a larger sensitivity than the plan: training must not go on")
