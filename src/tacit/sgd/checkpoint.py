@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from tacit import accounting as acc
 from tacit.ledger import Charge, Ledger
 from tacit.noise.keys import Key
+from tacit.sgd.distributed.spread import class_of
 from tacit.sgd.plan import Plan
 
 MAGIC = b"tacit checkpoint 1\n"
@@ -149,7 +150,7 @@ def configuration(
     name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)
     return {
         "the model's parameters": {n: list(p.shape) for n, p in parameters.items()},
-        "the model": type(model).__qualname__,
+        "the model": class_of(model).__qualname__,
         "the loss": name,
         "the optimizer": [type(optimizer).__qualname__, groups, rates],
         "the schedule": type(scheduler).__qualname__ if scheduler is not None else None,

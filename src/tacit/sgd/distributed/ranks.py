@@ -78,7 +78,7 @@ class Ranks:
         if not self.active:
             return ""
         if self.tensor_ranks == 1:
-            return f"{self.world} ranks, data parallel"
+            return f"{self.world} ranks, data parallel" if self.world > 1 else "1 rank"
         return f"{self.world} ranks, {self.data_ranks} data parallel x {self.tensor_ranks} tensor parallel"
 
     # -- records -----------------------------------------------------------------------------------------------------

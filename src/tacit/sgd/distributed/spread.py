@@ -59,6 +59,13 @@ def sharded_modules(model: nn.Module) -> list[Any]:
     return [] if kind is None else [m for m in model.modules() if isinstance(m, kind)]
 
 
+def class_of(model: nn.Module) -> type:
+    """The class of a model as it was written; ``fully_shard`` puts another before it."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    bases = type(model).__bases__
+    return bases[-1] if kind is not None and kind in bases else type(model)
+
+
 @dataclass
 class Place:
     """One parameter on this rank.
@@ -389,7 +396,7 @@ def spread_of(model: nn.Module) -> Spread | None:
     >>> spread_of(nn.Linear(2, 2)) is None
     True
     """
-    if dtensor() is None:
+    if dtensor() is None or not torch.distributed.is_initialized():  # asked at every step
         return None
     modules = sharded_modules(model)
     for module in modules:
