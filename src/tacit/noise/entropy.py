@@ -83,14 +83,20 @@ class _Expansion:
 
         with Key(secret) as key:
             self._key = key.stream("expansion", 0, 0)
-        self._used = 0
+        self._offset = 0
+        self._buffer: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
 
     def words(self, count: int) -> npt.NDArray[np.uint64]:
-        from tacit.noise.stream import words64
+        if count > len(self._buffer):
+            from tacit.noise import native, stream
 
-        found = words64(self._key, self._used, count)
-        self._used += count
-        return found
+            library, _ = native.load()
+            more = max(4096, count)
+            draw = stream.words64 if library is None else library.words64
+            self._buffer = np.concatenate([self._buffer, draw(self._key, self._offset, more)])
+            self._offset += more
+        taken, self._buffer = self._buffer[:count].copy(), self._buffer[count:]
+        return taken
 
 
 _thread = threading.local()

@@ -9,7 +9,6 @@ run is trained one teacher at a time, by the same code.
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -146,6 +145,7 @@ def train_group(
     one teacher breaks and with it what another one learns.
     """
     stacked = StackedTeachers(make, len(parts), seed, first)
+    x, y = x.to(options["device"]), y.to(options["device"])
     stacked.fit(x, y, parts, seed=seed, together=len(parts), **options)
     for attempt in range(1, retries + 1):
         for i in stacked.broken():
@@ -156,21 +156,9 @@ def train_group(
     return stacked.models, [first + i for i in stacked.broken()]
 
 
-def train_group_elsewhere(
-    make: Callable[[], torch.nn.Module],
-    seed: int,
-    options: dict[str, Any],
-    retries: int,
-    first: int,
-    x: Tensor,
-    y: Tensor,
-    sizes: Sequence[int],
-) -> tuple[list[torch.nn.Module], list[int]]:
-    """:func:`train_group` for rows of the group alone, part after part; the models come back on the CPU."""
-    ends = np.cumsum([0, *sizes])
-    parts = [np.arange(start, end) for start, end in itertools.pairwise(ends)]
-    device = options["device"]
-    models, broken = train_group(make, seed, options, retries, first, x.to(device), y.to(device), parts)
+def train_group_elsewhere(*given: Any) -> tuple[list[torch.nn.Module], list[int]]:
+    """:func:`train_group` on another machine, whose devices are not those of the one that waits for the models."""
+    models, broken = train_group(*given)
     return [model.cpu() for model in models], broken
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import itertools
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -170,10 +171,12 @@ class Teachers:
 
                 def tasks() -> Iterator[tuple[Any, ...]]:
                     for first, parts in groups:
-                        rows = np.concatenate(parts)
+                        # Only the rows of these teachers leave, part after part.
+                        rows, ends = np.concatenate(parts), np.cumsum([0, *map(len, parts)])
+                        moved = [np.arange(*pair) for pair in itertools.pairwise(ends)]
                         # A stack of teachers without anybody still needs a row to stand for what they do not learn.
                         sent = (x[rows], y[rows]) if len(rows) else (torch.zeros_like(x[:1]), torch.zeros_like(y[:1]))
-                        yield first, *sent, [len(part) for part in parts]
+                        yield first, *sent, moved
 
                 for place, result in self.cluster.map(train_group_elsewhere, tasks(), shared=shared):
                     results[place] = result
