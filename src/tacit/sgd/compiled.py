@@ -213,7 +213,8 @@ class Program:
             # Waking other threads takes longer than small loops do.
             options["cpp.min_chunk_size"] = CPU_CHUNK
         if self.device.type == "cuda" and any(name_of(n) == "convolution" for n in whole.graph.nodes):
-            options["force_layout_optimization"] = True
+            # As it was traced: the compiler's own choice covers convolutions, and leaves their gradients behind.
+            options["layout_optimization"] = False
         if self.random:
             # The numbers that the uncompiled model would draw, so that a run can be repeated from a checkpoint.
             options["fallback_random"] = True

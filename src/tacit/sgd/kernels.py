@@ -289,7 +289,7 @@ def gram_norms(left: Tensor, right: Tensor) -> Tensor:
         traces = [g.diagonal(dim1=1, dim2=2).sum(1) for g in (one, two)]
         return torch.stack([(one * two).sum((1, 2)), *traces], 1)
     batch, tokens, p = left.shape
-    block, depth = _block(tokens, 128 if tokens > 256 else 64), 64 if left.element_size() == 2 else 32
+    block, depth = _block(tokens), 128 if left.element_size() == 2 else 32
     tiles = -(-tokens // block)
     pairs = tiles * (tiles + 1) // 2
     out = torch.empty((batch, pairs, 3), dtype=torch.float32, device=left.device)
@@ -412,8 +412,10 @@ def _conv(
     parts = -(-batch // per_part)
     shape = (batch, tiles) if scale is None else (parts, p, q)
     out = torch.empty(shape, dtype=torch.float32, device=grad.device)
+    # With several groups the factors of one are a column of a matrix; the kernel reads them one after another.
+    factors = out if scale is None else scale.contiguous()
     _conv_kernel[(tiles, parts)](
-        grad, x, out if scale is None else scale, out, batch, tokens, p, q, width, per_part,
+        grad, x, factors, out, batch, tokens, p, q, width, per_part,
         grad.stride(0), grad.stride(3), grad.stride(1), *x.stride(), *stride, kernel[1], *dilation,
         C=channels, NORM=scale is None, BP=bp, BQ=bq, BK=64 if grad.element_size() == 2 else 32,
         PRECISION="ieee" if exact else "tf32", num_warps=8 if bp * bq > 8192 else 4, num_stages=3,

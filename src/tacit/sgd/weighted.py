@@ -85,15 +85,17 @@ def _sum_kernel(  # type: ignore[no-untyped-def]
 def _join_kernel(  # type: ignore[no-untyped-def]
     out, work, B, p, q, tiles, programs, BP: tl.constexpr, BQ: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """Some rows of a tile that several programs share: the sum of their parts, in the order of the programs."""
-    tile = tl.program_id(0).to(tl.int64)
-    total = (tile - tile + tiles) * B  # 64 bits
+    """Some rows of a tile that several programs share: the sum of their parts, in the order of the programs.
+
+    There is one such tile for each place where one program stops inside a tile and the next goes on, or fewer.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    total = (program - program + tiles) * B  # 64 bits
+    begins = (program + 1) * total // programs
+    tile = begins // B
     begin = tile * B
     end = begin + B
-    program = begin * programs // total
-    while (program + 1) * total // programs <= begin:
-        program += 1
-    if (program + 1) * total // programs < end or program * total // programs > begin:
+    if (begins > begin) & (program * total // programs <= begin):  # the first such place in this tile
         across = tl.cdiv(q, BQ)
         own = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
         rows = tile // across * BP + own
@@ -132,7 +134,7 @@ def fits(left: Tensor, right: Tensor) -> bool:
     (_, tokens, p), q = left.shape, right.shape[2]
     narrow = left.dtype == torch.bfloat16 and right.dtype == torch.bfloat16
     # Widths below a tile, or tokens below a block, would be filled up with zeros.
-    filled = min(p, q) >= 64 and p % 8 == 0 and q % 8 == 0 and -(-tokens // 32) * 32 <= 1.3 * tokens
+    filled = min(p, q) >= 64 and p % 16 == 0 and q % 16 == 0 and -(-tokens // 32) * 32 <= 1.3 * tokens
     return left.is_cuda and narrow and has_triton() and filled
 
 
@@ -149,7 +151,8 @@ def launch(left: Tensor, right: Tensor, scale: Tensor, programs: int, **options:
         left.stride(0), left.stride(1), right.stride(0), right.stride(1),
         KT=-(-tokens // bk), EVEN=tokens % bk == 0, **options,
     )  # fmt: skip
-    _join_kernel[(tiles, bp // 32)](out, work, batch, p, q, tiles, programs, BP=bp, BQ=bq, ROWS=32)
+    if programs > 1:
+        _join_kernel[(programs - 1, bp // 32)](out, work, batch, p, q, tiles, programs, BP=bp, BQ=bq, ROWS=32)
     return out
 
 
@@ -166,7 +169,7 @@ def scaled_sum(left: Tensor, right: Tensor, scale: Tensor) -> Tensor:
     if -(-tokens // 64) * 64 > 1.1 * tokens:  # fewer empty places in the last block
         options |= {"BK": 32, "num_stages": 5}
     programs = processors(left.device) * options.pop("per_processor")
-    return launch(left, right, scale.float(), programs, **options)
+    return launch(left, right, scale.float().contiguous(), programs, **options)
 
 
 @scaled_sum.register_fake  # type: ignore[untyped-decorator]

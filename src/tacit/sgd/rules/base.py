@@ -117,7 +117,9 @@ class Outer:
         """Both factors as the kernels read them: (B, T, width) with widths that whole lines of memory hold."""
         pair = (self.left[:, 0], self.right[:, 0])
         left, right = (clean(t) for t in pair) if sanitise else pair
-        return tuple(F.pad(t, (0, -t.shape[2] % 8)) if t.shape[2] % 8 and t.shape[2] > 64 else t for t in (left, right))
+        return tuple(
+            F.pad(t, (0, -t.shape[2] % 64)) if t.shape[2] % 16 and t.shape[2] > 64 else t for t in (left, right)
+        )
 
     def kernel_norms(self) -> tuple[Tensor, Tensor | float] | None:
         """Squared norms by a kernel that forms no product, and the size their rounding is relative to.
@@ -126,7 +128,7 @@ class Outer:
         cheapest way, and kept.
         """
         _, _, tokens, p, q = self.dims
-        block = 128 if tokens > 256 else 64
+        block = 128 if tokens > 64 else 64
         tiles = -(-tokens // block)
         gram = tiles * (tiles + 1) // 2 * block * block * (p + q)
         if gram <= tokens * p * q:

@@ -30,7 +30,7 @@ def _lstm_step(projected: Tensor, recurrent: Tensor, state: State) -> State:
 
 
 def _fused_lstm_step(projected: Tensor, recurrent: Tensor, state: State) -> State:
-    hidden, cell, _ = torch._thnn_fused_lstm_cell(projected, recurrent, state[1])
+    hidden, cell, _ = torch.ops.aten._thnn_fused_lstm_cell(projected, recurrent, state[1])
     return hidden, cell
 
 
