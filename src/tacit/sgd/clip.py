@@ -20,7 +20,7 @@ from tacit.sgd import checks, compiled
 from tacit.sgd.batches import Loss, example_losses, plain, rows_of, take
 from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.distributed.spread import spread_of
-from tacit.sgd.engine import Engine, Gradients
+from tacit.sgd.engine import Engine, Gradients, modules_of
 from tacit.sgd.norms import full_precision
 
 Check = Literal["first", "always", "never"] | int
@@ -60,18 +60,6 @@ _engines: WeakKeyDictionary[nn.Module, Engine] = WeakKeyDictionary()
 def trainable(model: nn.Module) -> dict[str, Tensor]:
     """Trainable parameters by name, each tensor once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
-def modules_of(model: nn.Module) -> list[nn.Module]:
-    """All modules of a model, each once; ``model.modules()`` in a fraction of its time, for every step asks."""
-    found: dict[int, nn.Module] = {}
-    stack = [model]
-    while stack:
-        module = stack.pop()
-        if id(module) not in found:
-            found[id(module)] = module
-            stack.extend(child for child in module._modules.values() if child is not None)
-    return list(found.values())
 
 
 def engine_of(model: nn.Module, modules: list[nn.Module] | None = None) -> Engine:

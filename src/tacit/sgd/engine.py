@@ -93,6 +93,18 @@ class Gradients:
         return total
 
 
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """All modules of a model, each once; ``model.modules()`` in a fraction of its time, for every step asks."""
+    found: dict[int, nn.Module] = {}
+    stack = [model]
+    while stack:
+        module = stack.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            stack.extend(child for child in module._modules.values() if child is not None)
+    return list(found.values())
+
+
 class Pass:
     """One watched forward pass: its uses and the losses of its examples (already averaged over views).
 
@@ -203,7 +215,7 @@ class Engine:
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
         """Compiled parts of the model run as they were written, so that their operations are seen."""
-        for module in self.model.modules():
+        for module in modules_of(self.model):
             if getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule":
                 stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
                 return stance
@@ -212,9 +224,11 @@ class Engine:
     @contextmanager
     def protected_buffers(self) -> Iterator[None]:
         """Buffers leave as they came: what a forward pass writes into them is private data without noise."""
+        # Names are only looked up where there are buffers: walking a large model with them takes milliseconds.
+        parts = self.model.named_modules() if any(m._buffers for m in modules_of(self.model)) else ()
         held = [
             (name, module._buffers, key, value, value._version, None)
-            for name, module in self.model.named_modules()
+            for name, module in parts
             for key, value in module._buffers.items()
             if value is not None
         ]

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from tacit.sgd import checks
 from tacit.sgd.adapt import Template, guards, merged, rescaled
 from tacit.sgd.capture import Capture, Use
-from tacit.sgd.engine import Engine, Gradients, Outputs, Pass, Plan, UsePlan
+from tacit.sgd.engine import Engine, Gradients, Outputs, Pass, Plan, UsePlan, modules_of
 from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.layout import Layout
 from tacit.sgd.rules import DECOMPOSE, RULES, SHAPE_ONLY
@@ -54,7 +54,7 @@ class Call:
         self.rewind = checks.remember(self.device)
         on = torch.is_autocast_enabled(self.device.type)
         self.autocast = torch.get_autocast_dtype(self.device.type) if on else None
-        self.training = tuple(m.training for m in module.modules())
+        self.training = tuple(m.training for m in modules_of(module))
         self.context = contextlib.ExitStack()
         self.uses: list[Use] = []
         self.outs: list[Tensor] = []
