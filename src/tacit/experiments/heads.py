@@ -313,7 +313,7 @@ class Runner:
             groups = [{"params": list(model.head.parameters())}]
             groups.append({"params": list(model.body.parameters()), "lr": recipe.rate * recipe.body})
         if isinstance(model, Whole):
-            given |= {"augment": crops(4, flips=True), "views": recipe.views, "physical_batch": 2048}
+            given |= {"augment": crops(4, flips=True), "views": recipe.views, "physical_batch": min(2048, batch)}
         training = Training(
             model,
             torch.optim.SGD(groups, lr=recipe.rate, momentum=recipe.momentum),
