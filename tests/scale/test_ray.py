@@ -174,6 +174,8 @@ def test_a_search_selects_what_the_same_runs_give_here_and_charges_once(tmp_path
 
 
 def dies(candidate: dict[str, Any], noise: float) -> str:
+    print("a candidate speaks")
+    os.write(2, b"and so does its C library: a candidate speaks\n")
     with (Path(candidate["folder"]) / "tries").open("a") as file:
         file.write(candidate["which"])
     if candidate["which"] == "d":
@@ -197,6 +199,11 @@ def test_a_candidate_that_is_lost_for_good_has_failed_and_is_not_drawn_anew(tmp_
     assert sorted((tmp_path / "tries").read_text()) == ["d", "d", "s"]
     # Runs beyond the one that is good enough go on beside it, and are thrown away.
     assert made_of(space[1:], method="threshold", threshold=0.0, backend=Ray(at_once=2)).run().model == "s"
+    # How many candidates there were is private, so what they print reaches no log of the cluster.
+    logs = Path(ray._private.worker.global_worker.node.get_logs_dir_path())
+    written = [path.read_bytes() for path in logs.rglob("*") if path.is_file()]
+    assert len(written) > 5
+    assert not any(b"a candidate speaks" in text for text in written)
 
 
 def table() -> pl.DataFrame:

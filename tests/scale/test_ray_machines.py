@@ -61,6 +61,19 @@ def test_sums_over_a_data_set_of_ray_are_those_of_the_table_in_memory(machines, 
         LinearRegression(20.0, **settings).fit(data, "y")
 
 
+def test_estimators_are_searched_on_the_cluster_within_one_budget(machines):
+    from tacit.sgd import Classifier
+    from tacit.tuning import PrivateSearchCV
+
+    x = np.random.default_rng(0).uniform(-1, 1, (3000, 2))
+    estimator = Classifier(bounds=(-1, 1), epochs=3)
+    search = PrivateSearchCV(estimator, {"learning_rate": [0.01, 2.0]}, epsilon=3.0, delta=1e-5, runs=4, backend="ray")
+    search.fit(x, x[:, 0] > 0)
+    assert search.privacy_.upper <= 3.0
+    assert search.best_params_["learning_rate"] in (0.01, 2.0)
+    assert search.predict(x).shape == (3000,)
+
+
 def test_64_torch_teachers_over_two_machines_one_of_them_killed_are_those_of_one_machine(machines, tmp_path):
     folder, driver = str(tmp_path), os.getpid()
     rng = np.random.default_rng(0)
