@@ -38,7 +38,7 @@ TARGETS: dict[str, dict[float, float]] = {
 _HEAD = {0.5: (200, 12.0), 1.0: (300, 16.0), 2.0: (400, 24.0), 3.0: (500, 32.0), 8.0: (800, 48.0)}
 _MAPS = {0.5: (200, 3.0), 1.0: (300, 4.0), 2.0: (500, 4.0), 3.0: (800, 4.0), 8.0: (1500, 4.0)}
 _LAST = {0.5: (200, 12.0), 1.0: (300, 16.0), 2.0: (400, 24.0), 3.0: (500, 32.0), 8.0: (700, 48.0)}
-_WHOLE = {1.0: (300, 16.0), 3.0: (500, 32.0), 8.0: (600, 48.0)}
+_WHOLE = {1.0: (200, 16.0), 3.0: (300, 32.0), 8.0: (400, 48.0)}
 _BEGIN = {"head": _HEAD, "maps": _MAPS, "last": _LAST, "whole": _WHOLE}
 #: The ε at which everything is searched, and where the others begin: with the choice made there.
 _ORDER: dict[str, tuple[tuple[float, float | None], ...]] = {
@@ -152,7 +152,7 @@ def run_set(table: Table, name: str, only: tuple[float, ...] | None = None) -> N
         judge(table, runner, name, epsilon, chosen[epsilon])
     if name != "cifar10":
         return
-    for epsilon, _ in sorted(order, reverse=True):
+    for epsilon in sorted((e for e, _ in order if e > 1 or table.small), reverse=True):
         whole = whole_encoder(table, runner, epsilon, chosen[epsilon])
         if whole is not None:
             judge(table, runner, name, epsilon, whole)
@@ -172,7 +172,7 @@ def whole_encoder(table: Table, runner: heads.Runner, epsilon: float, rival: Rec
     before = _trial(table, runner, "cifar10", epsilon, rival)
     if row["accuracy"] <= before["accuracy"]:
         return None
-    trials = 1 + sum(r["part"] == "trial" and r["epsilon"] == epsilon for r in table.rows)
+    trials = sum(r["part"] == "trial" and r["epsilon"] == epsilon for r in table.rows)
     _decide(table, "cifar10", epsilon, recipe, row, trials)
     return recipe
 
