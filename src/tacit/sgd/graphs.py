@@ -45,7 +45,11 @@ def tidy(whole: GraphModule) -> None:
         for node in whole.graph.nodes:
             if node.target in (aten.view.default, aten._unsafe_view.default):
                 node.target = aten.reshape.default
-        pad_once(whole)
+        for node in whole.graph.nodes:
+            twice = node.args[0] if node.target == aten.t.default else None
+            if isinstance(twice, Node) and twice.target == aten.t.default:
+                node.replace_all_uses_with(twice.args[0])
+        pad_once(whole, fill_up_logits(whole))
         shorten(whole)
     whole.graph.eliminate_dead_code()
     whole.graph.lint()
@@ -92,11 +96,98 @@ def shorten(whole: GraphModule) -> None:
         whole.graph.erase_node(node)
 
 
-def pad_once(whole: GraphModule) -> None:
+def _set_shape(node: Node, shape: tuple[int, ...]) -> None:
+    node.meta["tensor_meta"] = node.meta["tensor_meta"]._replace(shape=torch.Size(shape))
+
+
+def _logits(softmax: Node, width: int) -> list[Node] | None:
+    """From a product of matrices to the softmax of it: each operation, where nothing else reads any of them."""
+    path: list[Node] = []
+    node = softmax.args[0]
+    while isinstance(node, Node) and len(node.users) == 1:
+        path.append(node)
+        if node.target in (aten.mm.default, aten.addmm.default):
+            return path
+        whole = _shape(node)[-1:] == (width,)
+        moved = node.target in (aten._to_copy.default, aten.detach.default, *_SAME_ORDER[:3])
+        if not (whole and moved):
+            return None
+        node = node.args[0]
+    return None
+
+
+def _between(node: Any, origin: Node) -> list[Node]:
+    """The views that lead from a tensor to another."""
+    found = []
+    while node is not origin:
+        found.append(node)
+        node = node.args[0]
+    return found
+
+
+def fill_up_logits(whole: GraphModule) -> dict[Node, Node]:
+    """Logits over an odd number of classes are computed with some empty ones, so that rows are whole lines of memory.
+
+    The product has zeros there and the softmax sees minus infinity, so the gradient has zeros: filling it up for the
+    kernels and for the product with the weight costs nothing. With 50,257 classes each copy saved is the largest tensor
+    of a step. Only the usual cross entropy right behind a product is recognised; the slices that stand for the
+    gradient of the true logits are returned with the gradient of all.
+    """
+    found: dict[Node, Node] = {}
+    for back in list(whole.graph.nodes):
+        if back.target != aten._log_softmax_backward_data.default or len(_shape(back)) != 2:
+            continue
+        (rows, width), (grad, out, dim, _) = _shape(back), back.args
+        softmax = _origin(out) if isinstance(out, Node) else None
+        usual = (
+            (width % 16 and width > 64 and dim in (1, -1))
+            and (softmax is not None and softmax.target == aten._log_softmax.default)
+            and (isinstance(grad, Node) and grad.target == aten.nll_loss_backward.default)
+        )
+        if not usual or grad.args[3] is not None or _origin(grad.args[1]) is not softmax:
+            continue
+        readers = (aten.nll_loss_forward.default, aten.nll_loss_backward.default, aten.detach.default)
+        path = _logits(softmax, width)
+        views = [*_between(out, softmax), *_between(grad.args[1], softmax)]
+        plain = all(n.target == aten.detach.default for n in views)
+        if path is None or not plain or any(n.target not in readers for n in softmax.users):
+            continue
+        filled = -(-width // 64) * 64
+        product, graph = path[-1], whole.graph
+        *bias, left, right = product.args
+        with graph.inserting_before(product):
+            if isinstance(right, Node) and right.target == aten.t.default:
+                taller = graph.call_function(aten.constant_pad_nd.default, (right.args[0], [0, 0, 0, filled - width]))
+                wider = graph.call_function(aten.t.default, (taller,))
+            else:
+                wider = graph.call_function(aten.constant_pad_nd.default, (right, [0, filled - width]))
+            longer = [graph.call_function(aten.constant_pad_nd.default, (b, [0, filled - width])) for b in bias]
+        product.args = (*longer, left, wider)
+        for node in path:
+            if node.target in _SAME_ORDER[:3]:
+                node.args = (node.args[0], [*node.args[1][:-1], filled])
+            _set_shape(node, (*_shape(node)[:-1], filled))
+        with graph.inserting_before(softmax):
+            device = softmax.meta["val"].device
+            classes = graph.call_function(aten.arange.default, (filled,), {"device": device})
+            real = graph.call_function(aten.lt.Scalar, (classes, width))
+            known = graph.call_function(aten.where.ScalarOther, (real, softmax.args[0], -math.inf))
+        softmax.args = (known, *softmax.args[1:])
+        for node in (softmax, grad, back, *views):
+            _set_shape(node, (rows, filled))
+        with graph.inserting_after(back):
+            cut = graph.call_function(aten.slice.Tensor, (back, 1, 0, width))
+        cut.meta["tensor_meta"] = back.meta["tensor_meta"]._replace(shape=torch.Size((rows, width)))
+        back.replace_all_uses_with(cut, delete_user_cb=lambda user, cut=cut: user is not cut)
+        found[cut] = back
+    return found
+
+
+def pad_once(whole: GraphModule, filled_up: dict[Node, Node]) -> None:
     """One padded copy of a matrix with an odd number of columns, for all products that it takes part in.
 
     The kernels read the gradient of the logits with its columns filled up with zeros, and the compiler would make
-    another such copy for the product with the weight. With a vocabulary of 50,257 each is the largest tensor of a step.
+    another such copy for the product with the weight. What :func:`fill_up_logits` did needs no copy at all.
     """
     found: dict[Node, list[Node]] = {}
     for node in whole.graph.nodes:
@@ -106,7 +197,7 @@ def pad_once(whole: GraphModule) -> None:
                 found.setdefault(_origin(node.args[0]), []).append(node)
     for origin, padded in found.items():
         shape = _shape(origin)
-        if len(shape) < 2 or any(_shape(n)[-1] != _shape(padded[0])[-1] for n in padded):
+        if len(shape) < 2 or any(_shape(n)[-1:] != _shape(padded[0])[-1:] for n in padded):
             continue
         rows, width, filled = math.prod(shape[:-1]), shape[-1], _shape(padded[0])[-1]
         products = [
@@ -117,10 +208,18 @@ def pad_once(whole: GraphModule) -> None:
             and _shape(n.args[0]) == (rows, width)
             and _origin(n.args[0]) is origin
         ]
-        with whole.graph.inserting_after(origin):
-            flat = whole.graph.call_function(aten.reshape.default, (origin, [rows, width]))
-        with whole.graph.inserting_after(flat):
-            once = whole.graph.call_function(aten.constant_pad_nd.default, (flat, [0, filled - width]))
+        cast = origin.target == aten._to_copy.default
+        source = filled_up.get(_origin(origin.args[0]) if cast else origin)
+        if source is not None and _shape(source) == (rows, filled) and not cast:
+            once = source
+        elif source is not None and _shape(source) == (rows, filled):
+            with whole.graph.inserting_after(origin):
+                once = whole.graph.call_function(aten._to_copy.default, (source,), dict(origin.kwargs))
+        else:
+            with whole.graph.inserting_after(origin):
+                flat = whole.graph.call_function(aten.reshape.default, (origin, [rows, width]))
+            with whole.graph.inserting_after(flat):
+                once = whole.graph.call_function(aten.constant_pad_nd.default, (flat, [0, filled - width]))
         for node in padded:
             with whole.graph.inserting_before(node):
                 same = whole.graph.call_function(aten.reshape.default, (once, list(_shape(node))))
