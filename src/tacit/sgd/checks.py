@@ -199,16 +199,17 @@ def _surveyed(
 
 def _finite(engine: Engine, run: Pass) -> bool:
     """Whether all losses are finite, and the gradient of their sum so far from overflow that it can be squared."""
-    if not bool(torch.isfinite(run.losses).all()):
+    finite = bool(torch.isfinite(run.losses).all())
+    if not finite and engine.spread is None:
         return False
     norms = []
     for part in _portions(engine):
         found = by_backward(engine, run, part, torch.ones_like(run.losses))
         norms += [_dense(g).double().norm() for g in found if g is not None]
     if not norms:
-        return True
+        return finite
     norm = torch.stack(norms).norm()
-    return bool(norm < torch.finfo(wide(run.losses.dtype)).max ** 0.4)
+    return finite and bool(norm < torch.finfo(wide(run.losses.dtype)).max ** 0.4)
 
 
 def _rows(batch: Any, examples: Tensor, views: int) -> Any:
