@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,10 +21,11 @@ from tacit import accounting as acc
 from tacit.experiments import priors
 from tacit.experiments.pictures import DELTA, HELD_OUT, Split
 from tacit.experiments.scattering import Scattering
-from tacit.experiments.tuned import SCALE, Last, Whole
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_, tail_delta
 
+#: Features have norm 1; a head sees them this much larger, so that rates are those of normalised scattering maps.
+SCALE = 40.0
 #: Pictures whose features are made at a time.
 CHUNK = 2000
 
@@ -33,11 +34,9 @@ CHUNK = 2000
 class Recipe:
     """How a run is made: what it sees, the model on top, and DP-SGD's settings.
 
-    ``blocks`` are of "scatter", "prior" (last maps of the encoder), "middle" (the maps before), and these with "-root"
-    (square roots of the maps). ``network`` is "head" (linear), "maps" (two convolutions), "last" (a head and the last
-    stage of the encoder, which learns on at ``body`` times the rate) or "whole" (a head and all of the encoder, on
-    ``views`` random crops of the pictures themselves). ``centre`` is the noise multiplier with which the mean of the
-    features is released, or None.
+    ``blocks`` are of "scatter", "prior" (last maps of the encoder) and "middle" (the maps before). ``network`` is
+    "head" (linear) or "maps" (two convolutions of ``width`` maps). ``centre`` is the noise multiplier with which the
+    mean of a head's features is released, or None.
     """
 
     blocks: tuple[str, ...] = ("scatter",)
@@ -50,7 +49,7 @@ class Recipe:
     momentum: float = 0.9
     ema: float = 0.97
     centre: float | None = 20.0
-    body: float = 0.006
+    width: int = 64
 
     def words(self) -> dict[str, Any]:
         """For a row."""
@@ -89,18 +88,17 @@ class Features:
 
     def __init__(self, split: Split, encoder: priors.Encoder | None = None) -> None:
         self.raw, self.encoder = split, encoder
-        self._maps: dict[tuple[str, int, int], Tensor] = {}
         self._made: dict[int, tuple[Any, Tensor]] = {}
+        self._scattering: Scattering | None = None
 
     def split(self, recipe: Recipe, *, test: bool) -> Split:
         """Inputs as ``(N, views, ...)`` tensors in half precision: vectors for a head, maps for convolutions.
 
         Without ``test`` the end of the training part is held out to judge by, and the test part is not looked at.
         """
-        whole = recipe.network == "whole"
-        x, y = self.raw.train[0] if whole else self._part(recipe, 0), self.raw.train[1]
+        x, y = self._part(recipe, 0), self.raw.train[1]
         if test:
-            return Split((x, y), (self.raw.test[0] if whole else self._part(recipe, 1), self.raw.test[1]))
+            return Split((x, y), (self._part(recipe, 1), self.raw.test[1]))
         cut = len(y) - min(HELD_OUT, len(y) // 4)
         return Split((x[:cut], y[:cut]), (x[cut:], y[cut:]))
 
@@ -113,18 +111,16 @@ class Features:
         return self._made[part][1]
 
     def _joined(self, recipe: Recipe, part: int) -> Tensor:
-        """All blocks of all views, filled in piece by piece: views are large, and not kept twice."""
+        """All blocks of all views, filled in piece by piece, because they are large."""
         images = (self.raw.train, self.raw.test)[part][0]
         across = 1 if recipe.network == "maps" else -1  # blocks lie side by side in this dimension of a view
         weight = len(recipe.blocks) ** -0.5 if recipe.network == "head" else 1.0
         whole: Tensor | None = None
         for number, view in enumerate(views_of(images, recipe.views)):
-            kept = self._maps if number == 0 else {}
             for start in range(0, len(images), CHUNK):
-                some = view[start : start + CHUNK]
-                made = torch.cat(
-                    [self._block(name, recipe.network, some, kept, (part, start)) for name in recipe.blocks], across
-                )
+                maps = self._make(recipe.blocks, view[start : start + CHUNK])
+                seen = [_block(m, kind, recipe.network) for m, kind in zip(maps, recipe.blocks, strict=True)]
+                made = torch.cat(seen, across)
                 if whole is None:
                     shape = len(images), recipe.views, *made.shape[1:]
                     whole = torch.empty(shape, dtype=torch.float16, device=images.device)
@@ -132,50 +128,34 @@ class Features:
         assert whole is not None
         return whole
 
-    def _block(
-        self, name: str, network: str, images: Tensor, kept: dict[tuple[str, int, int], Tensor], place: tuple[int, int]
-    ) -> Tensor:
-        """One block of a few pictures; maps are looked up in ``kept``, and put there."""
-        kind, _, change = name.partition("-")
-        if (kind, *place) not in kept:
-            names = ("scatter",) if kind == "scatter" else ("middle", "prior")
-            kept |= {(n, *place): m for n, m in zip(names, self._make(kind, images), strict=True)}
-        return _block(kept[kind, *place], kind, change, network)
-
-    def _make(self, kind: str, images: Tensor) -> list[Tensor]:
-        device = str(images.device)
-        if kind == "scatter":
-            transform = Scattering(images.shape[-1], device=device)
-            size = 1000 if device.startswith("cuda") else 200
-            return [torch.cat([transform((some + 1) / 2).half() for some in images.split(size)])]
-        if kind not in ("prior", "middle"):
-            raise ValueError(f"there is no block {kind!r}: scatter, prior, middle")
-        if self.encoder is None:
-            raise ValueError(f"the block {kind!r} needs an encoder")
-        return [maps.half() for maps in priors.encode(self.encoder, images)]
+    def _make(self, blocks: Sequence[str], images: Tensor) -> list[Tensor]:
+        """The maps that the blocks are made of, for a few pictures."""
+        found: dict[str, Tensor] = {}
+        if "scatter" in blocks:
+            if self._scattering is None:
+                self._scattering = Scattering(images.shape[-1], device=str(images.device))
+            found["scatter"] = torch.cat([self._scattering((some + 1) / 2) for some in images.split(500)])
+        if "prior" in blocks or "middle" in blocks:
+            if self.encoder is None:
+                raise ValueError("the blocks prior and middle need an encoder")
+            found["middle"], found["prior"] = priors.encode(self.encoder, images)
+        unknown = [name for name in blocks if name not in found]
+        if unknown:
+            raise ValueError(f"there is no block {unknown[0]!r}: scatter, prior, middle")
+        return [found[name] for name in blocks]
 
 
-def _block(maps: Tensor, kind: str, change: str, network: str) -> Tensor:
-    """A block of features of a few pictures, each of norm 1, or as normalised maps of the grid of the scattering."""
-    x = maps.float()
-    if change == "root":
-        x = x.clamp(min=0).sqrt()
-    elif change:
-        raise ValueError(f"a block's maps can be changed by 'root', not {change!r}")
+def _block(x: Tensor, kind: str, network: str) -> Tensor:
+    """A block of features of a few pictures: vectors of norm 1 for a head, or normalised maps of one size."""
     if kind == "scatter":
         x = F.group_norm(x, 27)
-    if network == "last":
-        if kind == "prior":
-            raise ValueError("the last stage takes the blocks scatter and middle, in this order")
-        return x.flatten(1).half() if kind == "middle" else F.normalize(x.flatten(1), dim=1).half()
     if network == "head":
         if kind != "scatter":
-            side = x.shape[-1]
-            x = F.adaptive_avg_pool2d(x, {3: 3, 4: 2}.get(side, 4))
-        return F.normalize(x.flatten(1), dim=1).half()
+            x = F.adaptive_avg_pool2d(x, {3: 3, 4: 2}.get(x.shape[-1], 4))
+        return F.normalize(x.flatten(1), dim=1)
     if kind == "prior":
         raise ValueError("convolutions take the blocks scatter and middle, whose maps have one size")
-    return (x if kind == "scatter" else F.group_norm(x, 8)).half()
+    return x if kind == "scatter" else F.group_norm(x, 8)
 
 
 # -- models ----------------------------------------------------------------------------------------------------------
@@ -189,6 +169,8 @@ class Head(nn.Module):  # type: ignore[misc]
     def __init__(self, size: int) -> None:
         super().__init__()
         self.linear = nn.Linear(size, 10)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
         self.register_buffer("centre", torch.zeros(size))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -235,8 +217,8 @@ def accuracy(model: nn.Module, part: tuple[Tensor, Tensor]) -> float:
 # -- one run ---------------------------------------------------------------------------------------------------------
 
 
-def private_mean(x: Tensor, noise: float, key: Key, features: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """The mean of the inputs ``(N, views, D)``, or of what ``features`` makes of each of them, for release.
+def private_mean(x: Tensor, noise: float, key: Key) -> Tensor:
+    """The mean of the features ``(N, views, D)``, for release.
 
     Guarantee: the Gaussian mechanism with noise multiplier ``noise`` for adding or removing one record, whose
     features (the mean of its views) are clipped to norm 1; N is public.
@@ -244,7 +226,7 @@ def private_mean(x: Tensor, noise: float, key: Key, features: Callable[[Tensor],
     total: Tensor | None = None
     with torch.no_grad():
         for some in x.split(2000):
-            rows = (some.float() if features is None else features(some)).mean(1)
+            rows = some.float().mean(1)
             part = (rows / rows.norm(dim=1, keepdim=True).clamp(min=1.0)).double().sum(0)
             total = part if total is None else total + part
     assert total is not None
@@ -253,70 +235,30 @@ def private_mean(x: Tensor, noise: float, key: Key, features: Callable[[Tensor],
 
 
 class Runner:
-    """Runs of recipes on the features of one split. Models are kept, so that a compiled step serves every run."""
+    """Runs of recipes on the features of one data set."""
 
-    def __init__(self, features: Features, *, compiled: bool = False) -> None:
-        self.features, self.compiled = features, compiled
-        self._models: dict[Any, nn.Module] = {}
-
-    def model(self, recipe: Recipe, shape: Sequence[int], device: torch.device) -> nn.Module:
-        """A model for inputs of this shape (views first), with fresh weights."""
-        wanted = recipe.network, tuple(shape)
-        if wanted not in self._models:
-            self._models[wanted] = self._new(recipe.network, shape).to(device)
-        model = self._models[wanted]
-        if isinstance(model, Last | Whole):
-            model.reset()
-            return model
-        for module in model.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d):
-                module.reset_parameters()
-        if isinstance(model, Head):
-            nn.init.zeros_(model.linear.weight)
-            nn.init.zeros_(model.linear.bias)
-        return model
-
-    def _new(self, network: str, shape: Sequence[int]) -> nn.Module:
-        if network == "head":
-            return Head(shape[-1])
-        if network == "maps":
-            return Maps(shape[1], shape[-1])
-        if network not in ("last", "whole") or self.features.encoder is None:
-            raise ValueError(f"there is no network {network!r} here: head, maps, and with an encoder last, whole")
-        if network == "whole":
-            return Whole(self.features.encoder, shape[-1])
-        return Last(self.features.encoder, shape[-1], 8 if self.features.raw.train[0].shape[-1] == 32 else 7)
+    def __init__(self, features: Features) -> None:
+        self.features = features
 
     def run(self, recipe: Recipe, epsilon: float, seed: int, *, test: bool) -> dict[str, Any]:
         """One private run: accuracy on test (or held-out) pictures, what is claimed, and the settings."""
         from tacit.sgd import Training
-        from tacit.sgd.augment import crops
 
         torch.manual_seed(seed)
         split = self.features.split(recipe, test=test)
         x, y = split.train
-        model = self.model(recipe, x.shape[1:], x.device)
-        batch = min(recipe.batch, len(y) // 4)
+        model: Head | Maps = (
+            Head(x.shape[-1]) if recipe.network == "head" else Maps(x.shape[2], x.shape[-1], recipe.width)
+        )
+        model = model.to(x.device)
+        batch, size = min(recipe.batch, len(y) // 4), sum(p.numel() for p in model.parameters())
         spent: acc.Mechanism = acc.nothing()
-        given: dict[str, Any] = {}
-        size = sum(p.numel() for p in model.parameters())
-        if isinstance(model, Head | Last | Whole):
-            model.centre.zero_()
-            if recipe.centre is not None:
-                seen = None if isinstance(model, Head) else model.features
-                model.centre.copy_(private_mean(x, recipe.centre, Key.generate(), seen))
-                spent = acc.Gaussian(recipe.centre) + acc.ApproxDP(0.0, tail_delta(len(model.centre), epsilon))
-        groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
-        if isinstance(model, Last | Whole):
-            # Each part of the gradient has a bound of its own, so that neither drowns the other.
-            given["clipping"] = {"head.*": recipe.clip, "body.*": recipe.clip}
-            groups = [{"params": list(model.head.parameters())}]
-            groups.append({"params": list(model.body.parameters()), "lr": recipe.rate * recipe.body})
-        if isinstance(model, Whole):
-            given |= {"augment": crops(4, flips=True), "views": recipe.views, "physical_batch": min(2048, batch)}
+        if isinstance(model, Head) and recipe.centre is not None:
+            model.centre.copy_(private_mean(x, recipe.centre, Key.generate()))
+            spent = acc.Gaussian(recipe.centre) + acc.ApproxDP(0.0, tail_delta(len(model.centre), epsilon))
         training = Training(
             model,
-            torch.optim.SGD(groups, lr=recipe.rate, momentum=recipe.momentum),
+            torch.optim.SGD(model.parameters(), lr=recipe.rate, momentum=recipe.momentum),
             mean_loss,
             split.train,
             batch_size=batch,
@@ -325,14 +267,9 @@ class Runner:
             clip_norm=recipe.clip,
             ema=recipe.ema,
             noise_multiplier=_noise(spent, batch / len(y), recipe.steps, epsilon, size),
-            # Compiling takes as long as some runs: only where several of one kind follow.
-            compile=self.compiled and test and recipe.network == "maps",
-            **given,
         )
-        half = isinstance(model, Whole) and x.device.type == "cuda"
         for step in training:
-            with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
-                training.step(step)
+            training.step(step)
         claimed = acc.epsilon(training.plan.mechanism + spent, DELTA).upper
         if claimed > epsilon:
             raise RuntimeError(f"the run claims ε={claimed}, more than {epsilon}")

@@ -2,17 +2,18 @@
 
 For each data set an encoder learns from random processes (:mod:`~tacit.experiments.priors`; no one's data), then small
 models are trained privately on its features and on scattering maps (:mod:`~tacit.experiments.heads`). Settings are
-found by a fixed rule on the last 10,000 training pictures: the rows with ``part`` "trial" are what was tried, those
-with "choice" what was chosen, written before any test picture of that ε is looked at; "test" rows train on all
-pictures. The figures do not pay for the choice: ``claimed`` is the price of one run. What a private choice among as
-many trials would have cost stands in the row of the choice.
+found in rounds by a fixed rule on the last 10,000 training pictures: the rows with ``part`` "trial" are what was tried,
+those with "choice" what was chosen, written before its test rows, which train on all pictures. Test rows decide
+nothing: the figure of an ε is that of its choice with the best trial. The figures do not pay for the choice:
+``claimed`` is the price of one run. What a private choice among as many trials would have cost stands in the row of the
+choice.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from tacit import accounting as acc
 from tacit.experiments import heads, pictures, priors
 from tacit.experiments.heads import Recipe
 from tacit.experiments.table import Row, Table, markdown, mean_sd
-from tacit.sgd.errors import ClippingError
 
 ABOUT = "best accuracy of plain DP-SGD on MNIST and Fashion-MNIST at ε = .5, 1, 2, 3, 8"
 SEEDS = 5
@@ -36,17 +36,12 @@ TARGETS: dict[str, dict[float, float]] = {
 }
 #: Steps and learning rate from which the search begins, by ε: more budget, more of both.
 _HEAD = {0.5: (200, 12.0), 1.0: (300, 16.0), 2.0: (400, 24.0), 3.0: (500, 32.0), 8.0: (800, 48.0)}
-_MAPS = {0.5: (200, 3.0), 1.0: (300, 4.0), 2.0: (500, 4.0), 3.0: (800, 4.0), 8.0: (1500, 4.0)}
-_LAST = {0.5: (200, 12.0), 1.0: (300, 16.0), 2.0: (400, 24.0), 3.0: (500, 32.0), 8.0: (700, 48.0)}
-_WHOLE = {1.0: (200, 16.0), 3.0: (300, 32.0), 8.0: (400, 48.0)}
-_BEGIN = {"head": _HEAD, "maps": _MAPS, "last": _LAST, "whole": _WHOLE}
-#: The ε at which everything is searched, and where the others begin: with the choice made there.
-_ORDER: dict[str, tuple[tuple[float, float | None], ...]] = {
-    "mnist": ((1.0, None), (8.0, None), (0.5, 1.0), (3.0, 8.0), (2.0, 1.0)),
-    "fashion_mnist": ((1.0, None), (8.0, None), (0.5, 1.0), (3.0, 8.0), (2.0, 1.0)),
-    "cifar10": ((1.0, None), (3.0, None), (8.0, None)),
-}
+_MAPS = {0.5: (200, 4.0), 1.0: (300, 4.0), 2.0: (400, 4.0), 3.0: (600, 4.0), 8.0: (1000, 4.0)}
 BOTH = ("scatter", "middle", "prior")
+#: A change of settings is kept if it is better on the held-out pictures by more than this.
+MARGIN = 0.001
+ROUNDS = 4
+SEEDS_CIFAR = 3
 
 
 def begin(epsilon: float, network: str = "head", **more: Any) -> Recipe:
@@ -55,16 +50,10 @@ def begin(epsilon: float, network: str = "head", **more: Any) -> Recipe:
     >>> begin(1.0).steps, begin(1.0, "maps").rate
     (300, 4.0)
     """
-    steps, rate = _BEGIN[network][epsilon]
-    batch = 4096 if network in ("last", "whole") else 8192
-    return Recipe(network=network, batch=batch, steps=steps, rate=rate, ema=1 - 10 / steps, **more)
-
-
-def at(recipe: Recipe, before: float, epsilon: float) -> Recipe:
-    """A recipe chosen at another ε, with steps and rate moved as those of the beginnings are."""
-    old, new = begin(before, recipe.network), begin(epsilon, recipe.network)
-    steps = max(50, round(recipe.steps * new.steps / old.steps))
-    return dataclasses.replace(recipe, steps=steps, rate=recipe.rate * new.rate / old.rate, ema=1 - 10 / steps)
+    steps, rate = (_HEAD if network == "head" else _MAPS)[epsilon]
+    batch = 8192 if network == "head" else 4096
+    plain = Recipe(network=network, batch=batch, steps=steps, rate=rate, ema=1 - 10 / steps)
+    return dataclasses.replace(plain, **more)
 
 
 def words(recipe: Recipe) -> str:
@@ -73,153 +62,84 @@ def words(recipe: Recipe) -> str:
     >>> words(begin(1.0))
     'head on scatter, 300 steps, rate 16, clip 0.1, centred'
     """
-    parts = [
-        f"{recipe.network} on {'+'.join(recipe.blocks) or 'pictures'}",
-        f"{recipe.steps} steps",
-        f"rate {recipe.rate:g}",
-    ]
-    parts.append(f"clip {recipe.clip:g}")
+    kind = recipe.network if recipe.width == 64 else f"{recipe.width} {recipe.network}"
+    parts = [f"{kind} on {'+'.join(recipe.blocks)}", f"{recipe.steps} steps"]
+    parts += [f"rate {recipe.rate:g}", f"clip {recipe.clip:g}"]
     parts += [f"{recipe.views} views"] if recipe.views > 1 else []
-    parts += [f"body {recipe.body:g}"] if recipe.network in ("last", "whole") else []
-    parts += ["centred"] if recipe.centre is not None and recipe.network != "maps" else []
+    parts += ["centred"] if recipe.centre is not None and recipe.network == "head" else []
     return ", ".join(parts)
 
 
-Try = Callable[[Recipe], float]
+def proposals(name: str, epsilon: float, number: int, best: Recipe | None) -> list[Recipe]:
+    """What is tried in one round of the search, given the best so far: fixed before anything is measured.
 
-
-def search(tried: Try, epsilon: float, colour: bool = False, first: Recipe | None = None) -> Recipe:
-    """The best recipe found by a fixed sequence of changes, each kept if it is better on the held-out pictures.
-
-    ``first`` is a choice made at another ε: then only rate and length are tried.
-
-    >>> search(lambda recipe: -abs(recipe.rate - 64) - ("prior" in recipe.blocks), 1.0).rate
-    64.0
+    >>> [words(recipe) for recipe in proposals("cifar10", 1.0, 0, None)]
+    ['maps on scatter+middle, 300 steps, rate 4, clip 0.1, 2 views']
     """
-    best = first or begin(epsilon)
-
-    def better(**change: Any) -> bool:
-        nonlocal best
-        candidate = dataclasses.replace(best, **change)
-        if candidate == best or tried(candidate) <= tried(best):
-            return False
-        best = candidate
-        return True
-
-    def tune() -> None:
-        if not better(rate=best.rate * 2):
-            better(rate=best.rate / 2)
-        elif better(rate=best.rate * 2):
-            better(rate=best.rate * 2)
-
-    if first is None:
-        if better(blocks=BOTH):
-            better(blocks=tuple(f"{name}-root" for name in BOTH))
-        tune()
-        better(views=2 if colour else 5)
-        if not colour:
-            better(clip=1.0, rate=best.rate / 10)
-        rivals = [begin(epsilon, network, blocks=("scatter", "middle")) for network in ("last", "maps")]
-        rivals += [] if colour else [begin(epsilon, "maps")]
-        rival = max(rivals, key=tried)
-        if tried(rival) > tried(best) - 0.005:  # near enough to be worth its own rate
-            head, best = best, rival
-            if best.network == "maps":
-                tune()
-            elif not better(body=best.body * 3):
-                better(body=best.body / 3)
-            best = max(head, best, key=tried)
-    else:
-        tune()
-    if best.network == "head":
-        better(steps=best.steps * 2, ema=1 - 5 / best.steps)
-    return best
+    if number == 0 or best is None:
+        maps, head = begin(epsilon, "maps", blocks=BOTH[:2]), begin(epsilon, blocks=BOTH)
+        if name == "cifar10":
+            return [dataclasses.replace(maps, views=2)]
+        if name == "mnist":
+            return [maps, begin(epsilon, "maps")]
+        return [head, begin(epsilon), maps]
+    change = functools.partial(dataclasses.replace, best)
+    if number == 1:
+        return [change(rate=best.rate * 2), change(rate=best.rate / 2)]
+    if number == 2:
+        if best.network == "head":
+            return [change(views=5)]
+        return [change(width=2 * best.width)] + ([] if name == "cifar10" else [begin(epsilon, blocks=BOTH)])
+    return [change(steps=2 * best.steps, ema=1 - 5 / best.steps)]
 
 
 def run_set(table: Table, name: str, only: tuple[float, ...] | None = None) -> None:
-    """Trials, choice and test rows of one data set, at one ε after the other; or at some of them."""
+    """The rows of one data set: in each round trials, a choice where they found something better, and test runs."""
     split = pictures.load(table, name, test=True)
     if table.small and name == "cifar10":
         parts = (split.train, split.test)
         split = pictures.Split(*((F.pad(x, [2] * 4, value=-1).expand(-1, 3, -1, -1), y) for x, y in parts))
-    features = heads.Features(split, encoder(table, name))
-    runner = heads.Runner(features, compiled=table.device.startswith("cuda"))
-    chosen: dict[float, Recipe] = {}
-    order = [(e, o) for e, o in _ORDER[name] if only is None or e in only][: 1 if table.small else None]
-    for epsilon, origin in order:
-        first = at(chosen[origin], origin, epsilon) if origin is not None else None
-        chosen[epsilon] = choose(table, runner, name, epsilon, first)
-        judge(table, runner, name, epsilon, chosen[epsilon])
-    if name != "cifar10":
-        return
-    for epsilon in sorted((e for e, _ in order if e > 1 or table.small), reverse=True):
-        whole = whole_encoder(table, runner, epsilon, chosen[epsilon])
-        if whole is not None:
-            judge(table, runner, name, epsilon, whole)
+    runner = heads.Runner(heads.Features(split, encoder(table, name)))
+    chosen: dict[float, tuple[Recipe, Row]] = {}
+    for number in range(1 if table.small else ROUNDS):
+        for epsilon in only or tuple(TARGETS[name])[: 1 if table.small else None]:
+            found = choose(table, runner, name, epsilon, number, chosen.get(epsilon))
+            if found is not None:
+                chosen[epsilon] = found
+                judge(table, runner, name, epsilon, found[0])
 
 
-def judge(table: Table, runner: heads.Runner, name: str, epsilon: float, recipe: Recipe) -> None:
-    """The runs of one ε on all training pictures, judged on the test pictures."""
-    for seed in range(seeds(table, name, epsilon)):
-        measure = functools.partial(runner.run, _short(table, recipe), epsilon, seed, test=True)
-        table.row(measure, part="test", data=name, epsilon=epsilon, seed=seed, method=words(recipe))
-
-
-def whole_encoder(table: Table, runner: heads.Runner, epsilon: float, rival: Recipe) -> Recipe | None:
-    """Training all of the encoder takes longest, so it is tried last, once: chosen where it beats the choice so far."""
-    recipe = begin(epsilon, "whole", blocks=(), views=2)
-    row = _trial(table, runner, "cifar10", epsilon, recipe)
-    before = _trial(table, runner, "cifar10", epsilon, rival)
-    if row["accuracy"] <= before["accuracy"]:
+def choose(
+    table: Table, runner: heads.Runner, name: str, epsilon: float, number: int, before: tuple[Recipe, Row] | None
+) -> tuple[Recipe, Row] | None:
+    """A better recipe than the one before, with its trial, or nothing; a row says what was chosen."""
+    best = before
+    for recipe in proposals(name, epsilon, number, before[0] if before else None):
+        measure = functools.partial(runner.run, _short(table, recipe), epsilon, 0, test=False)
+        row = table.row(measure, part="trial", data=name, epsilon=epsilon, candidate=words(recipe))
+        if best is None or row["accuracy"] > best[1]["accuracy"] + MARGIN:
+            best = recipe, row
+    if best is None or best is before:
         return None
-    trials = sum(r["part"] == "trial" and r["epsilon"] == epsilon for r in table.rows)
-    _decide(table, "cifar10", epsilon, recipe, row, trials)
-    return recipe
+    recipe, row = best
+    trials = sum(r["part"] == "trial" and r["data"] == name and r["epsilon"] == epsilon for r in table.rows)
 
-
-def seeds(table: Table, name: str, epsilon: float) -> int:
-    """How many test runs there are; CIFAR-10 above ε = 1 has one unless more are asked for."""
-    return 1 if name == "cifar10" and epsilon > 1 and table.seeds == SEEDS_CIFAR else table.seeds
-
-
-SEEDS_CIFAR = 3
-
-
-def choose(table: Table, runner: heads.Runner, name: str, epsilon: float, first: Recipe | None) -> Recipe:
-    """The recipe for one ε, by trials that are kept, and a row that says so."""
-    seen: dict[Recipe, Row] = {}
-
-    def tried(recipe: Recipe) -> float:
-        seen[recipe] = _trial(table, runner, name, epsilon, recipe)
-        return float(seen[recipe]["accuracy"])
-
-    if table.small:  # enough to show that every kind runs
-        few = ("head", BOTH), ("maps" if name == "cifar10" else "last", BOTH[:2])
-        best = max((begin(epsilon, network, blocks=blocks) for network, blocks in few), key=tried)
-    else:
-        best = search(tried, epsilon, name == "cifar10", first)
-    _decide(table, name, epsilon, best, seen[best], len(seen))
-    return best
-
-
-def _trial(table: Table, runner: heads.Runner, name: str, epsilon: float, recipe: Recipe) -> Row:
-    def measure() -> Row:
-        try:
-            return runner.run(_short(table, recipe), epsilon, 0, test=False)
-        except (torch.OutOfMemoryError, ClippingError) as error:  # what this device cannot run is not chosen
-            return {"accuracy": 0.0, "error": str(error).splitlines()[0]}
-
-    return table.row(measure, part="trial", data=name, epsilon=epsilon, candidate=words(recipe))
-
-
-def _decide(table: Table, name: str, epsilon: float, best: Recipe, row: Row, trials: int) -> None:
     def decided() -> Row:
         return {
             "accuracy": row["accuracy"], "trials": trials, "claimed": row["claimed"],
-            "with_choice": price_of_choice(row, trials), "delta": pictures.DELTA, "recipe": best.words(),
+            "with_choice": price_of_choice(row, trials), "delta": pictures.DELTA, "recipe": recipe.words(),
         }  # fmt: skip
 
-    table.row(decided, part="choice", data=name, epsilon=epsilon, method=words(best))
+    table.row(decided, part="choice", data=name, epsilon=epsilon, method=words(recipe))
+    return best
+
+
+def judge(table: Table, runner: heads.Runner, name: str, epsilon: float, recipe: Recipe) -> None:
+    """The runs of one ε on all training pictures, judged on the test pictures: CIFAR-10 above ε = 1 has one."""
+    seeds = 1 if name == "cifar10" and epsilon > 1 and table.seeds == SEEDS_CIFAR else table.seeds
+    for seed in range(seeds):
+        measure = functools.partial(runner.run, _short(table, recipe), epsilon, seed, test=True)
+        table.row(measure, part="test", data=name, epsilon=epsilon, seed=seed, method=words(recipe))
 
 
 def price_of_choice(row: Row, trials: int) -> float:
@@ -229,7 +149,7 @@ def price_of_choice(row: Row, trials: int) -> float:
     recipe = row["recipe"]
     rate = min(recipe["batch"], row["rows"] // 4) / row["rows"]
     whole: acc.Mechanism = acc.PoissonSampled(acc.Gaussian(row["noise"]), rate) * recipe["steps"]
-    if recipe["network"] != "maps" and recipe["centre"] is not None:
+    if recipe["network"] == "head" and recipe["centre"] is not None:
         whole = whole + acc.Gaussian(recipe["centre"])
     return float(acc.epsilon(acc.Selected.of(whole, trials), pictures.DELTA).upper)
 
