@@ -144,6 +144,23 @@ class AsksTheData(nn.Linear):
         return super().forward(x) * (2.0 if bool(x.sum() > 1e6) else 1.0)
 
 
+class LooksForAShortcut(nn.Linear):
+    def forward(self, x):
+        if not torch.compiler.is_compiling() and bool((x == 0).all()):
+            return self.bias.expand(len(x), -1)
+        return super().forward(x)
+
+
+def test_a_model_that_looks_for_a_shortcut_does_not_where_it_is_compiled(traced_only):
+    torch.manual_seed(0)
+    model, batch = LooksForAShortcut(5, 3), batch_of()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = sgd.clipped_grad(model, CRITERION, batch, 0.5, compile=True)
+    assert torch.allclose(found.norms, sgd.clipped_grad(model, CRITERION, batch, 0.5).norms)
+    assert not torch.compiler.is_compiling()
+
+
 class DrawsOutside(nn.Linear):
     def forward(self, x):
         return super().forward(x) * (1.0 + random.random())
