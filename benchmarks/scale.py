@@ -452,9 +452,14 @@ def killed(kill_at: int = 7) -> tuple[float, int]:
             "--max-restarts=1",
         ]
         command += ["-m", "benchmarks.scale", "--worker", str(folder), "--kill-at", str(kill_at)]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+        loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform.startswith("linux") else {}
+        # Otherwise workers that are started again find the addresses of those before them in the launcher's store.
+        loopback["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        told = subprocess.run(
+            command, capture_output=True, text=True, timeout=900, check=False, env=os.environ | loopback
+        )
         if told.returncode or not (folder / "killed").exists():
-            raise RuntimeError(told.stderr[-4000:])
+            raise RuntimeError(told.stderr[-20000:])
         weights = {n: t.numpy() for n, t in torch.load(folder / "weights.pt").items()}
         alone = on_ranks(1, lambda rank: look(rank, "gpt", "data parallel", STEPS), group=False, timeout=600)[0]
         difference, charges = apart(weights, alone["weights"]), ledger.budget("people").charges
