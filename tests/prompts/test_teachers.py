@@ -49,6 +49,24 @@ def test_a_prefix_that_is_encoded_once_scores_like_the_whole_prompt(build):
     assert kept == pytest.approx(np.array(alone), abs=2e-5)
 
 
+@pytest.mark.parametrize("build", [tiny.llama, tiny.gpt2])
+@pytest.mark.parametrize("instruction", ["which sentiment is it?", ""])
+def test_prompts_that_share_a_pass_score_like_each_alone(build, instruction):
+    rows = tiny.reviews(12, seed=1)
+    prompts = [(), *(tuple(rows[i : i + 1 + i % 3]) for i in range(8))]
+    template = Template(ASK.body, instruction)
+    model = build()
+    alone = LanguageModel(model, tiny.tokenizer(), batch_size=1)
+    many = LanguageModel(model, tiny.tokenizer(), batch_size=4 * len(QUERIES))
+    expected = np.stack([alone.log_probabilities(template, WORDS, QUERIES, shown) for shown in prompts])
+    assert many.log_probabilities_of(template, WORDS, QUERIES, prompts) == pytest.approx(expected, abs=1e-4)
+    votes = [
+        PromptTeachers(asked, template, WORDS, tiny.reviews(60), n=10, key=Key(bytes(32))).vote(QUERIES).counts
+        for asked in (alone, many)
+    ]
+    assert (votes[0] == votes[1]).all()
+
+
 def test_a_masked_model_is_asked_at_its_mask():
     import torch
 
@@ -144,7 +162,7 @@ def test_a_vote_that_was_cut_short_goes_on_and_its_file_is_private(language, tmp
     key, file = Key.generate(), tmp_path / "votes"
     whole = PromptTeachers(language, ASK, WORDS, tiny.reviews(100), 1, 8, key=key).vote(QUERIES)
     teachers = PromptTeachers(language, ASK, WORDS, tiny.reviews(100), 1, 8, key=key)
-    ballot, count = teachers._ballot, [0]
+    ballot, count = teachers._ballots, [0]
 
     def failing(shown, queries):
         if count[0] == 5:
@@ -152,7 +170,7 @@ def test_a_vote_that_was_cut_short_goes_on_and_its_file_is_private(language, tmp
         count[0] += 1
         return ballot(shown, queries)
 
-    monkeypatch.setattr(teachers, "_ballot", failing)
+    monkeypatch.setattr(teachers, "_ballots", failing)
     with pytest.raises(EndpointError):
         teachers.vote(QUERIES, checkpoint=file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -160,8 +178,8 @@ def test_a_vote_that_was_cut_short_goes_on_and_its_file_is_private(language, tmp
         torn.write(b"\n5 0001")  # as a kill leaves it
     again = PromptTeachers(language, ASK, WORDS, tiny.reviews(100), 1, 8, key=key)
     asked = [0]
-    ballot2 = again._ballot
-    monkeypatch.setattr(again, "_ballot", lambda *a: (asked.__setitem__(0, asked[0] + 1), ballot2(*a))[1])
+    ballot2 = again._ballots
+    monkeypatch.setattr(again, "_ballots", lambda *a: (asked.__setitem__(0, asked[0] + 1), ballot2(*a))[1])
     assert (again.vote(QUERIES, checkpoint=file).counts == whole.counts).all()
     assert asked[0] == 3
     with pytest.raises(PromptError, match="other teachers, queries, settings or another key"):

@@ -24,6 +24,8 @@ from tacit.prompts import gguf
 from tacit.prompts.errors import ModelError, PromptError
 from tacit.prompts.text import Example, Template, Verbalizer
 
+#: Up to how many tokens of demonstrations as many queries as the batch size go behind.
+PREFIX = 128
 #: Contents that say nothing, over which a prompt's own leaning is averaged (Zhao et al. 2021, "Calibrate Before Use").
 NEUTRAL = ("N/A", "", "[MASK]")
 
@@ -243,6 +245,68 @@ class LanguageModel:
             prefix = Prefix(tuple(self.prefix_ids(template, verbalizer, demonstrations)))
         return self.score(template, texts, prefix, tokens)
 
+    def log_probabilities_of(
+        self,
+        template: Template,
+        verbalizer: Verbalizer,
+        texts: Sequence[str],
+        prompts: Sequence[Sequence[Example]],
+    ) -> NDArray[np.float64]:
+        """The same for many prompts (lists of demonstrations) at once: prompts, texts, classes.
+
+        Where ``batch_size`` allows, several prompts share a pass: their prefixes are encoded together and all texts run
+        behind each of them. On a GPU, where a small pass takes as long as a large one, this is many times faster.
+        """
+        tokens = torch.tensor(self.check(template, verbalizer), device=self.device)
+        found = np.zeros((len(prompts), len(texts), len(tokens)))
+        ids = [self.prefix_ids(template, verbalizer, shown) for shown in prompts]
+        room = self.batch_size // max(1, len(texts)) if self._shared() else 0
+        waiting = sorted(range(len(prompts)), key=lambda i: -len(ids[i]))  # like lengths together: less padding
+        while waiting:
+            # A pass holds batch_size queries behind prefixes of ordinary length, fewer behind long ones.
+            size = max(1, min(room, room * PREFIX // max(1, len(ids[waiting[0]]))))
+            group, waiting = waiting[:size], waiting[size:]
+            if len(group) > 1 and ids[group[-1]]:
+                found[group] = self._score_together(template, texts, [ids[i] for i in group], tokens)
+                continue
+            for i in group:
+                found[i] = self.score(template, texts, self.prefix(template, verbalizer, prompts[i]), tokens)
+        return found
+
+    def _shared(self) -> bool:
+        """Whether prefixes of different lengths can run together: the model must take positions."""
+        import inspect
+
+        if self.masked or hasattr(self.model, "peft_config"):
+            return False
+        return "position_ids" in inspect.signature(self.model.forward).parameters
+
+    def _score_together(
+        self, template: Template, texts: Sequence[str], prefixes: list[list[int]], tokens: Tensor
+    ) -> NDArray[np.float64]:
+        """Scores behind each of several prefixes. Prefixes are padded on the right; masks and positions skip that."""
+        longest = max(map(len, prefixes))
+        batch = {k: v.to(self.device) for k, v in self.encode(template, texts, (), longest).items()}
+        ids, mask, at = _cut(batch)
+        before = {k: v.to(self.device) for k, v in padded(prefixes).items()}
+        many, count = len(prefixes), len(texts)
+        lengths = before["attention_mask"].sum(1).repeat_interleave(count)
+        positions = lengths.view(-1, 1) + torch.arange(ids.shape[1], device=self.device)
+        with torch.no_grad():
+            cache = self.model(**before, use_cache=True, **_few_logits(self.model)).past_key_values
+            cache.batch_repeat_interleave(count)
+            whole = torch.cat([before["attention_mask"].repeat_interleave(count, 0), mask.repeat(many, 1)], 1)
+            with only_at(self.model, at.repeat(many), ids.shape[1]):
+                logits = self.model(
+                    input_ids=ids.repeat(many, 1),
+                    attention_mask=whole,
+                    position_ids=positions,
+                    past_key_values=cache,
+                    use_cache=True,
+                ).logits[:, 0]
+        scores = logits.float().log_softmax(1)[:, tokens].double().cpu()
+        return np.asarray(scores.view(many, count, -1).numpy(), dtype=np.float64)
+
     def score(self, template: Template, texts: Sequence[str], prefix: Prefix, tokens: Tensor) -> NDArray[np.float64]:
         """The log-probability of each token of ``tokens`` after each text, given an encoded prefix."""
         held = len(prefix.ids) if prefix.cache is not None else 0
@@ -252,7 +316,8 @@ class LanguageModel:
         found = torch.zeros(len(texts), len(tokens), dtype=torch.float64)
         expanded: Any = None
         width = 0
-        for rows in order.split(self.batch_size):
+        size = self.batch_size if held <= PREFIX else max(1, self.batch_size * PREFIX // held)
+        for rows in order.split(size):
             part = {k: v[rows].to(self.device) for k, v in batch.items()}
             ids, mask, at = _cut(part)
             more: dict[str, Any] = {} if self.masked else {"use_cache": bool(held)}
@@ -304,6 +369,19 @@ def as_scorer(model: Any, tokenizer: Any = None) -> Scorer:
         except (OSError, ValueError):
             tokenizer = None
     return LanguageModel(model, tokenizer)
+
+
+def scores_of(
+    model: Scorer,
+    template: Template,
+    verbalizer: Verbalizer,
+    texts: Sequence[str],
+    prompts: Sequence[Sequence[Example]],
+) -> NDArray[np.float64]:
+    """Log-probabilities behind many prompts: together where the model can, one prompt after the other elsewhere."""
+    if hasattr(model, "log_probabilities_of"):
+        return np.asarray(model.log_probabilities_of(template, verbalizer, texts, prompts), dtype=np.float64)
+    return np.stack([model.log_probabilities(template, verbalizer, texts, shown) for shown in prompts])
 
 
 def calibration(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit.prompts.errors import PromptError
-from tacit.prompts.models import Scorer, as_scorer, calibration
+from tacit.prompts.models import Scorer, as_scorer, calibration, scores_of
 from tacit.prompts.text import Example, Template, Verbalizer, examples
 
 #: How scores are corrected for a prompt's own leaning: not at all, by contents without meaning, or by public texts.
@@ -165,8 +165,8 @@ def choose(
 
     Candidates are drawn at random, of each number of shots where several are given; they are scored on a quarter of the
     texts, and the better quarter of them on all. The prompt without demonstrations is a candidate. Labels are few and
-    noisy: where ``unlabelled`` public texts are given, the best dozen answer these together, and the one that agrees
-    most often with all of them is taken.
+    noisy: where ``unlabelled`` public texts are given, the best dozen answer these together, and of the better quarter
+    the one that agrees most often with them is taken.
 
     Guarantee: where ``labelled`` are public texts with released labels, this is post-processing and costs nothing. On
     private labelled texts the result is the non-private baseline, and has no guarantee.
@@ -190,14 +190,14 @@ def choose(
     kept = [prompts[i] for i in first[: max(1, len(prompts) // 4)]]
     if prompts[0] not in kept:
         kept.append(prompts[0])
-    finalists = [kept[i] for i in _ranked(scorer, kept, rows, calibration)[:FINALISTS]]
+    order = [kept[i] for i in _ranked(scorer, kept, rows, calibration)]
     texts = [text for text, _ in rows]
-    best = finalists[0]
-    if len(unlabelled) and len(finalists) > 1:
-        answers = [_shares(scorer, prompt, list(unlabelled), calibration) for prompt in finalists]
-        together = np.mean(answers, axis=0).argmax(1)
-        best = finalists[int(np.argmax([(answer.argmax(1) == together).mean() for answer in answers]))]
+    best = order[0]
+    if len(unlabelled) and len(order) > 1:
         texts = list(unlabelled)
+        answers = _shares(scorer, order, texts, calibration)
+        together = answers[:FINALISTS].mean(0).argmax(1)
+        best = order[int(np.argmax((answers.argmax(2) == together).mean(1)))]
     return calibrated(scorer, best, calibration, texts)
 
 
@@ -205,14 +205,19 @@ def choose(
 FINALISTS = 12
 
 
-def _shares(scorer: Scorer, prompt: Prompt, texts: list[str], way: str) -> NDArray[np.float64]:
-    """The probability of each class among the classes, with the prompt's leaning taken out."""
-    scores = prompt.scores(scorer, texts)
-    if way == "batch":
-        scores = scores - leaning(scores)
-    elif way == "contextual":
-        scores = scores - calibration(scorer, prompt.template, prompt.verbalizer, prompt.demonstrations)
-    return np.asarray(np.exp(scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)), dtype=np.float64)
+def _shares(scorer: Scorer, prompts: list[Prompt], texts: list[str], way: str) -> NDArray[np.float64]:
+    """The probability of each class among the classes, with each prompt's leaning taken out: prompts, texts, classes.
+
+    The prompts have one template and the same label words.
+    """
+    template, words = prompts[0].template, prompts[0].verbalizer
+    found = scores_of(scorer, template, words, texts, [prompt.demonstrations for prompt in prompts])
+    for prompt, scores in zip(prompts, found, strict=True):
+        if way == "batch":
+            scores -= leaning(scores)
+        elif way == "contextual":
+            scores -= calibration(scorer, template, words, prompt.demonstrations)
+    return np.asarray(np.exp(found - np.logaddexp.reduce(found, axis=2, keepdims=True)), dtype=np.float64)
 
 
 def _ranked(scorer: Scorer, prompts: list[Prompt], judges: list[Example], way: str) -> list[int]:
@@ -220,11 +225,10 @@ def _ranked(scorer: Scorer, prompts: list[Prompt], judges: list[Example], way: s
     texts = [text for text, _ in judges]
     right = np.array([prompts[0].verbalizer.number(label) for _, label in judges])
     found = []
-    for number, prompt in enumerate(prompts):
-        unseen = np.array([row not in prompt.demonstrations for row in judges])
+    for number, shares in enumerate(_shares(scorer, prompts, texts, way)):
+        unseen = np.array([row not in prompts[number].demonstrations for row in judges])
         if not unseen.any():
             continue
-        shares = _shares(scorer, prompt, texts, way)
         sure = float(np.log(np.maximum(shares[np.arange(len(right)), right], 1e-6))[unseen].mean())
         found.append((-float((shares.argmax(1) == right)[unseen].mean()), -sure, number))
     return [number for _, _, number in sorted(found)]

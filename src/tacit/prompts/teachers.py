@@ -21,8 +21,8 @@ from tacit.noise import Key
 from tacit.pate import VoteCounts
 from tacit.pate import partition as dealing
 from tacit.prompts.errors import PromptError
-from tacit.prompts.models import as_scorer
-from tacit.prompts.students import CALIBRATIONS, Prompt, calibrated, leaning
+from tacit.prompts.models import as_scorer, calibration, scores_of
+from tacit.prompts.students import CALIBRATIONS, leaning
 from tacit.prompts.text import Example, Template, Verbalizer, examples
 
 
@@ -107,24 +107,33 @@ class PromptTeachers:
         kept = _read(Path(checkpoint), name) if checkpoint is not None else {}
         counts = np.zeros((len(asked), len(self.verbalizer.classes)), np.int64)
         with _bar(self.n, len(kept), sys.stderr.isatty() if progress is None else progress) as advance:
-            for number, shown in enumerate(self._demonstrations):
-                if number not in kept:
-                    kept[number] = self._ballot(shown, asked)
+            waiting = [number for number in range(self.n) if number not in kept]
+            # Like lengths together: as many teachers as share a pass.
+            waiting.sort(key=lambda number: sum(len(text) for text, _ in self._demonstrations[number]))
+            each = max(1, getattr(self.model, "batch_size", 1) // len(asked))
+            for start in range(0, len(waiting), each):
+                group = waiting[start : start + each]
+                ballots = self._ballots([self._demonstrations[number] for number in group], asked)
+                for number, ballot in zip(group, ballots, strict=True):
+                    kept[number] = ballot
                     if checkpoint is not None:
-                        _append(Path(checkpoint), name, number, kept[number])
+                        _append(Path(checkpoint), name, number, ballot)
                     advance()
-                counts[np.arange(len(asked)), kept[number]] += 1
+        for ballot in kept.values():
+            counts[np.arange(len(asked)), ballot] += 1
         return VoteCounts(counts, self.n, "keyed", self.unit, asked)
 
-    def _ballot(self, shown: tuple[Example, ...], queries: list[str]) -> NDArray[np.int8]:
-        """One teacher's class for every query."""
-        prompt = Prompt(self.template, self.verbalizer, shown)
-        if self.calibration == "contextual":
-            prompt = calibrated(self.model, prompt, "contextual")
-        scores = prompt.scores(self.model, queries)
-        if self.calibration == "batch":
-            scores = scores - leaning(scores)
-        return np.asarray(scores.argmax(1), dtype=np.int8)
+    def _ballots(self, teachers: list[tuple[Example, ...]], queries: list[str]) -> list[NDArray[np.int8]]:
+        """The classes that each of these teachers gives the queries."""
+        found = []
+        everything = scores_of(self.model, self.template, self.verbalizer, queries, teachers)
+        for shown, scores in zip(teachers, everything, strict=True):
+            if self.calibration == "contextual":
+                scores = scores - calibration(self.model, self.template, self.verbalizer, shown)
+            elif self.calibration == "batch":
+                scores = scores - leaning(scores)
+            found.append(np.asarray(scores.argmax(1), dtype=np.int8))
+        return found
 
     def _name(self, queries: list[str]) -> str:
         """What a checkpoint belongs to; keyed, so that it tells nobody anything."""
