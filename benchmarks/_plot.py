@@ -1,6 +1,7 @@
-"""How do the measured ratios look? A picture of a file that ``python -m benchmarks.gpu --json`` wrote.
+"""How do the measured ratios look, and how do they grow? Pictures of what ``python -m benchmarks.gpu --json`` wrote.
 
-python -m benchmarks._plot benchmarks/results/h200-2026-11-15.json docs/benchmarks.svg
+python -m benchmarks._plot table benchmarks/results/h200-2026-11-15.json docs/benchmarks.svg
+python -m benchmarks._plot growth benchmarks/results/h200-growth-2026-11-15.json docs/growth.svg
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 from benchmarks._workloads import TITLES
 
+OURS, THEIRS = "#0072b2", "#e69f00"
+
 
 def device_time(told: dict[str, Any], method: str) -> float | None:
     """Milliseconds of kernels a step, from the first line of a profile."""
@@ -19,14 +22,8 @@ def device_time(told: dict[str, Any], method: str) -> float | None:
     return float(text.split()[0]) if text else None
 
 
-def main(argv: list[str]) -> int:
-    """Draw the ratios to compiled plain SGD."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    told = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+def table(told: dict[str, Any], pyplot: Any) -> Any:
+    """The ratios to compiled plain SGD."""
     names = [n for n in TITLES if "milliseconds" in told["results"].get(n, {}).get("tacit-compiled", {})]
     wall, device = [], []
     for name in names:
@@ -36,8 +33,8 @@ def main(argv: list[str]) -> int:
         device.append(ours / theirs if ours and theirs else 0.0)
     figure, axes = pyplot.subplots(figsize=(8, 0.5 * len(names) + 1.2), layout="constrained")
     places = range(len(names))
-    axes.barh([k + 0.2 for k in places], wall, 0.36, label="step, wall clock", color="#0072b2")
-    axes.barh([k - 0.2 for k in places], device, 0.36, label="kernels on the device", color="#e69f00")
+    axes.barh([k + 0.2 for k in places], wall, 0.36, label="step, wall clock", color=OURS)
+    axes.barh([k - 0.2 for k in places], device, 0.36, label="kernels on the device", color=THEIRS)
     for target, style in ((1.0, "-"), (1.25, "--")):
         axes.axvline(target, color="black", linewidth=0.8, linestyle=style)
     axes.set_yticks(list(places), [TITLES[n] for n in names])
@@ -45,7 +42,59 @@ def main(argv: list[str]) -> int:
     axes.set_xlabel("time of a private step, compiled plain SGD = 1 (dashed: the target, 1.25)")
     axes.set_title(f"{told['about']['device']}, torch {told['about']['torch']}, {told['about']['date']}", fontsize=10)
     axes.legend(loc="lower right", frameon=False)
-    figure.savefig(argv[1], metadata={"Date": None} if argv[1].endswith("svg") else None)
+    return figure
+
+
+def growth(told: dict[str, Any], pyplot: Any) -> Any:
+    """Time and memory against each quantity, both axes logarithmic, private and plain."""
+    curves: dict[str, list[tuple[float, dict[str, Any]]]] = {}
+    for name, found in told["results"].items():
+        curve, _, value = name.rpartition("@")
+        if all("milliseconds" in found.get(m, {}) for m in ("plain-compiled", "tacit-compiled")):
+            curves.setdefault(curve, []).append((float(value), found))
+    figure, grid = pyplot.subplots(
+        2, len(curves), figsize=(3.4 * len(curves), 6.0), layout="constrained", squeeze=False
+    )
+    for column, (curve, points) in enumerate(curves.items()):
+        points.sort(key=lambda point: point[0])
+        x = [value for value, _ in points]
+        for row, (what, unit) in enumerate((("milliseconds", "ms a step"), ("mebibytes", "MiB at the peak"))):
+            axes = grid[row][column]
+            for method, label, color, mark in (
+                ("plain-compiled", "plain SGD", THEIRS, "s--"),
+                ("tacit-compiled", "private", OURS, "o-"),
+            ):
+                axes.loglog(
+                    x, [found[method][what] for _, found in points], mark, color=color, label=label, markersize=5
+                )
+            for value, found in points:
+                ratio = found["tacit-compiled"][what] / found["plain-compiled"][what]
+                place = (value, found["tacit-compiled"][what])
+                axes.annotate(f"{ratio:.2f}", place, (0, 6), textcoords="offset points", fontsize=8, ha="center")
+            axes.set_xticks(x, [f"{int(value):,}" for value in x])
+            axes.minorticks_off()
+            axes.margins(0.12, 0.15)
+            axes.set_ylabel(unit if column == 0 else "")
+        name, _, rest = curve.partition(" (")
+        grid[0][column].set_title(f"{name}\n({rest}", fontsize=9)
+        grid[1][column].set_xlabel(name)
+    grid[0][0].legend(frameon=False)
+    figure.suptitle(
+        f"{told['about']['device']}, torch {told['about']['torch']}: both compiled; numbers are ratios", fontsize=10
+    )
+    return figure
+
+
+def main(argv: list[str]) -> int:
+    """Draw one of the pictures."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    told = json.loads(Path(argv[1]).read_text(encoding="utf-8"))
+    figure = {"table": table, "growth": growth}[argv[0]](told, pyplot)
+    figure.savefig(argv[2], metadata={"Date": None} if argv[2].endswith("svg") else None)
     return 0
 
 
