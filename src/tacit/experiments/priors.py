@@ -122,7 +122,7 @@ def pretrain(course: Course, device: str = "cpu", say: Callable[[str], None] = p
             say(f"prior of {course.process}: step {step}, loss {losses[-1]}, {time.perf_counter() - began:.0f} s")
     encoder.eval().requires_grad_(False)
     about = {"course": dataclasses.asdict(course), "steps": step, "losses": losses}
-    return encoder, {**about, "seconds": round(time.perf_counter() - began, 1)}
+    return encoder, {**about, "took": round(time.perf_counter() - began, 1)}
 
 
 def contrast(z: Tensor, temperature: float) -> Tensor:

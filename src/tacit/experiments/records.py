@@ -74,22 +74,18 @@ def proposals(name: str, epsilon: float, number: int, best: Recipe | None) -> li
     """What is tried in one round of the search, given the best so far: fixed before anything is measured.
 
     >>> [words(recipe) for recipe in proposals("cifar10", 1.0, 0, None)]
-    ['maps on scatter+middle, 300 steps, rate 4, clip 0.1, 2 views']
+    ['maps on scatter+middle, 300 steps, rate 4, clip 0.1']
     """
     if number == 0 or best is None:
-        maps, head = begin(epsilon, "maps", blocks=BOTH[:2]), begin(epsilon, blocks=BOTH)
-        if name == "cifar10":
-            return [dataclasses.replace(maps, views=2)]
-        if name == "mnist":
-            return [maps, begin(epsilon, "maps")]
-        return [head, begin(epsilon), maps]
+        if name == "fashion_mnist":
+            return [begin(epsilon, blocks=BOTH), begin(epsilon)]
+        return [begin(epsilon, "maps", blocks=BOTH[:2], views=2 if name == "cifar10" and epsilon > 3 else 1)]
     change = functools.partial(dataclasses.replace, best)
     if number == 1:
         return [change(rate=best.rate * 2), change(rate=best.rate / 2)]
     if number == 2:
-        if best.network == "head":
-            return [change(views=5)]
-        return [change(width=2 * best.width)] + ([] if name == "cifar10" else [begin(epsilon, blocks=BOTH)])
+        other = begin(epsilon, "maps" if best.network == "head" else "head", blocks=BOTH[:2])
+        return [change(views=2)] if name == "cifar10" else [change(views=5), other]
     return [change(steps=2 * best.steps, ema=1 - 5 / best.steps)]
 
 
@@ -99,7 +95,9 @@ def run_set(table: Table, name: str, only: tuple[float, ...] | None = None) -> N
     if table.small and name == "cifar10":
         parts = (split.train, split.test)
         split = pictures.Split(*((F.pad(x, [2] * 4, value=-1).expand(-1, 3, -1, -1), y) for x, y in parts))
-    runner = heads.Runner(heads.Features(split, encoder(table, name)))
+    prior, about = encoder(table, name)
+    table.row(functools.partial(dict, about), part="prior", data=name)
+    runner = heads.Runner(heads.Features(split, prior))
     chosen: dict[float, tuple[Recipe, Row]] = {}
     for number in range(1 if table.small else ROUNDS):
         for epsilon in only or tuple(TARGETS[name])[: 1 if table.small else None]:
@@ -122,7 +120,7 @@ def choose(
     if best is None or best is before:
         return None
     recipe, row = best
-    trials = sum(r["part"] == "trial" and r["data"] == name and r["epsilon"] == epsilon for r in table.rows)
+    trials = sum(r["part"] == "trial" and r["data"] == name and r.get("epsilon") == epsilon for r in table.rows)
 
     def decided() -> Row:
         return {
@@ -154,18 +152,18 @@ def price_of_choice(row: Row, trials: int) -> float:
     return float(acc.epsilon(acc.Selected.of(whole, trials), pictures.DELTA).upper)
 
 
-def encoder(table: Table, name: str) -> priors.Encoder:
-    """The prior of a data set: read from the folder of results, or trained and kept there."""
+def encoder(table: Table, name: str) -> tuple[priors.Encoder, dict[str, Any]]:
+    """The prior of a data set, and how it was made: read from the folder of results, or trained and kept there."""
     file = table.out / "priors" / f"{name}.pt"
     if table.small:
         small = dataclasses.replace(priors.COURSES[name], width=4, batch=8, steps=2, pool=16)
-        return priors.pretrain(small, table.device, say=lambda _: None)[0]
+        return priors.pretrain(small, table.device, say=lambda _: None)
     if not file.exists():
         torch.manual_seed(0)
         made, about = priors.pretrain(priors.COURSES[name], table.device, table.say)
         file.parent.mkdir(parents=True, exist_ok=True)
         priors.save(made, about, file)
-    return priors.restore(file, table.device)[0]
+    return priors.restore(file, table.device)
 
 
 def _short(table: Table, recipe: Recipe) -> Recipe:
@@ -174,14 +172,14 @@ def _short(table: Table, recipe: Recipe) -> Recipe:
 
 def run(table: Table) -> None:
     """All rows of both sets."""
-    for name in SETS[:1] if table.small else SETS:
+    for name in SETS[1:] if table.small else SETS:
         run_set(table, name)
 
 
 def _grouped(rows: list[Row]) -> Iterator[Row]:
     for name, targets in TARGETS.items():
         for epsilon, target in targets.items():
-            here = [r for r in rows if r["data"] == name and r["epsilon"] == epsilon]
+            here = [r for r in rows if r["data"] == name and r.get("epsilon") == epsilon]
             choices = sorted((r for r in here if r["part"] == "choice"), key=lambda r: -r["accuracy"])
             tested = [c for c in choices if any(r["part"] == "test" and r["method"] == c["method"] for r in here)]
             if tested:
