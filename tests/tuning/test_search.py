@@ -205,7 +205,8 @@ def test_the_exponential_mechanism_trains_every_candidate_and_releases_no_score(
     assert found.best == {"which": "good"}
     assert found.score is None
     wide = search(method="generalised-exponential", sensitivities=[1.0, 1.0, 500.0], choice_epsilon=0.5)
-    assert wide.run().best == {"which": "fair"}  # the third is better by less than its own sensitivity
+    # The third is better by less than its own sensitivity; it is still chosen about once in 45 times.
+    assert Counter((wide.run().best or {})["which"] for _ in range(40))["fair"] > 30
 
 
 @pytest.mark.parametrize("executor", ["thread", "process"])
