@@ -63,6 +63,21 @@ def test_a_tuned_adapter_has_a_card_a_report_and_one_charge(app, place, tmp_path
     assert json.loads(shown)["accuracy"] == pytest.approx(private["value"])
 
 
+def test_a_model_learns_to_continue_private_texts(app, place, tmp_path):
+    line = ["tune", place / "notes.csv", "--task", "generate", "--template", "review: {text}", "--model", place / "llm"]
+    line += ["--method", "soft", "--noise", 0.3, "--delta", "1e-4", "--steps", 6, "--batch", 40, "--lr", 0.5]
+    line += ["--clip-norm", 5, "--evaluate", place / "test.csv", *BECAUSE, "--runs", tmp_path, "--name", "more"]
+    told = json.loads(call(app, *line, "--json").stdout)
+    value = {r["model"]: r["value"] for r in told["results"]}
+    assert {r["metric"] for r in told["results"]} == {"perplexity"}
+    assert value["private"] < value["before"]
+    card = json.loads((tmp_path / "more" / "privacy.json").read_text())
+    assert "classes" not in json.dumps(card["data"])
+    again = json.loads(call(app, "eval", tmp_path / "more", place / "test.csv", "--json").stdout)
+    assert again["perplexity"] == pytest.approx(value["private"], rel=1e-4)
+    assert "no classes" in call(app, *line, "--words", "a=b", code=2).output
+
+
 def test_teachers_behind_an_endpoint_make_a_prompt_and_a_cut_run_goes_on(app, place, tmp_path):
     from tacit.prompts import load
 
@@ -119,4 +134,5 @@ def test_bad_lines_say_what_to_do(app, place, tmp_path):
         app, "tune", place / "notes.csv", "--model", tmp_path / "none", *ASK, "--epsilon", 1, "--delta", "1e-5", code=1
     )
     assert "no language model could be loaded" in told.output or "neither a folder" in told.output
+    assert "classify, generate" in call(app, *notes, "--task", "sing", "--epsilon", 1, "--delta", "1e-5", code=2).output
     assert "--resume" in call(app, "tune", "--resume", tmp_path, "--epsilon", 1, code=2).output

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
     from tacit.cli.prompt_job import Told
 
 TUNE_EPILOG = """
-DATA is a .csv or .parquet file with the columns text and label, or a known data set (sst2, trec, …). A run lives in its
-folder: adapter/, privacy.json and report.html may be published; private/ may not. Ctrl-C ends it between two steps.
+DATA is a .csv or .parquet file with the columns text and label, or a known data set (sst2, trec, …); with --task
+generate only text is read, and the model learns to continue what stands before {text}. A run lives in its folder:
+adapter/, privacy.json and report.html may be published; private/ may not. Ctrl-C ends it between two steps.
 
 [bold]Examples[/bold]
 
@@ -30,6 +33,8 @@ folder: adapter/, privacy.json and report.html may be published; private/ may no
 
     $ tacit prompt tune notes.csv --model ./my-llm --template '{text}\\nUrgent:' --words 0=no,1=yes --method soft
       --epsilon 3 --delta 1e-6 --ledger my.db --dataset notes
+
+    $ tacit prompt tune notes.csv --task generate --template 'Note: {text}' --epsilon 8 --delta 1e-6
 
     $ tacit prompt tune --resume runs/sst2-1
 """
@@ -64,40 +69,79 @@ def _option(help_text: str, *names: str) -> Any:
 
 
 Data = Annotated[str | None, typer.Argument(help="Private labelled texts: a file or a known set.", show_default=False)]
-Model = Annotated[str | None, _option("smollm2, a folder, or a name on the hub. Default: smollm2.")]
-TemplateText = Annotated[str | None, _option("Text with {text} in it; \\n is a new line.")]
-Instruction = Annotated[str | None, _option("What stands once before everything.")]
-Words = Annotated[str | None, _option("The word of each class: class=word,class=word. Default: the classes' names.")]
-FirstToken = Annotated[bool, typer.Option("--first-token", help="Tell words of several tokens by their first.")]
-Delta = Annotated[float | None, _option("The δ of (ε, δ), such as 1e-6.")]
-LedgerName = Annotated[str | None, _option("The ledger that is charged: a file or postgresql://…")]
-Dataset = Annotated[str | None, _option("The data's name in the ledger.")]
-UnitName = Annotated[str | None, _option("What one record stands for, such as person. Default: record.")]
-Evaluate = Annotated[str | None, _option("Labelled texts to evaluate on: a file, a known set, or set:split.")]
-Because = Annotated[str | None, _option("Why the evaluation texts protect nobody.")]
-DataDir = Annotated[str | None, _option("The folder of the known data sets.")]
-Device = Annotated[str | None, _option("cpu or cuda.")]
-Name = Annotated[str | None, _option("The run's name. Default: the data's name and a number.")]
 Runs = Annotated[Path, typer.Option(help="Where runs live.")]
-Resume = Annotated[Path | None, _option("The folder of a run to go on with.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-EndpointUrl = Annotated[str | None, _option("Ask a model over HTTP: http://…/v1")]
-EndpointModel = Annotated[str | None, _option("The model's name at the endpoint.")]
-Chat = Annotated[bool, typer.Option("--chat", help="Speak the chat protocol to the endpoint.")]
 HIDDEN = ("resume", "runs", "name", "as_json")
 
+#: Options that several commands have: how the model is asked, over HTTP, and what belongs to every run.
+ASKING: dict[str, Any] = {
+    "model": Annotated[str | None, _option("smollm2, a folder, or a name on the hub. Default: smollm2.")],
+    "template": Annotated[str | None, _option("Text with {text} in it; \\n is a new line.")],
+    "instruction": Annotated[str | None, _option("What stands once before everything.")],
+    "words": Annotated[str | None, _option("The word of each class: class=word,class=word. Default: their names.")],
+    "first_token": Annotated[bool, typer.Option("--first-token", help="Tell words of several tokens by their first.")],
+    "data_dir": Annotated[str | None, _option("The folder of the known data sets.")],
+    "device": Annotated[str | None, _option("cpu or cuda.")],
+}
+HTTP: dict[str, Any] = {
+    "endpoint": Annotated[str | None, _option("Ask a model over HTTP: http://…/v1")],
+    "endpoint_model": Annotated[str | None, _option("The model's name at the endpoint.")],
+    "chat": Annotated[bool, typer.Option("--chat", help="Speak the chat protocol to the endpoint.")],
+}
+RUN: dict[str, Any] = {
+    "delta": Annotated[float | None, _option("The δ of (ε, δ), such as 1e-6.")],
+    "ledger": Annotated[str | None, _option("The ledger that is charged: a file or postgresql://…")],
+    "dataset": Annotated[str | None, _option("The data's name in the ledger.")],
+    "unit": Annotated[str | None, _option("What one record stands for, such as person. Default: record.")],
+    "evaluate": Annotated[str | None, _option("Texts to evaluate on: a file, a known set, or set:split.")],
+    "public_because": Annotated[str | None, _option("Why the evaluation texts protect nobody.")],
+    "name": Annotated[str | None, _option("The run's name. Default: the data's name and a number.")],
+    "resume": Annotated[Path | None, _option("The folder of a run to go on with.")],
+}
 
+
+def _sharing(*groups: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The command with the options of these groups too, which it gets by its ``**given``."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[:-1]
+        shared = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=False if get_args(kind)[0] is bool else None,
+                annotation=kind,
+            )
+            for group in groups
+            for name, kind in group.items()
+        ]
+        both = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared
+
+        @functools.wraps(command)
+        def complete(**given: Any) -> None:
+            command(**given)
+
+        del complete.__wrapped__
+        complete.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
+        complete.__annotations__ = {p.name: p.annotation for p in both}
+        return complete
+
+    return decorate
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    """What the user said: neither what was left out nor what concerns only this call."""
+    every = {**values, **values.pop("given", {})}
+    return {k: v for k, v in every.items() if k not in (*HIDDEN, "given") and v not in (None, False)}
+
+
+@_sharing(ASKING, RUN)
 def tune(
     data: Data = None,
+    task: Annotated[str | None, _option("classify, or generate: continue texts. Default: classify.")] = None,
     method: Annotated[str | None, _option("soft, prefix or lora. Default: lora.")] = None,
-    model: Model = None,
-    template: TemplateText = None,
-    instruction: Instruction = None,
-    words: Words = None,
-    first_token: FirstToken = False,
     epsilon: Annotated[float | None, _option("The ε to keep.")] = None,
     noise: Annotated[float | None, _option("Or the noise multiplier.")] = None,
-    delta: Delta = None,
     epochs: Annotated[int | None, _option("Passes over the data.")] = None,
     steps: Annotated[int | None, _option("Or the number of steps.")] = None,
     batch: Annotated[int | None, _option("Expected batch size.")] = None,
@@ -106,35 +150,19 @@ def tune(
     rank: Annotated[int | None, _option("LoRA's rank. Default: 4.")] = None,
     virtual_tokens: Annotated[int | None, _option("Length of a soft prompt or prefix.")] = None,
     start: Annotated[str | None, _option("Public text that a soft prompt or prefix starts as.")] = None,
-    ledger: LedgerName = None,
-    dataset: Dataset = None,
-    unit: UnitName = None,
-    evaluate: Evaluate = None,
-    public_because: Because = None,
-    data_dir: DataDir = None,
-    device: Device = None,
     checkpoint_every: Annotated[int | None, _option("Steps between checkpoints. Default: 20.")] = None,
-    name: Name = None,
     runs: Runs = Path("runs"),
-    resume: Resume = None,
     as_json: AsJson = False,
+    **given: Any,
 ) -> None:
     """Train a soft prompt, a prefix or LoRA on private texts with DP-SGD."""
-    given = {k: v for k, v in locals().items() if k not in HIDDEN and v not in (None, False)}
-    _run("tune", given, name, runs, resume, as_json)
+    _run("tune", _given(locals()), given["name"], runs, given["resume"], as_json)
 
 
+@_sharing(HTTP, ASKING, RUN)
 def pate(
     data: Data = None,
     public: Annotated[str | None, _option("Public texts to ask about: a file, a known set, or set:split.")] = None,
-    model: Model = None,
-    endpoint: EndpointUrl = None,
-    endpoint_model: EndpointModel = None,
-    chat: Chat = False,
-    template: TemplateText = None,
-    instruction: Instruction = None,
-    words: Words = None,
-    first_token: FirstToken = False,
     teachers: Annotated[int | None, _option("How many teachers. Default: 200.")] = None,
     shots: Annotated[int | None, _option("Demonstrations of each class a teacher shows. Default: 1.")] = None,
     calibration: Annotated[str | None, _option("none, contextual or batch. Default: batch.")] = None,
@@ -145,51 +173,34 @@ def pate(
     vote_noise: Annotated[float | None, _option("Noise on the votes. Default: 0.39 of the teachers.")] = None,
     student_shots: Annotated[str | None, _option("Shots of the student, such as 1,2,4.")] = None,
     candidates: Annotated[int | None, _option("Student prompts that are tried. Default: 64.")] = None,
-    delta: Delta = None,
-    ledger: LedgerName = None,
-    dataset: Dataset = None,
-    unit: UnitName = None,
-    evaluate: Evaluate = None,
-    public_because: Because = None,
-    data_dir: DataDir = None,
-    device: Device = None,
-    name: Name = None,
     runs: Runs = Path("runs"),
-    resume: Resume = None,
     as_json: AsJson = False,
+    **given: Any,
 ) -> None:
     """Build a prompt from the noisy votes of privately prompted teachers."""
-    given = {k: v for k, v in locals().items() if k not in HIDDEN and v not in (None, False)}
-    _run("pate", given, name, runs, resume, as_json)
+    _run("pate", _given(locals()), given["name"], runs, given["resume"], as_json)
 
 
+@_sharing(HTTP, ASKING)
 def evaluate_prompt(
     prompt: Annotated[str, typer.Argument(help="A run's folder, an adapter's, a prompt.json, or zero-shot.")],
     data: Annotated[str, typer.Argument(help="Labelled texts: a file, a known set, or set:split.")],
-    model: Model = None,
-    endpoint: EndpointUrl = None,
-    endpoint_model: EndpointModel = None,
-    chat: Chat = False,
-    template: TemplateText = None,
-    instruction: Instruction = None,
-    words: Words = None,
-    first_token: FirstToken = False,
     limit: Annotated[int | None, _option("The first so many texts only.")] = None,
-    data_dir: DataDir = None,
-    device: Device = None,
     as_json: AsJson = False,
+    **given: Any,
 ) -> None:
-    """Count the right answers of a prompt or an adapter on public labelled texts."""
+    """Count the right answers of a prompt or an adapter on public labelled texts (or take the perplexity of texts)."""
+    settings = {k: v for k, v in _given(locals()).items() if k != "prompt"}
     from tacit.cli import prompt_job as job
 
-    given = {k: v for k, v in locals().items() if k not in (*HIDDEN, "job", "prompt") and v not in (None, False)}
     with _told():
-        found = job.evaluate(prompt, given)
+        found = job.evaluate(prompt, settings)
+    metric = "perplexity" if isinstance(found, job.Fluency) else "accuracy"
     if as_json:
         low, high = found.interval
-        typer.echo(json.dumps({"accuracy": found.value, "low": low, "high": high, "rows": found.total}))
+        typer.echo(json.dumps({metric: found.value, "low": low, "high": high, "rows": found.total}))
     else:
-        typer.echo(f"accuracy {found}")
+        typer.echo(f"{metric} {found}")
 
 
 def _run(kind: str, given: dict[str, Any], name: str | None, runs: Path, resume: Path | None, as_json: bool) -> None:

@@ -11,6 +11,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tacit.cli.job import read_table
 from tacit.cli.settings import SettingsError
 from tacit.ledger import EvaluationData, Ledger, OperatorLog, OperatorView, Release
@@ -21,9 +24,11 @@ from tacit.prompts import Accuracy, Endpoint, Prompt, PromptTeachers, Template, 
 from tacit.prompts import tune as train
 from tacit.prompts.models import Scorer, optional
 from tacit.prompts.text import examples, texts
+from tacit.prompts.tuning import text_losses
 from tacit.report import Evaluation, PublicSource, Run, describe, make_card, write_card, write_page
 from tacit.sgd import PrivacyWarning
 
+TASKS = ("classify", "generate")
 #: How the known text sets are asked about, unless the user says otherwise: body, instruction, words.
 KNOWN: dict[str, tuple[str, str, dict[str, str]]] = {
     "sst2": ("Review: {text}\nSentiment:", "", {}),
@@ -75,13 +80,13 @@ class Told:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """Settings, and what was read for them."""
+    """Settings, and what was read for them: labelled texts, or texts alone where there are no classes."""
 
     given: dict[str, Any]
-    template: Template
-    verbalizer: Verbalizer
-    private: list[tuple[str, str]]
-    test: list[tuple[str, str]] | None
+    template: Template | None
+    verbalizer: Verbalizer | None
+    private: Any
+    test: Any
     public: list[str]
     ledger: Ledger | None
 
@@ -89,6 +94,19 @@ class Prepared:
     def name(self) -> str:
         """What the data are called on the card."""
         return str(self.given.get("dataset") or Path(self.given["data"]).stem)
+
+    @property
+    def schema(self) -> str:
+        """What the data are, for the card."""
+        if self.verbalizer is None:
+            return "texts"
+        return f"labelled texts; classes {', '.join(self.verbalizer.classes)}"
+
+    def asking(self) -> tuple[Template, Verbalizer]:
+        """Template and words, where there are classes."""
+        assert self.template is not None
+        assert self.verbalizer is not None
+        return self.template, self.verbalizer
 
 
 def absolute(given: dict[str, Any]) -> dict[str, Any]:
@@ -172,10 +190,26 @@ def prepare(kind: str, given: dict[str, Any]) -> Prepared:
         raise SettingsError("epsilon or noise: say one of the two")
     if kind == "pate" and not given.get("public"):
         raise SettingsError("public: say which public texts the teachers are asked about")
-    template, words = _asking(given, _classes(given))
-    folder = given.get("data_dir")
-    private = examples(_frame(given["data"], folder), words)
-    test = examples(_frame(_split(given), folder, "test"), words) if given.get("evaluate") else None
+    folder, task = given.get("data_dir"), given.get("task", "classify")
+    if task not in TASKS:
+        raise SettingsError(f"task: one of {', '.join(TASKS)}, not {task!r}")
+    template: Template | None
+    words: Verbalizer | None
+    if task == "generate":
+        said = [name for name in ("words", "first_token") if given.get(name)]
+        if said:
+            raise SettingsError(f"{said[0].replace('_', '-')}: a model that continues texts has no classes")
+        body = given.get("template")
+        instruction = _unescaped(str(given.get("instruction", "")))
+        template, words = (Template(_unescaped(str(body)), instruction) if body else None), None
+    else:
+        template, words = _asking(given, _classes(given))
+
+    def rows(frame: Any) -> Any:
+        return texts(frame) if words is None else examples(frame, words)
+
+    private = rows(_frame(given["data"], folder))
+    test = rows(_frame(_split(given), folder, "test")) if given.get("evaluate") else None
     asked = texts(_frame(given["public"], folder)) if kind == "pate" else []
     ledger = None
     if given.get("ledger"):
@@ -204,22 +238,50 @@ def _pretrained(given: dict[str, Any]) -> tuple[PublicSource, ...]:
     return (PublicSource(str(name), "the model that is adapted", "unknown", note),)
 
 
-def _results(prepared: Prepared, found: dict[str, Accuracy]) -> tuple[list[Evaluation], list[OperatorView]]:
+def _results(prepared: Prepared, found: dict[str, Accuracy | Fluency]) -> tuple[list[Evaluation], list[OperatorView]]:
     """Results that may be shown, or what only the operator may see."""
     because, shown, views = prepared.given.get("public_because"), [], []
-    for name, accuracy in found.items():
+    for name, result in found.items():
         if because:
             data = EvaluationData.declared_public(None, because=because)
         else:
             data = EvaluationData.private(None, dataset=prepared.name)
-        value = data.metric("accuracy", accuracy.value)
+        metric, form = ("accuracy", ".1%") if isinstance(result, Accuracy) else ("perplexity", ".2f")
+        value = data.metric(metric, result.value)
         if isinstance(value, OperatorView):
             views.append(value)
         else:
-            low, high = accuracy.interval
-            note = f"95% interval {low:.1%} to {high:.1%}"
-            shown.append(Evaluation("accuracy", value, name, "", accuracy.total, note))
+            low, high = result.interval
+            note = f"95% interval {low:{form}} to {high:{form}}"
+            shown.append(Evaluation(metric, value, name, "", result.total, note))
     return shown, views
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fluency:
+    """The perplexity of texts: the exponential of their mean loss a token, with its 95% interval over texts."""
+
+    losses: NDArray[np.float64]
+
+    @property
+    def total(self) -> int:
+        """How many texts."""
+        return len(self.losses)
+
+    @property
+    def value(self) -> float:
+        """The perplexity."""
+        return float(np.exp(self.losses.mean()))
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:.2f} [{low:.2f}, {high:.2f}] of {self.total:,}"
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where the perplexity of endlessly many such texts would be, at 95%."""
+        half = 1.96 * float(self.losses.std(ddof=1)) / len(self.losses) ** 0.5 if len(self.losses) > 1 else np.inf
+        return float(np.exp(self.losses.mean() - half)), float(np.exp(self.losses.mean() + half))
 
 
 def _finish(
@@ -235,7 +297,8 @@ def _finish(
         lines.append(f"what only the operator may see is in {folder / 'private' / 'operator.jsonl'}")
     shown = [result.to_dict() for key in card["evaluation"] for result in [card["evaluation"][key]]]
     for result in shown:
-        lines.append(f"  {result['metric']} of {result['model']}: {result['value']:.1%} ({result['note']})")
+        form = ".1%" if result["metric"] == "accuracy" else ".2f"
+        lines.append(f"  {result['metric']} of {result['model']}: {result['value']:{form}} ({result['note']})")
     guarantee = card["guarantee"]
     files = {**files, "card": str(folder / "privacy.json"), "report": str(folder / "report.html")}
     return Told(
@@ -263,8 +326,11 @@ def tune(prepared: Prepared, folder: Path) -> Told:
     """PromptDPSGD: train, save the adapter, write card and report."""
     given = prepared.given
     language = _scorer(given)
-    before = Prompt(prepared.template, prepared.verbalizer)
-    plain = before.accuracy(language, prepared.test) if prepared.test else None
+    found: dict[str, Accuracy | Fluency] = {}
+    if prepared.test is not None and prepared.verbalizer is not None:
+        found["zero-shot"] = Prompt(*prepared.asking()).accuracy(language, prepared.test)
+    elif prepared.test is not None:
+        found["before"] = Fluency(text_losses(language, prepared.template, prepared.test))
     names = {"batch": "batch_size", "noise": "noise_multiplier", "unit": "unit_name"}
     wanted = ["method", "epsilon", "noise", "delta", "epochs", "steps", "batch", "learning_rate", "clip_norm", "rank"]
     wanted += ["virtual_tokens", "start", "unit"]
@@ -285,11 +351,12 @@ def tune(prepared: Prepared, folder: Path) -> Told:
             **settings,
         )
     adapter = done.save(folder / "adapter")
-    found = {}
-    if prepared.test is not None and plain is not None:
+    if prepared.test is not None and prepared.verbalizer is None:
+        found = {"private": Fluency(done.losses(prepared.test)), **found}
+    elif prepared.test is not None:
         guesses = done.predict([text for text, _ in prepared.test])
         right = sum(a == b for a, (_, b) in zip(guesses, prepared.test, strict=True))
-        found = {"private": Accuracy(right, len(guesses)), "zero-shot": plain}
+        found = {"private": Accuracy(right, len(guesses)), **found}
     shown, views = _results(prepared, found)
     training = done.fit.training
     charge = training.charge.number if training.charge is not None else (training._entry or {}).get("charge")
@@ -298,7 +365,7 @@ def tune(prepared: Prepared, folder: Path) -> Told:
         folder.name,
         method=f"PromptDPSGD: {_METHODS.get(done.method, 'an adapter')} trained by DP-SGD (Duan et al. 2023)",
         data=prepared.name,
-        schema=f"labelled texts; classes {', '.join(prepared.verbalizer.classes)}",
+        schema=prepared.schema,
         pretrained=_pretrained(given),
         public_sources=_sources(prepared),
         evaluations=tuple(shown),
@@ -326,7 +393,7 @@ def _sources(prepared: Prepared) -> tuple[PublicSource, ...]:
 
 def pate(prepared: Prepared, folder: Path) -> Told:
     """PromptPATE: teachers vote, noisy labels are released and charged, a student prompt is chosen."""
-    given, words = prepared.given, prepared.verbalizer
+    given, (template, words) = prepared.given, prepared.asking()
     scorer = _scorer(given)
     count = int(given.get("teachers", 200))
     calibration = str(given.get("calibration", "batch"))
@@ -350,7 +417,7 @@ def pate(prepared: Prepared, folder: Path) -> Told:
     shots = tuple(int(x) for x in str(given.get("student_shots", "1,2")).split(","))
     student = choose(
         scorer,
-        prepared.template,
+        template,
         words,
         labelled,
         shots=shots,
@@ -359,9 +426,9 @@ def pate(prepared: Prepared, folder: Path) -> Told:
         unlabelled=prepared.public[:1000],
     )
     student.save(folder / "prompt.json")
-    found = {}
+    found: dict[str, Accuracy | Fluency] = {}
     if prepared.test is not None:
-        bare = Prompt(prepared.template, words)
+        bare = Prompt(template, words)
         found = {"private": student.accuracy(scorer, prepared.test), "zero-shot": bare.accuracy(scorer, prepared.test)}
     shown, views = _results(prepared, found)
     if about.get("theorem6") is not None:
@@ -385,7 +452,7 @@ def pate(prepared: Prepared, folder: Path) -> Told:
         pretrained=_pretrained(given),
         public_sources=_sources(prepared),
         data=prepared.name,
-        schema=f"labelled texts; classes {', '.join(words.classes)}",
+        schema=prepared.schema,
         ledger=prepared.ledger,
         dataset=given.get("dataset"),
         charge=about["charge"],
@@ -414,8 +481,7 @@ def _answers(
         key.save(secret)
     teachers = PromptTeachers(
         scorer,
-        prepared.template,
-        prepared.verbalizer,
+        *prepared.asking(),
         prepared.private,
         int(given.get("shots", 1)),
         int(given.get("teachers", 200)),
@@ -458,8 +524,8 @@ def _answers(
 # -- what it is worth --------------------------------------------------------------------------------------------------
 
 
-def evaluate(source: str, given: dict[str, Any]) -> Accuracy:
-    """The accuracy of a run, an adapter, a saved prompt, or the bare template."""
+def evaluate(source: str, given: dict[str, Any]) -> Accuracy | Fluency:
+    """The accuracy of a run, an adapter, a saved prompt, or the bare template; a perplexity where it has no classes."""
     folder = given.get("data_dir")
     rows = _frame(given["data"], folder, None)
     if given.get("limit"):
@@ -480,12 +546,19 @@ def evaluate(source: str, given: dict[str, Any]) -> Accuracy:
     return Prompt.load(path).accuracy(_scorer(given), rows)
 
 
-def _adapter(path: Path, given: dict[str, Any], rows: Any) -> Accuracy:
+def _adapter(path: Path, given: dict[str, Any], rows: Any) -> Accuracy | Fluency:
     from tacit.prompts import LanguageModel
 
     if not (path / "adapter_config.json").exists():
         raise SettingsError(f"{path} holds no adapter: give a run's folder, an adapter's, or a prompt.json")
-    prompt = Prompt.load(path / "prompt.json") if (path / "prompt.json").exists() else None
+    saved = path / "prompt.json"
+    about = json.loads(saved.read_text(encoding="utf-8")) if saved.exists() else None
+    if about is not None and "verbalizer" not in about:  # it continues texts
+        language = _scorer(given)
+        adapted = optional("peft").PeftModel.from_pretrained(language.model, str(path))
+        template = Template(**about["template"]) if "template" in about else None
+        return Fluency(text_losses(LanguageModel(adapted, language.tokenizer), template, texts(rows)))
+    prompt = Prompt.load(saved) if about is not None else None
     if prompt is None:
         template, words = _asking(given, _classes(given))
         prompt = Prompt(template, words)

@@ -40,6 +40,9 @@ class Template:
             raise PromptError(f"a template needs {{text}} exactly once, where the record goes: {self.body!r} has not")
         if self.body.count("{mask}") > 1:
             raise PromptError(f"a template has {{mask}} at most once: {self.body!r}")
+
+    def for_labels(self) -> None:
+        """Refuse a template that leaves no place for a label; one that only precedes text to learn needs none."""
         if not self.masked and self.body.endswith("{text}"):
             raise PromptError(
                 "a template must go on after {text}, so that the next word is the label; for instance "
@@ -67,6 +70,7 @@ class Template:
 
     def query(self, text: str, mask: str = "") -> str:
         """The body filled with a text. Braces in the text stay as they are."""
+        self.for_labels()
         before, _, after = self.body.partition("{text}")
         return before.replace("{mask}", mask) + text + after.replace("{mask}", mask)
 
@@ -157,6 +161,7 @@ class Verbalizer:
         ...
         tacit.prompts.errors.PromptError: label words must be one token of this model: 'nay' is n·a·y; 'yes' is y·e·s...
         """
+        template.for_labels()
         found: list[int] = []
         trouble: list[str] = []
         for word in self.words.values():

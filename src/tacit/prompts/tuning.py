@@ -140,6 +140,12 @@ class Tuned:
         assert self.verbalizer is not None
         return [self.verbalizer.classes[i] for i in self.log_probabilities(texts).argmax(1)]
 
+    def losses(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        """The mean loss a token of each text, for a model that was tuned to continue text."""
+        if self.verbalizer is not None:
+            raise PromptError("a model that was tuned on classes is judged by its answers: predict")
+        return text_losses(self.language, self.template, texts)
+
     def save(self, folder: str | Path) -> Path:
         """Write the adapter as ``peft`` does, and ``prompt.json``: how to ask it, and its guarantee."""
         target = Path(folder)
@@ -303,3 +309,19 @@ def unlabelled(language: LanguageModel, template: Template | None, data: Any) ->
         rows.append(ids)
         first.append(max(1, len(context)))
     return {**padded(rows), "first": torch.tensor(first)}
+
+
+def text_losses(language: LanguageModel, template: str | Template | None, data: Any) -> NDArray[np.float64]:
+    """The mean loss a token of each text, as a model that continues text learns it.
+
+    The exponential of their mean is a perplexity. ``template`` is the one that the model was tuned with.
+    """
+    rows = unlabelled(language, Template.of(template) if template is not None else None, data)
+    lengths = rows["attention_mask"].sum(1)
+    found = torch.zeros(len(lengths), dtype=torch.float64)
+    for part in lengths.argsort(stable=True).split(max(1, language.batch_size // 4)):
+        longest = int(lengths[part].max())
+        batch = {k: (v[part][:, :longest] if v.dim() == 2 else v[part]).to(language.device) for k, v in rows.items()}
+        with torch.no_grad():
+            found[part] = TextLoss()(language.model, batch).double().cpu()
+    return np.asarray(found.numpy(), dtype=np.float64)
