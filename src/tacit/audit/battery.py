@@ -24,6 +24,7 @@ from tacit.audit import implementation as look
 from tacit.audit.findings import FAMILY_WISE, Finding, holds
 from tacit.audit.pipeline import Pipeline, chosen, joined
 from tacit.audit.rooms import rooms
+from tacit.audit.several import ranks_train_as_one
 from tacit.ledger import BudgetExceeded, Ledger
 from tacit.noise.keys import Key
 from tacit.sgd import clip as clip_module
@@ -422,4 +423,5 @@ def battery() -> dict[str, Check]:
         "ledger": ledgers_are_charged,
         "resume": resuming_repeats_nothing,
         **rooms(),
+        "ranks": ranks_train_as_one,
     }

@@ -54,6 +54,7 @@ FIRST = {
     "sampling": ("sampling", "steps"),
     "accounting": ("prices", "stopping", "ledger", "resume"),
     "sensitivity": ("bounded",),
+    "ranks": ("ranks",),
     "tables": ("rows alone", "table", "votes", "selection"),
 }
 

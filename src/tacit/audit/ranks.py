@@ -17,6 +17,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,20 @@ def possible() -> bool:
     return "fork" in multiprocessing.get_all_start_methods() and torch.distributed.is_available()
 
 
-def on_ranks(world: int, work: Callable[[int], Any], *, timeout: float = 60.0, group: bool = True) -> list[Any]:
+def on_ranks(
+    world: int,
+    work: Callable[[int], Any],
+    *,
+    timeout: float = 60.0,
+    grace: float | None = None,
+    each: float | None = None,
+    group: bool = True,
+) -> list[Any]:
     """What ``work(rank)`` gives on each of ``world`` ranks of one process group; results travel as pickles.
 
-    Raises :class:`RankFailed` where a rank raises or does not answer in ``timeout`` seconds. With ``group=False`` no
-    process group is made.
+    Raises :class:`RankFailed` where a rank raises or does not answer in ``timeout`` seconds; once one has answered, the
+    others have ``grace`` seconds where that is given; ``each`` is how long a rank waits for the others at a time. With
+    ``group=False`` no process group is made.
 
     >>> on_ranks(2, lambda rank: rank * 10, group=False)
     [0, 10]
@@ -50,32 +60,39 @@ def on_ranks(world: int, work: Callable[[int], Any], *, timeout: float = 60.0, g
             for rank in range(world):
                 ours, theirs = context.Pipe(duplex=False)
                 process = context.Process(
-                    target=_rank, args=(rank, world, work, theirs, Path(folder) / "store", timeout, group)
+                    target=_rank, args=(rank, world, work, theirs, Path(folder) / "store", each or timeout, group)
                 )
                 process.start()
                 theirs.close()
                 pipes.append(ours)
                 processes.append(process)
-        found: list[Any] = []
+        found: dict[int, Any] = {}
         try:
             end = time.monotonic() + timeout
-            for rank, pipe in enumerate(pipes):
-                if not pipe.poll(max(0.0, end - time.monotonic())):
-                    raise RankFailed(f"rank {rank} did not answer within {timeout:g} s")
-                try:
-                    fine, value = pipe.recv()
-                except EOFError:
-                    raise RankFailed(f"rank {rank} died") from None
-                if not fine:
-                    raise RankFailed(f"rank {rank}: {value}")
-                found.append(value)
+            while len(found) < world:
+                waiting = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in found}
+                ready = wait(list(waiting), max(0.0, end - time.monotonic()))
+                if not ready:
+                    missing = ", ".join(map(str, waiting.values()))
+                    raise RankFailed(f"rank {missing} did not answer in time")
+                for pipe in ready:
+                    rank = waiting[pipe]  # type: ignore[index]
+                    try:
+                        fine, value = pipe.recv()  # type: ignore[union-attr]
+                    except EOFError:
+                        raise RankFailed(f"rank {rank} died") from None
+                    if not fine:
+                        raise RankFailed(f"rank {rank}: {value}")
+                    found[rank] = value
+                if grace is not None:
+                    end = min(end, time.monotonic() + grace)
         finally:
             for process in processes:
-                process.join(0.0 if len(found) < world else 5.0)
+                process.join(5.0 if len(found) == world else 0.0)
                 if process.is_alive():
                     process.kill()
                     process.join()
-    return found
+    return [found[rank] for rank in range(world)]
 
 
 def _rank(

@@ -184,6 +184,8 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
         parameters["size"] = "a public number that was given in place of the true one"
     parameters["sampler"] = sampler
     parameters["optimizer"] = type(training.optimizer).__name__
+    if training.layout:
+        parameters["ranks"] = training.layout
     parameters["learning_rate"] = [float(g.get("initial_lr", g["lr"])) for g in training.optimizer.param_groups]
     checked = plan.kind == "gaussian" and training._check != "never" and training.steps_executed > 0
     exact = plan.sampler.exact or not plan.size_given

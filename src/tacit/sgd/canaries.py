@@ -185,6 +185,8 @@ class AuditedTraining(Training):
         self._found = np.zeros(self.canaries.count)
         self._present: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         super().__init__(model, optimizer, loss, _Slots(real, self.canaries), unit=unit, **settings)
+        if self.ranks.world > 1 or self.spread is not None:
+            raise ValueError("a run with canaries is one process, whose steps are looked into: distributed=False")
         if self.canaries.kind == "gradient":
             self._place_directions()
             self._hook = optimizer.register_step_pre_hook(self._look)

@@ -3,7 +3,7 @@
 Importing a file of this folder registers its mutants in :data:`MUTANTS`; :mod:`tacit.audit.mutation` runs them.
 """
 
-from tacit.audit.mutants import accounting, later, noise, rooms, sampling, sensitivity
+from tacit.audit.mutants import accounting, later, noise, ranks, rooms, sampling, sensitivity
 from tacit.audit.mutants.base import FAMILIES, MUTANTS, Mutant, mutant, replaced
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "later",
     "mutant",
     "noise",
+    "ranks",
     "replaced",
     "rooms",
     "sampling",

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 #: What a mutant breaks.
-FAMILIES = ("noise", "sensitivity", "sampling", "accounting")
+FAMILIES = ("noise", "sensitivity", "sampling", "accounting", "ranks")
 
 
 @dataclasses.dataclass(frozen=True)

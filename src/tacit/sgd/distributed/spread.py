@@ -365,7 +365,9 @@ def _scattered(total: Tensor, dimension: int | None, group: Any, rank: int, coun
     if each * count != length:
         front = torch.cat([front, front.new_zeros(each * count - length, *front.shape[1:])])
     piece = torch.empty((each, *front.shape[1:]), dtype=total.dtype, device=total.device)
-    dist.reduce_scatter_tensor(piece, front.contiguous(), group=group)
+    # One collective under two names: the second is that of torch 2.13 and later.
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    scatter(piece, front.contiguous(), group=group)
     own = max(0, min(each, length - rank * each))
     return piece[:own].movedim(0, dimension).contiguous()
 
