@@ -13,6 +13,7 @@ from tacit.ledger import EvaluationData, Ledger
 from tacit.prompts import LanguageModel, ModelError, PromptError, Template, Verbalizer, tune
 from tacit.prompts.adapters import Trained, adapt
 from tacit.prompts.tuning import LabelLoss, TextLoss, labelled, unlabelled
+from tacit.sgd.clip import engine_of
 
 peft = pytest.importorskip("peft")
 
@@ -74,6 +75,17 @@ def test_each_example_is_clipped_as_if_it_were_alone(case):
     assert rows["attention_mask"].sum(1).unique().numel() > 2  # padded to different extents
     # The sums leave in float32; the label loss computes in it.
     compare(language, LabelLoss(tuple(language.check(template, WORDS))), rows, 2e-5)
+
+
+@pytest.mark.parametrize("case", ["soft", "prefix", "prefix-gpt2"])
+def test_a_prompt_is_a_selection_of_its_weights_however_many_examples_share_it(case):
+    # By the derivative of the whole batch's prompt, memory would grow with the square of the batch.
+    language, template = adapted(case)
+    rows = labelled(language, template, WORDS, tiny.reviews(6))
+    model = Trained(language.model)
+    sgd.clipped_grad(model, LabelLoss(tuple(language.check(template, WORDS))), rows)
+    (plan,) = engine_of(model).plans.values()
+    assert not plan.materialised
 
 
 @pytest.mark.parametrize("case", ["soft", "prefix", "lora"])

@@ -49,6 +49,8 @@ SELECTING = _words(
 )
 CASTING = _words("to float double bfloat16 half type type_as")
 
+_JOINING = _words("cat concat concatenate")
+
 # With an index that depends on the data these may put elements of one example where another's were in the last batch.
 _REARRANGING = _words(
     "__getitem__ __setitem__ index_select gather take take_along_dim index_put index_put_ index_add index_add_ "
@@ -409,9 +411,14 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         inputs: list[Tensor],
         item: int | None,
     ) -> Any:
-        if len(derived) != 1 or derived[0].chain is None or (name not in SELECTING and name not in CASTING):
+        if len(derived) != 1 or derived[0].chain is None:
             return None
         source = derived[0].tensor
+        if name in _JOINING and sum(t is source for t in inputs) == 1 and kwargs.get("out") is None:
+            # Joined to nothing (a cache of keys and values begins as an empty tensor): the value as it was.
+            return derived[0].chain if all(t is source or t.numel() == 0 for t in inputs) else None
+        if name not in SELECTING and name not in CASTING:
+            return None
         if sum(t is source for t in inputs) != 1 or mutates(name, kwargs) or not from_torch(func):
             return None
         if name == "embedding":
