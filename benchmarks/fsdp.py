@@ -2,8 +2,8 @@
 
     python -m benchmarks fsdp [--small] [--steps 10] [--json FILE]
 
-A Llama-style model of 1.0 billion parameters, every block sharded by ``fully_shard`` (FSDP2), weights in float32 and
-arithmetic in bfloat16 by its policy, then weights in bfloat16; NCCL on a GPU, gloo without. Plain steps run forward,
+A Llama-style model of 1.0 billion parameters, every block sharded by ``fully_shard`` (FSDP2), weights and arithmetic in
+bfloat16, then weights in float32 and arithmetic in bfloat16 by its policy; NCCL on a GPU, gloo without. Plain steps run forward,
 backward, SGD with momentum; private ones everything (draw, clipped sums, noise, optimizer). One rank unless a launcher
 starts more. Methods take turns, and the median is told; memory is the peak with the weights.
 """
@@ -149,7 +149,7 @@ def main(argv: list[str]) -> int:
             dist.init_process_group("nccl" if cuda else "gloo", init_method=where, rank=0, world_size=1)
         rows = []
         try:
-            for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+            for name, dtype in (("bfloat16", torch.bfloat16), ("float32", torch.float32)):
                 steps = methods(small, dtype, given.rows, device)
                 rows.append(measure(name, steps, given.steps, device))
                 del steps

@@ -71,14 +71,14 @@ def on_ranks(
             end = time.monotonic() + timeout
             while len(found) < world:
                 waiting = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in found}
-                ready = wait(list(waiting), max(0.0, end - time.monotonic()))
+                ready: list[Any] = wait(list(waiting), max(0.0, end - time.monotonic()))
                 if not ready:
                     missing = ", ".join(map(str, waiting.values()))
                     raise RankFailed(f"rank {missing} did not answer in time")
                 for pipe in ready:
-                    rank = waiting[pipe]  # type: ignore[index]
+                    rank = waiting[pipe]
                     try:
-                        fine, value = pipe.recv()  # type: ignore[union-attr]
+                        fine, value = pipe.recv()
                     except EOFError:
                         raise RankFailed(f"rank {rank} died") from None
                     if not fine:

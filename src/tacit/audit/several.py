@@ -91,7 +91,7 @@ def _findings(seed: int, sharded: bool) -> list[Finding]:
     away = float(np.abs(left[1]).max()) / clip
     return [
         holds(f"ranks meet ({name})", made == [(STEPS, PLAIN)] and alike, f"{made} steps, {empty} empty shares"),
-        holds(f"ranks share a draw ({name})", not twice, "no record is in two shares of a draw"),
+        holds(f"ranks share a draw ({name})", not twice, f"{'a' if twice else 'no'} record is in two shares"),
         holds(f"ranks: sum ({name})", away < 1e-4, f"{away:.1e} clip norms from the sum over all ranks' records"),
         Finding(f"ranks: noise ({name})", statistics.variance_p_value(noise), f"{noise.std():.4f} of the stated size"),
         Finding(f"ranks: noise used once ({name})", statistics.repetition_p_value(noise), "correlation with itself"),

@@ -117,6 +117,7 @@ def planned(
             raise ClippingError(
                 "the model takes another path through its operations each time it runs on the same batch"
             )
+    assert plan is not None
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         return engine.gradients(run, grads, plan), run.losses
 

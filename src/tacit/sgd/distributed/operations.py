@@ -46,7 +46,7 @@ def own_part(
 
     own = [Derived(piece(d.tensor), d.params, d.chain) for d in derived]
     args, kwargs = substitute((args, kwargs), piece)
-    return args, kwargs, own, [t.placements for t in results]  # type: ignore[attr-defined]
+    return args, kwargs, own, [t.placements for t in results]
 
 
 def _understood(where: str, name: str, parameter: Any, data: list[Any], outs: list[Any]) -> None:
