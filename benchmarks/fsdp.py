@@ -3,9 +3,9 @@
     python -m benchmarks fsdp [--small] [--steps 10] [--json FILE]
 
 A Llama-style model of 1.0 billion parameters, every block sharded by ``fully_shard`` (FSDP2), weights and arithmetic in
-bfloat16, then weights in float32 and arithmetic in bfloat16 by its policy; NCCL on a GPU, gloo without. Plain steps run forward,
-backward, SGD with momentum; private ones everything (draw, clipped sums, noise, optimizer). One rank unless a launcher
-starts more. Methods take turns, and the median is told; memory is the peak with the weights.
+bfloat16, then weights in float32 and arithmetic in bfloat16 by its policy; NCCL on a GPU, gloo without. Plain steps run
+forward, backward, SGD with momentum; private ones everything (draw, clipped sums, noise, optimizer). One rank unless a
+launcher starts more. Methods take turns, and the median is told; memory is the peak above what is held between steps.
 """
 
 from __future__ import annotations
