@@ -84,13 +84,12 @@ def test_the_search_changes_one_thing_at_a_time():
             assert changed in ({"rate"}, {"steps", "ema"})
 
 
-def test_views_of_one_sign_are_nearer_than_other_signs():
+def test_two_hands_write_one_sign_alike():
     torch.manual_seed(0)
-    for draw in (processes.glyphs, processes.garments):
-        x = draw(60, 2).flatten(1)
-        near = (x[::2] - x[1::2]).norm(dim=1).median()
-        far = (x[::2] - x[1::2].roll(1, 0)).norm(dim=1).median()
-        assert near < 0.92 * far
+    x = processes.glyphs(60, 2).flatten(1)
+    near = (x[::2] - x[1::2]).norm(dim=1).median()
+    far = (x[::2] - x[1::2].roll(1, 0)).norm(dim=1).median()
+    assert near < 0.92 * far
 
 
 @pytest.mark.slow

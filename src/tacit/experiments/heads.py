@@ -138,7 +138,9 @@ class Features:
         if "prior" in blocks or "middle" in blocks:
             if self.encoder is None:
                 raise ValueError("the blocks prior and middle need an encoder")
-            found["middle"], found["prior"] = priors.encode(self.encoder, images)
+            found["middle"], found["prior"] = priors.encode(
+                self.encoder, images.expand(-1, self.encoder.colours, -1, -1)
+            )
         unknown = [name for name in blocks if name not in found]
         if unknown:
             raise ValueError(f"there is no block {unknown[0]!r}: scatter, prior, middle")
@@ -150,8 +152,6 @@ def _block(x: Tensor, kind: str, network: str) -> Tensor:
     if kind == "scatter":
         x = F.group_norm(x, 27)
     if network == "head":
-        if kind != "scatter":
-            x = F.adaptive_avg_pool2d(x, {3: 3, 4: 2}.get(x.shape[-1], 4))
         return F.normalize(x.flatten(1), dim=1)
     if kind == "prior":
         raise ValueError("convolutions take the blocks scatter and middle, whose maps have one size")

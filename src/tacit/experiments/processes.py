@@ -1,8 +1,8 @@
-"""Which pictures can be had without anybody's? Random processes: pen strokes, stitched shapes, leaves, patterns.
+"""Which pictures can be had without anybody's? Random processes: pen strokes, leaves, patterns, growths.
 
 Each function draws pictures from random numbers alone, so that what is learned from them costs no privacy and rests on
-no public data (Baradad et al. 2021, "Learning to see by looking at noise"; for private training Tang et al. 2023). The
-first two give several *views* of each sign or shape, as a hand or a seamstress would vary it. Pictures lie in [-1, 1].
+no public data (Baradad et al. 2021, "Learning to see by looking at noise"; for private training Tang et al. 2023).
+Pictures lie in [-1, 1].
 """
 
 from __future__ import annotations
@@ -66,64 +66,6 @@ def glyphs(count: int, views: int = 2, size: int = 28, device: str = "cpu", stro
     width = _between(0.6, 1.9, total, 1, device=device) * 2 / size
     ink = torch.sigmoid((width - distance) * size * _between(1.0, 2.5, total, 1, device=device))
     return (2 * ink - 1).view(total, 1, size, size)
-
-
-def garments(count: int, views: int = 2, size: int = 28, device: str = "cpu", parts: int = 5) -> Tensor:
-    """Random bright shapes stitched from slabs, often mirrored, with a texture, on black; ``views`` of each.
-
-    >>> garments(3, views=2).shape
-    torch.Size([6, 1, 28, 28])
-    """
-    total = count * views
-
-    def varied(low: float, high: float, *shape: int, by: float) -> Tensor:
-        """One value for each shape, and a little off it for each view."""
-        value = _between(low, high, count, *shape, device=device).repeat_interleave(views, 0)
-        return value + by * (high - low) * torch.randn(total, *shape, device=device)
-
-    def chosen(chance: float, *shape: int) -> Tensor:
-        return (torch.rand(count, *shape, device=device) < chance).repeat_interleave(views, 0)
-
-    grid = _grid(size, device).expand(total, size, size, 2)
-    small = 0.12
-    grid = _turned(grid, small * torch.randn(total, device=device), small * torch.randn(total, device=device),
-                   1 + small * torch.randn(total, device=device))  # fmt: skip
-    grid = grid * _between(0.85, 1.15, total, 1, 1, 1, device=device) + 0.06 * torch.randn(
-        total, 1, 1, 2, device=device
-    )
-    x = torch.where(chosen(0.7)[:, None, None], grid[..., 0].abs(), grid[..., 0])
-    y = grid[..., 1]
-    mask = torch.zeros(total, size, size, device=device)
-    shade = torch.zeros_like(mask)
-    present = chosen(0.6, parts)
-    present[:, 0] = True
-    cx, cy = varied(-0.6, 0.6, parts, by=0.02), varied(-0.7, 0.7, parts, by=0.02)
-    wide, high = varied(0.08, 0.7, parts, by=0.03), varied(0.08, 0.9, parts, by=0.03)
-    angle, taper = varied(-1.2, 1.2, parts, by=0.02), varied(-0.7, 0.7, parts, by=0.03)
-    power, tone = varied(1.2, 6.0, parts, by=0.02), varied(0.15, 1.0, parts, by=0.06)
-    for k in range(parts):
-        a = angle[:, k, None, None] * (torch.arange(parts, device=device)[k] > 0)
-        u = (x - cx[:, k, None, None] * (k > 0)) * a.cos() + (y - cy[:, k, None, None] * (k > 0)) * a.sin()
-        v = (y - cy[:, k, None, None] * (k > 0)) * a.cos() - (x - cx[:, k, None, None] * (k > 0)) * a.sin()
-        u = u / (wide[:, k, None, None].clamp(min=0.05) * (1 + taper[:, k, None, None] * v).clamp(min=0.2))
-        v = v / high[:, k, None, None].clamp(min=0.05)
-        p = power[:, k, None, None].clamp(min=1.0)
-        inside = torch.sigmoid(12 * (1 - u.abs().clamp(max=4) ** p - v.abs().clamp(max=4) ** p))
-        inside = inside * present[:, k, None, None]
-        shade = torch.where(inside > 0.5, tone[:, k, None, None], shade)
-        mask = torch.maximum(mask, inside)
-    cut = torch.sigmoid(14 * (0.8 - ((x - cx[:, 0, None, None]) / 0.25) ** 2 - ((y + 0.8) / 0.35) ** 2))
-    mask = mask * (1 - cut * chosen(0.4)[:, None, None])  # a neck, a strap
-    direction, pace = varied(0, math.pi, by=0.01)[:, None, None], varied(2, 22, by=0.01)[:, None, None]
-    phase = _between(0, 2 * math.pi, total, 1, 1, device=device)
-    wave = torch.sin(pace * (grid[..., 0] * direction.cos() + grid[..., 1] * direction.sin()) + phase)
-    grain = F.interpolate(torch.randn(total, 1, 8, 8, device=device), size=size, mode="bicubic")[:, 0]
-    grain = (
-        grain * varied(0.0, 0.25, by=0.05)[:, None, None] + 0.15 * torch.randn_like(mask) * chosen(0.5)[:, None, None]
-    )
-    light = shade * (1 + varied(-0.35, 0.5, by=0.03)[:, None, None] * wave * chosen(0.5)[:, None, None] + grain)
-    light = light * _between(0.6, 1.3, total, 1, 1, device=device)
-    return (2 * (mask * light).clamp(0, 1) - 1).unsqueeze(1)
 
 
 # -- colour ----------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ TARGETS: dict[str, dict[float, float]] = {
 }
 #: Steps and learning rate from which the search begins, by ε: more budget, more of both.
 _HEAD = {0.5: (200, 12.0), 1.0: (300, 16.0), 2.0: (400, 24.0), 3.0: (500, 32.0), 8.0: (800, 48.0)}
-_MAPS = {0.5: (200, 4.0), 1.0: (300, 4.0), 2.0: (400, 4.0), 3.0: (600, 4.0), 8.0: (1000, 4.0)}
+_MAPS = {0.5: (200, 4.0), 1.0: (300, 4.0), 2.0: (400, 4.0), 3.0: (500, 4.0), 8.0: (800, 4.0)}
 BOTH = ("scatter", "middle", "prior")
 #: A change of settings is kept if it is better on the held-out pictures by more than this.
 MARGIN = 0.001
@@ -78,7 +78,7 @@ def proposals(name: str, epsilon: float, number: int, best: Recipe | None) -> li
     """
     if number == 0 or best is None:
         if name == "fashion_mnist":
-            return [begin(epsilon, blocks=BOTH), begin(epsilon)]
+            return [begin(epsilon, "maps", blocks=BOTH[:2]), begin(epsilon, blocks=BOTH)]
         return [begin(epsilon, "maps", blocks=BOTH[:2], views=2 if name == "cifar10" and epsilon > 3 else 1)]
     change = functools.partial(dataclasses.replace, best)
     if number == 1:
@@ -92,9 +92,9 @@ def proposals(name: str, epsilon: float, number: int, best: Recipe | None) -> li
 def run_set(table: Table, name: str, only: tuple[float, ...] | None = None) -> None:
     """The rows of one data set: in each round trials, a choice where they found something better, and test runs."""
     split = pictures.load(table, name, test=True)
-    if table.small and name == "cifar10":
+    if split.train[0].shape[-1] < priors.COURSES[name].size:
         parts = (split.train, split.test)
-        split = pictures.Split(*((F.pad(x, [2] * 4, value=-1).expand(-1, 3, -1, -1), y) for x, y in parts))
+        split = pictures.Split(*((F.pad(x, [2] * 4, value=-1.0), y) for x, y in parts))
     prior, about = encoder(table, name)
     table.row(functools.partial(dict, about), part="prior", data=name)
     runner = heads.Runner(heads.Features(split, prior))
@@ -154,7 +154,7 @@ def price_of_choice(row: Row, trials: int) -> float:
 
 def encoder(table: Table, name: str) -> tuple[priors.Encoder, dict[str, Any]]:
     """The prior of a data set, and how it was made: read from the folder of results, or trained and kept there."""
-    file = table.out / "priors" / f"{name}.pt"
+    file = table.out / "priors" / f"{priors.COURSES[name].process}.pt"
     if table.small:
         small = dataclasses.replace(priors.COURSES[name], width=4, batch=8, steps=2, pool=16)
         return priors.pretrain(small, table.device, say=lambda _: None)
