@@ -15,6 +15,7 @@ from tacit.sgd.distributed.spread import Spread
 from tacit.sgd.engine import Gradients
 from tacit.sgd.errors import ClippingError
 from tacit.sgd.norms import Norms
+from tacit.sgd.rules.base import clean, wide
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,44 @@ class Clipped:
         return (used | (self.squared == 0)).all()
 
 
+#: Elements of a parameter whose gradients are laid beside others: a copy of larger ones would cost more than it saves.
+SMALL = 1 << 14
+
+
+@dataclass
+class Side:
+    """Per-example gradients of several parameters, one beside the other (B, elements); number and shape of each."""
+
+    values: Tensor
+    members: list[tuple[int, torch.Size]]
+
+    def weighted_sums(self, scale: Tensor, sanitise: bool) -> list[tuple[int, Tensor]]:
+        """The weighted sum of each, by its number."""
+        values = clean(self.values) if sanitise else self.values
+        whole = scale.to(values.dtype) @ values
+        parts = whole.split([shape.numel() for _, shape in self.members])
+        return [(k, part.reshape(shape)) for (k, shape), part in zip(self.members, parts, strict=True)]
+
+
+def _side_by_side(gradients: Gradients, group_of: list[int]) -> dict[int, Side]:
+    """The gradients that are at hand as they are, by clip group; those of one type, the usual one."""
+    found: dict[int, list[tuple[int, Tensor]]] = {}
+    for k, groups in enumerate(gradients.groups):
+        if len(groups) == 1 and groups[0][0].index is None:
+            dense = groups[0][1].dense
+            small = dense is not None and gradients.parameters[k].numel() <= SMALL
+            if dense is not None and small and dense.dtype == torch.float32 == wide(gradients.parameters[k].dtype):
+                found.setdefault(group_of[k], []).append((k, dense))
+    return {
+        g: Side(
+            torch.cat([d.reshape(len(d), -1) for _, d in some], 1),
+            [(k, gradients.parameters[k].shape) for k, _ in some],
+        )
+        for g, some in found.items()
+        if len(some) > 1
+    }
+
+
 def clip(
     gradients: Gradients,
     names: list[str],
@@ -141,6 +180,7 @@ def clip(
     mask: Tensor | None,
     bounds: Tensor | None = None,
     spread: Spread | None = None,
+    together: bool = False,
 ) -> Clipped:
     """Sums, norms and factors from per-example gradients; static shapes, no data-dependent Python.
 
@@ -149,12 +189,19 @@ def clip(
     ``sums(False, True)`` is for batches in which every example of factor zero has no gradient (:meth:`comparable`):
     its factor is then as good as one, and all factors are positive. ``spread`` says where parameters lie on several
     ranks: norms are then those of the whole gradient, and sums are added up over ranks and cut to this rank's pieces.
+    ``together``: small gradients that are at hand (biases, scales) are laid side by side first, for there are many.
     """
     group_of = {name: g for g, members in enumerate(clipping.groups) for name in members}
+    sides = _side_by_side(gradients, [group_of[n] for n in names]) if together else {}
+    beside = {k for side in sides.values() for k, _ in side.members}
     squared: list[Any] = [None] * len(clipping.groups)
     margin: list[Any] = [None] * len(clipping.groups)
     product: list[Any] = [None] * len(clipping.groups)
+    for g, side in sides.items():
+        squared[g] = side.values.square().sum(1)
     for k, name in enumerate(names):
+        if k in beside:
+            continue
         norms = gradients.norms(k)
         if spread is not None and not spread.counted(name):
             norms = Norms(torch.zeros_like(norms.squared))
@@ -180,8 +227,13 @@ def clip(
     def sums(sanitise: bool, positive: bool = False) -> dict[str, Tensor]:
         used_BG = torch.where(scale_BG > 0, scale_BG, 1.0) if positive else scale_BG
         columns = [used_BG[:, g] for g in range(len(clipping.groups))]
-        found = {}
+        found = dict.fromkeys(names, squared_BG)
+        for g, side in sides.items():
+            for k, total in side.weighted_sums(columns[g], sanitise):
+                found[names[k]] = total
         for k, n in enumerate(names):
+            if k in beside:
+                continue
             total = gradients.weighted_sum(k, columns[group_of[n]], sanitise, positive)
             found[n] = total if spread is None else spread.place(n, total)
         return found

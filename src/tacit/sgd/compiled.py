@@ -173,7 +173,7 @@ class Program:
                 kept = guards(engine, run, plan)
                 gradients = engine.gradients(run, grads, plan)
                 losses = run.losses.detach()
-                found = clip(gradients, self.names, spec, torch.isfinite(losses), mask, bounds)
+                found = clip(gradients, self.names, spec, torch.isfinite(losses), mask, bounds, together=True)
                 # An example counted as zero may hold infinities that poison a product: such a batch runs uncompiled.
                 fine = ~found.bad.any() & found.comparable(weighted.LEAST)
                 fine = fine & kept if kept is not None else fine
@@ -292,7 +292,7 @@ class Program:
         if not bool(fine):
             return None
         if self._shared is None:
-            places = [t.untyped_storage().data_ptr() for t in found]
+            places = [t.data_ptr() for t in found]
             self._shared = [k for k, place in enumerate(places[: len(values)]) if place in places[:k]]
         for k in self._shared:
             # Two parameters with the same gradient: the compiler computes it once, and each gets noise of its own.

@@ -136,7 +136,9 @@ class Outer:
             return found[:, 0], found[:, 1] * found[:, 2]
         if 4 * p * q <= self.left.element_size() * tokens * (p + q):
             return None
-        return kernels.product_norms(*self._aligned()), self.size()
+        pair = self._aligned()  # for both: a second copy, not filled up, would be kept beside it
+        left, right = (widen(t).square().sum((1, 2)) for t in pair)
+        return kernels.product_norms(*pair), left * right
 
     def weighted_sum(self, scale: Tensor, sanitise: bool, positive: bool = False) -> Tensor:
         """``sum_b scale_b G_b`` in ``D``'s shape; ``positive`` says that no factor is zero."""
