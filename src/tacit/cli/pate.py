@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,7 +102,8 @@ def pate(
 
             votes = VoteCounts.load(source)
         else:
-            votes = _teach(source, public, schema, teachers, model, data_dir, jobs, where)
+            with contextlib.redirect_stdout(sys.stderr):  # Ray tells of lost workers on standard output
+                votes = _teach(source, public, schema, teachers, model, data_dir, jobs, where)
         asked: dict[str, Any] = {"queries": queries, "answers": answers, "epsilon": epsilon, "delta": delta}
         if ledger is not None:
             from tacit.ledger import Ledger

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import io
 import json
 import os
+import sys
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -321,7 +323,8 @@ def run(
         key = (folder / "private" / "rows.key").read_bytes()
         made = make_search(settings, space, search, prepared, folder, key)
         made.progress = False if quiet else None
-        found = made.run()
+        with contextlib.redirect_stdout(sys.stderr):  # Ray tells of lost workers on standard output
+            found = made.run()
         card = publish(settings, folder, prepared, made, found)
         (folder / "private" / "rows.key").unlink()
         os.utime(folder / "config.toml")  # how long a search took tells how many runs it made
