@@ -180,16 +180,22 @@ class Loop:
     def add_sums(self, sums: dict[str, Tensor], norms: Tensor, spec: Clipping, mask: Tensor | None) -> None:
         """Add sums that are clipped already."""
         norms = norms if norms.dim() == 1 else norms.square().sum(1).sqrt()
-        real = torch.ones_like(norms, dtype=torch.bool) if mask is None else mask.bool()
         bound = spec.sensitivity
+        over = norms > bound
         self._sensitivity = max(self._sensitivity, bound)
         if self._sums is None:
             self._sums = sums
         else:
             for name, value in sums.items():
                 self._sums[name] = self._sums[name] + value
-        self._inside = self._inside + (((norms <= bound).float() - 0.5) * real).sum()
-        self._norms.append((norms[real], (norms > bound)[real]))
+        centred = 0.5 - over.float()
+        if mask is None:  # picking rows by a mask would wait for the GPU
+            self._norms.append((norms, over))
+        else:
+            real = mask.bool()
+            centred = centred * real
+            self._norms.append((norms[real], over[real]))
+        self._inside = self._inside + centred.sum()
 
     @property
     def accumulated(self) -> int:
@@ -235,11 +241,14 @@ class Loop:
         self._closed = max([self._closed, *self._draws])
         if own * sensitivity > 0:
             add_normal_many_(list(sums.values()), self._noise_key, step, list(sums), own * sensitivity)
-        divisor = self.batches.sampler.divisor * draws if self.mean else 1.0
-        for name, p in self.parameters.items():
-            p.grad = (sums[name] / divisor).to(p.dtype)
-        norms = torch.stack([norm.float() for norm in torch._foreach_norm(list(sums.values()))])
+        values = list(sums.values())
+        norms = torch.stack([norm.float() for norm in torch._foreach_norm(values)])
         self._released = norms, own * sensitivity
+        if self.mean:
+            values = torch._foreach_div(values, self.batches.sampler.divisor * draws)
+        for name, value in zip(sums, values, strict=True):
+            p = self.parameters[name]
+            p.grad = value.to(p.dtype)
         if self.adaptive is not None:
             self._adapt(step, self.batches.sampler.divisor * draws)
         if self._norms:
