@@ -250,6 +250,10 @@ def test_sums_over_files_are_those_of_one_machine_and_nothing_is_charged_for_a_m
         fit(frame)
     with pytest.raises(ValueError, match="one pass"):
         fit(tmp_path, method="gradient-descent")
+    with pytest.raises(ClusterError, match="no machine"):
+        LinearRegression(ledger=ledger, backend=Ray(num_gpus=4), **SETTINGS).fit(tmp_path, "y")
+    with pytest.raises(ClusterError, match="no machine"):
+        made_of([{"which": "s"}], ledger=ledger, dataset="people", backend=Ray(num_gpus=4)).run()
     assert ledger.budget("people").charges == 0
     frame.with_columns(b=pl.lit(math.nan)).write_parquet(tmp_path / "3.parquet")
     with pytest.raises(ValueError, match="NaN"):  # raised by a worker, told here as it is

@@ -99,6 +99,13 @@ class Ray:
         finally:
             ray.shutdown()
 
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[Any]:
+        """A :meth:`session` with a cluster that can do the tasks: entered before anything is charged for them."""
+        with self.session() as ray:
+            self._check_room(ray)
+            yield ray
+
     def map(
         self,
         function: Callable[..., Any],
@@ -115,8 +122,7 @@ class Ray:
         ``retries`` allows; without it that is a :class:`ClusterError`. What is still under way when the caller stops
         is cancelled.
         """
-        with self.session() as ray:
-            self._check_room(ray)
+        with self.ready() as ray:
             task = ray.remote(_call).options(
                 num_cpus=self.num_cpus,
                 num_gpus=self.num_gpus,

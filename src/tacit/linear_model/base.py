@@ -6,8 +6,10 @@ changes no constructor parameter, and stores nothing that was computed from data
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -267,9 +269,15 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             charge=charge.number if charge is not None else None,
         )
 
-    def _paid(self, task: Task, mechanism: acc.Mechanism, what: str) -> Any:
+    @contextlib.contextmanager
+    def _paid(self, task: Task, mechanism: acc.Mechanism, what: str) -> Iterator[Charge | None]:
         delta = 0.0 if _pure(mechanism) else task.delta
-        return guarantee.paid(self.ledger, task.dataset, mechanism, delta, f"{type(self).__name__}: {what}")
+        cluster = task.source.cluster if isinstance(task.source, stream.Stream) else None
+        with contextlib.ExitStack() as stack:
+            if cluster is not None:  # a cluster that is not there costs nothing
+                stack.enter_context(cluster.ready())
+            purpose = f"{type(self).__name__}: {what}"
+            yield stack.enter_context(guarantee.paid(self.ledger, task.dataset, mechanism, delta, purpose))
 
     def _set_names(self, features: Features) -> None:
         self._features = features

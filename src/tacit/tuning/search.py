@@ -10,6 +10,7 @@ The total price is fixed first; the noise of a run follows from it. The base of 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -377,6 +378,10 @@ class PrivateSearch:
 
     def run(self) -> Found:
         """Draw, train, score, select. One charge, before anything is computed from the data; one model."""
+        with contextlib.nullcontext() if self.cluster is None else self.cluster.ready():
+            return self._run()
+
+    def _run(self) -> Found:
         scratch = Scratch(self._where)
         finished = False
         try:
