@@ -20,7 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tacit.experiments.table import Row, Table, markdown
+from tacit.experiments.prompts_page import plot, summary
+from tacit.experiments.table import Row, Table
+
+__all__ = ["plot", "run", "summary"]
 
 ABOUT = "private prompts on SmolLM2-135M: soft prompt, prefix and LoRA by DP-SGD, PromptPATE, and baselines"
 SEEDS = 1
@@ -475,16 +478,6 @@ def run(table: Table) -> None:
     failed = measure(table, named or PARTS, os.environ.get("TACIT_MODEL", "smollm2"))
     if failed:
         raise RuntimeError(f"these rows failed: {'; '.join(failed)}")
-
-
-def summary(rows: list[Row]) -> str:
-    """Accuracy with its interval, by task and method."""
-    tuned = ["task", "method", "epsilon", "seed", "accuracy", "low", "high", "validation", "weights", "steps"]
-    voted = ["public", "votes", "seed", "accuracy", "low", "high", "asked", "answered", "labels_right"]
-    voted += ["epsilon_data_independent", "epsilon_theorem6", "epsilon_exact"]
-    first = [row for row in rows if row["method"] != "PromptPATE"]
-    second = [row for row in rows if row["method"] == "PromptPATE"]
-    return markdown(first, tuned) + ("\n\n" + markdown(second, voted) if second else "")
 
 
 def main(arguments: list[str] | None = None) -> None:
