@@ -49,7 +49,7 @@ class Recipe:
     spread: bool = True
     members: int = 4
     rounds: int = 2
-    steps: int = 3_000
+    steps: int = 2_500
     batch: int = 64
     sure: float = 0.95
     strength: float = 1.0

@@ -203,8 +203,9 @@ def committee(
 ) -> list[Committee]:
     """The committees of ``rounds`` rounds, the last one the best taught.
 
-    In the first round every member learns from the labels (and by FixMatch from the rest). In each later one, new
-    members learn the previous committee's probabilities of all rows: its mean is righter than any member.
+    In the first round every member learns from the labels (and by FixMatch from the rest). In each later one, of half
+    as many steps, new members learn the previous committee's probabilities of all rows: its mean is righter than any
+    member.
 
     ``crossed``: in the first round each member sees half of the labels, two by two the two halves. A row with a label
     is then judged by the members that did not see it, and the label counts as much as they do together: a wrong label
@@ -225,7 +226,9 @@ def committee(
             soft = probabilities(found[-1], rows)
             if halves is not None and turn == 1:
                 soft[: len(known)] = _judged(found[-1], known, target, halves)
-            wide = dataclasses.replace(options, batch_size=options.batch_size * options.ratio)
+            wide = dataclasses.replace(
+                options, steps=(options.steps + 1) // 2, batch_size=options.batch_size * options.ratio
+            )
             learners = [Learner(student, rows, soft, None, wide) for student in students]
         found.append(Committee(learn(learners, seed + turn)).eval())
     return found
