@@ -59,6 +59,7 @@ def test_a_trial_does_not_look_at_test_pictures(encoder, split):
     assert len(features.split(recipe, test=False).train[1]) == 60
 
 
+@pytest.mark.slow
 def test_every_kind_of_model_learns(encoder):
     runner = Runner(Features(_made_up("cpu"), encoder))
     for network, blocks, rate in (("head", ("scatter",), 0.05), ("maps", ("scatter",), 0.2)):
