@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import scale
+from hypothesis import given
+from hypothesis import settings as tries
+from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
@@ -133,7 +136,7 @@ def test_bf16_policy_and_a_rank_with_a_broken_record():
 # -- the noise and the sampler -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", ["data parallel", "fully_shard"])
+@pytest.mark.parametrize("layout", ["data parallel", pytest.param("fully_shard", marks=pytest.mark.slow)])
 def test_the_released_sum_has_the_noise_that_is_priced_at_every_world_size(layout):
     def work(rank):
         training = scale.make("cnn", layout, steps=3, noise_multiplier=2.0, clip_norm=1e-3, key=None)
@@ -159,18 +162,17 @@ def test_the_released_sum_has_the_noise_that_is_priced_at_every_world_size(layou
     assert low < spread < high * 1.05
 
 
-def test_every_rank_takes_its_part_of_one_draw():
-    def work(rank):
-        training = run_of(batch_size=10, steps=40, key=Key(bytes(32)))
-        return [np.array(training._draw(step).rows) for step in range(40)]
-
-    alone = on_ranks(1, work, group=False, timeout=WAIT)[0]
-    for world in (2, 4):
-        ranks = on_ranks(world, work, timeout=WAIT)
-        for step in range(40):
-            parts = [ranks[r][step] for r in range(world)]
-            assert np.array_equal(np.sort(np.concatenate(parts)), alone[step])
-            assert max(map(len, parts)) - min(map(len, parts)) <= 1
+@tries(deadline=None, max_examples=30)
+@given(st.integers(1, 9), st.integers(0, 60))
+def test_shares_of_a_draw_are_a_partition_of_it(world, drawn):
+    rows = np.arange(drawn) * 3
+    shares = []
+    for k in range(world):
+        ranks = Ranks()
+        ranks.data_rank, ranks.data_ranks = k, world
+        shares.append(ranks.share(rows))
+    assert sorted(np.concatenate(shares).tolist()) == rows.tolist()
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 # -- one ledger, one key -----------------------------------------------------------------------------------------------
