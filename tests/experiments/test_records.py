@@ -74,7 +74,13 @@ def test_a_choice_is_the_best_trial_and_is_written_before_its_test_runs(tmp_path
     trials, choice, test = table.rows[1:3], table.rows[3], table.rows[4]
     assert choice["accuracy"] >= max(row["accuracy"] for row in trials) - records.MARGIN
     assert choice["method"] == test["method"]
-    assert choice["with_choice"] > choice["claimed"]
+
+
+def test_a_private_choice_would_cost_more_than_one_run():
+    recipe = records.begin(1.0).words()
+    row = {"claimed": 1.0, "noise": 9.0, "rows": 60_000, "recipe": recipe}
+    assert records.price_of_choice(row, 1) == 1.0
+    assert 1.2 < records.price_of_choice(row, 4) < records.price_of_choice(row, 12) < 2.0
 
 
 def test_the_search_changes_one_thing_at_a_time():

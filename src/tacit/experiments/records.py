@@ -123,10 +123,9 @@ def choose(
     trials = sum(r["part"] == "trial" and r["data"] == name and r.get("epsilon") == epsilon for r in table.rows)
 
     def decided() -> Row:
-        return {
-            "accuracy": row["accuracy"], "trials": trials, "claimed": row["claimed"],
-            "with_choice": price_of_choice(row, trials), "delta": pictures.DELTA, "recipe": recipe.words(),
-        }  # fmt: skip
+        price = row["claimed"] if table.small else price_of_choice(row, trials)
+        found = {"accuracy": row["accuracy"], "trials": trials, "claimed": row["claimed"], "with_choice": price}
+        return found | {"delta": pictures.DELTA, "recipe": recipe.words()}
 
     table.row(decided, part="choice", data=name, epsilon=epsilon, method=words(recipe))
     return best
