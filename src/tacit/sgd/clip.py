@@ -129,8 +129,10 @@ def clipped_grad(
     >>> sorted(sums), norms.shape
     (['bias', 'weight'], torch.Size([5]))
     """
-    batch = plain(batch)
-    rows = rows_of(batch)
+    # What most batches are, a tuple of tensors, needs no search: this is asked at every step.
+    usual = type(batch) is tuple and bool(batch) and all(isinstance(t, Tensor) and t.dim() > 0 for t in batch)
+    batch = batch if usual else plain(batch)
+    rows = len(batch[0]) if usual and len({len(t) for t in batch}) == 1 else rows_of(batch)
     if views < 1 or rows % views:
         raise ValueError(f"{rows} rows are not a whole number of examples with {views} views each")
     examples = rows // views
@@ -169,7 +171,7 @@ def clipped_grad(
         elif size < examples:
             piece = take(batch, slice(start * views, (start + size) * views))
         lent = lend and size >= examples
-        part, *rest = _one(engine, loss, piece, spec, kept, views, check, due, method, compile, lent, meanwhile)
+        part, *rest = _one(engine, loss, piece, spec, kept, views, check, due, method, compile, lent, meanwhile, size)
         if engine.spread is not None:
             engine.spread.rest()
         sums = {name: sums[name] + part[name] for name in names} if sums else part
@@ -199,9 +201,9 @@ def _one(
     compile: bool,
     lend: bool,
     meanwhile: Callable[[], None] | None,
+    examples: int,
 ) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
-    rows = rows_of(batch)
-    examples = rows // views
+    rows = examples * views
 
     def losses_of(some: Any) -> Callable[[], Tensor]:
         return lambda: example_losses(engine.model, loss, some, rows, views)

@@ -64,9 +64,17 @@ class Result:
     scale: Tensor
 
 
+def flat(batch: Any) -> tuple[Any, Any]:
+    """The leaves of a batch and its form; a tuple of tensors, what most are, needs no search."""
+    if type(batch) is tuple and all(isinstance(t, Tensor) for t in batch):
+        return batch, len(batch)
+    leaves, tree = pytree.tree_flatten(batch)
+    return leaves, tree
+
+
 def signature(engine: Engine, loss: Any, batch: Any, spec: Clipping, masked: bool, views: int) -> Any:
     """What a program was written for; anything else gets a program of its own."""
-    leaves, tree = pytree.tree_flatten(batch)
+    leaves, tree = flat(batch)
     tensors = tuple(
         (t.shape, t.dtype, t.device, t.stride()) if isinstance(t, Tensor) else ("constant", repr(t)) for t in leaves
     )
@@ -261,7 +269,7 @@ class Program:
     # -- running it --------------------------------------------------------------------------------------------------
 
     def _inputs(self, batch: Any, mask: Tensor | None, spec: Clipping) -> list[Tensor]:
-        data = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+        data = [leaf for leaf in flat(batch)[0] if isinstance(leaf, Tensor)]
         if self._bounds is None or self._bounds[0] != spec.bounds:
             self._bounds = (spec.bounds, torch.tensor(spec.bounds, dtype=torch.float64).to(self.device))
         return [*data, *([] if mask is None else [mask]), self._bounds[1]]
