@@ -73,6 +73,63 @@ def test_any_number_of_ranks_in_any_layout_trains_the_model_of_one_process(model
     assert any(r["empty"] for r in rows)  # ranks without records took part
 
 
+def other_ways(model, how):
+    """Layouts that the table does not have."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+    if how in ("shards and copies", "columns"):
+        inside = {"shard_placement_fn": lambda p: Shard(1) if p.dim() > 1 else None}
+        if how == "shards and copies":
+            inside = {"mesh": init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))}
+        for block in model.blocks:
+            fully_shard(block, **inside)
+        return fully_shard(model, **inside)
+    model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+    style = {
+        "embedding by columns": {"tok": ColwiseParallel(output_layouts=Replicate())},
+        "head by columns": {"head": ColwiseParallel(output_layouts=Replicate())},
+        "divided vocabulary": {"tok": RowwiseParallel(input_layouts=Replicate())},
+        "sequence parallel": {"norm": SequenceParallel()},
+    }[how]
+    return parallelize_module(model, init_device_mesh("cpu", (2,)), style)
+
+
+def look_at(how, untied):
+    def lay_out(model, layout):
+        if untied:
+            model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+        return other_ways(model, how) if how else model
+
+    def work(rank):
+        scale.lay_out = lay_out  # in this rank's own memory
+        return scale.look(rank, "gpt", "", 3)
+
+    return work
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "world"), [("shards and copies", 4), ("columns", 2), ("embedding by columns", 2), ("head by columns", 2)]
+)
+def test_other_ways_to_divide_a_model_are_right_as_well(how, world):
+    untied = "by columns" in how
+    alone = on_ranks(1, look_at("", untied), group=False, timeout=WAIT)[0]
+    for found in on_ranks(world, look_at(how, untied), timeout=WAIT):
+        assert scale.apart(found["sum"], alone["sum"]) < 1e-5
+        assert scale.apart(found["weights"], alone["weights"]) < 1e-5
+        assert all(found["noise"][n].tobytes() == alone["noise"][n].tobytes() for n in alone["noise"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["divided vocabulary", "sequence parallel"])
+def test_what_leaves_no_rank_with_a_whole_gradient_is_refused(how):
+    with pytest.raises(RankFailed, match="complete on no rank"):
+        on_ranks(2, look_at(how, True), timeout=WAIT)
+
+
 def test_more_ranks_than_records_and_clipping_that_adapts():
     """Most shares are empty, and the count behind the clip norm is added up as well."""
 

@@ -179,8 +179,10 @@ class Spread:
         """How the card names it."""
         parts = []
         if self.modules:
-            counts = {math.prod(c for _, _, _, c in p.cuts) for p in self.places.values() if p.gathered}
-            parts.append(f"sharded by fully_shard over {', '.join(map(str, sorted(counts)))}")
+            gathered = [p.cuts for p in self.places.values() if p.gathered]
+            shards = max((math.prod(c for d, _, _, c in cuts if d is not None) for cuts in gathered), default=1)
+            copies = max((math.prod(c for d, _, _, c in cuts if d is None) for cuts in gathered), default=1)
+            parts.append(f"sharded by fully_shard over {shards}" + (f" in {copies} copies" if copies > 1 else ""))
         if self.tensor:
             parts.append(f"divided among {len(self.tensor)} tensor-parallel ranks")
         return ", ".join(parts) or "spread over ranks"
