@@ -69,8 +69,8 @@ class Records:
             where = torch.from_numpy(np.ascontiguousarray(index))
             there = {device: _sent(where, device) for device in {t.device for t in _tensors(self.tree)}}
             if type(self.tree) is tuple and all(isinstance(t, Tensor) for t in self.tree):  # what most data are
-                return tuple(t[there[t.device]] for t in self.tree)
-            return pytree.tree_map_only(Tensor, lambda t: t[there[t.device]], self.tree)
+                return tuple(t.index_select(0, there[t.device]) for t in self.tree)
+            return pytree.tree_map_only(Tensor, lambda t: t.index_select(0, there[t.device]), self.tree)
         found = [self.items[int(i)] for i in index]
         batch = plain(default_collate(found))
         return tuple(batch) if isinstance(batch, list) else batch
