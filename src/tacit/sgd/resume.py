@@ -32,8 +32,9 @@ class Resumable:
     """Key, charge and checkpoints of a run.
 
     Guarantee: the plan is charged once, before the first batch is drawn, by one rank. A run that was killed makes the
-    releases it would have made, on as many ranks as before or on others, because batches and noise are functions of
-    (key, step); so nothing is charged twice.
+    releases it would have made, because batches and noise are functions of (key, step); so nothing is charged twice. On
+    another number of ranks, sums are rounded in another order: what was computed after the last checkpoint and is made
+    again must then not have left the machines before.
     """
 
     model: nn.Module
