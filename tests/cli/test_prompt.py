@@ -65,7 +65,7 @@ def test_a_tuned_adapter_has_a_card_a_report_and_one_charge(app, place, tmp_path
 
 def test_a_model_learns_to_continue_private_texts(app, place, tmp_path):
     line = ["tune", place / "notes.csv", "--task", "generate", "--template", "review: {text}", "--model", place / "llm"]
-    line += ["--method", "soft", "--noise", 0.3, "--delta", "1e-4", "--steps", 6, "--batch", 40, "--lr", 0.5]
+    line += ["--method", "soft", "--noise", 1, "--delta", "1e-4", "--steps", 8, "--batch", 40, "--lr", 0.3]
     line += ["--clip-norm", 5, "--evaluate", place / "test.csv", *BECAUSE, "--runs", tmp_path, "--name", "more"]
     told = json.loads(call(app, *line, "--json").stdout)
     value = {r["model"]: r["value"] for r in told["results"]}
