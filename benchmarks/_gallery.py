@@ -1,7 +1,8 @@
 """How are the headline picture and its table renewed? ``python -m benchmarks._gallery [FOLDER ...]``, in a clone.
 
 Rows of the experiments behind them are looked for below each folder (``**/NAME/rows.jsonl``) and added to those kept in
-``benchmarks/results/NAME.jsonl``; a row that is already there, with the same key, is not taken twice. Then
+``benchmarks/results/NAME.jsonl``; a row that is already there, with the same key, is not taken twice, and a row of a
+run that failed (no memory, say) is not taken. Then
 ``docs/results/headline.png`` and ``headline.txt``, which docs/results.md includes, are made from what is kept.
 """
 
@@ -22,7 +23,7 @@ KEY = ("part", "data", "epsilon", "method", "candidate", "columns", "trial", "se
 
 
 def merged(kept: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The kept rows and those of the new ones whose key is not among them.
+    """The kept rows and those of the new ones that did not fail and whose key is not among them.
 
     >>> merged([{"seed": 0, "accuracy": 0.9}], [{"seed": 0, "accuracy": 0.8}, {"seed": 1, "accuracy": 0.7}])
     [{'seed': 0, 'accuracy': 0.9}, {'seed': 1, 'accuracy': 0.7}]
@@ -31,7 +32,7 @@ def merged(kept: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[s
     known = {tuple(json.dumps(row.get(name)) for name in KEY) for row in kept}
     for row in new:
         key = tuple(json.dumps(row.get(name)) for name in KEY)
-        if key not in known:
+        if key not in known and "error" not in row:
             known.add(key)
             found.append(row)
     return found
