@@ -2,9 +2,9 @@
 
     python -m benchmarks projection [--svg docs/figures/scale.svg]
 
-Measured: the step of a model on one GPU, plain and private, with its memory (``benchmarks/results/h200-*.json``), and
-what a CPU core does to rows (``benchmarks/results/cluster-cpu-*.json``). Assumed: the links, from public figures that
-are printed with their source. Computed: volumes of the collectives that tacit issues, and the time of a step, by
+Measured: the step of a model on one GPU, plain and private, with its memory (``benchmarks/results/h200-*.json`` and
+``fsdp-h200-*.json``), and what a CPU core does to rows (``cluster-cpu-*.json``). Assumed: the links, from public figures
+that are printed with their source. Computed: volumes of the collectives that tacit issues, and the time of a step, by
 playing its computations and collectives on two queues, one for each, layer by layer. Nothing here was run on more than
 one GPU.
 """
@@ -83,6 +83,7 @@ class Model:
     plain: float | None
     private: float | None
     memory: float | None
+    optimizer_bytes: int = 0
 
     @property
     def parameters(self) -> int:
@@ -90,8 +91,8 @@ class Model:
 
     @property
     def states(self) -> float:
-        """Bytes of weights and of clipped sums (single precision); plain SGD keeps nothing else."""
-        return self.parameters * (self.weight_bytes + 4.0)
+        """Bytes of weights, of clipped sums (single precision) and of what the optimizer keeps."""
+        return self.parameters * (self.weight_bytes + self.optimizer_bytes + 4.0)
 
     @property
     def activations(self) -> float:
@@ -204,6 +205,16 @@ def latest(pattern: str) -> list[Path]:
     return sorted(RESULTS.glob(pattern))
 
 
+def sharded_row() -> dict[str, Any] | None:
+    """The step of the large model under ``fully_shard`` on one GPU, with weights in bfloat16, where it was measured."""
+    for path in reversed(latest("*fsdp*.json")):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        for row in told if isinstance(told, list) else told.get("rows", told.get("results", [])):
+            if "bf" in str(row.get("weights", "")) and "private extra GiB" in row:
+                return dict(row)
+    return None
+
+
 def models() -> Iterator[Model]:
     """The models of the speed tables that have a step measured on a GPU, and the large one in any case."""
     import torch
@@ -211,7 +222,7 @@ def models() -> Iterator[Model]:
     from benchmarks import _workloads as known
 
     found: dict[str, Any] = {}
-    for path in latest("h200-*.json"):
+    for path in latest("h200-2*.json"):
         found |= json.loads(path.read_text(encoding="utf-8"))["results"]
     with torch.device("meta"):
         built = {"gpt2": known.GPT(), "vit": known.ViT(), "llama-1b": known.Llama()}
@@ -222,6 +233,10 @@ def models() -> Iterator[Model]:
         whole = sum(p.numel() for p in model.parameters())
         plain, private = (told.get(method, {}).get("milliseconds") for method in ("plain-compiled", "tacit-compiled"))
         memory = told.get("tacit-compiled", {}).get("mebibytes")
+        kept = 0
+        if name == "llama-1b" and (row := sharded_row()) is not None:
+            plain, private, kept = 1e3 * row["plain"], 1e3 * row["private"], 2  # momentum in bfloat16, as the weights
+            memory = 1024 * row["private extra GiB"] + whole * 4 / 2**20
         yield Model(
             name,
             known.TITLES[name],
@@ -233,6 +248,7 @@ def models() -> Iterator[Model]:
             None if plain is None else plain / 1e3,
             None if private is None else private / 1e3,
             None if memory is None else memory * 2**20,
+            kept,
         )
 
 
