@@ -3,7 +3,7 @@
     python -m benchmarks projection [--svg docs/figures/scale.svg]
 
 Measured: the step of a model on one GPU, plain and private, with its memory (``benchmarks/results/h200-*.json`` and
-``fsdp-h200-*.json``), and what a CPU core does to rows (``cluster-cpu-*.json``). Assumed: the links, from public figures
+``fsdp-h200-*.json``), and what a CPU core does to rows (``cluster-cpu-*.json``). Assumed: the links, by public figures
 that are printed with their source. Computed: volumes of the collectives that tacit issues, and the time of a step, by
 playing its computations and collectives on two queues, one for each, layer by layer. Nothing here was run on more than
 one GPU.
