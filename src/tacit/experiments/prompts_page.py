@@ -61,7 +61,7 @@ def baselines(rows: list[Row]) -> list[dict[str, Any]]:
             if row["task"] == task and row["method"] == "zero-shot":
                 line = {"data": title, "prompt": "zero-shot", "accuracy": share(row)}
                 found.append({**line, "leaning taken out": f"{100 * row['calibrated']:.1f}"})
-        few = [row for row in rows if row["task"] == task and row["method"].startswith("few-shot")]
+        few = [row for row in rows if row["task"] == task and row["method"] == "few-shot, not private"]
         if few:
             line = {"data": title, "prompt": "few-shot by private labels, not private"}
             for row in few:
@@ -130,7 +130,7 @@ def plot(rows: list[Row], folder: Path) -> None:
             if row["task"] == task and row["method"] == "zero-shot":
                 axes.axhline(100 * row["accuracy"], color="0.3", ls="--", lw=1.2, label="zero-shot")
             even = row.get("calibration") == "batch"
-            if row["task"] == task and row["method"].startswith("few-shot") and even:
+            if row["task"] == task and row["method"] == "few-shot, not private" and even:
                 axes.axhline(100 * row["accuracy"], color="0.3", ls="-.", lw=1.2, label="few-shot, not private")
         for row in _best_votes(rows, task):
             height, under, over = _percent(row)
