@@ -141,7 +141,7 @@ def plot(rows: list[Row], folder: Path) -> None:
         axes.set_xticks([1, 3, 8], ["1", "3", "8"], minor=False)
         axes.minorticks_off()
         axes.grid(True, alpha=0.2)
-        axes.legend(fontsize="small", loc="lower right")
+        axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
     figure.suptitle("SmolLM2-135M adapted to private text; bars: 95%; dotted: the same adapter without privacy")
     figure.savefig(folder / "prompts.png", dpi=150)
 
