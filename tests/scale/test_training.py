@@ -236,11 +236,11 @@ def test_shares_of_a_draw_are_a_partition_of_it(world, drawn):
 
 
 def test_one_rank_charges_and_all_are_refused_together(tmp_path):
-    Ledger(tmp_path / "ledger.db").register("people", epsilon=9.0, delta=1e-4)
+    price = run_of().plan.price().upper
+    Ledger(tmp_path / "ledger.db").register("people", epsilon=1.2 * price, delta=1.5e-5)
 
     def work(rank):
-        ledger = Ledger(tmp_path / "ledger.db")
-        settings = {"ledger": ledger, "dataset": "people", "noise_multiplier": None, "epsilon": 6.0}
+        settings = {"ledger": Ledger(tmp_path / "ledger.db"), "dataset": "people"}
         first = run_of(**settings)
         finished(first)
         try:
