@@ -84,7 +84,7 @@ def test_the_kernels_themselves_on_a_gpu(tokens, p, q):
 def test_scaled_sums_on_a_gpu_are_exact_and_the_same_every_time(batch, tokens, p, q):
     torch.manual_seed(0)
     left, right = (torch.randn(batch, tokens, n, device="cuda").to(torch.bfloat16) for n in (p, q))
-    scale = 10.0 ** -torch.randint(0, 9, (batch,), device="cuda").float()
+    scale = 10.0 ** -torch.randint(0, 9, (batch, 2), device="cuda").float()[:, 1]  # one of several groups
     left[batch // 2] = 0  # a masked example
     wanted = torch.einsum("b,btp,btq->pq", scale.double(), left.double(), right.double())
     found = weighted.scaled_sum(left, right, scale)
@@ -101,7 +101,8 @@ def test_the_convolution_kernels_themselves_on_a_gpu(dtype, exact, tolerance, ch
     x = torch.randn(4, channels, 13, 13, device="cuda").to(dtype)
     side = (13 - 2 * dilation - 1) // stride + 1
     x = x[:, :, : (side - 1) * stride + 2 * dilation + 1, : (side - 1) * stride + 2 * dilation + 1].contiguous()
-    grad, scale = torch.randn(4, rows, side, side, device="cuda").to(dtype), torch.rand(4, device="cuda")
+    grad = torch.randn(4, rows, side, side, device="cuda").to(dtype)
+    scale = torch.rand(4, 3, device="cuda")[:, 1]  # a column: the factors of one of several groups
     patches = x.double().unfold(2, 2 * dilation + 1, stride).unfold(3, 2 * dilation + 1, stride)
     patches = patches[..., ::dilation, ::dilation]
     product = torch.einsum("nohw,nchwij->nocij", grad.double(), patches)

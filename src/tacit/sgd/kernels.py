@@ -404,7 +404,12 @@ def _conv(
     channels, tokens = x.shape[1], height * width
     q = channels * kernel[0] * kernel[1]
     # The same tiles for norms and sums: the numbers that are squared are then those that are added, bit for bit.
-    bp, bq = _block(p), _block(q)
+    narrow_type = grad.element_size() == 2
+    most = 64 if exact else 128
+    bp, bq = _block(p, most), _block(q, most)
+    # So many threads and so short a depth that no accumulator leaves the registers (as the compiler reports).
+    warps = 8 if bp * bq > (8192 if narrow_type else 2048) else 4
+    depth = 64 if narrow_type else 16 if bp * bq > 8192 else 32
     tiles = -(-p // bp) * -(-q // bq)
     # Enough programs to fill the processors four times over; each part of the examples writes a result of its own.
     parts = batch if scale is None or single else max(1, min(batch, 528 // tiles))
@@ -417,8 +422,8 @@ def _conv(
     _conv_kernel[(tiles, parts)](
         grad, x, factors, out, batch, tokens, p, q, width, per_part,
         grad.stride(0), grad.stride(3), grad.stride(1), *x.stride(), *stride, kernel[1], *dilation,
-        C=channels, NORM=scale is None, BP=bp, BQ=bq, BK=64 if grad.element_size() == 2 else 32,
-        PRECISION="ieee" if exact else "tf32", num_warps=8 if bp * bq > 8192 else 4, num_stages=3,
+        C=channels, NORM=scale is None, BP=bp, BQ=bq, BK=depth,
+        PRECISION="ieee" if exact else "tf32", num_warps=warps, num_stages=3,
     )  # fmt: skip
     if scale is None:
         return out.sum(1)
