@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from tacit.experiments import abadi, fashion, pate_recipe
+from tacit.experiments import abadi, fashion, pate_mnist, pate_recipe
 from tacit.experiments.pate_mnist import Recipe
 from tacit.experiments.table import Table
+from tacit.pate import VoteCounts
 
 
 def trial(name, seed, first, second):
@@ -30,6 +31,22 @@ def test_spread_queries_are_every_so_many_images_and_all_are_kept():
     assert sorted(order) == list(range(9000))
     assert set(np.diff(order[:2000])) == {4, 5}
     assert list(Recipe(queries=640, spread=False).asked(9000)) == list(range(9000))
+
+
+def test_surer_teachers_give_fewer_answers_of_which_more_are_right():
+    rng = np.random.default_rng(0)
+    top = rng.choice([250, 150], 400)
+    counts = np.zeros((400, 10), dtype=np.int64)
+    counts[np.arange(400), np.where(top == 250, 3, 4)] = top  # class 3 is right; where teachers waver, most say 4
+    counts[:, 3] += 250 - top
+    votes = VoteCounts(counts, 250, "keyed", x=torch.zeros(400, 1))
+    found = []
+    for recipe in (Recipe(queries=400), Recipe(queries=400, threshold=250.0, check_noise=60.0)):
+        answers = pate_mnist.ask(votes, recipe, 0)
+        _, labels, _ = answers.labelled()
+        found.append((len(labels), (np.asarray(labels) == 3).mean()))
+    assert found[1][0] < found[0][0]
+    assert found[1][1] > found[0][1] + 0.1
 
 
 def test_the_rate_of_the_test_runs_is_the_best_one_on_held_out_rows():
