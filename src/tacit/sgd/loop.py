@@ -174,8 +174,12 @@ class Loop:
         spec = self.spec()
         names = list(self.parameters)
         with torch.no_grad(), torch.autocast(good.device.type, enabled=False), full_precision():
-            found = clip(gradients, names, spec, good, mask)
-            self.add_sums(found.sums(bool(found.bad.any())), found.norms, spec, mask)
+            found = clip(gradients, names, spec, good, mask, together=True)
+            # On their way to the GPU before the question is waited for, whose answer is nearly always no.
+            sums = found.sums(False)
+            if bool(found.bad.any()):
+                sums = found.sums(True)
+            self.add_sums(sums, found.norms, spec, mask)
 
     def add_sums(self, sums: dict[str, Tensor], norms: Tensor, spec: Clipping, mask: Tensor | None) -> None:
         """Add sums that are clipped already."""
