@@ -46,42 +46,49 @@ def table(told: dict[str, Any], pyplot: Any) -> Any:
 
 
 def growth(told: dict[str, Any], pyplot: Any) -> Any:
-    """Time and memory against each quantity, both axes logarithmic, private and plain."""
+    """Time and memory against each quantity, both axes logarithmic, private and plain; memory where it was measured."""
+    pair = next(
+        ours
+        for ours in (("plain-compiled", "tacit-compiled"), ("plain", "tacit"))
+        if any(all("milliseconds" in found.get(m, {}) for m in ours) for found in told["results"].values())
+    )
+    measured = [("milliseconds", "ms a step")]
+    if any("mebibytes" in found.get(pair[1], {}) for found in told["results"].values()):
+        measured.append(("mebibytes", "MiB at the peak"))
     curves: dict[str, list[tuple[float, dict[str, Any]]]] = {}
     for name, found in told["results"].items():
         curve, _, value = name.rpartition("@")
-        if all("milliseconds" in found.get(m, {}) for m in ("plain-compiled", "tacit-compiled")):
+        if all("milliseconds" in found.get(m, {}) for m in pair):
             curves.setdefault(curve, []).append((float(value), found))
-    figure, grid = pyplot.subplots(
-        2, len(curves), figsize=(3.4 * len(curves), 6.0), layout="constrained", squeeze=False
-    )
+    size = (3.4 * len(curves), 3.0 * len(measured) + 0.3)
+    figure, grid = pyplot.subplots(len(measured), len(curves), figsize=size, layout="constrained", squeeze=False)
     for column, (curve, points) in enumerate(curves.items()):
         points.sort(key=lambda point: point[0])
         x = [value for value, _ in points]
-        for row, (what, unit) in enumerate((("milliseconds", "ms a step"), ("mebibytes", "MiB at the peak"))):
+        for row, (what, unit) in enumerate(measured):
             axes = grid[row][column]
-            for method, label, color, mark in (
-                ("plain-compiled", "plain SGD", THEIRS, "s--"),
-                ("tacit-compiled", "private", OURS, "o-"),
+            for method, label, color, mark in zip(
+                pair, ("plain SGD", "private"), (THEIRS, OURS), ("s--", "o-"), strict=True
             ):
                 axes.loglog(
                     x, [found[method][what] for _, found in points], mark, color=color, label=label, markersize=5
                 )
             for value, found in points:
-                ratio = found["tacit-compiled"][what] / found["plain-compiled"][what]
-                place = (value, found["tacit-compiled"][what])
+                ratio = found[pair[1]].get("ratio") if what == "milliseconds" else None
+                ratio = ratio or found[pair[1]][what] / found[pair[0]][what]
+                place = (value, found[pair[1]][what])
                 axes.annotate(f"{ratio:.2f}", place, (0, 6), textcoords="offset points", fontsize=8, ha="center")
             axes.set_xticks(x, [f"{int(value):,}" for value in x])
             axes.minorticks_off()
-            axes.margins(0.12, 0.15)
+            axes.margins(0.12, 0.18)
             axes.set_ylabel(unit if column == 0 else "")
         name, _, rest = curve.partition(" (")
         grid[0][column].set_title(f"{name}\n({rest}", fontsize=9)
-        grid[1][column].set_xlabel(name)
+        grid[-1][column].set_xlabel(name)
     grid[0][0].legend(frameon=False)
-    figure.suptitle(
-        f"{told['about']['device']}, torch {told['about']['torch']}: both compiled; numbers are ratios", fontsize=10
-    )
+    how = "both compiled" if pair[0] != "plain" else "both uncompiled"
+    title = f"{told['about']['device']}, torch {told['about']['torch']}: {how}; the numbers are ratios"
+    figure.suptitle(title, fontsize=10)
     return figure
 
 

@@ -1,10 +1,10 @@
 """What does a whole private step cost on a CPU next to a plain one: sampler, clipping, noise, optimizer and all?
 
-    python -m benchmarks steps [--repeat 9] [--threads 2] [--json FILE]
+    python -m benchmarks steps [--repeat 9] [--threads 2] [--growth] [--json FILE]
 
 Logistic regression and an MLP for a census table, the CNN for MNIST. Plain, private and compiled private steps run in
 turns in one process, so that other work on the machine touches all alike; the ratio is the median of the ratios of
-each turn.
+each turn. ``--growth``: how both grow with sequence length, batch, width and depth, uncompiled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from benchmarks._methods import prepare
-from benchmarks._workloads import Workload, cnn, images, mlp, vectors
+from benchmarks._workloads import GPT, Workload, cnn, images, mlp, tokens, vectors
 from benchmarks.gpu import about
 
 MODELS = {
@@ -32,15 +32,31 @@ MODELS = {
 METHODS = ("plain", "tacit", "tacit-compiled")
 
 
-def measure(work: Workload, repeat: int) -> dict[str, dict[str, float]]:
+def _gpt(length: int) -> Workload:
+    return Workload(lambda: GPT(d=64, depth=2, heads=2, vocab=512, length=length), tokens(length, 512), 8192 // length)
+
+
+def _mlp(width: int, depth: int, batch: int) -> Workload:
+    return Workload(lambda: mlp(width, depth), vectors(64, 2), batch)
+
+
+GROWTH = {
+    "sequence length (GPT, d=64, 2 layers, 8,192 tokens a batch)": {t: _gpt(t) for t in (128, 512, 2048, 8192)},
+    "batch (MLP 64-256-256-2)": {b: _mlp(256, 2, b) for b in (256, 1024, 4096, 16384)},
+    "width (MLP, 2 layers, batch 512)": {w: _mlp(w, 2, 512) for w in (64, 256, 1024, 4096)},
+    "depth (MLP, width 256, batch 512)": {k: _mlp(256, k, 512) for k in (1, 4, 16, 64)},
+}
+
+
+def measure(work: Workload, repeat: int, methods: tuple[str, ...] = METHODS) -> dict[str, dict[str, float]]:
     """Milliseconds of each method, and its ratio to a plain step of the same turn."""
     device = torch.device("cpu")
-    data = work.records(16 * work.batch)
-    steps = {method: prepare(method, work, device, data) for method in METHODS}
+    data = work.records((16 if work.batch < 4096 else 2) * work.batch)
+    steps = {method: prepare(method, work, device, data) for method in methods}
     for step in steps.values():
         for _ in range(4):
             step()
-    times: dict[str, list[float]] = {method: [] for method in METHODS}
+    times: dict[str, list[float]] = {method: [] for method in methods}
     for _ in range(repeat):
         for method, step in steps.items():
             began = time.perf_counter()
@@ -61,11 +77,21 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--repeat", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--growth", action="store_true", help="growth curves in place of the table")
     parser.add_argument("--json", default=None, help="also write everything here")
     options = parser.parse_args(argv)
     options.device = "cpu"
     torch.set_num_threads(options.threads)
     found: dict[str, Any] = {}
+    if options.growth:
+        for curve, points in GROWTH.items():
+            for value, work in points.items():
+                told = found[f"{curve}@{value}"] = measure(work, options.repeat, ("plain", "tacit"))
+                print(f"{curve:60s} {value:6d} {told['plain']['milliseconds']:9.2f} ms {told['tacit']['ratio']:.2f}x")
+                if options.json:
+                    whole = {"about": about(options), "results": found}
+                    Path(options.json).write_text(json.dumps(whole, indent=1), encoding="utf-8")
+        return 0
     print("| model | plain | private | private, compiled |\n|---|---|---|---|")
     for name, work in MODELS.items():
         told = found[name] = measure(work, options.repeat)
