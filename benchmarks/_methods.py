@@ -60,8 +60,10 @@ def tacit_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor]
     from tacit.sgd import Training
 
     model, optimizer = make(work, device)
-    # So many are drawn on average that nearly every draw fits the physical batch.
-    expected = max(1, int(work.batch - 3 * work.batch**0.5))
+    # So many are drawn on average that nearly every draw fits the physical batch. A small one would often be empty, and
+    # a step without records costs next to nothing: there exactly as many are drawn as fit.
+    few = work.batch < 24
+    expected = work.batch if few else int(work.batch - 3 * work.batch**0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         training = Training(
@@ -70,6 +72,7 @@ def tacit_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor]
             loss_of(work, device),
             data,
             batch_size=expected,
+            sampler="fixed" if few else "poisson",
             steps=5000,
             noise_multiplier=1.0,
             delta=1e-6,
