@@ -329,7 +329,11 @@ def legs(folder: Path, layout: str, until: int, kill: int | None = None):
         training = scale.make("lora", layout, steps=6, ledger=ledger, dataset="people", **settings)
         for batch in training:
             training.step(batch)
+            with torch.no_grad():
+                training.model(batch._source.tree[0][:2])  # looking at results leaves layers gathered
             if training.steps_executed == until:
+                if not training.done:
+                    training.save()
                 if rank == kill:
                     os.kill(os.getpid(), signal.SIGKILL)
                 break

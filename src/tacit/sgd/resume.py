@@ -25,6 +25,7 @@ from tacit.sgd.checkpoint import CheckpointError
 from tacit.sgd.data import Records, Units
 from tacit.sgd.distributed import folder
 from tacit.sgd.distributed.ranks import Ranks
+from tacit.sgd.distributed.spread import Spread
 from tacit.sgd.plan import Plan
 
 
@@ -49,6 +50,7 @@ class Resumable:
     dataset: str | None
     purpose: str
     ranks: Ranks
+    spread: Spread | None
     steps_executed: int
     clip_norm: float
     physical_batch: int
@@ -136,6 +138,8 @@ class Resumable:
         path, key = self._checkpoint, self._key
         assert path is not None
         assert key is not None
+        if self.spread is not None:
+            self.spread.rest()  # somebody may have looked at results since the last step
         state = {
             "prepared": prepared,
             "plan": self.plan.to_dict(),
