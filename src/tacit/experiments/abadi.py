@@ -344,23 +344,20 @@ def plot(rows: list[Row], folder: Path) -> None:
     other = growth.twinx()
     other.plot([p["epoch"] for p in one], [p["mean"] for p in one], "k--", alpha=0.6)
     other.set_ylabel("test accuracy (%, dashed)")
-    ends = sorted(
-        (
-            (curve_of(rows, "network", noise)[-1], noise)
-            for noise in {r["noise"] for r in rows if r["part"] == "network"}
-        ),
-        key=lambda end: end[0]["certified"],
-    )
+    noises = sorted({row["noise"] for row in rows if row["part"] == "network"}, reverse=True)
+    ends = [(curve_of(rows, "network", noise)[-1], noise) for noise in noises]
+    whole = max((end["epoch"] for end, _ in ends), default=0)
+    ends = [(end, noise) for end, noise in ends if end["epoch"] == whole]  # not those that were cut
     trade.errorbar(
         [end["certified"] for end, _ in ends], [end["mean"] for end, _ in ends], [end["sd"] for end, _ in ends],
-        marker="o", capsize=3, label="tacit, 15 epochs",
+        marker="o", capsize=3, label=f"tacit, {whole} epochs",
     )  # fmt: skip
     for end, noise in ends:
         trade.annotate(
             f"σ = {noise:g}", (end["certified"], end["mean"]), (4, -12), textcoords="offset points", fontsize=8
         )
     trade.plot(*PUBLISHED_NETWORK, "kx", label="TensorFlow Privacy tutorial, σ = 1.3")
-    trade.set(xscale="log", xlabel=f"ε after 15 epochs at δ = {DELTA:g}", ylabel="test accuracy (%)")
+    trade.set(xscale="log", xlabel=f"ε after {whole} epochs at δ = {DELTA:g}", ylabel="test accuracy (%)")
     trade.set_xticks(ticks := [0.2, 0.5, 1, 2, 5], [f"{tick:g}" for tick in ticks])
     trade.minorticks_off()
     trade.set_title("convolutional network, accuracy against ε")
