@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage test-slow test-gpu lint format docs bench constraints clean
+.PHONY: help demo test coverage test-slow test-gpu lint format docs bench scale constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,9 @@ docs: $(STAMP) ## build the documentation into docs/_build/html
 
 bench: $(STAMP) ## measured ratios against the peers (CPU)
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+scale: $(STAMP) ## many ranks against one: sums, noise bits, memory, kills, resume (minutes)
+	@$(BIN)/python -m benchmarks scale $(ARGS)
 
 constraints: $(STAMP) ## write constraints.txt anew from what is installed
 	@(echo "# Exact versions that make demo, make test and CI install. To renew: make constraints."; \
