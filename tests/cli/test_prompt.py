@@ -43,14 +43,14 @@ def call(app, *arguments, code=0):
 
 def test_a_tuned_adapter_has_a_card_a_report_and_one_charge(app, place, tmp_path):
     made = CliRunner().invoke(
-        app, ["ledger", "init", str(tmp_path / "my.db"), "notes", "--epsilon", "9", "--delta", "1e-4"]
+        app, ["ledger", "init", str(tmp_path / "my.db"), "notes", "--epsilon", "3", "--delta", "1e-4"]
     )
     assert made.exit_code == 0, made.output
-    line = ["tune", place / "notes.csv", "--model", place / "llm", *ASK, "--method", "lora", "--epsilon", 8, "--delta"]
+    line = ["tune", place / "notes.csv", "--model", place / "llm", *ASK, "--method", "lora", "--epsilon", 2, "--delta"]
     line += ["1e-4", "--steps", 2, "--batch", 20, "--evaluate", place / "test.csv", *BECAUSE, "--runs", tmp_path]
     line += ["--ledger", tmp_path / "my.db", "--dataset", "notes", "--name", "one", "--json"]
     told = json.loads(call(app, *line).stdout)
-    assert told["epsilon"] <= 8
+    assert told["epsilon"] <= 2
     card = json.loads((tmp_path / "one" / "privacy.json").read_text())
     assert "PromptDPSGD: LoRA" in json.dumps(card)
     assert {r["model"] for r in told["results"]} == {"private", "zero-shot"}
@@ -74,7 +74,7 @@ def test_a_model_learns_to_continue_private_texts(app, place, tmp_path):
     card = json.loads((tmp_path / "more" / "privacy.json").read_text())
     assert "classes" not in json.dumps(card["data"])
     again = json.loads(call(app, "eval", tmp_path / "more", place / "test.csv", "--json").stdout)
-    assert again["perplexity"] == pytest.approx(value["private"], rel=1e-4)
+    assert again["perplexity"] == pytest.approx(value["private"], abs=0.01)
     assert "no classes" in call(app, *line, "--words", "a=b", code=2).output
 
 

@@ -247,7 +247,7 @@ def _results(prepared: Prepared, found: dict[str, Accuracy | Fluency]) -> tuple[
         else:
             data = EvaluationData.private(None, dataset=prepared.name)
         metric, form = ("accuracy", ".1%") if isinstance(result, Accuracy) else ("perplexity", ".2f")
-        value = data.metric(metric, result.value)
+        value = data.metric(metric, result.value if metric == "accuracy" else round(result.value, 2))
         if isinstance(value, OperatorView):
             views.append(value)
         else:
