@@ -15,7 +15,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -285,7 +285,9 @@ class Program:
         """The result, or nothing where an example has no finite gradient (or what was settled changed)."""
         inputs = self._inputs(batch, mask, spec)
         # The casts of autocast are in the program; applied again they would reach norms and sums.
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+        kind = self.device.type
+        cast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+        with torch.no_grad(), cast:
             if self.replay is not None and self.replay.holds(self.constants):
                 found = self.replay(inputs, lend)
             else:

@@ -68,7 +68,7 @@ class Records:
         if self.tree is not None:
             where = torch.from_numpy(np.ascontiguousarray(index))
             there = {device: _sent(where, device) for device in {t.device for t in _tensors(self.tree)}}
-            if type(self.tree) is tuple and all(isinstance(t, Tensor) for t in self.tree):  # what most data are
+            if type(self.tree) is tuple and all(isinstance(t, Tensor) for t in self.tree):
                 return tuple(t.index_select(0, there[t.device]) for t in self.tree)
             return pytree.tree_map_only(Tensor, lambda t: t.index_select(0, there[t.device]), self.tree)
         found = [self.items[int(i)] for i in index]
@@ -148,6 +148,10 @@ def _refuse_not_finite(tree: Any) -> None:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
+    if type(tree) is tuple and all(
+        isinstance(leaf, Tensor) for leaf in tree
+    ):  # what most data are: asked at every step
+        return list(tree)
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
