@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 
+import numpy as np
 import pytest
 
 from tacit import accounting as acc
+from tacit.accounting.mixture import MixtureLoss
 from tests.accounting.catalogue import CASES, MECHANISMS
 
 DELTA = 1e-5
@@ -128,3 +130,14 @@ def test_an_adjacency_it_states_nothing_about_is_refused(name: str) -> None:
             acc.epsilon(MECHANISMS[name], DELTA, adjacency=adjacency)
     with pytest.raises(acc.AdjacencyError, match="choose one of"):
         acc.epsilon(MECHANISMS[name], DELTA, adjacency="neighbour")
+
+
+def test_a_characteristic_function_lost_in_rounding_is_said_to_be_lost() -> None:
+    """Nearly all records are drawn and little noise: far out the terms of the quadrature cancel to rounding or to 0."""
+    rate, sigma, t = 256 / 261, 2.4, np.array([0.0, 1.0, 60.0, 200.0])
+    value, error = MixtureLoss(sigma, {0.0: 1 - rate, 1.0: rate}, {0.0: 1.0}).log_mgf(2.0, t)
+    assert np.isfinite(value).all()
+    assert np.isfinite(error).all()
+    assert (error[:2] < 1e-9).all()
+    assert (error[2:] == 2.0).all()  # the number given is the error itself, and the truth at most twice that away
+    assert (value.real[2:] - value.real[0] < np.log(1e-9)).all()

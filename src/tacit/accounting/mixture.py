@@ -209,9 +209,13 @@ class MixtureLoss(Loss):
         for i in range(0, len(t), rows):
             angle = np.multiply.outer(t[i : i + rows], loss)
             phase[i : i + rows] = np.cos(angle) @ weights + 1j * (np.sin(angle) @ weights)
-        wave = ROUND * 8 * np.abs(t) * float(weights @ np.abs(loss))
+        off = error + ROUND * 8 * np.abs(t) * float(weights @ np.abs(loss))
+        # Where the terms cancel, what is left may be rounding alone, or nothing at all: take a number as large as the
+        # error, of which the truth is at most twice the error away.
+        lost = np.abs(phase) < off
+        phase[lost] = off[lost]
         value = np.asarray(k + np.log(phase), dtype=complex)
-        return value, (error + wave) / np.abs(phase)
+        return value, np.where(lost, 2.0, off / np.abs(phase))
 
     # -- how fast the characteristic function falls ---------------------------------------------------------------
 
