@@ -88,7 +88,7 @@ def test_a_refusal_says_what_would_still_fit_and_it_does(rule):
     with pytest.raises(BudgetExceeded) as refused:
         ledger.charge("people", STEP * 20_000)
     advice = refused.value.advice
-    assert f"{advice.repeats} more steps at this noise, or noise {advice.noise:g} for the 20000 you asked" in str(
+    assert f"{advice.repeats} more steps at this noise, or noise {advice.noise:g} for all 20000 that were asked for" in str(
         refused.value
     )
     ledger.quote("people", STEP * advice.repeats)

@@ -64,7 +64,7 @@ kept, not even their number; while it runs you see the time. Ctrl-C ends it, and
     runs = 8                # on average
     score_noise = 20        # on the number of right answers
     validation_every = 10   # one row in ten, by secret coins, for the score
-    backend = "ray"         # on a cluster; with num_cpus and num_gpus of one run. Leave it out to run here
+    # backend = "ray"       # on a cluster; with num_cpus and num_gpus of one run
 
     $ tacit tune config.toml
 

@@ -52,12 +52,12 @@ def sentence(advice: Advice) -> str:
     """The advice in words; empty where nothing was found.
 
     >>> sentence(Advice("people", 3.0, 1e-6, 1.0, 1e-6, asked_repeats=500, repeats=312, noise=1.41, noise_factor=1.28))
-    'Still fits: 312 more steps at this noise, or noise 1.41 for the 500 you asked.'
+    'Still fits: 312 more steps at this noise, or noise 1.41 for all 500 that were asked for.'
     """
     options = []
     if advice.asked_repeats > 1 and advice.repeats:
         options.append(f"{advice.repeats} more step{'s' * (advice.repeats > 1)} at this noise")
-    asked = f" for the {advice.asked_repeats} you asked" if advice.asked_repeats > 1 else ""
+    asked = f" for all {advice.asked_repeats} that were asked for" if advice.asked_repeats > 1 else ""
     if advice.noise is not None:
         options.append(f"noise {advice.noise:.6g}{asked}")
     elif advice.noise_factor is not None:
