@@ -133,7 +133,8 @@ class Llama(nn.Module):
         super().__init__()
         self.tok, self.norm, self.head = nn.Embedding(vocab, d), nn.RMSNorm(d), nn.Linear(d, vocab, bias=False)
         self.blocks = nn.ModuleList(LlamaBlock(d, heads, hidden) for _ in range(depth))
-        angles = torch.outer(torch.arange(length), 10000.0 ** -torch.linspace(0, 1, d // heads // 2 + 1)[:-1])
+        half = d // heads // 2
+        angles = torch.arange(length)[:, None] * torch.exp(-math.log(10000.0) * torch.arange(half) / half)
         self.register_buffer("cos", angles.cos().repeat(1, 2), persistent=False)
         self.register_buffer("sin", angles.sin().repeat(1, 2), persistent=False)
         for p in self.parameters():

@@ -73,17 +73,16 @@ def make_rows(
     Weights are clipped to [0, ``max_weight``] and divided by it: a row with the largest weight counts as one row
     without weights. Of each person the first ``max_rows`` rows of the table are kept.
     """
+    root = None if weights is None else np.sqrt(check_weights(weights, len(x), max_weight))
     if groups is not None:
         kept = first_rows(groups, len(x), max_rows)
         x, y = x[kept], y[kept]
-        weights = None if weights is None else np.asarray(weights)[kept]
+        root = None if root is None else root[kept]
     elif max_rows is not None:
         raise ValueError("max_rows= limits the rows of one person: give groups= to fit, which says whose rows they are")
-    root = None
     if intercept:
         x = np.column_stack([np.ones(len(x)), x])
-    if weights is not None:
-        root = np.sqrt(check_weights(weights, len(x), max_weight))
+    if root is not None:
         x = to_grid(x * root[:, None])
     whole = weights is None and groups is None
     shape = Shape(features.scalars, features.blocks, intercept, whole, max_rows or 1)
