@@ -69,7 +69,10 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         assert run.batches is not None
         if trainer.model_wrapped is not trainer.model:
             kind = type(trainer.model_wrapped).__name__
-            raise NotImplementedError(f"{kind} is not supported: private training with Trainer runs in one process")
+            raise NotImplementedError(
+                f"{kind} is not supported: private training with Trainer runs in one process; tacit.sgd.Training runs "
+                "on several (docs/distributed.md)"
+            )
         run.leave()
         saved = state.stateful_callbacks.get(type(self).__name__)
         run.resume(saved.get("attributes") if isinstance(saved, dict) else None, state.global_step)
@@ -128,7 +131,10 @@ class PrivateMixin:
     def get_train_dataloader(self) -> Any:
         args = self.args  # type: ignore[attr-defined]
         if args.world_size > 1 or args.n_gpu > 1:
-            raise NotImplementedError("private training with Trainer runs in one process, on one device")
+            raise NotImplementedError(
+                "private training with Trainer runs in one process, on one device; tacit.sgd.Training runs on several "
+                "(docs/distributed.md)"
+            )
         plain = super().get_train_dataloader()  # type: ignore[misc]
         size: int = self._train_batch_size  # type: ignore[attr-defined]
         return self.privacy_callback.loader(plain, size, args.gradient_accumulation_steps)

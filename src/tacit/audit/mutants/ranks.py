@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from tacit.audit.mutants.base import mutant, replaced
+from tacit.audit.mutants.sampling import skipping
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_many_
 from tacit.sgd import Training
@@ -54,16 +55,7 @@ def one_seed() -> Iterator[None]:
 @mutant("a rank without records leaves the step out", "ranks")
 def leaves_out() -> Iterator[None]:
     """A rank whose share is empty does not add up: the others wait, or add up what belongs to different steps."""
-    step = Training.step
-
-    def skipping(self: Training, batch: Any) -> None:
-        if self.ranks.world == 1 or len(batch):
-            step(self, batch)
-            return
-        self._handed = None
-        self.steps_executed += 1
-
-    with replaced(Training, "step", skipping):
+    with skipping(lambda training: training.ranks.world > 1):
         yield
 
 

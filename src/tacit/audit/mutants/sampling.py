@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -33,19 +34,26 @@ def fixed() -> Iterator[None]:
         yield
 
 
-@mutant("empty batches are dropped", "sampling")
-def empty_dropped() -> Iterator[None]:
-    """A step (or a rank's part of it) without records is skipped, which tells that nobody was there."""
+@contextlib.contextmanager
+def skipping(when: Callable[[Training], bool]) -> Iterator[None]:
+    """Steps without records are left out by the trainings of which that is asked."""
     step = Training.step
 
-    def skipping(self: Training, batch: Any) -> None:
-        if len(batch):
+    def leave_out(self: Training, batch: Any) -> None:
+        if len(batch) or not when(self):
             step(self, batch)
             return
         self._handed = None
         self.steps_executed += 1
 
-    with replaced(Training, "step", skipping):
+    with replaced(Training, "step", leave_out):
+        yield
+
+
+@mutant("empty batches are dropped", "sampling")
+def empty_dropped() -> Iterator[None]:
+    """A step (or a rank's part of it) without records is skipped, which tells that nobody was there."""
+    with skipping(lambda training: True):
         yield
 
 
