@@ -12,6 +12,6 @@ class DifferentiallyPrivateDistributedDataParallel(nn.Module):  # type: ignore[m
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(
-            "make_private runs in one process; on several, tacit.sgd.Training runs under torchrun (docs/distributed.md) "
-            "and tacit.integrations.lightning.PrivateDDPStrategy under Lightning"
+            "make_private runs in one process; on several, tacit.sgd.Training under torchrun (docs/distributed.md) "
+            "or tacit.integrations.lightning.PrivateDDPStrategy"
         )
