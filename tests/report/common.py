@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -58,3 +59,19 @@ def run(ledger: Ledger | None = None, **rest: Any) -> Run:
     if training.charge is not None:
         stated["model_file"] = charged("ab" * 32, training.charge)
     return describe(training, "test <run>", **(stated | rest))
+
+
+NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d+(?:[eE][-+]?\d+)?")
+
+
+def shown(value: float, text: str, digits: int = 6) -> bool:
+    """Is `value` written anywhere in `text`, in full or rounded to `digits` significant digits or more?
+
+    Each number of the text is compared at its own precision: 0.168 is not "in" 0.16833576, whose every digit is another
+    number's. Fewer digits than six would find values by luck.
+    """
+    for found in NUMBER.findall(text):
+        figures = len(re.split("[eE]", found)[0].replace(".", "").lstrip("-0"))
+        if figures >= digits and float(f"{value:.{figures}g}") == float(found):
+            return True
+    return False
