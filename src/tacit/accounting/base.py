@@ -26,6 +26,8 @@ ADJACENCIES = ("add-remove", "replace-one", "zero-out")
 #: The two sides of a neighbouring pair that must both be priced: P has the record, or P lacks it.
 DIRECTIONS = ("remove", "add")
 DEFAULT_UNIT = "record"
+#: A count beyond this is a slip of the pen.
+MOST_TIMES = 10**18
 
 _KINDS: dict[str, type[Mechanism]] = {}
 
@@ -43,6 +45,15 @@ class Mechanism:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         _KINDS[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        # A number out of numpy is kept as the plain number it is, so that equal mechanisms read and are written alike.
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.generic):
+                object.__setattr__(self, field.name, value.item())
+            if field.name == "unit" and not (isinstance(value, str) and (value or field.default == "")):
+                raise UnitError(f"the unit of privacy is a word, such as 'record' or 'person', not {value!r}")
 
     # -- algebra -------------------------------------------------------------------------------------------------
 
@@ -126,6 +137,7 @@ class Composed(Mechanism):
     members: tuple[tuple[Mechanism, int], ...]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         merged: dict[Mechanism, int] = {}
         for member, times in self.members:
             for part, count in member.parts():
@@ -237,12 +249,32 @@ def unit_message(one: str, other: str) -> str:
 def whole_count(times: Any) -> int:
     if isinstance(times, bool) or not isinstance(times, int | np.integer) or times < 0:
         raise AccountingError(f"a mechanism is repeated a whole number of times, 0 or more, not {times!r}")
+    if times > MOST_TIMES:
+        raise AccountingError(f"a mechanism is repeated {MOST_TIMES:.0e} times at most")
     return int(times)
+
+
+def is_number(value: object) -> bool:
+    """Whether this is one real number, not NaN; True and False are none."""
+    real = isinstance(value, int | float | np.floating | np.integer) and not isinstance(value, bool)
+    return real and not math.isnan(value)  # type: ignore[arg-type]
+
+
+def check_whole(name: str, value: int, least: int = 1) -> None:
+    """An error unless ``value`` is a whole number, ``least`` or more."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise AccountingError(f"{name} is a whole number, {least} or more, not {value!r}")
+
+
+def check_share(name: str, value: float) -> None:
+    """An error unless ``value`` is a probability."""
+    if not is_number(value) or not 0 <= value <= 1:
+        raise AccountingError(f"{name} lies in [0, 1], not {value!r}")
 
 
 def check_not_negative(name: str, value: float, allow_inf: bool = False) -> None:
     """An error unless ``value`` is a finite number, 0 or more."""
-    if not isinstance(value, int | float | np.floating | np.integer) or math.isnan(value) or value < 0:
+    if not is_number(value) or value < 0:
         raise AccountingError(f"{name} must be a number, 0 or more, not {value!r}")
     if math.isinf(value) and not allow_inf:
         raise AccountingError(f"{name} must be finite, not {value!r}")

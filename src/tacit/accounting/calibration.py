@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tacit.accounting.base import Mechanism
+from tacit.accounting.base import Mechanism, is_number
 from tacit.accounting.errors import AccountingError
 from tacit.accounting.pricing import delta as delta_of
 from tacit.accounting.pricing import epsilon as epsilon_of
@@ -346,7 +346,7 @@ class _Search:
 
 
 def _check_target(epsilon: float) -> None:
-    if not isinstance(epsilon, int | float) or math.isnan(epsilon) or epsilon <= 0:
+    if not is_number(epsilon) or epsilon <= 0:
         raise AccountingError(f"the target ε must be a number above 0, not {epsilon!r}; ε = 0 means releasing nothing")
     if math.isinf(epsilon):
         raise AccountingError("an infinite ε needs no calibration: every parameter meets it, and nothing is protected")

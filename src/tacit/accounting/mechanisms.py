@@ -12,8 +12,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tacit.accounting import losses
-from tacit.accounting.base import ADJACENCIES, Mechanism, check_adjacency, check_not_negative, check_positive
-from tacit.accounting.errors import AccountingError
+from tacit.accounting.base import (
+    ADJACENCIES,
+    Mechanism,
+    check_adjacency,
+    check_not_negative,
+    check_positive,
+    check_share,
+    check_whole,
+)
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss, Loss
 
 #: Gaussians further apart than this (in standard deviations) are told apart for sure: ε beyond 1e280 is infinite.
@@ -34,6 +41,7 @@ class Gaussian(Mechanism):
     replace: float = 2.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_not_negative("noise multiplier", self.noise_multiplier)
         check_positive("replace", self.replace)
 
@@ -58,6 +66,7 @@ class Laplace(Mechanism):
     replace: float = 2.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_not_negative("scale", self.scale)
         check_positive("replace", self.replace)
 
@@ -81,9 +90,11 @@ class DiscreteGaussian(Mechanism):
     replace: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_not_negative("sigma", self.sigma)
-        if self.sensitivity < 1 or self.replace < 0:
-            raise AccountingError("the sensitivity of DiscreteGaussian is a positive whole number")
+        # a shift that is no whole number would be seen in every output
+        check_whole("the sensitivity of DiscreteGaussian", self.sensitivity)
+        check_whole("replace, what replacing one record can move,", self.replace, least=0)
 
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         if self.sigma == 0:
@@ -103,6 +114,7 @@ class _Stated(Mechanism):
     adjacency: str | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.adjacency is not None:
             check_adjacency(self.adjacency)
 
@@ -120,8 +132,7 @@ class ApproxDP(_Stated):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_not_negative("epsilon", self.epsilon, allow_inf=True)
-        if not 0 <= self.delta <= 1:
-            raise AccountingError(f"δ must lie in [0, 1], not {self.delta}")
+        check_share("δ", self.delta)
 
     def grouped(self, group: int) -> tuple[float, float]:
         """(kε, δ·(e^{kε} - 1)/(e^ε - 1)): the chain of k neighbours (Dwork & Roth 2014, theorem 2.2)."""

@@ -12,10 +12,8 @@ import math
 from collections.abc import Generator
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-
 from tacit.accounting import lattice
-from tacit.accounting.base import DIRECTIONS, Composed, Mechanism
+from tacit.accounting.base import DIRECTIONS, Composed, Mechanism, is_number
 from tacit.accounting.bound import Bound
 from tacit.accounting.contour import Parts, Unsuitable, contour_for
 from tacit.accounting.errors import AccountingError
@@ -63,7 +61,7 @@ def epsilon(
     >>> epsilon(PoissonSampled(Gaussian(1.1), 256 / 60000) * 3515, delta=1e-5)
     ε in [1.133706, 1.133707] at δ=1e-05, add/remove one record
     """
-    if not isinstance(delta, int | float | np.floating) or not 0 < delta < 1:
+    if not is_number(delta) or not 0 < delta < 1:
         raise AccountingError(f"δ must lie strictly between 0 and 1, not {delta!r}")
     delta = float(delta)
     question = _Question(mechanism, adjacency, group, tolerance)
@@ -85,7 +83,7 @@ def delta(
     >>> delta(Gaussian(1.0), epsilon=1.0)
     δ in [0.1269367, 0.1269368] at ε=1, add/remove one record
     """
-    if not isinstance(epsilon, int | float | np.floating | np.integer) or not epsilon >= 0:
+    if not is_number(epsilon) or not epsilon >= 0:
         raise AccountingError(f"ε must be 0 or more, not {epsilon!r}")
     question = _Question(mechanism, adjacency, group, tolerance)
     low, high = question.delta(float(epsilon))
@@ -105,7 +103,7 @@ class _Question:
 
     def __init__(self, mechanism: Mechanism, adjacency: str, group: int, tolerance: float | None) -> None:
         members = members_of(mechanism, adjacency, group)
-        if tolerance is not None and not tolerance > 0:
+        if tolerance is not None and not (is_number(tolerance) and tolerance > 0):
             raise AccountingError(f"the tolerance must be more than 0, not {tolerance!r}")
         self.mechanism = mechanism
         self.members, self.adjacency, self.group, self.tolerance = members, adjacency, int(group), tolerance
@@ -253,10 +251,21 @@ class _Question:
     def _renyi(self) -> RenyiCurve:
         return RenyiCurve(self.mechanism, adjacency=self.adjacency, group=self.group)
 
-    def _renyi_parts(self, direction: str) -> Parts:
-        """The parts whose pairs are known, of a composition that also has others."""
-        found = [(p.pair(self.adjacency, direction, self.group), t) for p, t in self.members]
-        return [(loss, t) for loss, t in found if loss is not None]
+    def _reveals_all(self, direction: str) -> float:
+        """An upper bound on the mass of infinite loss."""
+        log_finite = 0.0
+        for part, times in self.members:
+            loss = part.pair(self.adjacency, direction, self.group)
+            if loss is not None:
+                failure = loss.infinity
+            elif isinstance(part, OwnPrice):
+                failure = part.own_delta(math.inf, self.adjacency, self.group)[1]
+            else:
+                failure = 0.0  # Rényi divergences that are finite leave no room for any
+            if failure >= 1:
+                return 1.0
+            log_finite += times * math.log1p(-failure)
+        return -math.expm1(log_finite)
 
     # -- δ at ε ----------------------------------------------------------------------------------------------------
 
@@ -264,8 +273,8 @@ class _Question:
         if not self.members:
             return 0.0, 0.0
         if math.isinf(epsilon):
-            infinite = max(_split(self._renyi_parts(d))[0] for d in DIRECTIONS)
-            return (infinite if self.tight else 0.0), infinite + (math.inf if self.extra else 0.0)
+            infinite = 1.0 if self.extra else max(self._reveals_all(d) for d in DIRECTIONS)
+            return (infinite if self.tight else 0.0), infinite
         high = low = 0.0
         if self.renyi_only:
             alone = self.members[0][0]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tacit.accounting.base import Composed, Mechanism, unit_message
+from tacit.accounting.base import Composed, Mechanism, check_share, check_whole, unit_message
 from tacit.accounting.errors import AccountingError, UnitError
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, Loss, SampledLaplaceLoss
 from tacit.accounting.mechanisms import GDP, ApproxDP, Gaussian, Laplace, PureDP, limit, nothing_revealed, renyi_of_pure
@@ -34,8 +34,9 @@ class PoissonSampled(Mechanism):
     unit: str = dataclasses.field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _inherit_unit(self)
-        _rate(self.rate)
+        check_share("a sampling rate", self.rate)
         if not isinstance(self.mechanism, Gaussian | Laplace | PureDP | ApproxDP | GDP):
             raise AccountingError(
                 f"no amplification theorem is built in for {self.mechanism!r}; "
@@ -63,13 +64,24 @@ class PoissonSampled(Mechanism):
         return self._gaussian(inner, adjacency, direction, group)
 
     def is_tight(self, adjacency: str, group: int = 1) -> bool:
-        lemma = isinstance(self.mechanism, PureDP | ApproxDP) and 0 < self.rate < 1
-        return self.mechanism.is_tight(adjacency, group) and not lemma
+        inner = self.mechanism
+        if not inner.is_tight(adjacency, group):
+            return False
+        if not 0 < self.rate < 1:
+            return True
+        return not (isinstance(inner, PureDP | ApproxDP) or self._near(adjacency))
+
+    def _near(self, adjacency: str) -> bool:
+        """Whether two records that replace each other cannot lie on opposite ends of what one can add."""
+        return adjacency == "replace-one" and isinstance(self.mechanism, Gaussian) and self.mechanism.replace < 2
 
     def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         inner = self.mechanism
         if self.is_tight(adjacency, group):
             return self.pair(adjacency, direction, group)
+        if self._near(adjacency) and group == 1 and isinstance(inner, Gaussian) and inner.noise_multiplier > 0:
+            # two records as far apart as they may be, on either side of the middle
+            return _either_side(inner.noise_multiplier, inner.replace / 2, self.rate)
         if group > 1 or not isinstance(inner, PureDP | ApproxDP):
             return None
         # sampled randomised response, which is one of the mechanisms the lemma is about
@@ -91,8 +103,7 @@ class PoissonSampled(Mechanism):
             if group > 1:
                 return None
             # The two records may pull opposite ways, each as far as adding one can, however little replacing moves.
-            half = max(far / 2, 1.0)
-            return MixtureLoss(sigma, {0.0: 1 - rate, half: rate}, {0.0: 1 - rate, -half: rate})
+            return _either_side(sigma, max(far / 2, 1.0), rate)
         shifts = _binomial(group, rate)
         if direction == "remove":
             return MixtureLoss(sigma, shifts, {0.0: 1.0})
@@ -131,9 +142,10 @@ class TruncatedPoissonSampled(Mechanism):
     unit: str = dataclasses.field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _inherit_unit(self)
-        if self.examples < 1 or self.max_batch < 1:
-            raise AccountingError("examples and max_batch are positive whole numbers")
+        check_whole("examples", self.examples)
+        check_whole("max_batch", self.max_batch)
         self.poisson()
 
     def poisson(self) -> PoissonSampled:
@@ -165,8 +177,9 @@ class FixedSizeSampled(Mechanism):
 
     When the record is drawn, another is not: the sum moves by 2 under add/remove too. There the pairs
     (1-q)N(0) + qN(2) against N(0), and its reverse, are exact, each for its direction (Zhu, Dong & Wang 2022,
-    theorem 11). Under replace-one and zero-out they are attained, so they bound from below; from above, the pair
-    whose profile is the larger of the two everywhere (the same theorem). See docs/accounting.md, section 8.
+    theorem 11). Under replace-one they are attained, so they bound from below; from above, the pair whose profile is
+    the larger of the two everywhere (the same theorem). A blank moves the sum by 1 only: under zero-out the same holds
+    from above, and the pair with 1 in place of 2 is attained. See docs/accounting.md, section 8.
     """
 
     mechanism: Mechanism
@@ -175,8 +188,11 @@ class FixedSizeSampled(Mechanism):
     unit: str = dataclasses.field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _inherit_unit(self)
-        if not 1 <= self.batch <= self.examples:
+        check_whole("batch", self.batch)
+        check_whole("examples", self.examples)
+        if self.batch > self.examples:
             raise AccountingError(f"a batch of {self.batch} cannot be drawn from {self.examples} records")
         if not isinstance(self.mechanism, Gaussian | GDP):
             raise AccountingError(f"FixedSizeSampled takes Gaussian or GDP, not {self.mechanism!r}")
@@ -192,7 +208,7 @@ class FixedSizeSampled(Mechanism):
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         if group > 1:
             return None
-        loss = self._attained(direction)
+        loss = self._attained(direction, blank=adjacency == "zero-out" and self.rate == 1)
         if isinstance(loss, MixtureLoss) and not self.is_tight(adjacency):
             removed = self._attained("remove")
             assert isinstance(removed, MixtureLoss)
@@ -200,12 +216,12 @@ class FixedSizeSampled(Mechanism):
         return loss
 
     def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
-        return None if group > 1 else self._attained(direction)
+        return None if group > 1 else self._attained(direction, blank=adjacency == "zero-out")
 
-    def _attained(self, direction: str) -> Loss:
+    def _attained(self, direction: str, blank: bool = False) -> Loss:
         inner = self.mechanism
         if isinstance(inner, Gaussian):
-            sigma, far = inner.noise_multiplier, inner.replace
+            sigma, far = inner.noise_multiplier, 1.0 if blank else inner.replace
         else:
             assert isinstance(inner, GDP)  # stated for the replacement that a draw without replacement makes
             sigma, far = (1 / inner.mu if inner.mu else math.inf), 1.0
@@ -249,6 +265,7 @@ class Shuffled(Mechanism):
     unit: str = dataclasses.field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _inherit_unit(self)
 
     def adjacencies(self) -> tuple[str, ...]:
@@ -275,9 +292,9 @@ class BallsInBins(Mechanism):
     unit: str = dataclasses.field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _inherit_unit(self)
-        if self.bins < 1:
-            raise AccountingError("bins is a positive whole number")
+        check_whole("bins", self.bins)
         if not isinstance(self.mechanism, Gaussian):
             raise AccountingError("BallsInBins takes Gaussian")
 
@@ -330,6 +347,11 @@ def _sampled_response(epsilon: float, delta: float, rate: float, direction: str)
     return AtomsLoss([-high, -low, -missing], p, spacing=high - low, symmetric=False)
 
 
+def _either_side(sigma: float, half: float, rate: float) -> Loss:
+    """(1-q)N(0) + qN(h) against (1-q)N(0) + qN(-h)."""
+    return MixtureLoss(sigma, {0.0: 1 - rate, half: rate}, {0.0: 1 - rate, -half: rate})
+
+
 def _binomial(group: int, rate: float) -> dict[float, float]:
     j = np.arange(group + 1)
     log_weight = gammaln(group + 1) - gammaln(j + 1) - gammaln(group - j + 1)
@@ -347,8 +369,3 @@ def _inherit_unit(sampled: Any) -> None:
         object.__setattr__(sampled, "unit", inner.unit)
     elif sampled.unit != inner.unit:
         raise UnitError(unit_message(inner.unit, sampled.unit))
-
-
-def _rate(rate: float) -> None:
-    if not isinstance(rate, int | float | np.floating | np.integer) or not 0 <= rate <= 1:
-        raise AccountingError(f"a sampling rate lies in [0, 1], not {rate!r}")

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.accounting.base import Mechanism, check_positive, unit_message
+from tacit.accounting.base import Mechanism, check_positive, check_share, is_number, unit_message
 from tacit.accounting.errors import AccountingError, UnitError
 from tacit.accounting.losses import Loss
 from tacit.accounting.pricing import Reader
@@ -66,18 +66,19 @@ class Selected(Mechanism):
     unit: str = dataclasses.field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.mechanism, Mechanism):
             raise AccountingError(f"{self.mechanism!r} is not a mechanism")
         if self.distribution not in DISTRIBUTIONS:
             raise AccountingError(
                 f"the number of runs is 'negative-binomial', 'poisson' or 'threshold', not {self.distribution!r}"
             )
-        if not (self.eta > -1 and math.isfinite(self.eta)):
+        if not (is_number(self.eta) and self.eta > -1 and math.isfinite(self.eta)):
             raise AccountingError(f"eta must be above -1, not {self.eta!r}")
-        if not 0 < self.gamma < 1:
+        if not is_number(self.gamma) or not 0 < self.gamma < 1:
             raise AccountingError(f"gamma must lie between 0 and 1, not {self.gamma!r}")
         check_positive("mean", self.mean)
-        object.__setattr__(self, "unit", self.unit or self.mechanism.unit)
+        _inherit_unit(self, self.mechanism)
 
     @classmethod
     def of(cls, mechanism: Mechanism, runs: float, *, distribution: str = "geometric", eta: float = 1.0) -> Selected:
@@ -201,13 +202,13 @@ class Either(Mechanism):
     unit: str = dataclasses.field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (isinstance(self.one, Mechanism) and isinstance(self.other, Mechanism)):
             raise AccountingError("Either takes two mechanisms")
-        if not 0 <= self.share <= 1:
-            raise AccountingError(f"a probability lies between 0 and 1, not {self.share!r}")
+        check_share("a probability", self.share)
         if self.one.unit != self.other.unit:
             raise UnitError(unit_message(self.one.unit, self.other.unit))
-        object.__setattr__(self, "unit", self.unit or self.one.unit)
+        _inherit_unit(self, self.one)
 
     def members(self) -> list[tuple[Mechanism, float]]:
         """All mechanisms that may be drawn, with their probabilities."""
@@ -268,6 +269,13 @@ def one_of(mechanisms: Sequence[Mechanism]) -> Mechanism:
         left += times
         result = Either(mechanism, result, times / left)
     return result
+
+
+def _inherit_unit(made: Mechanism, base: Mechanism) -> None:
+    """What is made of mechanisms protects the unit that they protect, and no other."""
+    if made.unit and made.unit != base.unit:
+        raise UnitError(unit_message(base.unit, made.unit))
+    object.__setattr__(made, "unit", base.unit)
 
 
 # -- theorem 2 ----
@@ -393,7 +401,7 @@ class _Profiled:
         if not math.isfinite(spread):
             return 1.0
         simple = min(1.0, self.top * self.both((epsilon - spread) * (1 - 1e-15)))
-        if simple == 0 or spread <= 1e-12:
+        if simple == 0 or spread <= 1e-12 or math.isinf(epsilon):
             return simple
         joint = _Joint(self, epsilon - 1.3 * spread, max(epsilon, 0.1 * spread))
         return min(simple, joint.delta(epsilon))

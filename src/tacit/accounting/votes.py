@@ -34,6 +34,7 @@ class _AboutTeachers(Mechanism):
     partition: str = dataclasses.field(default="any", kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.partition not in PARTITIONS:
             raise AccountingError(f"partition is one of {', '.join(PARTITIONS)}, not {self.partition!r}")
 
