@@ -99,18 +99,6 @@ def test_the_lower_end_knows_how_far_apart_two_records_can_lie() -> None:
     assert not sampled.tight
 
 
-@pytest.mark.parametrize(
-    ("mechanism", "delta", "at_most"),
-    [
-        # the loss of a step is about q e^x: a sum of 1e7 with standard deviation 4e-6 (was: 5 million)
-        (poisson(1e-9, 1.0, 10**7), 1e-12, 3e-5),
-        (poisson(1e-9, 30.0, 10**7), 1e-5, 0.0),
-        # mean loss 1/e a step, and a little (was: 10 million, the sum of all)
-        (acc.Laplace(1.0) * 10**7, 1e-5, 1.2 * 1e7 / math.e),
-    ],
-)
-def test_a_first_lattice_that_is_far_too_coarse_is_not_the_last(
-    mechanism: acc.Mechanism, delta: float, at_most: float
-) -> None:
-    # a wide interval is asked for, to have it quickly; the one beyond it was wider still
-    assert acc.epsilon(mechanism, delta, tolerance=max(0.1 * at_most, 1e-5)).upper <= at_most
+def test_a_first_lattice_that_is_far_too_coarse_is_not_the_last() -> None:
+    """The loss of a step is about q e^x: ten million of them have a standard deviation of 1e-6. It was 560,050."""
+    assert acc.epsilon(poisson(1e-9, 3.0, 10**7), 1e-5).upper == 0.0

@@ -456,9 +456,10 @@ class Refinement:
     def next(self, missing: float) -> LatticeCurve | None:
         """A finer curve, given by how much the last one's interval was too wide; None when it gets no finer."""
         if math.isfinite(self._last):
-            # the width falls with the square of the step, or at worst with the step; no width at all was found where
-            # the first lattice was far too coarse
-            factor = min(max(4.0, 1.5 * math.sqrt(missing)), LAST_SIZE / FIRST_SIZE)
+            # the width falls with the square of the step, or at worst with the step; an infinite one says only that
+            # the lattice was far too coarse
+            factor = max(4.0, 1.5 * math.sqrt(missing)) if math.isfinite(missing) else 16.0
+            factor = min(factor, LAST_SIZE / FIRST_SIZE)
             self.size = 1 << math.ceil(math.log2(self.size * factor))
         if self.size > LAST_SIZE and self._last <= self.period / LAST_SIZE * 1.01:
             return None
