@@ -30,7 +30,7 @@ from tacit.sgd import checks, frames, kernels, weighted
 from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.engine import Engine, Plan
 from tacit.sgd.errors import ClippingError
-from tacit.sgd.graphs import CHANNELS_LAST, hasten, mutates, name_of, narrow_convolutions, tidy
+from tacit.sgd.graphs import CHANNELS_LAST, hasten, mutates, name_of, narrow_convolutions, tidy, view_anew
 from tacit.sgd.kernels import full_precision
 
 #: Elements of a loop on a CPU for which one thread is enough.
@@ -222,6 +222,7 @@ class Program:
         names = [n.name for n in whole.graph.nodes]
         late = set(names[names.index(boundary) + 1 :])
         whole.graph.eliminate_dead_code()
+        view_anew(whole)
         self.split = needs_full_precision(whole, late, self.device)
         if not (self.split or self.unrolled or mutates(whole)):
             hasten(whole, late, self.known)

@@ -36,6 +36,25 @@ def mutates(graph: GraphModule) -> bool:
     return any(isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable for n in graph.graph.nodes)
 
 
+_IN_PLACE = {
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+}
+
+
+def view_anew(whole: GraphModule) -> None:
+    """A new view in place of each change of a tensor's shape in place, where nobody reads the tensor but through it.
+
+    torch's product of a vector and a matrix ends in one, and a graph that writes into tensors is left as it is.
+    """
+    for node in whole.graph.nodes:
+        if node.target in _IN_PLACE and len(node.args[0].users) == 1:
+            node.target = _IN_PLACE[node.target]
+
+
 def tidy(whole: GraphModule) -> None:
     """Prepare a traced graph for the compiler.
 

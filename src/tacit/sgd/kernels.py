@@ -1,41 +1,35 @@
-"""Norms and weighted sums of products without forming them: Triton kernels for factors in reduced precision.
+"""Norms and weighted sums of products of factors in reduced precision: Triton kernels, and the vendor's products.
 
 For factors ``left`` (B, T, p) and ``right`` (B, T, q) of per-example gradients ``G_b = left_b.T @ right_b``:
 
-* :func:`gram_norms`: ``sum (L Lᵀ) ∘ (R Rᵀ)``, from one half of the symmetric matrices, tile by tile;
-* :func:`product_norms`: ``|L.T R|²``, tile by tile;
+* :func:`factor_norms`: ``|G_b|²`` in one of several ways, whichever is fastest (:mod:`tacit.sgd.choices`): as
+  ``sum (L Lᵀ) ∘ (R Rᵀ)``, from one half of the symmetric matrices, or as the square of the product itself; each tile by
+  tile in a kernel, so that neither a T × T nor a p × q matrix reaches memory, or by batched products of the vendor's
+  library, some examples at a time, where those matrices are no larger than the factors;
 * :func:`weighted_product`: ``sum_b scale_b G_b``, where ``scale_b * left`` is kept as the sum of two narrow numbers:
   rounded to one, it would change the very gradient whose norm was bounded;
-* :func:`conv_norms`, :func:`conv_sum`: the same for 2-d convolutions, whose patches are read in place.
+* :mod:`tacit.sgd.weighted` has that sum as one product, :mod:`tacit.sgd.convolutions` the same for 2-d convolutions.
 
-Neither a T × T nor a p × q matrix per example reaches memory. bfloat16 factors are multiplied as they are: a product of
-two is exact in float32, and sums are made in float32. float32 factors are multiplied in tf32 only where the model's own
-products are, and are then rounded to tf32 once, so that norms and sums are of the same numbers.
+bfloat16 factors are multiplied as they are: a product of two is exact in float32, and sums are made in float32. float32
+factors are multiplied in tf32 only where the model's own products are, and are then rounded to tf32 once, so that norms
+and sums are of the same numbers.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-try:
-    import triton  # type: ignore[import-not-found, unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
-except ImportError:  # the module can then be imported, and computes the same with torch
-
-    def _jit(function: Any = None, **_: Any) -> Any:
-        return function if function is not None else _jit
-else:
-    _jit = triton.jit
+from tacit.sgd import choices
+from tacit.sgd.launch import has_triton, interpreted, jit, launch, processors, tl
 
 
-@_jit
+@jit
 def _gram_tile(  # type: ignore[no-untyped-def]
     base, rows, columns, T, width, stride_t, stride_c, same, BT: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
@@ -59,11 +53,11 @@ def _gram_tile(  # type: ignore[no-untyped-def]
     return found
 
 
-@_jit
+@jit
 def _gram_kernel(  # type: ignore[no-untyped-def]
     left, right, out, T, p, q,
-    left_b, left_t, left_p, right_b, right_t, right_q,
-    TILES: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+    left_b, left_t, left_p, right_b, right_t, right_q, tiles,
+    BT: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of the two Gram matrices of one example, on or above the diagonal."""
     example = tl.program_id(1).to(tl.int64)
@@ -71,8 +65,8 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
     # The pair (i, j), i <= j, with this number.
     i = 0
     rest = pair
-    while rest >= TILES - i:
-        rest -= TILES - i
+    while rest >= tiles - i:
+        rest -= tiles - i
         i += 1
     j = i + rest
     rows = i * BT + tl.arange(0, BT)
@@ -92,7 +86,7 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
         tl.store(place + 2, 0.0)
 
 
-@_jit
+@jit
 def _product_kernel(  # type: ignore[no-untyped-def]
     left, right, out, T, p, q,
     left_b, left_t, left_p, right_b, right_t, right_q,
@@ -118,59 +112,34 @@ def _product_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + example * tl.num_programs(0) + tile, tl.sum(total * total))
 
 
-@_jit
-def _conv_kernel(  # type: ignore[no-untyped-def]
-    grad, x, scale, out, B, T, p, q, width, per_part,
-    grad_b, grad_t, grad_p, x_b, x_c, x_h, x_w, step_h, step_w, kernel_w, dilation_h, dilation_w,
-    C: tl.constexpr, NORM: tl.constexpr,
-    BP: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One tile of the weight gradient of a convolution; x is padded already, and patches are read in place.
+@jit
+def _pair_kernel(  # type: ignore[no-untyped-def]
+    one, two, out, rows, columns, place, places, BR: tl.constexpr, BC: tl.constexpr
+):
+    """The inner product of some rows of two Gram matrices of one example, and what of their traces is in them.
 
-    Columns are numbered tap by tap, channels innermost. NORM: the squared norm of the tile for one example, else the
-    weighted sum over the examples of one part.
+    The matrices (rows, columns) begin on the diagonal; what lies right of the square on it counts twice.
     """
-    tile = tl.program_id(0)
-    part = tl.program_id(1)
-    across = tl.cdiv(q, BQ)
-    rows = tile // across * BP + tl.arange(0, BP)
-    columns = tile % across * BQ + tl.arange(0, BQ)
-    tap = columns // C
-    place = columns % C * x_c + tap // kernel_w * dilation_h * x_h + tap % kernel_w * dilation_w * x_w
-    inner = tl.arange(0, BK)
-    total = tl.zeros((BP, BQ), tl.float32)
-    for example in range(part * per_part, tl.minimum(B, (part + 1) * per_part)):
-        factor = 1.0
-        if not NORM:
-            factor = tl.load(scale + example).to(tl.float32)
-        if factor != 0:
-            wide = tl.full((), 0, tl.int64) + example
-            a = grad + wide * grad_b
-            b = x + wide * x_b
-            own = tl.zeros((BP, BQ), tl.float32)
-            for k in range(0, T, BK):
-                t = k + inner
-                g = tl.load(
-                    a + t[:, None] * grad_t + rows[None, :] * grad_p,
-                    mask=(rows[None, :] < p) & (t[:, None] < T), other=0.0,
-                )  # fmt: skip
-                where = t // width * step_h * x_h + t % width * step_w * x_w
-                y = tl.load(
-                    b + where[:, None] + place[None, :], mask=(columns[None, :] < q) & (t[:, None] < T), other=0.0
-                )
-                own = tl.dot(tl.trans(g), y, own, input_precision=PRECISION)
-            total += factor * own
-    if NORM:
-        tl.store(out + part * tl.num_programs(0) + tile, tl.sum(total * total))
-    else:
-        spot = out + part.to(tl.int64) * p * q + rows[:, None] * q + columns[None, :]
-        tl.store(spot, total, mask=(rows[:, None] < p) & (columns[None, :] < q))
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether the kernels can be compiled here."""
-    return importlib.util.find_spec("triton") is not None
+    example = tl.program_id(1).to(tl.int64)
+    own = tl.program_id(0) * BR + tl.arange(0, BR)
+    begin = example * rows * columns
+    total = tl.zeros((BR, BC), tl.float32)
+    first = tl.zeros((BR, BC), tl.float32)
+    second = tl.zeros((BR, BC), tl.float32)
+    for k in range(0, columns, BC):
+        across = k + tl.arange(0, BC)
+        inside = (own[:, None] < rows) & (across[None, :] < columns)
+        spot = begin + own[:, None] * columns + across[None, :]
+        a = tl.load(one + spot, mask=inside, other=0.0)
+        b = tl.load(two + spot, mask=inside, other=0.0)
+        total += a * b * tl.where(across[None, :] < rows, 1.0, 2.0)
+        corner = own[:, None] == across[None, :]
+        first += tl.where(corner, a, 0.0)
+        second += tl.where(corner, b, 0.0)
+    spot = out + (example * places + place + tl.program_id(0)) * 3
+    tl.store(spot, tl.sum(total))
+    tl.store(spot + 1, tl.sum(first))
+    tl.store(spot + 2, tl.sum(second))
 
 
 _NARROW = (torch.bfloat16,)  # float16 has too few exponents for the second part of a scaled factor
@@ -247,12 +216,8 @@ def to_tf32(tensor: Tensor) -> Tensor:
 @torch.library.custom_op("tacit::quick_product", mutates_args=())  # type: ignore[untyped-decorator]
 def quick_product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     """A product of matrices in tf32, whatever torch is set to, with a bias added."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
+    with _tf32_allowed():
         return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @quick_product.register_fake  # type: ignore[untyped-decorator]
@@ -277,59 +242,182 @@ class QuickLinear(torch.autograd.Function):  # type: ignore[misc]
         return quick_product(grad, weight, None), grad.mT @ x, grad.sum(0) if ctx.needs_input_grad[2] else None
 
 
-def _block(size: int, most: int = 128) -> int:
+def block(size: int, most: int = 128) -> int:
+    """The side of a tile for so many rows."""
     return most if size > most // 2 else max(16, 1 << (size - 1).bit_length())
 
 
-@torch.library.custom_op("tacit::gram_norms", mutates_args=())  # type: ignore[untyped-decorator]
-def gram_norms(left: Tensor, right: Tensor) -> Tensor:
-    """``sum (L Lᵀ) ∘ (R Rᵀ)`` per example, for (B, T, p) and (B, T, q), with the traces of both: (B, 3)."""
+def _on_chip(tensor: Tensor) -> bool:
+    return tensor.is_cuda or interpreted()
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """Batched products in float32, of narrow factors as they are, or of float32 ones that hold tf32 numbers."""
     if not left.is_cuda:
-        one, two = (t.float() @ t.float().mT for t in (left, right))
-        traces = [g.diagonal(dim1=1, dim2=2).sum(1) for g in (one, two)]
-        return torch.stack([(one * two).sum((1, 2)), *traces], 1)
+        with full_precision():
+            return left.float() @ right.float()
+    if left.dtype in _NARROW:
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    with _tf32_allowed():
+        return torch.bmm(left, right)
+
+
+@contextmanager
+def _tf32_allowed() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _gram(left: Tensor, right: Tensor, side: int, depth: int, warps: int, stages: int) -> Tensor:
+    """By the kernel, half of the Gram matrices tile by tile."""
     batch, tokens, p = left.shape
-    block, depth = _block(tokens), 128 if left.element_size() == 2 else 32
-    tiles = -(-tokens // block)
+    tiles = -(-tokens // side)
     pairs = tiles * (tiles + 1) // 2
     out = torch.empty((batch, pairs, 3), dtype=torch.float32, device=left.device)
-    _gram_kernel[(pairs, batch)](
-        left, right, out, tokens, p, right.shape[2], *left.stride(), *right.stride(),
-        TILES=tiles, BT=block, BK=depth, PRECISION="tf32", num_warps=8 if block == 128 else 4, num_stages=3,
+    launch(
+        _gram_kernel, (pairs, batch), left, right, out, tokens, p, right.shape[2], *left.stride(), *right.stride(),
+        tiles, BT=side, BK=depth, PRECISION="tf32", num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out.sum(1)
 
 
-@gram_norms.register_fake  # type: ignore[untyped-decorator]
+def _gram_by_products(left: Tensor, right: Tensor, bands: int) -> Tensor:
+    """By batched products: bands of rows of the Gram matrices, each from the diagonal on, some examples at a time."""
+    batch, tokens, _ = left.shape
+    height = -(-tokens // bands)
+    chunk = max(1, _room(left, right) // (8 * height * tokens))
+    found = []
+    for k in range(0, batch, chunk):
+        one, two = left[k : k + chunk], right[k : k + chunk]
+        starts = range(0, tokens, height)
+        # So many rows a program that the GPU is filled.
+        places = [-(-min(height, tokens - i) // 16) for i in starts]
+        out = torch.empty((len(one), sum(places), 3), dtype=torch.float32, device=left.device)
+        place = 0
+        for i, count in zip(starts, places, strict=True):
+            first, second = (_products(t[:, i : i + height], t[:, i:].mT) for t in (one, two))
+            rows, columns = first.shape[1:]
+            if _on_chip(first):
+                launch(
+                    _pair_kernel, (count, len(one)), first, second, out, rows, columns, place, sum(places),
+                    BR=16, BC=128, num_warps=4,
+                )  # fmt: skip
+            else:
+                weight = torch.where(torch.arange(columns, device=first.device) < rows, 1.0, 2.0)
+                traces = [g.diagonal(dim1=1, dim2=2).sum(1) for g in (first, second)]
+                out[:, place : place + count] = 0
+                out[:, place] = torch.stack([(first * second * weight).sum((1, 2)), *traces], 1)
+            place += count
+        found.append(out.sum(1))
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _with_sizes(squared: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    sizes = [torch.linalg.vector_norm(t, dim=(1, 2), dtype=torch.float32).square() for t in (left, right)]
+    return torch.stack([squared, *sizes], 1)
+
+
+def _product(left: Tensor, right: Tensor, rows: int, columns: int, depth: int, warps: int, stages: int) -> Tensor:
+    """By the kernel, the per-example product tile by tile."""
+    (batch, tokens, p), q = left.shape, right.shape[2]
+    tiles = -(-p // rows) * -(-q // columns)
+    out = torch.empty((batch, tiles), dtype=torch.float32, device=left.device)
+    launch(
+        _product_kernel, (tiles, batch), left, right, out, tokens, p, q, *left.stride(), *right.stride(),
+        BP=rows, BQ=columns, BK=depth, PRECISION="tf32", num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return _with_sizes(out.sum(1), left, right)
+
+
+def _product_by_products(left: Tensor, right: Tensor) -> Tensor:
+    """By batched products, some examples at a time."""
+    (batch, _, p), q = left.shape, right.shape[2]
+    chunk = max(1, _room(left, right) // (4 * p * q))
+    squares = [
+        torch.linalg.vector_norm(_products(left[k : k + chunk].mT, right[k : k + chunk]), dim=(1, 2)).square()
+        for k in range(0, batch, chunk)
+    ]
+    return _with_sizes(squares[0] if len(squares) == 1 else torch.cat(squares), left, right)
+
+
+def _room(left: Tensor, right: Tensor) -> int:
+    """Bytes that norms may take beside the factors: no more than those, or a little."""
+    return int(max(1 << 25, left.numel() * left.element_size() + right.numel() * right.element_size()))
+
+
+#: Side and depth of a tile, warps and stages, for many tokens; rows, columns and depth of a tile, warps and stages.
+_GRAMS = {2: ((128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 3)), 4: ((128, 32, 8, 3), (64, 32, 4, 3))}
+_PRODUCTS = {2: ((128, 128, 64, 8, 3), (128, 256, 64, 8, 3), (128, 128, 64, 4, 3)), 4: ((128, 128, 32, 8, 3),)}
+
+
+def norm_ways(left: Tensor, right: Tensor) -> dict[str, choices.Way]:
+    """The ways to compute norms of these factors, the likely best first.
+
+    Ways that take several times as many operations as others, or more room than the factors, are not among them.
+    """
+    (batch, tokens, p), q = left.shape, right.shape[2]
+    size, room = left.element_size(), _room(left, right)
+    side = block(tokens)
+    half = -(-tokens // side) * (-(-tokens // side) + 1) // 2
+    gram, product = min(half * side * side, tokens * tokens) * (p + q), tokens * p * q
+    worth = 3 * min(gram, product)
+    grams: dict[str, choices.Way] = {}
+    plain: dict[str, choices.Way] = {}
+    if gram <= worth:
+        tiles = (
+            _GRAMS[size] if tokens > 64 else ((side, 128 if size == 2 else 32, 4, 3), (side, 64 // (size // 2), 4, 3))
+        )
+        grams = {_name("gram", *t): partial(_gram, side=t[0], depth=t[1], warps=t[2], stages=t[3]) for t in tiles}
+        for bands in (1, 4) if tokens >= 1024 else (1,):
+            if 8 * -(-tokens // bands) * tokens <= room:
+                plain[f"gram by products in {bands}"] = partial(_gram_by_products, bands=bands)
+    products: dict[str, choices.Way] = {}
+    if product <= worth:
+        tiles_pq = [t for t in _PRODUCTS[size] if t[0] <= block(p) and t[1] <= max(block(q), q // 2)]
+        small = (block(p), block(q), 64 if size == 2 else 32)
+        tiles_pq = tiles_pq or [(*small, 8 if small[0] * small[1] > 8192 else 4, 3)]
+        for t in tiles_pq:
+            way = partial(_product, rows=t[0], columns=t[1], depth=t[2], warps=t[3], stages=t[4])
+            products[_name("product", *t)] = way
+        if 4 * p * q <= room:
+            plain["product by products"] = _product_by_products
+    if not _on_chip(left):
+        return plain or {"gram by products in 1": partial(_gram_by_products, bands=1)}
+    # A kernel has one program for a tile of one example: too few of them leave a GPU idle.
+    idle = half * batch < processors(left.device) and gram <= product
+    ordered = {**grams, **products} if gram <= product else {**products, **grams}
+    return {**plain, **ordered} if idle else {**ordered, **plain}
+
+
+def _name(what: str, *tile: int) -> str:
+    return f"{what} {'x'.join(map(str, tile[:-2]))}, {tile[-2]} warps, {tile[-1]} stages"
+
+
+def _norms_agree(found: Tensor, wanted: Tensor) -> bool:
+    return bool(torch.allclose(found, wanted, rtol=1e-4))
+
+
+@torch.library.custom_op("tacit::factor_norms", mutates_args=())  # type: ignore[untyped-decorator]
+def factor_norms(left: Tensor, right: Tensor) -> Tensor:
+    """``|L_b.T R_b|²``, ``|L_b|²`` and ``|R_b|²`` for each example of (B, T, p) and (B, T, q): (B, 3) in float32.
+
+    Guarantee: the rounding of float32 accumulation, in whichever way it is computed; narrow factors are not rounded.
+    """
+    if not choices.chooses("norms", left):
+        one, two = left.float(), right.float()
+        return _with_sizes((one.mT @ two).square().sum((1, 2)), one, two)
+    ways = norm_ways(left, right)
+    plain = next((name for name in ways if "by products" in name), [*ways][-1])
+    return ways[choices.chooser().pick("norms", ways, plain, _norms_agree, (left, right))](left, right)
+
+
+@factor_norms.register_fake  # type: ignore[untyped-decorator]
 def _(left: Tensor, right: Tensor) -> Tensor:
     return left.new_empty((left.shape[0], 3), dtype=torch.float32)
-
-
-def _tile(left: Tensor, p: int, q: int) -> dict[str, int]:
-    """The shape of a tile of the product, and how it is computed."""
-    bp, bq = _block(p), _block(q)
-    depth = 64 if left.element_size() == 2 else 32
-    return {"BP": bp, "BQ": bq, "BK": depth, "num_warps": 8 if bp * bq > 8192 else 4, "num_stages": 3}
-
-
-@torch.library.custom_op("tacit::product_norms", mutates_args=())  # type: ignore[untyped-decorator]
-def product_norms(left: Tensor, right: Tensor) -> Tensor:
-    """``|L.T R|²`` per example, for (B, T, p) and (B, T, q)."""
-    if not left.is_cuda:
-        return (left.float().mT @ right.float()).square().sum((1, 2))
-    (batch, tokens, p), q = left.shape, right.shape[2]
-    options = _tile(left, p, q)
-    tiles = -(-p // options["BP"]) * -(-q // options["BQ"])
-    out = torch.empty((batch, tiles), dtype=torch.float32, device=left.device)
-    _product_kernel[(tiles, batch)](
-        left, right, out, tokens, p, q, *left.stride(), *right.stride(), PRECISION="tf32", **options
-    )
-    return out.sum(1)
-
-
-@product_norms.register_fake  # type: ignore[untyped-decorator]
-def _(left: Tensor, right: Tensor) -> Tensor:
-    return left.new_empty((left.shape[0],), dtype=torch.float32)
 
 
 @torch.library.custom_op("tacit::split_product", mutates_args=())  # type: ignore[untyped-decorator]
@@ -340,12 +428,8 @@ def split_product(high: Tensor, low: Tensor, right: Tensor) -> Tensor:
     if high.dtype in _NARROW:
         total = torch.mm(high.mT, right, out_dtype=torch.float32)
         return total.add_(torch.mm(low.mT, right, out_dtype=torch.float32))
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
+    with _tf32_allowed():
         return torch.mm(high.mT, right).add_(torch.mm(low.mT, right))
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @split_product.register_fake  # type: ignore[untyped-decorator]
@@ -388,105 +472,3 @@ def products(left: Tensor, right: Tensor) -> Tensor:
 @products.register_fake  # type: ignore[untyped-decorator]
 def _(left: Tensor, right: Tensor) -> Tensor:
     return left.new_empty((left.shape[0], left.shape[2], right.shape[2]), dtype=torch.float32)
-
-
-def _conv(
-    grad: Tensor,
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    scale: Tensor | None,
-    exact: bool,
-    single: bool = False,
-) -> Tensor:
-    batch, p, height, width = grad.shape
-    channels, tokens = x.shape[1], height * width
-    q = channels * kernel[0] * kernel[1]
-    # The same tiles for norms and sums: the numbers that are squared are then those that are added, bit for bit.
-    narrow_type = grad.element_size() == 2
-    most = 64 if exact else 128
-    bp, bq = _block(p, most), _block(q, most)
-    # So many threads and so short a depth that no accumulator leaves the registers (as the compiler reports).
-    warps = 8 if bp * bq > (8192 if narrow_type else 2048) else 4
-    depth = 64 if narrow_type else 16 if bp * bq > 8192 else 32
-    tiles = -(-p // bp) * -(-q // bq)
-    # Enough programs to fill the processors four times over; each part of the examples writes a result of its own.
-    parts = batch if scale is None or single else max(1, min(batch, 528 // tiles))
-    per_part = -(-batch // parts)
-    parts = -(-batch // per_part)
-    shape = (batch, tiles) if scale is None else (parts, p, q)
-    out = torch.empty(shape, dtype=torch.float32, device=grad.device)
-    # With several groups the factors of one are a column of a matrix; the kernel reads them one after another.
-    factors = out if scale is None else scale.contiguous()
-    _conv_kernel[(tiles, parts)](
-        grad, x, factors, out, batch, tokens, p, q, width, per_part,
-        grad.stride(0), grad.stride(3), grad.stride(1), *x.stride(), *stride, kernel[1], *dilation,
-        C=channels, NORM=scale is None, BP=bp, BQ=bq, BK=depth,
-        PRECISION="ieee" if exact else "tf32", num_warps=warps, num_stages=3,
-    )  # fmt: skip
-    if scale is None:
-        return out.sum(1)
-    if single:
-        return out.view(batch, p, kernel[0], kernel[1], channels).permute(0, 1, 4, 2, 3).contiguous()
-    return out.sum(0).view(p, kernel[0], kernel[1], channels).permute(0, 3, 1, 2).contiguous()
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """The same with positions at one stride (rows of an image next to each other), as the kernel reads them."""
-    return tensor if tensor.stride(2) == tensor.shape[3] * tensor.stride(3) else tensor.contiguous()
-
-
-def _unfolded(grad: Tensor, x: Tensor, kernel: list[int], stride: list[int], dilation: list[int]) -> Tensor:
-    """Per-example weight gradients by unfolding, where there is no kernel."""
-    for k in range(2):
-        x = x.unfold(2 + k, dilation[k] * (kernel[k] - 1) + 1, stride[k])[..., :: dilation[k]]
-    return torch.einsum("nohw,nchwij->nocij", grad.float(), x.float())
-
-
-@torch.library.custom_op("tacit::conv_norms", mutates_args=())  # type: ignore[untyped-decorator]
-def conv_norms(
-    grad: Tensor, x: Tensor, kernel: list[int], stride: list[int], dilation: list[int], exact: bool
-) -> Tensor:
-    """The squared norm of each example's weight gradient of a 2-d convolution; ``x`` is padded already."""
-    if not grad.is_cuda:
-        return _unfolded(grad, x, kernel, stride, dilation).square().sum((1, 2, 3, 4))
-    return _conv(_rows(grad), x, kernel, stride, dilation, None, exact)
-
-
-@conv_norms.register_fake  # type: ignore[untyped-decorator]
-def _(grad: Tensor, x: Tensor, kernel: list[int], stride: list[int], dilation: list[int], exact: bool) -> Tensor:
-    return grad.new_empty((grad.shape[0],), dtype=torch.float32)
-
-
-@torch.library.custom_op("tacit::conv_sum", mutates_args=())  # type: ignore[untyped-decorator]
-def conv_sum(
-    grad: Tensor, x: Tensor, scale: Tensor, kernel: list[int], stride: list[int], dilation: list[int], exact: bool
-) -> Tensor:
-    """The sum of each example's weight gradient of a 2-d convolution times its factor, in float32."""
-    if not grad.is_cuda:
-        return torch.tensordot(scale.float(), _unfolded(grad, x, kernel, stride, dilation), 1)
-    return _conv(_rows(grad), x, kernel, stride, dilation, scale, exact)
-
-
-@conv_sum.register_fake  # type: ignore[untyped-decorator]
-def _(
-    grad: Tensor, x: Tensor, scale: Tensor, kernel: list[int], stride: list[int], dilation: list[int], exact: bool
-) -> Tensor:
-    return grad.new_empty((grad.shape[1], x.shape[1], kernel[0], kernel[1]), dtype=torch.float32)
-
-
-@torch.library.custom_op("tacit::conv_products", mutates_args=())  # type: ignore[untyped-decorator]
-def conv_products(
-    grad: Tensor, x: Tensor, kernel: list[int], stride: list[int], dilation: list[int], exact: bool
-) -> Tensor:
-    """Each example's weight gradient of a 2-d convolution, in float32."""
-    if not grad.is_cuda:
-        return _unfolded(grad, x, kernel, stride, dilation).contiguous()
-    ones = torch.ones(grad.shape[0], dtype=torch.float32, device=grad.device)
-    return _conv(_rows(grad), x, kernel, stride, dilation, ones, exact, single=True)
-
-
-@conv_products.register_fake  # type: ignore[untyped-decorator]
-def _(grad: Tensor, x: Tensor, kernel: list[int], stride: list[int], dilation: list[int], exact: bool) -> Tensor:
-    return grad.new_empty((grad.shape[0], grad.shape[1], x.shape[1], kernel[0], kernel[1]), dtype=torch.float32)

@@ -83,6 +83,8 @@ class Loop:
         self.current: Piece | None = None
         self.by_loader = False
         self._closed = -1
+        # The pass over the loader, that of the last release, and the empty draws of it that the loop left out.
+        self._pass = self._pass_of_release = self._left_out = 0
         self._forget()
         self._last: tuple[Tensor, Tensor] | None = None
         self._released: tuple[Tensor, float] | None = None
@@ -104,7 +106,39 @@ class Loop:
         """The data loader is about to give the next batch to the loop."""
         self.by_loader = True
         self.settle()
+        if self._pass == self.batches.passes:
+            self.leave_behind()
+        else:
+            self._pass, self._left_out = self.batches.passes, 0
         self.current = self.batches.handed.popleft() if self.batches.handed else None
+
+    def leave_behind(self) -> None:
+        """The batch in hand is done with. An empty draw that no step was made of counts as one.
+
+        That a draw was empty is private, and a loop that leaves it out behaves by it. What is left out in a pass that
+        trains nothing (an evaluation over the loader) costs nothing.
+        """
+        piece, self.current = self.current, None
+        if piece is None or piece.taken or piece.real or piece.draw <= self._closed:
+            return
+        self._left_out += 1
+        if self._pass_of_release == self._pass:
+            self._count_left_out()
+
+    def _count_left_out(self) -> None:
+        for _ in range(self._left_out):
+            if self.paid is not None:
+                self.paid.take(float(self.noise_multiplier))
+            self.spent.add(float(self.noise_multiplier))
+        if self._left_out:
+            warnings.warn(
+                "an empty batch was left out: that it was empty is private, and the stated ε holds for a loop that "
+                "makes a step of it (noise alone). It is counted as a step; call backward and step on every batch, "
+                "also on one without rows",
+                PrivacyWarning,
+                stacklevel=4,
+            )
+        self._left_out = 0
 
     def piece(self) -> Piece | None:
         """The batch that the loop has in hand."""
@@ -211,7 +245,8 @@ class Loop:
     def discard(self) -> None:
         """Forget backward passes that no step was made of (``zero_grad``); pieces of an unfinished batch are kept."""
         for call in self.watch.pending:
-            call.piece.taken = True
+            # A batch in hand may go through the model again (to make adversarial examples of it, say).
+            call.piece.taken = not self.by_loader
         self.watch.pending.clear()
         if not (self._unfinished or self.hold):
             self._forget()
@@ -234,6 +269,9 @@ class Loop:
         passes = {draw // each for draw in self._draws}
         if self.paid is not None:
             self.paid.take(noise, draws, passes)
+        if self._pass_of_release != self._pass:
+            self._pass_of_release = self._pass
+            self._count_left_out()
         sums = self._sums or {
             n: torch.zeros(p.shape, dtype=wide(p.dtype), device=p.device) for n, p in self.parameters.items()
         }

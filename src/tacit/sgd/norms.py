@@ -118,7 +118,8 @@ class Group:
             tokens = self.outer.dims[2] + self.lookup.index.shape[1]
             size = (self.outer.size().sqrt() + _lookup_size(self.lookup).sqrt()).square()
             unit = roundoff(cross)
-            return Norms(a.squared + b.squared + 2 * cross, 4 * unit / tokens * size, unit**2 * size)
+            # What the sum of the narrow factors leaves out (a.product) is more than float32 rounding.
+            return Norms(a.squared + b.squared + 2 * cross, 4 * unit / tokens * size, unit**2 * size + a.product)
         if self.outer is not None:
             return self._outer_norms(self.outer)
         assert self.lookup is not None
@@ -138,9 +139,10 @@ class Group:
                 unit, split = float(torch.finfo(torch.float32).eps), kernels.SPLIT_ERROR[outer.left.dtype]
                 return Norms(squared, 4 * unit / tokens * size, split**2 * size)
             if self.lookup is not None:
-                size = outer.size()
-                split = kernels.SPLIT_ERROR[outer.left.dtype]
-                return Norms(kernels.product_norms(outer.left[:, 0], outer.right[:, 0]), 0.0, split**2 * size)
+                told = kernels.factor_norms(outer.left[:, 0], outer.right[:, 0])
+                unit, split = float(torch.finfo(torch.float32).eps), kernels.SPLIT_ERROR[outer.left.dtype]
+                size = told[:, 1] * told[:, 2]
+                return Norms(told[:, 0], 4 * unit / tokens * size, split**2 * size)
             product = outer.product()
             self.dense = outer.fold(product)
             return Norms(product.square().sum((1, 2, 3)))

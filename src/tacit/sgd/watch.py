@@ -84,6 +84,8 @@ class Call:
             raise ClippingError(
                 "two backward passes went through one forward pass of the model: add the losses and call backward once"
             )
+        if self.piece is None and self.linked:
+            return self._for_inputs(grads)
         self.rows = self.watch.rows_of(self)
         factor = self.watch.factor(self)
         found = {k: g * factor for k, g in enumerate(grads) if g is not None}
@@ -106,6 +108,14 @@ class Call:
             at += len(use.edges)
         self.watch.pending.append(self)
         return [None if g is None else g / factor for g in told[at:]]
+
+    def _for_inputs(self, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        """A batch that is none of the loader's trains something else through the model, as a generator is trained by
+        its discriminator: the inputs get their gradient, the parameters none."""
+        self.grads = []
+        found = [(out, grad) for out, grad in zip(self.outs, grads, strict=True) if grad is not None]
+        outs, values = [out for out, _ in found], [grad for _, grad in found]
+        return list(torch.autograd.grad(outs, [leaf for _, leaf in self.linked], values, allow_unused=True))
 
     def _through(self, whole: dict[int, Tensor], direct: dict[int, Tensor]) -> dict[int, Tensor]:
         """A loss that the model computed itself, as cotangents of the outputs per example that it was computed from."""
@@ -329,21 +339,34 @@ class Watch:
                 "over the data_loader that make_private returned, and take one step for each batch"
             )
         rows: int = call.piece.rows
-        for out in call.outs:
-            if out.dim() and self.dim_of(out, rows) is None:
-                raise ClippingError(
-                    f"{type(call.module).__name__} returned shape {tuple(out.shape)} for a batch of {rows} examples: "
-                    "no dimension holds the examples. Each row must be one example of the batch that the private data "
-                    "loader handed out, in the first dimension (in the second with batch_first=False)"
-                )
+        lost = self._without_examples(call, rows)
+        if lost is not None:
+            raise ClippingError(
+                f"{type(call.module).__name__} returned shape {tuple(lost.shape)} for a batch of {rows} examples: "
+                "no dimension holds the examples. Each row must be one example of the batch that the private data "
+                "loader handed out, in the first dimension (in the second with batch_first=False)"
+            )
         return rows
+
+    def _without_examples(self, call: Call, rows: int) -> Tensor | None:
+        """An output of the call that cannot hold the examples of the batch in hand."""
+        outs = [out for out in call.outs if out.dim()]
+        lost = next((out for out in outs if self.dim_of(out, rows) is None), None)
+        if lost is None and outs and not any(self._holds(tensor, rows) for tensor in (*call.data, *outs)):
+            # As many classes or tokens as there are examples: a dimension of that size does not make it the examples'.
+            return outs[0]
+        return lost
+
+    def _holds(self, tensor: Tensor, rows: int) -> bool:
+        """Whether the examples can be where the loop says that they are."""
+        return tensor.dim() > self.batch_dim and tensor.shape[self.batch_dim] == rows
 
     def factor(self, call: Call) -> float:
         return self.scale * (float(call.rows) if self.mean and call.rows else 1.0)
 
     def dim_of(self, tensor: Tensor, rows: int) -> int | None:
         """The dimension of a tensor that holds the examples."""
-        if tensor.dim() > self.batch_dim and tensor.shape[self.batch_dim] == rows:
+        if self._holds(tensor, rows):
             return self.batch_dim
         same = [k for k, size in enumerate(tensor.shape) if size == rows]
         return same[0] if len(same) == 1 else None

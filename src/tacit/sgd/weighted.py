@@ -4,73 +4,74 @@
 another gradient than the one whose norm was bounded. Here nothing is rounded: the accumulator, float32, is kept in
 units of the factor of the example at hand, and is multiplied by the ratio of two factors where the next example begins.
 
-The work (tile of the result, example) is dealt out evenly to as many programs as the GPU runs at once, in order; a tile
-that two or more of them share is put together afterwards, always in the same order, so that a run can be repeated bit
-by bit.
+Programs, as many as the GPU runs at once, compute whole tiles of the result side by side; the last tiles, too few for
+all, are dealt out evenly as pairs of a tile and an example, and put together afterwards, always in the same order, so
+that a run can be repeated bit by bit. How tiles are shaped and fetched is measured (:mod:`tacit.sgd.choices`).
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
-try:
-    import triton  # type: ignore[import-not-found, unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
-except ImportError:  # the module can then be imported, and computes the same with torch
-
-    def _jit(function: Any = None, **_: Any) -> Any:
-        return function if function is not None else _jit
-else:
-    _jit = triton.jit
+from tacit.sgd import choices, kernels
+from tacit.sgd.launch import described, has_descriptors, has_triton, interpreted, jit, launch, processors, tl
 
 #: Factors below this, relative to the largest, are left to the uncompiled step: ratios must stay inside float32.
 LEAST = 1e-12
 
 
-@_jit
+@jit
 def _sum_kernel(  # type: ignore[no-untyped-def]
-    left, right, scale, out, work, B, T, p, q, tiles,
+    left, right, scale, out, work, B, T, p, q, blocks,
     left_b, left_t, right_b, right_t,
-    KT: tl.constexpr, EVEN: tl.constexpr, BP: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
+    FETCH: tl.constexpr, BP: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """A share of all (tile, example) pairs. Whole tiles go to ``out``, parts of tiles to one of two places of ``work``.
+    """Whole tiles go to ``out``, this program's parts of shared tiles to its two places of ``work``.
 
-    Channels are adjacent in memory. Examples whose factor is zero must be zero themselves.
+    Channels are adjacent in memory; ``blocks`` is how many blocks of BK an example's tokens are. Examples whose factor
+    is zero must be zero themselves. FETCH: the factors are descriptors of blocks, which the copy engine reads.
     """
     program = tl.program_id(0).to(tl.int64)
-    total = (program - program + tiles) * B  # 64 bits
-    unit = program * total // tl.num_programs(0)
-    stop = (program + 1) * total // tl.num_programs(0)
+    programs = tl.num_programs(0)
+    down = tl.cdiv(p, BP)
     across = tl.cdiv(q, BQ)
-    inner = tl.arange(0, BK)
+    alone = down * across // programs
+    shared = (program - program + down * across - alone * programs) * B  # 64 bits
+    unit = program * shared // programs
+    stop = (program + 1) * shared // programs
     place = program * 2
-    while unit < stop:
-        tile = (unit // B).to(tl.int32)
-        first = (unit % B).to(tl.int32)
-        count = tl.minimum(B - first, stop - unit).to(tl.int32)
-        rows = tile // across * BP + tl.arange(0, BP)
-        columns = tile % across * BQ + tl.arange(0, BQ)
+    wave = 0
+    while (wave < alone) | (unit < stop):
+        whole = wave < alone
+        tile = tl.where(whole, wave * programs + program, alone * programs + unit // B).to(tl.int32)
+        first = tl.where(whole, 0, unit % B).to(tl.int32)
+        count = tl.where(whole, B, tl.minimum(B - unit % B, stop - unit)).to(tl.int32)
+        # Tiles that run side by side lie in few columns, or few rows, whichever are the longer: they read the same.
+        row = tl.where(down <= across, tile % down, tile // across) * BP
+        column = tl.where(down <= across, tile // down, tile % across) * BQ
+        rows = row + tl.arange(0, BP)
+        columns = column + tl.arange(0, BQ)
         total_PQ = tl.zeros((BP, BQ), tl.float32)
-        for k in range(first * KT, (first + count) * KT):
-            example = k // KT
-            t = k % KT * BK + inner
-            a = left + example.to(tl.int64) * left_b + t[:, None] * left_t + rows[None, :]
-            b = right + example.to(tl.int64) * right_b + t[:, None] * right_t + columns[None, :]
-            if EVEN:
-                x = tl.load(a, mask=rows[None, :] < p, other=0.0)
-                y = tl.load(b, mask=columns[None, :] < q, other=0.0)
+        for k in range(first * blocks, (first + count) * blocks):
+            example = k // blocks
+            t = (k - example * blocks) * BK
+            if FETCH:
+                x = left.load([example, t, row]).reshape(BK, BP)
+                y = right.load([example, t, column]).reshape(BK, BQ)
             else:
-                x = tl.load(a, mask=(rows[None, :] < p) & (t[:, None] < T), other=0.0)
-                y = tl.load(b, mask=(columns[None, :] < q) & (t[:, None] < T), other=0.0)
-            if (k % KT == 0) & (example > first):
-                total_PQ = total_PQ * (tl.load(scale + example - 1) / tl.load(scale + example))
+                own = t + tl.arange(0, BK)
+                a = left + example.to(tl.int64) * left_b + own[:, None] * left_t + rows[None, :]
+                b = right + example.to(tl.int64) * right_b + own[:, None] * right_t + columns[None, :]
+                x = tl.load(a, mask=(rows[None, :] < p) & (own[:, None] < T), other=0.0)
+                y = tl.load(b, mask=(columns[None, :] < q) & (own[:, None] < T), other=0.0)
             total_PQ = tl.dot(tl.trans(x), y, total_PQ)
-        total_PQ = total_PQ * tl.load(scale + first + count - 1)
+            # Behind the product, not before it: the tensor cores then wait only where an example ends.
+            if k - example * blocks == blocks - 1:
+                following = tl.load(scale + example + 1, mask=example + 1 < first + count, other=1.0)
+                total_PQ = total_PQ * (tl.load(scale + example) / following)
         if count == B:
             spot = out + rows[:, None].to(tl.int64) * q + columns[None, :]
             tl.store(spot, total_PQ, mask=(rows[:, None] < p) & (columns[None, :] < q))
@@ -78,31 +79,34 @@ def _sum_kernel(  # type: ignore[no-untyped-def]
             spot = work + place * (BP * BQ) + tl.arange(0, BP)[:, None] * BQ + tl.arange(0, BQ)[None, :]
             tl.store(spot, total_PQ)
             place += 1
-        unit += count
+        unit += tl.where(whole, 0, count)
+        wave += 1
 
 
-@_jit
+@jit
 def _join_kernel(  # type: ignore[no-untyped-def]
-    out, work, B, p, q, tiles, programs, BP: tl.constexpr, BQ: tl.constexpr, ROWS: tl.constexpr
+    out, work, B, p, q, programs, BP: tl.constexpr, BQ: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
     """Some rows of a tile that several programs share: the sum of their parts, in the order of the programs.
 
     There is one such tile for each place where one program stops inside a tile and the next goes on, or fewer.
     """
     program = tl.program_id(0).to(tl.int64)
-    total = (program - program + tiles) * B  # 64 bits
-    begins = (program + 1) * total // programs
-    tile = begins // B
-    begin = tile * B
+    down = tl.cdiv(p, BP)
+    across = tl.cdiv(q, BQ)
+    alone = down * across // programs
+    shared = (program - program + down * across - alone * programs) * B  # 64 bits
+    begins = (program + 1) * shared // programs
+    begin = begins // B * B
     end = begin + B
-    if (begins > begin) & (program * total // programs <= begin):  # the first such place in this tile
-        across = tl.cdiv(q, BQ)
+    if (begins > begin) & (program * shared // programs <= begin):  # the first such place in this tile
+        tile = alone * programs + begins // B
         own = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-        rows = tile // across * BP + own
-        columns = tile % across * BQ + tl.arange(0, BQ)
+        rows = tl.where(down <= across, tile % down, tile // across) * BP + own
+        columns = tl.where(down <= across, tile // down, tile % across) * BQ + tl.arange(0, BQ)
         total_RQ = tl.zeros((ROWS, BQ), tl.float32)
-        while program * total // programs < end:
-            start = program * total // programs
+        while program * shared // programs < end:
+            start = program * shared // programs
             # A program's first part is in its first place; a tile it only begins comes second if it had a part before.
             had = (start < begin) & (start % B != 0)
             place = program * 2 + had.to(tl.int64)
@@ -114,21 +118,9 @@ def _join_kernel(  # type: ignore[no-untyped-def]
 
 
 #: Rows, columns and depth of a tile, warps, stages, programs on a processor; the second where blocks of 64 tokens would
-#: leave more than a tenth of the last one empty. Measured on an H200.
-EVEN = {"BP": 128, "BQ": 128, "BK": 64, "num_warps": 4, "num_stages": 3, "per_processor": 2}
-UNEVEN = {"BP": 128, "BQ": 128, "BK": 32, "num_warps": 4, "num_stages": 5, "per_processor": 2}
-
-
-@functools.cache
-def processors(device: torch.device) -> int:
-    """How many multiprocessors a GPU has."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether the kernel can be compiled here."""
-    return importlib.util.find_spec("triton") is not None
+#: leave more than a tenth of the last one empty. The first of each is what is taken where nothing is measured.
+EVEN = ((128, 128, 64, 4, 3, 2), (128, 256, 64, 8, 3, 1), (128, 256, 64, 8, 4, 1), (256, 128, 64, 8, 3, 1))
+UNEVEN = ((128, 128, 32, 4, 5, 2), (128, 256, 32, 8, 5, 1), (128, 128, 32, 8, 5, 2), (256, 128, 32, 8, 5, 1))
 
 
 def fits(left: Tensor, right: Tensor) -> bool:
@@ -137,25 +129,47 @@ def fits(left: Tensor, right: Tensor) -> bool:
     narrow = left.dtype == torch.bfloat16 and right.dtype == torch.bfloat16
     # Widths below a tile, or tokens below a block, would be filled up with zeros.
     filled = min(p, q) >= 64 and p % 16 == 0 and q % 16 == 0 and -(-tokens // 32) * 32 <= 1.3 * tokens
-    return left.is_cuda and narrow and has_triton() and filled
+    return choices.chooses("sum", left) and narrow and has_triton() and filled
 
 
-def launch(left: Tensor, right: Tensor, scale: Tensor, programs: int, **options: int) -> Tensor:
-    """Run the kernels with ``programs`` programs; ``options`` are the shape of a tile and how it is computed."""
+def by_kernel(left: Tensor, right: Tensor, scale: Tensor, tile: tuple[int, ...], fetch: bool) -> Tensor:
+    """The sum by the kernels; ``tile`` as in :data:`EVEN`, ``fetch`` by the copy engine."""
     (batch, tokens, p), q = left.shape, right.shape[2]
-    bp, bq, bk = (options[k] for k in ("BP", "BQ", "BK"))
+    bp, bq, bk, warps, stages, each = tile
     tiles = -(-p // bp) * -(-q // bq)
-    programs = min(programs, tiles * batch)
+    programs = min(processors(left.device) * each, tiles * batch)
     out = torch.empty((p, q), dtype=torch.float32, device=left.device)
     work = torch.empty((programs, 2, bp, bq), dtype=torch.float32, device=left.device)
-    _sum_kernel[(programs,)](
-        left, right, scale, out, work, batch, tokens, p, q, tiles,
+    pair = (described(left, (1, bk, bp)), described(right, (1, bk, bq))) if fetch else (left, right)
+    launch(
+        _sum_kernel, (programs,), *pair, scale, out, work, batch, tokens, p, q, -(-tokens // bk),
         left.stride(0), left.stride(1), right.stride(0), right.stride(1),
-        KT=-(-tokens // bk), EVEN=tokens % bk == 0, **options,
+        FETCH=fetch, BP=bp, BQ=bq, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    if programs > 1:
-        _join_kernel[(programs - 1, bp // 32)](out, work, batch, p, q, tiles, programs, BP=bp, BQ=bq, ROWS=32)
+    if tiles % programs and programs > 1:
+        launch(
+            _join_kernel, (programs - 1, bp // 32), out, work, batch, p, q, programs, BP=bp, BQ=bq, ROWS=32, num_warps=4
+        )
     return out
+
+
+def sum_ways(left: Tensor, right: Tensor) -> dict[str, choices.Way]:
+    """The ways to compute the sum: tiles of several shapes, read by addresses or by the copy engine; two products."""
+    tokens = left.shape[1]
+    tiles = UNEVEN if -(-tokens // 64) * 64 > 1.1 * tokens else EVEN
+    ways: dict[str, choices.Way] = {}
+    if has_triton() and (left.is_cuda or interpreted()):
+        aligned = all(t.stride(0) % 8 == 0 == t.stride(1) % 8 and t.data_ptr() % 16 == 0 for t in (left, right))
+        for fetch in (False, True) if has_descriptors() and aligned else (False,):
+            for tile in tiles if fetch else tiles[:2]:
+                name = f"{'fetched' if fetch else 'read'} {'x'.join(map(str, tile[:3]))}, {tile[3]} warps, "
+                ways[f"{name}{tile[4]} stages, {tile[5]} each"] = partial(by_kernel, tile=tile, fetch=fetch)
+    ways["two products"] = kernels.weighted_product
+    return ways
+
+
+def _sums_agree(found: Tensor, wanted: Tensor) -> bool:
+    return bool((found - wanted).norm() <= 3e-5 * wanted.norm())  # two products are exact to 2^-17
 
 
 @torch.library.custom_op("tacit::scaled_sum", mutates_args=())  # type: ignore[untyped-decorator]
@@ -164,13 +178,13 @@ def scaled_sum(left: Tensor, right: Tensor, scale: Tensor) -> Tensor:
 
     An example that is to add nothing must be zero: its factor is then any positive number.
     """
-    if not left.is_cuda:
+    if not choices.chooses("sum", left):
         return torch.einsum("btp,btq->pq", left.float() * scale.float()[:, None, None], right.float())
     left, right = (t if t.stride(2) == 1 else t.contiguous() for t in (left, right))
-    tokens = left.shape[1]
-    options = dict(UNEVEN if -(-tokens // 64) * 64 > 1.1 * tokens else EVEN)
-    programs = processors(left.device) * options.pop("per_processor")
-    return launch(left, right, scale.float().contiguous(), programs, **options)
+    scale = scale.float().contiguous()
+    ways = sum_ways(left, right)
+    name = choices.chooser().pick("sum", ways, "two products", _sums_agree, (left, right, scale))
+    return ways[name](left, right, scale).contiguous()
 
 
 @scaled_sum.register_fake  # type: ignore[untyped-decorator]

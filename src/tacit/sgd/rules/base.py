@@ -122,23 +122,19 @@ class Outer:
         )
 
     def kernel_norms(self) -> tuple[Tensor, Tensor | float] | None:
-        """Squared norms by a kernel that forms no product, and the size their rounding is relative to.
+        """Squared norms by whichever way is fastest, and the size their rounding is relative to.
 
-        The size is 0 where the sum is made of the very numbers that were squared. None where the product itself is the
-        cheapest way, and kept.
+        The size is 0 where the sum is made of the very numbers that were squared. None where the product itself is
+        smaller than the factors, cheapest, and kept.
         """
         _, _, tokens, p, q = self.dims
-        block = 128 if tokens > 64 else 64
-        tiles = -(-tokens // block)
-        gram = tiles * (tiles + 1) // 2 * block * block * (p + q)
-        if gram <= tokens * p * q:
-            found = kernels.gram_norms(*self._aligned())
-            return found[:, 0], found[:, 1] * found[:, 2]
-        if 4 * p * q <= self.left.element_size() * tokens * (p + q):
+        side = 128 if tokens > 64 else 64
+        tiles = -(-tokens // side)
+        gram = tiles * (tiles + 1) // 2 * side * side * (p + q)
+        if gram > tokens * p * q and 4 * p * q <= self.left.element_size() * tokens * (p + q):
             return None
-        pair = self._aligned()  # for both: a second copy, not filled up, would be kept beside it
-        left, right = (widen(t).square().sum((1, 2)) for t in pair)
-        return kernels.product_norms(*pair), left * right
+        found = kernels.factor_norms(*self._aligned())
+        return found[:, 0], found[:, 1] * found[:, 2]
 
     def weighted_sum(self, scale: Tensor, sanitise: bool, positive: bool = False) -> Tensor:
         """``sum_b scale_b G_b`` in ``D``'s shape; ``positive`` says that no factor is zero."""

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.sgd import kernels
+from tacit.sgd import convolutions, kernels
 from tacit.sgd.capture import Use
 from tacit.sgd.layout import Layout
 from tacit.sgd.rules.base import (
@@ -110,7 +110,7 @@ class ConvOuter(Outer):
             return (ours * theirs).sum((1, 2)), size
         if 4 * p * q <= self.grad.element_size() * (tokens * p + positions * channels):
             return None
-        return kernels.conv_norms(self.grad, self.a, *self._settings), 0.0
+        return convolutions.conv_norms(self.grad, self.a, *self._settings), 0.0
 
     def _grad_gram(self) -> Tensor:
         return kernels.products(self.grad.flatten(2), self.grad.flatten(2))
@@ -133,7 +133,7 @@ class ConvOuter(Outer):
 
     def product(self) -> Tensor:
         if self.by_kernel:
-            found = kernels.conv_products(self.grad, self.a, *self._settings)
+            found = convolutions.conv_products(self.grad, self.a, *self._settings)
             return found.reshape(len(found), 1, self.sizes[0], -1)
         if self.grad.is_cuda:  # grouped convolution kernels are slow there, batched products are not
             return self.left.mT @ self.right
@@ -155,7 +155,7 @@ class ConvOuter(Outer):
     def weighted_sum(self, scale: Tensor, sanitise: bool, positive: bool = False) -> Tensor:
         grad, a = (clean(self.grad), clean(self.a)) if sanitise else (self.grad, self.a)
         if self.by_kernel:
-            return kernels.conv_sum(grad, a, scale, *self._settings)
+            return convolutions.conv_sum(grad, a, scale, *self._settings)
         if grad.numel() <= a.numel():
             grad = grad * self.layout.spread(scale.to(grad.dtype), grad.dim())
         else:

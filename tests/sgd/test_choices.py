@@ -1,0 +1,152 @@
+"""The fastest of several exact ways is measured once, checked, kept, and can be pinned."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from tacit.sgd import choices, kernels
+
+FACTORS = torch.ones(4, 6, 3), torch.ones(4, 6, 5)
+
+
+def answer(left, right):
+    return left.sum() + right.sum()
+
+
+def wrong(left, right):
+    return answer(left, right) + 1
+
+
+def broken(left, right):
+    raise RuntimeError("out of shared memory")
+
+
+class Bench:
+    """Ways with known times, by a clock that only their runs move."""
+
+    def __init__(self, path, times, seconds=1.0):
+        self.now, self.times, self.measured = 0.0, times, []
+        self.ways = {name: self.way(name, function) for name, function in WAYS.items()}
+        self.chooser = choices.Chooser(choices.Record.read(path), self.timer, lambda: self.now, seconds)
+
+    def way(self, name, function):
+        def run(*tensors):
+            self.last = name
+            return function(*tensors)
+
+        return run
+
+    def timer(self, run, seconds):
+        run()
+        self.measured.append(self.last)
+        self.now += 10 * self.times[self.last]
+        return self.times[self.last]
+
+    def pick(self, factors=FACTORS, kind="norms"):
+        return self.chooser.pick(kind, self.ways, "plain", torch.equal, factors)
+
+
+WAYS = {"usual": answer, "wrong": wrong, "broken": broken, "quick": answer, "plain": answer}
+TIMES = {"usual": 3e-3, "wrong": 1e-3, "quick": 2e-3, "plain": 4e-3}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "cache" / "choices.json"
+
+
+def test_the_fastest_right_way_is_taken_and_the_record_says_what_was_left_out(path):
+    bench = Bench(path, TIMES)
+    assert bench.pick() == "quick"
+    assert bench.measured == ["usual", "quick", "plain"]
+    (entry,) = choices.Record.read(path).entries.values()
+    assert entry["left_out"] == {"wrong": "wrong", "broken": "RuntimeError: out of shared memory"}
+    assert entry["microseconds"] == {"usual": 3000.0, "quick": 2000.0, "plain": 4000.0}
+
+
+def test_a_later_run_takes_the_same_way_without_measuring(path):
+    Bench(path, TIMES).pick()
+    later = Bench(path, TIMES | {"usual": 1e-6})
+    assert later.pick() == "quick"
+    assert later.measured == []
+
+
+def test_batches_of_about_the_same_size_are_not_measured_again(path):
+    bench = Bench(path, TIMES)
+    bench.pick()
+    bench.pick((torch.ones(3, 7, 3), torch.ones(3, 7, 5)))
+    assert len(bench.measured) == 3
+    bench.pick((torch.ones(3, 7, 4), torch.ones(3, 7, 5)))
+    assert len(bench.measured) == 6
+
+
+def test_a_difference_as_small_as_noise_changes_nothing(path):
+    assert Bench(path, TIMES | {"quick": 2.95e-3}).pick() == "usual"
+
+
+def test_measuring_ends_when_its_time_is_over(path):
+    bench = Bench(path, TIMES, seconds=0.025)
+    assert bench.pick() == "usual"  # ten runs of it take 30 ms: nothing else is tried
+    (entry,) = choices.Record.read(path).entries.values()
+    assert entry["left_out"]["quick"] == "no time left"
+    assert bench.pick(kind="sum") == "usual"
+    assert bench.measured == ["usual"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 0, "choices": {}}', '{"version": 1, "choices": 3}'])
+def test_a_file_that_cannot_be_read_is_measured_anew(path, text):
+    path.parent.mkdir()
+    path.write_text(text)
+    assert Bench(path, TIMES).pick() == "quick"
+    assert len(json.loads(path.read_text())["choices"]) == 1
+
+
+def test_two_processes_keep_both_what_they_found(path):
+    one, two = Bench(path, TIMES), Bench(path, TIMES)
+    one.pick()
+    two.pick(kind="sum")
+    assert len(choices.Record.read(path).entries) == 2
+
+
+def test_a_folder_that_cannot_be_written_does_no_harm(path):
+    path.parent.write_text("a file where the folder should be")
+    bench = Bench(path, TIMES)
+    assert bench.pick() == bench.pick() == "quick"
+    assert len(bench.measured) == 3
+
+
+def test_the_environment_turns_it_off_or_names_a_file(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TACIT_CHOICES", raising=False)
+    assert choices.place() == tmp_path / "tacit" / "choices.json"
+    monkeypatch.setenv("TACIT_CHOICES", "default")
+    assert choices.place() is None
+    assert choices.Chooser(None).pick("norms", WAYS, "plain", torch.equal, FACTORS) == "usual"
+    monkeypatch.setenv("TACIT_CHOICES", "pinned.json")
+    assert choices.place().name == "pinned.json"
+    monkeypatch.setenv("TACIT_CHOICES", "off")
+    with pytest.raises(ValueError, match="'default' or the name of a"):
+        choices.place()
+
+
+def test_a_forced_way_is_taken_on_any_device():
+    left, right = (torch.randn(3, 8, n) for n in (20, 30))
+    assert not choices.chooses("norms", left)
+    with choices.forced(norms="gram by products in 1"):
+        assert choices.chooses("norms", left)
+        by_gram = kernels.factor_norms(left, right)
+    assert torch.allclose(by_gram, kernels.factor_norms(left, right), rtol=1e-5)
+
+
+def test_numbers_are_made_up_in_the_same_order_and_within_a_limit():
+    large = torch.empty(64, 10, 6).transpose(1, 2)
+    (some,) = choices.made_up(large, most=64 * 6 * 4 * 10)
+    assert some.shape == (64, 6, 10)
+    assert some.stride() == large.stride()
+    assert some.std() > 0.9
+    (few,) = choices.made_up(large, most=1000)
+    assert few.shape == (4, 6, 10)
+    assert choices.made_up(large, most=100) is None
