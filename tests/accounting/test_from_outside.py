@@ -102,3 +102,12 @@ def test_the_lower_end_knows_how_far_apart_two_records_can_lie() -> None:
 def test_a_first_lattice_that_is_far_too_coarse_is_not_the_last() -> None:
     """The loss of a step is about q e^x: ten million of them have a standard deviation of 1e-6. It was 560,050."""
     assert acc.epsilon(poisson(1e-9, 3.0, 10**7), 1e-5).upper == 0.0
+
+
+def test_delta_goes_back_to_where_epsilon_came_from_with_sampled_laplace_noise() -> None:
+    """Rounding left 1e-17 of mass below the smallest loss, no lattice reached that far, and δ was in [0, 1]."""
+    sampled = acc.PoissonSampled(acc.Laplace(8.219200993263463), 0.14342486613558342)
+    other = acc.PoissonSampled(acc.Laplace(0.6657851337350071), 0.009917955574865616)
+    run = sampled * 93 + other * 40 + acc.Gaussian(3.2337308960606514) * 389
+    cost = acc.epsilon(run, 1e-5)
+    assert 0.99e-5 < acc.delta(run, cost.upper, tolerance=1e-7).upper < 1.01e-5

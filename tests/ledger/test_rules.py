@@ -154,6 +154,29 @@ def test_cut_batches_and_failures_are_paid_from_the_part_of_delta_kept_for_them(
     ledger.verify(reprice=True).require()
 
 
+def test_a_search_over_private_training_is_granted_under_the_renyi_rule():
+    """Its runs cut batches, so it has no divergence itself; the one over plain runs has, and the rest are failures."""
+    cut = acc.TruncatedPoissonSampled(acc.Gaussian(10.0), 0.2, examples=10_000, max_batch=2400)
+    search = acc.Selected(cut * 50 + acc.Gaussian(20.0), gamma=0.25)
+    plain = acc.Selected(cut.poisson() * 50 + acc.Gaussian(20.0), gamma=0.25)
+    ledger = Ledger()
+    terms = ledger.register("people", epsilon=6.0, delta=1e-5, rule="renyi")
+    charge = ledger.charge("people", search, delta=1e-6)
+    assert charge.price.renyi == tuple(acc.renyi(plain, list(terms.rule.orders)))
+    assert charge.price.failure == pytest.approx((1 + math.exp(6.0)) * 4 * 50 * cut.extra_delta(), rel=1e-12)
+    assert ledger.verify("people", reprice=True).problems == ()
+
+
+@pytest.mark.parametrize("distribution", ["geometric", "logarithmic", "poisson", "threshold"])
+def test_failures_inside_a_selection_are_paid_for_every_run_that_is_expected(distribution):
+    failing = acc.Either(acc.ApproxDP(0.5, 1e-9), acc.Gaussian(2.0), share=0.25)
+    search = acc.Selected.of(failing + acc.ApproxDP(0.1, 1e-10), 8.0, distribution=distribution)
+    near, failure = rules._without_failures(search * 3, 1.0)
+    assert failure == pytest.approx((1 + math.e) * 3 * 8 * (0.25e-9 + 1e-10), rel=1e-9)
+    assert all(math.isfinite(x) for x in acc.renyi(near, [4.0]))
+    assert math.isinf(acc.renyi(search, [4.0])[0])
+
+
 def test_what_the_rules_cannot_do_is_said_at_once():
     ledger = Ledger()
     with pytest.raises(TermsError, match="needs δ > 0"):

@@ -225,6 +225,8 @@ class SampledLaplaceLoss(Loss):
         inside = np.clip(wanted, self.bottom, self.top)
         with np.errstate(divide="ignore"):
             base = np.log1p(np.maximum(np.expm1(inside) / self.rate, -1.0))
+        # beyond the ends there is nothing, not even what the rounding of the logarithm leaves
+        base = np.where(wanted <= self.bottom, -self.epsilon, np.where(wanted >= self.top, self.epsilon, base))
         shifted, plain = LaplaceLoss(self.epsilon).cells(np.clip(base, -self.epsilon, self.epsilon))
         mixture = (1 - self.rate) * plain + self.rate * shifted
         return (mixture, plain) if self.mixture_is_p else (plain[::-1], mixture[::-1])

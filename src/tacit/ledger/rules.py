@@ -243,7 +243,7 @@ def certified(mechanism: acc.Mechanism, delta: float, adjacency: str) -> acc.Bou
     """
     bound = acc.epsilon(mechanism, delta, adjacency=adjacency)
     if math.isfinite(bound.upper):
-        back = acc.delta(mechanism, bound.upper, adjacency=adjacency)
+        back = acc.delta(mechanism, bound.upper, adjacency=adjacency, tolerance=1e-3 * delta)
         if back.lower > delta * (1 + 1e-6):
             raise PriceError(
                 f"the accountant prices {mechanism!r} at ε={bound.upper:.6g} for δ={delta:g}, but at that ε it finds δ "
@@ -300,16 +300,41 @@ def _without_failures(mechanism: acc.Mechanism, epsilon: float) -> tuple[acc.Mec
     """The mechanism without what has infinite divergence, and the δ that this adds at ``epsilon``.
 
     A cut batch differs from plain Poisson sampling by a total variation w on either side: (1 + e^ε)·w. An
-    (ε0, δ0)-DP mechanism is ε0-DP except with probability δ0 (Kairouz, Oh & Viswanath 2015).
+    (ε0, δ0)-DP mechanism is ε0-DP except with probability δ0 (Kairouz, Oh & Viswanath 2015). Inside a selection either
+    happens in some run with probability at most E[K] times that; apart from it the selection is one over what has a
+    finite divergence: a total variation again.
     """
     failure: list[float] = []
     finite: list[tuple[acc.Mechanism, int]] = []
+    apart = 1 + math.exp(min(epsilon, 700.0))
     for part, times in mechanism.parts():
-        if isinstance(part, acc.TruncatedPoissonSampled):
-            failure.append((1 + math.exp(min(epsilon, 700.0))) * times * part.extra_delta())
-            part = part.poisson()
-        elif isinstance(part, acc.ApproxDP):
+        if isinstance(part, acc.ApproxDP):
             failure.append(times * part.delta)
             part = acc.PureDP(part.epsilon, unit=part.unit, adjacency=part.adjacency)
+        else:
+            part, variation = _nearest(part)
+            failure.append(apart * times * variation)
         finite.append((part, times))
     return acc.Composed(tuple(finite), unit=mechanism.unit), math.fsum(failure)
+
+
+def _nearest(mechanism: acc.Mechanism) -> tuple[acc.Mechanism, float]:
+    """A mechanism of finite divergence, and an upper bound on how far in total variation this one is from it."""
+    if isinstance(mechanism, acc.Composed):
+        found = [(*_nearest(part), times) for part, times in mechanism.parts()]
+        near = acc.Composed(tuple((part, times) for part, _, times in found), unit=mechanism.unit)
+        return near, math.fsum(times * variation for _, variation, times in found)
+    if isinstance(mechanism, acc.TruncatedPoissonSampled):
+        return mechanism.poisson(), mechanism.extra_delta()
+    if isinstance(mechanism, acc.ApproxDP):
+        pure = acc.PureDP(mechanism.epsilon, unit=mechanism.unit, adjacency=mechanism.adjacency)
+        return pure, mechanism.delta
+    if isinstance(mechanism, acc.Selected):
+        inner, variation = _nearest(mechanism.mechanism)
+        # the number of runs does not depend on the data (for a threshold it is at most ``runs`` on average)
+        return dataclasses.replace(mechanism, mechanism=inner), mechanism.runs * variation
+    if isinstance(mechanism, acc.Either):
+        (one, first), (other, second) = _nearest(mechanism.one), _nearest(mechanism.other)
+        variation = mechanism.share * first + (1 - mechanism.share) * second
+        return dataclasses.replace(mechanism, one=one, other=other), variation
+    return mechanism, 0.0
