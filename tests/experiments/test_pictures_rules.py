@@ -12,18 +12,16 @@ from tacit.experiments.table import Table
 from tacit.pate import VoteCounts
 
 
-def trial(name, seed, first, second):
-    return {"name": name, "seed": seed, "committee 1": first, "committee 2": second}
-
-
-def test_the_student_is_the_best_trial_and_a_second_round_must_be_better_than_none():
-    rows = [trial("640 first", 0, 0.97, 0.98), trial("2000 spread", 0, 0.96, 0.985)]
-    assert pate_recipe.chosen(rows) == Recipe(queries=2000, spread=True, rounds=2, **pate_recipe.FINAL)
-    assert not pate_recipe.chosen([*rows, trial("2000 spread, crossed", 0, 0.97, 0.984)]).crossed
-    assert pate_recipe.chosen([*rows, trial("2000 spread, crossed", 0, 0.97, 0.986)]).crossed
-    one_round = pate_recipe.chosen([*rows, trial("2000 spread, stronger", 0, 0.99, 0.986)])
-    assert one_round.rounds == 1
-    assert one_round.strength == 1.5
+def test_the_student_is_the_best_trial_on_the_mean():
+    rows = [
+        {"name": "640, 200 and 60", "seed": 0, "accuracy": 0.98},
+        {"name": "2600, 200 and 150", "seed": 0, "accuracy": 0.984},
+        {"name": "640, 200 and 60", "seed": 1, "accuracy": 0.986},
+    ]
+    assert pate_recipe.chosen(rows[:2]).queries == 2600
+    assert pate_recipe.chosen([*rows, rows[2]]) == Recipe(
+        queries=640, check_noise=60.0, rounds=1, batch=32, **pate_recipe.FINAL
+    )
 
 
 def test_spread_queries_are_every_so_many_images_and_all_are_kept():
