@@ -143,6 +143,9 @@ class DPDataLoader(DataLoader):  # type: ignore[misc]
             if self.loop is not None:
                 self.loop.hand_out()
             yield batch
+        if self.loop is not None:
+            self.loop.settle()
+            self.loop.leave_behind()
 
     def split(self, physical: int) -> DPDataLoader:
         """The same draws in pieces of at most ``physical`` records."""
@@ -187,9 +190,14 @@ def sampler_of(data_loader: DataLoader, *, poisson: bool) -> Sampler:
     dataset = data_loader.dataset
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ValueError("records must be reachable by number: an IterableDataset cannot be sampled privately")
-    size, batch = len(dataset), batch_size_of(data_loader)
-    if size == 0:
+    if len(dataset) == 0:
         raise ValueError("the data are empty")
+    own: Any = getattr(data_loader.batch_sampler, "sampler", None)
+    if isinstance(data_loader.batch_sampler, PrivateBatches) and isinstance(own, Poisson):
+        if own.size != len(dataset):
+            raise ValueError(f"the sampler draws from {own.size} records, and the data set has {len(dataset)}")
+        return own  # a Poisson loader already: its own rate, drawn by the key of this run
+    size, batch = len(dataset), batch_size_of(data_loader)
     batch = min(batch, size)
     if poisson:
         return Poisson(size, batch)

@@ -17,11 +17,11 @@ from typing import IO, Any, BinaryIO
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Ledger, OperatorView
-from tacit.opacus.accountants import create_accountant
+from tacit.opacus.accountants import IAccountant, create_accountant
 from tacit.opacus.data_loader import DPDataLoader, _key, sampler_of
 from tacit.opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
 from tacit.opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -86,10 +86,24 @@ class PrivacyEngine:
             raise ValueError("give ledger= and dataset= together: the ledger, and the name of the data in it")
         self.ledger, self.purpose = ledger, purpose
         self._registered = dataset
-        self.accountant = create_accountant(mechanism=accountant)
+        self._accountant = create_accountant(mechanism=accountant)
         self.secure_mode = secure_mode
         self.dataset: Any = None
         self.loops: list[Loop] = []
+
+    @property
+    def accountant(self) -> IAccountant:
+        """What counts. Another one may be put in its place: the runs of this engine are counted by it, too."""
+        return self._accountant
+
+    @accountant.setter
+    def accountant(self, value: IAccountant) -> None:
+        if not isinstance(value, IAccountant):
+            raise TypeError(f"the accountant is one of tacit.opacus.accountants, not a {type(value).__name__}")
+        for loop in self.loops:
+            if not any(run is loop.spent for run in value._runs):
+                value.follow(loop.spent)
+        self._accountant = value
 
     # -- make private -----------------------------------------------------------------------------------------------
 
@@ -337,6 +351,14 @@ class PrivacyEngine:
             )
         elif data_loader.drop_last:
             warnings.warn("drop_last has no meaning for Poisson batches, which differ in size", stacklevel=5)
+        inner = getattr(data_loader.batch_sampler, "sampler", None)
+        if isinstance(sampler, Poisson) and type(inner) not in (RandomSampler, SequentialSampler, type(sampler)):
+            kind = type(inner or data_loader.batch_sampler).__name__
+            warnings.warn(
+                f"{kind} does not choose the batches of private training: each record is drawn with the same "
+                "probability. Weigh the losses instead, if some are to count more",
+                stacklevel=5,
+            )
 
     # -- the rest ---------------------------------------------------------------------------------------------------
 
@@ -433,7 +455,7 @@ class PrivacyEngine:
         paid = self._paid(optimizer)
         if paid is not None:
             paid.go_on(entry)
-        module.load_state_dict(state["module_state_dict"], **(module_load_dict_kwargs or {}))
+        module.load_state_dict(_unwrapped(module, state["module_state_dict"]), **(module_load_dict_kwargs or {}))
         self.accountant.load_state_dict(state["privacy_accountant_state_dict"])
         told = state.pop("optimizer_state_dict", None)
         if optimizer is not None and told is not None:
@@ -472,6 +494,14 @@ class Hooks:
     def cleanup(self) -> None:
         """Take the hooks off the model."""
         self._loop.close()
+
+
+def _unwrapped(module: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
+    """The weights of a checkpoint; Opacus' own begin with the name of its wrapper, which is not here."""
+    wrapper = "_module."
+    if hasattr(module, "_module") or not all(name.startswith(wrapper) for name in weights):
+        return weights
+    return {name.removeprefix(wrapper): value for name, value in weights.items()}
 
 
 def _elements(module: nn.Module) -> int:

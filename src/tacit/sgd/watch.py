@@ -359,7 +359,7 @@ class Watch:
 
     def _holds(self, tensor: Tensor, rows: int) -> bool:
         """Whether the examples can be where the loop says that they are."""
-        return tensor.dim() > self.batch_dim and tensor.shape[self.batch_dim] == rows
+        return bool(tensor.dim() > self.batch_dim and tensor.shape[self.batch_dim] == rows)
 
     def factor(self, call: Call) -> float:
         return self.scale * (float(call.rows) if self.mean and call.rows else 1.0)

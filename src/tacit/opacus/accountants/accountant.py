@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from tacit import accounting as acc
-from tacit.sgd.draws import Spent, priced
-from tacit.sgd.sampling import make_sampler
+from tacit.sgd.draws import PoissonAtRate, Spent, priced
+from tacit.sgd.sampling import Sampler, make_sampler
 
 History = list[tuple[float, float, int]]
 
@@ -53,7 +53,7 @@ class IAccountant:
         """(noise multiplier, sampling rate, steps), as Opacus shows it; steps of several draws at the rate of one."""
         found = list(self._noted)
         for run in self._runs:
-            rate = run.sampler.batch_size / run.sampler.size
+            rate = _rate(run.sampler) or run.sampler.batch_size / run.sampler.size
             found += [(noise, rate, times) for noise, _, times in run.releases]
         return found
 
@@ -111,6 +111,7 @@ class IAccountant:
                 {
                     "name": run.name,
                     "sampler": [run.sampler.name, run.sampler.size, run.sampler.batch_size],
+                    "rate": _rate(run.sampler),
                     "releases": list(run.releases),
                     "passes": dict(run.passes),
                     "elements": run.elements,
@@ -136,7 +137,10 @@ class IAccountant:
         for kept in own["runs"]:
             if kept["name"] in live:
                 continue  # its own earlier state: what was released since stays released
-            run = Spent(make_sampler(*kept["sampler"]), kept["elements"])
+            name, size, batch = kept["sampler"]
+            rate = kept.get("rate")
+            sampler = make_sampler(name, size, batch) if rate is None else PoissonAtRate(size, batch, float(rate))
+            run = Spent(sampler, kept["elements"])
             run.name = kept["name"]
             run.releases = [(float(a), int(b), int(c)) for a, b, c in kept["releases"]]
             run.passes = {int(k): float(v) for k, v in kept["passes"].items()}
@@ -145,6 +149,11 @@ class IAccountant:
     def follow(self, run: Spent) -> None:
         """Count what this run releases from now on."""
         self._runs.append(run)
+
+
+def _rate(sampler: Sampler) -> float | None:
+    """The rate of a sampler that has one which is no whole number of records out of all."""
+    return sampler.rate if isinstance(sampler, PoissonAtRate) else None
 
 
 class PRVAccountant(IAccountant):

@@ -34,6 +34,7 @@ class DPOptimizer(Optimizer):  # type: ignore[misc]
         self._prepared = False
         inner = getattr(optimizer, "optimizer", None)  # accelerate's wrapper has one, and no hooks of its own
         target = inner if isinstance(inner, Optimizer) else optimizer
+        self._wrapped = target is not optimizer
         self._handle = target.register_step_pre_hook(self._before)
         for name in ("step_pre", "step_post", "state_dict_pre", "state_dict_post"):
             setattr(self, f"_optimizer_{name}_hooks", OrderedDict())
@@ -68,6 +69,12 @@ class DPOptimizer(Optimizer):  # type: ignore[misc]
             for p in self.params:
                 p.grad = None
             return False
+        known = {id(p) for p in self.loop.parameters.values()}
+        if any(id(p) not in known for p in self.params):
+            raise RuntimeError(
+                "the optimizer was given a parameter after make_private, which gets no noise: choose before what is "
+                "trained"
+            )
         if self.step_hook is not None:
             self.step_hook(self)
         self.loop.release()
@@ -76,7 +83,16 @@ class DPOptimizer(Optimizer):  # type: ignore[misc]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One private step; nothing where the batch goes on in another piece (``BatchMemoryManager``)."""
-        return self.original_optimizer.step() if closure is None else self.original_optimizer.step(closure)
+        if self._wrapped:  # the wrapper decides when there is a step
+            return self.original_optimizer.step() if closure is None else self.original_optimizer.step(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self.pre_step():
+            told = self.original_optimizer.step()
+            return told if closure is None else loss
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget gradients that no step was made of. Forgetting to call it does no harm: steps start from nothing."""
