@@ -155,7 +155,7 @@ def test_a_search_selects_what_the_same_runs_give_here_and_charges_once(tmp_path
     monkeypatch.setattr(search, "_begin", lambda: begin() | {"waiting": list(drawn)})
     secrets = [bytes([i]) * 32 for i in range(4)]
     left = iter(secrets)
-    monkeypatch.setattr(search, "_secret", lambda: next(left))
+    monkeypatch.setattr(search, "_secret", lambda lot: next(left))
     killer = kill_one(tmp_path, after=2)
     found = search.run()
     killer.join()

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import random
 import stat
 import sys
 import warnings
@@ -22,6 +23,7 @@ from scipy import stats
 from tacit import accounting as acc
 from tacit import tuning
 from tacit.ledger import BudgetExceeded, Ledger
+from tacit.noise import add_gaussian
 from tacit.sgd import Training
 from tacit.tuning import AdaptiveError, LogUniform, PrivateSearch, Score, SearchFailed, TuningError, correct_count
 
@@ -322,6 +324,34 @@ def test_an_interrupted_search_goes_on_with_the_same_charge_and_leaves_no_trace(
     assert found.model == "good"
     assert ledger.budget("people").charges == 1
     assert not place.exists()
+
+
+@pytest.mark.parametrize("method", ["geometric", "threshold", "exponential"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_that_was_interrupted_is_done_again_as_it_was(tmp_path: Path, method: str, workers: int) -> None:
+    """A run drawn anew would be one given that it was not lost, which nobody has priced."""
+    attempts: list[list[tuple[float, float]]] = [[]]
+
+    def drawing(candidate: dict[str, Any], noise: float) -> str:
+        # from tacit's exact noise, and from the generator that everybody shares
+        attempts[-1].append((float(add_gaussian(0.0, 1.0)), random.random()))
+        if len(attempts) == 1:
+            raise KeyboardInterrupt
+        return str(candidate["which"])
+
+    options: dict[str, Any] = {"method": method, "workers": workers, "train": drawing, "scratch": tmp_path / "scratch"}
+    if method == "threshold":
+        options["threshold"] = 500.0
+    with pytest.raises(KeyboardInterrupt):
+        search(**options).run()
+    attempts.append([])
+    search(**options).run()
+    lost, again = ([noise for noise, _ in runs] for runs in attempts)
+    assert lost
+    assert set(lost) <= set(again)
+    assert len(set(again)) == len(again)  # and no two runs share a draw
+    if workers == 1:
+        assert set(attempts[0]) <= set(attempts[1])
 
 
 def test_a_scratch_folder_that_others_can_read_is_refused(tmp_path: Path) -> None:

@@ -43,8 +43,16 @@ class Outcome:
         return self.score, self.lot
 
 
-def run_one(train: Train, judge: Judge, candidate: Candidate, noise: float, priced: acc.Mechanism, lot: int) -> Outcome:
-    """Train and score one candidate.
+def run_one(
+    train: Train,
+    judge: Judge,
+    candidate: Candidate,
+    noise: float,
+    priced: acc.Mechanism,
+    lot: int,
+    secret: bytes | None = None,
+) -> Outcome:
+    """Train and score one candidate. ``secret`` is for :func:`run_again`; here everything is drawn anew.
 
     A failure is an outcome like any other, with the lowest score: whether a run fails may depend on the data, so that
     stopping the search for it would be a release of its own.
@@ -74,6 +82,17 @@ def run_again(
     # Seeds are not kept as secret as what noise is made of, so they must not tell anything about it.
     seed = hashlib.blake2b(secret, digest_size=8, person=b"tacit seeds").digest()
     with expanded(secret), seeded(int.from_bytes(seed, "big"), torch_too=True):
+        return run_one(train, judge, candidate, noise, priced, lot)
+
+
+def run_beside(
+    train: Train, judge: Judge, candidate: Candidate, noise: float, priced: acc.Mechanism, lot: int, secret: bytes
+) -> Outcome:
+    """:func:`run_again` among threads, which share the generators of torch, numpy and ``random``.
+
+    Those are left alone, so that a model's random start differs; sampling, noise and the score's noise repeat.
+    """
+    with expanded(secret):
         return run_one(train, judge, candidate, noise, priced, lot)
 
 

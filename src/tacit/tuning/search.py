@@ -13,6 +13,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -25,7 +26,7 @@ from tacit import accounting as acc
 from tacit import noise as exact
 from tacit.cluster import Ray, backend_of
 from tacit.ledger import Charge, Ledger, Release, charged, public
-from tacit.noise.entropy import SYSTEM, random_bits
+from tacit.noise.entropy import SYSTEM, expanded, random_bits
 from tacit.tuning import exponential, runs
 from tacit.tuning.errors import SearchFailed, TuningError
 from tacit.tuning.runs import Outcome
@@ -130,7 +131,8 @@ class PrivateSearch:
     if train and score are what they say. The number of runs, and everything about those not selected, stays inside.
     A candidate draws, trains and is scored without knowledge of the others. ``ledger`` is charged once, before the
     first run. ``workers`` runs go on side by side (``executor``: ``"thread"`` or ``"process"``). With ``scratch`` an
-    interrupted search goes on where the same is started again; the folder is deleted at the end.
+    interrupted search goes on where the same is started again: runs that were not finished are done again *as they
+    were*, from a secret that the folder keeps. The folder is deleted at the end.
 
     ``backend="ray"``, or a :class:`tacit.cluster.Ray`, trains and scores on a Ray cluster. The number of runs, the
     candidates and the charge are decided here, before anything runs, and so is a secret for every run, from which all
@@ -386,6 +388,10 @@ class PrivateSearch:
         finished = False
         try:
             state = scratch.load()
+            if state is not None and "secret" not in state:
+                raise TuningError(
+                    f"the search in {scratch.path} was begun by an older tacit; delete it and start again"
+                )
             if state is None:
                 state = self._begin()
                 scratch.save(state)
@@ -427,6 +433,7 @@ class PrivateSearch:
         return {
             "digest": self._digest(),
             "charge": None,
+            "secret": os.urandom(32),
             "noises": self._noises,
             "waiting": [(candidate, random_bits(SYSTEM, 2)) for candidate in drawn],
             "kept": [],
@@ -456,17 +463,22 @@ class PrivateSearch:
         return charge
 
     def _select(self, state: dict[str, Any], scratch: Scratch) -> Outcome | None:
+        self._root = state["secret"]
         if self.method == "threshold":
             return self._until_good_enough()
         judge = self.score.exact if self._all else self.score.__call__
         for place, outcome in self._outcomes(list(enumerate(state["waiting"])), judge):
             state["waiting"][place] = None
-            kept = [*state["kept"], outcome]
-            state["kept"] = kept if self._all else [max(kept, key=lambda one: one.rank)]
+            so_far = [*state["kept"], outcome]
+            state["kept"] = so_far if self._all else [max(so_far, key=lambda one: one.rank)]
             scratch.save({**state, "waiting": [entry for entry in state["waiting"] if entry is not None]})
         if not state["kept"]:
             return None
-        return self._choose(state["kept"]) if self._all else state["kept"][0]
+        kept: list[Outcome] = state["kept"]
+        if not self._all:
+            return kept[0]
+        with self._drawing("choice"):
+            return self._choose(kept)
 
     def _outcomes(self, waiting: list[tuple[int, Any]], judge: runs.Judge) -> Any:
         """Outcomes as they arrive, with their places."""
@@ -474,10 +486,11 @@ class PrivateSearch:
         def arguments(entry: Any) -> tuple[Any, ...]:
             candidate, lot = entry
             noise = self.noise_of(candidate)
-            return self.train, judge, candidate, noise, self._trained[self._kind_of(candidate)], lot
+            priced = self._trained[self._kind_of(candidate)]
+            return self.train, judge, candidate, noise, priced, lot, self._secret(lot)
 
         if self.cluster is not None:
-            tasks = [(*arguments(entry)[2:], self._secret()) for _, entry in waiting]
+            tasks = [arguments(entry)[2:] for _, entry in waiting]
 
             def lost(number: int, why: str) -> Outcome:
                 candidate, lot = waiting[number][1]
@@ -488,8 +501,9 @@ class PrivateSearch:
                 yield waiting[number][0], outcome
             return
         if self.workers == 1 or len(waiting) == 1:
+            run = runs.run_one if self._where is None else runs.run_again
             for place, entry in waiting:
-                yield place, runs.run_one(*arguments(entry))
+                yield place, run(*arguments(entry))
             return
         pool: concurrent.futures.Executor
         if self.executor == "thread":
@@ -497,20 +511,28 @@ class PrivateSearch:
         else:
             pool = concurrent.futures.ProcessPoolExecutor(self.workers, initializer=_hush)
         with pool as workers:
-            futures = {workers.submit(runs.run_one, *arguments(entry)): place for place, entry in waiting}
+            run = runs.run_one if self._where is None else runs.run_again
+            if self._where is not None and self.executor == "thread":
+                run = runs.run_beside
+            futures = {workers.submit(run, *arguments(entry)): place for place, entry in waiting}
             for future in concurrent.futures.as_completed(futures):
                 yield futures[future], future.result()
 
-    @staticmethod
-    def _secret() -> bytes:
-        """From which all the randomness of one run on a cluster follows."""
-        return os.urandom(32)
+    def _secret(self, what: int | str) -> bytes:
+        """From which all the randomness of one run follows (named by its lot), or that of another draw."""
+        return hashlib.blake2b(repr(what).encode(), key=self._root, person=b"tacit search").digest()[:32]
+
+    def _drawing(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Draws that a search which is taken up again repeats."""
+        return contextlib.nullcontext() if self._where is None else expanded(self._secret(what))
 
     def _until_good_enough(self) -> Outcome | None:
         assert isinstance(self.mechanism, acc.Selected)
         assert self.threshold is not None
-        for outcome in self._one_after_another():
-            if outcome.score >= self.threshold or bool(exact.bernoulli(self.mechanism.gamma)):
+        for number, outcome in enumerate(self._one_after_another()):
+            with self._drawing(f"coin {number}"):
+                stop = bool(exact.bernoulli(self.mechanism.gamma))
+            if outcome.score >= self.threshold or stop:
                 return outcome if outcome.score >= self.threshold else None
         raise AssertionError("the runs never end by themselves")
 
@@ -521,8 +543,9 @@ class PrivateSearch:
         away unseen: the law is that of running them one by one.
         """
         some = 1 if self.cluster is None else self.cluster.at_once or min(64, math.ceil(self.runs))
-        while True:
-            waiting = [(place, (self.space.draw(), random_bits(SYSTEM, 2))) for place in range(some)]
+        for round in itertools.count():
+            with self._drawing(f"candidates {round}"):
+                waiting = [(place, (self.space.draw(), random_bits(SYSTEM, 2))) for place in range(some)]
             found = dict(self._outcomes(waiting, self.score))
             yield from (found[place] for place in range(some))
 
