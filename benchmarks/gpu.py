@@ -94,6 +94,8 @@ def program_of(step: Any) -> dict[str, Any]:
         "compile_seconds": program.compile_seconds,
         "cuda_graph": program.replay is not None,
         "split": program.split,
+        "pieces": program.pieces,
+        "operations": program.operations,
     }
 
 
@@ -179,7 +181,8 @@ def run(names: list[str], options: argparse.Namespace) -> dict[str, Any]:
         "OMP_NUM_THREADS": "4",
         "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 4) // 3)),
     }
-    found: dict[str, Any] = {}
+    found = measured_before(options.json) if options.resume and options.json else {}
+    names = [name for name in names if name not in found]
     for start in range(0, len(names), options.together):
         workers = {
             name: Worker(name, flags, options.methods, environment) for name in names[start : start + options.together]
@@ -193,11 +196,24 @@ def run(names: list[str], options: argparse.Namespace) -> dict[str, Any]:
             found[worker.name] = {"error": f"not compiled after {options.patience:g} s"}
         for name, worker in workers.items():
             if worker not in late:
-                found[name] = worker.measure(options.patience)
+                found[name] = worker.measure(options.limit)
             show(name, found[name])
             if options.json:
                 Path(options.json).write_text(json.dumps({"about": about(options), "results": found}), encoding="utf-8")
     return found
+
+
+def measured_before(path: str) -> dict[str, Any]:
+    """The workloads of an earlier run, cut short, of which at least one method was timed."""
+    try:
+        told = json.loads(Path(path).read_text(encoding="utf-8"))["results"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return {
+        name: row
+        for name, row in told.items()
+        if any(isinstance(v, dict) and "milliseconds" in v for v in row.values())
+    }
 
 
 class Worker:
@@ -245,7 +261,7 @@ def about(options: argparse.Namespace) -> dict[str, str]:
 
 def show(name: str, told: dict[str, Any]) -> None:
     """One workload, in a few lines."""
-    print(f"== {name}", flush=True)
+    print(f"== {name} {told.get('error', '')}".rstrip(), flush=True)
     base, quick = (told.get(m, {}).get("milliseconds") for m in ("plain", "plain-compiled"))
     for method, values in told.items():
         if not isinstance(values, dict) or method == "profile":
@@ -271,6 +287,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda", help="cpu tries the benchmark out, with --small")
     parser.add_argument("--together", type=int, default=6, help="how many workloads are compiled side by side")
     parser.add_argument("--patience", type=float, default=150.0, help="seconds to wait for a workload to be compiled")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds to measure one workload, compiled already")
+    parser.add_argument("--resume", action="store_true", help="leave out what the file of --json holds already")
     parser.add_argument("--growth", action="store_true", help="the growth curves in place of the table")
     parser.add_argument("--profile", action="store_true", help="also tell the longest kernels")
     parser.add_argument("--small", action="store_true", help="small batches, to try it out")
@@ -290,9 +308,7 @@ def main(argv: list[str] | None = None) -> int:
         names = [n for part in options.only for n in names if part in (n, n.rpartition("@")[0])]
     found = run(names, options)
     if options.json:
-        Path(options.json).write_text(
-            json.dumps({"about": about(options), "results": found}, indent=1), encoding="utf-8"
-        )
+        Path(options.json).write_text(json.dumps({"about": about(options), "results": found}), encoding="utf-8")
     print(about(options))
     return 0
 

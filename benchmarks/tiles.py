@@ -1,9 +1,10 @@
-"""Which shape of a tile is fastest in the kernels for norms and weighted sums, and is the answer right?
+"""Which way to norms and weighted sums is the fastest for each shape of the speed table, and is the answer right?
 
-    python -m benchmarks tiles [--what sum gram] [--json FILE]
+    python -m benchmarks tiles [--only gpt2 vit] [--seconds 60] [--json FILE]
 
-Each configuration on the shapes of GPT-2, ViT-B/16 and a billion-parameter Llama, in bfloat16, next to cuBLAS. What is
-fastest goes into ``EVEN`` and ``UNEVEN`` of :mod:`tacit.sgd.weighted`, and into ``gram_norms``.
+What :mod:`tacit.sgd.choices` measures at first use, for all shapes of some workloads at once: each way with its time,
+next to a plain product of the same size. The winners go into the record that later runs read
+(``TACIT_CHOICES``), so that many processes that share a GPU need not measure next to each other.
 """
 
 from __future__ import annotations
@@ -11,108 +12,83 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-SHAPES = (
-    (32, 256, 768, 3072),
-    (32, 256, 768, 768),
-    (64, 197, 768, 3072),
-    (4, 2048, 768, 3072),
-    (4, 1024, 2048, 5632),
-    (32, 256, 768, 50304),
-)
-# Rows, columns, depth, warps, stages, programs on a processor.
-SUMS = (
-    *((128, 128, 64, 4, 3, 2), (128, 128, 64, 8, 3, 2), (128, 128, 64, 8, 4, 1), (128, 256, 64, 8, 3, 1)),
-    *((128, 256, 64, 8, 4, 1), (64, 256, 64, 4, 3, 2), (128, 128, 32, 4, 5, 2), (128, 256, 32, 8, 5, 1)),
-)
-# Tokens, depth, warps, stages.
-GRAMS = ((64, 64, 4, 3), (64, 64, 8, 4), (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 3))
-
-
-def microseconds(run: Callable[[], Any]) -> float:
-    """The median over some 60 ms."""
-    import triton  # type: ignore[import-not-found, unused-ignore]
-
-    return float(triton.testing.do_bench(run, warmup=10, rep=60, return_mode="median")) * 1e3
-
-
-def sums(left: Tensor, right: Tensor, scale: Tensor) -> list[dict[str, Any]]:
-    """The weighted sum by each configuration, by two rounded parts, and the plain product it is compared with."""
-    from tacit.sgd import kernels, weighted
-
-    flat = left.flatten(0, 1), right.flatten(0, 1)
-    wanted = torch.mm((left.float() * scale[:, None, None]).flatten(0, 1).mT, flat[1].float())
-    found: list[dict[str, Any]] = [
-        {"what": "plain product, cuBLAS", "us": microseconds(lambda: torch.mm(flat[0].mT, flat[1]))},
-        {"what": "two parts, cuBLAS", "us": microseconds(lambda: kernels.weighted_product(left, right, scale))},
-    ]
-    for rows, columns, depth, warps, stages, each in SUMS:
-        programs = weighted.processors(left.device) * each
-        shape = {"BP": rows, "BQ": columns, "BK": depth, "num_warps": warps, "num_stages": stages}
-
-        def run(programs: int = programs, shape: dict[str, int] = shape) -> Tensor:
-            return weighted.launch(left, right, scale, programs, **shape)
-
-        error = float((run() - wanted).norm() / wanted.norm())
-        found.append({"what": "scaled sum", "tile": [*shape.values(), each], "us": microseconds(run), "error": error})
-    return found
-
-
-def grams(left: Tensor, right: Tensor, scale: Tensor) -> list[dict[str, Any]]:
-    """Gram norms by each configuration and by cuBLAS."""
-    from tacit.sgd import kernels
-
-    def plain() -> Tensor:
-        one, two = (torch.bmm(t, t.mT, out_dtype=torch.float32) for t in (left, right))
-        return (one * two).sum((1, 2))
-
-    wanted = plain()
-    found: list[dict[str, Any]] = [{"what": "cuBLAS", "us": microseconds(plain)}]
-    (batch, tokens, p), q = left.shape, right.shape[2]
-    for block, depth, warps, stages in GRAMS:
-        tiles = -(-tokens // block)
-        pairs = tiles * (tiles + 1) // 2
-        out = torch.empty((batch, pairs, 3), device=left.device)
-
-        def run(block: int = block, tiles: int = tiles, pairs: int = pairs, out: Tensor = out) -> None:
-            kernels._gram_kernel[(pairs, batch)](
-                left, right, out, tokens, p, q, *left.stride(), *right.stride(),
-                TILES=tiles, BT=block, BK=depth, PRECISION="tf32", num_warps=warps, num_stages=stages,  # noqa: B023
-            )  # fmt: skip
-
-        run()
-        error = float((out.sum(1)[:, 0] - wanted).norm() / wanted.norm())
-        row = {"what": "gram", "tile": [block, depth, warps, stages], "us": microseconds(run), "error": error}
-        found.append(row)
-    return found
+#: Examples, tokens, width of the gradient, width of the input of every linear layer.
+SHAPES: dict[str, tuple[tuple[int, int, int, int], ...]] = {
+    "gpt2": tuple((32, 256, *pq) for pq in ((2304, 768), (768, 768), (3072, 768), (768, 3072), (50304, 768))),
+    "vit": tuple((64, 197, *pq) for pq in ((2304, 768), (768, 768), (3072, 768), (768, 3072))),
+    "gpt2-long": tuple((4, 2048, *pq) for pq in ((2304, 768), (768, 768), (3072, 768), (768, 3072), (50304, 768))),
+    "llama-1b": tuple((4, 1024, *pq) for pq in ((2048, 2048), (5632, 2048), (2048, 5632), (32000, 2048))),
+    "growth": tuple(
+        (8192 // t, t, *pq)
+        for t in (128, 512, 8192)
+        for pq in ((2304, 768), (768, 768), (3072, 768), (768, 3072), (8192, 768))
+    ),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print a table."""
+    """Measure what the record does not hold yet, and print every way of every shape."""
+    from tacit.sgd import choices, kernels, weighted
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--what", nargs="*", default=["sum", "gram"], choices=["sum", "gram"])
+    parser.add_argument("--only", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--seconds", type=float, default=120.0, help="no shape is begun after so long")
+    parser.add_argument("--device", default="cuda", help="cpu tries it out on small shapes")
     parser.add_argument("--json", default=None)
     options = parser.parse_args(argv)
-    if not torch.cuda.is_available():
+    small = options.device == "cpu"
+    if not small and not torch.cuda.is_available():
         print("no GPU here: nothing is measured")
         return 0
+    path = choices.place()
+    began = time.perf_counter()
+    timer = choices.on_device if not small else lambda run, seconds: (run(), 1e-6)[1]
+    chooser = choices.Chooser(choices.Record.read(path), timer, seconds=options.seconds)
     told: list[dict[str, Any]] = []
-    for batch, tokens, p, q in SHAPES:
-        torch.manual_seed(0)
-        left, right = (torch.randn(batch, tokens, n, device="cuda").bfloat16() for n in (p, q))
-        scale = torch.rand(batch, device="cuda") * 0.9 + 0.1
-        for what in options.what:
-            for row in (sums if what == "sum" else grams)(left, right, scale):
-                told.append({"shape": [batch, tokens, p, q], **row})
-                print(*(f"{value}" for value in told[-1].values()), flush=True)
-        if options.json:
-            Path(options.json).write_text(json.dumps(told, indent=1), encoding="utf-8")
+    for name in options.only:
+        for batch, tokens, p, q in SHAPES[name]:
+            if time.perf_counter() - began > options.seconds:
+                print(f"no time left for {name} {(batch, tokens, p, q)}")
+                continue
+            if small:
+                batch, tokens, p, q = 2, max(2, tokens // 64), max(2, p // 64), max(2, q // 64)
+            left, right = (torch.randn(batch, tokens, n, device=options.device).bfloat16() for n in (p, q))
+            scale = torch.rand(batch, device=options.device) + 0.1
+            flat = left.flatten(0, 1), right.flatten(0, 1)
+            plain = timer(lambda flat=flat: torch.mm(flat[0].mT, flat[1]), 0.01)  # type: ignore[misc]
+            for kind, ways, plain_way, check, tensors in (
+                ("norms", kernels.norm_ways(left, right), "by products", kernels._norms_agree, (left, right)),
+                ("sum", weighted.sum_ways(left, right), "two products", weighted._sums_agree, (left, right, scale)),
+            ):
+                reference = next((n for n in ways if plain_way in n), [*ways][-1])
+                way = chooser.pick(kind, ways, reference, check, tensors)
+                entry = next(
+                    (e for k, e in (chooser.record.entries if chooser.record else {}).items()
+                     if k.startswith(kind) and k.endswith(choices._told(choices._alike(tensors)))),
+                    {},
+                )  # fmt: skip
+                row = {
+                    "workload": name,
+                    "kind": kind,
+                    "shape": [batch, tokens, p, q],
+                    "plain_us": plain * 1e6,
+                    "way": way,
+                }
+                told.append({**row, **entry})
+                rate = 2e-12 * batch * tokens * p * q
+                print(f"{name} {kind} {batch}x{tokens} {p} {q}: a plain product {plain * 1e6:.1f} us", flush=True)
+                for other, us in sorted(entry.get("microseconds", {}).items(), key=lambda item: float(item[1])):
+                    print(f"   {us:9.1f} us {rate / max(us, 1e-9) * 1e6:7.0f} TFLOP/s  {other}", flush=True)
+                for other, why in entry.get("left_out", {}).items():
+                    print(f"   left out: {other}: {why}", flush=True)
+                if options.json:
+                    Path(options.json).write_text(json.dumps(told, indent=1), encoding="utf-8")
     return 0
 
 

@@ -3,7 +3,8 @@
 The first call with a shape runs as always: the operations are watched, the plan is made and the answer is checked
 against autograd. Then the same step, with the plan settled, is traced whole (forward, one backward, norms, clip
 factors, clipped sums) and compiled by Inductor; on a GPU a step that waits for its launches is recorded as a CUDA
-graph. What cannot be traced says so in one line, :class:`NotCompiled`, and runs as before.
+graph. Layers that repeat are compiled once (:mod:`~tacit.sgd.repeats`; not with ``TACIT_COMPILE=whole``).
+What cannot be traced says so in one line, :class:`NotCompiled`, and runs as before.
 
 The program reads parameters and buffers where they are, so optimizers and ``load_state_dict`` need no notice. It was
 written for one state of everything else: what a loss reads besides model and batch is read once, when it is traced.
@@ -11,6 +12,7 @@ written for one state of everything else: what a loss reads besides model and ba
 
 from __future__ import annotations
 
+import os
 import random
 import time
 import warnings
@@ -32,6 +34,7 @@ from tacit.sgd.engine import Engine, Plan
 from tacit.sgd.errors import ClippingError
 from tacit.sgd.graphs import CHANNELS_LAST, hasten, mutates, name_of, narrow_convolutions, tidy, view_anew
 from tacit.sgd.kernels import full_precision
+from tacit.sgd.repeats import chained
 
 #: Elements of a loop on a CPU for which one thread is enough.
 CPU_CHUNK = 1 << 16
@@ -133,6 +136,7 @@ class Program:
         self.trace_seconds = time.perf_counter() - began
         self.constants = lift(whole)
         self.replay: Recording | None = None
+        self.pieces = 1
         self._calls = 0
         self._shared: list[int] | None = None
         with torch.autocast(self.device.type, enabled=False):
@@ -246,7 +250,7 @@ class Program:
             return as_traced
         try:
             if not self.split:
-                return inductor(whole, inputs, options)
+                return self._whole_or_chain(whole, inputs, options)
             first, second, kept = cut(whole, late)
             with torch.no_grad():
                 middle = first(*inputs)
@@ -266,6 +270,18 @@ class Program:
             raise
         except Exception as error:  # the compiler is not ours: whatever it stumbles over, the step runs without it
             raise CannotCompile(_first_line(error)) from error
+
+    def _whole_or_chain(self, whole: GraphModule, inputs: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
+        """The whole graph compiled, or, where it repeats itself, each of its distinct parts."""
+        chain = None
+        if os.environ.get("TACIT_COMPILE") != "whole" and not mutates(whole):
+            chain = chained(whole, lambda piece, some: inductor(piece, some, options))
+        if chain is None:
+            return inductor(whole, inputs, options)
+        self.pieces = len(chain.pieces)
+        with torch.no_grad():
+            chain(*inputs)  # compiles each piece when it is reached, for what the pieces before it give
+        return chain
 
     # -- running it --------------------------------------------------------------------------------------------------
 

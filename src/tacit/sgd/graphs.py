@@ -269,7 +269,9 @@ def hasten(whole: GraphModule, late: set[str], last: str) -> None:
     ready: dict[Node, int] = {}
     for k, node in enumerate(nodes):
         operands = [ready[n] for n in node.all_input_nodes if n.op != "placeholder"]
-        moved = node in wanted and node.name in late and node.op == "call_function" and bool(operands)
+        # The outputs' gradients are taken off the graph of autograd one after another, behind all of it.
+        own = node.name in late or node.target == aten.detach.default
+        moved = node in wanted and own and node.op == "call_function" and bool(operands)
         ready[node] = max(operands) if moved else k
     place = {n: k for k, n in enumerate(nodes)}
     output = nodes[-1]
