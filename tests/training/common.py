@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from tacit.noise.keys import Key
-from tacit.sgd import Training
+from tacit.sgd import PrivacyWarning, Training
 
 ROWS, FEATURES, CLASSES = 120, 4, 3
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -39,6 +40,17 @@ def run(model: nn.Module | None = None, source: Any = None, optimizer: Any = Non
     if settings.get("epsilon") is not None:
         settings.pop("noise_multiplier")
     return Training(model, optimizer, LOSS, source if source is not None else data(), **settings)
+
+
+def quiet(**settings: Any) -> Training:
+    """A run whose warning is expected."""
+    with pytest.warns(PrivacyWarning):
+        return run(**settings)
+
+
+def start(name: str, **settings: Any) -> Training:
+    """A run with the sampler of this name, of which some warn."""
+    return quiet(sampler=name, **settings) if name in ("shuffle", "chunks") else run(sampler=name, **settings)
 
 
 def finish(training: Training) -> dict[str, Tensor]:

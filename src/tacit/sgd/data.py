@@ -195,6 +195,11 @@ def records(data: Any, dtype: torch.dtype = torch.float32, *, scan: bool = True)
         return Records(tree=tuple(data.tensors))
     if isinstance(data, str | os.PathLike) or hasattr(data, "get_columns"):
         raise TypeError("say which columns are features and which is the target: tacit.sgd.table(data, target=...)")
+    if _is_frame(data):
+        raise TypeError(
+            "say which columns are features and which is the target: (frame[features], frame[target]), or "
+            "tacit.sgd.table for a polars frame"
+        )
     if isinstance(data, Dataset):
         return Records(items=data, scan=scan)
     if _is_tree(data):
@@ -210,11 +215,18 @@ def _is_tree(data: Any) -> bool:
     if isinstance(data, Tensor | np.ndarray):
         return True
     if isinstance(data, dict):
-        return bool(data) and all(_is_tree(v) for v in data.values())
+        return bool(data) and all(_is_tree(v) or _is_frame(v) for v in data.values())
     # A tuple of arrays is columns; a list of arrays is that too, a list of tuples is a list of items.
     return (
-        isinstance(data, tuple | list) and bool(data) and all(isinstance(v, Tensor | np.ndarray | dict) for v in data)
+        isinstance(data, tuple | list)
+        and bool(data)
+        and all(isinstance(v, Tensor | np.ndarray | dict) or _is_frame(v) for v in data)
     )
+
+
+def _is_frame(data: Any) -> bool:
+    """A frame or column of pandas or polars, which is an array with names."""
+    return type(data).__module__.partition(".")[0] in ("pandas", "polars") and hasattr(data, "__array__")
 
 
 def _pairs(data: Any) -> Any:
