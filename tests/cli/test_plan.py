@@ -47,6 +47,12 @@ def test_changes_are_ranked_by_what_they_gain(told):
     assert by["40 epochs"]["times"] > 0.9
 
 
+def test_a_model_is_not_told_to_be_smaller_than_a_linear_one(told):
+    assert not any("parameters" in row["change"] for row in told["changes"])
+    larger = json.loads(tacit("labsup", *USUAL[:-1], "mlp", "--json").output)
+    assert any("a quarter of the parameters" in row["change"] for row in larger["changes"])
+
+
 def test_a_small_batch_is_told_to_grow():
     output = tacit("labsup", "--epsilon", "1", "--delta", "1e-6", "--epochs", "5", "--batch", "16").output
     assert "helps most without costing privacy: a batch of 64" in output

@@ -13,9 +13,9 @@ from torch import nn
 from tacit import accounting as acc
 from tacit.ledger import BudgetExceeded, Ledger
 from tacit.noise.tensor import normal
-from tacit.sgd import AdaptiveClipping, Training, clipped_grad
+from tacit.sgd import AdaptiveClipping, PrivacyWarning, Training, UncoveredUse, clipped_grad
 from tacit.sgd.sampling import SAMPLERS
-from tests.training.common import CLASSES, LOSS, ROWS, data, finish, key, network, run, same, start, weights
+from tests.training.common import CLASSES, FEATURES, LOSS, ROWS, data, finish, key, network, run, same, start, weights
 
 RATE = 20 / ROWS
 
@@ -208,6 +208,43 @@ def test_noise_is_scaled_to_the_bounds_of_all_groups_together():
                 noise = 0.5 * normal(key().derive("noise"), batch.step, n, tuple(p.shape))
                 assert torch.allclose(before[n] - p, noise.double(), atol=1e-9)
     assert empty
+
+
+class Product(torch.autograd.Function):
+    """A matrix product whose parameter is seen by nobody."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        return grad @ w.t(), x.t() @ grad
+
+
+def test_a_model_that_clipping_refuses_is_trained_one_example_at_a_time():
+    class Custom(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(FEATURES, CLASSES, dtype=torch.float64))
+
+        def forward(self, x):
+            return Product.apply(x, self.w)
+
+    with pytest.raises(UncoveredUse, match=r"of tacit\.sgd\.Training"):
+        finish(run(Custom()))
+    plain = nn.Linear(FEATURES, CLASSES, bias=False, dtype=torch.float64)
+    nn.init.zeros_(plain.weight)
+    # The noise is a function of the parameter's name and place, so the two are compared without it.
+    with pytest.warns(PrivacyWarning):
+        slow = finish(run(Custom(), method="examples", noise_multiplier=0.0))
+    with pytest.warns(PrivacyWarning):
+        fast = finish(run(plain, noise_multiplier=0.0))
+    assert torch.allclose(slow["w"].t(), fast["weight"], atol=1e-12)
+    with pytest.raises(ValueError, match="method"):
+        run(method="example")
 
 
 def test_per_layer_and_automatic_clipping_run():

@@ -163,14 +163,17 @@ def describe(case: Case, schema: Schema, model: str) -> dict[str, Any]:
         },
         "noise_of_a_step": spread * math.sqrt(case.steps),
         "noise_of_the_run": spread,
-        "changes": _changes(case, spread, parameters),
+        "changes": _changes(case, spread, parameters, (len(schema.feature_names) + 1) * (len(schema.classes) or 1)),
         "model": model,
         **measured,
     }
 
 
-def _changes(case: Case, spread: float, parameters: int) -> list[dict[str, Any]]:
-    """What other choices would do to the noise of the run, the best first."""
+def _changes(case: Case, spread: float, parameters: int, linear: int) -> list[dict[str, Any]]:
+    """What other choices would do to the noise of the run, the best first.
+
+    A smaller model is one of them as long as it is no smaller than the linear one, which has ``linear`` parameters.
+    """
     passes = case.steps / math.ceil(case.examples / case.batch)
 
     def length(batch: int, examples: int, epochs: float) -> int:
@@ -198,8 +201,10 @@ def _changes(case: Case, spread: float, parameters: int) -> list[dict[str, Any]]
             parameters,
             "twice the data",
         ),
-        "a quarter of the parameters": (case, max(1, parameters // 4), "what the smaller model cannot express"),
     }
+    if parameters // 4 >= linear:
+        smaller = "a quarter of the parameters"
+        options[smaller] = (case, parameters // 4, "what the smaller model cannot express")
     rows = []
     for name, (other, count, price) in options.items():
         if other == case and count == parameters:

@@ -25,7 +25,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from tacit.sgd.distributed.spread import held, is_spread, local
-from tacit.sgd.errors import UncoveredUse
+from tacit.sgd.errors import SLOWLY, UncoveredUse
 
 
 def _words(text: str) -> frozenset[str]:
@@ -310,7 +310,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
                 raise UncoveredUse(
                     f"parameter {name!r} is consumed by {type(tensor.grad_fn).__name__} in {self._place()}, which "
                     "runs outside torch's dispatch (a custom autograd function, scripted or compiled code), so its "
-                    "per-example gradient cannot be seen. Use method='examples', or plain torch operations there."
+                    f"per-example gradient cannot be seen. {SLOWLY}, or plain torch operations there."
                 )
             stack.extend(parent for parent, _ in node.next_functions)
         if touched or seen:

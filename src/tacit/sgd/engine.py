@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from tacit.sgd import frames
 from tacit.sgd.capture import Capture, Use, module_names
 from tacit.sgd.distributed.spread import Spread, cut_alike, local
-from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
+from tacit.sgd.errors import SLOWLY, BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.frames import Frame
 from tacit.sgd.layout import Evidence, Layout, candidates, digit_weights, unmoved
 from tacit.sgd.norms import Group, Norms
@@ -356,7 +356,7 @@ class Engine:
                 )
             raise UncoveredUse(
                 f"cannot tell which elements of the output of {use.name!r} (with {names}) in {use.where} belong "
-                f"to which example: shape {tuple(shape)} for a batch of {batch}. Use method='examples'."
+                f"to which example: shape {tuple(shape)} for a batch of {batch}. {SLOWLY}."
             )
         if len(found) > 1 and after is not None:
             found = unmoved(found, use.outputs[j], after, example) or found
@@ -450,7 +450,7 @@ class Engine:
                 raise
             raise UncoveredUse(
                 f"no rule covers {use.name!r}, which consumes {self._names(use)} in {use.where}, and its derivative "
-                f"cannot be batched ({error}). Use method='examples'."
+                f"cannot be batched ({error}). {SLOWLY}."
             ) from error
 
     def _overlaps(self, mine: list[tuple[int, int]], plan: Plan, parameter: Tensor) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+#: What is left for a model that treats examples apart and is refused all the same.
+SLOWLY = "Use method='examples' (of tacit.sgd.Training and clipped_grad), a backward pass for each example"
+
 
 class ClippingError(RuntimeError):
     """Per-example clipping cannot be done, or cannot be trusted, for this model: training must stop."""

@@ -33,7 +33,7 @@ from tacit.sgd import laplace, validation
 from tacit.sgd.augment import Augment, repeat, views_of
 from tacit.sgd.batches import Loss
 from tacit.sgd.bounds import Clipping
-from tacit.sgd.clip import Check, clipped_grad
+from tacit.sgd.clip import Check, Method, clipped_grad
 from tacit.sgd.data import Batch, Physical, Table, records, units_of, weighted
 from tacit.sgd.distributed.ranks import Ranks, wanted
 from tacit.sgd.distributed.spread import Spread, add_noise_, spread_of
@@ -61,6 +61,7 @@ class Training(Resumable):
     clip norm follow a quantile. ``mechanism="laplace"`` clips in L1 norm and gives pure ε (small models).
     ``augment`` makes a random view of one example; ``views`` of them are averaged before clipping, at no further cost.
     ``ema`` is the decay of an average of the weights, :attr:`average`. ``compile=True`` compiles the step where it can.
+    ``method="examples"`` is for models that clipping refuses: one backward pass for each example.
 
     With ``checkpoint`` the run is saved there every ``checkpoint_every`` steps and resumed where the file exists; the
     key is kept in ``key_file`` (default: the user's state folder) until the end. ``ledger`` and ``dataset`` say where
@@ -123,6 +124,7 @@ class Training(Resumable):
         checkpoint_every: int = 100,
         key_file: str | os.PathLike[str] | None = None,
         check: Check = "first",
+        method: Method = "operations",
         compile: bool = False,
         distributed: bool | None = None,
     ) -> None:
@@ -199,6 +201,7 @@ class Training(Resumable):
         )
         self._halves = physical_batch is None and self.spread is None
         self.scheduler, self._ema, self._check, self._compile = scheduler, ema, check, compile
+        self._method = validation.check_method(method, mechanism, self.spread)
         # One object for the whole run: a compiled step holds for the loss it was made with.
         if views < 1 or (views > 1 and augment is None):
             raise ValueError("views is how many random views augment= makes of each example: a positive whole number")
@@ -453,6 +456,7 @@ class Training(Resumable):
                 mask=piece.mask,
                 views=views,
                 check=self._check,
+                method=self._method,
                 compile=self._compile,
                 lend=self._alone,
                 meanwhile=self._look_ahead,

@@ -93,6 +93,15 @@ def check_ranks(ranks: Ranks, spread: Spread | None, mechanism: str, compile: bo
     spread.check(ranks.world)
 
 
+def check_method(method: str, mechanism: str, spread: Spread | None) -> Any:
+    """How per-example gradients are found."""
+    if method not in ("operations", "examples"):
+        raise ValueError(f"method must be 'operations' or 'examples', not {method!r}")
+    if method == "examples" and (mechanism != "gaussian" or spread is not None):
+        raise ValueError("method='examples' is for Gaussian noise, and for a model that every rank holds whole")
+    return method
+
+
 def check_labels(model: nn.Module, loss: Any, records: Records, device: torch.device) -> None:
     """Class numbers outside the model's outputs, where loss and data show what the classes are."""
     if not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
