@@ -162,3 +162,19 @@ def test_what_cannot_be_right_is_refused(tmp_path):
         make_private(made, target_epsilon=1.0, target_delta=1e-5)
     with pytest.raises(ValueError, match="one of the two"):
         trainer(tmp_path, noise_multiplier=1.0)
+
+
+def test_a_loss_of_the_trainers_own_is_not_dropped_in_silence(tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    class Weighted(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return 2 * model(**inputs).loss
+
+    args = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    settings = {"train_dataset": sequences(20, 1), "data_collator": collate}
+    by_function = Trainer(build(), args, compute_loss_func=lambda out, labels, **_: out.loss, **settings)
+    for made in (Weighted(build(), args, **settings), by_function):
+        with pytest.raises(ValueError, match="a loss of its own"):
+            make_private(made, target_epsilon=1.0, target_delta=1e-5)
+        assert make_private(made, target_epsilon=1.0, target_delta=1e-5, loss=per_example_loss) is made

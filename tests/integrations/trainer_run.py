@@ -72,7 +72,7 @@ def main(folder, mode):
 
     import tacit.noise.keys as keys
 
-    keys.os = type("Known", (), {**vars(keys.os), "urandom": staticmethod(lambda n: b"k" * n)})
+    keys.fresh_bytes = lambda count: b"k" * count
     logging.set_verbosity_error()
     torch.set_num_threads(1)
     made = trainer(folder)

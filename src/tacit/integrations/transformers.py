@@ -217,6 +217,13 @@ def make_private(
         raise ValueError("auto_find_batch_size would change the sampling rate in mid-run: choose the batch size")
     if getattr(args, "label_smoothing_factor", 0) and loss is None:
         raise ValueError("label smoothing needs a loss of its own: pass loss=")
+    by_function = getattr(trainer, "compute_loss_func", None) is not None
+    if loss is None and (by_function or type(trainer).compute_loss is not Trainer.compute_loss):
+        raise ValueError(
+            "the trainer has a loss of its own (compute_loss or compute_loss_func), one number for the whole batch: pass "
+            "loss=, a function (model, inputs) that returns one value per example, or the usual "
+            "loss=tacit.integrations.losses.per_example_loss"
+        )
     if noise_multiplier is not None:
         warn_about_noise(noise_multiplier, level=3)
     callback = PrivacyCallback(trainer, run, loss)
