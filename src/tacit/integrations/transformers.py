@@ -220,7 +220,7 @@ def make_private(
     by_function = getattr(trainer, "compute_loss_func", None) is not None
     if loss is None and (by_function or type(trainer).compute_loss is not Trainer.compute_loss):
         raise ValueError(
-            "the trainer has a loss of its own (compute_loss or compute_loss_func), one number for the whole batch: pass "
+            "the trainer has a loss of its own (compute_loss or compute_loss_func), one number for the batch: pass "
             "loss=, a function (model, inputs) that returns one value per example, or the usual "
             "loss=tacit.integrations.losses.per_example_loss"
         )
