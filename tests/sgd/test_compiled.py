@@ -19,6 +19,7 @@ from tacit import sgd
 from tacit.noise.keys import Key
 from tacit.sgd import compiled, kernels
 from tacit.sgd.clip import engine_of
+from tacit.sgd.graphs import mutates
 
 assert zoo_more
 
@@ -137,6 +138,23 @@ def test_an_odd_number_of_classes_is_filled_up_in_the_weight_alone(traced_only, 
     assert {n.op for n in pads} == {"placeholder"}
     assert torch.allclose(found.norms, wanted.norms, rtol=1e-5)
     assert all(torch.allclose(found.sums[n], wanted.sums[n], rtol=1e-4, atol=1e-6) for n in wanted.sums)
+
+
+def test_norms_stand_right_behind_the_gradients_they_read_also_beside_several_biases(monkeypatch):
+    """The sum of biases laid side by side is a vector times a matrix, which torch ends with a change in place."""
+    monkeypatch.setattr(kernels, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and not convolution)
+    monkeypatch.setattr(kernels, "to_tf32", lambda t: t)
+    graphs = []
+    monkeypatch.setattr(compiled, "inductor", lambda graph, *_: graphs.append(graph) or graph)
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(40, 40) for _ in range(3)), nn.Flatten(), nn.Linear(120, 3))
+    sgd.clipped_grad(model, CRITERION, (torch.randn(4, 3, 40), torch.randint(3, (4,))), 0.5, compile=True)
+    (graph,) = graphs
+    assert not mutates(graph)
+    names = [n.name.rpartition("_")[0] if n.name[-1].isdigit() else n.name for n in graph.graph.nodes]
+    assert names.count("factor_norms") == 3
+    # Backward products of the layers below still follow the first norms.
+    assert "mm" in names[names.index("factor_norms") :][: names[names.index("factor_norms") :].index("bitwise_and")]
 
 
 class AsksTheData(nn.Linear):

@@ -87,7 +87,7 @@ def _origin(node: Node) -> Node:
         if node.target not in _SAME_ORDER:
             shape = _shape(before)
             single = node.target == aten.select.int and shape and shape[int(node.args[1])] == 1
-            still = node.target == aten.permute.default and _only_ones_move(shape, node.args[1])
+            still = node.target == aten.permute.default and shape and _only_ones_move(shape, node.args[1])
             if not (single or still):
                 return node
         node = before
@@ -216,7 +216,9 @@ def pad_once(whole: GraphModule, filled_up: dict[Node, Node]) -> None:
                 found.setdefault(_origin(node.args[0]), []).append(node)
     for origin, padded in found.items():
         shape = _shape(origin)
-        if len(shape) < 2 or any(_shape(n)[-1:] != _shape(padded[0])[-1:] for n in padded):
+        # Rows of another length (a flattened image) are other columns to fill up.
+        alike = all(_shape(n)[-1:] == _shape(padded[0])[-1:] and _shape(n.args[0])[-1:] == shape[-1:] for n in padded)
+        if len(shape) < 2 or not alike:
             continue
         rows, width, filled = math.prod(shape[:-1]), shape[-1], _shape(padded[0])[-1]
         products = [
