@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import warnings
 
@@ -10,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from tests.opacus.harness import close, data, expected, net, private
 from torch import nn
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from tacit import accounting as acc
+from tacit import sgd
 from tacit.opacus import PrivacyEngine
 from tacit.opacus.accountants import RDPAccountant
 from tacit.opacus.data_loader import DPDataLoader
@@ -41,6 +43,40 @@ def test_as_many_classes_as_examples_do_not_make_the_classes_examples():
     out = model(torch.cat([x, x + 0.1]))  # two rows of each person, of which the loop knows nothing
     with pytest.raises(ClippingError, match="no dimension holds the examples"):
         F.cross_entropy(out, torch.cat([y, y])).backward()
+
+
+class Recurrent(nn.Module):
+    """Returns its state as torch's own layers do: (layers, examples, features)."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.rnn, self.head = nn.GRU(6, 5, 2, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x):
+        out, state = self.rnn(x)
+        return self.head(out[:, -1]), state
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.1])
+def test_a_batch_may_have_as_many_examples_as_a_state_has_features(penalty):
+    g = torch.Generator().manual_seed(0)
+    dataset = TensorDataset(torch.randn(15, 4, 6, generator=g), torch.randint(3, (15,), generator=g))
+    model = Recurrent()
+    _, optimizer, loader = private(model, dataset, batch_size=5, poisson_sampling=False)
+
+    def losses(of, x, y):
+        out, state = of(x)
+        each = F.cross_entropy(out, y, reduction="none")
+        return each + penalty * state.square().sum((0, 2)) if penalty else each
+
+    for x, y in loader:
+        twin = copy.deepcopy(model)
+        wanted = sgd.clipped_grad(twin, lambda of, b: losses(of, *b), (x, y), 0.3, method="examples").sums
+        optimizer.zero_grad()
+        losses(model, x, y).mean().backward()
+        optimizer.step()
+        assert close([p.grad for p in model.parameters()], [wanted[n] / 5 for n, _ in model.named_parameters()])
 
 
 def test_an_empty_batch_that_is_left_out_is_counted_and_said():

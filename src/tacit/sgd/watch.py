@@ -86,7 +86,7 @@ class Call:
             )
         if self.piece is None and self.linked:
             return self._for_inputs(grads)
-        self.rows = self.watch.rows_of(self)
+        self.rows = self.watch.rows_of(self, [k for k, g in enumerate(grads) if g is not None])
         factor = self.watch.factor(self)
         found = {k: g * factor for k, g in enumerate(grads) if g is not None}
         whole = {k: g for k, g in found.items() if self.outs[k].dim() == 0}
@@ -171,7 +171,7 @@ class Call:
             outs = _live(out)
             total: Tensor | None = None
             for k, cotangent in self.cotangents.items():
-                dim = self.watch.dim_of(self.outs[k], self.rows)
+                dim = self.watch.place_of(self, k, self.rows)
                 assert dim is not None
                 kind = wide(outs[k].dtype)
                 product = outs[k].to(kind).movedim(dim, 0) * cotangent.to(kind).movedim(dim, 0)
@@ -332,14 +332,15 @@ class Watch:
 
     # -- what a call is about ---------------------------------------------------------------------------------------
 
-    def rows_of(self, call: Call) -> int:
+    def rows_of(self, call: Call, reached: list[int]) -> int:
+        """How many examples a call has; ``reached`` are the outputs that the loop's loss depends on."""
         if call.piece is None:
             raise ClippingError(
                 "this batch did not come from the private data loader, so how it was sampled is not known: iterate "
                 "over the data_loader that make_private returned, and take one step for each batch"
             )
         rows: int = call.piece.rows
-        lost = self._without_examples(call, rows)
+        lost = self._without_examples(call, rows, reached)
         if lost is not None:
             raise ClippingError(
                 f"{type(call.module).__name__} returned shape {tuple(lost.shape)} for a batch of {rows} examples: "
@@ -348,10 +349,12 @@ class Watch:
             )
         return rows
 
-    def _without_examples(self, call: Call, rows: int) -> Tensor | None:
+    def _without_examples(self, call: Call, rows: int, reached: list[int]) -> Tensor | None:
         """An output of the call that cannot hold the examples of the batch in hand."""
-        outs = [out for out in call.outs if out.dim()]
-        lost = next((out for out in outs if self.dim_of(out, rows) is None), None)
+        # Of a loss that the model computed itself any output may be what it was computed from.
+        chosen = [k for k in reached if call.outs[k].dim()] or [k for k, out in enumerate(call.outs) if out.dim()]
+        outs = [call.outs[k] for k in chosen]
+        lost = next((call.outs[k] for k in chosen if self.place_of(call, k, rows) is None), None)
         if lost is None and outs and not any(self._holds(tensor, rows) for tensor in (*call.data, *outs)):
             # As many classes or tokens as there are examples: a dimension of that size does not make it the examples'.
             return outs[0]
@@ -370,6 +373,18 @@ class Watch:
             return self.batch_dim
         same = [k for k, size in enumerate(tensor.shape) if size == rows]
         return same[0] if len(same) == 1 else None
+
+    def place_of(self, call: Call, k: int, rows: int) -> int | None:
+        """:meth:`dim_of` of an output, also of one with two dimensions of the batch's size: then the first of them.
+
+        The state of a recurrent layer is (layers, examples, features), and a batch may happen to have as many examples
+        as there are features. Were it the other one, the examples would be seen to be mixed.
+        """
+        out = call.outs[k]
+        found = self.dim_of(out, rows)
+        if found is None and any(self._holds(tensor, rows) for tensor in call.data):
+            return next((d for d, size in enumerate(out.shape) if size == rows), None)
+        return found
 
     def first(self, call: Call) -> bool:
         """Whether no plan was made yet for this module."""
@@ -426,7 +441,7 @@ class Watch:
         found: list[Gradients] = []
         for call in calls:
             for k, cotangent in call.cotangents.items():
-                dim = self.dim_of(call.outs[k], rows)
+                dim = self.place_of(call, k, rows)
                 assert dim is not None
                 good &= torch.isfinite(cotangent).movedim(dim, 0).reshape(rows, -1).all(1)
             if call.uses:
@@ -583,7 +598,7 @@ class Watch:
     def _weighed(self, call: Call, alike: list[Any], example: int) -> None:
         """A loss computed in the model must not weigh an example by what the others are."""
         for k, now in call.again(alike).items():
-            dim = self.dim_of(call.outs[k], call.rows)
+            dim = self.place_of(call, k, call.rows)
             assert dim is not None
             one, two = (t.select(dim, example).double() for t in (call.cotangents[k], now))
             if not bool((one - two).norm() <= 2e-2 * one.norm() + 1e-12):
