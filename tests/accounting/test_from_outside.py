@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tacit import accounting as acc
+from tacit.accounting.losses import SampledLaplaceLoss
 from tests.accounting.catalogue import poisson
 
 
@@ -104,10 +105,43 @@ def test_a_first_lattice_that_is_far_too_coarse_is_not_the_last() -> None:
     assert acc.epsilon(poisson(1e-9, 3.0, 10**7), 1e-5).upper == 0.0
 
 
-def test_delta_goes_back_to_where_epsilon_came_from_with_sampled_laplace_noise() -> None:
-    """Rounding left 1e-17 of mass below the smallest loss, no lattice reached that far, and δ was in [0, 1]."""
-    sampled = acc.PoissonSampled(acc.Laplace(8.219200993263463), 0.14342486613558342)
-    other = acc.PoissonSampled(acc.Laplace(0.6657851337350071), 0.009917955574865616)
-    run = sampled * 93 + other * 40 + acc.Gaussian(3.2337308960606514) * 389
-    cost = acc.epsilon(run, 1e-5)
-    assert 0.99e-5 < acc.delta(run, cost.upper, tolerance=1e-7).upper < 1.01e-5
+@pytest.mark.parametrize("mixture_is_p", [True, False])
+def test_sampled_laplace_noise_has_no_mass_beyond_its_smallest_and_largest_loss(mixture_is_p: bool) -> None:
+    """Rounding left 1e-17 there; no lattice reaches that far out, and δ of a composition was in [0, 1]."""
+    loss = SampledLaplaceLoss(1 / 8.219200993263463, 0.14342486613558342, mixture_is_p)
+    for masses in loss.cells(np.array([-5.0, 5.0])):
+        assert masses[0] == masses[2] == 0
+
+
+@pytest.mark.parametrize("delta", [1e-6, 1e-12])
+def test_a_tiny_target_is_met_and_met_closely(delta: float) -> None:
+    """Newton's method left for negative ε and the interval was twice too wide; calibration then never ended."""
+    noise = acc.calibrate(acc.Gaussian, epsilon=1e-6, delta=delta)
+    found = acc.epsilon(acc.Gaussian(noise), delta)
+    assert 0.999e-6 < found.lower <= found.upper <= 1e-6
+
+
+def test_a_family_that_jumps_over_the_target_is_calibrated_to_the_edge() -> None:
+    noise = acc.calibrate(lambda noise: acc.PureDP(1.0 if noise < 7.3 else 0.5), epsilon=0.7, delta=1e-9)
+    assert 7.3 <= noise < 7.3 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "truth"),
+    [
+        (acc.PureDP(1e4), 1e4),
+        (acc.Laplace(1 / 800), 800.0),
+        (acc.PureDP(800.0) * 3, 2400.0),
+        (acc.ApproxDP(1000.0, 1e-7), 1000.0),
+        (acc.ExponentialMechanism(2000.0), 2000.0),
+        (acc.PoissonSampled(acc.Laplace(1 / 800), 0.01), 800 + math.log(0.01)),
+        (acc.PureDP(800.0) + acc.Gaussian(1.0), 800 + 4.886554),
+    ],
+)
+def test_a_guarantee_that_protects_next_to_nothing_is_finite_all_the_same(
+    mechanism: acc.Mechanism, truth: float
+) -> None:
+    """Beyond e^700 the price was said to be infinite, at both ends."""
+    found = acc.epsilon(mechanism, 1e-6)
+    assert found.lower <= truth
+    assert found.upper == pytest.approx(truth, rel=1e-5)

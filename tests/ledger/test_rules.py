@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -214,3 +215,21 @@ def test_a_price_that_the_accountant_contradicts_is_not_granted(monkeypatch):
     with pytest.raises(PriceError, match="nothing is granted"):
         ledger.charge("people", acc.Gaussian(2.0))
     assert ledger.history("people") == []
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [{"rule": "renyi", "orders": ["a"]}, {"rule": "renyi", "failure_share": 2}, {"rule": "renyi", "orders": [True]}],
+)
+def test_terms_that_are_no_numbers_are_refused_in_words(terms):
+    with pytest.raises(TermsError, match=r"lies in|number above 1"):
+        Ledger().register("people", epsilon=1.0, delta=1e-5, **terms)
+
+
+def test_numbers_out_of_numpy_are_terms_and_charges():
+    ledger = Ledger()
+    ledger.register("people", epsilon=np.float32(2.0), delta=np.float64(1e-5), charges=np.int64(10))
+    assert ledger.charge("people", acc.Gaussian(np.float32(50.0)), delta=np.float32(1e-6)).epsilon < 0.1
+    with pytest.raises(TermsError, match="charge's δ"):
+        ledger.charge("people", acc.Gaussian(50.0), delta="1e-6")
+    ledger.verify().require()

@@ -269,3 +269,10 @@ def test_pure_noise_on_the_objective_has_the_right_length():
     assert lengths.mean() == pytest.approx(5 / made.rate, rel=0.12)
     assert lengths.std() == pytest.approx(np.sqrt(5) / made.rate, rel=0.2)
     assert made.rate * made.slope.reach + made.slope.jacobian(made.ridge) <= 0.99 * (1 + 1e-9)
+
+
+def test_budgets_out_of_numpy_are_numbers_too():
+    x, y = numbers(50)
+    made = LinearRegression(np.float32(1.0), np.float64(1e-5), coef_norm=np.float32(2.0), **BOUNDS).fit(x, y)
+    assert 0.999 < made.privacy_.upper <= 1.0
+    assert LinearRegression(np.int64(1), np.int64(0), **BOUNDS).fit(x, y).privacy_.delta == 0

@@ -173,11 +173,15 @@ class _Search:
             cost = epsilon_of(mechanism, self.delta, **self.terms).upper
             self.prices[x] = cost
             if cost <= self.target:
-                if self.inside is None or cost > self.prices[self.inside]:
+                if self.inside is None or cost > self.prices[self.inside] or self._nearer(x, self.inside, self.outside):
                     self.inside = x
-            elif self.outside is None or cost < self.prices[self.outside]:
+            elif self.outside is None or cost < self.prices[self.outside] or self._nearer(x, self.outside, self.inside):
                 self.outside = x
         return self.prices[x]
+
+    def _nearer(self, x: float, than: float, end: float | None) -> bool:
+        """Whether, at the same price, ``x`` lies closer to the other end: a family may cost the same over a stretch."""
+        return end is not None and self.prices[x] == self.prices[than] and abs(x - end) < abs(than - end)
 
     def _value(self, x: float) -> float:
         if self.whole:
@@ -190,7 +194,10 @@ class _Search:
         if self.outside is None:
             return self._value(self.inside)
         while len(self.prices) < MOST_PRICES and not self._close():
-            self.price(self._between())
+            following = self._between()
+            if following in self.prices:
+                break  # no number lies between the two that were priced
+            self.price(following)
         return self._value(self.inside)
 
     def _close(self) -> bool:

@@ -171,6 +171,13 @@ class AtomsLoss(Loss):
     def atoms(self) -> tuple[Array, Array]:
         return self.values, self.p
 
+    def beyond(self, x: float) -> tuple[float, float]:
+        above = self.values > x
+        if not above.any():
+            return -math.inf, -math.inf
+        logs = np.log(self.p[above])
+        return log_sum(logs)[1], log_sum(logs - self.values[above])[1]
+
     def spacing(self) -> float | None:
         return self._spacing
 

@@ -25,6 +25,8 @@ from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss, Loss
 
 #: Gaussians further apart than this (in standard deviations) are told apart for sure: ε beyond 1e280 is infinite.
 LARGEST_SHIFT = 1e140
+#: e to more than this has no binary64 number: all of the loss is put at its largest value, and no lower end is tight.
+LARGEST_RATIO = 700.0
 
 # -- additive noise ----
 
@@ -74,7 +76,16 @@ class Laplace(Mechanism):
         if self.scale == 0:
             return everything_revealed()
         epsilon = (self.replace if adjacency == "replace-one" else 1.0) * group / self.scale
-        return LaplaceLoss(epsilon) if 0 < epsilon < 700 else limit(epsilon)
+        if epsilon > LARGEST_RATIO:
+            return _randomised_response(epsilon, 0.0)
+        return LaplaceLoss(epsilon) if epsilon > 0 else limit(epsilon)
+
+    def is_tight(self, adjacency: str, group: int = 1) -> bool:
+        return self.scale == 0 or (self.replace if adjacency == "replace-one" else 1.0) * group / self.scale < 700
+
+    def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
+        # more noise reveals less
+        return self.pair(adjacency, direction, group) if self.is_tight(adjacency, group) else LaplaceLoss(699.0)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -140,13 +151,13 @@ class ApproxDP(_Stated):
         return group * self.epsilon, min(1.0, self.delta * steps)
 
     def is_tight(self, adjacency: str, group: int = 1) -> bool:
-        return group == 1
+        return group == 1 and (self.epsilon <= LARGEST_RATIO or math.isinf(self.epsilon))
 
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         return _randomised_response(*self.grouped(group))
 
     def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
-        return _randomised_response(group * self.epsilon, self.delta)
+        return _randomised_response(_within(group * self.epsilon), self.delta)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -161,6 +172,12 @@ class PureDP(_Stated):
 
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         return _randomised_response(self.epsilon * group, 0.0)
+
+    def is_tight(self, adjacency: str, group: int = 1) -> bool:
+        return self.epsilon * group <= LARGEST_RATIO or math.isinf(self.epsilon)
+
+    def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
+        return _randomised_response(_within(self.epsilon * group), 0.0)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -219,7 +236,7 @@ class ExponentialMechanism(_Stated):
         return None
 
     def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
-        return _randomised_response(self.epsilon * group / 2, 0.0)
+        return _randomised_response(_within(self.epsilon * group / 2), 0.0)
 
     def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
         return _bounded_range_renyi(self.epsilon * group, orders)
@@ -241,8 +258,8 @@ def _bounded_range_renyi(epsilon: float, orders: np.ndarray[Any, Any]) -> np.nda
     (p + (1-p) e^{-εα}) / (p + (1-p) e^{-ε})^α, smooth in p with one maximum; a grid and a golden search find it, and
     the value is capped by the closed bounds min(ε, ε²α/8).
     """
-    if epsilon == 0:
-        return np.zeros_like(orders)
+    if epsilon == 0 or epsilon > LARGEST_RATIO:
+        return np.asarray(np.minimum(epsilon, epsilon * epsilon * orders / 8))
     p = 1 / (1 + np.exp(-np.linspace(-1.5, 1.5, 3001) * (epsilon + 4)))
     rest = -np.log(p) + np.log1p(-p)
     result = np.empty_like(orders)
@@ -256,15 +273,20 @@ def _bounded_range_renyi(epsilon: float, orders: np.ndarray[Any, Any]) -> np.nda
 
 
 def _randomised_response(epsilon: float, delta: float) -> Loss:
-    if delta >= 1 or math.isinf(epsilon):
+    if delta >= 1 or epsilon > LARGEST_SHIFT:
         return everything_revealed()
     if epsilon == 0:
         return AtomsLoss([0.0], [1 - delta], infinity=delta)
-    if epsilon > 700:
-        return everything_revealed()
+    if epsilon > LARGEST_RATIO:
+        return AtomsLoss([epsilon], [1 - delta], delta, symmetric=True)  # the other outcome has no number
     high = 1 / (1 + math.exp(-epsilon))
     low = math.exp(-epsilon) * high
     return AtomsLoss([-epsilon, epsilon], [low * (1 - delta), high * (1 - delta)], delta, spacing=2 * epsilon)
+
+
+def _within(epsilon: float) -> float:
+    """ε as it is, or the largest whose randomised response has numbers: a weaker one, for a lower bound."""
+    return epsilon if math.isinf(epsilon) else min(epsilon, LARGEST_RATIO)
 
 
 def everything_revealed() -> Loss:

@@ -451,6 +451,10 @@ def _invert(curve: Curve, infinite: float, extra: float, delta: float) -> tuple[
         y = x + max(-limit, min(step, limit)) if not math.isnan(step) else (x / 2 if math.isinf(too_low) else math.nan)
         if not too_low < y < too_high:
             y = 0.5 * (max(too_low, x - limit) + min(too_high, x + limit))
+        if x == 0 and value <= 0:
+            break
+        if y < 0 < x:
+            y = 0.0  # the smallest ε there is, before a long step is taken beyond it
         if abs(y - x) <= 4e-16 * abs(x) + 1e-300 or y < -1:
             x = y
             break

@@ -15,7 +15,7 @@ import numpy as np
 from tacit.accounting.base import Composed, Mechanism, check_share, check_whole, unit_message
 from tacit.accounting.errors import AccountingError, UnitError
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, Loss, SampledLaplaceLoss
-from tacit.accounting.mechanisms import GDP, ApproxDP, Gaussian, Laplace, PureDP, limit, nothing_revealed, renyi_of_pure
+from tacit.accounting.mechanisms import GDP, ApproxDP, Gaussian, Laplace, PureDP, nothing_revealed, renyi_of_pure
 from tacit.accounting.mixture import MixtureLoss, SymmetrisedLoss
 from tacit.accounting.special import bdtrc, gammaln
 
@@ -114,8 +114,8 @@ class PoissonSampled(Mechanism):
             return AtomsLoss([], [], infinity=1 - (1 - self.rate) ** group)
         if adjacency == "replace-one" or group > 1:
             return None
-        if 1 / inner.scale >= 700:
-            return limit(1 / inner.scale)
+        if not inner.is_tight(adjacency):  # by the amplification lemma
+            return PureDP(math.log(self.rate) + 1 / inner.scale).pair(adjacency, direction)
         return SampledLaplaceLoss(1 / inner.scale, self.rate, mixture_is_p=direction == "remove")
 
     def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:

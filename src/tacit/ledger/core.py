@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import fractions
 import math
+import numbers
 import os
 import uuid
 from types import TracebackType
@@ -207,9 +208,9 @@ class Ledger:
     def _priced(self, dataset: str, mechanism: acc.Mechanism, delta: float | None) -> tuple[Dataset, Price]:
         terms = self.dataset(dataset)
         _check_mechanism(terms, mechanism)
+        if delta is not None and not (_number(delta) and 0 <= delta < 1):
+            raise TermsError(f"a charge's δ lies in [0, 1), not {delta!r}")
         share = terms.charge_delta if delta is None else float(delta)
-        if not 0 <= share < 1:
-            raise TermsError(f"a charge's δ lies in [0, 1), not {share!r}")
         price = terms.rule.price(mechanism, share, terms.adjacency)
         if share == 0 and math.isinf(price.epsilon) and terms.rule.name == "sum":
             raise TermsError(f"{mechanism!r} has no pure guarantee: state the charge's part of δ, as in delta=1e-7")
@@ -401,7 +402,7 @@ def _check_terms(
         raise TermsError(f"the budget's ε is a positive number, not {epsilon!r}")
     if not _number(delta) or not 0 <= delta < 1:
         raise TermsError(f"the budget's δ lies in [0, 1), not {delta!r}")
-    if isinstance(charges, bool) or not isinstance(charges, int) or charges < 1:
+    if isinstance(charges, bool) or not isinstance(charges, numbers.Integral) or charges < 1:
         raise TermsError(f"charges is a positive whole number, not {charges!r}")
     return {
         "unit": unit,
@@ -409,12 +410,12 @@ def _check_terms(
         "size_public": size_public,
         "epsilon": float(epsilon),
         "delta": float(delta),
-        "charge_delta": _share(float(delta), charges),
+        "charge_delta": _share(float(delta), int(charges)),
     }
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, float | int) and not isinstance(value, bool) and not math.isnan(value)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
 
 
 def _share(delta: float, charges: int) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from typing import Any
 
 from tacit import accounting as acc
@@ -145,8 +146,6 @@ class RenyiRule:
     def __post_init__(self) -> None:
         if not self.delta > 0:
             raise TermsError("rule='renyi' needs δ > 0; with δ = 0 use rule='sum'")
-        if not 0 <= self.failure_share < 1:
-            raise TermsError(f"the share of δ kept for failures lies in [0, 1), not {self.failure_share!r}")
         if not self.orders or len(set(self.orders)) != len(self.orders):
             raise TermsError("rule='renyi' needs orders, each once")
         for order in self.orders:
@@ -215,9 +214,14 @@ def make_rule(
             raise TermsError("orders belong to rule='renyi'")
         return SumRule(epsilon, delta)
     if name == "renyi":
+        if isinstance(failure_share, bool) or not isinstance(failure_share, numbers.Real) or not 0 <= failure_share < 1:
+            raise TermsError(f"the share of δ kept for failures lies in [0, 1), not {failure_share!r}")
         if orders is None and delta > 0:
-            orders = (best_order(epsilon, (1 - failure_share) * delta),)
-        return RenyiRule(epsilon, delta, tuple(float(x) for x in orders or ()), failure_share)
+            orders = (best_order(epsilon, (1 - float(failure_share)) * delta),)
+        for order in orders or ():
+            if isinstance(order, bool) or not isinstance(order, numbers.Real):
+                raise TermsError(f"a Rényi order is a number above 1, not {order!r}")
+        return RenyiRule(epsilon, delta, tuple(float(x) for x in orders or ()), float(failure_share))
     raise TermsError(f"unknown rule {name!r}; choose 'sum' or 'renyi'")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tacit.accounting.base import is_number
 from tacit.cluster import Ray
 from tacit.ledger import Ledger
 from tacit.linear_model import functional
@@ -25,7 +26,7 @@ class _Functional(PrivateEstimator):
 
     def _released(self, task: Task, what: str) -> tuple[Solution, functional.FunctionalPlan]:
         guess = self.coef_norm
-        if not (isinstance(guess, (int, float)) and 0 < guess < math.inf):
+        if not (is_number(guess) and 0 < guess < math.inf):
             raise ValueError(f"coef_norm is a positive number, not {guess!r}")
         if self.repair not in REPAIRS:
             raise ValueError(f"repair is one of {', '.join(REPAIRS)}, not {self.repair!r}")

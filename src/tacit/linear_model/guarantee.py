@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tacit import accounting as acc
+from tacit.accounting.base import is_number
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Charge, Ledger
 from tacit.ledger.rules import epsilon_alone
@@ -59,7 +60,7 @@ def price(mechanism: acc.Mechanism, delta: float, adjacency: str) -> acc.Bound:
 def check_budget(epsilon: Any, delta: Any) -> tuple[float, float]:
     """ε and δ as numbers, or an error that says what they may be."""
     for name, value in (("epsilon", epsilon), ("delta", delta)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if not is_number(value) or not math.isfinite(value):
             raise ValueError(f"{name} must be a finite number, not {value!r}")
     if not epsilon > 0:
         raise ValueError(f"epsilon must be positive, not {epsilon!r}: at 0 nothing can be learned from the data")

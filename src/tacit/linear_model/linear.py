@@ -12,6 +12,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from tacit import accounting as acc
+from tacit.accounting.base import is_number
 from tacit.cluster import Ray
 from tacit.ledger import Ledger
 from tacit.linear_model import functional, releases
@@ -130,7 +131,7 @@ class LinearRegression(LinearBase):
         """Fit to a table, a data frame, or a file or stream of Parquet, CSV or Arrow (y: the target's column)."""
         task = self._task(X, y, sample_weight, groups)
         method = self._chosen(task)
-        if not (isinstance(self.coef_norm, (int, float)) and 0 < self.coef_norm < math.inf):
+        if not (is_number(self.coef_norm) and 0 < self.coef_norm < math.inf):
             raise ValueError(f"coef_norm is a positive number, not {self.coef_norm!r}")
         {
             "gradient-descent": self._descent,
@@ -311,10 +312,10 @@ class Ridge(LinearRegression):
         self._keep(locals())
 
     def _penalty(self, task: Task) -> Floats | None:
-        if not (isinstance(self.alpha, (int, float)) and 0 <= self.alpha < math.inf):
+        if not (is_number(self.alpha) and 0 <= self.alpha < math.inf):
             raise ValueError(f"alpha is a number, 0 or more, not {self.alpha!r}")
         weight = 1.0 if self.max_weight is None else 1.0 / self.max_weight
-        diagonal = weight * self.alpha / task.features.half_width**2
+        diagonal: Floats = weight * float(self.alpha) / task.features.half_width**2
         return np.r_[0.0, diagonal] if self.fit_intercept else diagonal
 
 

@@ -11,6 +11,7 @@ from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
+from tacit.accounting.base import is_number
 from tacit.ledger import Ledger
 from tacit.linear_model import releases
 from tacit.linear_model.base import PrivateEstimator, Task, unscale
@@ -162,7 +163,7 @@ class LogisticRegression(LinearClassifier):
         """Fit to a table or a data frame."""
         task = self._task(X, y, sample_weight, groups)
         for name, value, least in (("alpha", self.alpha, True), ("coef_norm", self.coef_norm, False)):
-            good = isinstance(value, (int, float)) and (value > 0 or (least and value == 0)) and value < math.inf
+            good = is_number(value) and (value > 0 or (least and value == 0)) and value < math.inf
             if not good:
                 raise ValueError(f"{name} is a number, {'0 or more' if least else 'above 0'}, not {value!r}")
         if self.method not in METHODS:

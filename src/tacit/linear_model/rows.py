@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tacit.accounting.base import is_number
 from tacit.linear_model.bounds import Features
 from tacit.linear_model.moments import to_grid
 from tacit.linear_model.sensitivity import Shape
@@ -122,7 +123,7 @@ def check_weights(weights: Any, count: int, max_weight: float | None) -> Floats:
             "sample_weight needs max_weight=, the public largest weight: one row's influence grows with it, and the "
             "largest weight found in the data is one person's"
         )
-    if isinstance(max_weight, bool) or not isinstance(max_weight, (int, float)) or not 0 < max_weight < np.inf:
+    if not is_number(max_weight) or not 0 < max_weight < np.inf:
         raise ValueError(f"max_weight must be positive and finite, not {max_weight!r}")
     given = np.asarray(weights, dtype=np.float64)
     if given.ndim == 0:
