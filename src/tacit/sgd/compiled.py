@@ -139,8 +139,13 @@ class Program:
         self.pieces = 1
         self._calls = 0
         self._shared: list[int] | None = None
-        with torch.autocast(self.device.type, enabled=False):
-            self._run = self._compile(whole, boundary, [*inputs, *self.constants])
+        try:
+            with torch.autocast(self.device.type, enabled=False):
+                self._run = self._compile(whole, boundary, [*inputs, *self.constants])
+        except (CannotCompile, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # the compiler is not ours: whatever it stumbles over, the step runs without it
+            raise CannotCompile(_first_line(error)) from error
         self.compile_seconds = time.perf_counter() - began
 
     # -- making it ---------------------------------------------------------------------------------------------------
@@ -248,28 +253,23 @@ class Program:
                 raise CannotCompile("a recurrent layer is written out in time")
             as_traced: Callable[..., Any] = whole.forward
             return as_traced
-        try:
-            if not self.split:
-                return self._whole_or_chain(whole, inputs, options)
-            first, second, kept = cut(whole, late)
-            with torch.no_grad():
-                middle = first(*inputs)
-            run_first = inductor(first, inputs, options)
-            later = [*(inputs[k] for k in kept), *middle]
+        if not self.split:
+            return self._whole_or_chain(whole, inputs, options)
+        first, second, kept = cut(whole, late)
+        with torch.no_grad():
+            middle = first(*inputs)
+        run_first = inductor(first, inputs, options)
+        later = [*(inputs[k] for k in kept), *middle]
+        with full_precision():
+            run_second = inductor(second, later, options)
+        del middle, later
+
+        def run(*values: Tensor) -> Any:
+            found = run_first(*values)
             with full_precision():
-                run_second = inductor(second, later, options)
-            del middle, later
+                return run_second(*(values[k] for k in kept), *found)
 
-            def run(*values: Tensor) -> Any:
-                found = run_first(*values)
-                with full_precision():
-                    return run_second(*(values[k] for k in kept), *found)
-
-            return run
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # the compiler is not ours: whatever it stumbles over, the step runs without it
-            raise CannotCompile(_first_line(error)) from error
+        return run
 
     def _whole_or_chain(self, whole: GraphModule, inputs: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
         """The whole graph compiled, or, where it repeats itself, each of its distinct parts."""
