@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tacit import accounting as acc
-from tacit.pate import bounds
+from tacit.pate import ConfidentGNMax, GNMax, bounds
 from tacit.pate.smooth import SmoothnessError, VoteSensitivity, smooth_sensitivity
 
 ORDERS = [2, 8, 20, 32, 64]
@@ -96,3 +96,21 @@ def test_where_the_conditions_of_smoothness_fail_nothing_is_released():
         VoteSensitivity(sigma=2.0, classes=10, order=20.0, teachers=250)
     with pytest.raises(SmoothnessError):
         VoteSensitivity(sigma=40.0, classes=1, order=20.0, teachers=250)
+
+
+def test_a_sanitised_price_is_published_at_an_order_whose_sensitivity_is_known() -> None:
+    """The order that suits the data-independent price is 43.9 here, where the conditions of smoothness do not hold."""
+    votes = np.tile([220, 20, 5, 5, 0, 0, 0, 0, 0, 0], (20, 1))
+    privacy = GNMax(vote_noise=40.0, classes=10).answer(votes, queries=20, teachers=250).privacy
+    found = privacy.sanitise()
+    assert 20 < found.order < 43
+    with pytest.raises(SmoothnessError):  # what is asked for by name is not replaced
+        GNMax(vote_noise=40.0, classes=10).answer(votes, queries=20, teachers=250).privacy.sanitise(order=43.9)
+
+
+@pytest.mark.parametrize("wrong", ["40", True, None, math.nan, math.inf])
+def test_noise_and_threshold_are_numbers(wrong: object) -> None:
+    with pytest.raises(ValueError, match="number"):
+        GNMax(vote_noise=wrong, classes=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="threshold is a finite number"):
+        ConfidentGNMax(threshold=wrong, check_noise=1.0, vote_noise=1.0, classes=3)  # type: ignore[arg-type]

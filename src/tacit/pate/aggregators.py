@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tacit import accounting as acc
 from tacit import noise
+from tacit.accounting.base import is_number
 from tacit.accounting.losses import GaussianLoss
 from tacit.ledger import Charge, Ledger
 from tacit.noise.entropy import Source
@@ -45,8 +46,10 @@ class Aggregator:
             raise ValueError(f"classes is a whole number, 2 or more, fixed and public; not {self.classes!r}")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name.endswith(("noise", "scale")) and not (math.isfinite(value) and value > 0):
+            if field.name.endswith(("noise", "scale")) and not (is_number(value) and 0 < value < math.inf):
                 raise ValueError(f"{field.name} is a number above 0, not {value!r}")
+            if field.name in ("threshold", "confidence") and not (is_number(value) and math.isfinite(value)):
+                raise ValueError(f"{field.name} is a finite number, not {value!r}")
 
     # -- what each aggregator says ----
 

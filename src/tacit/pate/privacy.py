@@ -158,11 +158,12 @@ class Privacy:
     ) -> tuple[float, acc.SmoothRelease]:
         """The order and the mechanism of a sanitised release, chosen without the votes where not given.
 
-        Default: the order of the data-independent price, β = 0.4/α, and noise that costs 3% of that price.
+        Default: the order of the data-independent price, or the next smaller one (by tenths) whose smooth sensitivity
+        is known, β = 0.4/α, and noise that costs 3% of that price.
         """
         bound = self.data_independent
         if order is None:
-            order = _public_order(self.mechanism, self.delta, self.adjacency)
+            order = self._known_order()
         if not order > 1:
             raise ValueError(f"a Rényi order is above 1, not {order!r}")
         beta = 0.4 / order if beta is None else float(beta)
@@ -179,6 +180,19 @@ class Privacy:
             while cost(noise) > limit:
                 noise *= 1.25
         return float(order), acc.SmoothRelease(beta, float(noise), **same)
+
+    def _known_order(self) -> float:
+        # Whether the sensitivity is known depends on order, noise, classes and teachers, all public, and on no vote.
+        order = _public_order(self.mechanism, self.delta, self.adjacency)
+        for tried in (order * 0.9**k for k in range(40)):
+            if tried <= 1 or self._sensitivity is None:
+                break
+            try:
+                self._sensitivity(tried)
+            except smooth.SmoothnessError:
+                continue
+            return tried
+        return order
 
     def sanitise(
         self,
