@@ -508,6 +508,29 @@ def packed() -> Case:
     return Case(PackedTagger(), loss, batch)
 
 
+class UnsortedTagger(nn.Module):
+    """Packs sequences in the order they come in, through two layers of which one has two directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.first = nn.Embedding(11, 4), nn.LSTM(4, 3, bidirectional=True, batch_first=True)
+        self.second, self.out = nn.GRU(6, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(self.emb(x), lengths.cpu(), batch_first=True, enforce_sorted=False)
+        packed, _ = self.first(packed)
+        out, h = self.second(packed)
+        padded, _ = nn.utils.rnn.pad_packed_sequence(out, batch_first=True)
+        return self.out(padded.sum(1) + h[0])
+
+
+@architecture("rnn-packed-unsorted", "LSTM and GRU over packed sequences that are sorted by length on the way")
+def unsorted() -> Case:
+    batch = {"x": torch.randint(11, (4, 6)), "n": torch.tensor([3, 6, 1, 5]), "y": torch.randint(3, (4,))}
+    loss = lambda m, b: F.cross_entropy(m(b["x"], b["n"]), b["y"], reduction="none")  # noqa: E731
+    return Case(UnsortedTagger(), loss, batch)
+
+
 class Cells(nn.Module):
     def __init__(self) -> None:
         super().__init__()

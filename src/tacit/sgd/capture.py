@@ -59,6 +59,7 @@ _REARRANGING = _words(
     "_pack_padded_sequence index_fill index_fill_ index_reduce nonzero"
 )
 _SORTING = _words("sort msort topk kthvalue argsort")
+_PACKING = _words("index_select _pack_padded_sequence")
 # The data leave torch here; what comes back as an index may depend on them unseen.
 _ESCAPES = _words("tolist item numpy __array__ __int__ __index__ __float__")
 
@@ -243,6 +244,8 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         self._tainted: dict[int, tuple[Any, bool, bool]] = {}
         self._tainted_storages: dict[int, Any] = {}
         self._escaped = False
+        # Sequences that were sorted by length to be packed, with the index that sorted them.
+        self._orders: dict[int, tuple[Any, Tensor]] = {}
         self.unrolled = False
         self._use_nodes: set[Any] = set()
         self._leaves = {id(p): k for k, p in enumerate(params.values())}
@@ -267,6 +270,22 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         if known is not None and known[1] and known[0]() is tensor:
             return True
         return bool(self._tainted_storages) and self._tainted_storages.get(_storage(tensor), (None, False))[1]
+
+    def order_of(self, tensor: Tensor) -> Tensor | None:
+        """The index by which the examples of packed sequences were sorted, where that was seen."""
+        known = self._orders.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else None
+
+    def sorted_by(self, tensor: Tensor, order: Tensor) -> None:
+        """Note that the examples in this tensor are in another order than in the batch."""
+        self._orders[id(tensor)] = weakref.ref(tensor), order
+
+    def _follow_order(self, name: str, args: tuple[Any, ...], results: list[Tensor]) -> None:
+        # As torch.nn.utils.rnn.pack_padded_sequence does it, argument for argument.
+        if name == "index_select" and len(args) == 3 and args[0].dim() and args[2].numel() == args[0].shape[args[1]]:
+            self.sorted_by(results[0], args[2])
+        elif name == "_pack_padded_sequence" and (order := self.order_of(args[0])) is not None:
+            self.sorted_by(results[0], order)
 
     def derived(self, tensor: Tensor) -> Derived | None:
         return self._derived.get(id(tensor))
@@ -388,6 +407,8 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
                 self._taint(tensor, moved)
             for tensor in changed:
                 self._taint_memory(tensor, moved)
+            if name in _PACKING:
+                self._follow_order(name, args, results)
             return out
         multiple = not isinstance(out, Tensor)
         for k, tensor in enumerate(results):

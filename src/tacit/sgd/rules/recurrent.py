@@ -220,6 +220,15 @@ def _recurrent(name: str) -> Callable[..., Any]:
         alive_TB = alive.to(data.device)
         with capture:
             x_TBE = data.new_zeros(*alive_TB.shape, data.shape[-1]).masked_scatter(alive_TB.unsqueeze(-1), data)
+        # Sorted by length to be packed: every example goes back to its place, where the uses will look for it.
+        order, there = capture.order_of(data), alive_TB
+        if order is not None and sorted(order.tolist()) != list(range(counts[0])):
+            order = None  # no sorting of the examples, but a choice of something else
+        if order is not None:
+            with capture:
+                back = order.argsort()
+                x_TBE, state = x_TBE.index_select(1, back), tuple(s.index_select(1, back) for s in state)
+            there = alive_TB.index_select(1, back)
         out, final = _layers(
             capture,
             step,
@@ -231,10 +240,15 @@ def _recurrent(name: str) -> Callable[..., Any]:
             dropout,
             training,
             bidirectional,
-            alive_TB.unsqueeze(-1),
+            there.unsqueeze(-1),
         )
         with capture:
-            return (out[alive_TB], *final)
+            if order is not None:
+                out, final = out.index_select(1, order), tuple(f.index_select(1, order) for f in final)
+            kept = out[alive_TB]
+        if order is not None:
+            capture.sorted_by(kept, order)
+        return (kept, *final)
 
     def call(capture: Capture, *args: Any) -> Any:
         return padded(capture, *args) if isinstance(args[3], bool) else packed(capture, *args)
