@@ -255,3 +255,9 @@ def test_encoding_a_private_table_does_not_print_it():
     encoded, _ = PEOPLE.encode(TABLE)
     assert repr(encoded) == "Encoded(6 features float64, target float64)"
     assert len(encoded) == 6
+
+
+def test_bounds_out_of_numpy_are_the_numbers_they_are():
+    made = Numeric("age", np.float32(17), np.int64(90), fill=np.float64(40.5))
+    assert made == Numeric("age", 17.0, 90.0, fill=40.5)
+    assert {type(made.lower), type(made.upper), type(made.fill)} == {float}

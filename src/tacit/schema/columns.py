@@ -7,6 +7,7 @@ decision made without looking at the data. Every check here says which column is
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -42,7 +43,7 @@ def _check_name(name: object) -> None:
 
 
 def _finite(column: str, field: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise SchemaError(f"column {column!r}: {field} must be a number, not {value!r}")
     try:
         number = float(value)
@@ -100,6 +101,10 @@ class Numeric(Column):
 
     def __post_init__(self) -> None:
         _check_name(self.name)
+        for field in ("lower", "upper", "fill"):
+            value = getattr(self, field)
+            if value is not None and type(value) not in (int, float):  # numpy's numbers, kept as plain ones
+                object.__setattr__(self, field, _finite(self.name, field, value))
         lower, upper = _finite(self.name, "lower", self.lower), _finite(self.name, "upper", self.upper)
         if lower >= upper:
             raise SchemaError(
