@@ -213,8 +213,8 @@ def test_the_exponential_mechanism_trains_every_candidate_and_releases_no_score(
 
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_runs_go_on_side_by_side(executor: str) -> None:
-    made = search(workers=2, executor=executor, runs=40)
-    assert [made.run().model for _ in range(3)].count("good") >= 2
+    made = search(workers=2, executor=executor, method="poisson", runs=40)  # never few, as a geometric number may be
+    assert {made.run().model for _ in range(3)} == {"good"}
 
 
 # -- what stays inside ----
@@ -312,15 +312,15 @@ def test_an_interrupted_search_goes_on_with_the_same_charge_and_leaves_no_trace(
             raise KeyboardInterrupt
         return str(candidate["which"])
 
-    made = search(train=fragile, ledger=ledger, dataset="people", runs=500, scratch=place)
+    made = search(train=fragile, ledger=ledger, dataset="people", method="poisson", runs=60, scratch=place)
     with pytest.raises(KeyboardInterrupt):
         made.run()
     assert stat.S_IMODE(os.stat(place).st_mode) == 0o700
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in place.iterdir())
     with pytest.raises(TuningError, match="other settings"):
-        search(train=fragile, ledger=ledger, dataset="people", runs=400, scratch=place).run()
+        search(train=fragile, ledger=ledger, dataset="people", method="poisson", runs=50, scratch=place).run()
     lives[0] = 10**9
-    found = search(train=fragile, ledger=ledger, dataset="people", runs=500, scratch=place).run()
+    found = search(train=fragile, ledger=ledger, dataset="people", method="poisson", runs=60, scratch=place).run()
     assert found.model == "good"
     assert ledger.budget("people").charges == 1
     assert not place.exists()
@@ -374,8 +374,8 @@ def test_failures_are_outcomes_like_any_other() -> None:
             raise RuntimeError("this one never works")
         return str(candidate["which"])
 
-    models = {search(train=train, runs=30).run().model for _ in range(5)}
-    assert models <= {"bad", "fair"}
+    models = {search(train=train, method="poisson", runs=40).run().model for _ in range(5)}
+    assert models == {"fair"}
     assert search(train=train, method="exponential", choice_epsilon=0.5).run().model == "fair"
     with pytest.raises(SearchFailed, match="RuntimeError: this one never works"):
         search(train=train, space={"which": ["good"]}).run()
@@ -386,7 +386,7 @@ def test_a_score_that_is_not_a_number_loses() -> None:
         def __call__(self, model: Any) -> float:
             return math.nan if model == "good" else points(model)
 
-    assert search(score=Odd(points), runs=50).run().model != "good"
+    assert search(score=Odd(points), method="poisson", runs=50).run().model == "fair"
 
 
 # -- what is refused ----
