@@ -148,9 +148,8 @@ def _refuse_not_finite(tree: Any) -> None:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    if type(tree) is tuple and all(
-        isinstance(leaf, Tensor) for leaf in tree
-    ):  # what most data are: asked at every step
+    # what most data are; this is asked at every step
+    if type(tree) is tuple and all(isinstance(leaf, Tensor) for leaf in tree):
         return list(tree)
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 

@@ -43,16 +43,8 @@ class Outcome:
         return self.score, self.lot
 
 
-def run_one(
-    train: Train,
-    judge: Judge,
-    candidate: Candidate,
-    noise: float,
-    priced: acc.Mechanism,
-    lot: int,
-    secret: bytes | None = None,
-) -> Outcome:
-    """Train and score one candidate. ``secret`` is for :func:`run_again`; here everything is drawn anew.
+def run_one(train: Train, judge: Judge, candidate: Candidate, noise: float, priced: acc.Mechanism, lot: int) -> Outcome:
+    """Train and score one candidate.
 
     A failure is an outcome like any other, with the lowest score: whether a run fails may depend on the data, so that
     stopping the search for it would be a release of its own.

@@ -482,12 +482,18 @@ class PrivateSearch:
 
     def _outcomes(self, waiting: list[tuple[int, Any]], judge: runs.Judge) -> Any:
         """Outcomes as they arrive, with their places."""
+        alone = self.workers == 1 or len(waiting) == 1
+        run: Callable[..., Outcome] = runs.run_again
+        if self.cluster is None and self._where is None:
+            run = runs.run_one
+        elif self.cluster is None and self.executor == "thread" and not alone:
+            run = runs.run_beside
 
         def arguments(entry: Any) -> tuple[Any, ...]:
             candidate, lot = entry
             noise = self.noise_of(candidate)
-            priced = self._trained[self._kind_of(candidate)]
-            return self.train, judge, candidate, noise, priced, lot, self._secret(lot)
+            told = self.train, judge, candidate, noise, self._trained[self._kind_of(candidate)], lot
+            return told if run is runs.run_one else (*told, self._secret(lot))
 
         if self.cluster is not None:
             tasks = [arguments(entry)[2:] for _, entry in waiting]
@@ -496,12 +502,11 @@ class PrivateSearch:
                 candidate, lot = waiting[number][1]
                 return Outcome(candidate, None, -math.inf, lot, why)
 
-            done = self.cluster.map(runs.run_again, tasks, shared=(self.train, judge), silent=True, lost=lost)
+            done = self.cluster.map(run, tasks, shared=(self.train, judge), silent=True, lost=lost)
             for number, outcome in done:
                 yield waiting[number][0], outcome
             return
-        if self.workers == 1 or len(waiting) == 1:
-            run = runs.run_one if self._where is None else runs.run_again
+        if alone:
             for place, entry in waiting:
                 yield place, run(*arguments(entry))
             return
@@ -511,9 +516,6 @@ class PrivateSearch:
         else:
             pool = concurrent.futures.ProcessPoolExecutor(self.workers, initializer=_hush)
         with pool as workers:
-            run = runs.run_one if self._where is None else runs.run_again
-            if self._where is not None and self.executor == "thread":
-                run = runs.run_beside
             futures = {workers.submit(run, *arguments(entry)): place for place, entry in waiting}
             for future in concurrent.futures.as_completed(futures):
                 yield futures[future], future.result()
