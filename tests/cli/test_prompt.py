@@ -84,8 +84,8 @@ def test_teachers_behind_an_endpoint_make_a_prompt_and_a_cut_run_goes_on(app, pl
     with serving(load(place / "llm")) as server:
         line = ["pate", place / "notes.csv", "--public", place / "forum.csv", "--endpoint", server.url]
         line += ["--endpoint-model", "tiny", *ASK, "--teachers", 5, "--queries", 12, "--answers", 12, "--delta", "1e-6"]
-        line += ["--threshold", 1, "--check-noise", 3, "--vote-noise", 2, "--candidates", 3, "--student-shots", 1]
-        line += ["--evaluate", place / "test.csv", *BECAUSE, "--runs", tmp_path, "--name", "votes"]
+        line += ["--threshold", 1, "--check-noise", 0.3, "--vote-noise", 2, "--candidates", 3, "--student-shots", 1]
+        line += ["--members", 2, "--evaluate", place / "test.csv", *BECAUSE, "--runs", tmp_path, "--name", "votes"]
         server.trouble = [*([None] * 30), *([404] * 8)]  # two teachers are done, then the model is gone
         cut = call(app, *line, code=1)
         assert "404" in cut.output
@@ -99,10 +99,14 @@ def test_teachers_behind_an_endpoint_make_a_prompt_and_a_cut_run_goes_on(app, pl
         own = [f"review: {text} ." for text, _ in tiny.reviews(60) if text not in known]
         assert own
         assert not any(text in body["prompt"] for _, _, body in server.asked for text in own)
+        shown = json.loads(call(app, "eval", tmp_path / "votes", place / "test.csv", "--json").stdout)
+    private = next(r for r in again["results"] if r["model"] == "private")
+    assert shown["accuracy"] == pytest.approx(private["value"])  # all members are asked, over HTTP too
     assert told["epsilon"] == again["epsilon"]
     prompt = json.loads((tmp_path / "votes" / "prompt.json").read_text())
     forum = (place / "forum.csv").read_text()
-    assert all(text in forum for text, _ in prompt["demonstrations"])
+    assert len(prompt["others"]) == 1
+    assert all(text in forum for member in (prompt, *prompt["others"]) for text, _ in member["demonstrations"])
     assert not (tmp_path / "votes" / "private" / "teachers.key").exists()  # nobody learns who was where
     card = json.loads((tmp_path / "votes" / "privacy.json").read_text())
     assert "theorem6" not in json.dumps(card)  # data-dependent prices stay with the operator

@@ -64,6 +64,11 @@ def test_a_row_that_fails_is_named_and_the_others_are_measured(tmp_path, monkeyp
     assert kept[3]["learning_rate"] == best["learning_rate"]  # the row of ε = 8 is the better trial, not another run
     assert kept[3]["accuracy"] == best["accuracy"]
     assert "soft prompt" in prompts_page.summary(rows.rows)
+    # Noise is drawn again on votes that are kept: no teacher is asked for the second draw.
+    monkeypatch.setattr(prompts, "MEMBERS", 2)
+    monkeypatch.setattr("tacit.prompts.PromptTeachers", None)
+    assert prompts.measure(rows, ("pate:thousand",), "tiny") == []
+    assert [row["members"] for row in rows.rows if row["method"] == "PromptPATE"] == [5, 2]
 
 
 def test_the_page_has_a_column_for_each_epsilon_and_a_picture(tmp_path):
@@ -75,6 +80,20 @@ def test_the_page_has_a_column_for_each_epsilon_and_a_picture(tmp_path):
     assert "85.0 [80.0, 90.0]" in first[2]
     prompts_page.plot(rows, tmp_path)
     assert os.path.getsize(tmp_path / "prompts.png") > 10_000
+
+
+def test_noise_that_is_drawn_again_on_the_same_votes_is_one_line_of_the_page():
+    vote = {"task": "sst2", "method": "PromptPATE", "public": "sst2 validation", "votes": "thousand", "teachers": 1000}
+    vote |= {"asked": 123, "answered": 110, "labels_right": 0.86, "epsilon_data_independent": 0.987, "low": 0.8}
+    vote |= {"epsilon_theorem6": 0.3, "epsilon_exact": None, "high": 0.9}
+    rows = [{**vote, "accuracy": 0.865}]  # one prompt, one draw
+    rows += [{**vote, "members": 5, "draw": i, "accuracy": value} for i, value in enumerate((0.88, 0.87, 0.86))]
+    first, second = prompts_page.voted(rows)
+    assert (first["prompts"], first["student"]) == (1, "86.5 [80.0, 90.0]")
+    assert "noise drawn again" not in first
+    assert (second["prompts"], second["student"]) == (5, "88.0 [80.0, 90.0]")
+    assert second["noise drawn again"] == "87.0, mean of 3 (86.0 to 88.0)"
+    assert prompts_page._best_votes(rows, "sst2") == [rows[1]]
 
 
 def test_label_words_of_a_bfloat16_model_do_not_tie():

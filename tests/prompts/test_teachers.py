@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 
 import numpy as np
@@ -25,7 +26,9 @@ from tacit.prompts import (
     Verbalizer,
     calibrated,
     choose,
+    students,
 )
+from tacit.prompts.students import committee
 
 ASK = Template("review: {text} . sentiment :", instruction="which sentiment is it?")
 WORDS = Verbalizer({"no": "bad", "yes": "good"})
@@ -144,6 +147,65 @@ def test_the_chosen_prompt_is_the_one_that_answers_best(language):
     for unlabelled in ([], [text for text, _ in tiny.reviews(50, seed=31)]):
         chosen = choose(language, ASK, WORDS, labelled, candidates=24, unlabelled=unlabelled)
         assert chosen.accuracy(language, labelled).value >= bare.value
+
+
+def test_several_prompts_answer_together_here_and_over_http(language, tmp_path):
+    labelled, unlabelled = tiny.reviews(60, seed=6), [text for text, _ in tiny.reviews(30, seed=31)]
+    given = {"shots": (1, 2), "candidates": 24, "calibration": "batch", "unlabelled": unlabelled}
+    student = choose(language, ASK, WORDS, labelled, members=3, **given)
+    alone = choose(language, ASK, WORDS, labelled, **given)
+    assert student.members[0] == alone  # the first of them is the prompt that would have been chosen alone
+    assert len({prompt.demonstrations for prompt in student.members}) == 3
+    each = np.stack([prompt.scores(language, QUERIES) for prompt in student.members])
+    each -= np.log(np.exp(each).sum(2, keepdims=True))
+    assert student.scores(language, QUERIES) == pytest.approx(each.mean(0), abs=1e-6)
+    # Each member's own leaning is taken out: on the public texts it favours no class.
+    for prompt in student.members:
+        assert prompt.offset == calibrated(language, prompt, "batch", unlabelled).offset
+    student.save(tmp_path / "prompt.json")
+    assert Prompt.load(tmp_path / "prompt.json") == student
+    with serving(language) as server:
+        endpoint = Endpoint(server.url, "tiny", top=50)
+        assert student.scores(endpoint, QUERIES[:4]) == pytest.approx(student.scores(language, QUERIES[:4]), abs=1e-3)
+
+
+def test_a_file_of_one_prompt_is_read_as_before_and_a_committee_has_one_template(language, tmp_path):
+    file = tmp_path / "prompt.json"
+    one = Prompt(ASK, WORDS, tuple(tiny.reviews(2)), (-0.5, -0.9))
+    one.save(file)
+    about = json.loads(file.read_text())
+    assert set(about) == {"template", "verbalizer", "first_token", "demonstrations", "offset"}
+    assert Prompt.load(file) == one == committee([one])
+    file.write_text(json.dumps({**about, "others": ["more"]}))
+    with pytest.raises(PromptError, match="no saved prompt"):
+        Prompt.load(file)
+    with pytest.raises(PromptError, match="one template"):
+        committee([one, Prompt(Template("{text} Mood:"), WORDS)])
+    with pytest.raises(PromptError, match="positive"):
+        choose(language, ASK, WORDS, tiny.reviews(8), members=0)
+
+
+def test_wrong_labels_do_not_decide_by_how_surprising_they_are():
+    """A prompt that is sure and right nine times in ten comes before one that is never sure and right eight times."""
+    sure, even = (("a", "bad"),), (("b", "good"),)
+
+    class Two:
+        def log_probabilities(self, template, verbalizer, texts, demonstrations=()):
+            if not demonstrations:
+                return np.log(np.full((len(texts), 2), 0.5))
+            right = [int(text.split()[1]) for text in texts]
+            wrong = 10 if demonstrations == sure else 5
+            high = 0.9999 if demonstrations == sure else 0.6
+            found = np.full((len(texts), 2), 1 - high)
+            for i, text in enumerate(texts):
+                number = int(text.split()[0])
+                found[i, right[i] if number % wrong else 1 - right[i]] = high
+            return np.log(found)
+
+    judges = [(f"{i} {i // 10 % 2}", WORDS.classes[i // 10 % 2]) for i in range(40)]
+    prompts = [Prompt(ASK, WORDS), Prompt(ASK, WORDS, even), Prompt(ASK, WORDS, sure)]
+    found = students._ranked(Two(), prompts, judges, "none")
+    assert [prompt.demonstrations for prompt in found] == [sure, even, ()]
 
 
 def test_calibration_takes_out_what_a_prompt_says_to_nothing(language):

@@ -51,6 +51,8 @@ demonstrations). What was voted is kept, so that a run that was cut short goes o
     $ tacit prompt pate notes.csv --public forum.csv --endpoint http://localhost:8000/v1 --endpoint-model llama
       --template '{text}\\nUrgent:' --words 0=no,1=yes --teachers 100 --delta 1e-6
 
+    $ tacit prompt pate sst2 --public sst2:validation --members 1 --delta 1e-6   # one prompt, as text to paste
+
     $ tacit prompt pate --resume runs/notes-1
 """
 EVAL_EPILOG = """
@@ -173,6 +175,7 @@ def pate(
     vote_noise: Annotated[float | None, _option("Noise on the votes. Default: 0.39 of the teachers.")] = None,
     student_shots: Annotated[str | None, _option("Shots of the student, such as 1,2,4.")] = None,
     candidates: Annotated[int | None, _option("Student prompts that are tried. Default: 64.")] = None,
+    members: Annotated[int | None, _option("How many of them answer together. Default: 5.")] = None,
     runs: Runs = Path("runs"),
     as_json: AsJson = False,
     **given: Any,

@@ -422,10 +422,12 @@ def pate(prepared: Prepared, folder: Path) -> Told:
         labelled,
         shots=shots,
         candidates=int(given.get("candidates", 64)),
+        members=int(given.get("members", 5)),
         calibration=calibration,
         unlabelled=prepared.public[:1000],
     )
     student.save(folder / "prompt.json")
+    lines.append(f"the student asks {len(student.members)} prompt{'s' if student.others else ''} for each answer")
     found: dict[str, Accuracy | Fluency] = {}
     if prepared.test is not None:
         bare = Prompt(template, words)

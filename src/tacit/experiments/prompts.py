@@ -200,9 +200,9 @@ def _accuracy(found: Any) -> dict[str, Any]:
     return {"accuracy": found.value, "low": low, "high": high, "test_rows": found.total}
 
 
-def _discrete(bench: Bench, task: str, shots: int, calibration: str, seed: int) -> dict[str, Any]:
+def _discrete(bench: Bench, task: str, shots: int, calibration: str, members: int, seed: int) -> dict[str, Any]:
     """Zero-shot, or demonstrations chosen on the private training texts themselves: no guarantee."""
-    from tacit.prompts import Prompt, calibrated, choose
+    from tacit.prompts import Prompt, calibrated
 
     template, words, data = bench.task(task)
     if shots == 0:
@@ -211,18 +211,36 @@ def _discrete(bench: Bench, task: str, shots: int, calibration: str, seed: int) 
         both = [p.accuracy(bench.language, data["test"]) for p in (prompt, even)]
         return {**_accuracy(both[0]), "calibrated": both[1].value}
     rows = random.Random(seed).sample(data["train"], min(len(data["train"]), 600))
-    prompt = choose(
+    unlabelled = [text for text, _ in data["public"]]
+    return _student(bench, task, rows, unlabelled, calibration, members, seed)
+
+
+def _student(
+    bench: Bench, task: str, labelled: Pairs, unlabelled: list[str], calibration: str, members: int, seed: int
+) -> dict[str, Any]:
+    """A prompt, or several that answer together, chosen by labelled texts; and what it does on the test texts."""
+    from tacit.prompts import choose
+
+    template, words, data = bench.task(task)
+    tried = 8 if bench.table.small else CANDIDATES
+    student = choose(
         bench.language,
         template,
         words,
-        rows,
+        labelled,
         shots=(1, 2, 4),
-        candidates=8 if bench.table.small else CANDIDATES,
+        candidates=tried,
+        members=members,
         calibration=calibration,
-        unlabelled=[text for text, _ in data["public"]],
+        unlabelled=unlabelled,
         seed=seed,
     )
-    return {**_accuracy(prompt.accuracy(bench.language, data["test"])), "shots": len(prompt.demonstrations)}
+    shots = [len(prompt.demonstrations) for prompt in student.members]
+    return {
+        **_accuracy(student.accuracy(bench.language, data["test"])),
+        "shots": shots[0] if members == 1 else shots,
+        "candidates": tried,
+    }
 
 
 def _start(bench: Bench, task: str, start: str, seed: int) -> dict[str, Any]:
@@ -329,9 +347,13 @@ def queries_of(bench: Bench, public: str, count: int, seed: int) -> list[str]:
 
 
 #: Votes. "guaranteed" keeps even the data-independent ε below 1; so does "thousand", where 1,000 teachers of one
-#: demonstration a class drown the same noise; "confident" is the kind of setting that the paper has, where only the
-#: data-dependent ε is small.
+#: demonstration a class drown the same noise, and "many", which spends their margin on more noise and more answers;
+#: "confident" is the kind of setting that the paper has, where only the data-dependent ε is small.
 AGGREGATORS: dict[str, dict[str, float]] = {
+    "many": {
+        **{"teachers": 1000, "queries": 400, "answers": 320},
+        **{"threshold": 600.0, "check_noise": 147.0, "vote_noise": 133.0},
+    },
     "thousand": {
         **{"teachers": 1000, "queries": 150, "answers": 110},
         **{"threshold": 600.0, "check_noise": 90.0, "vote_noise": 78.0},
@@ -345,28 +367,58 @@ AGGREGATORS: dict[str, dict[str, float]] = {
         **{"threshold": 170.0, "check_noise": 60.0, "vote_noise": 20.0},
     },
 }
-#: Prompts that are tried for the student.
-CANDIDATES = 192
+#: The private task and the public texts of the parts where teachers vote.
+PUBLIC: dict[str, tuple[str, tuple[str, ...]]] = {
+    "pate": ("sst2", ("sst2 validation",)),
+    "pate-far": ("sst2", ("mr without sst2", "trec", "ag_news")),
+    "pate-trec": ("trec", ("trec held out",)),
+}
+#: Prompts that are tried for the student, and how many of them answer together.
+CANDIDATES, MEMBERS = 192, 5
+#: How often noise is drawn for the same votes.
+DRAWS = 3
 
 
-def _pate(bench: Bench, task: str, public: str, votes: str, calibration: str, seed: int) -> dict[str, Any]:
-    """Teachers vote on public texts; the student prompt is chosen by the noisy labels."""
+def _votes(
+    bench: Bench, task: str, public: str, number: int, asked: int, calibration: str, seed: int
+) -> tuple[Any, float]:
+    """The teachers' votes and the seconds they took, kept in a file: noise is drawn for them several times."""
+    import numpy as np
+
+    from tacit.pate import VoteCounts
+    from tacit.prompts import PromptTeachers
+
+    file = bench.table.folder / f"votes {task} {public} {number} {asked} {seed}.npz".replace(" ", "-")
+    if file.exists():
+        with np.load(file) as kept:
+            return VoteCounts(kept["counts"], number, "keyed", "record", kept["texts"].tolist()), float(kept["seconds"])
+    template, words, data = bench.task(task)
+    texts, began = queries_of(bench, public, asked, seed), time.perf_counter()
+    counts = PromptTeachers(bench.language, template, words, data["train"], 1, number, calibration=calibration).vote(
+        texts, progress=False
+    )
+    taken = time.perf_counter() - began
+    part = file.with_suffix(".part.npz")
+    np.savez(part, counts=counts.counts, texts=np.array(texts), seconds=taken)
+    part.rename(file)
+    return counts, taken
+
+
+def _pate(
+    bench: Bench, task: str, public: str, votes: str, calibration: str, members: int, seed: int
+) -> dict[str, Any]:
+    """Teachers vote on public texts; the student is chosen by the noisy labels. Noise is drawn anew at each call."""
     import numpy as np
 
     from tacit.pate import ConfidentGNMax
-    from tacit.prompts import PromptTeachers, choose
 
-    template, words, data = bench.task(task)
+    _, words, _ = bench.task(task)
     small, chosen = bench.table.small, dict(AGGREGATORS[votes])
     asked, most, number = (int(chosen.pop(name)) for name in ("queries", "answers", "teachers"))
     if small:
         chosen = {name: 4 * value / number for name, value in chosen.items()}
         asked, most, number = 8, 8, 4
-    began = time.perf_counter()
-    counts = PromptTeachers(bench.language, template, words, data["train"], 1, number, calibration=calibration).vote(
-        queries_of(bench, public, asked, seed), progress=False
-    )
-    voted = time.perf_counter() - began
+    counts, voted = _votes(bench, task, public, number, asked, calibration, seed)
     answers = ConfidentGNMax(**chosen, classes=len(words.classes)).answer(
         counts, queries=asked, answers=most, delta=VOTE_DELTA
     )
@@ -388,18 +440,8 @@ def _pate(bench: Bench, task: str, public: str, votes: str, calibration: str, se
     }
     if len(labelled) < 4:
         return {**found, "accuracy": float("nan")}
-    student = choose(
-        bench.language,
-        template,
-        words,
-        labelled,
-        shots=(1, 2, 4),
-        candidates=8 if small else CANDIDATES,
-        calibration=calibration,
-        unlabelled=queries_of(bench, public, 8 if small else 800, seed),
-        seed=seed,
-    )
-    return {**_accuracy(student.accuracy(bench.language, data["test"])), "shots": len(student.demonstrations), **found}
+    unlabelled = queries_of(bench, public, 8 if small else 800, seed)
+    return {**_student(bench, task, labelled, unlabelled, calibration, members, seed), **found}
 
 
 def measure(table: Table, parts: tuple[str, ...], model: str, dtype: str = "float32", pieces: int = 1) -> list[str]:
@@ -432,11 +474,11 @@ def _plan(bench: Bench, part: str, seed: int) -> list[tuple[dict[str, Any], Call
     if part == "zero-shot":
         for task in TASKS:
             if seed == 0:
-                add(_discrete, task, "zero-shot", 0, "none")
+                add(_discrete, task, "zero-shot", 0, "none", 1)
     elif part == "few-shot":
         for task in ("sst2", "trec"):
             for way in ("batch", "none"):
-                add(_discrete, task, "few-shot, not private", 1, way, calibration=way)
+                add(_discrete, task, "few-shot, not private", 1, way, MEMBERS, calibration=way, members=MEMBERS)
     elif part.startswith("trials-") and part[7:] in TRIALS:
         for trial in TRIALS[part[7:]]:
             if seed == 0:
@@ -457,13 +499,13 @@ def _plan(bench: Bench, part: str, seed: int) -> list[tuple[dict[str, Any], Call
     elif part.startswith("trec-") and part[5:] in SETTINGS:
         for epsilon in epsilons:
             add(_tuned, "trec", part[5:], part[5:], epsilon, epsilon=epsilon)
-    elif part in ("pate", "pate-far"):
-        for public in ("sst2 validation",) if part == "pate" else ("mr without sst2", "ag_news", "trec"):
-            for votes in ways:
-                add(_pate, "sst2", "PromptPATE", public, votes, "batch", public=public, votes=votes)
-    elif part == "pate-trec":
+    elif part in PUBLIC:
+        task, texts = PUBLIC[part]
         for votes in ways:
-            add(_pate, "trec", "PromptPATE", "trec held out", votes, "batch", public="trec held out", votes=votes)
+            for draw in range(1 if bench.table.small else DRAWS):
+                for public in texts:
+                    key = {"public": public, "votes": votes, "members": MEMBERS, "draw": draw}
+                    add(_pate, task, "PromptPATE", public, votes, "batch", MEMBERS, **key)
     elif part == "ag_news":
         for method in ("lora",):
             add(_tuned, "ag_news", method, method, 8.0, epsilon=8.0)

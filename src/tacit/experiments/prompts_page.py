@@ -62,37 +62,50 @@ def baselines(rows: list[Row]) -> list[dict[str, Any]]:
                 line = {"data": title, "prompt": "zero-shot", "accuracy": share(row)}
                 found.append({**line, "leaning taken out": f"{100 * row['calibrated']:.1f}"})
         few = [row for row in rows if row["task"] == task and row["method"] == "few-shot, not private"]
-        if few:
-            line = {"data": title, "prompt": "few-shot by private labels, not private"}
+        for members in sorted({row.get("members", 1) for row in few}):
+            line = {"data": title, "prompt": "few-shot by private labels, not private", "prompts": members}
             for row in few:
-                even = row.get("calibration") == "batch"
-                line["leaning taken out" if even else "accuracy"] = share(row)
+                if row.get("members", 1) == members:
+                    even = row.get("calibration") == "batch"
+                    line["leaning taken out" if even else "accuracy"] = share(row)
             found.append(line)
     return found
 
 
 def voted(rows: list[Row]) -> list[dict[str, Any]]:
-    """PromptPATE: what was asked, what it cost, what the student does."""
+    """PromptPATE: what was asked, what it cost, what the student does; one line for the draws of noise on one vote.
+
+    The figures are those of the first draw.
+    """
     order = list(PUBLIC)
     own = [row for row in rows if row["method"] == "PromptPATE"]
-    found = []
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    students: dict[tuple[Any, ...], list[float]] = {}
     for row in sorted(own, key=lambda row: (row["task"], order.index(row["public"]), -row["teachers"])):
+        members = row.get("members", 1)
+        same = (row["task"], row["public"], row["votes"], members)
+        students.setdefault(same, []).append(100 * row["accuracy"])
+        if same in found:
+            continue
         right = row["labels_right"]
-        found.append(
-            {
-                "data": TASKS[row["task"]],
-                "public texts": PUBLIC[row["public"]],
-                "teachers": row["teachers"],
-                "asked": row["asked"],
-                "answered": row["answered"],
-                "labels right %": "" if math.isnan(right) else f"{100 * right:.1f}",
-                "ε claimed": f"{row['epsilon_data_independent']:.3g}",
-                "data-dependent": f"{row['epsilon_theorem6']:.3g}",
-                "exact": f"{row['epsilon_exact']:.3g}" if row["epsilon_exact"] is not None else "",
-                "student": share(row),
-            }
-        )
-    return found
+        found[same] = {
+            "data": TASKS[row["task"]],
+            "public texts": PUBLIC[row["public"]],
+            "teachers": row["teachers"],
+            "asked": row["asked"],
+            "answered": row["answered"],
+            "labels right %": "" if math.isnan(right) else f"{100 * right:.1f}",
+            "ε claimed": f"{row['epsilon_data_independent']:.3g}",
+            "data-dependent": f"{row['epsilon_theorem6']:.3g}",
+            "exact": f"{row['epsilon_exact']:.3g}" if row["epsilon_exact"] is not None else "",
+            "prompts": members,
+            "student": share(row),
+        }
+    for same, values in students.items():
+        if len(values) > 1:
+            ends = f"{min(values):.1f} to {max(values):.1f}"
+            found[same]["noise drawn again"] = f"{sum(values) / len(values):.1f}, mean of {len(values)} ({ends})"
+    return list(found.values())
 
 
 def summary(rows: list[Row]) -> str:
@@ -156,4 +169,4 @@ def _best_votes(rows: list[Row], task: str) -> list[Row]:
     like = {"sst2": "sst2 validation", "trec": "trec held out"}[task]
     own = [r for r in rows if r["method"] == "PromptPATE" and r["task"] == task and r["public"] == like]
     fits = [r for r in own if r["epsilon_data_independent"] <= 1 and "low" in r]
-    return sorted(fits, key=lambda row: -row["teachers"])[:1]
+    return sorted(fits, key=lambda row: (-row["teachers"], -row.get("members", 1), row.get("draw", 0)))[:1]

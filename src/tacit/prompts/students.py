@@ -58,6 +58,9 @@ class Accuracy:
 class Prompt:
     """A discrete prompt: template, label words, demonstrations, and a correction of the scores.
 
+    With ``others`` it is a committee: prompts of the same template and words, each with its own demonstrations and
+    correction, that answer together. An answer then takes a pass for each member.
+
     >>> print(Prompt(Template("{text}\\nMood:"), Verbalizer.of(["bad", "good"]), (("rain", "bad"),)).text("sun"))
     rain
     Mood: bad
@@ -70,15 +73,29 @@ class Prompt:
     verbalizer: Verbalizer
     demonstrations: tuple[Example, ...] = ()
     offset: tuple[float, ...] | None = None
+    others: tuple[Prompt, ...] = ()
+
+    def __post_init__(self) -> None:
+        for other in self.others:
+            if other.others or (other.template, other.verbalizer) != (self.template, self.verbalizer):
+                raise PromptError("the members of a committee are single prompts of one template with the same words")
+
+    @property
+    def members(self) -> tuple[Prompt, ...]:
+        """The prompts that answer together: this one alone, unless it has others."""
+        return (dataclasses.replace(self, others=()), *self.others)
 
     def text(self, text: str) -> str:
-        """The whole prompt for a text, as one would paste it."""
+        """The whole prompt for a text, as one would paste it; of a committee, that of its first member."""
         return self.template.prefix(self.verbalizer.demonstrations(self.demonstrations)) + self.template.query(text)
 
     def scores(self, model: Any, texts: Sequence[str]) -> NDArray[np.float64]:
-        """Corrected log-probabilities of the classes."""
-        raw = as_scorer(model).log_probabilities(self.template, self.verbalizer, texts, self.demonstrations)
-        return raw if self.offset is None else raw - np.asarray(self.offset)
+        """Corrected log-probabilities of the classes; of a committee, their mean after each member's sum to one."""
+        shown = [prompt.demonstrations for prompt in self.members]
+        found = scores_of(as_scorer(model), self.template, self.verbalizer, texts, shown)
+        even = (0.0,) * len(self.verbalizer.classes)
+        found = found - np.array([prompt.offset or even for prompt in self.members])[:, None]
+        return found[0] if len(found) == 1 else np.asarray(_normal(found).mean(0), dtype=np.float64)
 
     def predict(self, model: Any, texts: Sequence[str]) -> list[str]:
         """The class of each text."""
@@ -96,29 +113,54 @@ class Prompt:
             "template": dataclasses.asdict(self.template),
             "verbalizer": dict(self.verbalizer.words),
             "first_token": self.verbalizer.first_token,
+            **self._own(),
+        }
+        if self.others:
+            about["others"] = [prompt._own() for prompt in self.others]
+        Path(path).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def _own(self) -> dict[str, Any]:
+        """What a member of a committee has for itself."""
+        return {
             "demonstrations": [list(pair) for pair in self.demonstrations],
             "offset": None if self.offset is None else list(self.offset),
         }
-        Path(path).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     @staticmethod
     def load(path: str | Path) -> Prompt:
         """Read what :meth:`save` wrote."""
         try:
             about = json.loads(Path(path).read_text(encoding="utf-8"))
-            offset = about.get("offset")
-            return Prompt(
-                Template(**about["template"]),
-                Verbalizer(about["verbalizer"], bool(about.get("first_token", False))),
-                tuple((str(text), str(label)) for text, label in about.get("demonstrations", ())),
-                None if offset is None else tuple(float(x) for x in offset),
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            template = Template(**about["template"])
+            words = Verbalizer(about["verbalizer"], bool(about.get("first_token", False)))
+            members = []
+            for own in (about, *about.get("others", ())):
+                shown = tuple((str(text), str(label)) for text, label in own.get("demonstrations", ()))
+                offset = own.get("offset")
+                members.append(
+                    Prompt(template, words, shown, None if offset is None else tuple(float(x) for x in offset))
+                )
+            return committee(members)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise PromptError(f"{path} is no saved prompt: {error}") from None
 
 
+def committee(prompts: Sequence[Prompt]) -> Prompt:
+    """These prompts as one that asks all of them.
+
+    >>> ask, words = Template("{text}\\nMood:"), Verbalizer.of(["bad", "good"])
+    >>> both = committee([Prompt(ask, words), Prompt(ask, words, (("rain", "bad"), ("sun", "good")))])
+    >>> [len(prompt.demonstrations) for prompt in both.members]
+    [0, 2]
+    """
+    members = [member for prompt in prompts for member in prompt.members]
+    if not members:
+        raise PromptError("a committee has at least one prompt")
+    return dataclasses.replace(members[0], others=tuple(members[1:]))
+
+
 def calibrated(model: Any, prompt: Prompt, way: str, public: Sequence[str] = ()) -> Prompt:
-    """The prompt with its scores corrected.
+    """The prompt with its scores corrected; every member of a committee by itself.
 
     ``"contextual"`` subtracts what the prompt says to contents without meaning (Zhao et al. 2021); ``"batch"`` what it
     says on average to ``public`` texts (Zhou et al. 2024, "Batch Calibration"), which fits where classes are about
@@ -126,14 +168,21 @@ def calibrated(model: Any, prompt: Prompt, way: str, public: Sequence[str] = ())
     """
     if way not in CALIBRATIONS:
         raise PromptError(f"calibration is one of {', '.join(CALIBRATIONS)}, not {way!r}")
+    scorer, found = as_scorer(model), []
+    for member in prompt.members:
+        plain = dataclasses.replace(member, offset=None)
+        scores = plain.scores(scorer, list(public)) if way == "batch" else np.zeros(0)
+        found.append(dataclasses.replace(plain, offset=_offset(scorer, plain, way, scores)))
+    return committee(found)
+
+
+def _offset(scorer: Scorer, prompt: Prompt, way: str, scores: NDArray[np.float64]) -> tuple[float, ...] | None:
+    """A prompt's leaning, which is subtracted; ``scores`` are what it gave public texts."""
     if way == "none":
-        return dataclasses.replace(prompt, offset=None)
-    scorer, plain = as_scorer(model), dataclasses.replace(prompt, offset=None)
-    if way == "contextual":
-        offset = calibration(scorer, prompt.template, prompt.verbalizer, prompt.demonstrations)
-    else:
-        offset = leaning(plain.scores(scorer, list(public)))
-    return dataclasses.replace(prompt, offset=tuple(float(x) for x in offset))
+        return None
+    if way == "batch":
+        return tuple(leaning(scores).tolist())
+    return tuple(calibration(scorer, prompt.template, prompt.verbalizer, prompt.demonstrations).tolist())
 
 
 def leaning(scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -157,16 +206,21 @@ def choose(
     *,
     shots: int | Sequence[int] = 1,
     candidates: int = 64,
+    members: int = 1,
     calibration: str = "none",
     unlabelled: Sequence[str] = (),
     seed: int = 0,
 ) -> Prompt:
-    """The best prompt of ``shots`` demonstrations a class, by its accuracy on the labelled texts that it does not show.
+    """The best prompt of ``shots`` demonstrations a class, by the labelled texts that it does not show.
 
     Candidates are drawn at random, of each number of shots where several are given; they are scored on a quarter of the
     texts, and the better quarter of them on all. The prompt without demonstrations is a candidate. Labels are few and
-    noisy: where ``unlabelled`` public texts are given, the best dozen answer these together, and of the better quarter
-    the one that agrees most often with them is taken.
+    noisy: a candidate's score is the mean probability that it gives them, which a share of wrong labels lowers alike
+    for all (a mean of log-probabilities would follow the wrong ones most). Where ``unlabelled`` public texts are given,
+    the best dozen answer these together, and the candidates that agree best with that are taken.
+
+    ``members`` such prompts answer together (:attr:`Prompt.others`): one lucky choice weighs less, and an answer takes
+    so many times as long. There are fewer where fewer candidates were kept.
 
     Guarantee: where ``labelled`` are public texts with released labels, this is post-processing and costs nothing. On
     private labelled texts the result is the non-private baseline, and has no guarantee.
@@ -175,6 +229,10 @@ def choose(
     rows = examples(labelled, words)
     if len(rows) < 4:
         raise PromptError(f"{len(rows)} labelled texts are too few to choose a prompt by: ask for more answers")
+    if members < 1:
+        raise PromptError(f"members is a positive whole number, not {members}")
+    if calibration not in CALIBRATIONS:
+        raise PromptError(f"calibration is one of {', '.join(CALIBRATIONS)}, not {calibration!r}")
     draw = random.Random(seed)
     draw.shuffle(rows)
     pools = [pool for label in words.classes if (pool := [row for row in rows if row[1] == label])]
@@ -184,51 +242,57 @@ def choose(
         count = numbers[i % len(numbers)]
         shown = [pair for pool in pools for pair in draw.sample(pool, min(count, max(1, len(pool) // 2)))]
         draw.shuffle(shown)
-        prompts.append(Prompt(template, words, tuple(shown)))
+        if (made := Prompt(template, words, tuple(shown))) not in prompts:
+            prompts.append(made)
     quick = rows[: max(4, len(rows) // 4)]
     first = _ranked(scorer, prompts, quick, calibration)
-    kept = [prompts[i] for i in first[: max(1, len(prompts) // 4)]]
-    if prompts[0] not in kept:
+    kept = first[: max(members, len(prompts) // 4)]
+    if all(prompt.demonstrations for prompt in kept):
         kept.append(prompts[0])
-    order = [kept[i] for i in _ranked(scorer, kept, rows, calibration)]
-    texts = [text for text, _ in rows]
-    best = order[0]
-    if len(unlabelled) and len(order) > 1:
-        texts = list(unlabelled)
-        answers = _shares(scorer, order, texts, calibration)
-        together = answers[:FINALISTS].mean(0).argmax(1)
-        best = order[int(np.argmax((answers.argmax(2) == together).mean(1)))]
-    return calibrated(scorer, best, calibration, texts)
+    best = _ranked(scorer, kept, rows, calibration)
+    if len(unlabelled) and len(best) > 1:
+        shares, offsets = _shares(scorer, best, list(unlabelled), calibration)
+        together = shares[: max(FINALISTS, members)].mean(0)
+        agree = (shares * together).sum(2).mean(1)
+        order = np.argsort(-agree, kind="stable")
+        best = [dataclasses.replace(best[i], offset=offsets[i]) for i in order]
+    return committee(best[:members])
 
 
 #: How many prompts answer together where public texts without labels are at hand.
 FINALISTS = 12
 
 
-def _shares(scorer: Scorer, prompts: list[Prompt], texts: list[str], way: str) -> NDArray[np.float64]:
-    """The probability of each class among the classes, with each prompt's leaning taken out: prompts, texts, classes.
+def _normal(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Log-probabilities of classes that sum to one among the classes."""
+    return np.asarray(scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True), dtype=np.float64)
 
-    The prompts have one template and the same label words.
+
+def _shares(
+    scorer: Scorer, prompts: list[Prompt], texts: list[str], way: str
+) -> tuple[NDArray[np.float64], list[tuple[float, ...] | None]]:
+    """The probability of each class among the classes, with each prompt's leaning taken out, and these leanings.
+
+    The first is prompts by texts by classes. The prompts have one template and the same label words.
     """
     template, words = prompts[0].template, prompts[0].verbalizer
     found = scores_of(scorer, template, words, texts, [prompt.demonstrations for prompt in prompts])
-    for prompt, scores in zip(prompts, found, strict=True):
-        if way == "batch":
-            scores -= leaning(scores)
-        elif way == "contextual":
-            scores -= calibration(scorer, template, words, prompt.demonstrations)
-    return np.asarray(np.exp(found - np.logaddexp.reduce(found, axis=2, keepdims=True)), dtype=np.float64)
+    offsets = [_offset(scorer, prompt, way, scores) for prompt, scores in zip(prompts, found, strict=True)]
+    if way != "none":
+        found = found - np.array(offsets)[:, None]
+    return np.exp(_normal(found)), offsets
 
 
-def _ranked(scorer: Scorer, prompts: list[Prompt], judges: list[Example], way: str) -> list[int]:
-    """The numbers of the prompts, best first: by accuracy, then by the mean log-probability of the right word."""
+def _ranked(scorer: Scorer, prompts: list[Prompt], judges: list[Example], way: str) -> list[Prompt]:
+    """The prompts with their leanings taken out, best first, by the mean probability of the labels; a prompt is not
+    judged by what it shows."""
     texts = [text for text, _ in judges]
     right = np.array([prompts[0].verbalizer.number(label) for _, label in judges])
+    shares, offsets = _shares(scorer, prompts, texts, way)
     found = []
-    for number, shares in enumerate(_shares(scorer, prompts, texts, way)):
-        unseen = np.array([row not in prompts[number].demonstrations for row in judges])
-        if not unseen.any():
-            continue
-        sure = float(np.log(np.maximum(shares[np.arange(len(right)), right], 1e-6))[unseen].mean())
-        found.append((-float((shares.argmax(1) == right)[unseen].mean()), -sure, number))
-    return [number for _, _, number in sorted(found)]
+    for number, prompt in enumerate(prompts):
+        unseen = np.array([row not in prompt.demonstrations for row in judges])
+        if unseen.any():
+            sure = float(shares[number, np.arange(len(right)), right][unseen].mean())
+            found.append((-sure, number, dataclasses.replace(prompt, offset=offsets[number])))
+    return [prompt for _, _, prompt in sorted(found, key=lambda one: one[:2])]
