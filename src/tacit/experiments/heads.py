@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from tacit import accounting as acc
 from tacit.experiments import priors
 from tacit.experiments.pictures import DELTA, HELD_OUT, Split
 from tacit.experiments.scattering import Scattering
+from tacit.experiments.tuned import Tuning
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_, tail_delta
 
@@ -35,8 +37,10 @@ class Recipe:
     """How a run is made: what it sees, the model on top, and DP-SGD's settings.
 
     ``blocks`` are of "scatter", "prior" (last maps of the encoder) and "middle" (the maps before). ``network`` is
-    "head" (linear) or "maps" (two convolutions of ``width`` maps). ``centre`` is the noise multiplier with which the
-    mean of a head's features is released, or None.
+    "head" (linear), "maps" (two convolutions of ``width`` maps) or "tuned" (those on a stage of the prior that is
+    trained too, :mod:`~tacit.experiments.tuned`). ``centre`` is the noise multiplier with which the mean of a head's
+    features is released, or None. Of a tuned network, ``share`` is the part of the squared clip norm that the stage of
+    the prior has, and ``slower`` its learning rate next to that of the new layers.
     """
 
     blocks: tuple[str, ...] = ("scatter",)
@@ -50,6 +54,8 @@ class Recipe:
     ema: float = 0.97
     centre: float | None = 20.0
     width: int = 64
+    share: float = 0.5
+    slower: float = 0.3
 
     def words(self) -> dict[str, Any]:
         """For a row."""
@@ -101,6 +107,10 @@ class Features:
             return Split((x, y), (self._part(recipe, 1), self.raw.test[1]))
         cut = len(y) - min(HELD_OUT, len(y) // 4)
         return Split((x[:cut], y[:cut]), (x[cut:], y[cut:]))
+
+    def forget(self) -> None:
+        """Make room: what was made is made again when it is asked for."""
+        self._made.clear()
 
     def _part(self, recipe: Recipe, part: int) -> Tensor:
         """The training part (0) or the test part (1) as the recipe's model sees it; the last one asked for is kept."""
@@ -237,14 +247,18 @@ def private_mean(x: Tensor, noise: float, key: Key) -> Tensor:
 class Runner:
     """Runs of recipes on the features of one data set."""
 
-    def __init__(self, features: Features) -> None:
-        self.features = features
+    def __init__(self, features: Features, folder: Path | None = None) -> None:
+        self.features, self.folder = features, folder
+        self._tuning: Tuning | None = None
 
     def run(self, recipe: Recipe, epsilon: float, seed: int, *, test: bool) -> dict[str, Any]:
         """One private run: accuracy on test (or held-out) pictures, what is claimed, and the settings."""
         from tacit.sgd import Training
 
         torch.manual_seed(seed)
+        if recipe.network == "tuned":
+            return self._tune(recipe, epsilon, seed, test)
+        self._tuning = None  # its bank of views is large
         split = self.features.split(recipe, test=test)
         x, y = split.train
         model: Head | Maps = (
@@ -280,6 +294,21 @@ class Runner:
             "accuracy": found, "last": last, "claimed": claimed, "delta": DELTA,
             "noise": float(training.plan.noise[0]), "rows": len(y), "recipe": recipe.words(),
         }  # fmt: skip
+
+    def _tune(self, recipe: Recipe, epsilon: float, seed: int, test: bool) -> dict[str, Any]:
+        """One run of a tuned network, which goes on where it was cut if there is a folder."""
+        features = self.features
+        if features.encoder is None:
+            raise ValueError("a tuned network needs an encoder")
+        if self._tuning is None:
+            self.features.forget()
+            self._tuning = Tuning(features.raw, features.encoder, self.folder)
+        (x, y), judge = features.raw.train, features.raw.test
+        rows = len(y)
+        if not test:
+            rows -= min(HELD_OUT, len(y) // 4)
+            judge = x[rows:], y[rows:]
+        return self._tuning.run(recipe, epsilon, rows, judge, f"{epsilon:g}-{'test' if test else 'trial'}-{seed}")
 
 
 @functools.lru_cache(maxsize=256)
