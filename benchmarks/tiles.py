@@ -63,8 +63,8 @@ def main(argv: list[str] | None = None) -> int:
             flat = left.flatten(0, 1), right.flatten(0, 1)
             plain = timer(lambda flat=flat: torch.mm(flat[0].mT, flat[1]), 0.01)  # type: ignore[misc]
             for kind, ways, plain_way, check, tensors in (
-                ("norms", kernels.norm_ways(left, right), "by products", kernels._norms_agree, (left, right)),
-                ("sum", weighted.sum_ways(left, right), "two products", weighted._sums_agree, (left, right, scale)),
+                ("norms", kernels.norm_ways(left, right), "by products", kernels.agreement(left, right), (left, right)),
+                ("sum", weighted.sum_ways(left, right), "two products", weighted.agreement(left), (left, right, scale)),
             ):
                 reference = next((n for n in ways if plain_way in n), [*ways][-1])
                 way = chooser.pick(kind, ways, reference, check, tensors)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
 
-from tacit.sgd import choices, kernels
+from tacit.sgd import choices, kernels, weighted
 
 FACTORS = torch.ones(4, 6, 3), torch.ones(4, 6, 5)
 
@@ -96,7 +97,10 @@ def test_measuring_ends_when_its_time_is_over(path):
     assert bench.measured == ["usual"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 0, "choices": {}}', '{"version": 1, "choices": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"version": 0, "choices": {}}', '{"version": 1, "choices": {}}', '{"version": 2, "choices": 3}'],
+)
 def test_a_file_that_cannot_be_read_is_measured_anew(path, text):
     path.parent.mkdir()
     path.write_text(text)
@@ -150,3 +154,27 @@ def test_numbers_are_made_up_in_the_same_order_and_within_a_limit():
     (few,) = choices.made_up(large, most=1000)
     assert few.shape == (4, 6, 10)
     assert choices.made_up(large, most=100) is None
+
+
+def test_made_up_numbers_differ_and_no_part_of_a_product_or_gram_matrix_is_negligible():
+    left, right = choices.made_up(torch.empty(2, 64, 48), torch.empty(2, 64, 48))
+    assert not torch.equal(left, right)
+    whole = kernels.factor_norms(left, right)[:, 0]
+    grams = (left @ left.mT) * (right @ right.mT)
+    for i in range(0, 64, 16):
+        for j in range(0, 64, 16):
+            assert (grams[:, i : i + 16, j : j + 16].sum((1, 2)) > 0.02 * whole).all()
+
+
+def test_sums_that_cut_off_are_right_and_sums_that_leave_out_a_token_or_round_a_factor_are_not():
+    left, right, scale = choices.made_up(torch.empty(4, 256, 40), torch.empty(4, 256, 30), torch.empty(4))
+    left, right = left.bfloat16(), right.bfloat16()
+    wanted = kernels.weighted_product(left, right, scale)
+    check = partial(weighted._sums_agree, terms=1024)
+    assert check(wanted * (1 - 1024 * choices.CUT_OFF), wanted)
+    assert not check(wanted - scale[1] * left[1, 7, :, None].float() * right[1, 7].float(), wanted)
+    rounded = (left.float() * scale[:, None, None]).bfloat16().float()
+    assert not check(torch.einsum("btp,btq->pq", rounded, right.float()), wanted)
+    one_element = wanted.clone()
+    one_element[3, 5] += 0.02 * wanted.norm() / wanted.numel() ** 0.5
+    assert not check(one_element, wanted)

@@ -397,8 +397,22 @@ def _name(what: str, *tile: int) -> str:
     return f"{what} {'x'.join(map(str, tile[:-2]))}, {tile[-2]} warps, {tile[-1]} stages"
 
 
-def _norms_agree(found: Tensor, wanted: Tensor) -> bool:
-    return bool(torch.allclose(found, wanted, rtol=1e-4))
+def cut_off(left: Tensor, right: Tensor) -> float:
+    """How much tensor cores may cut off squared norms of these factors (:data:`tacit.sgd.choices.CUT_OFF`).
+
+    A Gram matrix adds up as many terms as the factors are wide, a product, which is squared, as there are tokens.
+    """
+    (_, tokens, p), q = left.shape[-3:], right.shape[-1]
+    return float((2 * tokens + p + q) * choices.CUT_OFF)
+
+
+def _norms_agree(found: Tensor, wanted: Tensor, cut: float) -> bool:
+    return bool(torch.allclose(found, wanted, rtol=1e-4 + 2 * cut))
+
+
+def agreement(left: Tensor, right: Tensor) -> choices.Check:
+    """What tells whether two results are the norms of factors like these."""
+    return partial(_norms_agree, cut=cut_off(left, right))
 
 
 @torch.library.custom_op("tacit::factor_norms", mutates_args=())  # type: ignore[untyped-decorator]
@@ -412,7 +426,7 @@ def factor_norms(left: Tensor, right: Tensor) -> Tensor:
         return _with_sizes((one.mT @ two).square().sum((1, 2)), one, two)
     ways = norm_ways(left, right)
     plain = next((name for name in ways if "by products" in name), [*ways][-1])
-    return ways[choices.chooser().pick("norms", ways, plain, _norms_agree, (left, right))](left, right)
+    return ways[choices.chooser().pick("norms", ways, plain, agreement(left, right), (left, right))](left, right)
 
 
 @factor_norms.register_fake  # type: ignore[untyped-decorator]

@@ -10,8 +10,9 @@ norm uses the cheapest exact rule for the shapes at hand:
 
 Rounding. Each norm comes with a margin. A product accumulated in precision ``u`` is off by about ``u |L|_F |R|_F``
 (errors of different terms are independent: Higham and Mary, 2019, "A new approach to probabilistic rounding error
-analysis"), and under cancellation that may exceed the norm itself. The clip factor is computed from norm plus margin,
-so what rounding adds is inside the bound.
+analysis"), and under cancellation that may exceed the norm itself. Tensor cores do not round but cut off, always
+towards zero: a norm by the kernels falls behind by :func:`tacit.sgd.kernels.cut_off`, which the margin makes good. The
+clip factor is computed from norm plus margin, so what rounding adds is inside the bound.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ class Group:
             size = (self.outer.size().sqrt() + _lookup_size(self.lookup).sqrt()).square()
             unit = roundoff(cross)
             # What the sum of the narrow factors leaves out (a.product) is more than float32 rounding.
-            return Norms(a.squared + b.squared + 2 * cross, 4 * unit / tokens * size, unit**2 * size + a.product)
+            margin = 4 * unit / tokens * size + a.gram
+            return Norms(a.squared + b.squared + 2 * cross, margin, unit**2 * size + a.product)
         if self.outer is not None:
             return self._outer_norms(self.outer)
         assert self.lookup is not None
@@ -136,13 +138,10 @@ class Group:
                 squared, size = found
                 if len(self.parts) > 1:  # the sum adds up several products, the norm was that of one
                     size = outer.size()
-                unit, split = float(torch.finfo(torch.float32).eps), kernels.SPLIT_ERROR[outer.left.dtype]
-                return Norms(squared, 4 * unit / tokens * size, split**2 * size)
+                return _kernel_margins(outer, squared, size)
             if self.lookup is not None:
                 told = kernels.factor_norms(outer.left[:, 0], outer.right[:, 0])
-                unit, split = float(torch.finfo(torch.float32).eps), kernels.SPLIT_ERROR[outer.left.dtype]
-                size = told[:, 1] * told[:, 2]
-                return Norms(told[:, 0], 4 * unit / tokens * size, split**2 * size)
+                return _kernel_margins(outer, told[:, 0], told[:, 1] * told[:, 2])
             product = outer.product()
             self.dense = outer.fold(product)
             return Norms(product.square().sum((1, 2, 3)))
@@ -191,6 +190,18 @@ class Group:
             total = base.index_add(0, self.lookup.index.flatten(), right).reshape(self.shape)
         assert total is not None
         return total
+
+
+def _kernel_margins(outer: Outer, squared: Tensor, size: Tensor) -> Norms:
+    """Norms by the kernels: what rounding may do to them, what tensor cores cut off, what a split factor leaves out.
+
+    What is cut off is relative to the sums themselves: to the squared norm where tokens add up, else to what each
+    token adds to it, about ``size / tokens`` in all.
+    """
+    tokens = outer.dims[2]
+    unit, split = float(torch.finfo(torch.float32).eps), kernels.SPLIT_ERROR[outer.left.dtype]
+    cut = kernels.cut_off(outer.left, outer.right)
+    return Norms(squared, (4 * unit + cut) / tokens * size + cut * squared.clamp(min=0), split**2 * size)
 
 
 def _small(outers: list[Outer], lookups: list[OneHot]) -> bool:

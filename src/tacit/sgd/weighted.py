@@ -107,11 +107,13 @@ def _join_kernel(  # type: ignore[no-untyped-def]
         total_RQ = tl.zeros((ROWS, BQ), tl.float32)
         while program * shared // programs < end:
             start = program * shared // programs
+            # Where there are fewer pairs than programs some have none, and have left nothing in their places.
+            idle = (program + 1) * shared // programs == start
             # A program's first part is in its first place; a tile it only begins comes second if it had a part before.
             had = (start < begin) & (start % B != 0)
             place = program * 2 + had.to(tl.int64)
             spot = work + place * (BP * BQ) + own[:, None] * BQ + tl.arange(0, BQ)[None, :]
-            total_RQ += tl.load(spot)
+            total_RQ += tl.load(spot, mask=(own[:, None] >= 0) & (idle == 0), other=0.0)
             program += 1
         spot = out + rows[:, None] * q + columns[None, :]
         tl.store(spot, total_RQ, mask=(rows[:, None] < p) & (columns[None, :] < q))
@@ -168,8 +170,17 @@ def sum_ways(left: Tensor, right: Tensor) -> dict[str, choices.Way]:
     return ways
 
 
-def _sums_agree(found: Tensor, wanted: Tensor) -> bool:
-    return bool((found - wanted).norm() <= 3e-5 * wanted.norm())  # two products are exact to 2^-17
+def _sums_agree(found: Tensor, wanted: Tensor, terms: int) -> bool:
+    """Whether two sums of so many terms are the same but for rounding, as a whole and element by element."""
+    tolerance = 3e-5 + 2 * terms * choices.CUT_OFF  # two products are exact to 2^-17
+    error, size = found - wanted, wanted.norm()
+    usual = size / max(1, wanted.numel()) ** 0.5
+    return bool((error.norm() <= tolerance * size) & (error.abs() <= 10 * tolerance * (wanted.abs() + usual)).all())
+
+
+def agreement(left: Tensor) -> choices.Check:
+    """What tells whether two sums of factors like this one are the same."""
+    return partial(_sums_agree, terms=left.shape[0] * left.shape[1])
 
 
 @torch.library.custom_op("tacit::scaled_sum", mutates_args=())  # type: ignore[untyped-decorator]
@@ -183,7 +194,7 @@ def scaled_sum(left: Tensor, right: Tensor, scale: Tensor) -> Tensor:
     left, right = (t if t.stride(2) == 1 else t.contiguous() for t in (left, right))
     scale = scale.float().contiguous()
     ways = sum_ways(left, right)
-    name = choices.chooser().pick("sum", ways, "two products", _sums_agree, (left, right, scale))
+    name = choices.chooser().pick("sum", ways, "two products", agreement(left), (left, right, scale))
     return ways[name](left, right, scale).contiguous()
 
 
