@@ -175,7 +175,7 @@ def pate(
     vote_noise: Annotated[float | None, _option("Noise on the votes. Default: 0.39 of the teachers.")] = None,
     student_shots: Annotated[str | None, _option("Shots of the student, such as 1,2,4.")] = None,
     candidates: Annotated[int | None, _option("Student prompts that are tried. Default: 64.")] = None,
-    members: Annotated[int | None, _option("How many of them answer together. Default: 5.")] = None,
+    members: Annotated[int | None, _option("How many of them answer together. Default: 8.")] = None,
     runs: Runs = Path("runs"),
     as_json: AsJson = False,
     **given: Any,

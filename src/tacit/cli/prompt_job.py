@@ -422,7 +422,7 @@ def pate(prepared: Prepared, folder: Path) -> Told:
         labelled,
         shots=shots,
         candidates=int(given.get("candidates", 64)),
-        members=int(given.get("members", 5)),
+        members=int(given.get("members", 8)),
         calibration=calibration,
         unlabelled=prepared.public[:1000],
     )

@@ -381,7 +381,7 @@ PUBLIC: dict[str, tuple[str, tuple[str, ...]]] = {
     "pate-trec": ("trec", ("trec held out",)),
 }
 #: Prompts that are tried for the student, and how many of them answer together.
-CANDIDATES, MEMBERS = 192, 5
+CANDIDATES, MEMBERS = 192, 8
 #: How often noise is drawn for the same votes.
 DRAWS = 3
 

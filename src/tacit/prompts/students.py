@@ -215,9 +215,9 @@ def choose(
 
     Candidates are drawn at random, of each number of shots where several are given; they are scored on a quarter of the
     texts, and the better quarter of them on all. The prompt without demonstrations is a candidate. Labels are few and
-    noisy: a candidate's score is the mean probability that it gives them, which a share of wrong labels lowers alike
-    for all (a mean of log-probabilities would follow the wrong ones most). Where ``unlabelled`` public texts are given,
-    the best dozen answer these together, and the candidates that agree best with that are taken.
+    noisy: a candidate's score is their likelihood where a fifth of them were drawn at random, so that no wrong label
+    decides by how surprising it is. Where ``unlabelled`` public texts are given, the best dozen answer these together,
+    and the candidates that agree with that most often are taken.
 
     ``members`` such prompts answer together (:attr:`Prompt.others`): one lucky choice weighs less, and an answer takes
     so many times as long. There are fewer where fewer candidates were kept.
@@ -252,15 +252,16 @@ def choose(
     best = _ranked(scorer, kept, rows, calibration)
     if len(unlabelled) and len(best) > 1:
         shares, offsets = _shares(scorer, best, list(unlabelled), calibration)
-        together = shares[: max(FINALISTS, members)].mean(0)
-        agree = (shares * together).sum(2).mean(1)
-        order = np.argsort(-agree, kind="stable")
+        together = shares[: max(FINALISTS, members)].mean(0).argmax(1)
+        order = np.argsort(-(shares.argmax(2) == together).mean(1), kind="stable")
         best = [dataclasses.replace(best[i], offset=offsets[i]) for i in order]
     return committee(best[:members])
 
 
-#: How many prompts answer together where public texts without labels are at hand.
+#: How many prompts label public texts together, where there are some without labels.
 FINALISTS = 12
+#: The share of noisy labels that are taken to say nothing.
+RANDOM = 0.2
 
 
 def _normal(scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -284,8 +285,8 @@ def _shares(
 
 
 def _ranked(scorer: Scorer, prompts: list[Prompt], judges: list[Example], way: str) -> list[Prompt]:
-    """The prompts with their leanings taken out, best first, by the mean probability of the labels; a prompt is not
-    judged by what it shows."""
+    """The prompts with their leanings taken out, best first, by the likelihood of noisy labels; a prompt is not judged
+    by what it shows."""
     texts = [text for text, _ in judges]
     right = np.array([prompts[0].verbalizer.number(label) for _, label in judges])
     shares, offsets = _shares(scorer, prompts, texts, way)
@@ -293,6 +294,7 @@ def _ranked(scorer: Scorer, prompts: list[Prompt], judges: list[Example], way: s
     for number, prompt in enumerate(prompts):
         unseen = np.array([row not in prompt.demonstrations for row in judges])
         if unseen.any():
-            sure = float(shares[number, np.arange(len(right)), right][unseen].mean())
-            found.append((-sure, number, dataclasses.replace(prompt, offset=offsets[number])))
+            given = shares[number, np.arange(len(right)), right][unseen]
+            likely = float(np.log((1 - RANDOM) * given + RANDOM / shares.shape[2]).mean())
+            found.append((-likely, number, dataclasses.replace(prompt, offset=offsets[number])))
     return [prompt for _, _, prompt in sorted(found, key=lambda one: one[:2])]
