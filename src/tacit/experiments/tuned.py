@@ -121,7 +121,9 @@ class Tuned(nn.Module):  # type: ignore[misc]
         self.requires_grad_(True)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(F.group_norm(self.body(x.to(self.head[0].weight.dtype)), math.gcd(8, self.depth)))
+        if not torch.is_autocast_enabled(x.device.type):
+            x = x.to(self.head[0].weight.dtype)
+        out: Tensor = self.head(F.group_norm(self.body(x), math.gcd(8, self.depth)))
         return out
 
     def see(self, views: int) -> None:
