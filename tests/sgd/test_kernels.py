@@ -140,3 +140,20 @@ def test_the_convolution_kernels_themselves_on_a_gpu(dtype, exact, tolerance, ch
     wanted = torch.tensordot(scale.double(), product, 1)
     assert (convolutions.conv_sum(grad, x, scale, *settings).double() - wanted).norm() <= tolerance * wanted.norm()
     assert (convolutions.conv_products(grad, x, *settings).double() - product).norm() <= tolerance * product.norm()
+
+
+def test_a_product_that_is_kept_is_made_of_whole_lines_of_memory(monkeypatch):
+    """An odd number of classes is filled up first, and what was filled up is in neither norm nor sum."""
+    torch.manual_seed(0)
+    left, right = torch.randn(3, 1, 200, 67).bfloat16(), torch.randn(3, 1, 200, 20).bfloat16()
+    outer = Outer(left, right, (67, 20), (0, 1), by_kernel=True)
+    seen = []
+    real = kernels.products
+    monkeypatch.setattr(kernels, "products", lambda a, b: seen.append((a.shape[2], b.shape[2])) or real(a, b))
+    group = Group.of([outer], torch.Size((67, 20)))
+    wanted = left[:, 0].double().mT @ right[:, 0].double()
+    assert torch.allclose(group.norms().squared.double(), wanted.square().sum((1, 2)), rtol=1e-5)
+    assert seen == [(128, 20)]
+    scale = torch.rand(3)
+    total = torch.tensordot(scale.double(), wanted, 1)
+    assert (group.weighted_sum(scale, False).double() - total).norm() <= 1e-6 * total.norm()

@@ -31,6 +31,8 @@ __all__ = ["Group", "Norms", "flip", "full_precision", "roundoff", "to_dense"]
 CHUNK_ELEMENTS = 1 << 26
 #: So few tokens that comparing every two is cheaper on a GPU than sorting; a CPU multiplies faster than it sorts.
 FEW = 16
+#: So few examples that the compiler writes out a sum over them.
+FEW_EXAMPLES = 8
 
 
 @dataclass
@@ -138,6 +140,8 @@ class Group:
                 squared, size = found
                 if len(self.parts) > 1:  # the sum adds up several products, the norm was that of one
                     size = outer.size()
+                if not isinstance(size, Tensor):  # the sum is made of the very numbers that were squared
+                    return Norms(squared)
                 return _kernel_margins(outer, squared, size)
             if self.lookup is not None:
                 told = kernels.factor_norms(outer.left[:, 0], outer.right[:, 0])
@@ -173,7 +177,7 @@ class Group:
         """
         if self.dense is not None:
             values = clean(self.dense) if sanitise else self.dense
-            return torch.tensordot(scale.to(values.dtype), values, 1)
+            return scaled_total(scale.to(values.dtype), values)
         total: Tensor | None = None
         if self.outer is not None:
             for part in self.parts:
@@ -190,6 +194,17 @@ class Group:
             total = base.index_add(0, self.lookup.index.flatten(), right).reshape(self.shape)
         assert total is not None
         return total
+
+
+def scaled_total(scale: Tensor, values: Tensor) -> Tensor:
+    """``sum_b scale_b values_b``.
+
+    Of few examples on a GPU it is written out, which the compiler makes one loop of: the vendor's product of a vector
+    and a matrix reads a matrix of few rows at a third of the memory's speed, and wants a copy of one with gaps.
+    """
+    if values.is_cuda and (len(values) <= FEW_EXAMPLES or not values.is_contiguous()):
+        return (values * scale.reshape(-1, *(1,) * (values.dim() - 1))).sum(0)
+    return torch.tensordot(scale, values, 1)
 
 
 def _kernel_margins(outer: Outer, squared: Tensor, size: Tensor) -> Norms:

@@ -106,7 +106,9 @@ class Outer:
     def product(self) -> Tensor:
         """The per-example gradients, ``(B, G, p, q)``."""
         if self.by_kernel:
-            return kernels.products(self.left[:, 0], self.right[:, 0]).unsqueeze(1)
+            # Rows that begin at odd places in memory are multiplied at a fifth of the speed.
+            whole = kernels.products(*self._aligned())
+            return whole[:, : self.left.shape[3], : self.right.shape[3]].unsqueeze(1)
         return self.left.mT @ self.right
 
     def size(self) -> Tensor:
