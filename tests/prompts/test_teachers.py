@@ -54,7 +54,7 @@ def test_a_prefix_that_is_encoded_once_scores_like_the_whole_prompt(build):
 
 @pytest.mark.parametrize("build", [tiny.llama, tiny.gpt2])
 @pytest.mark.parametrize("instruction", ["which sentiment is it?", ""])
-def test_prompts_that_share_a_pass_score_like_each_alone(build, instruction):
+def test_prompts_that_share_a_pass_score_like_each_alone(build, instruction, monkeypatch):
     rows = tiny.reviews(12, seed=1)
     prompts = [(), *(tuple(rows[i : i + 1 + i % 3]) for i in range(8))]
     template = Template(ASK.body, instruction)
@@ -62,6 +62,8 @@ def test_prompts_that_share_a_pass_score_like_each_alone(build, instruction):
     alone = LanguageModel(model, tiny.tokenizer(), batch_size=1)
     many = LanguageModel(model, tiny.tokenizer(), batch_size=4 * len(QUERIES))
     expected = np.stack([alone.log_probabilities(template, WORDS, QUERIES, shown) for shown in prompts])
+    assert many.log_probabilities_of(template, WORDS, QUERIES, prompts) == pytest.approx(expected, abs=1e-4)
+    monkeypatch.setattr("tacit.prompts.models.TEXTS", 4)  # texts in three parts by length
     assert many.log_probabilities_of(template, WORDS, QUERIES, prompts) == pytest.approx(expected, abs=1e-4)
     votes = [
         PromptTeachers(asked, template, WORDS, tiny.reviews(60), n=10, key=Key(bytes(32))).vote(QUERIES).counts

@@ -183,6 +183,7 @@ class Bench:
         many = 1024 if table.device != "cpu" else 32
         self.language = load(model, device=table.device, batch_size=many, dtype=getattr(torch, dtype))
         self.data = functools.cache(lambda task: READERS[task](table))
+        self.reviews = functools.cache(lambda: mr_without_sst2(table))
 
     def task(self, name: str) -> tuple[Any, Any, dict[str, Pairs]]:
         """Template, verbaliser and data of a task; a few rows of them where only running is to be shown."""
@@ -343,7 +344,7 @@ def queries_of(bench: Bench, public: str, count: int, seed: int) -> list[str]:
     if public == "sst2 validation":
         rows = [text for text, _ in bench.data("sst2")["public"]]
     elif public == "mr without sst2":
-        rows = mr_without_sst2(bench.table)
+        rows = bench.reviews()
     elif public == "trec held out":
         rows = [text for text, _ in bench.data("trec")["public"]]
     elif public == "trec":
@@ -483,8 +484,8 @@ def _plan(bench: Bench, part: str, seed: int) -> list[tuple[dict[str, Any], Call
             if seed == 0:
                 add(_discrete, task, "zero-shot", 0, "none", 1)
     elif part == "few-shot":
-        for task in ("sst2", "trec"):
-            for way in ("batch", "none"):
+        for way in ("batch", "none"):
+            for task in ("sst2", "trec"):
                 add(_discrete, task, "few-shot, not private", 1, way, MEMBERS, calibration=way, members=MEMBERS)
     elif part.startswith("trials-") and part[7:] in TRIALS:
         for trial in TRIALS[part[7:]]:

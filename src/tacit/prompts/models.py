@@ -26,6 +26,8 @@ from tacit.prompts.text import Example, Template, Verbalizer
 
 #: Up to how many tokens of demonstrations as many queries as the batch size go behind.
 PREFIX = 128
+#: About how many texts of like length run behind each of several prompts in one pass.
+TEXTS = 64
 #: Contents that say nothing, over which a prompt's own leaning is averaged (Zhao et al. 2021, "Calibrate Before Use").
 NEUTRAL = ("N/A", "", "[MASK]")
 
@@ -260,17 +262,23 @@ class LanguageModel:
         tokens = torch.tensor(self.check(template, verbalizer), device=self.device)
         found = np.zeros((len(prompts), len(texts), len(tokens)))
         ids = [self.prefix_ids(template, verbalizer, shown) for shown in prompts]
-        room = self.batch_size // max(1, len(texts)) if self._shared() else 0
-        waiting = sorted(range(len(prompts)), key=lambda i: -len(ids[i]))  # like lengths together: less padding
-        while waiting:
-            # A pass holds batch_size queries behind prefixes of ordinary length, fewer behind long ones.
-            size = max(1, min(room, room * PREFIX // max(1, len(ids[waiting[0]]))))
-            group, waiting = waiting[:size], waiting[size:]
-            if len(group) > 1 and ids[group[-1]]:
-                found[group] = self._score_together(template, texts, [ids[i] for i in group], tokens)
-                continue
-            for i in group:
-                found[i] = self.score(template, texts, self.prefix(template, verbalizer, prompts[i]), tokens)
+        shared = self._shared()
+        by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # like lengths together: less padding
+        count = -(-len(texts) // TEXTS) if shared and self.batch_size >= 2 * TEXTS else 1
+        for part in np.array_split(np.array(by_length, dtype=np.int64), max(1, count)):
+            some = [texts[i] for i in part]
+            room = self.batch_size // max(1, len(some)) if shared else 0
+            waiting = sorted(range(len(prompts)), key=lambda i: -len(ids[i]))
+            while waiting:
+                # A pass holds batch_size queries behind prefixes of ordinary length, fewer behind long ones.
+                size = max(1, min(room, room * PREFIX // max(1, len(ids[waiting[0]]))))
+                group, waiting = waiting[:size], waiting[size:]
+                if len(group) > 1 and ids[group[-1]]:
+                    scores = self._score_together(template, some, [ids[i] for i in group], tokens)
+                    found[np.array(group)[:, None], part] = scores
+                    continue
+                for i in group:
+                    found[i, part] = self.score(template, some, self.prefix(template, verbalizer, prompts[i]), tokens)
         return found
 
     def _shared(self) -> bool:

@@ -21,7 +21,7 @@ from tacit.noise import Key
 from tacit.pate import VoteCounts
 from tacit.pate import partition as dealing
 from tacit.prompts.errors import PromptError
-from tacit.prompts.models import as_scorer, calibration, scores_of
+from tacit.prompts.models import TEXTS, as_scorer, calibration, scores_of
 from tacit.prompts.students import CALIBRATIONS, leaning
 from tacit.prompts.text import Example, Template, Verbalizer, examples
 
@@ -110,7 +110,7 @@ class PromptTeachers:
             waiting = [number for number in range(self.n) if number not in kept]
             # Like lengths together: as many teachers as share a pass.
             waiting.sort(key=lambda number: sum(len(text) for text, _ in self._demonstrations[number]))
-            each = max(1, getattr(self.model, "batch_size", 1) // len(asked))
+            each = max(1, getattr(self.model, "batch_size", 1) // min(len(asked), TEXTS))
             for start in range(0, len(waiting), each):
                 group = waiting[start : start + each]
                 ballots = self._ballots([self._demonstrations[number] for number in group], asked)
