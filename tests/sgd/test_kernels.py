@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.sgd import zoo, zoo_more
 from tests.sgd.harness import TOLERANCE, build, compare
 from tests.sgd.operations import OPERATIONS
@@ -86,6 +87,25 @@ def test_rounding_to_tf32_keeps_ten_bits_and_what_is_not_finite():
     assert not torch.isfinite(kernels.to_tf32(torch.tensor([torch.nan, torch.inf, -torch.inf]))).any()
 
 
+@pytest.mark.parametrize("case", ["conv2d", "cnn"])
+def test_convolutions_in_tf32_are_clipped_as_the_numbers_in_half_precision_that_stand_for_them(case, monkeypatch):
+    """Norms and sums agree with each other to float32, and with the exact ones to the eleven digits of tf32."""
+    monkeypatch.setattr(kernels, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and convolution)
+    monkeypatch.setattr(kernels, "multiplies_convolutions", lambda t: t.dtype in (torch.float32, torch.float16))
+    label = next(c for c in CASES if c.startswith(case))
+    assert compare(build(CASES[label], torch.float32), "flat").worst <= 2.0**-10
+
+
+def test_half_precision_in_units_of_each_example_keeps_eleven_digits_whatever_the_size():
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, 4, 4) * torch.tensor([1e-30, 1e-7, 1.0, 1e20, 0.0]).view(5, 1, 1, 1)
+    half, units = convolutions.halved(x)
+    assert half.dtype == torch.float16
+    assert torch.equal(units, 2.0 ** units.log2().round())
+    back = half.float() * units.view(5, 1, 1, 1)
+    assert ((back - x).abs() <= 2.0**-11 * x.abs() + 2.0**-38 * x.abs().amax((1, 2, 3), keepdim=True)).all()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(
@@ -121,25 +141,37 @@ def test_the_fastest_way_is_measured_once_and_kept(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(("dtype", "exact", "tolerance"), [(torch.float32, True, 1e-5), (torch.bfloat16, False, 1e-4)])
-@pytest.mark.parametrize(("channels", "rows", "stride", "dilation"), [(3, 16, 1, 1), (16, 40, 2, 1), (64, 64, 1, 2)])
-def test_the_convolution_kernels_themselves_on_a_gpu(dtype, exact, tolerance, channels, rows, stride, dilation):
+@pytest.mark.parametrize(
+    ("dtype", "exact", "tolerance"),
+    [(torch.float32, True, 1e-5), (torch.bfloat16, False, 1e-4), (torch.float16, False, 1e-4)],
+)
+@pytest.mark.parametrize(
+    ("channels", "rows", "stride", "padding", "dilation"), [(3, 16, 1, 1, 1), (16, 40, 2, 0, 1), (64, 64, 1, 2, 2)]
+)
+def test_the_convolution_kernels_themselves_on_a_gpu(
+    dtype, exact, tolerance, channels, rows, stride, padding, dilation
+):
     torch.manual_seed(0)
-    x = torch.randn(4, channels, 13, 13, device="cuda").to(dtype)
-    side = (13 - 2 * dilation - 1) // stride + 1
-    x = x[:, :, : (side - 1) * stride + 2 * dilation + 1, : (side - 1) * stride + 2 * dilation + 1].contiguous()
-    grad = torch.randn(4, rows, side, side, device="cuda").to(dtype)
-    scale = torch.rand(4, 3, device="cuda")[:, 1]  # a column: the factors of one of several groups
-    patches = x.double().unfold(2, 2 * dilation + 1, stride).unfold(3, 2 * dilation + 1, stride)
-    patches = patches[..., ::dilation, ::dilation]
-    product = torch.einsum("nohw,nchwij->nocij", grad.double(), patches)
-    settings = ([3, 3], [stride] * 2, [dilation] * 2, exact)
-    assert torch.allclose(
-        convolutions.conv_norms(grad, x, *settings).double(), product.square().sum((1, 2, 3, 4)), rtol=tolerance
+    order = torch.contiguous_format if dtype == torch.float32 else torch.channels_last
+    x = torch.randn(4, channels, 13, 13, device="cuda").to(dtype).contiguous(memory_format=order)
+    weight = torch.zeros(rows, channels, 3, 3, device="cuda", dtype=torch.float64, requires_grad=True)
+    outs = [F.conv2d(row.double(), weight, None, stride, padding, dilation) for row in x.split(1)]
+    grad = torch.randn(4, *outs[0].shape[1:], device="cuda").to(dtype).contiguous(memory_format=order)
+    product = torch.stack(
+        [torch.autograd.grad(o, weight, g.double())[0] for o, g in zip(outs, grad.split(1), strict=True)]
     )
+    scale = torch.rand(4, 3, device="cuda")[:, 1]  # a column: the factors of one of several groups
+    unit = 2.0 ** torch.arange(-2, 2, device="cuda")
+    settings = ([3, 3], [stride] * 2, [padding] * 2, [dilation] * 2, exact)
+    for units in (None, unit):
+        own = product if units is None else product * units.double().view(-1, 1, 1, 1, 1)
+        squared = own.square().sum((1, 2, 3, 4))
+        found = convolutions.conv_norms(grad, x, units, *settings).double()
+        assert torch.allclose(found, squared, rtol=tolerance)
+        found = convolutions.conv_products(grad, x, units, *settings).double()
+        assert (found - own).norm() <= tolerance * own.norm()
     wanted = torch.tensordot(scale.double(), product, 1)
     assert (convolutions.conv_sum(grad, x, scale, *settings).double() - wanted).norm() <= tolerance * wanted.norm()
-    assert (convolutions.conv_products(grad, x, *settings).double() - product).norm() <= tolerance * product.norm()
 
 
 def test_a_product_that_is_kept_is_made_of_whole_lines_of_memory(monkeypatch):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.sgd.kernels import block
@@ -18,12 +19,12 @@ from tacit.sgd.launch import jit, launch, tl
 
 @jit
 def _conv_kernel(  # type: ignore[no-untyped-def]
-    grad, x, scale, out, B, T, p, q, width, per_part,
-    grad_b, grad_t, grad_p, x_b, x_c, x_h, x_w, step_h, step_w, kernel_w, dilation_h, dilation_w,
-    C: tl.constexpr, NORM: tl.constexpr,
+    grad, x, scale, out, B, T, p, q, width, per_part, high, wide,
+    grad_b, grad_t, grad_p, x_b, x_c, x_h, x_w, step_h, step_w, kernel_w, pad_h, pad_w, dilation_h, dilation_w,
+    C: tl.constexpr, NORM: tl.constexpr, SCALED: tl.constexpr, PADDED: tl.constexpr,
     BP: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of the weight gradient of a convolution; x is padded already, and patches are read in place.
+    """One tile of the weight gradient of a convolution; patches are read in place, what lies outside x is zero.
 
     Columns are numbered tap by tap, channels innermost. NORM: the squared norm of the tile for one example, else the
     weighted sum over the examples of one part.
@@ -34,17 +35,19 @@ def _conv_kernel(  # type: ignore[no-untyped-def]
     rows = tile // across * BP + tl.arange(0, BP)
     columns = tile % across * BQ + tl.arange(0, BQ)
     tap = columns // C
-    place = columns % C * x_c + tap // kernel_w * dilation_h * x_h + tap % kernel_w * dilation_w * x_w
+    down = tap // kernel_w * dilation_h - pad_h
+    right = tap % kernel_w * dilation_w - pad_w
+    place = columns % C * x_c + down * x_h + right * x_w
     inner = tl.arange(0, BK)
     total = tl.zeros((BP, BQ), tl.float32)
     for example in range(part * per_part, tl.minimum(B, (part + 1) * per_part)):
         factor = 1.0
-        if not NORM:
+        if SCALED:
             factor = tl.load(scale + example).to(tl.float32)
         if factor != 0:
-            wide = tl.full((), 0, tl.int64) + example
-            a = grad + wide * grad_b
-            b = x + wide * x_b
+            far = tl.full((), 0, tl.int64) + example
+            a = grad + far * grad_b
+            b = x + far * x_b
             own = tl.zeros((BP, BQ), tl.float32)
             for k in range(0, T, BK):
                 t = k + inner
@@ -52,10 +55,14 @@ def _conv_kernel(  # type: ignore[no-untyped-def]
                     a + t[:, None] * grad_t + rows[None, :] * grad_p,
                     mask=(rows[None, :] < p) & (t[:, None] < T), other=0.0,
                 )  # fmt: skip
-                where = t // width * step_h * x_h + t % width * step_w * x_w
-                y = tl.load(
-                    b + where[:, None] + place[None, :], mask=(columns[None, :] < q) & (t[:, None] < T), other=0.0
-                )
+                y0 = t // width * step_h
+                x0 = t % width * step_w
+                inside = (columns[None, :] < q) & (t[:, None] < T)
+                if PADDED:
+                    i = y0[:, None] + down[None, :]
+                    j = x0[:, None] + right[None, :]
+                    inside = inside & (i >= 0) & (i < high) & (j >= 0) & (j < wide)
+                y = tl.load(b + (y0 * x_h + x0 * x_w)[:, None] + place[None, :], mask=inside, other=0.0)
                 own = tl.dot(tl.trans(g), y, own, input_precision=PRECISION)
             total += factor * own
     if NORM:
@@ -68,13 +75,15 @@ def _conv_kernel(  # type: ignore[no-untyped-def]
 def _conv(
     grad: Tensor,
     x: Tensor,
+    scale: Tensor | None,
     kernel: Sequence[int],
     stride: Sequence[int],
+    padding: Sequence[int],
     dilation: Sequence[int],
-    scale: Tensor | None,
     exact: bool,
-    single: bool = False,
+    what: str,
 ) -> Tensor:
+    """``what`` is "norms", "sum" or "products" (of each example), all of gradients times the factors in ``scale``."""
     batch, p, height, width = grad.shape
     channels, tokens = x.shape[1], height * width
     q = channels * kernel[0] * kernel[1]
@@ -87,22 +96,27 @@ def _conv(
     depth = 64 if narrow_type else 16 if bp * bq > 8192 else 32
     tiles = -(-p // bp) * -(-q // bq)
     # Enough programs to fill the processors four times over; each part of the examples writes a result of its own.
-    parts = batch if scale is None or single else max(1, min(batch, 528 // tiles))
+    parts = max(1, min(batch, 528 // tiles)) if what == "sum" else batch
     per_part = -(-batch // parts)
     parts = -(-batch // per_part)
-    shape = (batch, tiles) if scale is None else (parts, p, q)
+    shape = (batch, tiles) if what == "norms" else (parts, p, q)
     out = torch.empty(shape, dtype=torch.float32, device=grad.device)
     # With several groups the factors of one are a column of a matrix; the kernel reads them one after another.
     factors = out if scale is None else scale.contiguous()
+    reach = [
+        (n - 1) * s - h + d * (k - 1)
+        for n, s, h, d, k in zip(grad.shape[2:], stride, padding, dilation, kernel, strict=True)
+    ]
+    padded = any(padding) or any(r >= n for r, n in zip(reach, x.shape[2:], strict=True))
     launch(
-        _conv_kernel, (tiles, parts), grad, x, factors, out, batch, tokens, p, q, width, per_part,
-        grad.stride(0), grad.stride(3), grad.stride(1), *x.stride(), *stride, kernel[1], *dilation,
-        C=channels, NORM=scale is None, BP=bp, BQ=bq, BK=depth,
+        _conv_kernel, (tiles, parts), grad, x, factors, out, batch, tokens, p, q, width, per_part, *x.shape[2:],
+        grad.stride(0), grad.stride(3), grad.stride(1), *x.stride(), *stride, kernel[1], *padding, *dilation,
+        C=channels, NORM=what == "norms", SCALED=scale is not None, PADDED=padded, BP=bp, BQ=bq, BK=depth,
         PRECISION="ieee" if exact else "tf32", num_warps=warps, num_stages=3,
     )  # fmt: skip
-    if scale is None:
+    if what == "norms":
         return out.sum(1)
-    if single:
+    if what == "products":
         return out.view(batch, p, kernel[0], kernel[1], channels).permute(0, 1, 4, 2, 3).contiguous()
     return out.sum(0).view(p, kernel[0], kernel[1], channels).permute(0, 3, 1, 2).contiguous()
 
@@ -112,56 +126,134 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(2) == tensor.shape[3] * tensor.stride(3) else tensor.contiguous()
 
 
-def _unfolded(grad: Tensor, x: Tensor, kernel: list[int], stride: list[int], dilation: list[int]) -> Tensor:
+def _unfolded(
+    grad: Tensor,
+    x: Tensor,
+    scale: Tensor | None,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> Tensor:
     """Per-example weight gradients by unfolding, where there is no kernel."""
+    grad, x = grad.float(), x.float()
+    spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    after = [(grad.shape[2 + k] - 1) * stride[k] + spans[k] - padding[k] - x.shape[2 + k] for k in range(2)]
+    x = F.pad(x, [padding[1], after[1], padding[0], after[0]])
     for k in range(2):
-        x = x.unfold(2 + k, dilation[k] * (kernel[k] - 1) + 1, stride[k])[..., :: dilation[k]]
-    return torch.einsum("nohw,nchwij->nocij", grad.float(), x.float())
+        x = x.unfold(2 + k, spans[k], stride[k])[..., :: dilation[k]]
+    found = torch.einsum("nohw,nchwij->nocij", grad, x)
+    return found if scale is None else found * scale.float()[:, None, None, None, None]
 
 
 @torch.library.custom_op("tacit::conv_norms", mutates_args=())  # type: ignore[untyped-decorator]
 def conv_norms(
-    grad: Tensor, x: Tensor, kernel: list[int], stride: list[int], dilation: list[int], exact: bool
+    grad: Tensor,
+    x: Tensor,
+    unit: Tensor | None,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    exact: bool,
 ) -> Tensor:
-    """The squared norm of each example's weight gradient of a 2-d convolution; ``x`` is padded already."""
+    """The squared norm of each example's weight gradient of a 2-d convolution, times ``unit`` where it is given.
+
+    ``padding`` is that above and on the left; zeros are read wherever a patch ends outside ``x``.
+    """
     if not grad.is_cuda:
-        return _unfolded(grad, x, kernel, stride, dilation).square().sum((1, 2, 3, 4))
-    return _conv(_rows(grad), x, kernel, stride, dilation, None, exact)
+        return _unfolded(grad, x, unit, kernel, stride, padding, dilation).square().sum((1, 2, 3, 4))
+    return _conv(_rows(grad), x, unit, kernel, stride, padding, dilation, exact, "norms")
 
 
 @conv_norms.register_fake  # type: ignore[untyped-decorator]
-def _(grad: Tensor, x: Tensor, kernel: list[int], stride: list[int], dilation: list[int], exact: bool) -> Tensor:
+def _(
+    grad: Tensor,
+    x: Tensor,
+    unit: Tensor | None,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    exact: bool,
+) -> Tensor:
     return grad.new_empty((grad.shape[0],), dtype=torch.float32)
 
 
 @torch.library.custom_op("tacit::conv_sum", mutates_args=())  # type: ignore[untyped-decorator]
 def conv_sum(
-    grad: Tensor, x: Tensor, scale: Tensor, kernel: list[int], stride: list[int], dilation: list[int], exact: bool
+    grad: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    exact: bool,
 ) -> Tensor:
     """The sum of each example's weight gradient of a 2-d convolution times its factor, in float32."""
     if not grad.is_cuda:
-        return torch.tensordot(scale.float(), _unfolded(grad, x, kernel, stride, dilation), 1)
-    return _conv(_rows(grad), x, kernel, stride, dilation, scale, exact)
+        return torch.tensordot(scale.float(), _unfolded(grad, x, None, kernel, stride, padding, dilation), 1)
+    return _conv(_rows(grad), x, scale, kernel, stride, padding, dilation, exact, "sum")
 
 
 @conv_sum.register_fake  # type: ignore[untyped-decorator]
 def _(
-    grad: Tensor, x: Tensor, scale: Tensor, kernel: list[int], stride: list[int], dilation: list[int], exact: bool
+    grad: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    exact: bool,
 ) -> Tensor:
     return grad.new_empty((grad.shape[1], x.shape[1], kernel[0], kernel[1]), dtype=torch.float32)
 
 
 @torch.library.custom_op("tacit::conv_products", mutates_args=())  # type: ignore[untyped-decorator]
 def conv_products(
-    grad: Tensor, x: Tensor, kernel: list[int], stride: list[int], dilation: list[int], exact: bool
+    grad: Tensor,
+    x: Tensor,
+    unit: Tensor | None,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    exact: bool,
 ) -> Tensor:
-    """Each example's weight gradient of a 2-d convolution, in float32."""
+    """Each example's weight gradient of a 2-d convolution, times ``unit`` where it is given, in float32."""
     if not grad.is_cuda:
-        return _unfolded(grad, x, kernel, stride, dilation).contiguous()
-    ones = torch.ones(grad.shape[0], dtype=torch.float32, device=grad.device)
-    return _conv(_rows(grad), x, kernel, stride, dilation, ones, exact, single=True)
+        return _unfolded(grad, x, unit, kernel, stride, padding, dilation).contiguous()
+    return _conv(_rows(grad), x, unit, kernel, stride, padding, dilation, exact, "products")
 
 
 @conv_products.register_fake  # type: ignore[untyped-decorator]
-def _(grad: Tensor, x: Tensor, kernel: list[int], stride: list[int], dilation: list[int], exact: bool) -> Tensor:
+def _(
+    grad: Tensor,
+    x: Tensor,
+    unit: Tensor | None,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    exact: bool,
+) -> Tensor:
     return grad.new_empty((grad.shape[0], grad.shape[1], x.shape[1], kernel[0], kernel[1]), dtype=torch.float32)
+
+
+def halved(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """A batch of float32 in half precision, each example in units of its own, a power of two; and the units.
+
+    Half precision has the eleven digits of tf32. With the largest number of an example below 2^15, those down to 2^-28
+    of it keep all of them, and smaller ones are off by at most 2^-39 of the largest. What is not finite stays so.
+
+    >>> small, units = halved(torch.tensor([[[[3e-9, -1e-9]]], [[[float("inf"), 1.0]]]]))
+    >>> (small[0].float() * units[0] / torch.tensor([3e-9, -1e-9]) - 1).abs().max() < 2**-11, small[1].isfinite().all()
+    (tensor(True), tensor(False))
+    """
+    largest = tensor.abs().flatten(1).amax(1).float()
+    exponent = (largest.view(torch.int32) >> 23) & 0xFF
+    up = (268 - exponent).clamp(1, 253)
+    factor, unit = ((bits << 23).view(torch.float32) for bits in (up, 254 - up))
+    return (tensor * factor.view(-1, *(1,) * (tensor.dim() - 1))).to(torch.float16), unit

@@ -63,13 +63,24 @@ class ConvOuter(Outer):
     """An :class:`Outer` over patches, which are only made when Gram matrices are wanted.
 
     ``a`` (N, C, *positions) is convolved with ``grad`` (N, O, *positions): its weight gradient, summed over the batch
-    or example by example (the batch folded into the groups), is what the convolution kernels compute anyway.
+    or example by example (the batch folded into the groups), is what the convolution kernels compute anyway. ``a`` is
+    padded already, except ``by_kernel``: those read zeros outside it, ``pads`` before it, and both may be in ``units``
+    of each example (of the gradient, of ``a``).
     """
 
     def __init__(
-        self, grad: Tensor, a: Tensor, shape: torch.Size, layout: Layout, options: Options, by_kernel: bool = False
+        self,
+        grad: Tensor,
+        a: Tensor,
+        shape: torch.Size,
+        layout: Layout,
+        options: Options,
+        by_kernel: bool = False,
+        pads: tuple[int, ...] = (),
+        units: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.grad, self.a, self.layout, self.options, self.by_kernel = grad, a, layout, options, by_kernel
+        self.pads, self.units = pads, units
         self.sizes, self.order = tuple(shape), tuple(range(len(shape)))
         self.kernel = tuple(shape[2:])
         self.rank = len(self.kernel)
@@ -84,20 +95,32 @@ class ConvOuter(Outer):
     @property
     def left(self) -> Tensor:
         if "left" not in self._factors:
-            self._factors["left"] = _tokens(self.grad, self.layout, self.options.groups, self.rank)
+            grad = self.grad if self.units is None else _in_units(self.grad, self.units[0])
+            self._factors["left"] = _tokens(grad, self.layout, self.options.groups, self.rank)
         return self._factors["left"]
 
     @property
     def right(self) -> Tensor:
         if "right" not in self._factors:
-            pieces = patches(self.a, self.kernel, self.options.stride, self.options.dilation)
+            a = self.padded if self.units is None else _in_units(self.padded, self.units[1])
+            pieces = patches(a, self.kernel, self.options.stride, self.options.dilation)
             self._factors["right"] = _tokens(pieces, self.layout, self.options.groups, self.rank)
         return self._factors["right"]
 
     @property
-    def _settings(self) -> tuple[list[int], list[int], list[int], bool]:
+    def padded(self) -> Tensor:
+        """``a`` as far as patches reach."""
+        return _reached(self.a, self.pads, self.grad.shape[2:], self.kernel, self.options) if self.by_kernel else self.a
+
+    @property
+    def _settings(self) -> tuple[list[int], list[int], list[int], list[int], bool]:
         exact = self.grad.dtype == torch.float32 and not kernels.tf32(self.grad, convolution=True)
-        return list(self.kernel), list(self.options.stride), list(self.options.dilation), exact
+        stride, dilation = list(self.options.stride), list(self.options.dilation)
+        return list(self.kernel), stride, list(self.pads), dilation, exact
+
+    @property
+    def _unit(self) -> Tensor | None:
+        return None if self.units is None else self.units[0] * self.units[1]
 
     def kernel_norms(self) -> tuple[Tensor, Tensor | float] | None:
         _, _, tokens, p, q = self.dims
@@ -106,19 +129,21 @@ class ConvOuter(Outer):
         gram = positions**2 * channels + tokens**2 * (p + 8 * math.prod(self.kernel))
         if 2 * gram < tokens * p * q:
             ours, theirs = self._image_gram(), self._grad_gram()
-            size = _trace(ours) * _trace(theirs)
-            return (ours * theirs).sum((1, 2)), size
+            squared, size = (ours * theirs).sum((1, 2)), _trace(ours) * _trace(theirs)
+            unit = self._unit
+            return (squared, size) if unit is None else (squared * unit * unit, size * unit * unit)
         if 4 * p * q <= self.grad.element_size() * (tokens * p + positions * channels):
             return None
-        return convolutions.conv_norms(self.grad, self.a, *self._settings), 0.0
+        return convolutions.conv_norms(self.grad, self.a, self._unit, *self._settings), 0.0
 
     def _grad_gram(self) -> Tensor:
         return kernels.products(self.grad.flatten(2), self.grad.flatten(2))
 
     def _image_gram(self) -> Tensor:
         """(B, T, T): inner products of patches, as sums of inner products of pixels."""
-        pixels = self.a.flatten(2)
-        batch, (high, wide) = len(pixels), self.a.shape[2:]
+        padded = self.padded
+        pixels = padded.flatten(2)
+        batch, (high, wide) = len(pixels), padded.shape[2:]
         whole = kernels.products(pixels, pixels).view(batch, high, wide, high, wide)
         (rows, columns), (down, across), (far, apart) = self.grad.shape[2:], self.options.stride, self.options.dilation
         total: Tensor | None = None
@@ -133,7 +158,7 @@ class ConvOuter(Outer):
 
     def product(self) -> Tensor:
         if self.by_kernel:
-            found = convolutions.conv_products(self.grad, self.a, *self._settings)
+            found = convolutions.conv_products(self.grad, self.a, self._unit, *self._settings)
             return found.reshape(len(found), 1, self.sizes[0], -1)
         if self.grad.is_cuda:  # grouped convolution kernels are slow there, batched products are not
             return self.left.mT @ self.right
@@ -150,12 +175,16 @@ class ConvOuter(Outer):
     def size(self) -> Tensor:
         # Each element of the input lies in at most as many patches as the kernel has elements.
         a = self.layout.rows(widen(self.a)).square().sum(1) * math.prod(self.kernel)
-        return self.layout.rows(widen(self.grad)).square().sum(1) * a
+        size = self.layout.rows(widen(self.grad)).square().sum(1) * a
+        unit = self._unit
+        return size if unit is None else size * unit * unit
 
     def weighted_sum(self, scale: Tensor, sanitise: bool, positive: bool = False) -> Tensor:
         grad, a = (clean(self.grad), clean(self.a)) if sanitise else (self.grad, self.a)
         if self.by_kernel:
-            return convolutions.conv_sum(grad, a, scale, *self._settings)
+            unit = self._unit
+            factors = scale if unit is None else scale.to(torch.float32) * unit
+            return convolutions.conv_sum(grad, a, factors, *self._settings)
         if grad.numel() <= a.numel():
             grad = grad * self.layout.spread(scale.to(grad.dtype), grad.dim())
         else:
@@ -165,6 +194,24 @@ class ConvOuter(Outer):
     @property
     def by_convolution(self) -> bool:
         return True
+
+
+def _in_units(tensor: Tensor, units: Tensor) -> Tensor:
+    return tensor.float() * units.view(-1, *(1,) * (tensor.dim() - 1))
+
+
+def _reached(
+    x: Tensor, pads: tuple[int, ...], positions: torch.Size, kernel: tuple[int, ...], options: Options
+) -> Tensor:
+    """The part of an image that patches reach, with zeros outside it: no more, for that would confuse the kernels."""
+    ends = [
+        (n - 1) * s + d * (k - 1) + 1 - p - size
+        for n, s, d, k, p, size in zip(
+            positions, options.stride, options.dilation, kernel, pads, x.shape[2:], strict=True
+        )
+    ]
+    both = [end for pair in zip(reversed(pads), reversed(ends), strict=True) for end in pair]
+    return F.pad(x, both) if any(both) else x
 
 
 def _trace(gram: Tensor) -> Tensor:
@@ -209,32 +256,28 @@ def conv(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> 
     if known is None:
         return found
     by_kernel = rank == 2 and groups == 1 and len(grad) == layout.batch and kernels.multiplies_convolutions(grad)
-    if by_kernel:
-        if kernels.tf32(grad, convolution=True):
-            x, grad = kernels.to_tf32(x), kernels.to_tf32(grad)
-    else:
-        x, grad = widen(x), widen(grad)
     padding = bound["padding"] or 0
     if padding == "valid":
         padding = 0
     if padding == "same":
-        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-        pads = [(t // 2, t - t // 2) for t in total]
+        pads = tuple(d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True))
     else:
-        pads = [(p, p) for p in _tuple(padding, rank)]
-    padded = F.pad(x, [p for pair in reversed(pads) for p in pair]) if any(p for pair in pads for p in pair) else x
-    # Positions that no patch reaches (the stride does not divide the input) would confuse the grouped kernel.
-    needed = [
-        (n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(grad.shape[2:], stride, dilation, kernel, strict=True)
-    ]
-    for k, n in enumerate(needed):
-        padded = padded.narrow(2 + k, 0, n)
-    if by_kernel:
-        # Narrow numbers are read in whole lines of channels; tensor cores take tf32 in lines of positions only.
-        order = torch.contiguous_format if grad.dtype == torch.float32 else torch.channels_last
-        grad, padded = (t.contiguous(memory_format=order) for t in (grad, padded))
+        pads = _tuple(padding, rank)
     options = Options(stride, dilation, groups)
-    found.append((known, ConvOuter(grad, padded, weight.shape, layout, options, by_kernel)))
+    if not by_kernel:
+        x, grad = widen(x), widen(grad)
+        padded = _reached(x, pads, grad.shape[2:], kernel, options)
+        found.append((known, ConvOuter(grad, padded, weight.shape, layout, options)))
+        return found
+    units = None
+    if kernels.tf32(grad, convolution=True):
+        # The digits of tf32 in half the memory; tensor cores then take channels innermost, as images are kept.
+        (grad, one), (x, two) = convolutions.halved(grad), convolutions.halved(x)
+        units = (one, two)
+    # Narrow numbers are read in whole lines of channels.
+    order = torch.contiguous_format if grad.dtype == torch.float32 else torch.channels_last
+    grad, x = (t.contiguous(memory_format=order) for t in (grad, x))
+    found.append((known, ConvOuter(grad, x, weight.shape, layout, options, True, pads, units)))
     return found
 
 
@@ -276,10 +319,8 @@ def conv_transpose(use: Use, grads: list[Tensor | None], layouts: list[Layout | 
     known = use.find(weight)
     if known is None:
         return found
-    padded = F.pad(grad, [p for pad in reversed(padding) for p in (pad, pad)])
+    options = Options(stride, dilation, groups)
     # output_padding may leave room beyond the last patch that an input position made
-    needed = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(x.shape[2:], stride, dilation, kernel, strict=True)]
-    for k, n in enumerate(needed):
-        padded = padded.narrow(2 + k, 0, n)
-    found.append((known, ConvOuter(x, padded, weight.shape, layout, Options(stride, dilation, groups))))
+    padded = _reached(grad, padding, x.shape[2:], kernel, options)
+    found.append((known, ConvOuter(x, padded, weight.shape, layout, options)))
     return found
