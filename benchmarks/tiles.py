@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,41 @@ SHAPES: dict[str, tuple[tuple[int, int, int, int], ...]] = {
 }
 
 
+Case = tuple[str, str, tuple[int, ...], Any, str, Any, tuple[torch.Tensor, ...]]
+
+
+def cases(only: list[str], device: str) -> Iterator[Case]:
+    """Workload, kind, shape, ways, plain way, check and factors of all that is to be measured, shape by shape."""
+    from tacit.sgd import kernels, weighted
+
+    for name in only:
+        for batch, tokens, p, q in SHAPES[name]:
+            if device == "cpu":
+                batch, tokens, p, q = 2, max(2, tokens // 64), max(2, p // 64), max(2, q // 64)
+            left, right = (torch.zeros(batch, tokens, n, dtype=torch.bfloat16, device=device) for n in (p, q))
+            scale = torch.ones(batch, device=device)
+            shape, norms = (batch, tokens, p, q), kernels.norm_ways(left, right)
+            plain = next((n for n in norms if "by products" in n), [*norms][-1])
+            yield name, "norms", shape, norms, plain, kernels.agreement(left, right), (left, right)
+            ways = weighted.sum_ways(left, right)
+            yield name, "sum", shape, ways, "two products", weighted.agreement(left), (left, right, scale)
+
+
+def compile_all(only: list[str], device: str) -> None:
+    """Every kernel that any shape may take, side by side."""
+    from tacit.sgd import choices, launch
+
+    if device == "cuda" and launch.compiles_together():
+        with launch.together(os.cpu_count()):
+            for _, _, _, ways, _, _, tensors in cases(only, device):
+                for name, way in ways.items():
+                    if "products" not in name:
+                        choices._attempt(way, tensors)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure what the record does not hold yet, and print every way of every shape."""
-    from tacit.sgd import choices, kernels, weighted
+    from tacit.sgd import choices
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--only", nargs="*", default=list(SHAPES), choices=list(SHAPES))
@@ -46,49 +80,37 @@ def main(argv: list[str] | None = None) -> int:
     if not small and not torch.cuda.is_available():
         print("no GPU here: nothing is measured")
         return 0
-    path = choices.place()
     began = time.perf_counter()
+    compile_all(options.only, options.device)
+    print(f"compiled after {time.perf_counter() - began:.1f} s", flush=True)
     timer = choices.on_device if not small else lambda run, seconds: (run(), 1e-6)[1]
-    chooser = choices.Chooser(choices.Record.read(path), timer, seconds=options.seconds)
+    chooser = choices.Chooser(choices.Record.read(choices.place()), timer, seconds=options.seconds)
     told: list[dict[str, Any]] = []
-    for name in options.only:
-        for batch, tokens, p, q in SHAPES[name]:
-            if time.perf_counter() - began > options.seconds:
-                print(f"no time left for {name} {(batch, tokens, p, q)}")
-                continue
-            if small:
-                batch, tokens, p, q = 2, max(2, tokens // 64), max(2, p // 64), max(2, q // 64)
-            left, right = (torch.randn(batch, tokens, n, device=options.device).bfloat16() for n in (p, q))
-            scale = torch.rand(batch, device=options.device) + 0.1
-            flat = left.flatten(0, 1), right.flatten(0, 1)
-            plain = timer(lambda flat=flat: torch.mm(flat[0].mT, flat[1]), 0.01)  # type: ignore[misc]
-            for kind, ways, plain_way, check, tensors in (
-                ("norms", kernels.norm_ways(left, right), "by products", kernels.agreement(left, right), (left, right)),
-                ("sum", weighted.sum_ways(left, right), "two products", weighted.agreement(left), (left, right, scale)),
-            ):
-                reference = next((n for n in ways if plain_way in n), [*ways][-1])
-                way = chooser.pick(kind, ways, reference, check, tensors)
-                entry = next(
-                    (e for k, e in (chooser.record.entries if chooser.record else {}).items()
-                     if k.startswith(kind) and k.endswith(choices._told(choices._alike(tensors)))),
-                    {},
-                )  # fmt: skip
-                row = {
-                    "workload": name,
-                    "kind": kind,
-                    "shape": [batch, tokens, p, q],
-                    "plain_us": plain * 1e6,
-                    "way": way,
-                }
-                told.append({**row, **entry})
-                rate = 2e-12 * batch * tokens * p * q
-                print(f"{name} {kind} {batch}x{tokens} {p} {q}: a plain product {plain * 1e6:.1f} us", flush=True)
-                for other, us in sorted(entry.get("microseconds", {}).items(), key=lambda item: float(item[1])):
-                    print(f"   {us:9.1f} us {rate / max(us, 1e-9) * 1e6:7.0f} TFLOP/s  {other}", flush=True)
-                for other, why in entry.get("left_out", {}).items():
-                    print(f"   left out: {other}: {why}", flush=True)
-                if options.json:
-                    Path(options.json).write_text(json.dumps(told, indent=1), encoding="utf-8")
+    plain: dict[tuple[int, ...], float] = {}
+    for name, kind, shape, ways, reference, check, tensors in cases(options.only, options.device):
+        if time.perf_counter() - began > options.seconds:
+            print(f"no time left for {name} {kind} {shape}")
+            continue
+        if shape not in plain:
+            one, two = choices.made_up(*tensors[:2]) or tensors[:2]
+            one, two = one.flatten(0, 1), two.flatten(0, 1)
+            plain[shape] = timer(lambda one=one, two=two: torch.mm(one.mT, two), 0.005)  # type: ignore[misc]
+        way = chooser.pick(kind, ways, reference, check, tensors)
+        where = choices._told(choices._alike(tensors))
+        known = chooser.record.entries if chooser.record else {}
+        entry = next((e for k, e in known.items() if k.startswith(kind) and k.endswith(where)), {})
+        row = {"workload": name, "kind": kind, "shape": list(shape), "plain_us": plain[shape] * 1e6, "way": way}
+        told.append({**row, **entry})
+        batch, tokens, p, q = shape
+        rate = 2e-12 * batch * tokens * p * q
+        print(f"{name} {kind} {batch}x{tokens} {p} {q}: a plain product {plain[shape] * 1e6:.1f} us", flush=True)
+        for other, us in sorted(entry.get("microseconds", {}).items(), key=lambda item: float(item[1])):
+            print(f"   {us:9.1f} us {rate / max(us, 1e-9) * 1e6:7.0f} TFLOP/s  {other}", flush=True)
+        for other, why in entry.get("left_out", {}).items():
+            print(f"   left out: {other}: {why}", flush=True)
+        if options.json:
+            Path(options.json).write_text(json.dumps(told, indent=1), encoding="utf-8")
+    print(f"{len(told)} choices in {time.perf_counter() - began:.1f} s")
     return 0
 
 
