@@ -72,8 +72,8 @@ def main() -> None:
     labelled = [(text, WORDS.classes[i]) for text, i in zip(texts, labels, strict=True)]
     print(f"{len(labelled)} of 8 public notes were labelled, ε = {answers.privacy.data_independent.upper:.1f}")
     if len(labelled) >= 4:
-        student = choose(language, ASK, WORDS, labelled, candidates=2, calibration="batch")
-        print("student prompt (PromptPATE): ", student.accuracy(language, test))
+        student = choose(language, ASK, WORDS, labelled, candidates=2, members=2, calibration="batch")
+        print("student, two prompts (PATE): ", student.accuracy(language, test))
 
     # Weights at hand: LoRA by DP-SGD.
     tuned = tune(
