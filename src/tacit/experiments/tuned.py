@@ -37,6 +37,8 @@ CHUNK = 1000
 PHYSICAL = 1100
 #: Steps between two checkpoints of a run that can be cut.
 EVERY = 100
+#: Whether steps are compiled: worth it for runs much longer than the minute that compiling takes.
+COMPILED = False
 
 
 # -- the model -------------------------------------------------------------------------------------------------------
@@ -290,6 +292,7 @@ class Tuning:
             augment=from_bank(maps),
             views=recipe.views,
             physical_batch=PHYSICAL if device.type == "cuda" else None,
+            compile=COMPILED,
             **kept,
         )
         for step in training:
