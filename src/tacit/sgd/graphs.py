@@ -135,12 +135,23 @@ def _logits(softmax: Node, width: int) -> list[Node] | None:
     return None
 
 
-def _between(node: Any, origin: Node) -> list[Node]:
-    """The views that lead from a tensor to another."""
-    found = []
-    while node is not origin:
-        found.append(node)
+_CAST = (aten._to_copy.default, aten.detach.default)
+
+
+def _cast(node: Any) -> tuple[Any, list[Node]]:
+    """Where a tensor comes from that was only cast to other types on the way, and the casts."""
+    path: list[Node] = []
+    while isinstance(node, Node) and node.target in _CAST:
+        path.append(node)
         node = node.args[0]
+    return node, path
+
+
+def _casts_of(node: Node) -> list[Node]:
+    """All that a tensor is cast to, and the tensor itself."""
+    found = [node]
+    for some in found:
+        found += [user for user in some.users if user.target in _CAST]
     return found
 
 
@@ -149,27 +160,27 @@ def fill_up_logits(whole: GraphModule) -> dict[Node, Node]:
 
     The product has zeros there and the softmax sees minus infinity, so the gradient has zeros: filling it up for the
     kernels and for the product with the weight costs nothing. With 50,257 classes each copy saved is the largest tensor
-    of a step. Only the usual cross entropy right behind a product is recognised; the slices that stand for the
-    gradient of the true logits are returned with the gradient of all.
+    of a step. Only the usual cross entropy right behind a product is recognised, with the casts that autocast puts
+    around it (on a GPU the softmax is in the narrow type, the loss in float32); the slices that stand for the gradient
+    of the true logits are returned with the gradient of all.
     """
     found: dict[Node, Node] = {}
     for back in list(whole.graph.nodes):
         if back.target != aten._log_softmax_backward_data.default or len(_shape(back)) != 2:
             continue
-        (rows, width), (grad, out, dim, _) = _shape(back), back.args
-        softmax = _origin(out) if isinstance(out, Node) else None
+        (rows, width), dim = _shape(back), back.args[2]
+        (grad, between), (softmax, _) = _cast(back.args[0]), _cast(back.args[1])
         usual = (
             (width % 16 and width > 64 and dim in (1, -1))
-            and (softmax is not None and softmax.target == aten._log_softmax.default)
+            and (isinstance(softmax, Node) and softmax.target == aten._log_softmax.default)
             and (isinstance(grad, Node) and grad.target == aten.nll_loss_backward.default)
         )
-        if not usual or grad.args[3] is not None or _origin(grad.args[1]) is not softmax:
+        if not usual or grad.args[3] is not None or _cast(grad.args[1])[0] is not softmax:
             continue
-        readers = (aten.nll_loss_forward.default, aten.nll_loss_backward.default, aten.detach.default)
         path = _logits(softmax, width)
-        views = [*_between(out, softmax), *_between(grad.args[1], softmax)]
-        plain = all(n.target == aten.detach.default for n in views)
-        if path is None or not plain or any(n.target not in readers for n in softmax.users):
+        wide = [*_casts_of(softmax), grad, *between]
+        readers = {user for node in wide for user in node.users} - {*wide, back}
+        if path is None or any(user.target != aten.nll_loss_forward.default for user in readers):
             continue
         filled = -(-width // 64) * 64
         product, graph = path[-1], whole.graph
@@ -190,9 +201,9 @@ def fill_up_logits(whole: GraphModule) -> dict[Node, Node]:
             device = softmax.meta["val"].device
             classes = graph.call_function(aten.arange.default, (filled,), {"device": device})
             real = graph.call_function(aten.lt.Scalar, (classes, width))
-            known = graph.call_function(aten.where.ScalarOther, (real, softmax.args[0], -math.inf))
-        softmax.args = (known, *softmax.args[1:])
-        for node in (softmax, grad, back, *views):
+            masked = graph.call_function(aten.where.ScalarOther, (real, softmax.args[0], -math.inf))
+        softmax.args = (masked, *softmax.args[1:])
+        for node in (*wide, back):
             _set_shape(node, (rows, filled))
         with graph.inserting_after(back):
             cut = graph.call_function(aten.slice.Tensor, (back, 1, 0, width))

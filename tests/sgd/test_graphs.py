@@ -1,0 +1,54 @@
+"""Rewrites of a traced step change no number, and are made where a GPU's step would copy its largest tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tacit import sgd
+from tacit.sgd import compiled, kernels
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """The graphs given to the compiler; float32 factors take the way that narrow ones take on a GPU."""
+    seen = []
+    monkeypatch.setattr(kernels, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and not convolution)
+    monkeypatch.setattr(kernels, "to_tf32", lambda t: t)
+    monkeypatch.setattr(compiled, "inductor", lambda graph, *_: seen.append(graph) or graph)
+    return seen
+
+
+def cast_between(scores, y):
+    """As autocast on a GPU writes cross entropy: the softmax in the type of the scores, the loss in a wider one."""
+    return F.nll_loss(F.log_softmax(scores, 1).double(), y, reduction="none").float()
+
+
+def read_twice(scores, y):
+    """Something else reads the softmax: the rewrite would change what it sees."""
+    softmax = F.log_softmax(scores, 1).double()
+    return (F.nll_loss(softmax, y, reduction="none") + 0.01 * softmax.square().sum(1)).float()
+
+
+@pytest.mark.parametrize(("criterion", "copied"), [(cast_between, 0), (read_twice, 1)])
+@pytest.mark.parametrize("tokens", [5, 90])  # norms by Gram matrices, and products that are kept
+def test_logits_over_an_odd_number_of_classes_are_not_copied(graphs, criterion, copied, tokens):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(67, 16), nn.Linear(16, 67))
+    batch = torch.randint(67, (4, tokens)), torch.randint(67, (4, tokens))
+
+    def loss(model, batch):
+        x, y = batch
+        return criterion(model(x).flatten(0, 1), y.flatten()).view(y.shape).mean(1)
+
+    mask = torch.arange(4) < 3
+    found = sgd.clipped_grad(model, loss, batch, 0.05, mask=mask, compile=True)
+    wanted = sgd.clipped_grad(model, loss, batch, 0.05, mask=mask)
+    pads = [n.args[0] for n in graphs[0].graph.nodes if n.target == aten.constant_pad_nd.default]
+    assert sum(n.op != "placeholder" for n in pads) == copied
+    assert torch.allclose(found.norms, wanted.norms, rtol=1e-5)
+    assert all(torch.allclose(found.sums[n], wanted.sums[n], rtol=1e-4, atol=1e-6) for n in wanted.sums)
