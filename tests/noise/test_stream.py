@@ -193,10 +193,13 @@ for offset, count in ((0, 5000), (37, 9000), (511, 1), (2**40 + 513, 20_000), (2
 sizes, offsets, scales = (10, 5000, 1, 9000), (0, 511, 2**41 + 3, 77), (1.0, 0.5, 3.25, 0.125)
 keys = [key + np.uint32(i) for i in range(4)]
 sums = [torch.ones(size) for size in sizes]
+means = [torch.ones(size) for size in sizes]
 cuda.add_many(sums, keys, offsets, scales)
-for ours, words, offset, scale in zip(sums, keys, offsets, scales):
+cuda.add_many(means, keys, offsets, scales, 3.7)
+for ours, mean, words, offset, scale in zip(sums, means, keys, offsets, scales):
     defined = np.empty(len(ours), np.float32)
     stream.fill_normal(words, offset, defined)
     assert np.array_equal(ours.numpy(), 1 + defined * np.float32(scale)), offset
+    assert np.array_equal(mean.numpy(), ours.numpy() / np.float32(3.7)), offset
 """
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)

@@ -100,7 +100,7 @@ def test_an_example_far_longer_than_the_others_is_summed_with_its_own_factor(tra
 
 def test_images_may_have_their_channels_innermost(traced_only, monkeypatch):
     monkeypatch.setattr(compiled, "wants_channels_last", lambda device: True)
-    monkeypatch.setattr(compiled, "narrow_convolutions", lambda graph: True)
+    monkeypatch.setattr(compiled, "innermost", lambda graph: True)
     torch.manual_seed(0)
     x, y = torch.randn(4, 3, 6, 6, dtype=torch.float64), torch.randint(3, (4,))
     layers = [nn.Conv2d(3, 8, 3, 1, 1), nn.GroupNorm(4, 8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.GroupNorm(2, 4)]
@@ -275,6 +275,35 @@ def test_compiled_training_is_the_same_run(traced_only):
     fast, _ = trained(True, steps=30, rate=2)
     assert 0 in sizes  # an empty batch is a step: noise alone
     assert all(torch.allclose(plain[n], fast[n], atol=1e-5) for n in plain)
+
+
+def test_noise_is_added_once_also_where_a_batch_falls_back(traced_only):
+    """Noise is waiting behind the compiled sums; where these do not hold, the sums that do hold get it, once."""
+    x, y = batch_of(40)
+    x[3, -1] = 1e38
+
+    def loss(model, batch):
+        inputs, targets = batch
+        factor = inputs[:, -1].abs() * 100  # infinite for one record, which then counts as zero
+        return CRITERION(model(inputs[:, :5].clamp(-5, 5)), targets) * factor
+
+    def weights(compile_step):
+        model, held = network(), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        training = sgd.Training(
+            model, optimizer, loss, (x, y), batch_size=20, steps=8, noise_multiplier=1.0, delta=1e-3, clip_norm=0.3,
+            key=Key(bytes(32)), physical_batch=40, compile=compile_step,
+        )  # fmt: skip
+        for batch in training:
+            held.append(3 in batch.rows)
+            training.step(batch)
+        return torch.cat([p.detach().flatten() for p in model.parameters()]), held
+
+    fast, held = weights(True)
+    plain, _ = weights(False)
+    assert True in held
+    assert False in held[2:]
+    assert torch.allclose(plain, fast, atol=1e-5)
 
 
 def test_the_compiler_gives_the_same_run():

@@ -148,22 +148,28 @@ def _extend(a, high, low):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _put(target, place, value, start, stop, scale, ADD: tl.constexpr, FULL: tl.constexpr):  # type: ignore[no-untyped-def]
+def _put(  # type: ignore[no-untyped-def]
+    target, place, value, start, stop, scale, divisor, ADD: tl.constexpr, DIVIDE: tl.constexpr, FULL: tl.constexpr
+):
     if FULL:
         if ADD:
             value = tl.load(target + place).to(tl.float32) + scale * value
+        if DIVIDE:
+            value = tl.div_rn(value, divisor)
         tl.store(target + place, value.to(target.dtype.element_ty))
     else:
         inside = (place >= start) & (place < stop)
         if ADD:
             value = tl.load(target + place, mask=inside, other=0.0).to(tl.float32) + scale * value
+        if DIVIDE:
+            value = tl.div_rn(value, divisor)
         tl.store(target + place, value.to(target.dtype.element_ty), mask=inside)
 
 
 @_jit
 def _program(  # type: ignore[no-untyped-def]
-    target, base, size, counter0, k0, k1, k2, k3, k4, k5, k6, k7, scale,
-    ADD: tl.constexpr, ROUNDS: tl.constexpr, BLOCKS: tl.constexpr,
+    target, base, size, counter0, k0, k1, k2, k3, k4, k5, k6, k7, scale, divisor,
+    ADD: tl.constexpr, DIVIDE: tl.constexpr, ROUNDS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCKS blocks from counter0 on; target is the place of its first element, base its number.
 
@@ -211,12 +217,12 @@ def _program(  # type: ignore[no-untyped-def]
     z = (z0, z1, z2, z3, z4, z5, z6, z7, z8, z9, z10, z11, z12, z13, z14, z15)
     if (base >= 0) & (base + BLOCKS * 16 <= size):
         for word in tl.static_range(16):
-            _put(target, place + word * 32, z[word], 0, 0, scale, ADD, True)
+            _put(target, place + word * 32, z[word], 0, 0, scale, divisor, ADD, DIVIDE, True)
     else:
         start = tl.maximum(-base, 0).to(tl.int32)
         stop = tl.minimum(size - base, BLOCKS * 16).to(tl.int32)
         for word in tl.static_range(16):
-            _put(target, place + word * 32, z[word], start, stop, scale, ADD, False)
+            _put(target, place + word * 32, z[word], start, stop, scale, divisor, ADD, DIVIDE, False)
 
 
 _SCALARS = [f"k{i}" for i in range(8)] + ["offset", "stride", "columns", "out_stride", "programs", "scale"]
@@ -238,13 +244,13 @@ def _normal_kernel(  # type: ignore[no-untyped-def]
         k2.to(tl.uint32, bitcast=True), k3.to(tl.uint32, bitcast=True),
         k4.to(tl.uint32, bitcast=True), k5.to(tl.uint32, bitcast=True),
         k6.to(tl.uint32, bitcast=True), k7.to(tl.uint32, bitcast=True),
-        scale, ADD, ROUNDS, BLOCKS,
+        scale, 1.0, ADD, False, ROUNDS, BLOCKS,
     )  # fmt: skip
 
 
 @_jit
 def _many_kernel(  # type: ignore[no-untyped-def]
-    table, owners, ROUNDS: tl.constexpr, BLOCKS: tl.constexpr, TYPE: tl.constexpr
+    table, owners, DIVIDE: tl.constexpr, ROUNDS: tl.constexpr, BLOCKS: tl.constexpr, TYPE: tl.constexpr
 ):
     """Adds noise to many tensors in one launch; a row of the table describes one (see add_many)."""
     program = tl.program_id(0)
@@ -254,12 +260,12 @@ def _many_kernel(  # type: ignore[no-untyped-def]
     begin = tl.load(wide + 1)
     counter0 = begin // 512 * 32 + (program - tl.load(wide + 3)) * BLOCKS
     base = counter0 * 16 - begin
-    scale = tl.load(wide.to(tl.pointer_type(tl.float32)) + 16)
+    floats = wide.to(tl.pointer_type(tl.float32)) + 16
     _program(
         tl.load(wide).to(tl.pointer_type(TYPE)) + base, base, tl.load(wide + 2), counter0,
         tl.load(narrow), tl.load(narrow + 1), tl.load(narrow + 2), tl.load(narrow + 3),
         tl.load(narrow + 4), tl.load(narrow + 5), tl.load(narrow + 6), tl.load(narrow + 7),
-        scale, True, ROUNDS, BLOCKS,
+        tl.load(floats), tl.load(floats + 1), True, DIVIDE, ROUNDS, BLOCKS,
     )  # fmt: skip
 
 
@@ -297,12 +303,13 @@ def add_many(
     keys: Sequence[Words],
     offsets: Sequence[int],
     scales: Sequence[float],
+    divisor: float = 1.0,
     rounds: int = stream.ROUNDS,
 ) -> None:
-    """Adds scaled noise to contiguous, non-empty tensors of one type on one device, in one launch.
+    """Adds scaled noise to contiguous, non-empty tensors of one type on one device, and divides, in one launch.
 
     A row of the table sent to the device has nine 64-bit entries: address, offset, size, first program, the key (four),
-    and the scale's binary32 bits. The stream keys in it are wiped as soon as the kernel is done.
+    and in the last the binary32 bits of scale and divisor. The stream keys in it are wiped when the kernel is done.
     """
     device, dtype = tensors[0].device, tensors[0].dtype
     counts = tuple(-(-(t.numel() + stream.TILE - 1) // (_BLOCKS * stream.WORDS)) for t in tensors)
@@ -312,10 +319,12 @@ def add_many(
     rows[:, 2] = [t.numel() for t in tensors]
     rows[1:, 3] = np.cumsum(counts)[:-1]
     rows[:, 4:8] = np.stack(list(keys)).view(np.int64)
-    rows[:, 8] = np.asarray(scales, np.float32).view(np.uint32)
+    rows[:, 8] = np.stack([np.asarray(scales, np.float32), np.full(len(tensors), divisor, np.float32)], 1).view(
+        np.int64
+    )[:, 0]
     table = torch.from_numpy(rows).to(device, non_blocking=True)
     _many_kernel[(sum(counts),)](
-        table, _owners(counts, device), ROUNDS=rounds, BLOCKS=_BLOCKS, TYPE=_ELEMENT[dtype],
+        table, _owners(counts, device), DIVIDE=divisor != 1.0, ROUNDS=rounds, BLOCKS=_BLOCKS, TYPE=_ELEMENT[dtype],
         num_warps=_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     table.zero_()

@@ -143,10 +143,12 @@ def add_normal_many_(
     scale: float | Sequence[float],
     *,
     offsets: Sequence[int] | None = None,
+    divisor: float = 1.0,
 ) -> None:
     """:func:`add_normal_` for all parameters of a model: the same bits, on a GPU with one launch for all of them.
 
-    Two tensors must not have the same parameter name (their noise would be the same where their ranges overlap).
+    Two tensors must not have the same parameter name (their noise would be the same where their ranges overlap). The
+    noisy sums are divided by ``divisor``, a public number (on a GPU in the same pass).
 
     >>> key = Key(bytes(32))
     >>> gradients = [torch.zeros(3, 4), torch.zeros(4)]
@@ -160,7 +162,10 @@ def add_normal_many_(
         raise ValueError("tensors, parameters, scales and offsets must have the same length")
     if len({(type(p), p) for p in parameters}) != len(parameters) and offsets is None:
         raise ValueError("two tensors have the same parameter name: they would get the same noise")
+    if not (math.isfinite(divisor) and divisor > 0):
+        raise ValueError(f"divisor must be positive and finite, not {divisor}")
     together: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    rest: list[torch.Tensor] = []
     for i, tensor in enumerate(tensors):
         if _on_triton(tensor.device) and tensor.is_contiguous() and tensor.dtype in _FUSED and tensor.numel():
             _check_sum(tensor, scales[i], starts[i])
@@ -168,6 +173,9 @@ def add_normal_many_(
         else:
             with torch.no_grad():
                 _add_checked(tensor, key, step, parameters[i], scales[i], starts[i])
+            rest.append(tensor)
+    if rest and divisor != 1.0:
+        torch._foreach_div_(rest, divisor)
     for (device, _), chosen in together.items():
         from tacit.noise import cuda
 
@@ -177,6 +185,7 @@ def add_normal_many_(
                 [key.stream("normal", step, parameters[i]) for i in chosen],
                 [starts[i] for i in chosen],
                 [_round_up(scales[i]) for i in chosen],
+                divisor,
             )
 
 

@@ -98,7 +98,7 @@ def clipped_grad(
     stabiliser: float = 0.01,
     compile: bool = False,
     lend: bool = False,
-    meanwhile: Callable[[], None] | None = None,
+    meanwhile: Callable[[dict[str, Tensor]], None] | None = None,
 ) -> ClippedGradients:
     """The sum over examples of per-example gradients, each clipped to ``clip_norm``, and their norms.
 
@@ -113,7 +113,8 @@ def clipped_grad(
     slow, for models that the engine refuses. ``compile=True`` traces and compiles the step once for every shape; where
     that cannot be done a :class:`~tacit.sgd.NotCompiled` warning says why, and the step runs as without it. With
     ``lend=True`` the sums of a compiled step may lie in memory that the next call writes over, which saves a copy;
-    ``meanwhile`` is called once a compiled step is on its way on a GPU and before its answer is looked at.
+    ``meanwhile(sums)`` is called once a compiled step is on its way and before its answer is looked at: what it
+    enqueues on a GPU runs behind them. They count only if they are what is returned: the very same dictionary.
 
     Of a model that is spread over ranks (``fully_shard``, tensor parallel) every rank calls this together, with a batch
     of the same shape; the sums are then over the batches of all ranks, and each gets the pieces of them that it keeps.
@@ -171,7 +172,8 @@ def clipped_grad(
         elif size < examples:
             piece = take(batch, slice(start * views, (start + size) * views))
         lent = lend and size >= examples
-        part, *rest = _one(engine, loss, piece, spec, kept, views, check, due, method, compile, lent, meanwhile, size)
+        early = meanwhile if size >= examples else None
+        part, *rest = _one(engine, loss, piece, spec, kept, views, check, due, method, compile, lent, early, size)
         if engine.spread is not None:
             engine.spread.rest()
         sums = {name: sums[name] + part[name] for name in names} if sums else part
@@ -200,7 +202,7 @@ def _one(
     method: Method,
     compile: bool,
     lend: bool,
-    meanwhile: Callable[[], None] | None,
+    meanwhile: Callable[[dict[str, Tensor]], None] | None,
     examples: int,
 ) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
     rows = examples * views

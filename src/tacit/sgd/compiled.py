@@ -32,7 +32,8 @@ from tacit.sgd import checks, frames, kernels, weighted
 from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.engine import Engine, Plan
 from tacit.sgd.errors import ClippingError
-from tacit.sgd.graphs import CHANNELS_LAST, hasten, mutates, name_of, narrow_convolutions, tidy, view_anew
+from tacit.sgd.graphs import CHANNELS_LAST, hasten, mutates, name_of, tidy, view_anew
+from tacit.sgd.images import in_full_precision, innermost, keep_innermost
 from tacit.sgd.kernels import full_precision
 from tacit.sgd.repeats import chained
 
@@ -127,13 +128,27 @@ class Program:
         inputs = self._inputs(batch, mask, spec)
         what = (engine, losses_of, leaves, examples, spec, mask is not None, inputs)
         self.random, whole, boundary = self._trace(*what)
-        self.channels_last = wants_channels_last(self.device) and narrow_convolutions(whole)
+        self.channels_last = wants_channels_last(self.device) and innermost(whole)
         if self.channels_last:
             try:
                 self.random, whole, boundary = self._trace(*what)
             except CannotCompile:  # a view that the other memory order does not allow
                 self.channels_last = False
         self.trace_seconds = time.perf_counter() - began
+        try:
+            self._prepare(whole, boundary, inputs)
+        except CannotCompile as why:
+            if not self.channels_last:
+                raise
+            warnings.warn(f"the step is compiled with channels outermost: {why}", NotCompiled, stacklevel=6)
+            self.channels_last = False
+            self.random, whole, boundary = self._trace(*what)
+            self._prepare(whole, boundary, inputs)
+        self.compile_seconds = time.perf_counter() - began
+
+    # -- making it ---------------------------------------------------------------------------------------------------
+
+    def _prepare(self, whole: GraphModule, boundary: str, inputs: list[Tensor]) -> None:
         self.constants = lift(whole)
         self.replay: Recording | None = None
         self.pieces = 1
@@ -142,13 +157,13 @@ class Program:
         try:
             with torch.autocast(self.device.type, enabled=False):
                 self._run = self._compile(whole, boundary, [*inputs, *self.constants])
+                if self.channels_last:
+                    with torch.no_grad():  # memory orders that were foretold wrongly show when it runs
+                        self._run(*inputs, *self.constants)
         except (CannotCompile, torch.OutOfMemoryError):
             raise
         except Exception as error:  # the compiler is not ours: whatever it stumbles over, the step runs without it
             raise CannotCompile(_first_line(error)) from error
-        self.compile_seconds = time.perf_counter() - began
-
-    # -- making it ---------------------------------------------------------------------------------------------------
 
     def _trace(
         self,
@@ -233,16 +248,21 @@ class Program:
         whole.graph.eliminate_dead_code()
         view_anew(whole)
         self.split = needs_full_precision(whole, late, self.device)
+        if self.split:
+            in_full_precision(whole, late)
+            self.split = needs_full_precision(whole, late, self.device)
         if not (self.split or self.unrolled or mutates(whole)):
             hasten(whole, late, self.known)
         tidy(whole)
+        if self.channels_last:
+            keep_innermost(whole)
         options: dict[str, Any] = {}
         if self.device.type == "cpu":
             # Waking other threads takes longer than small loops do.
             options["cpp.min_chunk_size"] = CPU_CHUNK
         if self.device.type == "cuda" and any(name_of(n) == "convolution" for n in whole.graph.nodes):
             # As it was traced: the compiler's own choice covers convolutions, and leaves their gradients behind.
-            options["layout_optimization"] = False
+            options["layout_optimization"] = options["force_layout_optimization"] = self.channels_last
         if self.random:
             # The numbers that the uncompiled model would draw, so that a run can be repeated from a checkpoint.
             options["fallback_random"] = True
@@ -297,7 +317,7 @@ class Program:
         mask: Tensor | None,
         spec: Clipping,
         lend: bool = False,
-        meanwhile: Callable[[], None] | None = None,
+        meanwhile: Callable[[dict[str, Tensor]], None] | None = None,
     ) -> Result | None:
         """The result, or nothing where an example has no finite gradient (or what was settled changed)."""
         inputs = self._inputs(batch, mask, spec)
@@ -314,17 +334,18 @@ class Program:
                 if self._calls == WARM and self.device.type == "cuda" and not self.random:
                     self.replay = recorded(self._run, inputs, self.constants)
         *values, norms, losses, scale, fine = found
-        if meanwhile is not None and self.device.type == "cuda":
-            meanwhile()
-        if not bool(fine):
-            return None
         if self._shared is None:
             places = [t.data_ptr() for t in found]
             self._shared = [k for k, place in enumerate(places[: len(values)]) if place in places[:k]]
         for k in self._shared:
             # Two parameters with the same gradient: the compiler computes it once, and each gets noise of its own.
             values[k] = values[k].clone()
-        return Result(dict(zip(self.names, values, strict=True)), norms, losses, scale)
+        sums = dict(zip(self.names, values, strict=True))
+        if meanwhile is not None:
+            meanwhile(sums)
+        if not bool(fine):
+            return None
+        return Result(sums, norms, losses, scale)
 
 
 @contextmanager
@@ -517,7 +538,7 @@ def attempt(
     check: Any,
     due: bool,
     lend: bool = False,
-    meanwhile: Callable[[], None] | None = None,
+    meanwhile: Callable[[dict[str, Tensor]], None] | None = None,
 ) -> Result | None:
     """The clipped sums by the compiled program for this batch, which is made and checked where there is none yet.
 

@@ -381,6 +381,7 @@ class Batch:
         self._source, self._device = source, device
         self._places = max(places, len(rows))
         self._filler = rows[:1] if len(rows) or filler is None else filler
+        self._ready: tuple[int, list[Physical]] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -389,8 +390,17 @@ class Batch:
         """Whether a single physical batch holds all of it."""
         return self._places <= physical
 
+    def prepare(self, physical: int) -> None:
+        """Gather the records now, where they are tensors (reading items may draw random numbers) and one piece."""
+        if self._source.tree is not None and self.is_one_piece(physical):
+            self._ready = physical, list(self.pieces(physical))
+
     def pieces(self, physical: int) -> Iterator[Physical]:
         """The batch in pieces of ``physical`` units, all of one shape; an empty batch has none."""
+        ready, self._ready = self._ready, None
+        if ready is not None and ready[0] == physical:
+            yield from ready[1]
+            return
         for start in range(0, self._places, physical):
             rows = self.rows[start : start + physical]
             short = physical - len(rows)

@@ -215,7 +215,8 @@ class Training(Resumable):
         self._handed: Batch | None = None
         self._broken = False
         self._alone = False
-        self._ahead: tuple[int, npt.NDArray[np.int64]] | None = None
+        self._ahead: Batch | None = None
+        self._early: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
         self._last: list[tuple[Tensor, Tensor, Tensor]] = []
         self._own_key = key is None
         self._checkpoint = Path(checkpoint) if checkpoint is not None else None
@@ -375,15 +376,18 @@ class Training(Resumable):
         return self.plan.sampler.draw(self._sampler_key, step, units)
 
     def _look_ahead(self) -> None:
-        """Sample the next step, a function of key and step alone, while a GPU works on this one."""
+        """Draw the next batch, a function of key and step alone, while a GPU works on this one."""
         step = self.steps_executed + 1
         if step < self.plan.steps:
-            self._ahead = step, self._sample(step)
+            self._ahead = self._drawn(step)
+            self._ahead.prepare(self.physical_batch)
 
     def _draw(self, step: int) -> Batch:
         ahead, self._ahead = self._ahead, None
-        rows = ahead[1] if ahead is not None and ahead[0] == step else self._sample(step)
-        weights = None
+        return ahead if ahead is not None and ahead.step == step else self._drawn(step)
+
+    def _drawn(self, step: int) -> Batch:
+        rows, weights = self._sample(step), None
         if self.units is not None:
             rows, weights = self.units.choose(rows, self.plan.records_per_unit, self._member_key, step)
         # Ranks that gather parameters from one another run equally often; what they lack is filled up and masked.
@@ -403,7 +407,7 @@ class Training(Resumable):
             exact = self.plan.kind == "laplace"
             sums: dict[str, Tensor] = {}
             inside = torch.zeros(())
-            self._last = []
+            self._last, self._early = [], None
             self._alone = batch.is_one_piece(self.physical_batch)
             try:
                 for piece in batch.pieces(self.physical_batch):
@@ -444,6 +448,14 @@ class Training(Resumable):
             batch = data if piece.weights is None else (data, repeat(piece.weights, self._views))
             views *= self._views
         bound = clipping.sensitivity  # by layer: the whole clip norm, which is divided among the layers anew
+
+        def meanwhile(some: dict[str, Tensor]) -> None:
+            # A GPU finds the noise waiting when it has the sums. Should they not hold (the batch runs uncompiled
+            # then), nobody has seen them, and the sums that do hold get the noise of this step.
+            if self._alone and not self.ranks.active and self.spread is None:
+                self._early = some, self._noisy(some, clipping, self.steps_executed)
+            self._look_ahead()
+
         if self.plan.kind == "laplace":
             found, norms, losses = laplace.clipped_l1(self.model, loss, batch, bound, piece.mask, views)
         else:
@@ -459,11 +471,13 @@ class Training(Resumable):
                 method=self._method,
                 compile=self._compile,
                 lend=self._alone,
-                meanwhile=self._look_ahead,
+                meanwhile=meanwhile,
             )
             if result.sensitivity > clipping.sensitivity:
                 raise RuntimeError("clipping states a larger sensitivity than the plan: training must not go on")
             found, norms, losses = result.sums, result.norms, result.losses
+        if self._early is not None and self._early[0] is not found:
+            self._early = None
         if sums:
             torch._foreach_add_(list(sums.values()), [found[name] for name in sums])
         else:
@@ -474,22 +488,33 @@ class Training(Resumable):
             return torch.zeros(())  # nobody counts
         return (((norms <= bound).float() - 0.5) * piece.mask).sum().cpu()
 
+    def _noisy(self, sums: dict[str, Tensor], clipping: Clipping, step: int) -> dict[str, Tensor]:
+        """Gradients for the optimizer: the sums with noise, in place, divided by the expected batch size.
+
+        Guarantee: the Gaussian (Laplace) mechanism on sums of sensitivity ``clipping.sensitivity`` with the noise of
+        the plan at this step; the rest is post-processing.
+        """
+        scale, divisor = self.plan.noise_at(step) * clipping.sensitivity, self.plan.sampler.divisor
+        values = list(sums.values())
+        if scale > 0 and self.plan.kind != "laplace" and self.spread is None:
+            add_normal_many_(values, self._noise_key, step, list(sums), scale, divisor=divisor)
+        else:
+            if scale > 0 and self.spread is not None:
+                add_noise_(self.spread, sums, self._noise_key, step, scale)
+            elif scale > 0:
+                laplace.add_noise_(sums, self._noise_key, step, scale)
+            torch._foreach_div_(values, divisor)
+        found = {name: sums[name].to(p.dtype) for name, p in self.parameters.items()}
+        return found if self.spread is None else {n: self.spread.gradient(n, g) for n, g in found.items()}
+
     def _release(self, sums: dict[str, Tensor], inside: Tensor, clipping: Clipping, step: int) -> None:
         """Noise on the sums, and the step of the optimizer. From here on everything is covered by the guarantee."""
         divisor = self.plan.sampler.divisor
-        noise = self.plan.noise_at(step)
-        scale = noise * clipping.sensitivity
-        if scale > 0:
-            if self.plan.kind == "laplace":
-                laplace.add_noise_(sums, self._noise_key, step, scale)
-            elif self.spread is None:
-                add_normal_many_(list(sums.values()), self._noise_key, step, list(sums), scale)
-            else:
-                add_noise_(self.spread, sums, self._noise_key, step, scale)
-        torch._foreach_div_(list(sums.values()), divisor)
+        scale = self.plan.noise_at(step) * clipping.sensitivity
+        early, self._early = self._early, None
+        gradients = early[1] if early is not None else self._noisy(sums, clipping, step)
         for name, p in self.parameters.items():
-            grad = sums[name].to(p.dtype)
-            p.grad = grad if self.spread is None else self.spread.gradient(name, grad)
+            p.grad = gradients[name]
         if hasattr(self.optimizer, "noise_variance"):
             variance = 2 * (scale / divisor) ** 2 if self.plan.kind == "laplace" else (scale / divisor) ** 2
             self.optimizer.noise_variance = variance
