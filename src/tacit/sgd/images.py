@@ -1,0 +1,105 @@
+"""How does a traced step with convolutions keep its images in one memory order, and its products in one precision?
+
+Convolutions on a GPU run fastest with channels innermost ("channels last"). A step is traced in that order
+(:data:`tacit.sgd.graphs.CHANNELS_LAST`), but the compiler is free to choose another one for what it computes itself:
+:func:`keep_innermost` says it once more at every operation that the compiler takes from a library.
+
+Where the model's own products are in tf32, those of norms and sums are not: :func:`in_full_precision` makes them
+operations that see to it themselves, so that the step need not be cut in two.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from tacit.sgd import convolutions, kernels
+from tacit.sgd.graphs import name_of
+
+assert convolutions
+
+aten = torch.ops.aten
+
+#: Which arguments of an operation are images or filters.
+_IMAGES = {
+    aten.convolution.default: (0, 1),
+    aten.convolution_backward.default: (0, 1, 2),
+    torch.ops.tacit.conv_norms.default: (0, 1),
+    torch.ops.tacit.conv_sum.default: (0, 1),
+    torch.ops.tacit.conv_products.default: (0, 1),
+}
+
+
+def innermost(whole: GraphModule) -> bool:
+    """Whether images are convolved in a type for which channels are best kept innermost.
+
+    That is one narrower than float32, or float32 that is multiplied in tf32.
+    """
+    settings = kernels.model_settings()
+    types = [torch.bfloat16, torch.float16, *([torch.float32] if settings is None or settings[1] else [])]
+    return any(
+        name_of(n) == "convolution"
+        and len(n.meta["tensor_meta"].shape) == 4
+        and n.meta["tensor_meta"].dtype in types
+        and n.args[8] == 1
+        for n in whole.graph.nodes
+    )
+
+
+def cast_once(whole: GraphModule) -> None:
+    """One copy in another type for all that read it: the layer, its gradient, norms and sums each cast its input."""
+    known: dict[tuple[Node, str], Node] = {}
+    for node in list(whole.graph.nodes):
+        if node.target != aten._to_copy.default or not set(node.kwargs) <= {"dtype"}:
+            continue
+        origin = node.args[0]
+        while origin.target == aten.detach.default:
+            origin = origin.args[0]
+        first = known.setdefault((origin, str(node.kwargs)), node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            whole.graph.erase_node(node)
+
+
+def keep_innermost(whole: GraphModule) -> None:
+    """Every image and filter that a library or a kernel reads has its channels innermost."""
+    found: dict[Node, Node] = {}
+    for node in list(whole.graph.nodes):
+        for k in _IMAGES.get(node.target, ()):
+            image = node.args[k]
+            meta = image.meta.get("tensor_meta") if isinstance(image, Node) else None
+            ours = node.target.namespace == "tacit"
+            if meta is None or len(meta.shape) != 4 or (ours and meta.dtype == torch.float32):
+                continue
+            if image not in found:
+                with whole.graph.inserting_after(image):
+                    found[image] = whole.graph.call_function(
+                        aten.contiguous.default, (image,), {"memory_format": torch.channels_last}
+                    )
+                found[image].meta = dict(image.meta)
+            node.update_arg(k, found[image])
+    whole.graph.lint()
+    whole.recompile()
+
+
+@torch.library.custom_op("tacit::full_product", mutates_args=())  # type: ignore[untyped-decorator]
+def full_product(left: Tensor, right: Tensor) -> Tensor:
+    """A product of matrices, or of batches of them, in full float32, whatever torch is set to."""
+    with kernels.full_precision():
+        return torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)
+
+
+@full_product.register_fake  # type: ignore[untyped-decorator]
+def _(left: Tensor, right: Tensor) -> Tensor:
+    return left.new_empty((*left.shape[:-1], right.shape[-1]))
+
+
+def in_full_precision(whole: GraphModule, late: set[str]) -> None:
+    """Products of float32 matrices among norms and sums are computed in full precision by themselves."""
+    for node in whole.graph.nodes:
+        if node.name in late and node.target in (aten.mm.default, aten.bmm.default):
+            meta = node.meta.get("tensor_meta")
+            if getattr(meta, "dtype", None) == torch.float32:
+                node.target = torch.ops.tacit.full_product.default
+    whole.recompile()
