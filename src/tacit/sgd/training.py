@@ -524,8 +524,12 @@ class Training(Resumable):
             self.scheduler.step()
         if self._average is not None and self._ema is not None:
             with torch.no_grad():
-                for name, p in self.parameters.items():
-                    self._average[name].lerp_(p.detach(), 1 - self._ema)
+                now = [self.parameters[name].detach() for name in self._average]
+                if self.spread is None:
+                    torch._foreach_lerp_(list(self._average.values()), now, 1 - self._ema)
+                else:
+                    for average, weight in zip(self._average.values(), now, strict=True):
+                        average.lerp_(weight, 1 - self._ema)
         if self.plan.adaptive is not None:
             self._adapt(inside, step, divisor)
 
