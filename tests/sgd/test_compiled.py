@@ -104,11 +104,14 @@ def test_images_may_have_their_channels_innermost(traced_only, monkeypatch):
     torch.manual_seed(0)
     x, y = torch.randn(4, 3, 6, 6, dtype=torch.float64), torch.randint(3, (4,))
     layers = [nn.Conv2d(3, 8, 3, 1, 1), nn.GroupNorm(4, 8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.GroupNorm(2, 4)]
-    for end, kept in ((nn.Flatten(), True), (Viewed(), False)):  # a view that only the usual order allows
-        model = nn.Sequential(*layers, end, nn.Linear(64, 3)).double()
+    pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())  # torch sets strides in place there
+    ends = ((nn.Flatten(), 64, True), (Viewed(), 64, False), (pool, 4, True))  # a view that only the usual order allows
+    for end, width, kept in ends:
+        model = nn.Sequential(*layers, end, nn.Linear(width, 3)).double()
         found = sgd.clipped_grad(model, CRITERION, (x, y), 0.5, compile=True)
         wanted = sgd.clipped_grad(model, CRITERION, (x, y), 0.5)
         assert program_of(model).channels_last is kept
+        assert not mutates(program_of(model)._run)
         assert torch.allclose(found.norms, wanted.norms, rtol=1e-12)
         assert all(torch.allclose(found.sums[n], wanted.sums[n], rtol=1e-9, atol=1e-12) for n in wanted.sums)
 

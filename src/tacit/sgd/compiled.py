@@ -33,7 +33,7 @@ from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.engine import Engine, Plan
 from tacit.sgd.errors import ClippingError
 from tacit.sgd.graphs import CHANNELS_LAST, hasten, mutates, name_of, tidy, view_anew
-from tacit.sgd.images import in_full_precision, innermost, keep_innermost
+from tacit.sgd.images import cast_once, in_full_precision, innermost, keep_innermost, without_strides
 from tacit.sgd.kernels import full_precision
 from tacit.sgd.repeats import chained
 
@@ -247,6 +247,9 @@ class Program:
         late = set(names[names.index(boundary) + 1 :])
         whole.graph.eliminate_dead_code()
         view_anew(whole)
+        without_strides(whole)
+        if not mutates(whole):
+            cast_once(whole)
         self.split = needs_full_precision(whole, late, self.device)
         if self.split:
             in_full_precision(whole, late)
@@ -263,6 +266,9 @@ class Program:
         if self.device.type == "cuda" and any(name_of(n) == "convolution" for n in whole.graph.nodes):
             # As it was traced: the compiler's own choice covers convolutions, and leaves their gradients behind.
             options["layout_optimization"] = options["force_layout_optimization"] = self.channels_last
+        if self.channels_last:
+            # What stands between two convolutions is computed again in the backward pass, not kept.
+            options["realize_reads_threshold"] = 8
         if self.random:
             # The numbers that the uncompiled model would draw, so that a run can be repeated from a checkpoint.
             options["fallback_random"] = True

@@ -10,6 +10,9 @@ operations that see to it themselves, so that the step need not be cut in two.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
@@ -45,6 +48,57 @@ def innermost(whole: GraphModule) -> bool:
         and n.args[8] == 1
         for n in whole.graph.nodes
     )
+
+
+def _in_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements lie one after another; the stride of a dimension of one entry means nothing."""
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _strided(node: Node, count: int) -> bool:
+    """Whether a node looks at so many elements, all of a tensor, in their order."""
+    size, strides, *offset = node.args[1:]
+    return math.prod(size) == count and _in_order(size, strides) and (not offset or not offset[0])
+
+
+def without_strides(whole: GraphModule) -> None:
+    """What torch's global average over images with channels innermost does with strides, without writing in place.
+
+    Forward it sets strides of dimensions of one entry, which mean nothing; backward it copies the gradient into a new
+    tensor and looks at that. A graph that writes into tensors is left as it is, so these are taken out.
+    """
+    for node in list(whole.graph.nodes):
+        if node.target == aten.as_strided_.default:
+            meta = node.args[0].meta.get("tensor_meta")
+            same = meta is not None and tuple(meta.shape) == tuple(node.args[1])
+            if same and _in_order(meta.shape, meta.stride) and _strided(node, meta.shape.numel()):
+                node.replace_all_uses_with(node.args[0])
+                whole.graph.erase_node(node)
+        elif node.target == aten.copy_.default and not node.users:
+            part, source = node.args[:2]
+            new = part.args[0] if part.target == aten.as_strided.default else None
+            if new is None or new.target != aten.new_zeros.default or set(part.users) != {node}:
+                continue
+            metas = [n.meta.get("tensor_meta") for n in (new, part, source)]
+            if None in metas or len({m.dtype for m in metas}) > 1 or metas[1].shape != metas[2].shape:
+                continue
+            count = metas[0].shape.numel()
+            views = [n for n in new.users if n is not part]
+            whole_views = all(n.target == aten.as_strided.default and _strided(n, count) for n in (part, *views))
+            if not whole_views or any(n < node for n in views):
+                continue
+            for view in views:
+                with whole.graph.inserting_before(view):
+                    shaped = whole.graph.call_function(aten.reshape.default, (source, list(view.args[1])))
+                shaped.meta = dict(view.meta)
+                view.replace_all_uses_with(shaped)
+            for gone in (*views, node, part, new):
+                whole.graph.erase_node(gone)
 
 
 def cast_once(whole: GraphModule) -> None:
