@@ -363,5 +363,5 @@ def plot(rows: list[Row], folder: Path) -> None:
     trade.set_title("convolutional network, accuracy against ε")
     for axes in (epochs, deltas, growth, trade):
         axes.grid(True, alpha=0.2)
-        axes.legend(fontsize=8, loc="upper left" if axes is trade else "lower right")
+        axes.legend(fontsize=8, loc="lower right")
     figure.savefig(folder / "abadi-mnist.png", dpi=130)
