@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tacit import sgd
 from tacit.sgd import compiled, kernels
+from tacit.sgd.graphs import mutates, view_anew
 
 aten = torch.ops.aten
 
@@ -52,3 +54,28 @@ def test_logits_over_an_odd_number_of_classes_are_not_copied(graphs, criterion, 
     assert sum(n.op != "placeholder" for n in pads) == copied
     assert torch.allclose(found.norms, wanted.norms, rtol=1e-5)
     assert all(torch.allclose(found.sums[n], wanted.sums[n], rtol=1e-4, atol=1e-6) for n in wanted.sums)
+
+
+def test_arithmetic_in_place_on_tensors_made_for_it_leaves_the_graph_open_to_rewrites(graphs):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.RMSNorm(12), nn.Linear(12, 5))
+    batch = torch.randn(4, 12), torch.randint(5, (4,))
+    criterion = nn.CrossEntropyLoss(reduction="none")
+    found = sgd.clipped_grad(model, criterion, batch, 0.5, compile=True)
+    assert not mutates(graphs[0])
+    wanted = sgd.clipped_grad(model, criterion, batch, 0.5)
+    assert all(torch.allclose(found.sums[n], wanted.sums[n], rtol=1e-4, atol=1e-6) for n in wanted.sums)
+
+
+def test_a_tensor_that_is_read_before_it_is_written_stays_as_it_was():
+    def before_and_after(x):
+        doubled = x * 2
+        kept = doubled + 1
+        return kept, doubled.add_(3.0), x.view(-1).add_(1.0)
+
+    graph = make_fx(before_and_after)(torch.ones(2, 2))
+    view_anew(graph)
+    assert [n.target for n in graph.graph.nodes if n.target == aten.add_.Scalar or n.target == aten.add_.Tensor]
+    kept, later, _ = graph(torch.ones(2, 2))
+    assert (kept == 3).all()
+    assert (later == 5).all()

@@ -46,13 +46,35 @@ _IN_PLACE = {
 
 
 def view_anew(whole: GraphModule) -> None:
-    """A new view in place of each change of a tensor's shape in place, where nobody reads the tensor but through it.
+    """A new tensor for each that is changed in place, in its shape or its numbers, where nobody reads the old one.
 
     torch's product of a vector and a matrix ends in one, and a graph that writes into tensors is left as it is.
     """
     for node in whole.graph.nodes:
         if node.target in _IN_PLACE and len(node.args[0].users) == 1:
             node.target = _IN_PLACE[node.target]
+        elif _writes_into_its_own(node):
+            node.target = _WRITING[node.target]
+
+
+#: Arithmetic in place, as torch's own operations end in (the root mean square of a normalisation).
+_WRITING = {
+    aten.add_.Scalar: aten.add.Scalar,
+    aten.mul_.Scalar: aten.mul.Scalar,
+    aten.div_.Scalar: aten.div.Scalar,
+    aten.sub_.Scalar: aten.sub.Scalar,
+}
+
+
+def _writes_into_its_own(node: Node) -> bool:
+    """Whether arithmetic in place writes into a tensor that was made for it: no view, and read by nothing else."""
+    if node.target not in _WRITING:
+        return False
+    own = node.args[0]
+    made = isinstance(own.target, torch._ops.OpOverload) and not own.target._schema.is_mutable
+    whole = made and not any(r.alias_info for r in own.target._schema.returns)
+    floating = getattr(own.meta.get("tensor_meta"), "dtype", torch.int64).is_floating_point
+    return bool(whole and floating and len(own.users) == 1)
 
 
 def tidy(whole: GraphModule) -> None:
