@@ -29,6 +29,7 @@ def kernels_on_cpu(monkeypatch):
     monkeypatch.setattr(kernels, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and not convolution)
     monkeypatch.setattr(kernels, "to_tf32", lambda t: t)
     monkeypatch.setattr(kernels, "multiplies_convolutions", lambda t: t.dtype == torch.float32)
+    monkeypatch.setattr(kernels, "sums_tokens", lambda t: t.dtype == torch.float32)
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (c in SLOW)) for c in CASES])
@@ -99,7 +100,7 @@ def test_convolutions_in_tf32_are_clipped_as_the_numbers_in_half_precision_that_
 def test_half_precision_in_units_of_each_example_keeps_eleven_digits_whatever_the_size():
     torch.manual_seed(0)
     x = torch.randn(5, 3, 4, 4) * torch.tensor([1e-30, 1e-7, 1.0, 1e20, 0.0]).view(5, 1, 1, 1)
-    half, units = convolutions.halved(x)
+    (half,), (units,) = convolutions.halved(x)
     assert half.dtype == torch.float16
     assert torch.equal(units, 2.0 ** units.log2().round())
     back = half.float() * units.view(5, 1, 1, 1)
@@ -119,6 +120,17 @@ def test_every_way_on_a_gpu_is_exact_and_the_same_every_time(batch, tokens, p, q
     left, right = (torch.randn(batch, tokens, n, device="cuda").to(torch.bfloat16) for n in (p, q))
     scale = 10.0 ** -torch.randint(0, 9, (batch, 2), device="cuda").float()[:, 1]  # one of several groups
     agree(left, right, scale)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("shape", [(3, 5, 40), (32, 256, 3072), (64, 197, 768), (4, 2048, 2304), (1, 4001, 17)])
+def test_tokens_are_added_up_in_float32_and_in_the_same_order_every_time(shape):
+    torch.manual_seed(0)
+    values = torch.randn(*shape, device="cuda").to(torch.bfloat16)
+    found = kernels.token_sums(values)
+    assert torch.allclose(found.double(), values.double().sum(1), rtol=1e-5, atol=1e-5 * shape[1] ** 0.5)
+    assert torch.equal(found, kernels.token_sums(values))
 
 
 @pytest.mark.gpu

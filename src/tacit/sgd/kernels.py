@@ -8,6 +8,7 @@ For factors ``left`` (B, T, p) and ``right`` (B, T, q) of per-example gradients 
   library, some examples at a time, where those matrices are no larger than the factors;
 * :func:`weighted_product`: ``sum_b scale_b G_b``, where ``scale_b * left`` is kept as the sum of two narrow numbers:
   rounded to one, it would change the very gradient whose norm was bounded;
+* :func:`token_sums`: the sum over tokens, for biases;
 * :mod:`tacit.sgd.weighted` has that sum as one product, :mod:`tacit.sgd.convolutions` the same for 2-d convolutions.
 
 bfloat16 factors are multiplied as they are: a product of two is exact in float32, and sums are made in float32. float32
@@ -143,6 +144,25 @@ def _pair_kernel(  # type: ignore[no-untyped-def]
 
 
 _NARROW = (torch.bfloat16,)  # float16 has too few exponents for the second part of a scaled factor
+
+
+@jit
+def _token_kernel(  # type: ignore[no-untyped-def]
+    values, out, T, p, values_b, values_t, rows, BT: tl.constexpr, BC: tl.constexpr
+):  # fmt: skip
+    """The sum of some rows of one example, for some columns."""
+    columns = tl.program_id(0) * BC + tl.arange(0, BC)
+    part = tl.program_id(1)
+    example = tl.program_id(2).to(tl.int64)
+    total = tl.zeros((BT, BC), tl.float32)
+    for k in range(0, rows, BT):
+        own = part * rows + k + tl.arange(0, BT)
+        spot = values + example * values_b + own[:, None].to(tl.int64) * values_t + columns[None, :]
+        total += tl.load(spot, mask=(own[:, None] < T) & (columns[None, :] < p), other=0.0).to(tl.float32)
+    spot = out + (example * tl.num_programs(1) + part) * p + columns
+    tl.store(spot, tl.sum(total, 0), mask=columns < p)
+
+
 _outside: list[tuple[str, bool]] = []
 
 
@@ -486,3 +506,36 @@ def products(left: Tensor, right: Tensor) -> Tensor:
 @products.register_fake  # type: ignore[untyped-decorator]
 def _(left: Tensor, right: Tensor) -> Tensor:
     return left.new_empty((left.shape[0], left.shape[2], right.shape[2]), dtype=torch.float32)
+
+
+def sums_tokens(tensor: Tensor) -> bool:
+    """Whether :func:`token_sums` adds up the tokens of gradients like this one: on a GPU, of a narrow type."""
+    return narrow(tensor)
+
+
+@torch.library.custom_op("tacit::token_sums", mutates_args=())  # type: ignore[untyped-decorator]
+def token_sums(values: Tensor) -> Tensor:
+    """The sum over tokens of each example, (B, T, p) to (B, p) in float32: gradients of biases.
+
+    The compiler would compute the gradient of an activation and this sum in one loop, which is slower than two where
+    examples are few: it runs along the tokens. Each part is added up in the same order always.
+    """
+    if not _on_chip(values):
+        return values.float().sum(1)
+    values = values if values.stride(2) == 1 else values.contiguous()
+    (batch, tokens, p), height, width = values.shape, 32, 128
+    across = -(-p // width)
+    # So many programs that they keep the memory busy.
+    parts = max(1, min(-(-tokens // (4 * height)), -(-4 * processors(values.device) // (across * batch))))
+    rows = -(-tokens // (parts * height)) * height
+    out = torch.empty((batch, parts, p), dtype=torch.float32, device=values.device)
+    launch(
+        _token_kernel, (across, parts, batch), values, out, tokens, p, values.stride(0), values.stride(1), rows,
+        BT=height, BC=width, num_warps=4,
+    )  # fmt: skip
+    return out.view(batch, p) if parts == 1 else out.sum(1)
+
+
+@token_sums.register_fake  # type: ignore[untyped-decorator]
+def _(values: Tensor) -> Tensor:
+    return values.new_empty((values.shape[0], values.shape[2]), dtype=torch.float32)

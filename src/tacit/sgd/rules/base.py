@@ -210,6 +210,10 @@ def reduce_to(shape: torch.Size | tuple[int, ...], full: Tensor, layout: Layout)
     if extra < 0:
         raise NotCovered
     padded = (1,) * extra + tuple(shape)
+    tokens = full.dim() > 2 or (full.dim() == 2 and layout.inner > 1)
+    along = layout.dim == 0 and layout.outer == 1 and tuple(shape) == full.shape[-1:]
+    if tokens and along and kernels.sums_tokens(full):
+        return Dense(kernels.token_sums(full.reshape(layout.batch, -1, full.shape[-1])))
     full = full.to(wide(full.dtype))
     # A dimension of size one that holds a single example is broadcast and aligned at once: read it as broadcast.
     aligned = padded[layout.dim] == full.shape[layout.dim] and full.shape[layout.dim] > 1

@@ -28,7 +28,6 @@ from tacit.sgd.rules.base import (
     reduce_to,
     rule,
     single,
-    wide,
     widen,
 )
 
@@ -158,8 +157,8 @@ def added(use: Use, value: Any, grad: Tensor, layout: Layout, scale: Any = None)
         return []
     if isinstance(scale, Tensor):
         raise NotCovered
-    grad = grad.to(wide(grad.dtype))
-    return [(known, reduce_to(known.tensor.shape, grad if scale in (None, 1) else grad * scale, layout))]
+    full = grad if scale in (None, 1) else widen(grad) * scale
+    return [(known, reduce_to(known.tensor.shape, full, layout))]
 
 
 @rule("linear")
