@@ -242,18 +242,21 @@ def _(
     return grad.new_empty((grad.shape[0], grad.shape[1], x.shape[1], kernel[0], kernel[1]), dtype=torch.float32)
 
 
-def halved(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """A batch of float32 in half precision, each example in units of its own, a power of two; and the units.
+def halved(*tensors: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Batches of float32 in half precision, each example in units of its own, powers of two; and the units of each.
 
     Half precision has the eleven digits of tf32. With the largest number of an example below 2^15, those down to 2^-28
     of it keep all of them, and smaller ones are off by at most 2^-39 of the largest. What is not finite stays so.
 
-    >>> small, units = halved(torch.tensor([[[[3e-9, -1e-9]]], [[[float("inf"), 1.0]]]]))
+    >>> (small,), (units,) = halved(torch.tensor([[[[3e-9, -1e-9]]], [[[float("inf"), 1.0]]]]))
     >>> (small[0].float() * units[0] / torch.tensor([3e-9, -1e-9]) - 1).abs().max() < 2**-11, small[1].isfinite().all()
     (tensor(True), tensor(False))
     """
-    largest = tensor.abs().flatten(1).amax(1).float()
+    # All units are made in one, so that a compiled step copies an input when its gradient is there, not long before.
+    largest = torch.stack([t.abs().amax(tuple(range(1, t.dim()))).float() for t in tensors])
     exponent = (largest.view(torch.int32) >> 23) & 0xFF
     up = (268 - exponent).clamp(1, 253)
-    factor, unit = ((bits << 23).view(torch.float32) for bits in (up, 254 - up))
-    return (tensor * factor.view(-1, *(1,) * (tensor.dim() - 1))).to(torch.float16), unit
+    factors, units = ((bits << 23).view(torch.float32) for bits in (up, 254 - up))
+    return [
+        (t * f.view(-1, *(1,) * (t.dim() - 1))).to(torch.float16) for t, f in zip(tensors, factors, strict=True)
+    ], units

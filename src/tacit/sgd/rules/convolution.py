@@ -272,7 +272,7 @@ def conv(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> 
     units = None
     if kernels.tf32(grad, convolution=True):
         # The digits of tf32 in half the memory; tensor cores then take channels innermost, as images are kept.
-        (grad, one), (x, two) = convolutions.halved(grad), convolutions.halved(x)
+        (grad, x), (one, two) = convolutions.halved(grad, x)
         units = (one, two)
     # Narrow numbers are read in whole lines of channels.
     order = torch.contiguous_format if grad.dtype == torch.float32 else torch.channels_last
