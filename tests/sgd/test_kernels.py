@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from tests.sgd import zoo, zoo_more
 from tests.sgd.harness import TOLERANCE, build, compare
 from tests.sgd.operations import OPERATIONS
+from torch import nn
 
+from tacit import sgd
 from tacit.sgd import choices, convolutions, kernels, weighted
 from tacit.sgd.norms import Group
 from tacit.sgd.rules.base import OneHot, Outer
@@ -88,13 +90,43 @@ def test_rounding_to_tf32_keeps_ten_bits_and_what_is_not_finite():
     assert not torch.isfinite(kernels.to_tf32(torch.tensor([torch.nan, torch.inf, -torch.inf]))).any()
 
 
-@pytest.mark.parametrize("case", ["conv2d", "cnn"])
-def test_convolutions_in_tf32_are_clipped_as_the_numbers_in_half_precision_that_stand_for_them(case, monkeypatch):
-    """Norms and sums agree with each other to float32, and with the exact ones to the eleven digits of tf32."""
+class Twice(nn.Module):
+    """A convolution that is used twice, and one each with a stride and few positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.same, self.down, self.last = (
+            nn.Conv2d(8, 8, 3, 1, 1),
+            nn.Conv2d(8, 16, 3, 2, 1),
+            nn.Conv2d(16, 40, 3, 2, 1),
+        )
+        self.out = nn.Linear(160, 3)
+
+    def forward(self, x):
+        x = F.relu(self.down(self.same(F.relu(self.same(x)))))
+        return self.out(self.last(x).flatten(1))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-12])
+def test_convolutions_in_tf32_are_clipped_as_the_numbers_in_half_precision_that_stand_for_them(size, monkeypatch):
+    """With eleven digits, those of tf32, however small the gradients are."""
     monkeypatch.setattr(kernels, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and convolution)
-    monkeypatch.setattr(kernels, "multiplies_convolutions", lambda t: t.dtype in (torch.float32, torch.float16))
-    label = next(c for c in CASES if c.startswith(case))
-    assert compare(build(CASES[label], torch.float32), "flat").worst <= 2.0**-10
+    monkeypatch.setattr(kernels, "multiplies_convolutions", lambda t: t.dtype == torch.float32)
+    halves = []
+    halved = convolutions.halved
+    monkeypatch.setattr(convolutions, "halved", lambda *t: halves.append(1) or halved(*t))
+    torch.manual_seed(0)
+    model, x, y = Twice(), torch.randn(5, 8, 8, 8), torch.randint(3, (5,))
+
+    def loss(model, batch):
+        return size * F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    found = sgd.clipped_grad(model, loss, (x, y), 0.1 * size)
+    assert halves
+    wanted = sgd.clipped_grad(model.double(), loss, (x.double(), y), 0.1 * size)
+    assert torch.allclose(found.norms.double(), wanted.norms, rtol=2.0**-9)
+    off = sum((found.sums[n] - wanted.sums[n]).square().sum() for n in wanted.sums) ** 0.5
+    assert off <= 2.0**-9 * sum(t.square().sum() for t in wanted.sums.values()) ** 0.5
 
 
 def test_half_precision_in_units_of_each_example_keeps_eleven_digits_whatever_the_size():

@@ -270,10 +270,12 @@ def conv(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> 
         found.append((known, ConvOuter(grad, padded, weight.shape, layout, options)))
         return found
     units = None
-    if kernels.tf32(grad, convolution=True):
+    if kernels.tf32(grad, convolution=True) and x.shape[1] % 8 == 0:
         # The digits of tf32 in half the memory; tensor cores then take channels innermost, as images are kept.
         (grad, x), (one, two) = convolutions.halved(grad, x)
         units = (one, two)
+    elif kernels.tf32(grad, convolution=True):
+        grad, x = kernels.to_tf32(grad), kernels.to_tf32(x)
     # Narrow numbers are read in whole lines of channels.
     order = torch.contiguous_format if grad.dtype == torch.float32 else torch.channels_last
     grad, x = (t.contiguous(memory_format=order) for t in (grad, x))
