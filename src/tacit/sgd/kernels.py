@@ -497,7 +497,7 @@ def weighted_product(left: Tensor, right: Tensor, scale: Tensor) -> Tensor:
 @torch.library.custom_op("tacit::products", mutates_args=())  # type: ignore[untyped-decorator]
 def products(left: Tensor, right: Tensor) -> Tensor:
     """``L_b.T R_b`` in float32, (B, p, q): for narrow factors that are larger than it."""
-    if left.is_cuda and left.dtype in _NARROW:
+    if left.is_cuda and left.dtype in (*_NARROW, torch.float16):
         return torch.bmm(left.mT, right, out_dtype=torch.float32)
     with full_precision():
         return left.float().mT @ right.float()
