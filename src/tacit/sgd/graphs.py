@@ -315,16 +315,6 @@ def hasten(whole: GraphModule, late: set[str], last: str) -> None:
             output.prepend(node)
 
 
-def narrow_convolutions(whole: GraphModule) -> bool:
-    """Whether images are convolved in a type narrower than float32, for which channels are best kept innermost."""
-    return any(
-        name_of(n) == "convolution"
-        and len(_shape(n)) == 4
-        and n.meta["tensor_meta"].dtype in (torch.bfloat16, torch.float16)
-        for n in whole.graph.nodes
-    )
-
-
 def _split(x: torch.Tensor, groups: int) -> torch.Tensor:
     return x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
 
