@@ -212,7 +212,7 @@ def test_the_convolution_kernels_themselves_on_a_gpu(
         squared = own.square().sum((1, 2, 3, 4))
         found = convolutions.conv_norms(grad, x, units, *settings).double()
         assert torch.allclose(found, squared, rtol=tolerance)
-        found = convolutions.conv_products(grad, x, units, *settings).double()
+        found = convolutions.conv_products(grad, x, units, *settings).double().movedim(-1, 2)
         assert (found - own).norm() <= tolerance * own.norm()
     wanted = torch.tensordot(scale.double(), product, 1)
     assert (convolutions.conv_sum(grad, x, scale, *settings).double() - wanted).norm() <= tolerance * wanted.norm()

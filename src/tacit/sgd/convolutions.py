@@ -117,7 +117,7 @@ def _conv(
     if what == "norms":
         return out.sum(1)
     if what == "products":
-        return out.view(batch, p, kernel[0], kernel[1], channels).permute(0, 1, 4, 2, 3).contiguous()
+        return out.view(batch, p, kernel[0], kernel[1], channels)
     return out.sum(0).view(p, kernel[0], kernel[1], channels).permute(0, 3, 1, 2).contiguous()
 
 
@@ -222,9 +222,12 @@ def conv_products(
     dilation: list[int],
     exact: bool,
 ) -> Tensor:
-    """Each example's weight gradient of a 2-d convolution, times ``unit`` where it is given, in float32."""
+    """Each example's weight gradient of a 2-d convolution, times ``unit`` where it is given, in float32.
+
+    Channels are innermost: (B, rows, *kernel, channels).
+    """
     if not grad.is_cuda:
-        return _unfolded(grad, x, unit, kernel, stride, padding, dilation).contiguous()
+        return _unfolded(grad, x, unit, kernel, stride, padding, dilation).movedim(2, -1).contiguous()
     return _conv(_rows(grad), x, unit, kernel, stride, padding, dilation, exact, "products")
 
 
@@ -239,7 +242,7 @@ def _(
     dilation: list[int],
     exact: bool,
 ) -> Tensor:
-    return grad.new_empty((grad.shape[0], grad.shape[1], x.shape[1], kernel[0], kernel[1]), dtype=torch.float32)
+    return grad.new_empty((grad.shape[0], grad.shape[1], kernel[0], kernel[1], x.shape[1]), dtype=torch.float32)
 
 
 def halved(*tensors: Tensor) -> tuple[list[Tensor], Tensor]:

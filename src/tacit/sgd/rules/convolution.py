@@ -172,6 +172,13 @@ class ConvOuter(Outer):
             return rows
         return self.layout.split(rows).sum((0, 2))
 
+    def fold(self, product: Tensor) -> Tensor:
+        if not self.by_kernel:
+            return super().fold(product)
+        # The kernel's columns are numbered tap by tap, channels innermost.
+        lead, (rows, channels) = product.shape[:-3], self.sizes[:2]
+        return product.reshape(*lead, rows, *self.kernel, channels).movedim(-1, len(lead) + 1)
+
     def size(self) -> Tensor:
         # Each element of the input lies in at most as many patches as the kernel has elements.
         a = self.layout.rows(widen(self.a)).square().sum(1) * math.prod(self.kernel)
