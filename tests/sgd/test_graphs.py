@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -79,3 +81,22 @@ def test_a_tensor_that_is_read_before_it_is_written_stays_as_it_was():
     kept, later, _ = graph(torch.ones(2, 2))
     assert (kept == 3).all()
     assert (later == 5).all()
+
+
+def test_a_normalised_input_is_computed_where_its_gradient_is_and_not_kept_from_the_forward_pass(graphs):
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 12), nn.GELU()) for _ in range(3)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(72, 5))
+    batch = torch.randn(4, 6, 12), torch.randint(5, (4,))
+    criterion = nn.CrossEntropyLoss(reduction="none")
+    found = sgd.clipped_grad(model, criterion, batch, 0.5, compile=True)
+    nodes = list(graphs[0].graph.nodes)
+    begins = next(k for k, n in enumerate(nodes) if n.target == aten.nll_loss_backward.default)
+    plain = [k for k, n in enumerate(nodes) if n.target == aten.native_layer_norm.default and n.args[2] is None]
+    assert len(plain) == 3
+    assert min(plain) > begins
+    places = {n: k for k, n in enumerate(nodes)}
+    results = [n for n in nodes if n.target is operator.getitem and n.args[0] in (nodes[k] for k in plain)]
+    assert all(places[n] - places[n.args[0]] <= 3 for n in results)
+    wanted = sgd.clipped_grad(model, criterion, batch, 0.5)
+    assert all(torch.allclose(found.sums[n], wanted.sums[n], rtol=1e-4, atol=1e-6) for n in wanted.sums)

@@ -5,6 +5,7 @@ changes a number.
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
@@ -292,6 +293,8 @@ def hasten(whole: GraphModule, late: set[str], last: str) -> None:
     """Put each operation that ``last`` waits for where its operands are ready, not after the whole backward pass.
 
     These are the norms: most of them end in a few numbers for each example, and what they read is given back earlier.
+    What is made of the inputs alone (a normalised input, in float32) waits for the gradient that it is multiplied with,
+    where the input is kept until then anyway.
     """
     nodes = list(whole.graph.nodes)
     wanted: set[Node] = set()
@@ -302,17 +305,46 @@ def hasten(whole: GraphModule, late: set[str], last: str) -> None:
             wanted.add(node)
             stack.extend(node.all_input_nodes)
     ready: dict[Node, int] = {}
+    moved: set[Node] = set()
     for k, node in enumerate(nodes):
         operands = [ready[n] for n in node.all_input_nodes if n.op != "placeholder"]
         # The outputs' gradients are taken off the graph of autograd one after another, behind all of it.
         own = node.name in late or node.target == aten.detach.default
-        moved = node in wanted and own and node.op == "call_function" and bool(operands)
-        ready[node] = max(operands) if moved else k
+        if node in wanted and own and node.op == "call_function" and operands:
+            ready[node] = max(operands)
+            moved.add(node)
+        else:
+            ready[node] = k
+    for node in reversed(nodes):
+        if node not in moved or node.target is operator.getitem:
+            continue
+        # Several results of one operation stay with it.
+        results = [user for user in node.users if user.target is operator.getitem]
+        readers = [user for some in (node, *results) for user in some.users if user not in results]
+        if readers and moved.issuperset((*results, *readers)):
+            later = min(ready[user] for user in readers)
+            if later > ready[node] and all(_kept_until(later, a, node, ready) for a in node.all_input_nodes):
+                ready.update(dict.fromkeys((node, *results), later))
     place = {n: k for k, n in enumerate(nodes)}
     output = nodes[-1]
     for node in sorted(nodes[:-1], key=lambda n: (ready[n], place[n])):
         if node.op != "placeholder":
             output.prepend(node)
+
+
+def _kept_until(later: int, operand: Node, reader: Node, ready: dict[Node, int]) -> bool:
+    """Whether an operand is kept that long for others than one reader, or is no larger than what that makes of it."""
+    if operand.op == "placeholder":
+        return True
+    others = [ready[user] for user in operand.users if user is not reader]
+    return max(others) >= later if others else _bytes(operand) <= _bytes(reader)
+
+
+def _bytes(node: Node) -> int:
+    """The size of what an operation gives."""
+    values = node.meta.get("val")
+    values = values if isinstance(values, tuple | list) else [values]
+    return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
 
 
 def _split(x: torch.Tensor, groups: int) -> torch.Tensor:
