@@ -65,3 +65,16 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def adding(owner: Any, how: Callable[..., None]) -> Iterator[None]:
+    """In the module ``owner`` the noise of a step is added by ``how``; the division that follows it is as always."""
+
+    def add(tensors: Any, key: Any, step: int, names: Any, scale: float, *, divisor: float = 1.0) -> None:
+        how(tensors, key, step, names, scale)
+        for tensor in tensors:
+            tensor /= divisor
+
+    with replaced(owner, "add_normal_many_", add):
+        yield

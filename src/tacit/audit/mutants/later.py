@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from tacit import accounting as acc
-from tacit.audit.mutants.base import mutant, replaced
+from tacit.audit.mutants.base import adding, mutant, replaced
 from tacit.noise.keys import Key
 from tacit.noise.sampling import bernoulli_threshold, uniform
 from tacit.noise.tensor import add_normal_, add_normal_many_
@@ -35,7 +35,7 @@ def sparse_noise() -> Iterator[None]:
         for tensor, where in zip(tensors, touched, strict=True):
             tensor *= where
 
-    with replaced(module, "add_normal_many_", add):
+    with adding(module, add):
         yield
 
 
@@ -49,7 +49,7 @@ def noise_in_pairs() -> Iterator[None]:
             add_normal_(fresh, key, step, name, scale)
             tensor += fresh.repeat_interleave(2)[: tensor.numel()].view(tensor.shape)
 
-    with replaced(module, "add_normal_many_", add):
+    with adding(module, add):
         yield
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.audit.mutants.base import mutant, replaced
+from tacit.audit.mutants.base import adding, mutant, replaced
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_, add_normal_many_
 from tacit.sgd import AdaptiveClipping, Training
@@ -21,7 +21,7 @@ Add = Callable[[Sequence[Tensor], Key, int, Sequence[Any], float], None]
 @contextlib.contextmanager
 def _adding(how: Add) -> Iterator[None]:
     """The noise of a step is added by ``how``."""
-    with replaced(module, "add_normal_many_", how):
+    with adding(module, how):
         yield
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tacit.audit.mutants.base import mutant, replaced
+from tacit.audit.mutants.base import adding, mutant, replaced
 from tacit.audit.mutants.sampling import skipping
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_many_
@@ -37,7 +37,7 @@ def each_its_own() -> Iterator[None]:
         if seen[0] <= 1:
             add_normal_many_(tensors, key, step, names, scale)
 
-    with replaced(Training, "_add_up", noisy), replaced(module, "add_normal_many_", add):
+    with replaced(Training, "_add_up", noisy), adding(module, add):
         yield
 
 
