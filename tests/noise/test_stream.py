@@ -200,6 +200,6 @@ for ours, mean, words, offset, scale in zip(sums, means, keys, offsets, scales):
     defined = np.empty(len(ours), np.float32)
     stream.fill_normal(words, offset, defined)
     assert np.array_equal(ours.numpy(), 1 + defined * np.float32(scale)), offset
-    assert np.array_equal(mean.numpy(), ours.numpy() / np.float32(3.7)), offset
+    assert np.array_equal(mean.numpy(), ours.numpy() * np.float32(1 / 3.7)), offset
 """
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)

@@ -149,26 +149,26 @@ def _extend(a, high, low):  # type: ignore[no-untyped-def]
 
 @_jit
 def _put(  # type: ignore[no-untyped-def]
-    target, place, value, start, stop, scale, divisor, ADD: tl.constexpr, DIVIDE: tl.constexpr, FULL: tl.constexpr
+    target, place, value, start, stop, scale, inverse, ADD: tl.constexpr, DIVIDE: tl.constexpr, FULL: tl.constexpr
 ):
     if FULL:
         if ADD:
             value = tl.load(target + place).to(tl.float32) + scale * value
         if DIVIDE:
-            value = tl.div_rn(value, divisor)
+            value = value * inverse
         tl.store(target + place, value.to(target.dtype.element_ty))
     else:
         inside = (place >= start) & (place < stop)
         if ADD:
             value = tl.load(target + place, mask=inside, other=0.0).to(tl.float32) + scale * value
         if DIVIDE:
-            value = tl.div_rn(value, divisor)
+            value = value * inverse
         tl.store(target + place, value.to(target.dtype.element_ty), mask=inside)
 
 
 @_jit
 def _program(  # type: ignore[no-untyped-def]
-    target, base, size, counter0, k0, k1, k2, k3, k4, k5, k6, k7, scale, divisor,
+    target, base, size, counter0, k0, k1, k2, k3, k4, k5, k6, k7, scale, inverse,
     ADD: tl.constexpr, DIVIDE: tl.constexpr, ROUNDS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCKS blocks from counter0 on; target is the place of its first element, base its number.
@@ -217,12 +217,12 @@ def _program(  # type: ignore[no-untyped-def]
     z = (z0, z1, z2, z3, z4, z5, z6, z7, z8, z9, z10, z11, z12, z13, z14, z15)
     if (base >= 0) & (base + BLOCKS * 16 <= size):
         for word in tl.static_range(16):
-            _put(target, place + word * 32, z[word], 0, 0, scale, divisor, ADD, DIVIDE, True)
+            _put(target, place + word * 32, z[word], 0, 0, scale, inverse, ADD, DIVIDE, True)
     else:
         start = tl.maximum(-base, 0).to(tl.int32)
         stop = tl.minimum(size - base, BLOCKS * 16).to(tl.int32)
         for word in tl.static_range(16):
-            _put(target, place + word * 32, z[word], start, stop, scale, divisor, ADD, DIVIDE, False)
+            _put(target, place + word * 32, z[word], start, stop, scale, inverse, ADD, DIVIDE, False)
 
 
 _SCALARS = [f"k{i}" for i in range(8)] + ["offset", "stride", "columns", "out_stride", "programs", "scale"]
@@ -309,7 +309,7 @@ def add_many(
     """Adds scaled noise to contiguous, non-empty tensors of one type on one device, and divides, in one launch.
 
     A row of the table sent to the device has nine 64-bit entries: address, offset, size, first program, the key (four),
-    and in the last the binary32 bits of scale and divisor. The stream keys in it are wiped when the kernel is done.
+    and in the last the binary32 bits of scale and 1 / divisor. The stream keys in it are wiped when the kernel is done.
     """
     device, dtype = tensors[0].device, tensors[0].dtype
     counts = tuple(-(-(t.numel() + stream.TILE - 1) // (_BLOCKS * stream.WORDS)) for t in tensors)
@@ -319,9 +319,9 @@ def add_many(
     rows[:, 2] = [t.numel() for t in tensors]
     rows[1:, 3] = np.cumsum(counts)[:-1]
     rows[:, 4:8] = np.stack(list(keys)).view(np.int64)
-    rows[:, 8] = np.stack([np.asarray(scales, np.float32), np.full(len(tensors), divisor, np.float32)], 1).view(
-        np.int64
-    )[:, 0]
+    floats = np.full((len(tensors), 2), 1.0 / divisor, np.float32)
+    floats[:, 0] = scales
+    rows[:, 8] = floats.view(np.int64)[:, 0]
     table = torch.from_numpy(rows).to(device, non_blocking=True)
     _many_kernel[(sum(counts),)](
         table, _owners(counts, device), DIVIDE=divisor != 1.0, ROUNDS=rounds, BLOCKS=_BLOCKS, TYPE=_ELEMENT[dtype],
