@@ -132,6 +132,24 @@ def teachers(language: Any, queries: int, shots: int, device: str, turns: int) -
     return {"kept_per_s": queries / kept, "again_per_s": queries / again, "speed_up": again / kept}
 
 
+def ensemble(language: Any, queries: int, shots: int, count: int, device: str, turns: int) -> dict[str, float]:
+    """Queries a second that many teachers score together, as they vote, and one after another with whole prompts."""
+    from tacit.prompts import Template, Verbalizer
+
+    ask, words = Template("review : {text} . sentiment :"), Verbalizer({"no": "bad", "yes": "good"})
+    examples, each = _texts(2 * shots * count), 2 * shots
+    texts, shown = [t for t, _ in _texts(queries)], [examples[k * each : (k + 1) * each] for k in range(count)]
+
+    def together() -> object:
+        return language.log_probabilities_of(ask, words, texts, shown)
+
+    def again() -> object:
+        return [language.log_probabilities(ask, words, texts, some, cached=False) for some in shown]
+
+    ours, theirs = _both(together, again, device, turns)
+    return {"kept_per_s": count * queries / ours, "again_per_s": count * queries / theirs, "speed_up": theirs / ours}
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Time it and print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks prompts", description=__doc__)
@@ -164,6 +182,10 @@ def main(arguments: list[str] | None = None) -> None:
         )
         print(f"teacher with {shots} shots a class: {row['kept_per_s']:.1f} queries a second with the prefix kept, "
               f"{row['again_per_s']:.1f} without, {row['speed_up']:.2f} times faster", flush=True)  # fmt: skip
+    several = max(2, chosen.queries // 16)
+    found["ensemble"] = row = ensemble(language, 32, 1, several, chosen.device, chosen.turns)
+    print(f"{several} teachers, 32 queries: {row['kept_per_s']:.1f} a second together, {row['again_per_s']:.1f} one by "
+          f"one with whole prompts, {row['speed_up']:.2f} times faster", flush=True)  # fmt: skip
     if chosen.json:
         chosen.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
