@@ -21,6 +21,14 @@ def test_a_run_on_a_gpu_equals_the_run_on_the_cpu(adaptive):
     assert same(here, {n: w.cpu() for n, w in there.items()}, 1e-9)
 
 
+def test_a_compiled_run_on_a_gpu_equals_the_run_on_the_cpu():
+    """Noise and the next batch are launched before the answer is known, and the step is replayed as a CUDA graph."""
+    source, settings = data(dtype=torch.float32), {"steps": 12, "physical_batch": 48}
+    here = finish(run(network(dtype=torch.float32), source, **settings))
+    there = finish(run(network(dtype=torch.float32).cuda(), source, compile=True, **settings))
+    assert same(here, {n: w.cpu() for n, w in there.items()}, 1e-5)
+
+
 def test_a_run_on_a_gpu_resumes_with_its_dropout(tmp_path):
     settings = {"checkpoint": tmp_path / "run.ckpt", "checkpoint_every": 1}
 
