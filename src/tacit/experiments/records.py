@@ -79,6 +79,7 @@ def words(recipe: Recipe) -> str:
     parts += [f"rate {recipe.rate:g}{slower}", f"clip {recipe.clip:g}"]
     parts += [f"{recipe.views} views"] if recipe.views > 1 else []
     parts += ["centred"] if recipe.centre is not None and recipe.network == "head" else []
+    parts += [f"batch {recipe.batch}"] if recipe.batch != (8192 if recipe.network == "head" else 4096) else []
     return ", ".join(parts)
 
 
