@@ -46,7 +46,7 @@ def table(told: dict[str, Any], pyplot: Any) -> Any:
     axes.invert_yaxis()
     axes.set_xlabel("time of a private step, compiled plain SGD = 1 (dashed: the target, 1.25)")
     axes.set_title(f"{told['about']['device']}, torch {told['about']['torch']}, {told['about']['date']}", fontsize=10)
-    axes.legend(loc="lower right", frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
