@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 
 import pytest
@@ -12,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tacit import sgd
 from tacit.sgd import compiled, kernels
-from tacit.sgd.graphs import mutates, view_anew
+from tacit.sgd.graphs import CHANNELS_LAST, mutates, name_of, reduce_once, view_anew
 
 aten = torch.ops.aten
 
@@ -100,3 +101,90 @@ def test_a_normalised_input_is_computed_where_its_gradient_is_and_not_kept_from_
     assert all(places[n] - places[n.args[0]] <= 3 for n in results)
     wanted = sgd.clipped_grad(model, criterion, batch, 0.5)
     assert all(torch.allclose(found.sums[n], wanted.sums[n], rtol=1e-4, atol=1e-6) for n in wanted.sums)
+
+
+def group_norm_inputs(shape, dtype, offset=0.0):
+    torch.manual_seed(0)
+    x = (torch.randn(shape, dtype=dtype) + offset).requires_grad_()
+    weight, bias = (torch.randn(shape[1], dtype=dtype).requires_grad_() for _ in range(2))
+    return x, weight, bias
+
+
+@pytest.mark.parametrize("shape", [(3, 12), (3, 12, 5), (3, 12, 5, 4), (2, 12, 3, 2, 4)])
+@pytest.mark.parametrize("groups", [1, 4, 12])
+@pytest.mark.parametrize("affine", [True, False])
+def test_group_normalisation_written_out_is_that_of_torch(shape, groups, affine):
+    x, weight, bias = group_norm_inputs(shape, torch.float64)
+    weight, bias = (weight, bias) if affine else (None, None)
+    n, c, positions = shape[0], shape[1], math.prod(shape[2:])
+    grad = torch.randn(shape, dtype=torch.float64)
+    out = F.group_norm(x, groups, weight, bias, 1e-3)
+    wanted = torch.autograd.grad(out, [t for t in (x, weight, bias) if t is not None], grad)
+    with torch.no_grad():
+        written, mean, scale = CHANNELS_LAST[aten.native_group_norm.default](
+            x, weight, bias, n, c, positions, groups, 1e-3
+        )
+        back = CHANNELS_LAST[aten.native_group_norm_backward.default]
+        found = back(grad, x, mean, scale, weight, n, c, positions, groups, [True, affine, affine])
+    stacked = x.reshape(n, groups, -1)
+    assert torch.allclose(written, out, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(mean, stacked.mean(2), rtol=1e-12, atol=1e-14)
+    assert torch.allclose(scale, (stacked.var(2, correction=0) + 1e-3).rsqrt(), rtol=1e-12)
+    for ours, theirs in zip((f for f in found if f is not None), wanted, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_group_normalisation_written_out_loses_no_digits_far_from_zero():
+    x, weight, bias = group_norm_inputs((2, 8, 16, 16), torch.float32, offset=3000.0)
+    form = CHANNELS_LAST[aten.native_group_norm.default]
+    with torch.no_grad():
+        found = form(x, weight, bias, 2, 8, 256, 2, 1e-5)[0]
+    wanted = F.group_norm(x.double(), 2, weight.double(), bias.double(), 1e-5)
+    assert (found - wanted).abs().max() < 2e-3
+
+
+def test_statistics_and_sums_of_a_group_normalisation_are_computed_once_and_no_image_by_groups(graphs, monkeypatch):
+    monkeypatch.setattr(compiled, "wants_channels_last", lambda device: True)
+    monkeypatch.setattr(compiled, "innermost", lambda graph: True)
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1)) for _ in range(3)]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), *layers, nn.Flatten(), nn.Linear(8 * 36, 5)).double()
+    batch = torch.randn(4, 3, 6, 6, dtype=torch.float64), torch.randint(5, (4,))
+    criterion = nn.CrossEntropyLoss(reduction="none")
+    found = sgd.clipped_grad(model, criterion, batch, 0.5, compile=True)
+    (graph,) = graphs
+    image = 4 * 8 * 36
+    shapes = {n: n.meta["tensor_meta"].shape for n in graph.graph.nodes if hasattr(n.meta.get("tensor_meta"), "shape")}
+
+    def reduced(name):
+        nodes = [n for n in graph.graph.nodes if name_of(n) == name]
+        return [n for n in nodes if shapes[n.args[0]].numel() == image and n.args[1] == [2, 3]]
+
+    assert len(reduced("var_mean")) == 3
+    # Along the normalised input and in all; one more for the bias of each convolution between them.
+    along = [n for n in reduced("sum") if n.args[0].target == aten.mul.Tensor]
+    assert len(along) == 3
+    assert not reduced("mean")
+    assert not [n for n, shape in shapes.items() if len(shape) == 5 and shape[:3] == (4, 2, 4)]
+    wanted = sgd.clipped_grad(model, criterion, batch, 0.5)
+    assert torch.allclose(found.norms, wanted.norms, rtol=1e-12)
+    assert all(torch.allclose(found.sums[n], wanted.sums[n], rtol=1e-9, atol=1e-12) for n in wanted.sums)
+
+
+def test_only_reductions_of_equal_numbers_are_made_once():
+    def pairs(x, y):
+        twice = [(x.exp() * 2).sum(1), (x.exp() * 2).reshape(4, 6).detach().sum(1)]
+        other = [(x.exp() * 2.5).sum(1), (x.exp() * 2).sum(1, True), (x * 2).reshape(6, 4).sum(1), (y * 2).sum(1)]
+        drawn = [torch.rand_like(x).sum(1), torch.rand_like(x).sum(1)]
+        multiplied = [(x @ x.t()).sum(1), (x @ x.t()).sum(1)]  # the precision of products is not the graph's to know
+        return [*twice, *other, *drawn, *multiplied]
+
+    x, y = torch.randn(4, 6), torch.randn(6, 4)
+    graph = make_fx(pairs)(x, y)
+    torch.manual_seed(3)
+    before = graph(x, y)
+    reduce_once(graph, set())
+    graph.recompile()
+    assert sum(name_of(n) == "sum" for n in graph.graph.nodes) == 9
+    torch.manual_seed(3)
+    assert all(torch.equal(a, b) for a, b in zip(before, graph(x, y), strict=True))

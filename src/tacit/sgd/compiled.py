@@ -32,7 +32,7 @@ from tacit.sgd import checks, frames, kernels, weighted
 from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.engine import Engine, Plan
 from tacit.sgd.errors import ClippingError
-from tacit.sgd.graphs import CHANNELS_LAST, hasten, mutates, name_of, tidy, view_anew
+from tacit.sgd.graphs import CHANNELS_LAST, hasten, mutates, name_of, reduce_once, tidy, view_anew
 from tacit.sgd.images import cast_once, in_full_precision, innermost, keep_innermost, without_strides
 from tacit.sgd.kernels import full_precision
 from tacit.sgd.repeats import chained
@@ -250,6 +250,7 @@ class Program:
         without_strides(whole)
         if not mutates(whole):
             cast_once(whole)
+            reduce_once(whole, {boundary, self.known})
         self.split = needs_full_precision(whole, late, self.device)
         if self.split:
             in_full_precision(whole, late)
@@ -269,6 +270,8 @@ class Program:
         if self.channels_last:
             # What stands between two convolutions is computed again in the backward pass, not kept.
             options["realize_reads_threshold"] = 8
+            # The numbers of a group are made of those of its channels once, not at every element that reads them.
+            options["unroll_reductions_threshold"] = 1
         if self.random:
             # The numbers that the uncompiled model would draw, so that a run can be repeated from a checkpoint.
             options["fallback_random"] = True

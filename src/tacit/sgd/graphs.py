@@ -289,6 +289,65 @@ def pad_once(whole: GraphModule, filled_up: dict[Node, Node]) -> None:
             node.args = (once, other)
 
 
+_REDUCTIONS = ("sum", "mean", "var_mean", "amax")
+
+
+class _Values:
+    """Numbers for the results of a graph: equal where they are computed alike from the same, whatever their shape."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, int] = {}
+        self.of: dict[Node, Any] = {}
+
+    def number(self, node: Node) -> Any:
+        """The value of a node whose operands have theirs: elements in their order, and a shape."""
+        origin, target = _origin(node), node.target
+        if origin is not node and node.meta.get("tensor_meta") is not None:
+            return self.of[origin][0], _shape(node)
+        alike = target is operator.getitem or (
+            isinstance(target, torch._ops.OpOverload)
+            and not target._schema.is_mutable
+            and torch.Tag.nondeterministic_seeded not in target.tags
+            and (
+                torch.Tag.pointwise in target.tags
+                or name_of(node) in _REDUCTIONS
+                or target in (aten._to_copy.default, aten.expand.default, aten.clone.default)
+            )
+        )
+        # repr, because 1, 1.0 and True are equal; anything else (products, whose precision may differ) is its own.
+        key = (str(target), self._words(node.args), self._words(node.kwargs)) if alike else node
+        return self.known.setdefault(key, len(self.known)), _shape(node)
+
+    def _words(self, value: Any) -> Any:
+        if isinstance(value, Node):
+            return ("value", *self.of[value])
+        if isinstance(value, tuple | list):
+            return tuple(self._words(v) for v in value)
+        if isinstance(value, dict):
+            return tuple((k, self._words(v)) for k, v in sorted(value.items()))
+        return repr(value)
+
+
+def reduce_once(whole: GraphModule, keep: set[str]) -> None:
+    """A reduction that is made twice of the same numbers is made once; the nodes named in ``keep`` stay.
+
+    Statistics of the forward pass serve the norms of the parameters of a normalisation, and so do the sums of its
+    backward pass. What is reduced is large, and not kept for it: it is computed where it is read.
+    """
+    values = _Values()
+    first: dict[Any, Node] = {}
+    for node in whole.graph.nodes:
+        if node.op == "output":
+            continue
+        values.of[node] = values.number(node)
+        if name_of(node) in _REDUCTIONS and 2 * _bytes(node) <= max(map(_bytes, node.all_input_nodes), default=0):
+            same = first.setdefault(values.of[node], node)
+            if same is not node and node.name not in keep:
+                node.replace_all_uses_with(same)
+                values.of[node] = values.of[same]
+    whole.graph.eliminate_dead_code()
+
+
 def hasten(whole: GraphModule, late: set[str], last: str) -> None:
     """Put each operation that ``last`` waits for where its operands are ready, not after the whole backward pass.
 
@@ -347,43 +406,56 @@ def _bytes(node: Node) -> int:
     return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
 
 
-def _split(x: torch.Tensor, groups: int) -> torch.Tensor:
-    return x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+def _by_channel(small: torch.Tensor, channels: int, dims: int) -> torch.Tensor:
+    """One number of each group (n, groups) for each of its channels, as it broadcasts against images."""
+    n, groups = small.shape
+    each = small.reshape(n, groups, 1).expand(n, groups, channels // groups)
+    return each.reshape(n, channels, *(1,) * (dims - 2))
 
 
 def _group_norm(x: Any, weight: Any, bias: Any, n: int, c: int, positions: int, groups: int, eps: float) -> Any:
-    """Group normalisation that keeps the order of its input in memory (the one of torch does not, on a GPU)."""
+    """Group normalisation that keeps the order of its input in memory (the one of torch does not, on a GPU).
+
+    Images are never looked at by groups, which the compiler takes for a reason to store them with channels outermost:
+    what is reduced is reduced over positions, for each channel, and a group's numbers are made of its channels'.
+    """
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    parts = _split(wide, groups)
-    over = list(range(2, parts.dim()))
-    variance, mean = torch.var_mean(parts, over, correction=0, keepdim=True)
-    scale = torch.rsqrt(variance + eps)
-    out = ((parts - mean) * scale).reshape(x.shape)
+    wide = wide.unsqueeze(-1) if x.dim() == 2 else wide
+    each, centre = torch.var_mean(wide, list(range(2, wide.dim())), correction=0, keepdim=True)
+    each, centre = each.reshape(n, groups, c // groups), centre.reshape(n, groups, c // groups)
+    mean = centre.mean(2, keepdim=True)
+    variance = (each + (centre - mean).square()).mean(2)
+    mean, scale = mean.reshape(n, groups), torch.rsqrt(variance + eps)
+    out = (wide - _by_channel(mean, c, wide.dim())) * _by_channel(scale, c, wide.dim())
+    out = out.reshape(x.shape) if x.dim() == 2 else out
     column = (1, c, *(1,) * (x.dim() - 2))
     out = out if weight is None else out * weight.reshape(column)
     out = out if bias is None else out + bias.reshape(column)
-    return out.to(x.dtype), mean.reshape(n, groups), scale.reshape(n, groups)
+    return out.to(x.dtype), mean, scale
 
 
 def _group_norm_backward(
     grad: Any, x: Any, mean: Any, scale: Any, weight: Any, n: int, c: int, positions: int, groups: int, mask: Any
 ) -> Any:
+    """Its gradients, from two sums over positions that are also those of each example's scale and shift."""
     grad_wide, wide = (t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in (grad, x))
-    column = (1, c, *(1,) * (x.dim() - 2))
-    parts = _split(wide, groups)
-    place = (n, groups, *(1,) * (parts.dim() - 2))
-    normal = (parts - mean.reshape(place)) * scale.reshape(place)
+    if x.dim() == 2:
+        grad_wide, wide = grad_wide.unsqueeze(-1), wide.unsqueeze(-1)
+    dims, over = wide.dim(), list(range(2, wide.dim()))
+    spread = _by_channel(scale, c, dims)
+    normal = (wide - _by_channel(mean, c, dims)) * spread
+    along, total = (grad_wide * normal).sum(over, True), grad_wide.sum(over, True)
     found: list[Any] = [None, None, None]
-    over = list(range(2, parts.dim()))
     if mask[0]:
-        inner = _split(grad_wide if weight is None else grad_wide * weight.reshape(column), groups)
-        pull = inner - inner.mean(over, keepdim=True) - normal * (inner * normal).mean(over, keepdim=True)
-        found[0] = (pull * scale.reshape(place)).reshape(x.shape).to(x.dtype)
-    others = [0, *range(2, x.dim())]
+        factor = None if weight is None else weight.reshape(1, c, *(1,) * (dims - 2))
+        inner, *sums = (t if factor is None else t * factor for t in (grad_wide, along, total))
+        size = positions * (c // groups)
+        pulls = [_by_channel(t.reshape(n, groups, c // groups).sum(2) / size, c, dims) for t in sums]
+        found[0] = ((inner - pulls[1] - normal * pulls[0]) * spread).reshape(x.shape).to(x.dtype)
     if mask[1]:
-        found[1] = (grad_wide * normal.reshape(x.shape)).sum(others)
+        found[1] = along.sum(0).reshape(c)
     if mask[2]:
-        found[2] = grad_wide.sum(others)
+        found[2] = total.sum(0).reshape(c)
     return tuple(found)
 
 
