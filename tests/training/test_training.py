@@ -14,6 +14,7 @@ from tacit import accounting as acc
 from tacit.ledger import BudgetExceeded, Ledger
 from tacit.noise.tensor import normal
 from tacit.sgd import AdaptiveClipping, PrivacyWarning, Training, UncoveredUse, clipped_grad
+from tacit.sgd import training as training_module
 from tacit.sgd.sampling import SAMPLERS
 from tests.training.common import CLASSES, FEATURES, LOSS, ROWS, data, finish, key, network, run, same, start, weights
 
@@ -51,6 +52,40 @@ def test_a_step_is_the_clipped_sum_plus_noise_over_the_expected_batch_size():
         with torch.no_grad():
             for p, q in zip(other.parameters(), model.parameters(), strict=True):
                 p.copy_(q)
+
+
+class Mixed(nn.Module):
+    """Weights of half precision in front of wide ones."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.narrow, self.wide = nn.Linear(FEATURES, 6, dtype=torch.bfloat16), nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        return self.wide(self.narrow(x.bfloat16()).float().tanh())
+
+
+def test_the_optimizer_gets_the_noisy_sums_rounded_once_to_the_type_of_each_weight(monkeypatch):
+    model, noisy, given = Mixed(), [], []
+    real = training_module.add_normal_many_
+
+    def watched(values, key, step, names, *rest, **more):
+        real(values, key, step, names, *rest, **more)
+        noisy.append({n: v.clone() for n, v in zip(names, values, strict=True)})
+
+    monkeypatch.setattr(training_module, "add_normal_many_", watched)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer.register_step_pre_hook(
+        lambda *_: given.append({n: p.grad.clone() for n, p in model.named_parameters()}) and None
+    )
+    finish(run(model, data(dtype=torch.float32), optimizer, steps=3))
+    assert len(given) == len(noisy) == 3
+    for grads, sums in zip(given, noisy, strict=True):
+        assert {v.dtype for v in sums.values()} == {torch.float32}
+        for name, p in model.named_parameters():
+            assert grads[name].dtype == p.dtype
+            assert torch.equal(grads[name], sums[name].to(p.dtype))
 
 
 @pytest.mark.parametrize("physical", [1, 3, 7, 20, 64])

@@ -504,7 +504,7 @@ class Training(Resumable):
             elif scale > 0:
                 laplace.add_noise_(sums, self._noise_key, step, scale)
             torch._foreach_div_(values, divisor)
-        found = {name: sums[name].to(p.dtype) for name, p in self.parameters.items()}
+        found = _as_types({name: sums[name] for name in self.parameters}, [p.dtype for p in self.parameters.values()])
         return found if self.spread is None else {n: self.spread.gradient(n, g) for n, g in found.items()}
 
     def _release(self, sums: dict[str, Tensor], inside: Tensor, clipping: Clipping, step: int) -> None:
@@ -549,6 +549,16 @@ class Training(Resumable):
 
 def _wide(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _as_types(sums: dict[str, Tensor], types: list[torch.dtype]) -> dict[str, Tensor]:
+    """Each sum in the type of its parameter: itself, or a copy, all copies in one launch on a GPU."""
+    pairs = zip(sums.items(), types, strict=True)
+    found = {n: s if s.dtype == dtype else torch.empty_like(s, dtype=dtype) for (n, s), dtype in pairs}
+    cast = [n for n, s in sums.items() if found[n] is not s]
+    if cast:
+        torch._foreach_copy_([found[n] for n in cast], [sums[n] for n in cast])
+    return found
 
 
 def _copy(parameters: dict[str, Tensor], values: dict[str, Tensor]) -> None:
