@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._inductor.graph import GraphLowering
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tacit import sgd
@@ -188,3 +189,22 @@ def test_only_reductions_of_equal_numbers_are_made_once():
     assert sum(name_of(n) == "sum" for n in graph.graph.nodes) == 9
     torch.manual_seed(3)
     assert all(torch.equal(a, b) for a, b in zip(before, graph(x, y), strict=True))
+
+
+@pytest.mark.slow
+def test_the_compiler_keeps_no_normalised_image_for_the_backward_pass(monkeypatch):
+    """Between two convolutions it keeps what each of them reads and gives, and a few numbers for each example."""
+    monkeypatch.setattr(compiled, "wants_channels_last", lambda device: True)
+    monkeypatch.setattr(compiled, "innermost", lambda graph: True)
+    codes = []
+    monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(codes.append))
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1)) for _ in range(2)]
+    ends = nn.GroupNorm(2, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), *layers, *ends)
+    batch = torch.randn(4, 3, 7, 7), torch.randint(5, (4,))
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        sgd.clipped_grad(model, nn.CrossEntropyLoss(reduction="none"), batch, 0.5, compile=True)
+    forward = codes[0][codes[0].index("def call(") :].split("extern_kernels.addmm(")[0]
+    assert forward.count("extern_kernels.convolution(") == 3
+    assert forward.count("empty_strided_cpu((4, 8, 7, 7)") == 2
