@@ -134,6 +134,16 @@ def test_bad_lines_say_what_to_do(app, place, tmp_path):
         app, "pate", place / "notes.csv", "--public", place / "forum.csv", *usual, *ASK, "--delta", "1e-5", code=1
     )
     assert "use fewer teachers" in told.output
+    # What the student would be refused for is said before a teacher votes and anything is charged.
+    few = ["pate", place / "notes.csv", "--public", place / "forum.csv", *usual, *ASK, "--delta", "1e-5"]
+    for option, value in (("--members", 0), ("--candidates", 0), ("--student-shots", "one")):
+        assert option[2:] in call(app, *few, option, value, "--name", "refused", code=2).output
+    assert not (tmp_path / "refused").exists()
+    assert "at least 4 answers" in call(app, *few, "--teachers", 5, "--answers", 2, code=2).output
+    # Zero is said, and not the same as nothing.
+    assert "vote_noise is a number above 0" in call(app, *few, "--vote-noise", 0, code=1).output
+    none = call(app, *notes, *ASK, "--noise", 1, "--steps", 0, "--delta", "1e-5", code=1).output
+    assert "positive whole number" in none
     told = call(
         app, "tune", place / "notes.csv", "--model", tmp_path / "none", *ASK, "--epsilon", 1, "--delta", "1e-5", code=1
     )

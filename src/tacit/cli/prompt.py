@@ -134,7 +134,7 @@ def _sharing(*groups: dict[str, Any]) -> Callable[[Callable[..., None]], Callabl
 def _given(values: dict[str, Any]) -> dict[str, Any]:
     """What the user said: neither what was left out nor what concerns only this call."""
     every = {**values, **values.pop("given", {})}
-    return {k: v for k, v in every.items() if k not in (*HIDDEN, "given") and v not in (None, False)}
+    return {k: v for k, v in every.items() if k not in (*HIDDEN, "given") and v is not None and v is not False}
 
 
 @_sharing(ASKING, RUN)

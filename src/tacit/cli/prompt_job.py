@@ -23,6 +23,7 @@ from tacit.pate import ConfidentGNMax
 from tacit.prompts import Accuracy, Endpoint, Prompt, PromptTeachers, Template, Verbalizer, choose, load
 from tacit.prompts import tune as train
 from tacit.prompts.models import Scorer, optional
+from tacit.prompts.students import FEWEST
 from tacit.prompts.text import examples, texts
 from tacit.prompts.tuning import text_losses
 from tacit.report import Evaluation, PublicSource, Run, describe, make_card, write_card, write_page
@@ -190,6 +191,8 @@ def prepare(kind: str, given: dict[str, Any]) -> Prepared:
         raise SettingsError("epsilon or noise: say one of the two")
     if kind == "pate" and not given.get("public"):
         raise SettingsError("public: say which public texts the teachers are asked about")
+    if kind == "pate":
+        _student(given)  # now: after the votes it would be charged, and could not be said anew
     folder, task = given.get("data_dir"), given.get("task", "classify")
     if task not in TASKS:
         raise SettingsError(f"task: one of {', '.join(TASKS)}, not {task!r}")
@@ -220,6 +223,21 @@ def prepare(kind: str, given: dict[str, Any]) -> Prepared:
             )
         ledger = Ledger(given["ledger"])
     return Prepared(given, template, words, private, test, asked, ledger)
+
+
+def _student(given: dict[str, Any]) -> dict[str, Any]:
+    """How the student is chosen, as :func:`tacit.prompts.choose` takes it; what it would refuse is refused."""
+    try:
+        shots = tuple(int(x) for x in str(given.get("student_shots", "1,2")).split(","))
+    except ValueError:
+        shots = (-1,)
+    if min(shots) < 0:
+        raise SettingsError(f"student-shots: whole numbers such as 1,2,4, not {given['student_shots']!r}")
+    found = {"candidates": int(given.get("candidates", 64)), "members": int(given.get("members", 8))}
+    for name, number in found.items():
+        if number < 1:
+            raise SettingsError(f"{name}: a positive whole number, not {number}")
+    return {"shots": shots, **found}
 
 
 def _scorer(given: dict[str, Any]) -> Any:
@@ -405,6 +423,8 @@ def pate(prepared: Prepared, folder: Path) -> Told:
         classes=len(words.classes),
     )
     most = min(int(given.get("answers", 110)), len(queries))
+    if most < FEWEST:
+        raise SettingsError(f"queries and answers: a student is chosen by at least {FEWEST} answers, not {most}")
     released = folder / "private" / "answers.json"
     unit, lines = str(given.get("unit", "record")), []
     plan = aggregator.plan(len(queries), most, partition="keyed", unit=unit)
@@ -414,15 +434,12 @@ def pate(prepared: Prepared, folder: Path) -> Told:
         about = _answers(prepared, folder, scorer, aggregator, queries, most, unit)
     lines.append(f"{about['answered']} of {about['asked']} queries were answered by {count} teachers")
     labelled = [(queries[i], words.classes[label]) for i, label in about["labels"]]
-    shots = tuple(int(x) for x in str(given.get("student_shots", "1,2")).split(","))
     student = choose(
         scorer,
         template,
         words,
         labelled,
-        shots=shots,
-        candidates=int(given.get("candidates", 64)),
-        members=int(given.get("members", 8)),
+        **_student(given),
         calibration=calibration,
         unlabelled=prepared.public[:1000],
     )

@@ -227,7 +227,7 @@ def choose(
     """
     scorer, template, words = as_scorer(model), Template.of(template), Verbalizer.of(verbalizer)
     rows = examples(labelled, words)
-    if len(rows) < 4:
+    if len(rows) < FEWEST:
         raise PromptError(f"{len(rows)} labelled texts are too few to choose a prompt by: ask for more answers")
     if members < 1:
         raise PromptError(f"members is a positive whole number, not {members}")
@@ -244,7 +244,7 @@ def choose(
         draw.shuffle(shown)
         if (made := Prompt(template, words, tuple(shown))) not in prompts:
             prompts.append(made)
-    quick = rows[: max(4, len(rows) // 4)]
+    quick = rows[: max(FEWEST, len(rows) // 4)]
     first = _ranked(scorer, prompts, quick, calibration)
     kept = first[: max(members, len(prompts) // 4)]
     if all(prompt.demonstrations for prompt in kept):
@@ -258,6 +258,8 @@ def choose(
     return committee(best[:members])
 
 
+#: So few labelled texts say nothing about a prompt.
+FEWEST = 4
 #: How many prompts label public texts together, where there are some without labels.
 FINALISTS = 12
 #: The share of noisy labels that are taken to say nothing.

@@ -249,7 +249,7 @@ def tune(
     weights = [p for p in trained.parameters() if p.requires_grad]
     rate = learning_rate if learning_rate is not None else LEARNING_RATE.get(method, 1e-3)
     stepper = optimizer(weights) if optimizer is not None else torch.optim.Adam(weights, lr=rate)
-    total = steps if steps is not None else math.ceil((epochs or 1) * count / batch_size)
+    total = max(1, steps if steps is not None else math.ceil((epochs or 1) * count / batch_size))
     if decay and "scheduler" not in settings:
         settings["scheduler"] = torch.optim.lr_scheduler.LambdaLR(stepper, lambda step: max(0.0, 1 - step / total))
     if physical_batch is None and asking.device.type == "cpu":

@@ -157,7 +157,7 @@ def conv_norms(
     dilation: list[int],
     exact: bool,
 ) -> Tensor:
-    """The squared norm of each example's weight gradient of a 2-d convolution, times ``unit`` where it is given.
+    """The squared norm of each example's weight gradient of a 2-d convolution; ``unit`` is a factor of the gradient.
 
     ``padding`` is that above and on the left; zeros are read wherever a patch ends outside ``x``.
     """
@@ -167,16 +167,7 @@ def conv_norms(
 
 
 @conv_norms.register_fake  # type: ignore[untyped-decorator]
-def _(
-    grad: Tensor,
-    x: Tensor,
-    unit: Tensor | None,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    exact: bool,
-) -> Tensor:
+def _(grad: Tensor, x: Tensor, unit: Tensor | None, kernel: list[int], *_: object) -> Tensor:
     return grad.new_empty((grad.shape[0],), dtype=torch.float32)
 
 
@@ -198,16 +189,7 @@ def conv_sum(
 
 
 @conv_sum.register_fake  # type: ignore[untyped-decorator]
-def _(
-    grad: Tensor,
-    x: Tensor,
-    scale: Tensor,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    exact: bool,
-) -> Tensor:
+def _(grad: Tensor, x: Tensor, scale: Tensor, kernel: list[int], *_: object) -> Tensor:
     return grad.new_empty((grad.shape[1], x.shape[1], kernel[0], kernel[1]), dtype=torch.float32)
 
 
@@ -232,16 +214,7 @@ def conv_products(
 
 
 @conv_products.register_fake  # type: ignore[untyped-decorator]
-def _(
-    grad: Tensor,
-    x: Tensor,
-    unit: Tensor | None,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    exact: bool,
-) -> Tensor:
+def _(grad: Tensor, x: Tensor, unit: Tensor | None, kernel: list[int], *_: object) -> Tensor:
     return grad.new_empty((grad.shape[0], grad.shape[1], kernel[0], kernel[1], x.shape[1]), dtype=torch.float32)
 
 
