@@ -248,11 +248,16 @@ def test_votes_are_private_until_noise_is_added(tmp_path):
 
 def test_how_people_are_dealt_out_decides_what_is_guaranteed():
     keyed = VoteCounts(votes(5), teachers=250, partition="keyed", unit="person")
-    plain = PAPER.answer(keyed, queries=5).privacy.data_independent
-    other = PAPER.answer(keyed, queries=5, adjacency="replace-one").privacy
+    # The same draws for both: a price that depends on them is small where by chance nothing is answered.
+    answers = PAPER.answer(keyed, queries=5, source=Words(5))
+    plain, other = (
+        answers.privacy.data_independent,
+        PAPER.answer(keyed, queries=5, adjacency="replace-one", source=Words(5)).privacy,
+    )
     assert (plain.adjacency, plain.unit) == ("add-remove", "person")
     assert other.data_independent.upper > 1.5 * plain.upper  # two teachers change
     assert float(other.theorem6) >= plain.upper
+    assert float(other.theorem6) > 1.5 * float(answers.privacy.theorem6)
     placed = VoteCounts(votes(5), teachers=250, partition="positions")
     assert PAPER.answer(placed, queries=5).privacy.data_independent.adjacency == "replace-one"
     with pytest.raises(acc.AdjacencyError):
