@@ -1,5 +1,7 @@
 """Tensor noise on a GPU: the same bits as on a CPU."""
 
+import math
+
 import pytest
 import torch
 
@@ -60,6 +62,33 @@ def test_all_parameters_together_are_the_same(dtype):
         add_normal_many_(gpu, KEY, 6, names, scales, divisor=divisor)
         cpu = [c / divisor for c in cpu]
         assert all(torch.equal(one, other.cpu()) for one, other in zip(cpu, gpu, strict=True))
+
+
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("divisor", [1.0, 3.7])
+def test_results_of_another_type_are_those_in_place_rounded_once_more(source, divisor):
+    """Types mixed in one call, in place and elsewhere, with and without a whole number of programs, in any order."""
+    shapes = [(1000, 77), (77,), (), (0,), (5, 4096), (3,), (64, 100), (200, 30)]
+    types = [torch.bfloat16, torch.float16, torch.bfloat16, torch.bfloat16, torch.float32, source, torch.bfloat16,
+             torch.float64]  # fmt: skip
+    names = [f"layer{i}" for i in range(len(shapes))]
+
+    def sums():
+        made = [torch.linspace(-3, 3, math.prod(s), device="cuda").reshape(s).to(source) for s in shapes]
+        made[6] = made[6].t().contiguous().t()
+        return made
+
+    wanted, given, before = sums(), sums(), sums()
+    into = [torch.full_like(g, math.nan, dtype=dtype) for g, dtype in zip(given, types, strict=True)]
+    into[5] = given[5]
+    offsets = [17 * i for i in range(len(shapes))]
+    add_normal_many_(wanted, KEY, 6, names, 0.7, offsets=offsets, divisor=divisor)
+    add_normal_many_(given, KEY, 6, names, 0.7, offsets=offsets, divisor=divisor, into=into)
+    for i, w in zip(into, wanted, strict=True):
+        assert torch.equal(i, w.to(i.dtype))
+    # The kernel reads a sum whose result goes elsewhere, and leaves it: nothing is written twice.
+    assert all(torch.equal(given[k], before[k]) for k in (0, 1, 2))
+    assert not torch.equal(given[5], before[5])
 
 
 def test_noise_is_not_captured_in_a_graph():

@@ -201,5 +201,13 @@ for ours, mean, words, offset, scale in zip(sums, means, keys, offsets, scales):
     stream.fill_normal(words, offset, defined)
     assert np.array_equal(ours.numpy(), 1 + defined * np.float32(scale)), offset
     assert np.array_equal(mean.numpy(), ours.numpy() * np.float32(1 / 3.7)), offset
+for dtype in (torch.float16, torch.bfloat16):
+    exact, narrow = [torch.ones(size) for size in sizes], [torch.full((size + 1,), 7.0, dtype=dtype) for size in sizes]
+    cuda.add_many(exact, keys, offsets, scales, 3.7, into=[n[:-1] for n in narrow])
+    for source, found, mean in zip(exact, narrow, means):
+        # The interpreter cuts the last bits off where a GPU rounds to bfloat16.
+        cut = (mean.view(torch.int32) & -65536).view(torch.float32).to(dtype)
+        assert torch.equal(found[:-1], mean.to(dtype)) or dtype == torch.bfloat16 and torch.equal(found[:-1], cut)
+        assert float(found[-1]) == 7.0 and bool((source == 1).all())  # written is the target, and nothing else
 """
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)

@@ -167,6 +167,39 @@ def test_noising_all_parameters_together_is_noising_each():
     assert all(torch.equal(one, other) for one, other in zip(each, together, strict=True))
 
 
+@pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.bfloat16])
+def test_noisy_sums_in_another_type_are_those_in_place_rounded_once_more(source):
+    """Some in place, some elsewhere, in any memory order; what was in the target before is gone."""
+    types = [torch.bfloat16, torch.float16, source, torch.float32, torch.bfloat16, torch.float16]
+    shapes = [(30, 41), (7,), (5, 6), (), (0, 3), (40, 9)]
+    names = [f"layer{i}" for i in range(len(shapes))]
+
+    def sums():
+        made = [torch.full(shape, 0.3, dtype=source) for shape in shapes]
+        return [*made[:-1], made[-1].t().contiguous().t()]
+
+    wanted, given = sums(), sums()
+    into = [torch.full_like(g, math.nan, dtype=dtype) for g, dtype in zip(given, types, strict=True)]
+    into[2], into[0] = given[2], torch.full((41, 30), math.nan, dtype=torch.bfloat16).t()
+    tensor.add_normal_many_(wanted, KEY, 8, names, 1.5, divisor=3.7)
+    tensor.add_normal_many_(given, KEY, 8, names, 1.5, divisor=3.7, into=into)
+    assert [i.dtype for i in into] == types
+    assert all(torch.equal(i, w.to(i.dtype)) for i, w in zip(into, wanted, strict=True))
+
+
+def test_results_go_only_where_every_element_has_room():
+    def add(target):
+        tensor.add_normal_many_([torch.zeros(3)], KEY, 8, ["w"], 1.0, into=target)
+
+    with pytest.raises(ValueError, match="same length"):
+        add([])
+    for wrong in (torch.zeros(4), torch.zeros(3, 1), torch.zeros(3, device="meta")):
+        with pytest.raises(ValueError, match="cannot be written"):
+            add([wrong])
+    with pytest.raises(TypeError, match="floating-point"):
+        add([torch.zeros(3, dtype=torch.int32)])
+
+
 def test_two_parameters_never_share_a_name():
     with pytest.raises(ValueError, match="same parameter name"):
         tensor.add_normal_many_([torch.zeros(3), torch.zeros(3)], KEY, 8, ["w", "w"], 1.0)

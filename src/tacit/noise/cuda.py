@@ -149,29 +149,42 @@ def _extend(a, high, low):  # type: ignore[no-untyped-def]
 
 @_jit
 def _put(  # type: ignore[no-untyped-def]
-    target, place, value, start, stop, scale, inverse, ADD: tl.constexpr, DIVIDE: tl.constexpr, FULL: tl.constexpr
-):
-    if FULL:
+    source, target, place, z, start, stop, scale, inverse,
+    ADD: tl.constexpr, DIVIDE: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Writes a thread's sixteen elements, 32 apart; the result has source's type before it gets target's."""
+    if ADD:
+        # All are read before one is written: nothing tells the compiler that target is not what is read next, and each
+        # element would wait for the one before it.
+        sums = ()
+        for word in tl.static_range(16):
+            at = place + word * 32
+            if FULL:
+                found = tl.load(source + at)
+            else:
+                found = tl.load(source + at, mask=(at >= start) & (at < stop), other=0.0)
+            sums += (found,)  # type: ignore[assignment]
+    for word in tl.static_range(16):
+        at = place + word * 32
+        value = z[word]
         if ADD:
-            value = tl.load(target + place).to(tl.float32) + scale * value
+            value = sums[word].to(tl.float32) + scale * value
         if DIVIDE:
             value = value * inverse
-        tl.store(target + place, value.to(target.dtype.element_ty))
-    else:
-        inside = (place >= start) & (place < stop)
-        if ADD:
-            value = tl.load(target + place, mask=inside, other=0.0).to(tl.float32) + scale * value
-        if DIVIDE:
-            value = value * inverse
-        tl.store(target + place, value.to(target.dtype.element_ty), mask=inside)
+        value = value.to(source.dtype.element_ty).to(target.dtype.element_ty)
+        if FULL:
+            tl.store(target + at, value)
+        else:
+            tl.store(target + at, value, mask=(at >= start) & (at < stop))
 
 
 @_jit
 def _program(  # type: ignore[no-untyped-def]
-    target, base, size, counter0, k0, k1, k2, k3, k4, k5, k6, k7, scale, inverse,
+    source, target, base, size, counter0, k0, k1, k2, k3, k4, k5, k6, k7, scale, inverse,
     ADD: tl.constexpr, DIVIDE: tl.constexpr, ROUNDS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCKS blocks from counter0 on; target is the place of its first element, base its number.
+    """One program: BLOCKS blocks from counter0 on; source and target are the places of its first element (the same
+    place, in place), base its number.
 
     Everything inside is counted from that first element, in 32 bits.
     """
@@ -216,13 +229,11 @@ def _program(  # type: ignore[no-untyped-def]
     z7, z15 = _gauss(a7, b7, d7)
     z = (z0, z1, z2, z3, z4, z5, z6, z7, z8, z9, z10, z11, z12, z13, z14, z15)
     if (base >= 0) & (base + BLOCKS * 16 <= size):
-        for word in tl.static_range(16):
-            _put(target, place + word * 32, z[word], 0, 0, scale, inverse, ADD, DIVIDE, True)
+        _put(source, target, place, z, 0, 0, scale, inverse, ADD, DIVIDE, True)
     else:
         start = tl.maximum(-base, 0).to(tl.int32)
         stop = tl.minimum(size - base, BLOCKS * 16).to(tl.int32)
-        for word in tl.static_range(16):
-            _put(target, place + word * 32, z[word], start, stop, scale, inverse, ADD, DIVIDE, False)
+        _put(source, target, place, z, start, stop, scale, inverse, ADD, DIVIDE, False)
 
 
 _SCALARS = [f"k{i}" for i in range(8)] + ["offset", "stride", "columns", "out_stride", "programs", "scale"]
@@ -238,8 +249,9 @@ def _normal_kernel(  # type: ignore[no-untyped-def]
     begin = offset.to(tl.int64) + row * stride.to(tl.int64)
     counter0 = begin // 512 * 32 + (program % programs).to(tl.int64) * BLOCKS
     base = counter0 * 16 - begin
+    first = out + row * out_stride.to(tl.int64) + base
     _program(
-        out + row * out_stride.to(tl.int64) + base, base, columns.to(tl.int64), counter0,
+        first, first, base, columns.to(tl.int64), counter0,
         k0.to(tl.uint32, bitcast=True), k1.to(tl.uint32, bitcast=True),
         k2.to(tl.uint32, bitcast=True), k3.to(tl.uint32, bitcast=True),
         k4.to(tl.uint32, bitcast=True), k5.to(tl.uint32, bitcast=True),
@@ -250,19 +262,21 @@ def _normal_kernel(  # type: ignore[no-untyped-def]
 
 @_jit
 def _many_kernel(  # type: ignore[no-untyped-def]
-    table, owners, DIVIDE: tl.constexpr, ROUNDS: tl.constexpr, BLOCKS: tl.constexpr, TYPE: tl.constexpr
-):
+    table, owners, DIVIDE: tl.constexpr, ROUNDS: tl.constexpr, BLOCKS: tl.constexpr,
+    SOURCE: tl.constexpr, TARGET: tl.constexpr,
+):  # fmt: skip
     """Adds noise to many tensors in one launch; a row of the table describes one (see add_many)."""
     program = tl.program_id(0)
     owner = tl.load(owners + program)
-    wide = table + owner * 9
+    wide = table + owner * 10
     narrow = wide.to(tl.pointer_type(tl.uint32)) + 8
     begin = tl.load(wide + 1)
     counter0 = begin // 512 * 32 + (program - tl.load(wide + 3)) * BLOCKS
     base = counter0 * 16 - begin
     floats = wide.to(tl.pointer_type(tl.float32)) + 16
     _program(
-        tl.load(wide).to(tl.pointer_type(TYPE)) + base, base, tl.load(wide + 2), counter0,
+        tl.load(wide).to(tl.pointer_type(SOURCE)) + base, tl.load(wide + 9).to(tl.pointer_type(TARGET)) + base,
+        base, tl.load(wide + 2), counter0,
         tl.load(narrow), tl.load(narrow + 1), tl.load(narrow + 2), tl.load(narrow + 3),
         tl.load(narrow + 4), tl.load(narrow + 5), tl.load(narrow + 6), tl.load(narrow + 7),
         tl.load(floats), tl.load(floats + 1), True, DIVIDE, ROUNDS, BLOCKS,
@@ -305,15 +319,19 @@ def add_many(
     scales: Sequence[float],
     divisor: float = 1.0,
     rounds: int = stream.ROUNDS,
+    into: Sequence[torch.Tensor] | None = None,
 ) -> None:
     """Adds scaled noise to contiguous, non-empty tensors of one type on one device, and divides, in one launch.
 
-    A row of the table sent to the device has nine 64-bit entries: address, offset, size, first program, the key (four),
-    and in the last the binary32 bits of scale and 1 / divisor. The stream keys in it are wiped when the kernel is done.
+    With ``into`` (contiguous tensors of the same sizes, all of one type) the results are written there and the tensors
+    are only read. A row of the table sent to the device has ten 64-bit entries: address, offset, size, first program,
+    the key (four), the binary32 bits of scale and 1 / divisor, and the address of the result. The stream keys in it are
+    wiped when the kernel is done.
     """
-    device, dtype = tensors[0].device, tensors[0].dtype
+    into = tensors if into is None else into
+    device = tensors[0].device
     counts = tuple(-(-(t.numel() + stream.TILE - 1) // (_BLOCKS * stream.WORDS)) for t in tensors)
-    rows = np.zeros((len(tensors), 9), np.int64)
+    rows = np.zeros((len(tensors), 10), np.int64)
     rows[:, 0] = [t.data_ptr() for t in tensors]
     rows[:, 1] = offsets
     rows[:, 2] = [t.numel() for t in tensors]
@@ -322,9 +340,10 @@ def add_many(
     floats = np.full((len(tensors), 2), 1.0 / divisor, np.float32)
     floats[:, 0] = scales
     rows[:, 8] = floats.view(np.int64)[:, 0]
+    rows[:, 9] = [t.data_ptr() for t in into]
     table = torch.from_numpy(rows).to(device, non_blocking=True)
     _many_kernel[(sum(counts),)](
-        table, _owners(counts, device), DIVIDE=divisor != 1.0, ROUNDS=rounds, BLOCKS=_BLOCKS, TYPE=_ELEMENT[dtype],
-        num_warps=_WARPS, enable_fp_fusion=False,
+        table, _owners(counts, device), DIVIDE=divisor != 1.0, ROUNDS=rounds, BLOCKS=_BLOCKS,
+        SOURCE=_ELEMENT[tensors[0].dtype], TARGET=_ELEMENT[into[0].dtype], num_warps=_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     table.zero_()

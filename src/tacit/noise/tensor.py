@@ -144,39 +144,56 @@ def add_normal_many_(
     *,
     offsets: Sequence[int] | None = None,
     divisor: float = 1.0,
+    into: Sequence[torch.Tensor] | None = None,
 ) -> None:
     """:func:`add_normal_` for all parameters of a model: the same bits, on a GPU with one launch for all of them.
 
     Two tensors must not have the same parameter name (their noise would be the same where their ranges overlap). The
     noisy sums are divided by ``divisor``, a public number (on a GPU in the same pass).
 
+    ``into`` has for each tensor the one that gets its result: itself, or one of the same shape and of any floating
+    type, which gets what ``.to`` of the result in place would be (on a GPU without writing that, and in a launch for
+    each pair of types). It must overlap no other tensor of the call. A tensor whose result goes elsewhere is scratch:
+    afterwards it may hold the result or, **without noise**, what it held before, and must not be released.
+
     >>> key = Key(bytes(32))
     >>> gradients = [torch.zeros(3, 4), torch.zeros(4)]
     >>> add_normal_many_(gradients, key, 0, ["weight", "bias"], 2.0)
     >>> bool((gradients[1] == 2 * normal(key, 0, "bias", 4)).all())
     True
+    >>> narrow = torch.empty(4, dtype=torch.bfloat16)
+    >>> add_normal_many_([torch.zeros(4)], key, 0, ["bias"], 2.0, into=[narrow])
+    >>> bool((narrow == gradients[1].bfloat16()).all())
+    True
     """
+    targets = tensors if into is None else into
     scales = [float(scale)] * len(tensors) if isinstance(scale, int | float) else [float(s) for s in scale]
     starts = [0] * len(tensors) if offsets is None else [int(start) for start in offsets]
-    if not len(tensors) == len(parameters) == len(scales) == len(starts):
-        raise ValueError("tensors, parameters, scales and offsets must have the same length")
+    if not len(tensors) == len(parameters) == len(scales) == len(starts) == len(targets):
+        raise ValueError("tensors, parameters, scales, offsets and into must have the same length")
     if len({(type(p), p) for p in parameters}) != len(parameters) and offsets is None:
         raise ValueError("two tensors have the same parameter name: they would get the same noise")
     if not (math.isfinite(divisor) and divisor > 0):
         raise ValueError(f"divisor must be positive and finite, not {divisor}")
-    together: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for tensor, target in zip(tensors, targets, strict=True):
+        if target is not tensor:
+            _check_target(tensor, target)
+    together: dict[tuple[torch.device, torch.dtype, torch.dtype], list[int]] = {}
+    places = list(tensors)  # where each result is made, before it is copied
     rest: list[torch.Tensor] = []
-    for i, tensor in enumerate(tensors):
-        if _on_triton(tensor.device) and tensor.is_contiguous() and tensor.dtype in _FUSED and tensor.numel():
+    for i, (tensor, target) in enumerate(zip(tensors, targets, strict=True)):
+        if _on_triton(tensor.device) and tensor.numel() and _fused(tensor):
             _check_sum(tensor, scales[i], starts[i])
-            together.setdefault((tensor.device, tensor.dtype), []).append(i)
+            places[i] = target if _fused(target) else tensor
+            together.setdefault((tensor.device, tensor.dtype, places[i].dtype), []).append(i)
         else:
             with torch.no_grad():
                 _add_checked(tensor, key, step, parameters[i], scales[i], starts[i])
             rest.append(tensor)
     if rest and divisor != 1.0:
-        torch._foreach_div_(rest, divisor)
-    for (device, _), chosen in together.items():
+        with torch.no_grad():
+            torch._foreach_div_(rest, divisor)
+    for (device, _, _), chosen in together.items():
         from tacit.noise import cuda
 
         with torch.cuda.device(device):
@@ -186,7 +203,27 @@ def add_normal_many_(
                 [starts[i] for i in chosen],
                 [_round_up(scales[i]) for i in chosen],
                 divisor,
+                into=[places[i] for i in chosen],
             )
+    moved = [i for i, target in enumerate(targets) if places[i] is not target]
+    if moved:
+        with torch.no_grad():
+            torch._foreach_copy_([targets[i] for i in moved], [places[i] for i in moved])
+
+
+def _fused(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.dtype in _FUSED
+
+
+def _check_target(tensor: torch.Tensor, target: torch.Tensor) -> None:
+    """Every element of the target is written, and nothing else: it ends with noise wherever it is read."""
+    if not target.is_floating_point():
+        raise TypeError(f"noise can be written to a floating-point tensor, not to {target.dtype}")
+    if target.shape != tensor.shape or target.device != tensor.device:
+        raise ValueError(
+            f"the result of a tensor of shape {tuple(tensor.shape)} on {tensor.device} cannot be written to one of "
+            f"shape {tuple(target.shape)} on {target.device}"
+        )
 
 
 def tail_mass(elements: int) -> float:

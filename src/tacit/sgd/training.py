@@ -489,22 +489,27 @@ class Training(Resumable):
         return (((norms <= bound).float() - 0.5) * piece.mask).sum().cpu()
 
     def _noisy(self, sums: dict[str, Tensor], clipping: Clipping, step: int) -> dict[str, Tensor]:
-        """Gradients for the optimizer: the sums with noise, in place, divided by the expected batch size.
+        """Gradients for the optimizer: the sums with noise, divided by the expected batch size, in the types of the
+        parameters. The sums are used up: they hold these gradients, or what nobody may see.
 
         Guarantee: the Gaussian (Laplace) mechanism on sums of sensitivity ``clipping.sensitivity`` with the noise of
         the plan at this step; the rest is post-processing.
         """
         scale, divisor = self.plan.noise_at(step) * clipping.sensitivity, self.plan.sampler.divisor
         values = list(sums.values())
+        found = {name: _in_type(sums[name], p.dtype) for name, p in self.parameters.items()}
+        cast = [name for name in found if found[name] is not sums[name]]
         if scale > 0 and self.plan.kind != "laplace" and self.spread is None:
-            add_normal_many_(values, self._noise_key, step, list(sums), scale, divisor=divisor)
-        else:
-            if scale > 0 and self.spread is not None:
-                add_noise_(self.spread, sums, self._noise_key, step, scale)
-            elif scale > 0:
-                laplace.add_noise_(sums, self._noise_key, step, scale)
-            torch._foreach_div_(values, divisor)
-        found = _as_types({name: sums[name] for name in self.parameters}, [p.dtype for p in self.parameters.values()])
+            more = {"into": [found[name] for name in sums]} if cast else {}
+            add_normal_many_(values, self._noise_key, step, list(sums), scale, divisor=divisor, **more)
+            return found
+        if scale > 0 and self.spread is not None:
+            add_noise_(self.spread, sums, self._noise_key, step, scale)
+        elif scale > 0:
+            laplace.add_noise_(sums, self._noise_key, step, scale)
+        torch._foreach_div_(values, divisor)
+        if cast:
+            torch._foreach_copy_([found[name] for name in cast], [sums[name] for name in cast])
         return found if self.spread is None else {n: self.spread.gradient(n, g) for n, g in found.items()}
 
     def _release(self, sums: dict[str, Tensor], inside: Tensor, clipping: Clipping, step: int) -> None:
@@ -551,14 +556,9 @@ def _wide(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-def _as_types(sums: dict[str, Tensor], types: list[torch.dtype]) -> dict[str, Tensor]:
-    """Each sum in the type of its parameter: itself, or a copy, all copies in one launch on a GPU."""
-    pairs = zip(sums.items(), types, strict=True)
-    found = {n: s if s.dtype == dtype else torch.empty_like(s, dtype=dtype) for (n, s), dtype in pairs}
-    cast = [n for n, s in sums.items() if found[n] is not s]
-    if cast:
-        torch._foreach_copy_([found[n] for n in cast], [sums[n] for n in cast])
-    return found
+def _in_type(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor itself, or, where it has another type, room for it in this one."""
+    return value if value.dtype == dtype else torch.empty_like(value, dtype=dtype)
 
 
 def _copy(parameters: dict[str, Tensor], values: dict[str, Tensor]) -> None:
