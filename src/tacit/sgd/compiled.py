@@ -36,6 +36,7 @@ from tacit.sgd.graphs import CHANNELS_LAST, hasten, mutates, name_of, reduce_onc
 from tacit.sgd.images import cast_once, in_full_precision, innermost, keep_innermost, without_strides
 from tacit.sgd.kernels import full_precision
 from tacit.sgd.repeats import chained
+from tacit.sgd.together import gather
 
 #: Elements of a loop on a CPU for which one thread is enough.
 CPU_CHUNK = 1 << 16
@@ -302,11 +303,17 @@ class Program:
 
     def _whole_or_chain(self, whole: GraphModule, inputs: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
         """The whole graph compiled, or, where it repeats itself, each of its distinct parts."""
+
+        def compile(piece: GraphModule, some: list[Tensor]) -> Callable[..., Any]:
+            if self.device.type == "cuda" and not mutates(piece):
+                gather(piece)
+            return inductor(piece, some, options)
+
         chain = None
         if os.environ.get("TACIT_COMPILE") != "whole" and not mutates(whole):
-            chain = chained(whole, lambda piece, some: inductor(piece, some, options))
+            chain = chained(whole, compile)
         if chain is None:
-            return inductor(whole, inputs, options)
+            return compile(whole, inputs)
         self.pieces = len(chain.pieces)
         with torch.no_grad():
             chain(*inputs)  # compiles each piece when it is reached, for what the pieces before it give

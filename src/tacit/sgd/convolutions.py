@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.sgd.kernels import block
+from tacit.sgd.grams import block
 from tacit.sgd.launch import jit, launch, tl
 
 

@@ -27,64 +27,8 @@ import torch
 from torch import Tensor
 
 from tacit.sgd import choices
+from tacit.sgd.grams import block, gram_parts, gram_tiles, grams, half, tile_name
 from tacit.sgd.launch import has_triton, interpreted, jit, launch, processors, tl
-
-
-@jit
-def _gram_tile(  # type: ignore[no-untyped-def]
-    base, rows, columns, T, width, stride_t, stride_c, same, BT: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
-):  # fmt: skip
-    """One tile of a Gram matrix; on the diagonal both factors are the same numbers, read once."""
-    inner = tl.arange(0, BK)
-    a = base + rows[:, None] * stride_t + inner[None, :] * stride_c
-    found = tl.zeros((BT, BT), tl.float32)
-    if same:
-        for k in range(0, width, BK):
-            x = tl.load(a, mask=(rows[:, None] < T) & (inner[None, :] < width - k), other=0.0)
-            found = tl.dot(x, tl.trans(x), found, input_precision=PRECISION)
-            a += BK * stride_c
-    else:
-        b = base + columns[:, None] * stride_t + inner[None, :] * stride_c
-        for k in range(0, width, BK):
-            x = tl.load(a, mask=(rows[:, None] < T) & (inner[None, :] < width - k), other=0.0)
-            y = tl.load(b, mask=(columns[:, None] < T) & (inner[None, :] < width - k), other=0.0)
-            found = tl.dot(x, tl.trans(y), found, input_precision=PRECISION)
-            a += BK * stride_c
-            b += BK * stride_c
-    return found
-
-
-@jit
-def _gram_kernel(  # type: ignore[no-untyped-def]
-    left, right, out, T, p, q,
-    left_b, left_t, left_p, right_b, right_t, right_q, tiles,
-    BT: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One tile of the two Gram matrices of one example, on or above the diagonal."""
-    example = tl.program_id(1).to(tl.int64)
-    pair = tl.program_id(0)
-    # The pair (i, j), i <= j, with this number.
-    i = 0
-    rest = pair
-    while rest >= tiles - i:
-        rest -= tiles - i
-        i += 1
-    j = i + rest
-    rows = i * BT + tl.arange(0, BT)
-    columns = j * BT + tl.arange(0, BT)
-    first = _gram_tile(left + example * left_b, rows, columns, T, p, left_t, left_p, i == j, BT, BK, PRECISION)
-    second = _gram_tile(right + example * right_b, rows, columns, T, q, right_t, right_q, i == j, BT, BK, PRECISION)
-    place = out + (example * tl.num_programs(0) + pair) * 3
-    total = tl.sum(first * second)
-    if i == j:
-        corner = tl.arange(0, BT)[:, None] == tl.arange(0, BT)[None, :]
-        tl.store(place, total)
-        tl.store(place + 1, tl.sum(tl.where(corner, first, 0.0)))
-        tl.store(place + 2, tl.sum(tl.where(corner, second, 0.0)))
-    else:
-        tl.store(place, 2 * total)
-        tl.store(place + 1, 0.0)
-        tl.store(place + 2, 0.0)
 
 
 @jit
@@ -262,11 +206,6 @@ class QuickLinear(torch.autograd.Function):  # type: ignore[misc]
         return quick_product(grad, weight, None), grad.mT @ x, grad.sum(0) if ctx.needs_input_grad[2] else None
 
 
-def block(size: int, most: int = 128) -> int:
-    """The side of a tile for so many rows."""
-    return most if size > most // 2 else max(16, 1 << (size - 1).bit_length())
-
-
 def _on_chip(tensor: Tensor) -> bool:
     return tensor.is_cuda or interpreted()
 
@@ -292,17 +231,11 @@ def _tf32_allowed() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def _gram(left: Tensor, right: Tensor, side: int, depth: int, warps: int, stages: int) -> Tensor:
+def _gram(left: Tensor, right: Tensor, **tile: Any) -> Tensor:
     """By the kernel, half of the Gram matrices tile by tile."""
-    batch, tokens, p = left.shape
-    tiles = -(-tokens // side)
-    pairs = tiles * (tiles + 1) // 2
-    out = torch.empty((batch, pairs, 3), dtype=torch.float32, device=left.device)
-    launch(
-        _gram_kernel, (pairs, batch), left, right, out, tokens, p, right.shape[2], *left.stride(), *right.stride(),
-        tiles, BT=side, BK=depth, PRECISION="tf32", num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    return out.sum(1)
+    out = gram_parts(left, 1, tile["side"])
+    grams(left, [right], out, **tile)
+    return out[0].sum(1)
 
 
 def _gram_by_products(left: Tensor, right: Tensor, bands: int) -> Tensor:
@@ -369,9 +302,24 @@ def _room(left: Tensor, right: Tensor) -> int:
     return int(max(1 << 25, left.numel() * left.element_size() + right.numel() * right.element_size()))
 
 
-#: Side and depth of a tile, warps and stages, for many tokens; rows, columns and depth of a tile, warps and stages.
-_GRAMS = {2: ((128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 3)), 4: ((128, 32, 8, 3), (64, 32, 4, 3))}
+#: Rows, columns and depth of a tile, warps and stages.
 _PRODUCTS = {2: ((128, 128, 64, 8, 3), (128, 256, 64, 8, 3), (128, 128, 64, 4, 3)), 4: ((128, 128, 32, 8, 3),)}
+
+
+def _operations(tokens: int, p: int, q: int) -> tuple[int, int]:
+    """How many multiplications Gram matrices take, and the product of the factors."""
+    side = block(tokens)
+    return min(half(tokens, side) * side * side, tokens * tokens) * (p + q), tokens * p * q
+
+
+def prefers_gram(tokens: int, p: int, q: int) -> bool:
+    """Whether Gram matrices are the cheaper way to norms of (T, p) and (T, q).
+
+    >>> prefers_gram(256, 768, 768), prefers_gram(2048, 768, 768)
+    (True, False)
+    """
+    gram, product = _operations(tokens, p, q)
+    return gram <= product
 
 
 def norm_ways(left: Tensor, right: Tensor) -> dict[str, choices.Way]:
@@ -381,17 +329,13 @@ def norm_ways(left: Tensor, right: Tensor) -> dict[str, choices.Way]:
     """
     (batch, tokens, p), q = left.shape, right.shape[2]
     size, room = left.element_size(), _room(left, right)
-    side = block(tokens)
-    half = -(-tokens // side) * (-(-tokens // side) + 1) // 2
-    gram, product = min(half * side * side, tokens * tokens) * (p + q), tokens * p * q
-    worth = 3 * min(gram, product)
+    gram, product = _operations(tokens, p, q)
+    worth = 2 * min(gram, product)
     grams: dict[str, choices.Way] = {}
     plain: dict[str, choices.Way] = {}
     if gram <= worth:
-        tiles = (
-            _GRAMS[size] if tokens > 64 else ((side, 128 if size == 2 else 32, 4, 3), (side, 64 // (size // 2), 4, 3))
-        )
-        grams = {_name("gram", *t): partial(_gram, side=t[0], depth=t[1], warps=t[2], stages=t[3]) for t in tiles}
+        for name, tile in gram_tiles(left, right).items():
+            grams[f"gram {name}"] = partial(_gram, **tile)
         for bands in (1, 4) if tokens >= 1024 else (1,):
             if 8 * -(-tokens // bands) * tokens <= room:
                 plain[f"gram by products in {bands}"] = partial(_gram_by_products, bands=bands)
@@ -402,19 +346,15 @@ def norm_ways(left: Tensor, right: Tensor) -> dict[str, choices.Way]:
         tiles_pq = tiles_pq or [(*small, 8 if small[0] * small[1] > 8192 else 4, 3)]
         for t in tiles_pq:
             way = partial(_product, rows=t[0], columns=t[1], depth=t[2], warps=t[3], stages=t[4])
-            products[_name("product", *t)] = way
+            products[tile_name("product ", *t)] = way
         if 4 * p * q <= room:
             plain["product by products"] = _product_by_products
     if not _on_chip(left):
         return plain or {"gram by products in 1": partial(_gram_by_products, bands=1)}
     # A kernel has one program for a tile of one example: too few of them leave a GPU idle.
-    idle = half * batch < processors(left.device) and gram <= product
+    idle = half(tokens, block(tokens)) * batch < processors(left.device) and gram <= product
     ordered = {**grams, **products} if gram <= product else {**products, **grams}
     return {**plain, **ordered} if idle else {**ordered, **plain}
-
-
-def _name(what: str, *tile: int) -> str:
-    return f"{what} {'x'.join(map(str, tile[:-2]))}, {tile[-2]} warps, {tile[-1]} stages"
 
 
 def cut_off(left: Tensor, right: Tensor) -> float:
@@ -426,13 +366,14 @@ def cut_off(left: Tensor, right: Tensor) -> float:
     return float((2 * tokens + p + q) * choices.CUT_OFF)
 
 
-def _norms_agree(found: Tensor, wanted: Tensor, cut: float) -> bool:
+def norms_agree(found: Tensor, wanted: Tensor, cut: float) -> bool:
+    """Whether two results are the same norms but for rounding, and for what tensor cores cut off."""
     return bool(torch.allclose(found, wanted, rtol=1e-4 + 2 * cut))
 
 
 def agreement(left: Tensor, right: Tensor) -> choices.Check:
     """What tells whether two results are the norms of factors like these."""
-    return partial(_norms_agree, cut=cut_off(left, right))
+    return partial(norms_agree, cut=cut_off(left, right))
 
 
 @torch.library.custom_op("tacit::factor_norms", mutates_args=())  # type: ignore[untyped-decorator]

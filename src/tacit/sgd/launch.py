@@ -62,6 +62,14 @@ def has_descriptors() -> bool:
     return known and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
 
 
+def fetchable(*tensors: Tensor) -> bool:
+    """Whether the copy engine can read these: it wants rows that are whole, and begin at multiples of 16 bytes."""
+    return has_descriptors() and all(
+        t.stride(-1) == 1 and t.data_ptr() % 16 == 0 and all(n * t.element_size() % 16 == 0 for n in t.stride()[:-1])
+        for t in tensors
+    )
+
+
 def described(tensor: Tensor, block: Sequence[int]) -> Any:
     """A tensor as the copy engine reads it, in blocks of this shape; what lies outside is zero."""
     from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-not-found, unused-ignore]

@@ -17,36 +17,36 @@ import torch
 from torch import Tensor
 
 from tacit.sgd import choices, kernels
-from tacit.sgd.launch import described, has_descriptors, has_triton, interpreted, jit, launch, processors, tl
+from tacit.sgd.launch import described, fetchable, has_triton, interpreted, jit, launch, processors, tl
 
 #: Factors below this, relative to the largest, are left to the uncompiled step: ratios must stay inside float32.
 LEAST = 1e-12
 
 
-@jit
+@jit(do_not_specialize=["alone"])  # type: ignore[untyped-decorator, unused-ignore]
 def _sum_kernel(  # type: ignore[no-untyped-def]
-    left, right, scale, out, work, B, T, p, q, blocks,
+    left, right, scale, out, work, B, T, p, q, blocks, alone,
     left_b, left_t, right_b, right_t,
     FETCH: tl.constexpr, BP: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Whole tiles go to ``out``, this program's parts of shared tiles to its two places of ``work``.
 
-    Channels are adjacent in memory; ``blocks`` is how many blocks of BK an example's tokens are. Examples whose factor
-    is zero must be zero themselves. FETCH: the factors are descriptors of blocks, which the copy engine reads.
+    ``alone`` is how many tiles are computed whole; the others are shared. Channels are adjacent in memory; ``blocks``
+    is how many blocks of BK an example's tokens are. Examples whose factor is zero must be zero themselves. FETCH: the
+    factors are descriptors of blocks, which the copy engine reads.
     """
     program = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0)
     down = tl.cdiv(p, BP)
     across = tl.cdiv(q, BQ)
-    alone = down * across // programs
-    shared = (program - program + down * across - alone * programs) * B  # 64 bits
+    shared = (program - program + down * across - alone) * B  # 64 bits
     unit = program * shared // programs
     stop = (program + 1) * shared // programs
     place = program * 2
     wave = 0
-    while (wave < alone) | (unit < stop):
-        whole = wave < alone
-        tile = tl.where(whole, wave * programs + program, alone * programs + unit // B).to(tl.int32)
+    while (wave * programs + program < alone) | (unit < stop):
+        whole = wave * programs + program < alone
+        tile = tl.where(whole, wave * programs + program, alone + unit // B).to(tl.int32)
         first = tl.where(whole, 0, unit % B).to(tl.int32)
         count = tl.where(whole, B, tl.minimum(B - unit % B, stop - unit)).to(tl.int32)
         # Tiles that run side by side lie in few columns, or few rows, whichever are the longer: they read the same.
@@ -134,25 +134,36 @@ def fits(left: Tensor, right: Tensor) -> bool:
     return choices.chooses("sum", left) and narrow and has_triton() and filled
 
 
-def by_kernel(left: Tensor, right: Tensor, scale: Tensor, tile: tuple[int, ...], fetch: bool) -> Tensor:
-    """The sum by the kernels; ``tile`` as in :data:`EVEN`, ``fetch`` by the copy engine."""
+def by_kernel(
+    left: Tensor, right: Tensor, scale: Tensor, tile: tuple[int, ...], fetch: bool, whole: bool = False
+) -> Tensor:
+    """The sum by the kernels; ``tile`` as in :data:`EVEN`, ``fetch`` by the copy engine, ``whole`` shares no tile."""
     (batch, tokens, p), q = left.shape, right.shape[2]
     bp, bq, bk, warps, stages, each = tile
     tiles = -(-p // bp) * -(-q // bq)
-    programs = min(processors(left.device) * each, tiles * batch)
+    programs = min(processors(left.device) * each, tiles if whole else tiles * batch)
+    alone = tiles if whole else tiles // programs * programs
     out = torch.empty((p, q), dtype=torch.float32, device=left.device)
     work = torch.empty((programs, 2, bp, bq), dtype=torch.float32, device=left.device)
     pair = (described(left, (1, bk, bp)), described(right, (1, bk, bq))) if fetch else (left, right)
     launch(
-        _sum_kernel, (programs,), *pair, scale, out, work, batch, tokens, p, q, -(-tokens // bk),
+        _sum_kernel, (programs,), *pair, scale, out, work, batch, tokens, p, q, -(-tokens // bk), alone,
         left.stride(0), left.stride(1), right.stride(0), right.stride(1),
         FETCH=fetch, BP=bp, BQ=bq, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    if tiles % programs and programs > 1:
+    if alone < tiles and programs > 1:
         launch(
             _join_kernel, (programs - 1, bp // 32), out, work, batch, p, q, programs, BP=bp, BQ=bq, ROWS=32, num_warps=4
         )
     return out
+
+
+def _nearly_even(left: Tensor, right: Tensor, tile: tuple[int, ...]) -> bool:
+    """Whether whole tiles keep the programs busy to three quarters: then sharing the last ones may not pay."""
+    tiles = -(-left.shape[2] // tile[0]) * -(-right.shape[2] // tile[1])
+    programs = processors(left.device) * tile[5]
+    waves = -(-tiles // programs)
+    return bool(tiles % programs and 4 * tiles >= 3 * waves * programs)
 
 
 def sum_ways(left: Tensor, right: Tensor) -> dict[str, choices.Way]:
@@ -161,11 +172,13 @@ def sum_ways(left: Tensor, right: Tensor) -> dict[str, choices.Way]:
     tiles = UNEVEN if -(-tokens // 64) * 64 > 1.1 * tokens else EVEN
     ways: dict[str, choices.Way] = {}
     if has_triton() and (left.is_cuda or interpreted()):
-        aligned = all(t.stride(0) % 8 == 0 == t.stride(1) % 8 and t.data_ptr() % 16 == 0 for t in (left, right))
-        for fetch in (False, True) if has_descriptors() and aligned else (False,):
+        for fetch in (False, True) if fetchable(left, right) else (False,):
             for tile in tiles if fetch else tiles[:2]:
                 name = f"{'fetched' if fetch else 'read'} {'x'.join(map(str, tile[:3]))}, {tile[3]} warps, "
-                ways[f"{name}{tile[4]} stages, {tile[5]} each"] = partial(by_kernel, tile=tile, fetch=fetch)
+                name += f"{tile[4]} stages, {tile[5]} each"
+                ways[name] = partial(by_kernel, tile=tile, fetch=fetch)
+                if fetch and _nearly_even(left, right, tile):
+                    ways[f"{name}, whole"] = partial(by_kernel, tile=tile, fetch=fetch, whole=True)
     ways["two products"] = kernels.weighted_product
     return ways
 

@@ -1,0 +1,182 @@
+"""How are the norms of several operations computed at once, so that a GPU is never half idle?
+
+A layer's operations are known one after another in the backward pass, but nobody reads their norms before the end. One
+alone rarely fills a GPU: 144 tiles on 132 processors take as long as 264. :func:`gather` puts the norms of a stretch of
+a traced step into one operation, :func:`norms_together`, which runs their kernels side by side, and computes the Gram
+matrix of what several of them share (queries, keys and values are made of the same input) once. Whether that is faster
+than one after another is measured like everything else (:mod:`tacit.sgd.choices`); no norm changes but in rounding.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from tacit.sgd import choices, grams, kernels
+from tacit.sgd.graphs import _origin as origin
+from tacit.sgd.graphs import _shape as shape_of
+from tacit.sgd.launch import has_triton, interpreted
+
+aten = torch.ops.aten
+
+#: Operations of one call.
+MOST = 8
+
+
+@functools.cache
+def _streams(device: torch.device, count: int) -> tuple[Any, ...]:
+    """Always the same ones: memory is kept for every stream that has been seen."""
+    return tuple(torch.cuda.Stream(device) for _ in range(count))
+
+
+def side_by_side(device: torch.device, calls: Sequence[Callable[[], None]]) -> None:
+    """Launch calls that do not depend on one another so that they may overlap; what comes after waits for all.
+
+    They must allocate no memory: another stream's would be given back too early.
+    """
+    if device.type != "cuda":
+        for call in calls:
+            call()
+        return
+    here = torch.cuda.current_stream(device)
+    others = _streams(device, len(calls) - 1)
+    for stream in others:
+        stream.wait_stream(here)
+    for stream, call in zip((here, *others), calls, strict=True):
+        with torch.cuda.stream(stream):
+            call()
+    for stream in others:
+        here.wait_stream(stream)
+
+
+def _one_by_one(*factors: Tensor, owners: Sequence[int]) -> Tensor:
+    rights = factors[-len(owners) :]
+    return torch.stack([kernels.factor_norms(factors[k], right) for k, right in zip(owners, rights, strict=True)])
+
+
+def _at_once(*factors: Tensor, owners: Sequence[int], **tile: Any) -> Tensor:
+    lefts, rights = factors[: -len(owners)], factors[-len(owners) :]
+    out = grams.gram_parts(lefts[0], len(rights), tile["side"])
+    calls = []
+    for k, left in enumerate(lefts):
+        begin = list(owners).index(k)
+        mine = rights[begin : begin + list(owners).count(k)]
+        work = left.shape[2] + sum(t.shape[2] for t in mine)
+        calls.append((work, partial(grams.grams, left, mine, out[begin : begin + len(mine)], **tile)))
+    # The longest first: the short ones fill what is left.
+    side_by_side(out.device, [call for _, call in sorted(calls, key=lambda c: -c[0])])
+    return out.sum(2)
+
+
+def together_ways(lefts: Sequence[Tensor], rights: Sequence[Tensor], owners: Sequence[int]) -> dict[str, choices.Way]:
+    """One after another, each in its own way, or all at once with tiles of several shapes."""
+    ways: dict[str, choices.Way] = {"one by one": partial(_one_by_one, owners=owners)}
+    if has_triton() and (lefts[0].is_cuda or interpreted()):
+        for name, tile in grams.gram_tiles(*lefts, *rights).items():
+            ways[f"at once {name}"] = partial(_at_once, owners=owners, **tile)
+    return ways
+
+
+@torch.library.custom_op("tacit::norms_together", mutates_args=())  # type: ignore[untyped-decorator]
+def norms_together(lefts: Sequence[Tensor], rights: Sequence[Tensor], owners: Sequence[int]) -> Tensor:
+    """:func:`tacit.sgd.kernels.factor_norms` of each of ``rights`` with the one of ``lefts`` that owns it.
+
+    ``owners`` are in order; the result is (rights, B, 3). Guarantee: that of each norm by itself.
+    """
+    if not choices.chooses("together", lefts[0]):
+        return _one_by_one(*lefts, *rights, owners=owners)
+    ways = together_ways(lefts, rights, owners)
+    cut = max(kernels.cut_off(lefts[k], right) for k, right in zip(owners, rights, strict=True))
+    check = partial(kernels.norms_agree, cut=cut)
+    return ways[choices.chooser().pick("together", ways, "one by one", check, (*lefts, *rights))](*lefts, *rights)
+
+
+@norms_together.register_fake  # type: ignore[untyped-decorator]
+def _(lefts: Sequence[Tensor], rights: Sequence[Tensor], owners: Sequence[int]) -> Tensor:
+    return lefts[0].new_empty((len(rights), lefts[0].shape[0], 3), dtype=torch.float32)
+
+
+def gather(graph: GraphModule) -> int:
+    """Norms of factors with equally many tokens in one operation, where Gram matrices are the cheaper way to them.
+
+    Each moves to the place of the last of its group, and so does what is made of it; returns how many were gathered.
+    The two sizes that an operation tells beside each norm may change places: only their product is read.
+    """
+    gathered = 0
+    for members in _groups(list(graph.graph.nodes)):
+        gathered += len(members)
+        _replace(graph, members)
+    if gathered:
+        graph.graph.lint()
+        graph.recompile()
+    return gathered
+
+
+def _groups(nodes: list[Node]) -> list[list[Node]]:
+    """Which norms to compute at once: those that do not wait for one another."""
+    found: list[list[Node]] = []
+    open_now: dict[Any, tuple[list[Node], set[Node]]] = {}
+    for node in nodes:
+        for _, waiting in open_now.values():
+            if not waiting.isdisjoint(node.all_input_nodes):
+                waiting.add(node)
+        if node.target is not torch.ops.tacit.factor_norms.default:
+            continue
+        left, right = (shape_of(n) for n in node.args)
+        if not (len(left) == len(right) == 3 and kernels.prefers_gram(left[1], left[2], right[2])):
+            continue
+        key = (left[:2], node.args[0].meta["tensor_meta"].dtype)
+        members, waiting = open_now.get(key, ([], set()))
+        if len(members) == MOST or node in waiting or not members:
+            members, waiting = [], set()
+            found.append(members)
+            open_now[key] = members, waiting
+        members.append(node)
+        waiting.add(node)
+    return [members for members in found if len(members) > 1]
+
+
+def _replace(graph: GraphModule, members: list[Node]) -> None:
+    def same(factor: Any) -> Any:
+        return origin(factor), shape_of(factor)
+
+    counts = Counter(key for node in members for key in {same(n) for n in node.args})
+    lefts: dict[Any, Node] = {}
+    pairs: list[tuple[Any, Node, Node]] = []
+    for node in members:
+        owner, other = sorted(node.args, key=lambda n: -counts[same(n)])
+        lefts.setdefault(same(owner), owner)
+        pairs.append((same(owner), other, node))
+    place = {key: k for k, key in enumerate(lefts)}
+    pairs.sort(key=lambda pair: place[pair[0]])
+    nodes = list(graph.graph.nodes)
+    first, last = nodes.index(members[0]), nodes.index(members[-1])
+    waiting = set(members)
+    moved = []
+    for node in nodes[first : last + 1]:
+        if not waiting.isdisjoint(node.all_input_nodes):
+            waiting.add(node)
+            moved.append(node)
+    with graph.graph.inserting_after(members[-1]):
+        found = graph.graph.call_function(
+            torch.ops.tacit.norms_together.default,
+            ([*lefts.values()], [other for _, other, _ in pairs], [place[key] for key, _, _ in pairs]),
+        )
+    after = found
+    for k, (_, _, node) in enumerate(pairs):
+        with graph.graph.inserting_after(after):
+            after = graph.graph.call_function(aten.select.int, (found, 0, k))
+        after.meta = dict(node.meta)
+        node.replace_all_uses_with(after)
+    for node in moved:
+        after.append(node)
+        after = node
+    for node in members:
+        graph.graph.erase_node(node)

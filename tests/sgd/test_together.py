@@ -1,0 +1,132 @@
+"""The norms of several operations at once are those of each by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tacit import sgd
+from tacit.sgd import choices, compiled, kernels, together
+
+
+def exact(left: Tensor, right: Tensor) -> Tensor:
+    product = left.double().mT @ right.double()
+    return torch.stack([t.double().square().sum((1, 2)) for t in (product, left, right)], 1)
+
+
+def many(device: str, batch: int, tokens: int, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], list[int]]:
+    torch.manual_seed(0)
+
+    def factors(*widths: int) -> list[Tensor]:
+        common = torch.randn(batch, 1, 1, device=device)
+        return [(torch.randn(batch, tokens, n, device=device) + common).to(dtype) for n in widths]
+
+    return factors(64, 96, 512), factors(64, 128, 32, 256, 48, 64), [0, 0, 0, 0, 1, 2]
+
+
+def test_operations_that_share_a_factor_and_others_get_the_norms_of_each_by_itself():
+    lefts, rights, owners = many("cpu", 3, 20, torch.float32)
+    wanted = torch.stack([exact(lefts[k], right) for k, right in zip(owners, rights, strict=True)])
+    assert torch.allclose(together.norms_together(lefts, rights, owners).double(), wanted, rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("batch", "tokens"), [(3, 40), (4, 300), (64, 197), (2, 1024)])
+def test_every_way_to_compute_them_at_once_is_exact_and_the_same_every_time(batch, tokens):
+    lefts, rights, owners = many("cuda", batch, tokens, torch.bfloat16)
+    wanted = torch.stack([exact(lefts[k], right) for k, right in zip(owners, rights, strict=True)])
+    ways = together.together_ways(lefts, rights, owners)
+    assert len(ways) > 2
+    for name in ways:
+        with choices.forced(together=name):
+            found = together.norms_together(lefts, rights, owners)
+            assert torch.allclose(found.double(), wanted, rtol=1e-4), name
+            if name != "one by one":
+                assert torch.equal(found, together.norms_together(lefts, rights, owners)), name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_runs_side_by_side_waits_for_what_was_before_and_is_waited_for():
+    """Recorded and replayed with other numbers: a launch that did not wait would read or leave old ones."""
+    lefts, rights, owners = many("cuda", 4, 1024, torch.bfloat16)
+    names = [name for name in together.together_ways(lefts, rights, owners) if name.startswith("at once")]
+    for name in names[:2]:
+        with choices.forced(together=name):
+            for _ in range(2):
+                together.norms_together(lefts, rights, owners)
+            torch.cuda.synchronize()
+            factor = torch.ones((), device="cuda")
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                scaled = [t * factor for t in rights]
+                found = together.norms_together(lefts, scaled, owners) * 1.0
+            for size in (1.0, 4.0, 0.5):
+                factor.fill_(size)
+                graph.replay()
+                wanted = torch.stack([exact(lefts[k], size * right) for k, right in zip(owners, rights, strict=True)])
+                assert torch.allclose(found.double(), wanted, rtol=1e-4), (name, size)
+
+
+def test_norms_are_gathered_but_not_those_that_wait_for_others():
+    def step(x: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+        one = kernels.factor_norms(g, x)
+        small = one[:, 0].sqrt()
+        two = kernels.factor_norms(h, x.clone() * 2)
+        three = kernels.factor_norms(x, h)
+        late = kernels.factor_norms(g * three[:, :1, None], h)
+        return small, two, three[:, 0] + 1, late
+
+    torch.manual_seed(0)
+    given = [torch.randn(2, 4, n) for n in (64, 32, 48)]
+    graph = make_fx(step)(*given)
+    wanted = graph(*given)
+    assert together.gather(graph) == 3
+    (node,) = (n for n in graph.graph.nodes if "norms_together" in str(n.target))
+    lefts, rights, owners = node.args
+    # x is what the first and the third share.
+    assert (len(lefts), len(rights), owners) == (2, 3, [0, 0, 1])
+    assert [n.name for n in graph.graph.nodes if "factor_norms" in str(n.target)] == ["factor_norms_3"]
+    for found, old in zip(graph(*given), wanted, strict=True):
+        # Of the two sizes that go with a norm only the product means something.
+        found, old = (t if t.dim() == 1 else torch.stack([t[:, 0], t[:, 1] * t[:, 2]], 1) for t in (found, old))
+        assert torch.allclose(found, old, rtol=1e-5)
+
+
+class Block(nn.Module):
+    """Three operations on one input, and one on what they make."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(d, d, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c = (part(x) for part in self.parts[:3])
+        return x + self.parts[3](a * torch.tanh(b) + c)
+
+
+@pytest.mark.parametrize("clipping", ["flat", "per_layer"])
+def test_a_compiled_step_with_gathered_norms_is_the_step_without(monkeypatch, clipping):
+    monkeypatch.setattr(kernels, "narrow", lambda t: t.dtype == torch.bfloat16)
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block(96) for _ in range(3))).bfloat16()
+    batch = torch.randn(5, 8, 96).bfloat16(), torch.randn(5, 8, 96).bfloat16()
+    gathered = []
+
+    def as_traced(graph, inputs, options):
+        gathered.append(together.gather(graph))
+        return graph
+
+    def loss(model, batch):
+        return (model(batch[0]) - batch[1]).float().square().mean((1, 2))
+
+    plain = sgd.clipped_grad(model, loss, batch, 0.5, clipping=clipping)
+    monkeypatch.setattr(compiled, "inductor", as_traced)
+    found = sgd.clipped_grad(model, loss, batch, 0.5, clipping=clipping, compile=True)
+    assert sum(gathered) == 12
+    assert torch.allclose(found.norms, plain.norms, rtol=1e-4)
+    for name, total in plain.sums.items():
+        assert (found.sums[name] - total).norm() <= 1e-3 * total.norm(), name
