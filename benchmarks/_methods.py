@@ -51,7 +51,8 @@ def plain_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor]
 
 def make(work: Workload, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = work.build().to(device=device, dtype=work.dtype)
+    with device:  # a billion random weights take a CPU long
+        model = work.build().to(device=device, dtype=work.dtype)
     chosen = [p for p in model.parameters() if p.requires_grad]
     return model, torch.optim.SGD(chosen, lr=1e-3, momentum=0.9)
 

@@ -28,7 +28,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 
-from tacit.sgd import checks, frames, kernels, weighted
+from tacit.sgd import answers, checks, frames, kernels, weighted
 from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.engine import Engine, Plan
 from tacit.sgd.errors import ClippingError
@@ -154,6 +154,7 @@ class Program:
         self.replay: Recording | None = None
         self.pieces = 1
         self._calls = 0
+        self._answer = answers.Answer() if self.device.type == "cuda" else None
         self._shared: list[int] | None = None
         try:
             with torch.autocast(self.device.type, enabled=False):
@@ -210,6 +211,8 @@ class Program:
                 # An example counted as zero may hold infinities that poison a product: such a batch runs uncompiled.
                 fine = ~found.bad.any() & found.comparable(weighted.LEAST)
                 fine = fine & kept if kept is not None else fine
+                if self.device.type == "cuda":
+                    fine = answers.tell(fine)
                 marks.append(_last_node())
                 return [*found.sums(False, True).values(), found.norms, losses, found.scale, fine]
 
@@ -340,7 +343,10 @@ class Program:
         # The casts of autocast are in the program; applied again they would reach norms and sums.
         kind = self.device.type
         cast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-        with torch.no_grad(), cast:
+        answer = self._answer
+        if answer is not None:
+            answer.expect(torch.cuda.synchronize)
+        with torch.no_grad(), cast, answer.awaited() if answer is not None else nullcontext():
             if self.replay is not None and self.replay.holds(self.constants):
                 found = self.replay(inputs, lend)
             else:
@@ -359,7 +365,7 @@ class Program:
         sums = dict(zip(self.names, values, strict=True))
         if meanwhile is not None:
             meanwhile(sums)
-        if not bool(fine):
+        if not (bool(fine) if answer is None else answer.read(fine, torch.cuda.current_stream(self.device).query)):
             return None
         return Result(sums, norms, losses, scale)
 

@@ -1,0 +1,79 @@
+"""How does the host learn that a step holds while the GPU is still at work on it?
+
+Whether a compiled step holds (every gradient is finite, factors are comparable) is known with the clip factors, before
+the clipped sums are made of them. The answer is sent to the host from there, in the middle of the program, so that what
+follows (the optimizer, the next batch, the next step) is launched while the sums are still being added up, and the GPU
+never waits for it. Nothing is released earlier than before: the host only launches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+#: A byte that is neither true nor false.
+UNKNOWN = 2
+
+
+class Answer:
+    """A truth value on its way from the GPU, in memory that both see.
+
+    >>> answer = Answer(pin=False)
+    >>> answer.expect(lambda: None)
+    >>> with answer.awaited():
+    ...     _ = tell(torch.tensor(True))
+    >>> answer.read(torch.tensor(True), lambda: False)
+    True
+    """
+
+    def __init__(self, pin: bool = True) -> None:
+        self.place = torch.zeros(1, dtype=torch.uint8, pin_memory=pin)
+        self.byte = self.place.numpy()
+
+    def expect(self, settle: Callable[[], None]) -> None:
+        """Before the program starts. Where nobody read an earlier answer (an error came between), it may still be on
+        its way, and would be taken for this one: ``settle`` waits until nothing is."""
+        if self.byte[0] == UNKNOWN:
+            settle()
+        self.byte[0] = UNKNOWN
+
+    def send(self, value: Tensor) -> None:
+        """In the program: put the value on its way, behind what was launched so far."""
+        self.place.view(torch.bool).copy_(value.reshape(1), non_blocking=True)
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Programs that run, or are recorded, inside send here."""
+        _awaited.append(self)
+        try:
+            yield
+        finally:
+            _awaited.pop()
+
+    def read(self, value: Tensor, done: Callable[[], bool]) -> bool:
+        """Wait for the answer; where everything is ``done`` and none came, it is the value itself."""
+        while self.byte[0] == UNKNOWN:
+            if done() and self.byte[0] == UNKNOWN:
+                return bool(value)
+            time.sleep(0)
+        return bool(self.byte[0])
+
+
+_awaited: list[Answer] = []
+
+
+@torch.library.custom_op("tacit::tell", mutates_args=())  # type: ignore[untyped-decorator]
+def tell(value: Tensor) -> Tensor:
+    """The value, which is also sent to whoever awaits it."""
+    if _awaited:
+        _awaited[-1].send(value)
+    return value.clone()
+
+
+@tell.register_fake  # type: ignore[untyped-decorator]
+def _(value: Tensor) -> Tensor:
+    return torch.empty_like(value)

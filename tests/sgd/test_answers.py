@@ -1,0 +1,67 @@
+"""The host hears whether a step holds, from the step it asks about and from no other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tacit import sgd
+from tacit.sgd.answers import Answer, tell
+
+
+def nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_an_answer_is_the_value_that_was_sent(value):
+    answer = Answer(pin=False)
+    answer.expect(nothing)
+    with answer.awaited():
+        kept = tell(torch.tensor(value))
+    assert answer.read(kept, lambda: False) is value
+    assert tell(torch.tensor(not value)).item() is not value  # nobody awaits it
+    assert answer.read(kept, lambda: False) is value
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_where_no_answer_came_though_all_is_done_the_value_itself_is_read(value):
+    answer = Answer(pin=False)
+    answer.expect(nothing)
+    looks = iter([False, False, True])
+    assert answer.read(torch.tensor(value), lambda: next(looks)) is value
+
+
+def test_an_answer_that_nobody_read_is_waited_for_before_the_next_is_expected():
+    answer = Answer(pin=False)
+    settled = []
+
+    def arrives() -> None:
+        answer.send(torch.tensor(True))  # the late answer of the step before
+        settled.append(True)
+
+    answer.expect(nothing)
+    answer.expect(arrives)
+    assert settled
+    answer.send(torch.tensor(False))
+    assert answer.read(torch.tensor(False), lambda: False) is False
+    answer.expect(lambda: settled.append(False))
+    assert settled == [True]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_batch_that_does_not_hold_is_found_out_in_every_step_of_a_recorded_program():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)), nn.Linear(64, 3)).cuda()
+    loss = nn.CrossEntropyLoss(reduction="none")
+    for step in range(12):
+        x, y = torch.randn(32, 64, device="cuda"), torch.randint(3, (32,), device="cuda")
+        if step in (5, 8, 9):
+            x[step] = float("nan") if step == 8 else 1e38
+        found = sgd.clipped_grad(model, loss, (x, y), 0.1, compile=True)
+        wanted = sgd.clipped_grad(model, loss, (x, y), 0.1)
+        assert all(torch.isfinite(total).all() for total in found.sums.values()), step
+        for name, total in wanted.sums.items():
+            assert (found.sums[name] - total).norm() <= 1e-4 * (total.norm() + 0.1), (step, name)
