@@ -1,4 +1,4 @@
-"""The norms of several operations at once are those of each by itself."""
+"""Norms and sums of several operations at once are those of each by itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tacit import sgd
-from tacit.sgd import choices, compiled, kernels, together
+from tacit.sgd import choices, compiled, kernels, together, weighted
 
 
 def exact(left: Tensor, right: Tensor) -> Tensor:
@@ -30,6 +30,38 @@ def test_operations_that_share_a_factor_and_others_get_the_norms_of_each_by_itse
     lefts, rights, owners = many("cpu", 3, 20, torch.float32)
     wanted = torch.stack([exact(lefts[k], right) for k, right in zip(owners, rights, strict=True)])
     assert torch.allclose(together.norms_together(lefts, rights, owners).double(), wanted, rtol=1e-5)
+
+
+def test_sums_at_once_are_the_sums_one_by_one():
+    torch.manual_seed(0)
+    lefts, rights = ([torch.randn(3, 10, n) for n in widths] for widths in ((64, 80), (96, 64)))
+    scales = [torch.rand(3) + 0.1 for _ in lefts]
+    for found, *given in zip(together.sums_together(lefts, rights, scales), lefts, rights, scales, strict=True):
+        assert torch.allclose(found, weighted.scaled_sum(*given), rtol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("batch", "tokens"), [(32, 256), (4, 1024), (5, 197)])
+def test_sums_at_once_have_the_bits_of_the_sums_one_by_one_also_when_replayed(batch, tokens, tmp_path):
+    torch.manual_seed(0)
+    sizes = [(768, 2304), (768, 768), (3072, 768), (768, 3072), (2048, 2048)]
+    lefts, rights = ([torch.randn(batch, tokens, s[k], device="cuda").bfloat16() for s in sizes] for k in range(2))
+    scales = [torch.rand(batch, device="cuda") + 0.1 for _ in sizes]
+    with choices.using(choices.Chooser(choices.Record.read(tmp_path / "choices.json"))) as chooser:
+        wanted = [weighted.scaled_sum(*given) for given in zip(lefts, rights, scales, strict=True)]
+        chooser.forced["sums"] = "at once"
+        for _ in range(2):
+            assert all(map(torch.equal, together.sums_together(lefts, rights, scales), wanted))
+        torch.cuda.synchronize()
+        graph, factor = torch.cuda.CUDAGraph(), torch.ones((), device="cuda")
+        with torch.cuda.graph(graph):
+            found = [t * 1.0 for t in together.sums_together(lefts, rights, [s * factor for s in scales])]
+        for size in (1.0, 0.25, 4.0):
+            factor.fill_(size)
+            graph.replay()
+            for total, old in zip(found, wanted, strict=True):
+                assert (total - size * old).norm() <= 1e-5 * size * old.norm()
 
 
 @pytest.mark.gpu
@@ -94,6 +126,20 @@ def test_norms_are_gathered_but_not_those_that_wait_for_others():
         # Of the two sizes that go with a norm only the product means something.
         found, old = (t if t.dim() == 1 else torch.stack([t[:, 0], t[:, 1] * t[:, 2]], 1) for t in (found, old))
         assert torch.allclose(found, old, rtol=1e-5)
+
+
+def test_sums_are_gathered_and_what_is_made_of_them_follows():
+    def step(x: Tensor, g: Tensor, h: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        one = weighted.scaled_sum(g, x, scale).reshape(-1)
+        two = weighted.scaled_sum(h, x, scale * 2).mT
+        return one, two, weighted.scaled_sum(x, h, scale) + 1
+
+    torch.manual_seed(0)
+    given = [*(torch.randn(2, 4, n) for n in (64, 32, 48)), torch.rand(2)]
+    graph = make_fx(step)(*given)
+    wanted = graph(*given)
+    assert together.gather(graph) == 3
+    assert all(map(torch.equal, graph(*given), wanted))
 
 
 class Block(nn.Module):

@@ -45,8 +45,8 @@ MEMORY = 1 << 30
 #: A way must be faster than the one before it by this factor: noise decides nothing.
 CLEARLY = 0.97
 
-Way = Callable[..., Tensor]
-Check = Callable[[Tensor, Tensor], bool]
+Way = Callable[..., Any]
+Check = Callable[[Any, Any], bool]
 
 #: How far a sum of many terms of one sign may fall behind, relative to it and for each term: tensor cores cut off what
 #: does not fit into float32 instead of rounding it. Seen on an H200: between 2^-28 and 2^-27.
@@ -284,7 +284,7 @@ class Chooser:
         return {"way": best or plain, "microseconds": micro, "left_out": left_out}
 
 
-def _attempt(way: Way, sample: tuple[Tensor, ...]) -> Tensor | str:
+def _attempt(way: Way, sample: tuple[Tensor, ...]) -> Any:
     """What a way gives, or why it cannot: kernels that need more than this GPU has are refused by its compiler."""
     try:
         return way(*sample)

@@ -1,15 +1,17 @@
-"""How are the norms of several operations computed at once, so that a GPU is never half idle?
+"""How are norms and sums of several operations computed at once, so that a GPU is never half idle?
 
 A layer's operations are known one after another in the backward pass, but nobody reads their norms before the end. One
 alone rarely fills a GPU: 144 tiles on 132 processors take as long as 264. :func:`gather` puts the norms of a stretch of
 a traced step into one operation, :func:`norms_together`, which runs their kernels side by side, and computes the Gram
-matrix of what several of them share (queries, keys and values are made of the same input) once. Whether that is faster
-than one after another is measured like everything else (:mod:`tacit.sgd.choices`); no norm changes but in rounding.
+matrix of what several of them share (queries, keys and values are made of the same input) once. The same is done for
+the weighted sums, :func:`sums_together`. Whether that is faster than one after another is measured like everything else
+(:mod:`tacit.sgd.choices`); nothing changes but in rounding.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from tacit.sgd import choices, grams, kernels
+from tacit.sgd import choices, grams, kernels, weighted
 from tacit.sgd.graphs import _origin as origin
 from tacit.sgd.graphs import _shape as shape_of
 from tacit.sgd.launch import has_triton, interpreted
@@ -41,7 +43,7 @@ def side_by_side(device: torch.device, calls: Sequence[Callable[[], None]]) -> N
 
     They must allocate no memory: another stream's would be given back too early.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or len(calls) < 2:
         for call in calls:
             call()
         return
@@ -103,34 +105,86 @@ def _(lefts: Sequence[Tensor], rights: Sequence[Tensor], owners: Sequence[int]) 
     return lefts[0].new_empty((len(rights), lefts[0].shape[0], 3), dtype=torch.float32)
 
 
-def gather(graph: GraphModule) -> int:
-    """Norms of factors with equally many tokens in one operation, where Gram matrices are the cheaper way to them.
+def _sums_one_by_one(*factors: Tensor) -> list[Tensor]:
+    count = len(factors) // 3
+    return [weighted.scaled_sum(*factors[k::count]) for k in range(count)]
 
-    Each moves to the place of the last of its group, and so does what is made of it; returns how many were gathered.
-    The two sizes that an operation tells beside each norm may change places: only their product is read.
+
+def _sums_at_once(*factors: Tensor) -> list[Tensor]:
+    """Each in its own way; those by kernels side by side, so that none waits for the last tiles of another."""
+    count = len(factors) // 3
+    found: list[Tensor] = []
+    calls = []
+    for k in range(count):
+        way, given = weighted.chosen(*factors[k::count])
+        if isinstance(way, partial) and way.func is weighted.by_kernel:
+            out, run = weighted.prepared(*given, **way.keywords)
+            calls.append(run)
+        else:
+            out = way(*given).contiguous()
+        found.append(out)
+    side_by_side(factors[0].device, calls)
+    return found
+
+
+def _all_agree(found: list[Tensor], wanted: list[Tensor], check: choices.Check) -> bool:
+    return all(check(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+@torch.library.custom_op("tacit::sums_together", mutates_args=())  # type: ignore[untyped-decorator]
+def sums_together(lefts: Sequence[Tensor], rights: Sequence[Tensor], scales: Sequence[Tensor]) -> list[Tensor]:
+    """:func:`tacit.sgd.weighted.scaled_sum` of each three.
+
+    Guarantee: that of each sum by itself; kernels are the same, and so is the order in which each adds up.
+    """
+    given = (*lefts, *rights, *scales)
+    if not choices.chooses("sums", lefts[0]):
+        return _sums_one_by_one(*given)
+    ways: dict[str, choices.Way] = {"one by one": _sums_one_by_one, "at once": _sums_at_once}
+    check = partial(_all_agree, check=weighted.agreement(lefts[0]))
+    found: list[Tensor] = ways[choices.chooser().pick("sums", ways, "one by one", check, given)](*given)
+    return found
+
+
+@sums_together.register_fake  # type: ignore[untyped-decorator]
+def _(lefts: Sequence[Tensor], rights: Sequence[Tensor], scales: Sequence[Tensor]) -> list[Tensor]:
+    return [
+        left.new_empty((left.shape[2], right.shape[2]), dtype=torch.float32)
+        for left, right in zip(lefts, rights, strict=True)
+    ]
+
+
+def gather(graph: GraphModule) -> int:
+    """Norms of factors with equally many tokens in one operation, where Gram matrices are the cheaper way to them, and
+    their weighted sums in another; returns how many operations were gathered.
+
+    Each moves to the place of the last of its group, and so does what is made of it.
     """
     gathered = 0
-    for members in _groups(list(graph.graph.nodes)):
-        gathered += len(members)
-        _replace(graph, members)
+    for kind, replace in ((torch.ops.tacit.factor_norms, _norms), (torch.ops.tacit.scaled_sum, _sums)):
+        for members in _groups(list(graph.graph.nodes), kind.default):
+            gathered += len(members)
+            _replace(graph, members, replace)
     if gathered:
         graph.graph.lint()
         graph.recompile()
     return gathered
 
 
-def _groups(nodes: list[Node]) -> list[list[Node]]:
-    """Which norms to compute at once: those that do not wait for one another."""
+def _groups(nodes: list[Node], kind: Any) -> list[list[Node]]:
+    """Which operations of a kind to compute at once: those that do not wait for one another."""
     found: list[list[Node]] = []
     open_now: dict[Any, tuple[list[Node], set[Node]]] = {}
     for node in nodes:
         for _, waiting in open_now.values():
             if not waiting.isdisjoint(node.all_input_nodes):
                 waiting.add(node)
-        if node.target is not torch.ops.tacit.factor_norms.default:
+        if node.target is not kind:
             continue
-        left, right = (shape_of(n) for n in node.args)
-        if not (len(left) == len(right) == 3 and kernels.prefers_gram(left[1], left[2], right[2])):
+        left, right = (shape_of(n) for n in node.args[:2])
+        if len(left) != 3 or len(right) != 3:
+            continue
+        if len(node.args) == 2 and not kernels.prefers_gram(left[1], left[2], right[2]):
             continue
         key = (left[:2], node.args[0].meta["tensor_meta"].dtype)
         members, waiting = open_now.get(key, ([], set()))
@@ -143,7 +197,12 @@ def _groups(nodes: list[Node]) -> list[list[Node]]:
     return [members for members in found if len(members) > 1]
 
 
-def _replace(graph: GraphModule, members: list[Node]) -> None:
+def _norms(members: list[Node]) -> tuple[Any, tuple[Any, ...], list[Node]]:
+    """The operation in place of several norms, its arguments, and whose results it gives, in their order.
+
+    The two sizes that an operation tells beside each norm may change places: only their product is read.
+    """
+
     def same(factor: Any) -> Any:
         return origin(factor), shape_of(factor)
 
@@ -156,6 +215,18 @@ def _replace(graph: GraphModule, members: list[Node]) -> None:
         pairs.append((same(owner), other, node))
     place = {key: k for k, key in enumerate(lefts)}
     pairs.sort(key=lambda pair: place[pair[0]])
+    given = [*lefts.values()], [other for _, other, _ in pairs], [place[key] for key, _, _ in pairs]
+    return torch.ops.tacit.norms_together.default, given, [node for _, _, node in pairs]
+
+
+def _sums(members: list[Node]) -> tuple[Any, tuple[Any, ...], list[Node]]:
+    """The operation in place of several weighted sums."""
+    given = tuple([node.args[k] for node in members] for k in range(3))
+    return torch.ops.tacit.sums_together.default, given, members
+
+
+def _replace(graph: GraphModule, members: list[Node], by: Callable[[list[Node]], Any]) -> None:
+    target, given, whose = by(members)
     nodes = list(graph.graph.nodes)
     first, last = nodes.index(members[0]), nodes.index(members[-1])
     waiting = set(members)
@@ -165,14 +236,14 @@ def _replace(graph: GraphModule, members: list[Node]) -> None:
             waiting.add(node)
             moved.append(node)
     with graph.graph.inserting_after(members[-1]):
-        found = graph.graph.call_function(
-            torch.ops.tacit.norms_together.default,
-            ([*lefts.values()], [other for _, other, _ in pairs], [place[key] for key, _, _ in pairs]),
-        )
+        found = graph.graph.call_function(target, given)
     after = found
-    for k, (_, _, node) in enumerate(pairs):
+    for k, node in enumerate(whose):
         with graph.graph.inserting_after(after):
-            after = graph.graph.call_function(aten.select.int, (found, 0, k))
+            if by is _norms:
+                after = graph.graph.call_function(aten.select.int, (found, 0, k))
+            else:
+                after = graph.graph.call_function(operator.getitem, (found, k))
         after.meta = dict(node.meta)
         node.replace_all_uses_with(after)
     for node in moved:

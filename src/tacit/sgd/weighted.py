@@ -11,7 +11,9 @@ that a run can be repeated bit by bit. How tiles are shaped and fetched is measu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -134,27 +136,42 @@ def fits(left: Tensor, right: Tensor) -> bool:
     return choices.chooses("sum", left) and narrow and has_triton() and filled
 
 
-def by_kernel(
+def prepared(
     left: Tensor, right: Tensor, scale: Tensor, tile: tuple[int, ...], fetch: bool, whole: bool = False
-) -> Tensor:
-    """The sum by the kernels; ``tile`` as in :data:`EVEN`, ``fetch`` by the copy engine, ``whole`` shares no tile."""
+) -> tuple[Tensor, Callable[[], None]]:
+    """Room for the sum by the kernels, and what launches them: that allocates nothing.
+
+    ``tile`` as in :data:`EVEN`, ``fetch`` by the copy engine, ``whole`` shares no tile.
+    """
     (batch, tokens, p), q = left.shape, right.shape[2]
     bp, bq, bk, warps, stages, each = tile
     tiles = -(-p // bp) * -(-q // bq)
     programs = min(processors(left.device) * each, tiles if whole else tiles * batch)
     alone = tiles if whole else tiles // programs * programs
     out = torch.empty((p, q), dtype=torch.float32, device=left.device)
-    work = torch.empty((programs, 2, bp, bq), dtype=torch.float32, device=left.device)
+    parts = (programs, 2, bp, bq) if alone < tiles else (0,)
+    work = torch.empty(parts, dtype=torch.float32, device=left.device)
     pair = (described(left, (1, bk, bp)), described(right, (1, bk, bq))) if fetch else (left, right)
-    launch(
-        _sum_kernel, (programs,), *pair, scale, out, work, batch, tokens, p, q, -(-tokens // bk), alone,
-        left.stride(0), left.stride(1), right.stride(0), right.stride(1),
-        FETCH=fetch, BP=bp, BQ=bq, BK=bk, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    if alone < tiles and programs > 1:
+
+    def run() -> None:
         launch(
-            _join_kernel, (programs - 1, bp // 32), out, work, batch, p, q, programs, BP=bp, BQ=bq, ROWS=32, num_warps=4
-        )
+            _sum_kernel, (programs,), *pair, scale, out, work, batch, tokens, p, q, -(-tokens // bk), alone,
+            left.stride(0), left.stride(1), right.stride(0), right.stride(1),
+            FETCH=fetch, BP=bp, BQ=bq, BK=bk, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+        if alone < tiles and programs > 1:
+            launch(
+                _join_kernel, (programs - 1, bp // 32), out, work, batch, p, q, programs,
+                BP=bp, BQ=bq, ROWS=32, num_warps=4,
+            )  # fmt: skip
+
+    return out, run
+
+
+def by_kernel(left: Tensor, right: Tensor, scale: Tensor, **how: Any) -> Tensor:
+    """The sum by the kernels, as :func:`prepared` says."""
+    out, run = prepared(left, right, scale, **how)
+    run()
     return out
 
 
@@ -204,11 +221,16 @@ def scaled_sum(left: Tensor, right: Tensor, scale: Tensor) -> Tensor:
     """
     if not choices.chooses("sum", left):
         return torch.einsum("btp,btq->pq", left.float() * scale.float()[:, None, None], right.float())
+    way, given = chosen(left, right, scale)
+    return way(*given).contiguous()
+
+
+def chosen(left: Tensor, right: Tensor, scale: Tensor) -> tuple[choices.Way, tuple[Tensor, Tensor, Tensor]]:
+    """The way to take for these, and what to give to it."""
     left, right = (t if t.stride(2) == 1 else t.contiguous() for t in (left, right))
-    scale = scale.float().contiguous()
+    given = left, right, scale.float().contiguous()
     ways = sum_ways(left, right)
-    name = choices.chooser().pick("sum", ways, "two products", agreement(left), (left, right, scale))
-    return ways[name](left, right, scale).contiguous()
+    return ways[choices.chooser().pick("sum", ways, "two products", agreement(left), given)], given
 
 
 @scaled_sum.register_fake  # type: ignore[untyped-decorator]
