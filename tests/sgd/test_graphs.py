@@ -162,9 +162,10 @@ def test_statistics_and_sums_of_a_group_normalisation_are_computed_once_and_no_i
         return [n for n in nodes if shapes[n.args[0]].numel() == image and n.args[1] == [2, 3]]
 
     assert len(reduced("var_mean")) == 3
-    # Along the normalised input and in all; one more for the bias of each convolution between them.
+    # Along the normalised input, and of the gradient that it passes on, for the bias of the convolution before it.
     along = [n for n in reduced("sum") if n.args[0].target == aten.mul.Tensor]
-    assert len(along) == 3
+    assert len(along) == 6
+    assert len(reduced("sum")) == 11
     assert not reduced("mean")
     assert not [n for n, shape in shapes.items() if len(shape) == 5 and shape[:3] == (4, 2, 4)]
     wanted = sgd.clipped_grad(model, criterion, batch, 0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,11 +153,39 @@ class Side:
         return [(k, part.reshape(shape)) for (k, shape), part in zip(self.members, parts, strict=True)]
 
 
-def _side_by_side(gradients: Gradients, group_of: list[int]) -> dict[int, Side]:
+#: Numbers of which a copy takes longer than a launch.
+MANY = 1 << 20
+
+
+def _place(tensor: Tensor) -> int:
+    """Where a tensor begins in memory."""
+    return int(tensor.data_ptr())
+
+
+def _shifts(gradients: Gradients, group_of: list[int]) -> dict[int, int]:
+    """Biases whose gradient is the very tensor that is a factor of their weight's, by their number; that of the weight.
+
+    Of a layer with one token per example that is the gradient of its output: many numbers, kept for the weight anyway.
+    """
+    owners: dict[tuple[int, int], int] = {}
+    for k, groups in enumerate(gradients.groups):
+        if len(groups) == 1 and groups[0][0].index is None and groups[0][1].single_token:
+            left = groups[0][1].parts[0].left
+            owners[_place(left), left.numel()] = k
+    found = {}
+    for k, groups in enumerate(gradients.groups):
+        dense = groups[0][1].dense if len(groups) == 1 and groups[0][0].index is None else None
+        owner = None if dense is None else owners.pop((_place(dense), dense.numel()), None)
+        if dense is not None and owner is not None and dense.numel() >= MANY and group_of[k] == group_of[owner]:
+            found[k] = owner
+    return found
+
+
+def _side_by_side(gradients: Gradients, group_of: list[int], but: Collection[int]) -> dict[int, Side]:
     """The gradients that are at hand as they are, by clip group; those of one type, the usual one."""
     found: dict[int, list[tuple[int, Tensor]]] = {}
     for k, groups in enumerate(gradients.groups):
-        if len(groups) == 1 and groups[0][0].index is None:
+        if k not in but and len(groups) == 1 and groups[0][0].index is None:
             dense = groups[0][1].dense
             small = dense is not None and gradients.parameters[k].numel() <= SMALL
             if dense is not None and small and dense.dtype == torch.float32 == wide(gradients.parameters[k].dtype):
@@ -172,6 +200,12 @@ def _side_by_side(gradients: Gradients, group_of: list[int]) -> dict[int, Side]:
     }
 
 
+def _reads(gradients: Gradients, k: int, places: set[int]) -> bool:
+    """Whether a factor of the ``k``-th parameter's gradients begins at one of these places."""
+    parts = [part for _, group in gradients.groups[k] if group.single_token for part in group.parts]
+    return any(_place(t) in places for part in parts for t in (part.left, part.right))
+
+
 def clip(
     gradients: Gradients,
     names: list[str],
@@ -181,6 +215,7 @@ def clip(
     bounds: Tensor | None = None,
     spread: Spread | None = None,
     together: bool = False,
+    lasting: Sequence[Tensor] = (),
 ) -> Clipped:
     """Sums, norms and factors from per-example gradients; static shapes, no data-dependent Python.
 
@@ -189,10 +224,18 @@ def clip(
     ``sums(False, True)`` is for batches in which every example of factor zero has no gradient (:meth:`comparable`):
     its factor is then as good as one, and all factors are positive. ``spread`` says where parameters lie on several
     ranks: norms are then those of the whole gradient, and sums are added up over ranks and cut to this rank's pieces.
-    ``together``: small gradients that are at hand (biases, scales) are laid side by side first, for there are many.
+    ``together``: small gradients that are at hand (biases, scales) are laid side by side first, for there are many, and
+    large ones that are a factor of a weight's are summed with it. ``lasting`` are tensors that outlive the step: sums
+    that they are a factor of come last.
     """
     group_of = {name: g for g, members in enumerate(clipping.groups) for name in members}
-    sides = _side_by_side(gradients, [group_of[n] for n in names]) if together else {}
+    numbers = [group_of[n] for n in names]
+    shifts = _shifts(gradients, numbers) if together and spread is None else {}
+    sides = _side_by_side(gradients, numbers, shifts) if together else {}
+    shift_of = {weight: bias for bias, weight in shifts.items()}
+    # A factor that outlives the step is copied to be scaled, and not given back: last, when the others are gone.
+    places = {_place(t) for t in lasting}
+    order = sorted(range(len(names)), key=lambda k: bool(places) and _reads(gradients, k, places))
     beside = {k for side in sides.values() for k, _ in side.members}
     squared: list[Any] = [None] * len(clipping.groups)
     margin: list[Any] = [None] * len(clipping.groups)
@@ -227,12 +270,19 @@ def clip(
     def sums(sanitise: bool, positive: bool = False) -> dict[str, Tensor]:
         used_BG = torch.where(scale_BG > 0, scale_BG, 1.0) if positive else scale_BG
         columns = [used_BG[:, g] for g in range(len(clipping.groups))]
-        found = dict.fromkeys(names, squared_BG)
+        found = dict.fromkeys((names[k] for k in order), squared_BG)
         for g, side in sides.items():
             for k, total in side.weighted_sums(columns[g], sanitise):
                 found[names[k]] = total
-        for k, n in enumerate(names):
-            if k in beside:
+        for k in order:
+            n = names[k]
+            if k in beside or (k in shifts and not sanitise):
+                continue
+            if k in shift_of and not sanitise:
+                bias = shift_of[k]
+                pair = gradients.groups[k][0][1].with_shift(columns[group_of[n]])
+                for j, total in zip((k, bias), pair, strict=True):
+                    found[names[j]] = total.reshape(gradients.parameters[j].shape).contiguous()
                 continue
             total = gradients.weighted_sum(k, columns[group_of[n]], sanitise, positive)
             found[n] = total if spread is None else spread.place(n, total)

@@ -207,14 +207,18 @@ class Program:
                 kept = guards(engine, run, plan)
                 gradients = engine.gradients(run, grads, plan)
                 losses = run.losses.detach()
-                found = clip(gradients, self.names, spec, torch.isfinite(losses), mask, bounds, together=True)
+                found = clip(
+                    gradients, self.names, spec, torch.isfinite(losses), mask, bounds, together=True, lasting=data
+                )
                 # An example counted as zero may hold infinities that poison a product: such a batch runs uncompiled.
                 fine = ~found.bad.any() & found.comparable(weighted.LEAST)
                 fine = fine & kept if kept is not None else fine
                 if self.device.type == "cuda":
                     fine = answers.tell(fine)
                 marks.append(_last_node())
-                return [*found.sums(False, True).values(), found.norms, losses, found.scale, fine]
+                totals = found.sums(False, True)
+                self.order = list(totals)
+                return [*totals.values(), found.norms, losses, found.scale, fine]
 
         states = _python_randomness()
         torch.clear_autocast_cache()
@@ -362,7 +366,8 @@ class Program:
         for k in self._shared:
             # Two parameters with the same gradient: the compiler computes it once, and each gets noise of its own.
             values[k] = values[k].clone()
-        sums = dict(zip(self.names, values, strict=True))
+        by_name = dict(zip(self.order, values, strict=True))
+        sums = {name: by_name[name] for name in self.names}
         if meanwhile is not None:
             meanwhile(sums)
         if not (bool(fine) if answer is None else answer.read(fine, torch.cuda.current_stream(self.device).query)):

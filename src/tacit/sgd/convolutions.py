@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tacit.sgd import kernels
 from tacit.sgd.grams import block
 from tacit.sgd.launch import jit, launch, tl
 
@@ -216,6 +217,18 @@ def conv_products(
 @conv_products.register_fake  # type: ignore[untyped-decorator]
 def _(grad: Tensor, x: Tensor, unit: Tensor | None, kernel: list[int], *_: object) -> Tensor:
     return grad.new_empty((grad.shape[0], grad.shape[1], kernel[0], kernel[1], x.shape[1]), dtype=torch.float32)
+
+
+@torch.library.custom_op("tacit::self_products", mutates_args=())  # type: ignore[untyped-decorator]
+def self_products(x: Tensor) -> Tensor:
+    """``X_b.T X_b`` in float32, (B, T, T), of (B, C, T): a compiled step copies no factor twice that is one tensor."""
+    found: Tensor = kernels.products(x, x)
+    return found
+
+
+@self_products.register_fake  # type: ignore[untyped-decorator]
+def _(x: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], x.shape[2], x.shape[2]), dtype=torch.float32)
 
 
 def halved(*tensors: Tensor) -> tuple[list[Tensor], Tensor]:

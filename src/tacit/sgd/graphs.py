@@ -129,6 +129,10 @@ def shorten(whole: GraphModule) -> None:
         if node.op != "call_function" or not shape:
             continue
         origin = _origin(node)
+        if origin is not node and _shape(origin) == shape:
+            node.replace_all_uses_with(origin)
+            whole.graph.erase_node(node)
+            continue
         if origin is node or (node.target == aten.reshape.default and origin is node.args[0]):
             continue
         with whole.graph.inserting_before(node):

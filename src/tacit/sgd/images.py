@@ -11,7 +11,9 @@ operations that see to it themselves, so that the step need not be cut in two.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,8 +139,37 @@ def keep_innermost(whole: GraphModule) -> None:
                     )
                 found[image].meta = dict(image.meta)
             node.update_arg(k, found[image])
+    _store_sums(whole)
     whole.graph.lint()
     whole.recompile()
+
+
+def _store_sums(whole: GraphModule) -> None:
+    """The sum of two images that a library gave is stored, in place of one of them.
+
+    The compiler would add them up wherever the sum is read, and keep both until the backward pass is done with it.
+    """
+    from torch._inductor import inductor_prims  # the compiler is only loaded where something is compiled
+
+    for node in list(whole.graph.nodes):
+        shape = list(getattr(node.meta.get("tensor_meta"), "shape", ()))
+        if node.target != aten.add.Tensor or len(shape) != 4 or not all(map(_from_convolution, node.args)):
+            continue
+        _, channels, high, wide = shape
+        with whole.graph.inserting_after(node):
+            stored = whole.graph.call_function(
+                inductor_prims.force_stride_order, (node, [channels * high * wide, 1, wide * channels, channels])
+            )
+        stored.meta = dict(node.meta)
+        node.replace_all_uses_with(stored, delete_user_cb=lambda user, stored=stored: user is not stored)
+
+
+def _from_convolution(node: Any) -> bool:
+    """Whether a tensor is an image, or a gradient of one, that the library of convolutions gave."""
+    if not isinstance(node, Node):
+        return False
+    given = node.args[0] if node.target is operator.getitem else node
+    return bool(given.target in (aten.convolution.default, aten.convolution_backward.default))
 
 
 @torch.library.custom_op("tacit::full_product", mutates_args=())  # type: ignore[untyped-decorator]

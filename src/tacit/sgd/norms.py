@@ -195,6 +195,31 @@ class Group:
         assert total is not None
         return total
 
+    @property
+    def single_token(self) -> bool:
+        """Whether all is one product of one token per example, in the type in which sums are computed."""
+        if self.dense is not None or self.lookup is not None or len(self.parts) != 1:
+            return False
+        (outer,) = self.parts
+        wide = outer.left.dtype == widen(outer.left[:0]).dtype == outer.right.dtype
+        return wide and not outer.by_convolution and outer.dims[1:3] == (1, 1)
+
+    def with_shift(self, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """``sum_b scale_b G_b`` of a single token per example, and ``sum_b scale_b left_b``: of a weight and its bias.
+
+        The wider factor stays as it is, and is read as it is: a compiled step then stores it once, where it is made,
+        and scales the other one in its place.
+        """
+        (outer,) = self.parts
+        left, right = outer.left.flatten(0, 2), outer.right.flatten(0, 2)
+        factor = scale.to(left.dtype)[:, None]
+        if left.shape[1] <= right.shape[1]:
+            left = left * factor
+            product, shift = left.mT @ right, left.sum(0)
+        else:
+            product, shift = ((right * factor).mT @ left).mT, (left * factor).sum(0)
+        return outer.fold(product[None]), shift
+
 
 def scaled_total(scale: Tensor, values: Tensor) -> Tensor:
     """``sum_b scale_b values_b``.

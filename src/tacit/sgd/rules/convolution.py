@@ -137,14 +137,14 @@ class ConvOuter(Outer):
         return convolutions.conv_norms(self.grad, self.a, self._unit, *self._settings), 0.0
 
     def _grad_gram(self) -> Tensor:
-        return kernels.products(self.grad.flatten(2), self.grad.flatten(2))
+        return convolutions.self_products(self.grad.flatten(2))
 
     def _image_gram(self) -> Tensor:
         """(B, T, T): inner products of patches, as sums of inner products of pixels."""
         padded = self.padded
         pixels = padded.flatten(2)
         batch, (high, wide) = len(pixels), padded.shape[2:]
-        whole = kernels.products(pixels, pixels).view(batch, high, wide, high, wide)
+        whole = convolutions.self_products(pixels).view(batch, high, wide, high, wide)
         (rows, columns), (down, across), (far, apart) = self.grad.shape[2:], self.options.stride, self.options.dilation
         total: Tensor | None = None
         for i in range(self.kernel[0]):
