@@ -500,8 +500,8 @@ class Training(Resumable):
         found = {name: _in_type(sums[name], p.dtype) for name, p in self.parameters.items()}
         cast = [name for name in found if found[name] is not sums[name]]
         if scale > 0 and self.plan.kind != "laplace" and self.spread is None:
-            more = {"into": [found[name] for name in sums]} if cast else {}
-            add_normal_many_(values, self._noise_key, step, list(sums), scale, divisor=divisor, **more)
+            targets = [found[name] for name in sums]
+            add_normal_many_(values, self._noise_key, step, list(sums), scale, divisor=divisor, into=targets)
             return found
         if scale > 0 and self.spread is not None:
             add_noise_(self.spread, sums, self._noise_key, step, scale)

@@ -69,12 +69,14 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def adding(owner: Any, how: Callable[..., None]) -> Iterator[None]:
-    """In the module ``owner`` the noise of a step is added by ``how``; the division that follows it is as always."""
+    """In the module ``owner`` the noise of a step is added by ``how``; the division and the cast are as always."""
 
-    def add(tensors: Any, key: Any, step: int, names: Any, scale: float, *, divisor: float = 1.0) -> None:
+    def add(tensors: Any, key: Any, step: int, names: Any, scale: float, *, divisor: float = 1.0, into: Any) -> None:
         how(tensors, key, step, names, scale)
-        for tensor in tensors:
+        for tensor, target in zip(tensors, into, strict=True):
             tensor /= divisor
+            if target is not tensor:
+                target.copy_(tensor)
 
     with replaced(owner, "add_normal_many_", add):
         yield
