@@ -171,12 +171,15 @@ def _shifts(gradients: Gradients, group_of: list[int]) -> dict[int, int]:
     for k, groups in enumerate(gradients.groups):
         if len(groups) == 1 and groups[0][0].index is None and groups[0][1].single_token:
             left = groups[0][1].parts[0].left
-            owners[_place(left), left.numel()] = k
+            if left.is_contiguous():  # the same place and size are then the same numbers in the same order
+                owners[_place(left), left.numel()] = k
     found = {}
     for k, groups in enumerate(gradients.groups):
         dense = groups[0][1].dense if len(groups) == 1 and groups[0][0].index is None else None
-        owner = None if dense is None else owners.pop((_place(dense), dense.numel()), None)
-        if dense is not None and owner is not None and dense.numel() >= MANY and group_of[k] == group_of[owner]:
+        if dense is None or not dense.is_contiguous() or dense.numel() < MANY:
+            continue
+        owner = owners.pop((_place(dense), dense.numel()), None)
+        if owner is not None and group_of[k] == group_of[owner]:
             found[k] = owner
     return found
 

@@ -98,17 +98,17 @@ def tidy(whole: GraphModule) -> None:
     whole.recompile()
 
 
-def _shape(node: Any) -> tuple[int, ...]:
+def shape_of(node: Any) -> tuple[int, ...]:
     meta = node.meta.get("tensor_meta") if isinstance(node, Node) else None
     return tuple(getattr(meta, "shape", ()))
 
 
-def _origin(node: Node) -> Node:
+def origin_of(node: Node) -> Node:
     """Where the elements of a tensor come from, in the same order."""
     while isinstance(node.target, torch._ops.OpOverload) and node.args and isinstance(node.args[0], Node):
         before = node.args[0]
         if node.target not in _SAME_ORDER:
-            shape = _shape(before)
+            shape = shape_of(before)
             single = node.target == aten.select.int and shape and shape[int(node.args[1])] == 1
             still = node.target == aten.permute.default and shape and _only_ones_move(shape, node.args[1])
             if not (single or still):
@@ -125,11 +125,11 @@ def _only_ones_move(shape: tuple[int, ...], order: Any) -> bool:
 def shorten(whole: GraphModule) -> None:
     """One reshape in place of each chain of views: the compiler takes its time for every operation."""
     for node in list(whole.graph.nodes):
-        shape = _shape(node)
+        shape = shape_of(node)
         if node.op != "call_function" or not shape:
             continue
-        origin = _origin(node)
-        if origin is not node and _shape(origin) == shape:
+        origin = origin_of(node)
+        if origin is not node and shape_of(origin) == shape:
             node.replace_all_uses_with(origin)
             whole.graph.erase_node(node)
             continue
@@ -154,7 +154,7 @@ def _logits(softmax: Node, width: int) -> list[Node] | None:
         path.append(node)
         if node.target in (aten.mm.default, aten.addmm.default):
             return path
-        whole = _shape(node)[-1:] == (width,)
+        whole = shape_of(node)[-1:] == (width,)
         moved = node.target in (aten._to_copy.default, aten.detach.default, *_SAME_ORDER[:3])
         if not (whole and moved):
             return None
@@ -193,9 +193,9 @@ def fill_up_logits(whole: GraphModule) -> dict[Node, Node]:
     """
     found: dict[Node, Node] = {}
     for back in list(whole.graph.nodes):
-        if back.target != aten._log_softmax_backward_data.default or len(_shape(back)) != 2:
+        if back.target != aten._log_softmax_backward_data.default or len(shape_of(back)) != 2:
             continue
-        (rows, width), dim = _shape(back), back.args[2]
+        (rows, width), dim = shape_of(back), back.args[2]
         (grad, between), (softmax, _) = _cast(back.args[0]), _cast(back.args[1])
         usual = (
             (width % 16 and width > 64 and dim in (1, -1))
@@ -223,7 +223,7 @@ def fill_up_logits(whole: GraphModule) -> dict[Node, Node]:
         for node in path:
             if node.target in _SAME_ORDER[:3]:
                 node.args = (node.args[0], [*node.args[1][:-1], filled])
-            _set_shape(node, (*_shape(node)[:-1], filled))
+            _set_shape(node, (*shape_of(node)[:-1], filled))
         with graph.inserting_before(softmax):
             device = softmax.meta["val"].device
             classes = graph.call_function(aten.arange.default, (filled,), {"device": device})
@@ -251,27 +251,27 @@ def pad_once(whole: GraphModule, filled_up: dict[Node, Node]) -> None:
         if node.target == aten.constant_pad_nd.default and isinstance(node.args[0], Node):
             pads = list(node.args[1])
             if len(pads) == 2 and pads[0] == 0 and pads[1] > 0 and (node.args[2:] or (0,))[0] == 0:
-                found.setdefault(_origin(node.args[0]), []).append(node)
+                found.setdefault(origin_of(node.args[0]), []).append(node)
     for origin, padded in found.items():
-        shape = _shape(origin)
+        shape = shape_of(origin)
         # Rows of another length (a flattened image) are other columns to fill up.
-        alike = all(_shape(n)[-1:] == _shape(padded[0])[-1:] and _shape(n.args[0])[-1:] == shape[-1:] for n in padded)
+        alike = all(shape_of(n)[-1:] == shape_of(padded[0])[-1:] and shape_of(n.args[0])[-1:] == shape[-1:] for n in padded)
         if len(shape) < 2 or not alike:
             continue
-        rows, width, filled = math.prod(shape[:-1]), shape[-1], _shape(padded[0])[-1]
+        rows, width, filled = math.prod(shape[:-1]), shape[-1], shape_of(padded[0])[-1]
         products = [
             n
             for n in whole.graph.nodes
             if n.target == aten.mm.default
             and isinstance(n.args[0], Node)
-            and _shape(n.args[0]) == (rows, width)
-            and _origin(n.args[0]) is origin
+            and shape_of(n.args[0]) == (rows, width)
+            and origin_of(n.args[0]) is origin
         ]
         cast = origin.target == aten._to_copy.default
-        source = filled_up.get(_origin(origin.args[0]) if cast else origin)
-        if source is not None and _shape(source) == (rows, filled) and not cast:
+        source = filled_up.get(origin_of(origin.args[0]) if cast else origin)
+        if source is not None and shape_of(source) == (rows, filled) and not cast:
             once = source
-        elif source is not None and _shape(source) == (rows, filled):
+        elif source is not None and shape_of(source) == (rows, filled):
             with whole.graph.inserting_after(origin):
                 once = whole.graph.call_function(aten._to_copy.default, (source,), dict(origin.kwargs))
         else:
@@ -281,7 +281,7 @@ def pad_once(whole: GraphModule, filled_up: dict[Node, Node]) -> None:
                 once = whole.graph.call_function(aten.constant_pad_nd.default, (flat, [0, filled - width]))
         for node in padded:
             with whole.graph.inserting_before(node):
-                same = whole.graph.call_function(aten.reshape.default, (once, list(_shape(node))))
+                same = whole.graph.call_function(aten.reshape.default, (once, list(shape_of(node))))
             same.meta = dict(node.meta)
             node.replace_all_uses_with(same)
             whole.graph.erase_node(node)
@@ -305,9 +305,9 @@ class _Values:
 
     def number(self, node: Node) -> Any:
         """The value of a node whose operands have theirs: elements in their order, and a shape."""
-        origin, target = _origin(node), node.target
+        origin, target = origin_of(node), node.target
         if origin is not node and node.meta.get("tensor_meta") is not None:
-            return self.of[origin][0], _shape(node)
+            return self.of[origin][0], shape_of(node)
         alike = target is operator.getitem or (
             isinstance(target, torch._ops.OpOverload)
             and not target._schema.is_mutable
@@ -320,7 +320,7 @@ class _Values:
         )
         # repr, because 1, 1.0 and True are equal; anything else (products, whose precision may differ) is its own.
         key = (str(target), self._words(node.args), self._words(node.kwargs)) if alike else node
-        return self.known.setdefault(key, len(self.known)), _shape(node)
+        return self.known.setdefault(key, len(self.known)), shape_of(node)
 
     def _words(self, value: Any) -> Any:
         if isinstance(value, Node):

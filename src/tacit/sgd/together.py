@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from tacit.sgd import choices, grams, kernels, weighted
-from tacit.sgd.graphs import _origin as origin
-from tacit.sgd.graphs import _shape as shape_of
+from tacit.sgd.graphs import origin_of, shape_of
 from tacit.sgd.launch import has_triton, interpreted
 
 aten = torch.ops.aten
@@ -204,7 +203,7 @@ def _norms(members: list[Node]) -> tuple[Any, tuple[Any, ...], list[Node]]:
     """
 
     def same(factor: Any) -> Any:
-        return origin(factor), shape_of(factor)
+        return origin_of(factor), shape_of(factor)
 
     counts = Counter(key for node in members for key in {same(n) for n in node.args})
     lefts: dict[Any, Node] = {}
