@@ -255,7 +255,9 @@ def pad_once(whole: GraphModule, filled_up: dict[Node, Node]) -> None:
     for origin, padded in found.items():
         shape = shape_of(origin)
         # Rows of another length (a flattened image) are other columns to fill up.
-        alike = all(shape_of(n)[-1:] == shape_of(padded[0])[-1:] and shape_of(n.args[0])[-1:] == shape[-1:] for n in padded)
+        alike = all(
+            shape_of(n)[-1:] == shape_of(padded[0])[-1:] and shape_of(n.args[0])[-1:] == shape[-1:] for n in padded
+        )
         if len(shape) < 2 or not alike:
             continue
         rows, width, filled = math.prod(shape[:-1]), shape[-1], shape_of(padded[0])[-1]
