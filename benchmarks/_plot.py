@@ -52,6 +52,8 @@ def table(told: dict[str, Any], pyplot: Any) -> Any:
 
 def growth(told: dict[str, Any], pyplot: Any) -> Any:
     """Time and memory against each quantity, both axes logarithmic, private and plain; memory where it was measured."""
+    from matplotlib.ticker import LogLocator
+
     pair = next(
         ours
         for ours in (("plain-compiled", "tacit-compiled"), ("plain", "tacit"))
@@ -85,6 +87,8 @@ def growth(told: dict[str, Any], pyplot: Any) -> Any:
                 axes.annotate(f"{ratio:.2f}", place, (0, 6), textcoords="offset points", fontsize=8, ha="center")
             axes.set_xticks(x, [f"{int(value):,}" for value in x])
             axes.minorticks_off()
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:,g}")
             axes.margins(0.12, 0.18)
             axes.set_ylabel(unit if column == 0 else "")
         name, _, rest = curve.partition(" (")

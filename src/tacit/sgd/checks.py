@@ -183,6 +183,7 @@ def _surveyed(
     outputs: Outputs | None = None
     if examples > 1:
         for example in reversed(chosen):
+            outputs = None  # of the last one only, and not beside another pass
             swapped = forward(alike(example))
             outputs, losses = swapped.outputs(), swapped.losses.detach()
             del swapped

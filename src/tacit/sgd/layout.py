@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,6 +84,28 @@ def digit_weights(batch: int, device: torch.device, dtype: torch.dtype) -> list[
     return [torch.exp2(((number // DIGIT**k) % DIGIT).to(dtype)) for k in range(count)]
 
 
+#: Elements of a temporary tensor: evidence about the largest outputs (logits, say) must not take more than they do.
+CHUNK = 1 << 26
+
+
+def _slices(tensor: Tensor) -> Iterator[Any]:
+    """Parts along the first dimension, of about :data:`CHUNK` elements each; at least one, which is all."""
+    if tensor.dim() == 0 or tensor.numel() <= CHUNK:
+        yield ...
+        return
+    rows = max(1, CHUNK // (tensor.numel() // len(tensor)))
+    for start in range(0, len(tensor), rows):
+        yield slice(start, start + rows)
+
+
+def _largest(tensor: Tensor) -> Tensor:
+    """The largest size of any finite element; zero where there is none."""
+    sizes = [tensor.new_zeros(())]
+    if tensor.numel():
+        sizes += [tensor[part].abs().nan_to_num(0.0, 0.0, 0.0).amax() for part in _slices(tensor)]
+    return torch.stack(sizes).amax()
+
+
 class Evidence:
     """What weighted backward passes tell about one output, one digit of the example's number after the other.
 
@@ -92,35 +115,50 @@ class Evidence:
 
     def __init__(self, plain: Tensor, batch: int, every: bool = False, narrow: bool = False) -> None:
         plain = plain.detach()
-        size = plain.abs().nan_to_num(0.0, 0.0, 0.0)
         # What is left after cancellation need not repeat bit for bit on every device: only sizeable elements count,
         # unless every one has to, because the places of examples change with the data.
         # In half precision, where attention kernels also add up in no fixed order, that takes far more of them, and a
         # few strays prove nothing: what is asked then is what nearly all elements say.
         self.narrow = narrow and not every
-        floor = size.amax() * (0.0 if every else 5e-2 if self.narrow else 1e-5) if plain.numel() else 0.0
-        self.seen = torch.isfinite(plain) & (size > floor)
+        floor = _largest(plain) * (0.0 if every else 5e-2 if self.narrow else 1e-5)
+        self.seen = torch.empty_like(plain, dtype=torch.bool)
+        for part in _slices(plain):
+            size = plain[part].abs().nan_to_num(0.0, 0.0, 0.0)
+            self.seen[part] = torch.isfinite(plain[part]) & (size > floor)
         self.plain, self.batch, self.mixed = plain, batch, False
         self.digits: list[dict[int, tuple[Tensor, Tensor]]] = []
 
     def add(self, weighted: Tensor) -> None:
         """The gradient under the weights of the next digit."""
         value = weighted.detach()
-        fine = self.seen & torch.isfinite(value) & (value != 0)
-        exponent = torch.log2(torch.where(fine, (value / self.plain).abs(), 1.0).float())
-        digit = exponent.round()
-        wrong = ((exponent - digit).abs() > (0.2 if self.narrow else 1e-2)) | (digit < 0) | (digit >= DIGIT)
-        strays = (fine & wrong).sum()
-        self.mixed = self.mixed or bool(strays > (STRAYS * fine.sum() if self.narrow else 0))
-        fine = fine & ~wrong
-        digit = digit.to(torch.int8)
-        rows = {}
-        for dim, size in enumerate(value.shape):
-            if size and size % self.batch == 0:
+        strays, all_fine = torch.zeros((2,), dtype=torch.int64, device=value.device)
+        rows: dict[int, list[tuple[Tensor, Tensor]]] = {
+            dim: [] for dim, size in enumerate(value.shape) if size and size % self.batch == 0
+        }
+        for part in _slices(value):
+            some = value[part]
+            fine = self.seen[part] & torch.isfinite(some) & (some != 0)
+            exponent = torch.log2(torch.where(fine, (some / self.plain[part]).abs(), 1.0).float())
+            digit = exponent.round()
+            wrong = ((exponent - digit).abs() > (0.2 if self.narrow else 1e-2)) | (digit < 0) | (digit >= DIGIT)
+            strays, all_fine = strays + (fine & wrong).sum(), all_fine + fine.sum()
+            fine = fine & ~wrong
+            digit = digit.to(torch.int8)
+            for dim, found in rows.items():
+                size = some.shape[dim]
                 high = torch.where(fine, digit, -1).movedim(dim, 0).reshape(size, -1).amax(1)
                 low = torch.where(fine, digit, DIGIT).movedim(dim, 0).reshape(size, -1).amin(1)
-                rows[dim] = (high, low)
-        self.digits.append(rows)
+                found.append((high, low))
+        self.mixed = self.mixed or bool(strays > (STRAYS * all_fine if self.narrow else 0))
+        # Slices lie along the first dimension, and meet every entry of the others.
+        self.digits.append(
+            {
+                dim: tuple(torch.cat(part) for part in zip(*found, strict=True))
+                if dim == 0
+                else (torch.stack([h for h, _ in found]).amax(0), torch.stack([w for _, w in found]).amin(0))
+                for dim, found in rows.items()
+            }
+        )
 
     @property
     def empty(self) -> bool:
@@ -147,10 +185,14 @@ def unmoved(layouts: list[Layout], before: Tensor, after: Tensor, example: int) 
     """Keep the layouts under which the elements of ``example`` stayed equal when all other examples were replaced."""
     if before.shape != after.shape:
         return layouts
-    change = (before.detach() != after.detach()) & ~(torch.isnan(before) & torch.isnan(after))
-    size = before.detach().double().abs().nan_to_num(0.0, 0.0, 0.0).amax() if before.numel() else 0.0
-    # Kernels may sum in another order: only a change well above rounding is evidence.
-    change &= (before.detach().double() - after.detach().double()).abs() > 1e-3 * size
+    before, after = before.detach(), after.detach()
+    size = _largest(before).double()
+    change = torch.empty_like(before, dtype=torch.bool)
+    for part in _slices(before):
+        one, two = before[part], after[part]
+        differ = (one != two) & ~(torch.isnan(one) & torch.isnan(two))
+        # Kernels may sum in another order: only a change well above rounding is evidence.
+        change[part] = differ & ((one.double() - two.double()).abs() > 1e-3 * size)
     kept = [y for y in layouts if not bool(change.movedim(y.dim, 0)[y.owner(change.device) == example].any())]
     moving = [y for y in kept if bool(change.movedim(y.dim, 0)[y.owner(change.device) != example].any())]
     return moving or kept
