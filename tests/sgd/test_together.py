@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -38,6 +40,31 @@ def test_sums_at_once_are_the_sums_one_by_one():
     scales = [torch.rand(3) + 0.1 for _ in lefts]
     for found, *given in zip(together.sums_together(lefts, rights, scales), lefts, rights, scales, strict=True):
         assert torch.allclose(found, weighted.scaled_sum(*given), rtol=1e-5)
+
+
+def test_as_many_sums_run_side_by_side_as_there_is_room_for(monkeypatch):
+    torch.manual_seed(0)
+    given = [[torch.randn(2, 4, 64) for _ in range(5)] for _ in range(2)]
+    scales = [torch.rand(2) for _ in range(5)]
+    way = partial(weighted.by_kernel, tile=(64, 64, 32, 4, 3, 1), fetch=False)
+    wanted = [weighted.scaled_sum(*three) for three in zip(*given, scales, strict=True)]
+    counts = []
+
+    def prepared(left, right, scale, **how):
+        out = torch.full((64, 64), float("nan"))
+        return out, lambda: out.copy_(weighted.scaled_sum(left, right, scale))
+
+    def run(device, calls):
+        counts.append(len(calls))
+        for call in calls:
+            call()
+
+    monkeypatch.setattr(weighted, "chosen", lambda *three: (way, three))
+    monkeypatch.setattr(weighted, "prepared", prepared)
+    monkeypatch.setattr(weighted, "parts", lambda *pair, **how: 1 << 24)
+    monkeypatch.setattr(together, "side_by_side", run)
+    assert all(map(torch.equal, together._sums_at_once(*given[0], *given[1], *scales), wanted))
+    assert counts == [2, 2, 1]
 
 
 @pytest.mark.gpu

@@ -110,17 +110,27 @@ def _sums_one_by_one(*factors: Tensor) -> list[Tensor]:
 
 
 def _sums_at_once(*factors: Tensor) -> list[Tensor]:
-    """Each in its own way; those by kernels side by side, so that none waits for the last tiles of another."""
+    """Each in its own way; those by kernels side by side, so that none waits for the last tiles of another.
+
+    So many at a time that what they keep for parts of tiles is no larger than the factors, or a little.
+    """
     count = len(factors) // 3
+    room = max(1 << 25, sum(t.numel() * t.element_size() for t in factors))
     found: list[Tensor] = []
-    calls = []
+    calls: list[Callable[[], None]] = []
+    kept = 0
     for k in range(count):
         way, given = weighted.chosen(*factors[k::count])
-        if isinstance(way, partial) and way.func is weighted.by_kernel:
-            out, run = weighted.prepared(*given, **way.keywords)
-            calls.append(run)
-        else:
-            out = way(*given).contiguous()
+        if not (isinstance(way, partial) and way.func is weighted.by_kernel):
+            found.append(way(*given).contiguous())
+            continue
+        needed = weighted.parts(*given[:2], **way.keywords)
+        if kept + needed > room:
+            side_by_side(factors[0].device, calls)
+            calls, kept = [], 0
+        out, run = weighted.prepared(*given, **way.keywords)
+        calls.append(run)
+        kept += needed
         found.append(out)
     side_by_side(factors[0].device, calls)
     return found

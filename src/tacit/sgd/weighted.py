@@ -136,6 +136,19 @@ def fits(left: Tensor, right: Tensor) -> bool:
     return choices.chooses("sum", left) and narrow and has_triton() and filled
 
 
+def _dealt(left: Tensor, right: Tensor, tile: tuple[int, ...], whole: bool) -> tuple[int, int, int]:
+    """How many tiles there are, programs that compute them, and tiles that one program computes alone."""
+    tiles = -(-left.shape[2] // tile[0]) * -(-right.shape[2] // tile[1])
+    programs = min(processors(left.device) * tile[5], tiles if whole else tiles * len(left))
+    return tiles, programs, tiles if whole else tiles // programs * programs
+
+
+def parts(left: Tensor, right: Tensor, tile: tuple[int, ...], fetch: bool, whole: bool = False) -> int:
+    """Bytes that :func:`prepared` keeps for parts of tiles."""
+    tiles, programs, alone = _dealt(left, right, tile, whole)
+    return 8 * programs * tile[0] * tile[1] if alone < tiles else 0
+
+
 def prepared(
     left: Tensor, right: Tensor, scale: Tensor, tile: tuple[int, ...], fetch: bool, whole: bool = False
 ) -> tuple[Tensor, Callable[[], None]]:
@@ -144,13 +157,11 @@ def prepared(
     ``tile`` as in :data:`EVEN`, ``fetch`` by the copy engine, ``whole`` shares no tile.
     """
     (batch, tokens, p), q = left.shape, right.shape[2]
-    bp, bq, bk, warps, stages, each = tile
-    tiles = -(-p // bp) * -(-q // bq)
-    programs = min(processors(left.device) * each, tiles if whole else tiles * batch)
-    alone = tiles if whole else tiles // programs * programs
+    bp, bq, bk, warps, stages, _ = tile
+    tiles, programs, alone = _dealt(left, right, tile, whole)
     out = torch.empty((p, q), dtype=torch.float32, device=left.device)
-    parts = (programs, 2, bp, bq) if alone < tiles else (0,)
-    work = torch.empty(parts, dtype=torch.float32, device=left.device)
+    room = (programs, 2, bp, bq) if alone < tiles else (0,)
+    work = torch.empty(room, dtype=torch.float32, device=left.device)
     pair = (described(left, (1, bk, bp)), described(right, (1, bk, bq))) if fetch else (left, right)
 
     def run() -> None:
