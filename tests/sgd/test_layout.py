@@ -56,6 +56,12 @@ def test_evidence_in_parts_says_what_it_says_in_one_piece(monkeypatch, shape, di
         assert all(torch.equal(a, b) for k in some for a, b in zip(some[k], others[k], strict=True))
 
 
+def test_complex_outputs_have_evidence_too():
+    torch.manual_seed(0)
+    plain = torch.randn(BATCH, 6, dtype=torch.complex64)
+    assert Layout(0, 1, BATCH, 1) in gathered(plain, 0).layouts()
+
+
 def test_what_stayed_in_place_is_found_in_parts_too(monkeypatch):
     torch.manual_seed(0)
     before, after = torch.randn(BATCH, BATCH, 5), torch.randn(BATCH, BATCH, 5)

@@ -481,3 +481,15 @@ def test_the_model_stays_the_same_object_with_the_same_state():
     assert list(model.state_dict()) == names
     assert all(p.grad is None for p in model.parameters())
     assert model(data()[0]).shape == (ROWS, CLASSES)
+
+
+def test_a_run_whose_batches_are_drawn_ahead_is_the_same_run(monkeypatch):
+    """As on a GPU, where the next step's units are drawn in another thread."""
+    one, other = run(), run()
+    last = other.plan.steps - 1
+
+    def ahead(step):
+        return other._draws.draw(other.plan.sampler, other._sampler_key, step, ROWS, step == last)
+
+    monkeypatch.setattr(other, "_sample", ahead)
+    assert same(finish(one), finish(other))

@@ -100,7 +100,7 @@ def _slices(tensor: Tensor) -> Iterator[Any]:
 
 def _largest(tensor: Tensor) -> Tensor:
     """The largest size of any finite element; zero where there is none."""
-    sizes = [tensor.new_zeros(())]
+    sizes = [tensor.new_zeros(()).abs()]  # a real number, also of complex ones
     if tensor.numel():
         sizes += [tensor[part].abs().nan_to_num(0.0, 0.0, 0.0).amax() for part in _slices(tensor)]
     return torch.stack(sizes).amax()

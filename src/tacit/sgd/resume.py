@@ -27,6 +27,7 @@ from tacit.sgd.distributed import folder
 from tacit.sgd.distributed.ranks import Ranks
 from tacit.sgd.distributed.spread import Spread
 from tacit.sgd.plan import Plan
+from tacit.sgd.sampling import Ahead
 
 
 class Resumable:
@@ -64,6 +65,7 @@ class Resumable:
     _ended: tuple[str, bool] | None
     _retired: Key | None
     _settings: dict[str, Any]
+    _draws: Ahead
     _entry: dict[str, str] | None = None
 
     def _use(self, key: Key) -> None:
@@ -324,6 +326,7 @@ class Resumable:
     def _close(self) -> None:
         self.ranks.first(self._confirm)
         if self._key is not None:
+            self._draws.forget()
             for derived in (self._noise_key, self._sampler_key, self._member_key):
                 derived.destroy()
             if self._own_key:

@@ -39,7 +39,7 @@ from tacit.sgd.distributed.ranks import Ranks, wanted
 from tacit.sgd.distributed.spread import Spread, add_noise_, spread_of
 from tacit.sgd.plan import AdaptiveClipping, Plan, Privacy, Schedule, make_plan
 from tacit.sgd.resume import Resumable
-from tacit.sgd.sampling import Sampler, make_sampler
+from tacit.sgd.sampling import Ahead, Sampler, make_sampler
 
 #: Most units of a physical batch on a CPU, where larger ones gain nothing.
 CPU_BATCH = 2048
@@ -216,6 +216,7 @@ class Training(Resumable):
         self._broken = False
         self._alone = False
         self._ahead: Batch | None = None
+        self._draws = Ahead()
         self._early: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
         self._last: list[tuple[Tensor, Tensor, Tensor]] = []
         self._own_key = key is None
@@ -373,7 +374,9 @@ class Training(Resumable):
 
     def _sample(self, step: int) -> npt.NDArray[np.int64]:
         units = len(self.units) if self.units is not None else len(self.records)
-        return self.plan.sampler.draw(self._sampler_key, step, units)
+        if self.device.type != "cuda":  # a CPU has nothing to wait for
+            return self.plan.sampler.draw(self._sampler_key, step, units)
+        return self._draws.draw(self.plan.sampler, self._sampler_key, step, units, step + 1 >= self.plan.steps)
 
     def _look_ahead(self) -> None:
         """Draw the next batch, a function of key and step alone, while a GPU works on this one."""
