@@ -68,6 +68,8 @@ def rank(number: int, folder: Path) -> None:
     if number == 0:
         print(f"{training.layout}\n{training.privacy}")
         torch.save(weights, folder / "weights.pt")
+    del training, weights  # a sharded model holds on to the group
+    dist.barrier()  # and no rank leaves while another may still be talking to it
     dist.destroy_process_group()
 
 
