@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -31,6 +34,21 @@ def test_where_no_answer_came_though_all_is_done_the_value_itself_is_read(value)
     answer.expect(nothing)
     looks = iter([False, False, True])
     assert answer.read(torch.tensor(value), lambda: next(looks)) is value
+
+
+def test_two_runs_in_two_threads_get_their_own_answers():
+    answers, met = [Answer(pin=False), Answer(pin=False)], threading.Barrier(2)
+
+    def run(k: int) -> int:
+        answers[k].expect(nothing)
+        with answers[k].awaited():
+            met.wait(10)  # both await now
+            tell(torch.tensor(k == 0))
+            met.wait(10)
+        return int(answers[k].byte[0])
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, range(2))) == [1, 0]
 
 
 def test_an_answer_that_nobody_read_is_waited_for_before_the_next_is_expected():

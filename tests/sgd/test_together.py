@@ -169,6 +169,22 @@ def test_sums_are_gathered_and_what_is_made_of_them_follows():
     assert all(map(torch.equal, graph(*given), wanted))
 
 
+def test_a_group_whose_members_another_one_moved_is_gathered_where_the_last_of_them_is_now():
+    def step(x: Tensor, g: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        one = kernels.factor_norms(g, x)
+        late = kernels.factor_norms(y * one[0, 0], y)  # of the second group, and waits for the first
+        early = kernels.factor_norms(y + 1, y)
+        return one, late, early, kernels.factor_norms(x + 1, g)
+
+    torch.manual_seed(0)
+    given = [torch.randn(2, 4, 64), torch.randn(2, 4, 32), torch.randn(2, 5, 64)]
+    graph = make_fx(step)(*given)
+    wanted = graph(*given)
+    assert together.gather(graph) == 4
+    for found, old in zip(graph(*given), wanted, strict=True):
+        assert torch.allclose(found[:, 0], old[:, 0], rtol=1e-5)
+
+
 class Block(nn.Module):
     """Three operations on one input, and one on what they make."""
 

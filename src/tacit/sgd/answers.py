@@ -8,6 +8,7 @@ never waits for it. Nothing is released earlier than before: the host only launc
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,11 +49,11 @@ class Answer:
     @contextmanager
     def awaited(self) -> Iterator[None]:
         """Programs that run, or are recorded, inside send here."""
-        _awaited.append(self)
+        before, _here.awaited = getattr(_here, "awaited", None), self
         try:
             yield
         finally:
-            _awaited.pop()
+            _here.awaited = before
 
     def read(self, value: Tensor, done: Callable[[], bool]) -> bool:
         """Wait for the answer; where everything is ``done`` and none came, it is the value itself."""
@@ -63,14 +64,16 @@ class Answer:
         return bool(self.byte[0])
 
 
-_awaited: list[Answer] = []
+#: Who awaits an answer in this thread: another run, in another thread, must not get it.
+_here = threading.local()
 
 
 @torch.library.custom_op("tacit::tell", mutates_args=())  # type: ignore[untyped-decorator]
 def tell(value: Tensor) -> Tensor:
     """The value, which is also sent to whoever awaits it."""
-    if _awaited:
-        _awaited[-1].send(value)
+    awaited: Answer | None = getattr(_here, "awaited", None)
+    if awaited is not None:
+        awaited.send(value)
     return value.clone()
 
 

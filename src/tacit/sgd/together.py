@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,8 +33,9 @@ MOST = 8
 
 
 @functools.cache
-def _streams(device: torch.device, count: int) -> tuple[Any, ...]:
-    """Always the same ones: memory is kept for every stream that has been seen."""
+def _streams(device: torch.device, count: int, thread: int) -> tuple[Any, ...]:
+    """Always the same ones, for memory is kept for every stream that has been seen; but each thread has its own, lest
+    what one launches be recorded with what another does."""
     return tuple(torch.cuda.Stream(device) for _ in range(count))
 
 
@@ -47,7 +49,7 @@ def side_by_side(device: torch.device, calls: Sequence[Callable[[], None]]) -> N
             call()
         return
     here = torch.cuda.current_stream(device)
-    others = _streams(device, len(calls) - 1)
+    others = _streams(device, len(calls) - 1, threading.get_ident())
     for stream in others:
         stream.wait_stream(here)
     for stream, call in zip((here, *others), calls, strict=True):
@@ -235,8 +237,9 @@ def _sums(members: list[Node]) -> tuple[Any, tuple[Any, ...], list[Node]]:
 
 
 def _replace(graph: GraphModule, members: list[Node], by: Callable[[list[Node]], Any]) -> None:
-    target, given, whose = by(members)
     nodes = list(graph.graph.nodes)
+    members = sorted(members, key=nodes.index)  # an earlier group may have moved some
+    target, given, whose = by(members)
     first, last = nodes.index(members[0]), nodes.index(members[-1])
     waiting = set(members)
     moved = []
