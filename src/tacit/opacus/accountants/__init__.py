@@ -1,6 +1,6 @@
 """What did training cost? Opacus' accountants by name; behind every one stands tacit's certified accounting."""
 
-from tacit.opacus.accountants import utils
+from tacit.opacus.accountants import analysis, utils
 from tacit.opacus.accountants.accountant import (
     GaussianAccountant,
     IAccountant,
@@ -15,6 +15,7 @@ __all__ = [
     "IAccountant",
     "PRVAccountant",
     "RDPAccountant",
+    "analysis",
     "create_accountant",
     "register_accountant",
     "utils",

@@ -6,15 +6,17 @@ number, which is never above the one of Opacus' accountant of that name for the 
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, MutableMapping
+import math
+import warnings
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from tacit import accounting as acc
+from tacit.opacus.accountants.analysis import gdp, rdp
+from tacit.opacus.accountants.history import Entry, History
 from tacit.sgd.draws import PoissonAtRate, Spent, priced
 from tacit.sgd.sampling import Sampler, make_sampler
-
-History = list[tuple[float, float, int]]
 
 
 class IAccountant:
@@ -28,9 +30,11 @@ class IAccountant:
     """
 
     name = "prv"
+    #: the Rényi orders that Opacus looks at
+    DEFAULT_ALPHAS: Sequence[float] = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))
 
     def __init__(self) -> None:
-        self._noted: History = []
+        self._noted: list[Entry] = []
         self._runs: list[Spent] = []
 
     @classmethod
@@ -50,17 +54,42 @@ class IAccountant:
 
     @property
     def history(self) -> History:
-        """(noise multiplier, sampling rate, steps), as Opacus shows it; steps of several draws at the rate of one."""
-        found = list(self._noted)
+        """(noise multiplier, sampling rate, steps), as Opacus shows it; steps of several draws at the rate of one.
+
+        What is put into this list, or assigned to it, is counted. What a run of the engine released stays counted:
+        entries that show those steps stand for them, and leaving them out takes nothing back.
+        """
+        return History(self, [*self._noted, *self._released()])
+
+    @history.setter
+    def history(self, value: Iterable[Entry]) -> None:
+        released: Counter[tuple[float, float]] = Counter()
+        for noise, rate, times in self._released():
+            released[noise, rate] += times
+        noted = []
+        for noise, rate, some in value:
+            times = math.ceil(some)
+            acc.PoissonSampled(acc.Gaussian(noise), rate) * times  # an error now rather than later
+            shown = min(times, released[noise, rate])
+            released[noise, rate] -= shown
+            if times > shown:
+                noted.append((float(noise), float(rate), times - shown))
+        self._noted = noted
+        if any(released.values()):
+            warnings.warn(
+                f"{sum(released.values())} steps of a run under this accountant are not in its new history: they were "
+                "released, and stay counted. Take a new PrivacyEngine for other data",
+                acc.PrivacyWarning,
+                stacklevel=2,
+            )
+
+    def _released(self) -> list[Entry]:
+        """The steps of the engine's runs."""
+        found = []
         for run in self._runs:
             rate = _rate(run.sampler) or run.sampler.batch_size / run.sampler.size
             found += [(noise, rate, times) for noise, _, times in run.releases]
         return found
-
-    @history.setter
-    def history(self, value: History) -> None:
-        self._runs.clear()
-        self._noted = [(float(noise), float(rate), int(times)) for noise, rate, times in value]
 
     def __len__(self) -> int:
         return sum(times for _, _, times in self.history)
@@ -68,29 +97,54 @@ class IAccountant:
     @property
     def spent(self) -> acc.Mechanism:
         """All that happened to the data, as a mechanism of :mod:`tacit.accounting`."""
+        return self._spent(poisson=True)
+
+    def _spent(self, poisson: bool) -> acc.Mechanism:
         total: acc.Mechanism = acc.nothing()
         for noise, rate, times in self._noted:
-            total = total + acc.PoissonSampled(acc.Gaussian(noise), rate) * times
+            step = acc.PoissonSampled(acc.Gaussian(noise), rate) if poisson else gdp.uniform(noise, rate)
+            total = total + step * times
         for run in self._runs:
             total = total + run.mechanism
         return total
 
-    def bound(self, delta: float) -> acc.Bound:
-        """The interval that ε lies in, with adjacency and unit."""
+    def bound(self, delta: float, *, poisson: bool = True) -> acc.Bound:
+        """The interval that ε lies in, with adjacency and unit.
+
+        ``poisson=False`` says that noted steps had batches of fixed size; runs of the engine know how they sampled.
+        """
         if not (isinstance(delta, int | float) and 0 < delta < 1):
             raise ValueError(f"delta must lie strictly between 0 and 1, not {delta!r}")
-        spent = self.spent
-        adjacency = "add-remove" if "add-remove" in spent.adjacencies() else "zero-out"
+        spent = self._spent(poisson)
+        adjacency = _adjacency(spent)
         releases = [(noise, draws, times) for run in self._runs for noise, draws, times in run.releases]
         releases += [(noise, 1, times) for noise, _, times in self._noted]
         elements = max((run.elements for run in self._runs), default=0)
         return priced(spent, releases, elements, float(delta), adjacency)
 
-    def get_epsilon(self, delta: float, *, alphas: Any = None, eps_error: Any = None, **kwargs: Any) -> float:
-        """The ε spent so far: the certified upper end. ``alphas`` and ``eps_error`` have no meaning here."""
-        if set(kwargs) - {"poisson", "delta_error"}:
-            raise TypeError(f"get_epsilon has no argument {next(iter(set(kwargs)))!r}")
-        return float(self.bound(delta).upper)
+    def get_epsilon(
+        self,
+        delta: float,
+        *,
+        alphas: Any = None,
+        eps_error: Any = None,
+        delta_error: Any = None,
+        poisson: bool = True,
+    ) -> float:
+        """The ε spent so far: the certified upper end. ``alphas`` and the errors asked for have no meaning here."""
+        return float(self.bound(delta, poisson=poisson).upper)
+
+    def get_privacy_spent(self, *, delta: float, alphas: Sequence[float] | None = None) -> tuple[float, float]:
+        """:meth:`get_epsilon`, and the order of ``alphas`` at which a Rényi curve of the same steps is at its best.
+
+        The ε that the curve proves is larger, or the same: it is ``analysis.rdp.get_privacy_spent`` of it.
+        """
+        epsilon = self.get_epsilon(delta)
+        if not len(self):
+            return 0.0, 0.0
+        spent, orders = self.spent, self.DEFAULT_ALPHAS if alphas is None else alphas
+        curve = acc.renyi(spent, orders, adjacency=_adjacency(spent))
+        return epsilon, rdp.get_privacy_spent(orders=orders, rdp=curve, delta=delta)[1]
 
     def get_optimizer_hook_fn(self, sample_rate: float) -> Callable[[Any], None]:
         """A step hook for an optimizer that was built by hand."""
@@ -103,7 +157,7 @@ class IAccountant:
     def state_dict(self, destination: MutableMapping[str, Any] | None = None) -> MutableMapping[str, Any]:
         """Plain values for a checkpoint."""
         state = OrderedDict() if destination is None else destination
-        state["history"] = self.history
+        state["history"] = list(self.history)
         state["mechanism"] = self.mechanism()
         state["tacit"] = {
             "noted": list(self._noted),
@@ -151,6 +205,11 @@ class IAccountant:
         self._runs.append(run)
 
 
+def _adjacency(spent: acc.Mechanism) -> str:
+    """What a neighbour is: passes over shuffled data have no price for an added record."""
+    return "add-remove" if "add-remove" in spent.adjacencies() else "zero-out"
+
+
 def _rate(sampler: Sampler) -> float | None:
     """The rate of a sampler that has one which is no whole number of records out of all."""
     return sampler.rate if isinstance(sampler, PoissonAtRate) else None
@@ -167,11 +226,19 @@ class RDPAccountant(IAccountant):
 
     name = "rdp"
 
+    def get_epsilon(self, delta: float, alphas: Any = None, **kwargs: Any) -> float:
+        """As :meth:`IAccountant.get_epsilon`; ``alphas`` may come second."""
+        return super().get_epsilon(delta, alphas=alphas, **kwargs)
+
 
 class GaussianAccountant(IAccountant):
     """Opacus' name for the central-limit approximation (which can be too small: here nothing is approximated)."""
 
     name = "gdp"
+
+    def get_epsilon(self, delta: float, poisson: bool = True, **kwargs: Any) -> float:
+        """As :meth:`IAccountant.get_epsilon`; ``poisson`` may come second."""
+        return super().get_epsilon(delta, poisson=poisson, **kwargs)
 
 
 ACCOUNTANTS: dict[str, type[IAccountant]] = {

@@ -1,5 +1,5 @@
-"""Where Opacus keeps ``create_accountant``."""
+"""Where Opacus keeps ``create_accountant`` and ``register_accountant``."""
 
-from tacit.opacus.accountants.accountant import create_accountant
+from tacit.opacus.accountants.accountant import create_accountant, register_accountant
 
-__all__ = ["create_accountant"]
+__all__ = ["create_accountant", "register_accountant"]
