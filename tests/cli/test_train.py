@@ -305,6 +305,7 @@ def test_a_wrong_setting_is_named(clinic, words, message):
     told = own(*words)
     assert told.exit_code == 2
     assert message in told.output
+    assert not list((clinic / "runs").glob("*"))
 
 
 @pytest.mark.parametrize(

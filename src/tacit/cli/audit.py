@@ -14,9 +14,12 @@ import typer
 from tacit.cli.common import EXIT_USAGE, fail
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from tacit.audit import Audit
+    from tacit.audit.attacks import Membership
     from tacit.cli.settings import Settings
-    from tacit.ledger import OperatorView, Release
+    from tacit.ledger import Release
 
 #: Exit code where an audit refutes the claim, or a mutant is not caught; documented in docs/audit.md.
 EXIT_FAILED = 4
@@ -24,13 +27,16 @@ EXIT_FAILED = 4
 AUDIT_EPILOG = """
 The implementation is checked on made-up records of the run's shape: clipping, noise, sampling, price. No private
 record is read. With --canaries the run is repeated on made-up records with canaries, each in by a fair coin, and
-attacked; canaries that the run itself planted (fit(audit_canaries=...), saved as private/canaries.npz) are read, and
-what gradient canaries among private records prove goes to the operator's log only: it holds the noise of the run.
+attacked; what they prove enters card and report. Canaries that the run itself held (tacit train --audit-canaries, or
+fit(audit_canaries=...) saved as private/canaries.npz) are always read; what they prove beside private records goes to
+the operator's own terminal and log only, because it holds the noise of the run.
 The verdict is pass, fail (exit code 4) or underpowered, and always says the best bound that was within reach.
 
 [bold]Examples[/bold]
 
     $ tacit audit runs/labsup-1
+
+    $ tacit train labsup --epsilon 4 --delta 1e-6 --epochs 20 --audit-canaries 200 --name mine && tacit audit runs/mine
 
     $ tacit audit runs/mnist-1 --canaries 1000
 
@@ -70,14 +76,14 @@ def audit(
     from tacit.cli import settings as reading
     from tacit.cli.models import ModelError
     from tacit.datasets import DatasetError
-    from tacit.ledger import PrivateValueError
+    from tacit.ledger import OperatorLog, PrivateValueError
     from tacit.report import CardError, read_card, write_card, write_page
     from tacit.schema import SchemaError
 
     if not (run / "config.toml").exists():
         fail(f"{run} is not the folder of a run: it has no config.toml", EXIT_USAGE)
     if not (run / "privacy.json").exists():
-        fail(f"{run} has no privacy.json: the run has not ended. Go on with: tacit train --resume {run}")
+        fail(f"{run} has no privacy.json: the run has not ended; {_go_on(run)}")
     if not 0 < confidence < 1:
         fail(f"--confidence lies between 0 and 1, not {confidence:g}", EXIT_USAGE)
     try:
@@ -87,10 +93,14 @@ def audit(
         shown = _with_audit(card, found)
         write_card(shown, run / "privacy.json")
         write_page(shown, run / "report.html")
+        told: list[Audit | Membership] = []
         if own is not None:
-            _to_operator(run, own.view(), own)
+            told.append(own)
         if members:
-            _attack_members(run, chosen, card)
+            told.append(_attack_members(run, chosen, card))
+        log = OperatorLog(run / "private" / "operator.jsonl")
+        for one in told:
+            log.write(one.view())
     except (
         reading.SettingsError,
         CardError,
@@ -109,6 +119,8 @@ def audit(
     else:
         _show(found)
         typer.echo(f"card    {run / 'privacy.json'}\nreport  {run / 'report.html'}")
+    if told:
+        _tell_operator(told, run / "private" / "operator.jsonl")
     if found.verdict == "fail" or (own is not None and own.verdict == "fail"):
         raise typer.Exit(EXIT_FAILED)
 
@@ -119,40 +131,73 @@ def _audit_run(
     """The implementation audit, with what canaries prove where that may be published; and what may not."""
     import dataclasses
 
-    from tacit.audit import audit_implementation, audit_run
-    from tacit.sgd import fit
-    from tacit.sgd.canaries import Planted
+    from tacit.audit import audit_implementation
 
+    own = _own_canaries(run, chosen, significance)
+    if own is not None and not own.operator_only and canaries is not None:
+        raise ValueError("this run planted canaries whose result may be published: leave out --canaries")
     model, loss, data, unit = _stand_in(chosen)
     size = int(card["mechanism"]["parameters"]["sampler"]["size"])
     settings = _training_settings(chosen, size) | {"unit_name": unit}
     with _spinner("the implementation") as tell:
         found = audit_implementation(model, loss, data, tell=tell, **settings)
-    kept = run / "private" / "canaries.npz"
-    if kept.exists():
-        attacked = audit_run(Planted.load(kept), significance)
-        if attacked.operator_only:
-            return found, attacked
+    attacked: Audit | None = None
+    if own is not None and not own.operator_only:
+        attacked, own = own, None
     elif canaries is not None:
-        import torch
+        attacked = _repeat(model, loss, data, canaries, chosen.learning_rate, settings, significance)
+    if attacked is not None:
+        found = dataclasses.replace(
+            found,
+            kind=f"{found.kind}, {attacked.kind}",
+            evidence=attacked.evidence,
+            scores=attacked.scores,
+            member=attacked.member,
+        )
+    return found, own
 
-        most = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        if canaries > most:
-            typer.echo(f"tacit: this model has room for {most} gradient canaries, not {canaries}", err=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=chosen.learning_rate)
-        # As many made-up records as are worth their time: rate and divisor are those of the announced size.
-        done = fit(model, optimizer, loss, data, audit_canaries=min(canaries, most), **settings)
-        attacked = audit_run(done, significance, made_up=True)
-    else:
-        return found, None
-    both = dataclasses.replace(
-        found,
-        kind=f"{found.kind}, {attacked.kind}",
-        evidence=attacked.evidence,
-        scores=attacked.scores,
-        member=attacked.member,
-    )
-    return both, None
+
+def _own_canaries(run: Path, chosen: Settings, significance: float) -> Audit | None:
+    """What the canaries prove that the run itself held, where they were kept."""
+    from tacit.audit import audit_run
+    from tacit.cli.job import CANARIES
+    from tacit.sgd.canaries import Planted
+
+    kept = run / "private" / CANARIES
+    if kept.exists():
+        return audit_run(Planted.load(kept), significance)
+    if chosen.audit_canaries is not None:
+        typer.echo(f"tacit: the run held {chosen.audit_canaries:,} canaries, but {kept} is gone", err=True)
+    return None
+
+
+def _repeat(
+    model: Any, loss: Any, data: Any, canaries: int, rate: float, settings: dict[str, Any], significance: float
+) -> Audit:
+    """The run again on made-up records with canaries, and what these prove."""
+    import torch
+
+    from tacit.audit import audit_run
+    from tacit.sgd import fit
+
+    most = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if canaries > most:
+        typer.echo(f"tacit: this model has room for {most} gradient canaries, not {canaries}", err=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    # As many made-up records as are worth their time: rate and divisor are those of the announced size.
+    done = fit(model, optimizer, loss, data, audit_canaries=min(canaries, most), **settings)
+    return audit_run(done, significance, made_up=True)
+
+
+def _go_on(run: Path) -> str:
+    """How a run that has not ended is brought to an end."""
+    from tacit.cli import settings as reading
+    from tacit.cli.train import again
+
+    with contextlib.suppress(reading.SettingsError):
+        if reading.read(run / "config.toml").get("audit_canaries") is not None:
+            return again(run)
+    return f"go on with: tacit train --resume {run}"
 
 
 #: Made-up records that stand for the data of a run.
@@ -215,8 +260,8 @@ def _with_audit(card: Release, found: Audit) -> Release:
     return card | Release({"checks": checks})
 
 
-def _attack_members(run: Path, chosen: Settings, card: Release) -> None:
-    """Loss-threshold attack with private rows against rows that the model never saw: into the operator's log."""
+def _attack_members(run: Path, chosen: Settings, card: Release) -> Membership:
+    """Loss-threshold attack with private rows against rows that the model never saw: for the operator's log."""
     import torch
 
     from tacit.audit import membership
@@ -237,28 +282,35 @@ def _attack_members(run: Path, chosen: Settings, card: Release) -> None:
     member = torch.arange(len(y)) < len(prepared.y)
     epsilon = card["guarantee"]["epsilon"]["upper"]
     claimed = float(epsilon) if not isinstance(epsilon, str) else None
-    found = membership(right, member.numpy(), epsilon=claimed, delta=card["guarantee"]["delta"])["loss threshold"]
-    _to_operator(run, found.view(), found)
+    return membership(right, member.numpy(), epsilon=claimed, delta=card["guarantee"]["delta"])["loss threshold"]
 
 
-def _to_operator(run: Path, view: OperatorView, shown: object) -> None:
-    """Into the operator's log, and on the screen where that is the operator's own."""
-    from tacit.ledger import OperatorLog
+def _tell_operator(told: list[Audit | Membership], log: Path) -> None:
+    """On the screen, where that is the operator's own; else where it is to be found."""
+    from rich.console import Console
 
-    log = run / "private" / "operator.jsonl"
-    OperatorLog(log).write(view)
-    if sys.stderr.isatty():
-        typer.echo(repr(shown), err=True)
-    else:
+    from tacit.audit import Audit
+
+    if not sys.stderr.isatty():
         typer.echo(f"tacit: what is for the operator only is in {log}", err=True)
+        return
+    for one in told:
+        if not isinstance(one, Audit):
+            typer.echo(repr(one), err=True)
+            continue
+        assert one.evidence is not None
+        count = one.evidence.details["canaries"]
+        typer.echo(f"\nOPERATOR VIEW, not to be published: what the {count:,} canaries of this run prove", err=True)
+        _show(one, Console(stderr=True))
+    typer.echo(f"log     {log}", err=True)
 
 
-def _show(found: Audit) -> None:
+def _show(found: Audit, console: Console | None = None) -> None:
     """What a person reads."""
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = console or Console()
     if found.findings:
         table = Table("check", "p-value", "what was seen", "smallest fault it would see", box=None)
         share = found.significance / len(found.findings)
@@ -272,7 +324,7 @@ def _show(found: Audit) -> None:
             note = "estimate: a certificate only for independent repeats of an unsampled Gaussian"
             table.add_row(name, f"{value:.3f}", note if name in found.evidence.estimates else "")
         console.print(table)
-    typer.echo(found.sentence)
+    typer.echo(found.sentence, err=console.stderr)
 
 
 @contextlib.contextmanager

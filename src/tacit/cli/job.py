@@ -1,7 +1,7 @@
 """How does one line become a private model and a page to show? The work behind ``tacit train``.
 
 A run lives in a folder: ``config.toml``, ``model.pt``, ``privacy.json`` and ``report.html`` may be published;
-``private/`` (checkpoint, operator log) is for its owner alone. The key of an unfinished run lies elsewhere.
+``private/`` (checkpoint, operator log, canaries) is for its owner alone. The key of an unfinished run lies elsewhere.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import io
+import math
 import os
 import signal
 import warnings
@@ -30,6 +31,7 @@ from tacit.ledger.release import Charged, Public, public
 from tacit.report import Evaluation, PublicSource, Statement, describe, make_card, write_card, write_page
 from tacit.schema import Boolean, Categorical, Numeric, Schema, SchemaError
 from tacit.sgd import PrivacyWarning, Training
+from tacit.sgd.canaries import AuditedTraining
 
 #: Edges of the norm histogram, in clip norms; 1 is one of them.
 EDGES = [float(e) for e in np.round(np.logspace(-2, 2, 33), 12)]
@@ -38,6 +40,12 @@ FOLDS = 5
 #: Passes of the reference over its rows.
 PASSES = 30
 LOGGED = 200
+#: Steps between two checkpoints where nothing else is set.
+CHECKPOINT_EVERY = 50
+#: Numbers of canaries that are suggested.
+ENOUGH = (100, 200, 300, 500, 1000, 2000, 5000, 10_000, 20_000)
+#: Coins and scores of canaries, in the private part of a run's folder.
+CANARIES = "canaries.npz"
 
 
 class DataError(ValueError):
@@ -182,6 +190,7 @@ def open_ledger(settings: Settings, prepared: Prepared) -> Ledger | None:
 def start(settings: Settings, folder: Path, prepared: Prepared, warn: Callable[[str], None]) -> Training:
     """The training run, new or resumed, charged at its first step."""
     model = build(settings.model, prepared.x.shape[1], prepared.outputs, prepared.shape).to(settings.device)
+    _check_room(model, settings)
     _keep_buffers(model, folder / "private" / "buffers.pt")
     if settings.optimizer == "sgd":
         optimizer: torch.optim.Optimizer = torch.optim.SGD(
@@ -194,7 +203,14 @@ def start(settings: Settings, folder: Path, prepared: Prepared, warn: Callable[[
         warnings.simplefilter("always", PrivacyWarning)
         # A resumed run must be the same run: new noise on other data would be another charge.
         warnings.filterwarnings("error", message=".*this is a fork", category=PrivacyWarning)
-        training = Training(
+        kind: Any = Training
+        own: dict[str, Any] = {
+            "checkpoint": private / "checkpoint.pt",
+            "checkpoint_every": settings.checkpoint_every or CHECKPOINT_EVERY,
+        }
+        if settings.audit_canaries is not None:
+            kind, own = AuditedTraining, {"canaries": settings.audit_canaries}
+        training: Training = kind(
             model,
             optimizer,
             loss_for(prepared),
@@ -208,19 +224,49 @@ def start(settings: Settings, folder: Path, prepared: Prepared, warn: Callable[[
             clip_norm=settings.clip_norm,
             sampler=settings.sampler,
             adjacency=settings.adjacency,
-            size=settings.size,
+            # Canaries take slots beside the records, of which size is the number.
+            size=None if settings.size is None else settings.size + (settings.audit_canaries or 0),
             unit=prepared.units,
             per_unit=settings.per_unit,
             unit_name=prepared.schema.unit.name,
             ledger=open_ledger(settings, prepared),
             dataset=settings.dataset,
             purpose=settings.purpose,
-            checkpoint=private / "checkpoint.pt",
-            checkpoint_every=settings.checkpoint_every,
+            **own,
         )
     for warning in caught:
         warn(str(warning.message))
+    if isinstance(training, AuditedTraining) and (weak := _too_few(training)):
+        warn(weak)
     return training
+
+
+def _check_room(model: nn.Module, settings: Settings) -> None:
+    """Refuse more canaries than the model has room for."""
+    room = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if settings.audit_canaries is not None and settings.audit_canaries > room:
+        raise SettingsError(
+            f"audit_canaries: each canary needs a parameter of its own, and model {settings.model!r} has {room:,}: "
+            f"plant {room:,} or fewer, not {settings.audit_canaries:,}, or train a larger model"
+        )
+
+
+def _too_few(training: AuditedTraining) -> str:
+    """Where even an attacker who is never wrong would not refute the claim: how many canaries would do."""
+    from tacit.audit.evidence import best_one_run
+
+    count, claim = training.canaries.count, training.privacy
+    best = best_one_run(count, claim.delta)
+    if best > claim.upper or not math.isfinite(claim.upper):
+        return ""
+    room = sum(p.numel() for p in training.parameters.values())
+    more = (n for n in ENOUGH if count < n <= room and best_one_run(n, claim.delta) > claim.upper)
+    enough = next(more, None)
+    told = f"{enough:,} could do it" if enough is not None else "a larger model has room for more of them"
+    return (
+        f"{count:,} canaries prove at most ε ≥ {math.floor(best * 100) / 100:.2f} with confidence 0.95: a claim of "
+        f"ε = {claim.upper:.4g} cannot be refuted by them; {told}"
+    )
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -241,7 +287,10 @@ def _keep_buffers(model: nn.Module, path: Path) -> None:
 
 
 def drive(training: Training, folder: Path, quiet: bool) -> None:
-    """Run the steps that are left; raise :class:`Interrupted` after Ctrl-C, with the checkpoint written."""
+    """Run the steps that are left; raise :class:`Interrupted` after Ctrl-C, with the checkpoint written.
+
+    A run with canaries has no checkpoint, and is over then.
+    """
     log = OperatorLog(folder / "private" / "operator.jsonl")
     live = Live(training, quiet)
     every = max(1, training.plan.steps // LOGGED)
@@ -257,7 +306,8 @@ def drive(training: Training, folder: Path, quiet: bool) -> None:
                     if last or training.steps_executed % every == 0:
                         log.write(OperatorView(**seen, signal_to_noise=ratio.value, **_norms(training)))
                 if asked and not last:
-                    training.save()
+                    if not isinstance(training, AuditedTraining):
+                        training.save()
                     raise Interrupted
         finally:
             live.close()
@@ -421,6 +471,8 @@ def evaluate(settings: Settings, prepared: Prepared, model: nn.Module) -> tuple[
 
 def publish(settings: Settings, folder: Path, prepared: Prepared, training: Training) -> tuple[Release, list[Any]]:
     """Write model, card and report of a run that has ended; what only the operator may see is returned beside."""
+    if isinstance(training, AuditedTraining):
+        training.planted().save(folder / "private" / CANARIES)
     training.model.load_state_dict(torch.load(folder / "private" / "buffers.pt", weights_only=True), strict=False)
     buffer = io.BytesIO()
     torch.save({name: t.detach().cpu() for name, t in training.model.state_dict().items()}, buffer)
@@ -434,6 +486,8 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, training: Trai
         )
         overlap = "no" if settings.public_every else "unknown"
         sources.append(PublicSource(str(where), "evaluation", overlap, settings.public_because))
+    if settings.audit_canaries is not None:
+        sources.append(_canaries(settings.audit_canaries, prepared.schema.unit.name))
     run = describe(
         training,
         folder.name,
@@ -455,6 +509,17 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, training: Trai
     for view in views:
         log.write(view)
     return card, views
+
+
+def _canaries(count: int, unit: str) -> PublicSource:
+    """What the card says of canaries: their number, which was chosen before the data were seen."""
+    return PublicSource(
+        f"{count:,} gradient canaries",
+        "records of nobody, planted beside the data so that the run can be attacked",
+        "no",
+        f"Each took part by a fair coin, as the record of a {unit} would. What they prove holds the noise of the run "
+        "and stays with the operator.",
+    )
 
 
 def _vouched(name: str, training: Training) -> Charged | Public:

@@ -55,7 +55,8 @@ class Settings:
     trust_model: str = "not stated"
     release: str = "not stated"
     contact: str = "not stated"
-    checkpoint_every: int = 50
+    checkpoint_every: int | None = None
+    audit_canaries: int | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -78,6 +79,15 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingsError(f"{name}: a whole number, 1 or more, not {value}")
+        if self.audit_canaries is not None and self.audit_canaries < 2:
+            raise SettingsError(
+                f"audit_canaries: a whole number, 2 or more, not {self.audit_canaries}; some hundreds prove something"
+            )
+        if self.audit_canaries is not None and self.checkpoint_every is not None:
+            raise SettingsError(
+                "checkpoint_every: a run with canaries is not saved on its way, because their scores are not: leave "
+                "out checkpoint_every or audit_canaries"
+            )
         for name in ("epsilon", "learning_rate", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

@@ -15,6 +15,7 @@ from tacit.cli.common import EXIT_USAGE, fail
 if TYPE_CHECKING:
     from tacit.cli.settings import Settings
     from tacit.ledger import Release
+    from tacit.sgd import Training
 
 #: Exit codes beside those of every command, documented in docs/cli.md.
 EXIT_BUDGET = 3
@@ -23,12 +24,17 @@ EXIT_INTERRUPTED = 130
 EPILOG = """
 A run lives in its folder: config.toml, model.pt, privacy.json and report.html may be published; private/ may not.
 Ctrl-C ends it between two steps, and --resume goes on as if nothing had happened.
+With --audit-canaries N, records of nobody are planted beside the data, each in by a fair coin.
+tacit audit then proves a lower bound on ε from them; the more there are, the higher it can be.
+Each needs a parameter of its own, they cost a little accuracy, and such a run is not resumed.
 
 [bold]Examples[/bold]
 
     $ tacit train labsup --epsilon 1 --delta 1e-6 --epochs 20 --batch 1024 --model linear
 
     $ tacit train clinic.csv --schema clinic.toml --epsilon 3 --delta 1e-6 --epochs 30 --ledger my.db --dataset clinic
+
+    $ tacit train labsup --epsilon 4 --delta 1e-6 --epochs 20 --batch 1024 --audit-canaries 200
 
     $ tacit train --config run.toml
 
@@ -71,6 +77,9 @@ def train(
     by: Annotated[list[str] | None, _option("A column to show results by; repeatable.")] = None,
     reference: Annotated[bool | None, _option("A non-private reference from public rows.", "--reference")] = None,
     tuning: Annotated[str | None, _option("none, charged, on public data only, or not charged.")] = None,
+    audit_canaries: Annotated[
+        int | None, _option("Plant so many canaries, from which tacit audit RUN proves a lower bound on ε.")
+    ] = None,
     purpose: Annotated[str | None, _option("What the run is for; public.")] = None,
     trust_model: Annotated[str | None, _option("For the card: who is trusted with the data.")] = None,
     release: Annotated[str | None, _option("For the card: what is released, to whom.")] = None,
@@ -96,6 +105,8 @@ def train(
             if not (resume / "config.toml").exists():
                 raise reading.SettingsError(f"{resume} is not the folder of a run: it has no config.toml")
             chosen = reading.make(reading.read(resume / "config.toml"), str(resume / "config.toml"))
+            if chosen.audit_canaries is not None:
+                raise reading.SettingsError(f"{resume}: {again(resume)}")
         else:
             base = reading.read(config) if config is not None else {}
             chosen = reading.make(base | given, str(config) if config is not None else "")
@@ -106,6 +117,16 @@ def train(
         typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
     else:
         show(told)
+
+
+def again(folder: Path) -> str:
+    """What can be done with a run that held canaries and is not to be resumed."""
+    if (folder / "privacy.json").exists():
+        return f"the run has ended; see what its canaries prove with: tacit audit {folder}"
+    return (
+        "a run with canaries is not resumed, because their scores are not saved on the way; what was charged stays "
+        f"charged. Begin again with: tacit train --config {folder / 'config.toml'}"
+    )
 
 
 def run(
@@ -121,6 +142,7 @@ def run(
     from tacit.sgd import CheckpointError, ClippingError, PrivacyWarning
 
     folder = resume
+    training: Training | None = None
     try:
         prepared = job.prepare(chosen)
         if folder is None:
@@ -132,12 +154,15 @@ def run(
         job.drive(training, folder, quiet)
         card, views = job.publish(chosen, folder, prepared, training)
     except job.Interrupted:
-        typer.echo(f"tacit: stopped between two steps; go on with: tacit train --resume {folder}", err=True)
+        assert folder is not None
+        how = f"go on with: tacit train --resume {folder}" if chosen.audit_canaries is None else again(folder)
+        typer.echo(f"tacit: stopped between two steps; {how}", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except BudgetExceeded as error:
-        _remove_unused(folder, resume)
+        _remove_unused(folder, resume, training)
         fail(str(error), EXIT_BUDGET)
     except SettingsError as error:
+        _remove_unused(folder, resume, training)
         fail(str(error), EXIT_USAGE)
     except PrivacyWarning as error:
         fail(f"{error}. A run is resumed as it was, or not at all")
@@ -150,19 +175,21 @@ def run(
         AccountingError,
         ValueError,
     ) as error:
-        _remove_unused(folder, resume)
+        _remove_unused(folder, resume, training)
         fail(str(error))
     for view in views:
         if sys.stderr.isatty() and not quiet:  # the operator's own screen; anything else may be read by others
             typer.echo(repr(view), err=True)
         else:
             typer.echo(f"tacit: the evaluation on private rows is in {folder / 'private' / 'operator.jsonl'}", err=True)
-    return _summary(card, folder)
+    return _summary(card, folder) | ({"canaries": chosen.audit_canaries} if chosen.audit_canaries is not None else {})
 
 
-def _remove_unused(folder: Path | None, resume: Path | None) -> None:
-    """Take away the folder of a run that never began."""
+def _remove_unused(folder: Path | None, resume: Path | None, training: Training | None) -> None:
+    """Take away the folder of a run that never began: nothing was charged."""
     if folder is None or resume is not None or (folder / "private" / "checkpoint.pt").exists():
+        return
+    if training is not None and training._begun:
         return
     private = folder / "private"
     for path in (folder / "config.toml", private / "operator.jsonl", private / "buffers.pt"):
@@ -197,6 +224,8 @@ def show(told: dict[str, Any]) -> None:
         shown = f"{value:.1%}" if result["metric"] == "accuracy" else f"{value:,.4g}"
         typer.echo(f"  {result['metric']} of {result['model']}{of}: {shown} on {result['rows']:,} public rows")
     typer.echo(f"model   {told['model']}\ncard    {told['card']}\nreport  {told['report']}")
+    if "canaries" in told:
+        typer.echo(f"{told['canaries']:,} canaries took part by fair coins; what they prove: tacit audit {told['run']}")
 
 
 def _number(value: float | str) -> str:

@@ -145,6 +145,11 @@ def read(path: Path, given: dict[str, Any] | None = None) -> tuple[Settings, dic
         raise reading.SettingsError(f"{path}: epsilon: the budget of the whole search; the noise follows from it")
     if "tuning" in found:
         raise reading.SettingsError(f"{path}: tuning: a search is charged, and its card says so; leave this out")
+    if "audit_canaries" in found:
+        raise reading.SettingsError(
+            f"{path}: audit_canaries: a search plants none; leave this out, and plant them in a run of its own: tacit "
+            "train --audit-canaries"
+        )
     first = {key: values[0] for key, values in space.items() if isinstance(values, list) and values}
     settings = reading.make({**found, **first, "tuning": "charged"}, str(path))
     return settings, space, SEARCH | search

@@ -173,6 +173,8 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
     >>> describe(training, "small").steps_planned
     3
     """
+    from tacit.sgd.canaries import AuditedTraining  # torch is there where a training run is
+
     plan, privacy = training.plan, training.privacy
     mechanism = plan.mechanism if "without looking" not in privacy.basis else plan.prefix(privacy.steps_executed)
     if plan.earlier is not None:
@@ -186,6 +188,10 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
     parameters["optimizer"] = type(training.optimizer).__name__
     if training.layout:
         parameters["ranks"] = training.layout
+    planted = 0
+    if isinstance(training, AuditedTraining):
+        planted = training.canaries.count
+        parameters["canaries"] = {"kind": training.canaries.kind, "count": planted}
     parameters["learning_rate"] = [float(g.get("initial_lr", g["lr"])) for g in training.optimizer.param_groups]
     checked = plan.kind == "gaussian" and training._check != "never" and training.steps_executed > 0
     exact = plan.sampler.exact or not plan.size_given
@@ -205,7 +211,7 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
         "generator": plan.generator,
         "covered": ("the weights after every step, and everything computed from them",),
         "records_public": exact,
-        "records": plan.sampler.size if exact else None,
+        "records": plan.sampler.size - planted if exact else None,
         "self_checks": (
             "sum of the captured gradients against autograd's own",
             "gradient norms of single examples against their own backward pass",
