@@ -8,6 +8,7 @@ different and why.
 from tacit.opacus import (
     accountants,
     data_loader,
+    grad_sample,
     layers,
     optimizers,
     schedulers,
@@ -16,9 +17,7 @@ from tacit.opacus import (
 )
 from tacit.opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
 from tacit.opacus.privacy_engine import PrivacyEngine
-
-#: The version of the interface that is followed.
-__version__ = "1.6.0"
+from tacit.opacus.version import __version__
 
 __all__ = [
     "GradSampleModule",
@@ -27,6 +26,7 @@ __all__ = [
     "__version__",
     "accountants",
     "data_loader",
+    "grad_sample",
     "layers",
     "optimizers",
     "schedulers",

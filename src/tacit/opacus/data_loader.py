@@ -165,6 +165,23 @@ class DPDataLoader(DataLoader):  # type: ignore[misc]
         return other
 
 
+def switch_generator(*, data_loader: DataLoader, generator: Any) -> DataLoader:
+    """The same loader with another source of randomness for who is in which batch.
+
+    A private loader draws by a secret key already: give it a generator only to repeat a run, which gives up secrecy.
+    """
+    batches = data_loader.batch_sampler
+    if isinstance(data_loader, DPDataLoader):
+        if data_loader.loop is not None:
+            raise ValueError("the loader that make_private returned draws by the key of its run: switch before that")
+        again = PrivateBatches(batches.sampler, _key(generator).derive("sampler"), batches.units, blank=batches.blank)
+        return DPDataLoader.from_data_loader(data_loader, batches=again)
+    if not isinstance(batches, BatchSampler) or not hasattr(batches.sampler, "generator"):
+        raise ValueError("the loader's sampler has no generator: nothing to switch")
+    batches.sampler.generator = generator
+    return data_loader
+
+
 def _key(generator: Any) -> Key:
     """A new key; from a seeded generator where the user wants to repeat a run (and gives up secrecy)."""
     if generator is None:
@@ -213,4 +230,4 @@ def sampler_of(data_loader: DataLoader, *, poisson: bool) -> Sampler:
     )
 
 
-__all__ = ["DPDataLoader", "EmptyCollate", "batch_size_of", "sampler_of"]
+__all__ = ["DPDataLoader", "EmptyCollate", "batch_size_of", "sampler_of", "switch_generator"]

@@ -9,6 +9,7 @@ privacy_engine.get_epsilon(delta=1e-5)
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import warnings
@@ -23,7 +24,13 @@ from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Ledger, OperatorView
 from tacit.opacus.accountants import IAccountant, create_accountant
 from tacit.opacus.data_loader import DPDataLoader, _key, sampler_of
-from tacit.opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPPerLayerOptimizer
+from tacit.opacus.layers.saved import as_torch
+from tacit.opacus.optimizers import (
+    AdaClipDPOptimizer,
+    DPOptimizer,
+    DPOptimizerFastGradientClipping,
+    DPPerLayerOptimizer,
+)
 from tacit.opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from tacit.opacus.validators import ModuleValidator
 from tacit.sgd.checkpoint import CheckpointError
@@ -296,7 +303,8 @@ class PrivacyEngine:
             data_loader, batch_first=batch_first, rand_on_empty=blank, batches=batches
         )
         loader.loop = loop
-        kind = {"per_layer": DPPerLayerOptimizer, "adaptive": AdaClipDPOptimizer}.get(clipping, DPOptimizer)
+        flat = DPOptimizerFastGradientClipping if "ghost" in grad_sample_mode else DPOptimizer
+        kind = {"per_layer": DPPerLayerOptimizer, "adaptive": AdaClipDPOptimizer}.get(clipping, flat)
         private = kind(optimizer, loop)
         returned = module if wrap_model else Hooks(loop)
         if "ghost" in grad_sample_mode:
@@ -497,11 +505,13 @@ class Hooks:
 
 
 def _unwrapped(module: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
-    """The weights of a checkpoint; Opacus' own begin with the name of its wrapper, which is not here."""
+    """The weights of a checkpoint, without the names of Opacus' wrapper and of the inner parts of its layers."""
     wrapper = "_module."
-    if hasattr(module, "_module") or not all(name.startswith(wrapper) for name in weights):
-        return weights
-    return {name.removeprefix(wrapper): value for name, value in weights.items()}
+    own = copy.copy(weights)
+    if not hasattr(module, "_module") and all(name.startswith(wrapper) for name in weights):
+        own = {name.removeprefix(wrapper): value for name, value in weights.items()}
+    as_torch(module, own)
+    return own
 
 
 def _elements(module: nn.Module) -> int:

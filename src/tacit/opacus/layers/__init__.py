@@ -1,27 +1,10 @@
 """Which layers need a private replacement? None: tacit clips torch's own recurrent and attention layers.
 
-The names of Opacus' replacements are kept for code that uses them; ``state_dict`` keys are those of torch.
+The names of Opacus' replacements are kept for code that uses them; what is behind them is torch's layer. The keys of a
+``state_dict`` are torch's, and weights that Opacus' layers saved are read (:mod:`tacit.opacus.layers.saved`).
 """
 
-from __future__ import annotations
+from tacit.opacus.layers.dp_multihead_attention import DPMultiheadAttention, SequenceBias
+from tacit.opacus.layers.dp_rnn import DPGRU, DPLSTM, DPRNN
 
-from torch import nn
-
-
-class DPRNN(nn.RNN):  # type: ignore[misc]
-    """``torch.nn.RNN``."""
-
-
-class DPGRU(nn.GRU):  # type: ignore[misc]
-    """``torch.nn.GRU``."""
-
-
-class DPLSTM(nn.LSTM):  # type: ignore[misc]
-    """``torch.nn.LSTM``."""
-
-
-class DPMultiheadAttention(nn.MultiheadAttention):  # type: ignore[misc]
-    """``torch.nn.MultiheadAttention``."""
-
-
-__all__ = ["DPGRU", "DPLSTM", "DPRNN", "DPMultiheadAttention"]
+__all__ = ["DPGRU", "DPLSTM", "DPRNN", "DPMultiheadAttention", "SequenceBias"]

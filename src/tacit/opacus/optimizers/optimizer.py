@@ -24,7 +24,13 @@ class DPOptimizer(Optimizer):  # type: ignore[misc]
     ``noise_multiplier`` and ``max_grad_norm`` may be set between steps; each step is charged with the noise it had.
     """
 
-    def __init__(self, optimizer: Optimizer, loop: Loop) -> None:
+    def __init__(self, optimizer: Optimizer, loop: Loop | None = None, **kwargs: Any) -> None:
+        if loop is None or kwargs:
+            raise NotImplementedError(
+                "a private optimizer is not built by hand: PrivacyEngine.make_private puts model, optimizer and data "
+                "loader together, so that what is charged is what was sampled. For a loop without a data loader use "
+                "tacit.sgd.clipped_grad"
+            )
         # Not Optimizer.__init__: groups, state and defaults are the original's.
         self.original_optimizer = optimizer
         self.loop = loop
@@ -227,6 +233,14 @@ class DPPerLayerOptimizer(DPOptimizer):
     """With ``clipping="per_layer"``."""
 
 
+class DPOptimizerFastGradientClipping(DPOptimizer):
+    """With a ghost mode."""
+
+
+class DistributedDPOptimizer(DPOptimizer):
+    """Opacus' optimizer for several processes: ``make_private`` runs in one and never returns it."""
+
+
 class AdaClipDPOptimizer(DPOptimizer):
     """With ``clipping="adaptive"``: the clip norm follows a quantile of the norms, by a noisy count that is charged."""
 
@@ -237,4 +251,10 @@ class AdaClipDPOptimizer(DPOptimizer):
         return self.loop.adaptive.quantile
 
 
-__all__ = ["AdaClipDPOptimizer", "DPOptimizer", "DPPerLayerOptimizer"]
+__all__ = [
+    "AdaClipDPOptimizer",
+    "DPOptimizer",
+    "DPOptimizerFastGradientClipping",
+    "DPPerLayerOptimizer",
+    "DistributedDPOptimizer",
+]

@@ -30,8 +30,8 @@ def trainable_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]
 
 
 def requires_grad(module: nn.Module, *, recurse: bool = False) -> bool:
-    """Whether all parameters are trainable."""
-    return all(p.requires_grad for p in module.parameters(recurse=recurse))
+    """Whether some parameters are trainable."""
+    return any(p.requires_grad for p in module.parameters(recurse=recurse))
 
 
 def clone_module(module: nn.Module) -> nn.Module:

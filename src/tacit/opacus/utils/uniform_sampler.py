@@ -36,4 +36,11 @@ class UniformWithReplacementSampler(PrivateBatches):
         return self._steps if self._steps is not None else super().__len__()
 
 
-__all__ = ["UniformWithReplacementSampler"]
+class DistributedUniformWithReplacementSampler:
+    """Opacus' sampler for several processes; cannot be built."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("one process only; tacit.sgd.Training runs on several (docs/distributed.md)")
+
+
+__all__ = ["DistributedUniformWithReplacementSampler", "UniformWithReplacementSampler"]

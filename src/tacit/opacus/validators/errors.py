@@ -11,6 +11,14 @@ class UnsupportedModuleError(UnsupportedError):
     """The module cannot be trained privately."""
 
 
+class UnsupportableModuleError(UnsupportedModuleError):
+    """The module can never be trained privately."""
+
+
+class NotYetSupportedModuleError(UnsupportedModuleError):
+    """The module could be trained privately, and is not supported. Nothing here raises it."""
+
+
 class ShouldReplaceModuleError(UnsupportedModuleError):
     """The module cannot be trained privately and should be replaced."""
 

@@ -1,0 +1,5 @@
+"""Where Opacus keeps ``AdaClipDPOptimizer``."""
+
+from tacit.opacus.optimizers.optimizer import AdaClipDPOptimizer
+
+__all__ = ["AdaClipDPOptimizer"]

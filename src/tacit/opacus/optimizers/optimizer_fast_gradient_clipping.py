@@ -1,0 +1,5 @@
+"""Where Opacus keeps ``DPOptimizerFastGradientClipping``."""
+
+from tacit.opacus.optimizers.optimizer import DPOptimizerFastGradientClipping
+
+__all__ = ["DPOptimizerFastGradientClipping"]

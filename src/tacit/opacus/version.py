@@ -1,0 +1,3 @@
+"""Which version of Opacus' interface is followed?"""
+
+__version__ = "1.6.0"
