@@ -65,7 +65,7 @@ def test_a_curve_at_its_limits():
     with pytest.warns(UserWarning, match="last one"):
         rdp.get_privacy_spent(orders=[2, 3, 4], rdp=[0.1, 0.1, 0.1], delta=1e-5)
     for wrong in ({"orders": [2, 3]}, {"orders": [1.0]}, {"rdp": [-1.0]}, {"delta": 0.0}):
-        with pytest.raises(ValueError, match="order|negative|delta"):
+        with pytest.raises(ValueError, match=r"order|negative|delta"):
             rdp.get_privacy_spent(**{"orders": [2.0], "rdp": [1.0], "delta": 1e-5, **wrong})
     assert create_accountant("prv").get_privacy_spent(delta=1e-5) == (0.0, 0.0)
 
@@ -97,7 +97,7 @@ def test_batches_of_fixed_size_cost_what_half_the_noise_costs_and_are_not_taken_
     assert accountant.get_epsilon(1e-5, False) == fixed  # second, as Opacus has it
 
 
-# -- the list of steps ---------------------------------------------------------------------------------------------------
+# -- the list of steps ----
 
 
 def test_steps_that_are_put_into_the_list_are_counted():

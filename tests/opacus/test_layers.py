@@ -92,7 +92,7 @@ def test_attention_saved_by_opacus_goes_on_here(options):
     own.load_state_dict(theirs.state_dict())
     assert torch.allclose(own(x), theirs(x), atol=1e-6)
     own.load_state_dict(own.state_dict())  # torch's own names
-    with pytest.raises(RuntimeError, match="in_proj_weight|q_proj_weight"):
+    with pytest.raises(RuntimeError, match=r"in_proj_weight|q_proj_weight"):
         own.load_state_dict({k: v for k, v in theirs.state_dict().items() if "klinear" not in k})
 
 
