@@ -35,7 +35,7 @@ OTHERS = {
     "datasets": {"numpy", "polars", "rich"},
     "cluster": set(),  # ray is asked for by name, where it is used
     "sgd": {"numpy", "scipy", "torch", "triton"},
-    "opacus": {"torch"},
+    "opacus": {"numpy", "torch"},
     "integrations": {"torch", "transformers", "lightning", "mlflow"},
 }
 
