@@ -7,6 +7,7 @@ True
 """
 
 from tacit.accounting import ways
+from tacit.accounting.alternatives import Either, one_of
 from tacit.accounting.base import ADJACENCIES, Composed, Mechanism, from_dict, nothing
 from tacit.accounting.bound import Bound, Stated
 from tacit.accounting.calibration import calibrate, calibrate_delta, calibrate_rate, calibrate_steps
@@ -33,7 +34,7 @@ from tacit.accounting.sampling import (
     Shuffled,
     TruncatedPoissonSampled,
 )
-from tacit.accounting.selection import Either, Selected, one_of
+from tacit.accounting.selection import Selected
 from tacit.accounting.votes import LaplaceVotes, SmoothRelease, VoteCheck, Votes
 from tacit.accounting.ways import Comparison, NotApplicable, Price, compare
 

@@ -246,6 +246,13 @@ def unit_message(one: str, other: str) -> str:
     )
 
 
+def inherit_unit(made: Mechanism, base: Mechanism) -> None:
+    """What is made of mechanisms protects the unit that they protect, and no other."""
+    if made.unit and made.unit != base.unit:
+        raise UnitError(unit_message(base.unit, made.unit))
+    object.__setattr__(made, "unit", base.unit)
+
+
 def whole_count(times: Any) -> int:
     if isinstance(times, bool) or not isinstance(times, int | np.integer) or times < 0:
         raise AccountingError(f"a mechanism is repeated a whole number of times, 0 or more, not {times!r}")

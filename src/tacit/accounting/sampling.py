@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tacit.accounting.base import Composed, Mechanism, check_share, check_whole, unit_message
-from tacit.accounting.errors import AccountingError, UnitError
+from tacit.accounting.base import Composed, Mechanism, check_share, check_whole, inherit_unit
+from tacit.accounting.errors import AccountingError
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, Loss, SampledLaplaceLoss
 from tacit.accounting.mechanisms import GDP, ApproxDP, Gaussian, Laplace, PureDP, nothing_revealed, renyi_of_pure
 from tacit.accounting.mixture import MixtureLoss, SymmetrisedLoss
@@ -35,7 +35,7 @@ class PoissonSampled(Mechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _inherit_unit(self)
+        _wrap_one(self)
         check_share("a sampling rate", self.rate)
         if not isinstance(self.mechanism, Gaussian | Laplace | PureDP | ApproxDP | GDP):
             raise AccountingError(
@@ -143,7 +143,7 @@ class TruncatedPoissonSampled(Mechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _inherit_unit(self)
+        _wrap_one(self)
         check_whole("examples", self.examples)
         check_whole("max_batch", self.max_batch)
         self.poisson()
@@ -189,7 +189,7 @@ class FixedSizeSampled(Mechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _inherit_unit(self)
+        _wrap_one(self)
         check_whole("batch", self.batch)
         check_whole("examples", self.examples)
         if self.batch > self.examples:
@@ -266,7 +266,7 @@ class Shuffled(Mechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _inherit_unit(self)
+        _wrap_one(self)
 
     def adjacencies(self) -> tuple[str, ...]:
         return tuple(a for a in self.mechanism.adjacencies() if a != "add-remove")
@@ -293,7 +293,7 @@ class BallsInBins(Mechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _inherit_unit(self)
+        _wrap_one(self)
         check_whole("bins", self.bins)
         if not isinstance(self.mechanism, Gaussian):
             raise AccountingError("BallsInBins takes Gaussian")
@@ -361,11 +361,8 @@ def _binomial(group: int, rate: float) -> dict[float, float]:
     return {float(i): float(math.exp(w)) for i, w in zip(j, log_weight, strict=True)}
 
 
-def _inherit_unit(sampled: Any) -> None:
+def _wrap_one(sampled: Any) -> None:
     inner = sampled.mechanism
     if not isinstance(inner, Mechanism) or isinstance(inner, Composed):
         raise AccountingError(f"a sampler wraps one mechanism, not {inner!r}; compose after sampling")
-    if not sampled.unit:
-        object.__setattr__(sampled, "unit", inner.unit)
-    elif sampled.unit != inner.unit:
-        raise UnitError(unit_message(inner.unit, sampled.unit))
+    inherit_unit(sampled, inner)

@@ -1,0 +1,122 @@
+"""What does it cost to run one of several mechanisms, drawn without the data?
+
+The outcomes of different mechanisms are told apart by which one was drawn, so δ(ε) is the mean over the draw.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tacit.accounting.base import Mechanism, check_share, inherit_unit, unit_message
+from tacit.accounting.errors import AccountingError, UnitError
+from tacit.accounting.losses import Loss
+from tacit.accounting.pricing import Reader
+from tacit.accounting.pricing import epsilon as certified_epsilon
+from tacit.accounting.renyi import RenyiCurve
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Either(Mechanism):
+    """One of two mechanisms, drawn without the data: ``one`` with probability ``share``. Which one it was is released.
+
+    Guarantee: δ(ε) is the mean of both, because the two kinds of outcome are disjoint; the moments of Rényi divergence
+    are averaged likewise. Nested, it describes a draw from a grid of candidates; see :func:`one_of`.
+
+    >>> from tacit import accounting as acc
+    >>> acc.delta(Either(acc.Gaussian(1.0), acc.Gaussian(2.0)), 1.0).upper < acc.delta(acc.Gaussian(1.0), 1.0).upper
+    True
+    """
+
+    tight: ClassVar[bool] = False
+    one: Mechanism
+    other: Mechanism
+    share: float = 0.5
+    unit: str = dataclasses.field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (isinstance(self.one, Mechanism) and isinstance(self.other, Mechanism)):
+            raise AccountingError("Either takes two mechanisms")
+        check_share("a probability", self.share)
+        if self.one.unit != self.other.unit:
+            raise UnitError(unit_message(self.one.unit, self.other.unit))
+        inherit_unit(self, self.one)
+
+    def members(self) -> list[tuple[Mechanism, float]]:
+        """All mechanisms that may be drawn, with their probabilities."""
+        found: list[tuple[Mechanism, float]] = []
+        for part, weight in ((self.one, self.share), (self.other, 1 - self.share)):
+            nested = part.members() if isinstance(part, Either) else [(part, 1.0)]
+            found.extend((inner, weight * w) for inner, w in nested)
+        return found
+
+    def adjacencies(self) -> tuple[str, ...]:
+        return tuple(a for a in self.one.adjacencies() if a in self.other.adjacencies())
+
+    def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
+        return None
+
+    def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
+        total = np.full(len(orders), -math.inf)
+        for part, weight in self.members():
+            curve = RenyiCurve(part, adjacency=adjacency, group=group)
+            if curve.failure > 0 or curve.spill > 0:
+                return np.full(len(orders), math.inf)
+            if weight > 0:
+                total = np.logaddexp(total, math.log(weight) + curve.moments(orders - 1).max(axis=0))
+        return np.asarray(np.maximum(total / (orders - 1), 0.0) * (1 + 1e-12))
+
+    def own_delta(self, epsilon: float, adjacency: str, group: int) -> tuple[float, float]:
+        """(lower, upper) bounds on δ at ``epsilon``: no lower one, and the mean of the members' upper ones."""
+        return 0.0, upper_profile(self, adjacency, group)(epsilon)
+
+    def own_epsilon(self, delta: float, adjacency: str, group: int) -> tuple[float, float]:
+        """(lower, upper) bounds on ε at ``delta``: the upper one lies between the cheapest and the dearest member."""
+        prices = [certified_epsilon(m, delta, adjacency=adjacency, group=group) for m, w in self.members() if w > 0]
+        low, high = min(p.upper for p in prices), max(p.upper for p in prices)
+        for _ in range(40):
+            if high - low <= 1e-6 * high or math.isinf(high):
+                break
+            middle = 0.5 * (low + high)
+            inside = self.own_delta(middle, adjacency, group)[1] <= delta
+            low, high = (low, middle) if inside else (middle, high)
+        return 0.0, high
+
+
+def one_of(mechanisms: Sequence[Mechanism]) -> Mechanism:
+    """One of several mechanisms, each as probable as the others, drawn without the data.
+
+    >>> from tacit import accounting as acc
+    >>> len(one_of([acc.Gaussian(1.0), acc.Gaussian(2.0), acc.Gaussian(3.0)]).members())
+    3
+    """
+    if not mechanisms:
+        raise AccountingError("one_of takes at least one mechanism")
+    counts: dict[Mechanism, int] = {}
+    for mechanism in mechanisms:
+        counts[mechanism] = counts.get(mechanism, 0) + 1
+    kinds = list(counts.items())
+    result, left = kinds[-1]
+    for mechanism, times in reversed(kinds[:-1]):
+        left += times
+        result = Either(mechanism, result, times / left)
+    return result
+
+
+@functools.lru_cache(maxsize=64)
+def upper_profile(mechanism: Mechanism, adjacency: str, group: int) -> Callable[[float], float]:
+    """The certified upper end of the base's δ(ε), each value computed once."""
+    parts = mechanism.members() if isinstance(mechanism, Either) else [(mechanism, 1.0)]
+    readers = [(Reader(part, adjacency, group), weight * (1 + 1e-15)) for part, weight in parts]
+
+    @functools.lru_cache(maxsize=4096)
+    def at(epsilon: float) -> float:
+        return min(1.0, sum(weight * reader.upper(epsilon) for reader, weight in readers))
+
+    return at
