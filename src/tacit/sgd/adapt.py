@@ -6,15 +6,17 @@ a fact about the model's code: what was found once holds where shapes agree with
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from tacit.sgd.capture import Use
-from tacit.sgd.engine import Gradients, Plan
+from tacit.sgd.engine import Gradients, Pass, Plan, UsePlan
 from tacit.sgd.frames import Frame, chain_key, chain_tensors
 from tacit.sgd.layout import Layout
 from tacit.sgd.norms import Group
 from tacit.sgd.rules.base import wide
+from tacit.sgd.uses import Use
 
 
 class Template:
@@ -52,6 +54,48 @@ def rescaled(layout: Layout, old: torch.Size, new: torch.Size, batch: int) -> La
 def guards(use: Use) -> list[Tensor]:
     """Copies of the indices that a use's frames rest on."""
     return [t.clone() for d in use.derived for t in chain_tensors(d)]
+
+
+def outline(context: Any, run: Pass, grads: list[list[Tensor | None]]) -> Any:
+    """A signature without sizes: what has to be the same for layouts to be those of another batch size."""
+    return (
+        context,
+        tuple(
+            (
+                use.name,
+                tuple(len(shape) for shape in use.shapes),
+                tuple(g is None for g in grad),
+                tuple((tuple(sorted(d.params)), d.tensor.dim()) for d in use.derived),
+            )
+            for use, grad in zip(run.uses, grads, strict=True)
+        ),
+    )
+
+
+def adapted(known: Template | None, run: Pass) -> tuple[Plan | None, bool]:
+    """The plan for this batch size, from where the examples were found in a batch of another size.
+
+    Poisson batches have another size at every step. Layouts are facts about the model's code: the dimension, and
+    on which side of the examples it is folded, stay. Rules and frames stay too where the values made of parameters
+    are the same (second result); else they are found anew.
+    """
+    if known is None or (run.batch > 1 and any(use.rearranged for use in run.uses)):
+        return None, False
+    same = all(known.same(k, use) for k, use in enumerate(run.uses))
+    uses: list[UsePlan] = []
+    for plan, before, use in zip(known.plan.uses, known.shapes, run.uses, strict=True):
+        layouts: list[Layout | None] = []
+        for layout, old, new in zip(plan.layouts, before, use.shapes, strict=True):
+            moved = rescaled(layout, old, new, run.batch) if layout is not None else None
+            if layout is not None and moved is None:
+                return None, False
+            layouts.append(moved)
+        if same:
+            notes = {name: note for name, note in plan.notes.items() if note is None}
+            uses.append(UsePlan(layouts, plan.by_rule, notes, plan.frames, plan.guards))
+        else:
+            uses.append(UsePlan(layouts, guards=guards(use)))
+    return Plan(uses, set(known.plan.materialised) if same else set(), True, checked=True), same
 
 
 def merged(found: list[Gradients], rows: int, parameters: list[Tensor]) -> Gradients:

@@ -2,9 +2,9 @@
 
 :class:`Capture` watches one forward pass as a ``TorchFunctionMode``. It follows two facts about every tensor: does
 its value depend on the batch (*tainted*), and is it a parameter or computed from parameters alone (*derived*). An
-operation where the two meet is a :class:`Use`; nothing about the model is changed, and the forward pass is the
-ordinary one, with the ordinary autograd graph. For each use the gradient edges of its outputs are kept, so one
-backward pass to those edges gives every output gradient and computes no weight gradient at all.
+operation where the two meet is a :class:`~tacit.sgd.uses.Use`; nothing about the model is changed, and the forward
+pass is the ordinary one, with the ordinary autograd graph. For each use the gradient edges of its outputs are kept, so
+one backward pass to those edges gives every output gradient and computes no weight gradient at all.
 
 Shapes play no part: a ``(1, T, d)`` position embedding or a soft prompt expanded over the batch is derived, and its
 use is where it meets the batch.
@@ -12,201 +12,34 @@ use is where it meets the batch.
 
 from __future__ import annotations
 
-import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from tacit.sgd.distributed.spread import held, is_spread, local
 from tacit.sgd.errors import SLOWLY, UncoveredUse
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# The value of the result does not depend on the value of the argument.
-_CONSTANT = _words(
-    "zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_empty "
-    "new_full new_tensor new_empty_strided size dim numel stride is_contiguous is_floating_point is_complex "
-    "element_size get_device storage_offset data_ptr untyped_storage ndimension nelement __len__ has_names "
-    "requires_grad_ retain_grad register_hook is_signed is_pinned is_inference"
+from tacit.sgd.functions import (
+    CASTING,
+    CONSTANT,
+    EMBEDDING,
+    ESCAPES,
+    JOINING,
+    PACKING,
+    REARRANGING,
+    SELECTING,
+    SORTING,
+    from_torch,
+    function_name,
+    mutates,
+    opened,
 )
-
-# A derived value made by these holds a selection of the parameter's own elements, moved but not changed.
-SELECTING = _words(
-    "view reshape t transpose permute movedim moveaxis swapaxes swapdims expand expand_as broadcast_to repeat "
-    "tile repeat_interleave chunk split split_with_sizes tensor_split unbind select narrow __getitem__ "
-    "index_select embedding unsqueeze squeeze flatten unflatten ravel contiguous clone adjoint flip roll diagonal "
-    "unfold view_as reshape_as T mT H mH"
-)
-CASTING = _words("to float double bfloat16 half type type_as")
-
-_JOINING = _words("cat concat concatenate")
-
-# With an index that depends on the data these may put elements of one example where another's were in the last batch.
-_REARRANGING = _words(
-    "__getitem__ __setitem__ index_select gather take take_along_dim index_put index_put_ index_add index_add_ "
-    "index_copy index_copy_ scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ "
-    "masked_select masked_scatter masked_scatter_ repeat_interleave unique unique_consecutive "
-    "_pack_padded_sequence index_fill index_fill_ index_reduce nonzero"
-)
-_SORTING = _words("sort msort topk kthvalue argsort")
-_PACKING = _words("index_select _pack_padded_sequence")
-# The data leave torch here; what comes back as an index may depend on them unseen.
-_ESCAPES = _words("tolist item numpy __array__ __int__ __index__ __float__")
-
-_EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-_GETTERS = {
-    getattr(torch.Tensor, name).__get__: name for name in ("T", "mT", "H", "mH", "data", "grad", "real", "imag")
-}
-
-
-@dataclass(eq=False)
-class Derived:
-    """A value computed from trainable parameters alone.
-
-    ``chain`` replays the selection of elements of one parameter (empty for the parameter itself), and is ``None`` when
-    the value is anything but such a selection.
-    """
-
-    tensor: Tensor
-    params: frozenset[int]
-    chain: tuple[tuple[Callable[..., Any], str, tuple[Any, ...], dict[str, Any], int | None], ...] | None
-
-    @property
-    def is_parameter(self) -> bool:
-        return self.chain == ()
-
-
-class Placeholder:
-    """Stands for the derived value among the recorded arguments of an operation."""
-
-
-HERE = Placeholder()
-
-
-@dataclass(eq=False)
-class Use:
-    """One operation in which derived values and batch data meet."""
-
-    func: Callable[..., Any]
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    derived: list[Derived]
-    edges: list[GradientEdge]
-    shapes: list[torch.Size]
-    outputs: list[Tensor]
-    versions: list[tuple[Tensor, int]]
-    inplace: bool
-    autocast: tuple[str, torch.dtype] | None
-    where: str
-    rearranged: bool
-    grads: list[Tensor | None] = field(default_factory=list)
-    #: how each output lies on ranks, where it does
-    placements: list[Any] | None = None
-
-    def find(self, value: Any) -> Derived | None:
-        """The derived value that this argument is, if it is one."""
-        return next((d for d in self.derived if d.tensor is value), None)
-
-    def fresh(self) -> None:
-        for tensor, version in self.versions:
-            if tensor._version != version:
-                raise UncoveredUse(
-                    f"an input of {self.name!r} in {self.where} was modified in place after it was used; "
-                    "autograd would refuse this too. Replace the in-place operation by an ordinary one."
-                )
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested lists, tuples and dicts of arguments."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
-
-
-def arguments_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """All tensors among the arguments of a call: :func:`tensors_in`, quick where arguments are not nested."""
-    found: list[Tensor] = []
-    for value in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple | dict):
-            found.extend(tensors_in(value))
-    return found
-
-
-def substitute(value: Any, swap: Callable[[Tensor], Any]) -> Any:
-    """The same nested arguments with every tensor replaced by ``swap(tensor)``."""
-    if isinstance(value, Tensor):
-        return swap(value)
-    if isinstance(value, list):
-        return [substitute(item, swap) for item in value]
-    if isinstance(value, tuple):
-        items = [substitute(item, swap) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, dict):
-        return {key: substitute(item, swap) for key, item in value.items()}
-    return value
-
-
-def function_name(func: Callable[..., Any]) -> str:
-    """The name an operation goes by, whether it was called as a function, a method or an operator."""
-    if func in _GETTERS:
-        return _GETTERS[func]
-    name = getattr(func, "__name__", str(func))
-    if name == "__get__":
-        return "__get__"
-    return name
-
-
-def from_torch(func: Callable[..., Any]) -> bool:
-    module = getattr(func, "__module__", None)
-    return module is None or module == "torch" or module.startswith("torch.")
-
-
-_opened: dict[Callable[..., Any], Callable[..., Any]] = {}
-
-
-def opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
-    """A composite torch function, with its own dispatch to the mode switched off so that what it calls is seen.
-
-    Such a function first asks ``has_torch_function`` and hands itself to the mode; run under the mode it would do so
-    for ever. The copy made here has the same code and looks that question up in globals of its own, where the answer
-    is no.
-    """
-    if not isinstance(func, types.FunctionType) or not from_torch(func):
-        return None
-    if func not in _opened:
-        scope = dict(func.__globals__)
-        for question in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
-            scope[question] = lambda *_: False
-        copy = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
-        copy.__kwdefaults__ = func.__kwdefaults__
-        _opened[func] = copy
-    return _opened[func]
-
-
-def mutates(name: str, kwargs: dict[str, Any]) -> bool:
-    if name == "__setitem__" or kwargs.get("out") is not None:
-        return True
-    if name.startswith("__i") and name.endswith("__"):
-        return name not in ("__invert__", "__index__", "__int__")
-    return name.endswith("_") and not name.endswith("__")
+from tacit.sgd.uses import HERE, Derived, Use, arguments_of, substitute, tensors_in
 
 
 class Capture(TorchFunctionMode):  # type: ignore[misc]
@@ -302,9 +135,9 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         self._tainted_storages[_storage(tensor)] = (tensor.untyped_storage(), rearranged)
 
     def _rearranges(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor]) -> bool:
-        if name in _SORTING or any(self.rearranged(t) for t in inputs):
+        if name in SORTING or any(self.rearranged(t) for t in inputs):
             return True
-        if name not in _REARRANGING:
+        if name not in REARRANGING:
             return False
         whole = [t for t in inputs if not t.is_floating_point() and not t.is_complex()]
         if any(self.tainted(t) for t in whole if t is not inputs[0] or name == "nonzero"):
@@ -347,7 +180,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         kwargs = kwargs or {}
         name = function_name(func)
-        if name == "__get__" or name in _CONSTANT:
+        if name == "__get__" or name in CONSTANT:
             return func(*args, **kwargs)
         tainted = False
         derived: list[Derived] = []
@@ -389,7 +222,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         inputs: list[Tensor],
     ) -> Any:
         versions = [t._version for t in inputs]
-        if tainted and name in _ESCAPES:
+        if tainted and name in ESCAPES:
             self._escaped = True
         out = func(*args, **kwargs)
         changed = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
@@ -407,7 +240,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
                 self._taint(tensor, moved)
             for tensor in changed:
                 self._taint_memory(tensor, moved)
-            if name in _PACKING:
+            if name in PACKING:
                 self._follow_order(name, args, results)
             return out
         multiple = not isinstance(out, Tensor)
@@ -435,7 +268,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         if len(derived) != 1 or derived[0].chain is None:
             return None
         source = derived[0].tensor
-        if name in _JOINING and sum(t is source for t in inputs) == 1 and kwargs.get("out") is None:
+        if name in JOINING and sum(t is source for t in inputs) == 1 and kwargs.get("out") is None:
             # Joined to nothing (a cache of keys and values begins as an empty tensor): the value as it was.
             return derived[0].chain if all(t is source or t.numel() == 0 for t in inputs) else None
         if name not in SELECTING and name not in CASTING:
@@ -445,7 +278,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         if name == "embedding":
             # The padding row gets no gradient, and frequencies scale the others: no longer a mere selection.
             functional = func is nn.functional.embedding
-            names = _EMBEDDING if functional else ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse")
+            names = EMBEDDING if functional else ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse")
             options = {**dict(zip(names, args, strict=False)), **kwargs}
             if options.get("padding_idx") not in (None, -1) or (functional and options.get("padding_idx") is not None):
                 return None
@@ -493,7 +326,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
             )
         results = list(tensors_in(out))
         moved = any(self.rearranged(t) for t in inputs)
-        if inplace or name in _SORTING:
+        if inplace or name in SORTING:
             moved = moved or self._rearranges(name, args, kwargs, inputs)
         for tensor in changed:
             self._taint_memory(tensor, moved)

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from tacit.sgd.batches import leaves, take
-from tacit.sgd.capture import tensors_in
 from tacit.sgd.engine import Engine, Gradients, Outputs, Pass, Plan
 from tacit.sgd.errors import BatchMixing, ClippingError, SelfCheckFailed, UncoveredUse
 from tacit.sgd.frames import Frame
 from tacit.sgd.norms import Group
 from tacit.sgd.rules.base import wide
+from tacit.sgd.uses import tensors_in
 
 CHECKED_EXAMPLES = 2
 # How far two ways of computing the same gradient may lie apart, relative to its norm.

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.sgd import frames
-from tacit.sgd.capture import Capture, Use, module_names
+from tacit.sgd.capture import Capture, module_names
 from tacit.sgd.distributed.spread import Spread, cut_alike, local
 from tacit.sgd.errors import SLOWLY, BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.frames import Frame
@@ -31,6 +31,7 @@ from tacit.sgd.norms import Group, Norms
 from tacit.sgd.rules import DECOMPOSE, RULES, SHAPE_ONLY
 from tacit.sgd.rules.base import Contributions, NotCovered, wide
 from tacit.sgd.rules.generic import generic
+from tacit.sgd.uses import Use
 
 Losses = Callable[[], Tensor]
 Outputs = list[list[Tensor]]

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.sgd.capture import CASTING, HERE, Derived, substitute, tensors_in
+from tacit.sgd.functions import CASTING
 from tacit.sgd.layout import Layout
 from tacit.sgd.norms import flip, to_dense
 from tacit.sgd.rules.base import Aligned, Contribution, Dense, wide
+from tacit.sgd.uses import HERE, Derived, substitute, tensors_in
 
 _TRANSPOSES = frozenset(["t", "T", "mT", "H", "mH", "adjoint"])
 CHUNK_ELEMENTS = 1 << 26

@@ -23,6 +23,7 @@ from tacit.ledger import OperatorView
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_many_, normal
 from tacit.sgd.bounds import Clipping, clip
+from tacit.sgd.calls import Call
 from tacit.sgd.clip import engine_of
 from tacit.sgd.draws import Piece, PrivateBatches, Spent
 from tacit.sgd.engine import Gradients
@@ -32,7 +33,7 @@ from tacit.sgd.prepaid import Prepaid
 from tacit.sgd.rules.base import wide
 from tacit.sgd.sampling import Poisson
 from tacit.sgd.validation import check_parameters
-from tacit.sgd.watch import Call, Watch
+from tacit.sgd.watch import Watch
 
 #: The noise of the adaptive clip norm's count; an integer cannot be the name of a parameter.
 COUNT = 0

@@ -4,7 +4,8 @@ The loop calls the model, computes a loss from what it returns, and calls ``loss
 the border of the model: it watches each outermost call of a module (with the same capture that
 :func:`tacit.sgd.clipped_grad` uses), hands out its outputs cut off from the graph behind them, and where the loop's
 backward pass arrives at those outputs it goes on to the outputs of the watched operations and no further. So no weight
-gradient is ever computed, and ``p.grad`` stays empty until noise has been added.
+gradient is ever computed, and ``p.grad`` stays empty until noise has been added. One such
+call is a :class:`~tacit.sgd.calls.Call`.
 
 What the loss does is not seen, only the gradient with which it arrives. With the cotangent ``c_b`` of example ``b``,
 the function ``<out_b, c_b>`` has the same gradient in the parameters as the example's own loss, which is what the
@@ -23,13 +24,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tacit.sgd import checks
-from tacit.sgd.adapt import Template, guards, merged, rescaled
-from tacit.sgd.capture import Capture, Use
-from tacit.sgd.engine import Engine, Gradients, Outputs, Pass, Plan, UsePlan, modules_of
+from tacit.sgd.adapt import Template, adapted, merged, outline
+from tacit.sgd.calls import Border, Call, live
+from tacit.sgd.capture import Capture
+from tacit.sgd.engine import Engine, Gradients, Outputs, Pass
 from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
-from tacit.sgd.layout import Layout
 from tacit.sgd.rules import DECOMPOSE, RULES, SHAPE_ONLY
-from tacit.sgd.rules.base import wide
 
 UNWATCHED = (
     "parameter {!r} received a gradient outside the watched calls of the model, which is neither clipped nor noised. "
@@ -37,192 +37,6 @@ UNWATCHED = (
     "forward(); outputs must be tensors in tuples, lists, dicts or registered classes; activation checkpointing needs "
     "use_reentrant=False."
 )
-
-
-class Call:
-    """One outermost call of a module: what went in, what came out, and after the backward pass what arrived."""
-
-    def __init__(self, watch: Watch, module: nn.Module, args: Any, kwargs: Any, piece: Any) -> None:
-        self.watch, self.module, self.piece = watch, module, piece
-        self.leaves, self.spec = pytree.tree_flatten((args, kwargs))
-        self.linked: list[tuple[Tensor, Tensor]] = []
-        for k, leaf in enumerate(self.leaves):
-            if isinstance(leaf, Tensor) and leaf.requires_grad:
-                self.linked.append((leaf, leaf.detach().requires_grad_()))
-                self.leaves[k] = self.linked[-1][1]
-        self.device = next(iter(watch.engine.parameters.values())).device
-        self.rewind = checks.remember(self.device)
-        on = torch.is_autocast_enabled(self.device.type)
-        self.autocast = torch.get_autocast_dtype(self.device.type) if on else None
-        self.training = tuple(m.training for m in modules_of(module))
-        self.context = contextlib.ExitStack()
-        self.uses: list[Use] = []
-        self.outs: list[Tensor] = []
-        self.cotangents: dict[int, Tensor] = {}
-        self.whole: dict[int, Tensor] = {}
-        self.grads: list[list[Tensor | None]] | None = None
-        self.rows = 0
-
-    @property
-    def data(self) -> list[Tensor]:
-        return [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
-
-    def arguments(self, leaves: list[Any]) -> tuple[Any, Any]:
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return args, kwargs
-
-    @property
-    def key(self) -> Any:
-        """What a plan made in one call says nothing about in another."""
-        return "loop", id(self.module), self.training, tuple(sorted(self.cotangents)), self.watch.batch_dim
-
-    # -- the backward pass ------------------------------------------------------------------------------------------
-
-    def arrived(self, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        """Take the gradients of the loss at the outputs; give those at the inputs."""
-        if self.grads is not None:
-            raise ClippingError(
-                "two backward passes went through one forward pass of the model: add the losses and call backward once"
-            )
-        if self.piece is None and self.linked:
-            return self._for_inputs(grads)
-        self.rows = self.watch.rows_of(self, [k for k, g in enumerate(grads) if g is not None])
-        factor = self.watch.factor(self)
-        found = {k: g * factor for k, g in enumerate(grads) if g is not None}
-        whole = {k: g for k, g in found.items() if self.outs[k].dim() == 0}
-        self.cotangents = {k: g for k, g in found.items() if k not in whole}
-        if whole:
-            # A loss that the model computed itself; the others are then none of the loop's business.
-            self.whole = whole if not self.cotangents else {}
-            self.cotangents = self._through(whole, self.cotangents)
-        outs = [self.outs[k] for k in self.cotangents]
-        edges = [edge for use in self.uses for edge in use.edges]
-        targets = [*edges, *(leaf for _, leaf in self.linked)]
-        if outs and targets:
-            told = torch.autograd.grad(outs, targets, list(self.cotangents.values()), allow_unused=True)
-        else:
-            told = (None,) * len(targets)
-        self.grads, at = [], 0
-        for use in self.uses:
-            self.grads.append([None if g is None else g.detach() for g in told[at : at + len(use.edges)]])
-            at += len(use.edges)
-        self.watch.pending.append(self)
-        return [None if g is None else g / factor for g in told[at:]]
-
-    def _for_inputs(self, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        """A batch that is none of the loader's trains something else through the model, as a generator is trained by
-        its discriminator: the inputs get their gradient, the parameters none."""
-        self.grads = []
-        found = [(out, grad) for out, grad in zip(self.outs, grads, strict=True) if grad is not None]
-        outs, values = [out for out, _ in found], [grad for _, grad in found]
-        return list(torch.autograd.grad(outs, [leaf for _, leaf in self.linked], values, allow_unused=True))
-
-    def _through(self, whole: dict[int, Tensor], direct: dict[int, Tensor]) -> dict[int, Tensor]:
-        """A loss that the model computed itself, as cotangents of the outputs per example that it was computed from."""
-        behind = [k for k, out in enumerate(self.outs) if out.dim() and self.watch.dim_of(out, self.rows) is not None]
-        scalars, values = [self.outs[k] for k in whole], list(whole.values())
-        found: Any = ()
-        if behind:
-            found = torch.autograd.grad(
-                scalars, [self.outs[k] for k in behind], values, retain_graph=True, allow_unused=True
-            )
-        cotangents = dict(direct)
-        for k, g in zip(behind, found, strict=True):
-            if g is not None:
-                cotangents[k] = cotangents[k] + g if k in cotangents else g
-        if self.rows and not any(k in cotangents for k in behind):
-            raise UncoveredUse(
-                f"{type(self.module).__name__} returned one number for the whole batch and nothing per example that it "
-                "was computed from: return the outputs (or one loss per example) beside it"
-            )
-        if self.watch.first(self) and self.rows:
-            self._nothing_lost(scalars, values, direct, cotangents)
-        return cotangents
-
-    def _nothing_lost(
-        self, scalars: list[Tensor], values: list[Tensor], direct: dict[int, Tensor], cotangents: dict[int, Tensor]
-    ) -> None:
-        """The loss must depend on parameters through the outputs alone."""
-        edges = [edge for use in self.uses for edge in use.edges]
-        if not edges:
-            return
-        roots, weights = [*scalars, *(self.outs[k] for k in direct)], [*values, *direct.values()]
-        wanted = torch.autograd.grad(roots, edges, weights, retain_graph=True, allow_unused=True)
-        outs = [self.outs[k] for k in cotangents]
-        own = torch.autograd.grad(outs, edges, list(cotangents.values()), retain_graph=True, allow_unused=True)
-        for a, b in zip(wanted, own, strict=True):
-            size = 0.0 if a is None else float(a.double().norm())
-            away = size if a is None or b is None else float((a.double() - b.double()).norm())
-            if a is not None and not away <= 1e-2 * size + 1e-12:
-                raise UncoveredUse(
-                    f"the loss that {type(self.module).__name__} returns depends on its parameters in other ways than "
-                    "through its other outputs, so it cannot be split into examples: compute the loss outside"
-                )
-
-    # -- running it again -------------------------------------------------------------------------------------------
-
-    def surrogate(self, leaves: list[Any]) -> Callable[[], Tensor]:
-        """One value per example whose gradient is that of the example's loss at the weights as they are."""
-
-        def losses() -> Tensor:
-            args, kwargs = self.arguments(leaves)
-            with self._precision():
-                out = self.module(*args, **kwargs)
-            outs = _live(out)
-            total: Tensor | None = None
-            for k, cotangent in self.cotangents.items():
-                dim = self.watch.place_of(self, k, self.rows)
-                assert dim is not None
-                kind = wide(outs[k].dtype)
-                product = outs[k].to(kind).movedim(dim, 0) * cotangent.to(kind).movedim(dim, 0)
-                value = product.reshape(self.rows, -1).sum(1)
-                total = value if total is None else total + value
-            assert total is not None
-            return total
-
-        return losses
-
-    def again(self, leaves: list[Any]) -> dict[int, Tensor]:
-        """The cotangents that a loss computed in the model has for these inputs."""
-        args, kwargs = self.arguments(leaves)
-        self.rewind()
-        with torch.enable_grad(), self._precision():
-            outs = _live(self.module(*args, **kwargs))
-        roots, behind = [outs[k] for k in self.whole], [outs[k] for k in self.cotangents]
-        found = torch.autograd.grad(roots, behind, list(self.whole.values()), allow_unused=True)
-        return {k: g for k, g in zip(self.cotangents, found, strict=True) if g is not None}
-
-    def _precision(self) -> Any:
-        return torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None)
-
-    def picked(self, examples: Tensor, square: bool) -> list[Any] | None:
-        """The inputs with these examples in place of all; ``None`` where no input has the examples in a dimension.
-
-        With ``square`` inputs that have several dimensions of the batch's size are left alone: they may be masks.
-        """
-        found, any_moved = [], False
-        for leaf in self.leaves:
-            if isinstance(leaf, Tensor):
-                leaf = leaf.detach()
-                dim = self.watch.dim_of(leaf, self.rows) if leaf.dim() else None
-                if dim is not None and not (square and sum(s == self.rows for s in leaf.shape) > 1):
-                    leaf, any_moved = leaf.index_select(dim, examples.to(leaf.device)), True
-            found.append(leaf)
-        return found if any_moved else None
-
-
-class _Border(torch.autograd.Function):  # type: ignore[misc]
-    """Outputs without what is behind them; the backward pass goes on in :meth:`Call.arrived`."""
-
-    @staticmethod
-    def forward(ctx: Any, call: Call, anchor: Tensor, *linked: Tensor) -> Any:
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        return tuple(out.detach() for out in call.outs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        return (None, None, *ctx.call.arrived(grads))
 
 
 class _Hook:
@@ -250,15 +64,6 @@ def _left_behind() -> Callable[..., None]:
 
 
 _watching: WeakKeyDictionary[nn.Module, Watch] = WeakKeyDictionary()
-
-
-def _live(out: Any) -> list[Tensor]:
-    """The outputs through which a gradient can come, each once."""
-    found: list[Tensor] = []
-    for leaf in pytree.tree_leaves(out):
-        if isinstance(leaf, Tensor) and leaf.requires_grad and not any(leaf is f for f in found):
-            found.append(leaf)
-    return found
 
 
 class Watch:
@@ -423,10 +228,10 @@ class Watch:
         call = self._inside.pop()
         call.context.close()
         capture: Capture = call.__dict__.pop("capture")
-        call.outs = [t for t in _live(out) if capture.derived(t) is None]
+        call.outs = [t for t in live(out) if capture.derived(t) is None]
         if not call.outs or not (call.uses or call.linked):
             return None
-        cut = _Border.apply(call, self._anchor, *(original for original, _ in call.linked))
+        cut = Border.apply(call, self._anchor, *(original for original, _ in call.linked))
         return pytree.tree_map(
             lambda leaf: next((c for c, o in zip(cut, call.outs, strict=True) if o is leaf), leaf), out
         )
@@ -460,7 +265,7 @@ class Watch:
         plan = engine.plan_for(run, call.grads)
         quiet = torch.no_grad(), torch.autocast(call.device.type, enabled=False)
         if plan is None:
-            plan, same = self._adapted(run, call.grads)
+            plan, same = adapted(self._templates.get(outline(engine.context, run, call.grads)), run)
             if plan is not None:
                 with quiet[0], quiet[1]:
                     gradients = engine.gradients(run, call.grads, plan, planning=not same)
@@ -476,50 +281,9 @@ class Watch:
                     "the model takes another path through its operations each time it runs on the same batch"
                 )
             if plan.settled and call.rows > 1 and not any(use.rearranged for use in call.uses):
-                self._templates[self._outline(run, call.grads)] = Template(plan, call.uses)
+                self._templates[outline(engine.context, run, call.grads)] = Template(plan, call.uses)
         with quiet[0], quiet[1]:
             return engine.gradients(run, call.grads, plan)
-
-    def _outline(self, run: Pass, grads: list[list[Tensor | None]]) -> Any:
-        """A signature without sizes: what has to be the same for layouts to be those of another batch size."""
-        return (
-            self.engine.context,
-            tuple(
-                (
-                    use.name,
-                    tuple(len(shape) for shape in use.shapes),
-                    tuple(g is None for g in grad),
-                    tuple((tuple(sorted(d.params)), d.tensor.dim()) for d in use.derived),
-                )
-                for use, grad in zip(run.uses, grads, strict=True)
-            ),
-        )
-
-    def _adapted(self, run: Pass, grads: list[list[Tensor | None]]) -> tuple[Plan | None, bool]:
-        """The plan for this batch size, from where the examples were found in a batch of another size.
-
-        Poisson batches have another size at every step. Layouts are facts about the model's code: the dimension, and
-        on which side of the examples it is folded, stay. Rules and frames stay too where the values made of parameters
-        are the same (second result); else they are found anew.
-        """
-        known = self._templates.get(self._outline(run, grads))
-        if known is None or (run.batch > 1 and any(use.rearranged for use in run.uses)):
-            return None, False
-        same = all(known.same(k, use) for k, use in enumerate(run.uses))
-        uses: list[UsePlan] = []
-        for plan, before, use in zip(known.plan.uses, known.shapes, run.uses, strict=True):
-            layouts: list[Layout | None] = []
-            for layout, old, new in zip(plan.layouts, before, use.shapes, strict=True):
-                moved = rescaled(layout, old, new, run.batch) if layout is not None else None
-                if layout is not None and moved is None:
-                    return None, False
-                layouts.append(moved)
-            if same:
-                notes = {name: note for name, note in plan.notes.items() if note is None}
-                uses.append(UsePlan(layouts, plan.by_rule, notes, plan.frames, plan.guards))
-            else:
-                uses.append(UsePlan(layouts, guards=guards(use)))
-        return Plan(uses, set(known.plan.materialised) if same else set(), True, checked=True), same
 
     def _survey(self, call: Call) -> bool:
         """Make the plan for a call and check it, as :func:`tacit.sgd.checks.survey` does; False where nothing is
@@ -609,4 +373,4 @@ class Watch:
                 )
 
 
-__all__ = ["Call", "Watch"]
+__all__ = ["Watch"]

@@ -14,9 +14,10 @@ from typing import Any
 
 from torch import Tensor
 
-from tacit.sgd.capture import CASTING, Derived, substitute, tensors_in
 from tacit.sgd.distributed.spread import is_spread, local
 from tacit.sgd.errors import UncoveredUse
+from tacit.sgd.functions import CASTING
+from tacit.sgd.uses import Derived, substitute, tensors_in
 
 _KEEPING = CASTING | {"t", "T", "mT", "H", "mH", "adjoint"}
 

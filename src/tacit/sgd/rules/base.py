@@ -1,6 +1,6 @@
 """What does one use of a value contribute to each example's gradient of that value?
 
-A rule turns a :class:`~tacit.sgd.capture.Use` and the gradients of its outputs into contributions, one per derived
+A rule turns a :class:`~tacit.sgd.uses.Use` and the gradients of its outputs into contributions, one per derived
 value ``D`` that it consumes. A contribution stands for the per-example gradients ``G_b`` (each of ``D``'s shape)
 without necessarily forming them:
 
@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.sgd import kernels, weighted
-from tacit.sgd.capture import Derived, Use, substitute, tensors_in
 from tacit.sgd.layout import Layout
+from tacit.sgd.uses import Derived, Use, substitute, tensors_in
 
 
 class NotCovered(Exception):

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from tacit.sgd import kernels
-from tacit.sgd.capture import Derived, Use
 from tacit.sgd.layout import Layout
 from tacit.sgd.rules.base import (
     Aligned,
@@ -30,6 +29,7 @@ from tacit.sgd.rules.base import (
     single,
     widen,
 )
+from tacit.sgd.uses import Derived, Use
 
 
 def contract(

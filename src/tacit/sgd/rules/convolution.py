@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tacit.sgd import convolutions, kernels
-from tacit.sgd.capture import Use
 from tacit.sgd.layout import Layout
 from tacit.sgd.rules.base import (
     Contributions,
@@ -30,6 +29,7 @@ from tacit.sgd.rules.base import (
     wide,
     widen,
 )
+from tacit.sgd.uses import Use
 
 
 def _tuple(value: Any, rank: int) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tacit.sgd.capture import Use, tensors_in
 from tacit.sgd.layout import Layout
 from tacit.sgd.rules.base import (
     Aligned,
@@ -25,6 +24,7 @@ from tacit.sgd.rules.base import (
     wide,
     words,
 )
+from tacit.sgd.uses import Use, tensors_in
 
 
 @rule("add", "add_", "__add__", "__radd__", "__iadd__", values=False)

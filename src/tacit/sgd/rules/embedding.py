@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tacit.sgd.capture import Use
 from tacit.sgd.errors import UncoveredUse
 from tacit.sgd.layout import Layout
 from tacit.sgd.rules.base import Contributions, NotCovered, OneHot, bind, rule, single, wide
+from tacit.sgd.uses import Use
 
 _FREQUENCY = (
     "{!r} in {} divides gradients by how often an index occurs in the whole batch: set scale_grad_by_freq=False"

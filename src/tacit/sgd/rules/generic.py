@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tacit.sgd.capture import Derived, Use
 from tacit.sgd.errors import UncoveredUse
 from tacit.sgd.layout import Evidence, Layout, digit_weights
 from tacit.sgd.rules.base import Aligned, Contributions, Dense, clean, replay, wide
+from tacit.sgd.uses import Derived, Use
 
 CHUNK_ELEMENTS = 1 << 25
 

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.sgd.capture import Use
 from tacit.sgd.layout import Layout
 from tacit.sgd.rules.base import Contributions, Dense, NotCovered, bind, reduce_to, rule, single, wide
+from tacit.sgd.uses import Use
 
 
 def _affine(
