@@ -80,6 +80,9 @@ def test_mu_holds_at_every_epsilon_and_that_of_the_limit_theorem_does_not(unifor
     assert all(bound.upper <= gdp.delta_eps_mu(eps=x, mu=mu) for x, bound in true)
     approximate = getattr(theirs, name)(**run)
     assert any(bound.lower > theirs.delta_eps_mu(eps=x, mu=approximate) for x, bound in true)
+    # Without sampling it is exact.
+    whole, price = {**run, "sample_rate": 1.0}, getattr(gdp, name.replace("mu", "eps"))
+    assert gdp.eps_from_mu(mu=mu, delta=1e-5) == pytest.approx(price(**whole, delta=1e-5), rel=1e-9)
     assert gdp.eps_from_mu(mu=0.5, delta=1e-5) == pytest.approx(theirs.eps_from_mu(mu=0.5, delta=1e-5), rel=1e-6)
 
 
