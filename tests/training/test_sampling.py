@@ -8,7 +8,7 @@ from scipy import stats
 
 from tacit import accounting as acc
 from tacit.noise.keys import Key
-from tacit.sgd.sampling import SAMPLERS, Ahead, Poisson, TruncatedPoisson, make_sampler
+from tacit.sgd.sampling import SAMPLERS, Poisson, TruncatedPoisson, make_sampler
 
 UNITS, BATCH, STEPS = 60, 12, 4000
 
@@ -139,50 +139,3 @@ def test_samplers_that_need_the_true_size_say_so():
     with pytest.raises(ValueError, match="overflow"):
         make_sampler("truncated", 100, 10).check(110)
     make_sampler("poisson", 100, 10).check(90)
-
-
-@pytest.mark.parametrize("name", list(SAMPLERS))
-def test_units_drawn_ahead_are_those_of_the_step_whichever_is_asked_for_next(name):
-    sampler, keys = make_sampler(name, 200, 20), [Key(bytes([k] * 32)) for k in (1, 2)]
-    ahead = Ahead()
-    # In order, one again, one left out, another key, another number of units.
-    asked = [(0, 0, 200), (0, 1, 200), (0, 1, 200), (0, 2, 200), (0, 5, 200), (1, 6, 200), (1, 7, 200)]
-    if not sampler.exact:
-        asked.append((1, 8, 190))
-    for key, step, units in asked:
-        assert np.array_equal(ahead.draw(sampler, keys[key], step, units), sampler.draw(keys[key], step, units))
-    ahead.forget()
-
-
-def test_nothing_is_drawn_behind_the_last_step_and_nothing_reads_a_key_that_is_wiped():
-    steps = []
-
-    class Watched(Poisson):
-        def draw(self, key, step, units):
-            steps.append(step)
-            return super().draw(key, step, units)
-
-    ahead, key, sampler = Ahead(), Key(bytes(32)), Watched(50, 5)
-    for step in range(3):
-        ahead.draw(sampler, key, step, 50, last=step == 2)
-    ahead.forget()
-    assert steps == [0, 1, 2]  # each once, and none behind the last
-    ahead.draw(sampler, key, 0, 50)
-    ahead.forget()
-    key.destroy()
-    with pytest.raises(ValueError, match="destroyed"):
-        ahead.draw(sampler, key, 1, 50)
-
-
-def test_what_goes_wrong_in_a_draw_ahead_is_told_when_it_is_asked_for():
-    class Broken(Poisson):
-        def draw(self, key, step, units):
-            if step == 1:
-                raise OverflowError("no such step")
-            return super().draw(key, step, units)
-
-    ahead, sampler, key = Ahead(), Broken(50, 5), Key(bytes(32))
-    ahead.draw(sampler, key, 0, 50)
-    with pytest.raises(OverflowError, match="no such step"):
-        ahead.draw(sampler, key, 1, 50)
-    assert len(ahead.draw(sampler, key, 2, 50)) == len(sampler.draw(key, 2, 50))

@@ -489,7 +489,8 @@ def test_a_run_whose_batches_are_drawn_ahead_is_the_same_run(monkeypatch):
     last = other.plan.steps - 1
 
     def ahead(step):
-        return other._draws.draw(other.plan.sampler, other._sampler_key, step, ROWS, step == last)
+        of = (other.plan.sampler, other._sampler_key, other._member_key)
+        return other._draws.take(other._made, of, step, step == last)
 
-    monkeypatch.setattr(other, "_sample", ahead)
+    monkeypatch.setattr(other, "_drawn", ahead)
     assert same(finish(one), finish(other))

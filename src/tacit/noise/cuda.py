@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tacit.noise import stream
@@ -307,14 +308,20 @@ def fill(
 
 
 @functools.lru_cache(maxsize=16)
-def _owners(counts: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """For each program, the row of the table it works on; the same at every step of a run, so kept on the device."""
-    return torch.from_numpy(np.repeat(np.arange(len(counts), dtype=np.int32), counts)).to(device)
+def _layout(sizes: tuple[int, ...], device: torch.device) -> tuple[int, torch.Tensor, npt.NDArray[np.int64]]:
+    """For tensors of these sizes: how many programs, the row of the table that each works on (kept on the device), and
+    the columns of the table that are the same at every step of a run."""
+    counts = [-(-(size + stream.TILE - 1) // (_BLOCKS * stream.WORDS)) for size in sizes]
+    rows = np.zeros((len(sizes), 10), np.int64)
+    rows[:, 2] = sizes
+    rows[1:, 3] = np.cumsum(counts)[:-1]
+    owners = torch.from_numpy(np.repeat(np.arange(len(sizes), dtype=np.int32), counts)).to(device)
+    return sum(counts), owners, rows
 
 
 def add_many(
     tensors: Sequence[torch.Tensor],
-    keys: Sequence[Words],
+    keys: Words,
     offsets: Sequence[int],
     scales: Sequence[float],
     divisor: float = 1.0,
@@ -323,27 +330,25 @@ def add_many(
 ) -> None:
     """Adds scaled noise to contiguous, non-empty tensors of one type on one device, and divides, in one launch.
 
-    With ``into`` (contiguous tensors of the same sizes, all of one type) the results are written there and the tensors
-    are only read. A row of the table sent to the device has ten 64-bit entries: address, offset, size, first program,
-    the key (four), the binary32 bits of scale and 1 / divisor, and the address of the result. The stream keys in it are
-    wiped when the kernel is done.
+    ``keys`` has a row for each. With ``into`` (contiguous tensors of the same sizes, all of one type) the results are
+    written there and the tensors are only read. A row of the table sent to the device has ten 64-bit entries: address,
+    offset, size, first program, the key (four), the binary32 bits of scale and 1 / divisor, and the address of the
+    result. The stream keys in it are wiped when the kernel is done.
     """
     into = tensors if into is None else into
     device = tensors[0].device
-    counts = tuple(-(-(t.numel() + stream.TILE - 1) // (_BLOCKS * stream.WORDS)) for t in tensors)
-    rows = np.zeros((len(tensors), 10), np.int64)
+    programs, owners, fixed = _layout(tuple([t.numel() for t in tensors]), device)
+    rows = fixed.copy()
     rows[:, 0] = [t.data_ptr() for t in tensors]
     rows[:, 1] = offsets
-    rows[:, 2] = [t.numel() for t in tensors]
-    rows[1:, 3] = np.cumsum(counts)[:-1]
-    rows[:, 4:8] = np.stack(list(keys)).view(np.int64)
+    rows[:, 4:8] = np.ascontiguousarray(keys).view(np.int64)
     floats = np.full((len(tensors), 2), 1.0 / divisor, np.float32)
     floats[:, 0] = scales
     rows[:, 8] = floats.view(np.int64)[:, 0]
     rows[:, 9] = [t.data_ptr() for t in into]
     table = torch.from_numpy(rows).to(device, non_blocking=True)
-    _many_kernel[(sum(counts),)](
-        table, _owners(counts, device), DIVIDE=divisor != 1.0, ROUNDS=rounds, BLOCKS=_BLOCKS,
+    _many_kernel[(programs,)](
+        table, owners, DIVIDE=divisor != 1.0, ROUNDS=rounds, BLOCKS=_BLOCKS,
         SOURCE=_ELEMENT[tensors[0].dtype], TARGET=_ELEMENT[into[0].dtype], num_warps=_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     table.zero_()

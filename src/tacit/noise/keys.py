@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import os
 import stat
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -81,13 +82,26 @@ class Key:
         >>> Key(bytes(32)).stream("normal", 0, "weight").shape
         (8,)
         """
+        words: Words = self.streams(purpose, step, [parameter])[0]
+        return words
+
+    def streams(self, purpose: str, step: int, parameters: Sequence[int | str]) -> Words:
+        """:meth:`stream` for many parameters of one step: a row for each.
+
+        >>> key = Key(bytes(32))
+        >>> bool((key.streams("normal", 7, ["weight", 3])[1] == key.stream("normal", 7, 3)).all())
+        True
+        """
         if not 0 <= step < _MAX_STEP:
             raise ValueError(f"step must be at least 0 and below 2**64, not {step}")
         # Each part carries its type and length, so no two different triples have the same encoding.
-        name = b"s" + parameter.encode() if isinstance(parameter, str) else b"i" + str(int(parameter)).encode()
         label = purpose.encode()
-        message = len(label).to_bytes(8, "little") + label + int(step).to_bytes(8, "little") + name
-        return np.frombuffer(self._digest(b"tacit stream", message), dtype="<u4").astype(np.uint32)
+        start = len(label).to_bytes(8, "little") + label + int(step).to_bytes(8, "little")
+        found = [
+            self._digest(b"tacit stream", start + (b"s" + p.encode() if isinstance(p, str) else b"i%d" % int(p)))
+            for p in parameters
+        ]
+        return np.frombuffer(b"".join(found), dtype="<u4").astype(np.uint32).reshape(-1, _BYTES // 4)
 
     def fingerprint(self) -> str:
         """A public name of the key (64 bits of keyed BLAKE2b), for cards and logs; it tells nothing about the noise.

@@ -180,28 +180,41 @@ def add_normal_many_(
             _check_target(tensor, target)
     together: dict[tuple[torch.device, torch.dtype, torch.dtype], list[int]] = {}
     places = list(tensors)  # where each result is made, before it is copied
-    rest: list[torch.Tensor] = []
+    rest: list[int] = []
     for i, (tensor, target) in enumerate(zip(tensors, targets, strict=True)):
-        if _on_triton(tensor.device) and tensor.numel() and _fused(tensor):
-            _check_sum(tensor, scales[i], starts[i])
+        if tensor.is_cuda and _has_triton() and _fused(tensor) and tensor.numel():
             places[i] = target if _fused(target) else tensor
             together.setdefault((tensor.device, tensor.dtype, places[i].dtype), []).append(i)
         else:
-            with torch.no_grad():
-                _add_checked(tensor, key, step, parameters[i], scales[i], starts[i])
-            rest.append(tensor)
-    if rest and divisor != 1.0:
+            rest.append(i)
+    # All before anything is changed, and what depends on the kind of a tensor alone once for each kind: this is asked
+    # at every step, of every parameter.
+    for value in set(scales):
+        _check_scale(value)
+    for i in [*rest, *(chosen[0] for chosen in together.values())]:
+        _check_sum(tensors[i], scales[i], starts[i])
+    for i, start in enumerate(starts):
+        if start:
+            _check(tuple(tensors[i].shape), start, None)
+    narrow = {value for value, tensor in zip(scales, tensors, strict=True) if tensor.dtype != torch.float64}
+    factors = {value: _round_up(value) for value in narrow}
+    if rest:
+        words = key.streams("normal", step, [parameters[i] for i in rest])
         with torch.no_grad():
-            torch._foreach_div_(rest, divisor)
+            for own, i in zip(words, rest, strict=True):
+                factor = scales[i] if tensors[i].dtype == torch.float64 else factors[scales[i]]
+                _add(own, starts[i], tensors[i], factor)
+            if divisor != 1.0:
+                torch._foreach_div_([tensors[i] for i in rest], divisor)
     for (device, _, _), chosen in together.items():
         from tacit.noise import cuda
 
         with torch.cuda.device(device):
             cuda.add_many(
                 [tensors[i] for i in chosen],
-                [key.stream("normal", step, parameters[i]) for i in chosen],
+                key.streams("normal", step, [parameters[i] for i in chosen]),
                 [starts[i] for i in chosen],
-                [_round_up(scales[i]) for i in chosen],
+                [factors[scales[i]] for i in chosen],
                 divisor,
                 into=[places[i] for i in chosen],
             )
@@ -292,9 +305,13 @@ def _check(shape: tuple[int, ...], offset: int, strides: Sequence[int] | None) -
         raise ValueError(f"element index {last} is too large")
 
 
-def _check_sum(tensor: torch.Tensor, scale: float, offset: int) -> None:
+def _check_scale(scale: float) -> None:
     if not (math.isfinite(scale) and scale >= 0):
         raise ValueError(f"scale must be finite and not negative, not {scale}")
+
+
+def _check_sum(tensor: torch.Tensor, scale: float, offset: int) -> None:
+    _check_scale(scale)
     if not tensor.is_floating_point():
         raise TypeError(f"noise can be added to a floating-point tensor, not to {tensor.dtype}")
     _check(tuple(tensor.shape), offset, None)

@@ -40,7 +40,7 @@ class Texts(Records):
     texts in it, like all that is inside a step.
     """
 
-    def take(self, index: NDArray[np.int64]) -> Any:
+    def take(self, index: NDArray[np.int64] | Tensor) -> Any:
         """The rows of these numbers."""
         found = super().take(index)
         longest = -(-int(found["attention_mask"].sum(1).max()) // 16) * 16

@@ -114,7 +114,8 @@ class _Slots(Records):
         self.rows = len(real) + canaries.count
         self.take(np.array([0, len(real)], dtype=np.int64))  # canaries that do not look like the data are refused now
 
-    def take(self, index: npt.NDArray[np.int64]) -> Any:
+    def take(self, index: npt.NDArray[np.int64] | Tensor) -> Any:
+        index = np.asarray(index)
         own = self.canaries.inputs
         if own is None or not bool((index >= len(self.real)).any()):
             return self.real.take(np.minimum(index, len(self.real) - 1))
@@ -229,7 +230,7 @@ class AuditedTraining(Training):
         weights = batch.weights if batch.weights is None else batch.weights[keep]
         return Batch(step, batch.rows[keep], weights, self.records, self.device)
 
-    def _sums(self, batch: Batch, clipping: Clipping) -> tuple[dict[str, Tensor], Tensor]:
+    def _sums(self, batch: Batch, clipping: Clipping) -> tuple[dict[str, Tensor], Tensor | float]:
         sums, inside = super()._sums(batch, clipping)
         if self.canaries.kind == "gradient":
             bounds = {n: c for members, c in zip(clipping.groups, clipping.bounds, strict=True) for n in members}

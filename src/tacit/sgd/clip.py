@@ -112,7 +112,7 @@ def clipped_grad(
     ``"always"``, ``"never"``, or every so many steps). ``method="examples"`` runs one backward pass per example:
     slow, for models that the engine refuses. ``compile=True`` traces and compiles the step once for every shape; where
     that cannot be done a :class:`~tacit.sgd.NotCompiled` warning says why, and the step runs as without it. With
-    ``lend=True`` the sums of a compiled step may lie in memory that the next call writes over, which saves a copy;
+    ``lend=True`` the results of a compiled step may lie in memory that the next call writes over, which saves copies;
     ``meanwhile(sums)`` is called once a compiled step is on its way and before its answer is looked at: what it
     enqueues on a GPU runs behind them. They count only if they are what is returned: the very same dictionary.
 
@@ -161,7 +161,10 @@ def clipped_grad(
     told: list[tuple[Tensor, Tensor, Tensor]] = []
     for start in range(0, examples, size):
         real = min(size, examples - start)
-        piece, kept = batch, None if mask is None else mask[start : start + real].to(device)
+        piece, kept = batch, mask
+        if kept is not None:
+            kept = kept if size >= examples else kept[start : start + real]
+            kept = kept if kept.device == device else kept.to(device)
         if real < size:
             # Filled up with copies of its last example, masked: every micro-batch has the same shape and the same plan.
             rows = torch.arange(size * views).clamp(max=real * views - 1) + start * views
@@ -177,7 +180,7 @@ def clipped_grad(
         if engine.spread is not None:
             engine.spread.rest()
         sums = {name: sums[name] + part[name] for name in names} if sums else part
-        told.append(tuple(value[:real] for value in rest))
+        told.append(tuple(rest) if real == size else tuple(value[:real] for value in rest))
     if not told:
         sums = {n: torch.zeros(p.shape, dtype=_wide(p), device=p.device) for n, p in engine.parameters.items()}
         none = torch.zeros((0, len(spec.groups)), device=device)

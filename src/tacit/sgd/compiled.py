@@ -537,10 +537,11 @@ class Recording:
                 # Kept only where it is the same tensor again and again (the bounds): data would be held for nothing.
                 self.given[k] = (given, given._version) if given.numel() <= 64 else None
         self.graph.replay()
+        if lend:
+            return list(self.outputs)
         # Copies, because the next replay writes over them; all in one launch.
-        *sums, norms, losses, scale, fine = self.outputs
-        told = torch._foreach_mul([*([] if lend else sums), norms, losses, scale], 1.0)
-        return [*(sums if lend else []), *told, fine]
+        *told, fine = self.outputs
+        return [*torch._foreach_mul(told, 1.0), fine]
 
 
 def recorded(run: Callable[..., Any], inputs: list[Tensor], constants: list[Tensor]) -> Recording | None:
@@ -569,7 +570,7 @@ def attempt(
 ) -> Result | None:
     """The clipped sums by the compiled program for this batch, which is made and checked where there is none yet.
 
-    Nothing, where this batch has to run uncompiled. ``lend``: sums may lie where the next call writes.
+    Nothing, where this batch has to run uncompiled. ``lend``: results may lie where the next call writes.
     """
     key = signature(engine, loss, batch, spec, mask is not None, views)
     program = engine.programs.get(key, _MISSING)

@@ -27,6 +27,8 @@ from tacit.noise.keys import Key
 from tacit.noise.sampling import uniform
 from tacit.sgd.batches import Loss, plain, row_losses
 
+Numbers = npt.NDArray[np.int64]
+
 #: How many items of a map-style data set are read for its fingerprint where it is not scanned.
 SAMPLED_ITEMS = 64
 
@@ -63,17 +65,23 @@ class Records:
     def __len__(self) -> int:
         return self.rows
 
-    def take(self, index: npt.NDArray[np.int64]) -> Any:
-        """The rows of these numbers, as a tree of tensors."""
-        if self.tree is not None:
-            where = torch.from_numpy(np.ascontiguousarray(index))
-            there = {device: _sent(where, device) for device in {t.device for t in _tensors(self.tree)}}
-            if type(self.tree) is tuple and all(isinstance(t, Tensor) for t in self.tree):
-                return tuple(t.index_select(0, there[t.device]) for t in self.tree)
-            return pytree.tree_map_only(Tensor, lambda t: t.index_select(0, there[t.device]), self.tree)
-        found = [self.items[int(i)] for i in index]
-        batch = plain(default_collate(found))
-        return tuple(batch) if isinstance(batch, list) else batch
+    def take(self, index: Numbers | Tensor) -> Any:
+        """The rows of these numbers, as a tree of tensors. With numbers in pinned memory no GPU is waited for."""
+        if self.tree is None:
+            found = [self.items[int(i)] for i in index]
+            batch = plain(default_collate(found))
+            return tuple(batch) if isinstance(batch, list) else batch
+        where = index if isinstance(index, Tensor) else torch.from_numpy(np.ascontiguousarray(index))
+        if type(self.tree) is tuple and all(isinstance(t, Tensor) for t in self.tree):
+            there = {device: where.to(device, non_blocking=True) for device in {t.device for t in self.tree}}
+            return tuple([t.index_select(0, there[t.device]) for t in self.tree])
+        there = {device: where.to(device, non_blocking=True) for device in {t.device for t in _tensors(self.tree)}}
+        return pytree.tree_map_only(Tensor, lambda t: t.index_select(0, there[t.device]), self.tree)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether any of the tensors is there."""
+        return any(t.is_cuda for t in _tensors(self.tree))
 
     def check_finite(self) -> None:
         """Refuse NaN and infinite inputs. The error tells something of the data: it is for the operator's eyes.
@@ -152,11 +160,6 @@ def _tensors(tree: Any) -> list[Tensor]:
     if type(tree) is tuple and all(isinstance(leaf, Tensor) for leaf in tree):
         return list(tree)
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _sent(where: Tensor, device: torch.device) -> Tensor:
-    """Row numbers on a device, without waiting for what runs there."""
-    return where.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else where.to(device)
 
 
 @functools.lru_cache(maxsize=8)
@@ -381,6 +384,7 @@ class Batch:
         self._source, self._device = source, device
         self._places = max(places, len(rows))
         self._filler = rows[:1] if len(rows) or filler is None else filler
+        self._pieces: dict[int, list[Any]] = {}
         self._ready: tuple[int, list[Physical]] | None = None
 
     def __len__(self) -> int:
@@ -389,6 +393,24 @@ class Batch:
     def is_one_piece(self, physical: int) -> bool:
         """Whether a single physical batch holds all of it."""
         return self._places <= physical
+
+    def begin(self, physical: int) -> None:
+        """Do what needs no GPU: number the rows, and gather a piece of tensors that is sent there whole. Any thread may
+        do this."""
+        starts = range(0, self._places, physical)
+        found: list[Any] = [self._padded(start, physical) for start in starts]
+        if self._source.tree is not None and self._device.type == "cuda":
+            found = [torch.from_numpy(numbers) for numbers in found]
+            if self._is_sent_whole(physical):
+                found = [self._source.take(numbers) for numbers in found]
+            # From pinned memory a GPU fetches it by itself, behind what it has to do before.
+            found = pytree.tree_map_only(Tensor, Tensor.pin_memory, found)
+        self._pieces = {physical: found}
+
+    def _is_sent_whole(self, physical: int) -> bool:
+        """Whether the records are on the host, and go to a GPU in one piece."""
+        there = self._source.tree is None or self._device.type != "cuda" or self._source.on_gpu
+        return not there and self.is_one_piece(physical)
 
     def prepare(self, physical: int) -> None:
         """Gather the records now, where they are tensors (reading items may draw random numbers) and one piece."""
@@ -401,21 +423,31 @@ class Batch:
         if ready is not None and ready[0] == physical:
             yield from ready[1]
             return
-        for start in range(0, self._places, physical):
-            rows = self.rows[start : start + physical]
-            short = physical - len(rows)
-            mask = _places(physical, self._device) < len(rows)
-            # A real record fills the empty places, so that the model sees nothing unusual; its factor is zero.
-            padded = np.concatenate([rows, np.repeat(self._filler, short, axis=0)]).reshape(-1)
-            data = self._source.take(padded)
+        if physical not in self._pieces:
+            self.begin(physical)
+        for k, begun in enumerate(self._pieces[physical]):
+            start = k * physical
+            mask = _places(physical, self._device) < len(self.rows) - start
+            data = begun if self._is_sent_whole(physical) else self._source.take(begun)
             if any(t.device != self._device for t in _tensors(data)):
                 data = pytree.tree_map_only(Tensor, self._move, data)
             weights = None
             if self.weights is not None:
                 some = self.weights[start : start + physical]
-                filled = np.concatenate([some, np.ones((short, *some.shape[1:]), some.dtype)]).reshape(-1)
-                weights = torch.from_numpy(filled).to(self._device)
+                filled = np.concatenate([some, np.ones((physical - len(some), *some.shape[1:]), some.dtype)])
+                weights = torch.from_numpy(filled.reshape(-1)).to(self._device)
             yield Physical(data, mask, weights)
+
+    def _padded(self, start: int, physical: int) -> npt.NDArray[np.int64]:
+        """The row numbers of a piece. A real record fills the empty places, so that the model sees nothing unusual; its
+        factor is zero."""
+        rows = self.rows[start : start + physical]
+        if len(rows) == physical:
+            return rows.reshape(-1)
+        filled = np.empty((physical, *rows.shape[1:]), dtype=np.int64)
+        filled[: len(rows)] = rows
+        filled[len(rows) :] = self._filler
+        return filled.reshape(-1)
 
     def _move(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=True)

@@ -21,13 +21,13 @@ from tacit.ledger import Charge, Ledger
 from tacit.ledger.fingerprint import fingerprint
 from tacit.noise.keys import Key
 from tacit.sgd import checkpoint as checkpoints
+from tacit.sgd.ahead import Ahead
 from tacit.sgd.checkpoint import CheckpointError
 from tacit.sgd.data import Records, Units
 from tacit.sgd.distributed import folder
 from tacit.sgd.distributed.ranks import Ranks
 from tacit.sgd.distributed.spread import Spread
 from tacit.sgd.plan import Plan
-from tacit.sgd.sampling import Ahead
 
 
 class Resumable:

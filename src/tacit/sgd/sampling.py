@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import numpy as np
@@ -316,48 +315,3 @@ def make_sampler(name: str, size: int, batch_size: int, max_batch: int | None = 
     if max_batch is not None:
         raise ValueError(f"max_batch belongs to sampler='truncated', not to {name!r}")
     return SAMPLERS[name](size, batch_size)
-
-
-class Ahead:
-    """Draws the units of the next step in another thread, while this one launches what a GPU does in this step.
-
-    A draw is a function of key and step, so it does not matter when, or where, it is made: the units are those that
-    ``sampler.draw`` gives.
-
-    >>> ahead, sampler, key = Ahead(), Poisson(100, 10), Key(bytes(32))
-    >>> all((ahead.draw(sampler, key, step, 100) == sampler.draw(key, step, 100)).all() for step in range(3))
-    True
-    """
-
-    def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-        self._waiting: tuple[tuple[Sampler, Key, int, int], Future[Indices]] | None = None
-
-    def draw(self, sampler: Sampler, key: Key, step: int, units: int, last: bool = False) -> Indices:
-        """The units of a step; those of the next are begun, unless this is the ``last``."""
-        waiting, self._waiting = self._waiting, None
-        known = waiting is not None and waiting[0][0] is sampler and waiting[0][1] is key
-        if waiting is not None and known and waiting[0][2:] == (step, units):
-            found = waiting[1].result()
-        else:
-            _settle(waiting)
-            found = sampler.draw(key, step, units)
-        if not last:
-            self._pool = self._pool or ThreadPoolExecutor(1, "tacit-draw")
-            task = (sampler, key, step + 1, units)
-            self._waiting = task, self._pool.submit(sampler.draw, *task[1:])
-        return found
-
-    def forget(self) -> None:
-        """Before the key is wiped: nothing may be reading it."""
-        waiting, self._waiting = self._waiting, None
-        _settle(waiting)
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
-
-
-def _settle(waiting: tuple[Any, Future[Indices]] | None) -> None:
-    """Wait for a draw that nobody will read, unless it has not begun."""
-    if waiting is not None and not waiting[1].cancel():
-        waiting[1].exception()

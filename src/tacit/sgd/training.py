@@ -20,8 +20,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +28,7 @@ from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_many_, normal
 from tacit.sgd import checkpoint as checkpoints
 from tacit.sgd import laplace, validation
+from tacit.sgd.ahead import Ahead
 from tacit.sgd.augment import Augment, repeat, views_of
 from tacit.sgd.batches import Loss
 from tacit.sgd.bounds import Clipping
@@ -39,7 +38,7 @@ from tacit.sgd.distributed.ranks import Ranks, wanted
 from tacit.sgd.distributed.spread import Spread, add_noise_, spread_of
 from tacit.sgd.plan import AdaptiveClipping, Plan, Privacy, Schedule, make_plan
 from tacit.sgd.resume import Resumable
-from tacit.sgd.sampling import Ahead, Sampler, make_sampler
+from tacit.sgd.sampling import Sampler, make_sampler
 
 #: Most units of a physical batch on a CPU, where larger ones gain nothing.
 CPU_BATCH = 2048
@@ -372,12 +371,6 @@ class Training(Resumable):
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def _sample(self, step: int) -> npt.NDArray[np.int64]:
-        units = len(self.units) if self.units is not None else len(self.records)
-        if self.device.type != "cuda":  # a CPU has nothing to wait for
-            return self.plan.sampler.draw(self._sampler_key, step, units)
-        return self._draws.draw(self.plan.sampler, self._sampler_key, step, units, step + 1 >= self.plan.steps)
-
     def _look_ahead(self) -> None:
         """Draw the next batch, a function of key and step alone, while a GPU works on this one."""
         step = self.steps_executed + 1
@@ -390,26 +383,36 @@ class Training(Resumable):
         return ahead if ahead is not None and ahead.step == step else self._drawn(step)
 
     def _drawn(self, step: int) -> Batch:
-        rows, weights = self._sample(step), None
+        of = (self.plan.sampler, self._sampler_key, self._member_key)
+        if self.device.type != "cuda":  # a CPU has nothing to wait for
+            return self._made(*of, step)
+        return self._draws.take(self._made, of, step, step + 1 >= self.plan.steps)
+
+    def _made(self, sampler: Sampler, key: Key, members: Key, step: int) -> Batch:
+        """The batch of a step, a function of keys and step alone; on a GPU another thread makes it."""
+        rows = sampler.draw(key, step, len(self.units) if self.units is not None else len(self.records))
+        weights = None
         if self.units is not None:
-            rows, weights = self.units.choose(rows, self.plan.records_per_unit, self._member_key, step)
+            rows, weights = self.units.choose(rows, self.plan.records_per_unit, members, step)
         # Ranks that gather parameters from one another run equally often; what they lack is filled up and masked.
         places = -(-len(rows) // self.ranks.data_ranks) if self.spread is not None else 0
         share = self.ranks.share
         own = None if weights is None else share(weights)
-        return Batch(step, share(rows), own, self.records, self.device, places, rows[:1])
+        batch = Batch(step, share(rows), own, self.records, self.device, places, rows[:1])
+        batch.begin(self.physical_batch)
+        return batch
 
     def _clip_at(self, step: int) -> Clipping:
         bound = self.clip_norm if self.plan.adaptive else self.plan.clip[step]
         return Clipping.of(self._clipping, bound, list(self.parameters))
 
-    def _sums(self, batch: Batch, clipping: Clipping) -> tuple[dict[str, Tensor], Tensor]:
+    def _sums(self, batch: Batch, clipping: Clipping) -> tuple[dict[str, Tensor], Tensor | float]:
         """Clipped sums over all physical batches, and the centred count of norms inside the bound."""
         while True:
             random = checkpoints.random_state(self.device) if self._halves else None
             exact = self.plan.kind == "laplace"
             sums: dict[str, Tensor] = {}
-            inside = torch.zeros(())
+            inside: Tensor | float = 0.0
             self._last, self._early = [], None
             self._alone = batch.is_one_piece(self.physical_batch)
             try:
@@ -432,16 +435,18 @@ class Training(Resumable):
             assert random is not None
             checkpoints.set_random_state(random, self.device)
 
-    def _add_up(self, sums: dict[str, Tensor], inside: Tensor) -> Tensor:
+    def _add_up(self, sums: dict[str, Tensor], inside: Tensor | float) -> Tensor | float:
         """The sums over all ranks, in place; every rank takes part, also one that has no records."""
+        if not self.ranks.active:
+            return inside
         whole = [s for n, s in sums.items() if self.spread is None or not self.spread.reduced(n)]
         if self.plan.adaptive is not None:
-            inside = inside.to(self.device)
+            inside = torch.as_tensor(inside, dtype=torch.float32, device=self.device)
             whole.append(inside)
         self.ranks.add_(whole)
         return inside
 
-    def _add(self, piece: Physical, sums: dict[str, Tensor], clipping: Clipping) -> Tensor:
+    def _add(self, piece: Physical, sums: dict[str, Tensor], clipping: Clipping) -> Tensor | float:
         batch, loss = piece.data, self.loss
         if piece.weights is not None:
             batch, loss = (piece.data, piece.weights), self._unit_loss
@@ -488,7 +493,7 @@ class Training(Resumable):
         norms = norms if norms.dim() == 1 else norms.square().sum(1).sqrt()
         self._last.append((losses, norms, piece.mask))
         if self.plan.adaptive is None:
-            return torch.zeros(())  # nobody counts
+            return 0.0  # nobody counts
         return (((norms <= bound).float() - 0.5) * piece.mask).sum().cpu()
 
     def _noisy(self, sums: dict[str, Tensor], clipping: Clipping, step: int) -> dict[str, Tensor]:
@@ -515,7 +520,7 @@ class Training(Resumable):
             torch._foreach_copy_([found[name] for name in cast], [sums[name] for name in cast])
         return found if self.spread is None else {n: self.spread.gradient(n, g) for n, g in found.items()}
 
-    def _release(self, sums: dict[str, Tensor], inside: Tensor, clipping: Clipping, step: int) -> None:
+    def _release(self, sums: dict[str, Tensor], inside: Tensor | float, clipping: Clipping, step: int) -> None:
         """Noise on the sums, and the step of the optimizer. From here on everything is covered by the guarantee."""
         divisor = self.plan.sampler.divisor
         scale = self.plan.noise_at(step) * clipping.sensitivity
@@ -541,7 +546,7 @@ class Training(Resumable):
         if self.plan.adaptive is not None:
             self._adapt(inside, step, divisor)
 
-    def _adapt(self, inside: Tensor, step: int, divisor: float) -> None:
+    def _adapt(self, inside: Tensor | float, step: int, divisor: float) -> None:
         """The next clip norm, from the noisy count (sensitivity ½ for adding or removing one unit)."""
         adaptive = self.plan.adaptive
         assert adaptive is not None
