@@ -22,10 +22,41 @@ def test_an_answer_is_the_value_that_was_sent(value):
     answer = Answer(pin=False)
     answer.expect(nothing)
     with answer.awaited():
-        kept = tell(torch.tensor(value))
-    assert answer.read(kept, lambda: False) is value
-    assert tell(torch.tensor(not value)).item() is not value  # nobody awaits it
-    assert answer.read(kept, lambda: False) is value
+        factors = tell(torch.tensor(value), torch.tensor([0.5, 2.0]))
+    assert factors.tolist() == [0.5, 2.0]
+    assert answer.read(torch.tensor(not value), lambda: False) is value
+    tell(torch.tensor(not value), factors)  # nobody awaits it
+    assert answer.read(torch.tensor(not value), lambda: False) is value
+
+
+def test_what_is_computed_from_the_factors_comes_after_the_answer_in_a_compiled_program():
+    """A compiler orders operations as it likes; sums that do not wait for the answer would be made first."""
+    order: list[str] = []
+
+    @torch.library.custom_op("tacit_tests::large", mutates_args=())
+    def large(x: torch.Tensor) -> torch.Tensor:
+        order.append("sum")
+        return x.clone()
+
+    @large.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    class Watched(Answer):
+        def send(self, value: torch.Tensor) -> None:
+            order.append("answer")
+            super().send(value)
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        factors = x.abs().clamp(max=1.0)
+        fine = torch.isfinite(x).all()
+        return large(tell(fine, factors)), fine
+
+    run = torch.compile(step)
+    answer = Watched(pin=False)
+    with answer.awaited():
+        run(torch.randn(5))
+    assert order == ["answer", "sum"]
 
 
 @pytest.mark.parametrize("value", [True, False])
@@ -43,7 +74,7 @@ def test_two_runs_in_two_threads_get_their_own_answers():
         answers[k].expect(nothing)
         with answers[k].awaited():
             met.wait(10)  # both await now
-            tell(torch.tensor(k == 0))
+            tell(torch.tensor(k == 0), torch.ones(1))
             met.wait(10)
         return int(answers[k].byte[0])
 

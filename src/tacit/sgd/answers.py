@@ -26,7 +26,7 @@ class Answer:
     >>> answer = Answer(pin=False)
     >>> answer.expect(lambda: None)
     >>> with answer.awaited():
-    ...     _ = tell(torch.tensor(True))
+    ...     factors = tell(torch.tensor(True), torch.ones(3))
     >>> answer.read(torch.tensor(True), lambda: False)
     True
     """
@@ -69,14 +69,15 @@ _here = threading.local()
 
 
 @torch.library.custom_op("tacit::tell", mutates_args=())  # type: ignore[untyped-decorator]
-def tell(value: Tensor) -> Tensor:
-    """The value, which is also sent to whoever awaits it."""
+def tell(value: Tensor, factors: Tensor) -> Tensor:
+    """Send a value to whoever awaits it. What is to follow takes its factors from here: a compiler may put operations
+    in another order, and would otherwise send the value at the very end."""
     awaited: Answer | None = getattr(_here, "awaited", None)
     if awaited is not None:
         awaited.send(value)
-    return value.clone()
+    return factors.clone()
 
 
 @tell.register_fake  # type: ignore[untyped-decorator]
-def _(value: Tensor) -> Tensor:
-    return torch.empty_like(value)
+def _(value: Tensor, factors: Tensor) -> Tensor:
+    return torch.empty_like(factors)

@@ -225,7 +225,8 @@ def clip(
     ``bounds`` are those of ``clipping`` as a tensor, where they are an input of a traced step. ``sums(True)`` is for
     batches with bad examples: what they hold is cleaned of infinities before it is multiplied by their factor, zero.
     ``sums(False, True)`` is for batches in which every example of factor zero has no gradient (:meth:`comparable`):
-    its factor is then as good as one, and all factors are positive. ``spread`` says where parameters lie on several
+    its factor is then as good as one, and all factors are positive; a third argument is the factors again, from where
+    the sums are to wait for them. ``spread`` says where parameters lie on several
     ranks: norms are then those of the whole gradient, and sums are added up over ranks and cut to this rank's pieces.
     ``together``: small gradients that are at hand (biases, scales) are laid side by side first, for there are many, and
     large ones that are a factor of a weight's are summed with it. ``lasting`` are tensors that outlive the step: sums
@@ -270,8 +271,9 @@ def clip(
     bounds = bounds.to(safe_BG.dtype)
     norms_BG, scale_BG, bad = factors(squared_BG, safe_BG, bounds, good, mask, clipping.stabiliser)
 
-    def sums(sanitise: bool, positive: bool = False) -> dict[str, Tensor]:
-        used_BG = torch.where(scale_BG > 0, scale_BG, 1.0) if positive else scale_BG
+    def sums(sanitise: bool, positive: bool = False, told_BG: Tensor | None = None) -> dict[str, Tensor]:
+        used_BG = scale_BG if told_BG is None else told_BG
+        used_BG = torch.where(used_BG > 0, used_BG, 1.0) if positive else used_BG
         columns = [used_BG[:, g] for g in range(len(clipping.groups))]
         found = dict.fromkeys((names[k] for k in order), squared_BG)
         for g, side in sides.items():

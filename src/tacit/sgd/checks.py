@@ -77,56 +77,6 @@ def remember(device: torch.device) -> Callable[[], None]:
     return rewind
 
 
-def planned(
-    engine: Engine,
-    losses_of: Callable[[Any], Callable[[], Tensor]],
-    batch: Any,
-    examples: int,
-    views: int,
-    check: Any,
-    check_now: bool,
-) -> tuple[Gradients | None, Tensor]:
-    """Per-example gradients by a plan that holds for this batch; made, and checked, where there is none yet.
-
-    ``None`` for gradients when no example of the batch has a finite one.
-    """
-    device = next(iter(engine.parameters.values())).device
-    data = leaves(batch)
-    rewind = remember(device)
-    run = engine.forward(losses_of(batch), data, examples)
-    grads = run.output_gradients()
-    plan = engine.plan_for(run, grads)
-    wanted = check != "never" and (check_now or not _known(engine, run, grads))
-    if engine.spread is not None:
-        # Ranks gather parameters from one another: what one has to run again, all run again.
-        wanted = engine.spread.any(wanted)
-    if _anyone(engine, plan is None) or wanted:
-        losses = run.losses.detach()
-        del run, grads
-        rewind()
-        found = survey(engine, losses_of, batch, examples, views, rewind, wanted)
-        if found is None and engine.spread is None:
-            return None, losses
-        rewind()
-        run = engine.forward(losses_of(batch), data, examples)
-        grads = run.output_gradients()
-        if found is None:  # only now: the other ranks needed this one's parameters
-            return None, losses
-        plan = engine.plans.get(engine.signature(run, grads))
-        if plan is None:
-            raise ClippingError(
-                "the model takes another path through its operations each time it runs on the same batch"
-            )
-    assert plan is not None
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        return engine.gradients(run, grads, plan), run.losses
-
-
-def _known(engine: Engine, run: Pass, grads: list[list[Tensor | None]]) -> bool:
-    plan = engine.plans.get(engine.signature(run, grads))
-    return plan is not None and plan.checked
-
-
 def survey(
     engine: Engine,
     losses_of: Callable[[Any], Callable[[], Tensor]],
@@ -143,7 +93,7 @@ def survey(
         return engine.forward(losses_of(some), leaves(some), examples, named=True)
 
     run = forward(batch)
-    finite = _finite(engine, run)
+    finite = is_finite(engine, run)
     whole: AbstractContextManager[None] = nullcontext()
     if engine.spread is not None and engine.spread.any(not finite):
         # How often a rank runs the model now depends on its records: nothing is gathered while it does.
@@ -167,19 +117,19 @@ def _surveyed(
     original = None
 
     def alike(example: int) -> Any:
-        return _rows(batch, torch.full((examples,), example), views)
+        return picked(batch, torch.full((examples,), example), views)
 
     if not finite:
         # Evidence and comparisons need finite numbers: the survey runs on good examples in place of the bad ones.
         good: list[int] = []
         for k in torch.isfinite(run.losses.detach()).nonzero().flatten().tolist():
-            if len(good) < CHECKED_EXAMPLES and _finite(engine, forward(alike(k))):
+            if len(good) < CHECKED_EXAMPLES and is_finite(engine, forward(alike(k))):
                 good.append(k)
         if not good:
             return None
-        batch = _rows(batch, torch.tensor([good[k % len(good)] for k in range(examples)]), views)
+        batch = picked(batch, torch.tensor([good[k % len(good)] for k in range(examples)]), views)
         run, original = forward(batch), run
-    chosen = _some(examples, CHECKED_EXAMPLES)
+    chosen = a_few(examples, CHECKED_EXAMPLES)
     outputs: Outputs | None = None
     if examples > 1:
         for example in reversed(chosen):
@@ -188,18 +138,18 @@ def _surveyed(
             outputs, losses = swapped.outputs(), swapped.losses.detach()
             del swapped
             if check:
-                _isolated(engine, losses_of, batch, alike(example), run, losses, example, rewind)
+                isolated(engine, losses_of, batch, alike(example), run, losses, example, rewind)
     with torch.no_grad(), torch.autocast(run.losses.device.type, enabled=False):
         known = engine.plans.get(engine.signature(run, run.output_gradients(retain=True)))
         plan, gradients = engine.make_plan(run, outputs, chosen[0], original)
         plan.checked = known is not None and known.checked
         if check:
-            _agree(engine, run, gradients, chosen)
+            agree(engine, run, gradients, chosen)
             plan.checked = True
     return plan
 
 
-def _finite(engine: Engine, run: Pass) -> bool:
+def is_finite(engine: Engine, run: Pass) -> bool:
     """Whether all losses are finite, and the gradient of their sum so far from overflow that it can be squared."""
     finite = bool(torch.isfinite(run.losses).all())
     if not finite and engine.spread is None:
@@ -214,7 +164,7 @@ def _finite(engine: Engine, run: Pass) -> bool:
     return finite and bool(norm < torch.finfo(wide(run.losses.dtype)).max ** 0.4)
 
 
-def _rows(batch: Any, examples: Tensor, views: int) -> Any:
+def picked(batch: Any, examples: Tensor, views: int) -> Any:
     """The batch made of these examples, each with all its views, wherever its tensors live."""
     rows = (examples.unsqueeze(1) * views + torch.arange(views)).flatten()
     return take(batch, rows)
@@ -224,7 +174,7 @@ _choice = torch.Generator()
 _choice.seed()
 
 
-def _some(examples: int, count: int) -> list[int]:
+def a_few(examples: int, count: int) -> list[int]:
     """A few examples at random, by randomness that is not the model's."""
     return [int(k) for k in torch.randperm(examples, generator=_choice)[:count]]
 
@@ -233,7 +183,7 @@ def _dense(gradient: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-def _isolated(
+def isolated(
     engine: Engine,
     losses_of: Callable[[Any], Callable[[], Tensor]],
     batch: Any,
@@ -244,7 +194,7 @@ def _isolated(
     rewind: Callable[[], None],
 ) -> None:
     before, after = run.losses[example].detach().double(), losses[example].double()
-    narrow = _precision(engine, run)
+    narrow = precision(engine, run)
     if bool((before - after).abs() <= TOLERANCE[narrow] * (1e-3 + before.abs())):
         return
     culprit = _culprit(engine, losses_of, batch, alike, run.batch, example, rewind)
@@ -307,17 +257,17 @@ def losses_quietly(losses: Callable[[], Tensor]) -> None:
         return
 
 
-def _precision(engine: Engine, run: Pass) -> torch.dtype:
+def precision(engine: Engine, run: Pass) -> torch.dtype:
     """The narrowest floating type anything was computed in."""
     types = {t.dtype for use in run.uses for t in use.outputs if t.is_floating_point()}
     types |= {p.dtype for p in engine.parameters.values()}
     return min((t for t in types if t in TOLERANCE), key=lambda t: -TOLERANCE[t])
 
 
-def _agree(engine: Engine, run: Pass, gradients: Gradients, chosen: list[int]) -> None:
+def agree(engine: Engine, run: Pass, gradients: Gradients, chosen: list[int]) -> None:
     """Compare single examples' gradients and norms, and the sum, with autograd."""
     names = list(engine.parameters)
-    tolerance = TOLERANCE[_precision(engine, run)]
+    tolerance = TOLERANCE[precision(engine, run)]
     norms = [gradients.norms(k).squared for k in range(len(names))]
     rounds: list[tuple[str, Tensor]] = [(f"example {k}", _one_hot(run.losses, k)) for k in chosen]
     rounds.append(("the sum over the batch", torch.ones_like(run.losses)))
@@ -342,7 +292,7 @@ def _agree(engine: Engine, run: Pass, gradients: Gradients, chosen: list[int]) -
                     doubtful.append((k, what, error, False))
                 if own_norm is not None and not abs(own_norm - norm) <= limit:
                     doubtful.append((k, f"the norm of {what}", abs(own_norm - norm), not math.isfinite(own_norm)))
-        if not _anyone(engine, bool(doubtful)):
+        if not anyone(engine, bool(doubtful)):
             continue
         grads = run.output_gradients(retain=True)
         for k, of_what, error, endless in doubtful:
@@ -352,7 +302,7 @@ def _agree(engine: Engine, run: Pass, gradients: Gradients, chosen: list[int]) -
                 raise SelfCheckFailed(_message(engine, run, k, names[k], of_what, error, size))
 
 
-def _anyone(engine: Engine, flag: bool) -> bool:
+def anyone(engine: Engine, flag: bool) -> bool:
     """Whether it is so here, or on any rank that a spread model gathers parameters from."""
     return flag if engine.spread is None else engine.spread.any(flag)
 

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from tacit.sgd import checks, compiled
+from tacit.sgd import checks, compiled, planning
 from tacit.sgd.batches import Loss, example_losses, plain, rows_of, take
 from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.distributed.spread import spread_of
@@ -208,10 +208,9 @@ def _one(
     meanwhile: Callable[[dict[str, Tensor]], None] | None,
     examples: int,
 ) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
-    rows = examples * views
 
     def losses_of(some: Any) -> Callable[[], Tensor]:
-        return lambda: example_losses(engine.model, loss, some, rows, views)
+        return lambda: example_losses(engine.model, loss, some, rows_of(some), views)
 
     if compile and method == "operations":
         done = compiled.attempt(
@@ -223,7 +222,7 @@ def _one(
     if method == "examples":
         gradients, losses = checks.by_autograd(engine, losses_of(batch))
     else:
-        gradients, losses = checks.planned(engine, losses_of, batch, examples, views, check, due)
+        gradients, losses = planning.planned(engine, losses_of, batch, examples, views, check, due)
     names = list(engine.parameters)
     losses = losses.detach()
     good = torch.isfinite(losses)

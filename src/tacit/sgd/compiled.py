@@ -28,7 +28,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 
-from tacit.sgd import answers, checks, frames, kernels, weighted
+from tacit.sgd import answers, checks, frames, kernels, planning, weighted
 from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.engine import Engine, Plan
 from tacit.sgd.errors import ClippingError
@@ -213,10 +213,9 @@ class Program:
                 # An example counted as zero may hold infinities that poison a product: such a batch runs uncompiled.
                 fine = ~found.bad.any() & found.comparable(weighted.LEAST)
                 fine = fine & kept if kept is not None else fine
-                if self.device.type == "cuda":
-                    fine = answers.tell(fine)
+                factors = answers.tell(fine, found.scale) if self.device.type == "cuda" else found.scale
                 marks.append(_last_node())
-                totals = found.sums(False, True)
+                totals = found.sums(False, True, factors)
                 self.order = list(totals)
                 return [*totals.values(), found.norms, losses, found.scale, fine]
 
@@ -578,7 +577,7 @@ def attempt(
         return None
     if program is _MISSING or due:
         rewind = checks.remember(next(iter(engine.parameters.values())).device)
-        gradients, _ = checks.planned(engine, losses_of, batch, examples, views, check, due)
+        gradients, _ = planning.planned(engine, losses_of, batch, examples, views, check, due)
         rewind()
         if gradients is None:
             return None

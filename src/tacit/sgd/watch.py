@@ -302,18 +302,18 @@ class Watch:
         try:
             leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
             run, original = forward(leaves), None
-            if not checks._finite(engine, run):
+            if not checks.is_finite(engine, run):
                 good: list[int] = []
                 for k in torch.isfinite(run.losses.detach()).nonzero().flatten().tolist():
                     single = call.picked(torch.full((rows,), k), False)
-                    if single is not None and len(good) < 2 and checks._finite(engine, forward(single)):
+                    if single is not None and len(good) < 2 and checks.is_finite(engine, forward(single)):
                         good.append(k)
                 mended = call.picked(torch.tensor([good[k % len(good)] for k in range(rows)]), False) if good else None
                 if mended is None:
                     return False
                 leaves = mended
                 run, original = forward(leaves), run
-            chosen = checks._some(rows, checks.CHECKED_EXAMPLES)
+            chosen = checks.a_few(rows, checks.CHECKED_EXAMPLES)
             outputs: Outputs | None = None
             if rows > 1:
                 for example in reversed(chosen):
@@ -321,7 +321,7 @@ class Watch:
             with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
                 plan, gradients = engine.make_plan(run, outputs, chosen[0], original)
                 if self.check:
-                    checks._agree(engine, run, gradients, chosen)
+                    checks.agree(engine, run, gradients, chosen)
                 plan.checked = True
             return True
         finally:
@@ -332,7 +332,7 @@ class Watch:
     ) -> Outputs | None:
         """The values of all operations when every other example is replaced; the example itself must not notice."""
         everyone = torch.full((call.rows,), example)
-        narrow = checks._precision(self.engine, run)
+        narrow = checks.precision(self.engine, run)
         before = run.losses[example].detach().double()
         failure: str | None = None
         for square in (False, True):

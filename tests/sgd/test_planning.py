@@ -1,0 +1,124 @@
+"""Where memory does not suffice to look at a whole batch, a part says where examples are, and the whole is checked."""
+
+import pytest
+import torch
+from torch import nn
+
+from tacit.sgd import BatchMixing, SelfCheckFailed, checks, clipped_grad, planning
+
+
+@pytest.fixture
+def scarce(monkeypatch):
+    """Memory for a survey of so many examples; returns the sizes that were tried."""
+    tried, survey = [], checks.survey
+
+    def limit(most):
+        def short(engine, losses_of, batch, examples, *rest):
+            tried.append(examples)
+            if examples > most:
+                raise torch.OutOfMemoryError("as if")
+            return survey(engine, losses_of, batch, examples, *rest)
+
+        monkeypatch.setattr(checks, "survey", short)
+        return tried
+
+    return limit
+
+
+class Columns(nn.Module):
+    """Examples in the second dimension, as recurrent layers have them, and in the first, folded with the positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.recurrent = nn.GRU(6, 6)
+        self.norm = nn.LayerNorm(6)
+        self.head = nn.Linear(6, 11)
+
+    def forward(self, tokens):
+        seen, _ = self.recurrent(self.embed(tokens.T))
+        return self.head(self.norm(seen).transpose(0, 1).reshape(-1, 6)).view(*tokens.shape, 11)
+
+
+def columns_loss(model, batch):
+    return nn.functional.cross_entropy(model(batch).transpose(1, 2), batch, reduction="none").mean(1)
+
+
+def images():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
+
+
+CASES = {
+    "recurrent": (Columns, columns_loss, lambda n: torch.randint(11, (n, 5))),
+    "images": (
+        images,
+        nn.CrossEntropyLoss(reduction="none"),
+        lambda n: (torch.randn(n, 3, 8, 8), torch.randint(5, (n,))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_the_answer_is_that_of_a_machine_with_more_memory(name, scarce):
+    build, loss, batch_of = CASES[name]
+    torch.manual_seed(0)
+    model, batch = build(), batch_of(12)
+    whole = clipped_grad(model, loss, batch, 0.1)
+    twin = build()
+    twin.load_state_dict(model.state_dict())
+    tried = scarce(3)
+    found = clipped_grad(twin, loss, batch, 0.1)
+    assert tried == [12, 6, 3]
+    assert torch.allclose(found.norms, whole.norms, rtol=1e-4)
+    assert all(torch.allclose(found.sums[n], whole.sums[n], rtol=1e-4, atol=1e-6) for n in whole.sums)
+    assert clipped_grad(twin, loss, batch_of(12), 0.1).norms.shape == (12,)
+    assert tried == [12, 6, 3]  # what was learned is kept
+
+
+class MixesMany(nn.Module):
+    """Looks at other examples only where there are many of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.inner(x - x.mean(0) if len(x) > 4 else x)
+
+
+def test_examples_that_mix_in_the_whole_batch_alone_are_found_in_it(scarce):
+    scarce(4)
+    batch = (torch.randn(8, 4), torch.randint(2, (8,)))
+    with pytest.raises(BatchMixing, match="mixes examples"):
+        clipped_grad(MixesMany(), nn.CrossEntropyLoss(reduction="none"), batch)
+
+
+def test_a_plan_that_is_wrong_for_the_whole_batch_is_found_in_it(scarce, monkeypatch):
+    scarce(3)
+    real = planning.adapted
+
+    def wrong(known, run):
+        plan, _ = real(known, run)
+        for use in plan.uses:  # the examples of another place
+            use.layouts = [y and type(y)(y.dim, y.outer * y.inner, y.batch, 1) for y in use.layouts]
+        return plan, False
+
+    monkeypatch.setattr(planning, "adapted", wrong)
+    with pytest.raises(SelfCheckFailed):
+        clipped_grad(Columns(), columns_loss, torch.randint(11, (6, 5)))
+
+
+def test_a_batch_that_does_not_fit_even_in_parts_says_so(scarce):
+    tried = scarce(1)
+    with pytest.raises(torch.OutOfMemoryError):
+        clipped_grad(nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), (torch.randn(9, 3), torch.zeros(9).long()))
+    assert tried == [9, 4, 2]
+
+
+def test_values_that_are_not_finite_are_not_looked_at_in_parts(scarce):
+    """The caller takes smaller batches then; nothing is released."""
+    scarce(4)
+    x = torch.randn(8, 3)
+    x[6, 0] = torch.inf
+    with pytest.raises(torch.OutOfMemoryError, match="not finite"):
+        clipped_grad(nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), (x, torch.zeros(8).long()))
