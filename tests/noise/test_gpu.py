@@ -102,3 +102,44 @@ def test_noise_is_not_captured_in_a_graph():
 
     with pytest.raises(RuntimeError, match="CUDA graph"):
         capture()
+
+
+def test_a_call_that_is_made_again_gets_the_noise_of_its_own_key_step_and_tensors():
+    """A run makes the same call at every step, and what is remembered of it must not outlive what it was about."""
+    shapes, names, other = [(1000, 77), (77,), (5, 4096)], ["a", "b", "c"], Key(bytes(32))
+
+    def fresh(dtype=torch.float32):
+        return [torch.zeros(s, device="cuda", dtype=dtype) for s in shapes]
+
+    def wanted(key, step, called, scale, divisor=1.0):
+        expected = [torch.zeros(s) for s in shapes]
+        add_normal_many_(expected, key, step, called, scale, divisor=divisor)
+        return expected
+
+    def right(tensors, expected):
+        return all(torch.equal(t.cpu(), e.to(t.dtype)) for t, e in zip(tensors, expected, strict=True))
+
+    same = fresh()
+    calls = [(KEY, 0, names, 1.0), (KEY, 1, names, 1.0), (other, 1, names, 1.0), (KEY, 1, names[::-1], 1.0),
+             (KEY, 2, names, 0.5), (KEY, 3, names, 0.5, 4.0), (KEY, 4, names, 0.5, 4.0)]  # fmt: skip
+    for key, step, called, scale, *divisor in calls:
+        for tensor in same:
+            tensor.zero_()
+        add_normal_many_(same, key, step, called, scale, divisor=(*divisor, 1.0)[0])
+        assert right(same, wanted(key, step, called, scale, *divisor))
+    elsewhere = fresh()  # other tensors
+    add_normal_many_(elsewhere, KEY, 5, names, 0.5, divisor=4.0)
+    assert right(elsewhere, wanted(KEY, 5, names, 0.5, 4.0))
+    old = elsewhere[0].data
+    elsewhere[0].data = torch.zeros_like(old)  # the same object with other memory
+    before = old.clone()
+    for tensor in elsewhere:
+        tensor.zero_()
+    add_normal_many_(elsewhere, KEY, 6, names, 0.5, divisor=4.0)
+    assert right(elsewhere, wanted(KEY, 6, names, 0.5, 4.0))
+    assert torch.equal(old, before)
+    narrow = fresh(torch.bfloat16)
+    for step in (7, 8):
+        sums = fresh()
+        add_normal_many_(sums, KEY, step, names, 0.5, divisor=4.0, into=narrow)
+        assert right(narrow, wanted(KEY, step, names, 0.5, 4.0))

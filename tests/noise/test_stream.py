@@ -194,8 +194,8 @@ sizes, offsets, scales = (10, 5000, 1, 9000), (0, 511, 2**41 + 3, 77), (1.0, 0.5
 keys = [key + np.uint32(i) for i in range(4)]
 sums = [torch.ones(size) for size in sizes]
 means = [torch.ones(size) for size in sizes]
-cuda.add_many(sums, keys, offsets, scales)
-cuda.add_many(means, keys, offsets, scales, 3.7)
+cuda.Many(sums, offsets, scales).launch(keys)
+cuda.Many(means, offsets, scales, 3.7).launch(keys)
 for ours, mean, words, offset, scale in zip(sums, means, keys, offsets, scales):
     defined = np.empty(len(ours), np.float32)
     stream.fill_normal(words, offset, defined)
@@ -203,7 +203,7 @@ for ours, mean, words, offset, scale in zip(sums, means, keys, offsets, scales):
     assert np.array_equal(mean.numpy(), ours.numpy() * np.float32(1 / 3.7)), offset
 for dtype in (torch.float16, torch.bfloat16):
     exact, narrow = [torch.ones(size) for size in sizes], [torch.full((size + 1,), 7.0, dtype=dtype) for size in sizes]
-    cuda.add_many(exact, keys, offsets, scales, 3.7, into=[n[:-1] for n in narrow])
+    cuda.Many(exact, offsets, scales, 3.7, into=[n[:-1] for n in narrow]).launch(keys)
     for source, found, mean in zip(exact, narrow, means):
         # The interpreter cuts the last bits off where a GPU rounds to bfloat16.
         cut = (mean.view(torch.int32) & -65536).view(torch.float32).to(dtype)

@@ -155,7 +155,7 @@ def test_the_check_runs_on_the_first_step_and_every_so_many(monkeypatch):
 
     case, seen = build(zoo.mlp, torch.float32), []
     agree = checks.agree
-    monkeypatch.setattr(checks, "_agree", lambda *a: (seen.append(1), agree(*a)))
+    monkeypatch.setattr(checks, "agree", lambda *a: (seen.append(1), agree(*a)))
     for check, wanted in (("never", 0), ("first", 1), ("first", 1), ("always", 2), ("always", 3)):
         sgd.clipped_grad(case.model, case.loss, case.batch, check=check)
         assert len(seen) == wanted

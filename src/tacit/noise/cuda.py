@@ -266,7 +266,7 @@ def _many_kernel(  # type: ignore[no-untyped-def]
     table, owners, DIVIDE: tl.constexpr, ROUNDS: tl.constexpr, BLOCKS: tl.constexpr,
     SOURCE: tl.constexpr, TARGET: tl.constexpr,
 ):  # fmt: skip
-    """Adds noise to many tensors in one launch; a row of the table describes one (see add_many)."""
+    """Adds noise to many tensors in one launch; a row of the table describes one (see Many)."""
     program = tl.program_id(0)
     owner = tl.load(owners + program)
     wide = table + owner * 10
@@ -319,36 +319,45 @@ def _layout(sizes: tuple[int, ...], device: torch.device) -> tuple[int, torch.Te
     return sum(counts), owners, rows
 
 
-def add_many(
-    tensors: Sequence[torch.Tensor],
-    keys: Words,
-    offsets: Sequence[int],
-    scales: Sequence[float],
-    divisor: float = 1.0,
-    rounds: int = stream.ROUNDS,
-    into: Sequence[torch.Tensor] | None = None,
-) -> None:
-    """Adds scaled noise to contiguous, non-empty tensors of one type on one device, and divides, in one launch.
+class Many:
+    """Scaled noise added to contiguous, non-empty tensors of one type on one device, and a division, in one launch.
 
-    ``keys`` has a row for each. With ``into`` (contiguous tensors of the same sizes, all of one type) the results are
-    written there and the tensors are only read. A row of the table sent to the device has ten 64-bit entries: address,
-    offset, size, first program, the key (four), the binary32 bits of scale and 1 / divisor, and the address of the
-    result. The stream keys in it are wiped when the kernel is done.
+    With ``into`` (contiguous tensors of the same sizes, all of one type) the results are written there and the tensors
+    are only read. What is the same at every step is settled once: whoever launches again makes sure that the tensors
+    are where they were, and all there. They are not kept alive.
+
+    A row of the table sent to the device has ten 64-bit entries: address, offset, size, first program, the key (four),
+    the binary32 bits of scale and 1 / divisor, and the address of the result.
     """
-    into = tensors if into is None else into
-    device = tensors[0].device
-    programs, owners, fixed = _layout(tuple([t.numel() for t in tensors]), device)
-    rows = fixed.copy()
-    rows[:, 0] = [t.data_ptr() for t in tensors]
-    rows[:, 1] = offsets
-    rows[:, 4:8] = np.ascontiguousarray(keys).view(np.int64)
-    floats = np.full((len(tensors), 2), 1.0 / divisor, np.float32)
-    floats[:, 0] = scales
-    rows[:, 8] = floats.view(np.int64)[:, 0]
-    rows[:, 9] = [t.data_ptr() for t in into]
-    table = torch.from_numpy(rows).to(device, non_blocking=True)
-    _many_kernel[(programs,)](
-        table, owners, DIVIDE=divisor != 1.0, ROUNDS=rounds, BLOCKS=_BLOCKS,
-        SOURCE=_ELEMENT[tensors[0].dtype], TARGET=_ELEMENT[into[0].dtype], num_warps=_WARPS, enable_fp_fusion=False,
-    )  # fmt: skip
-    table.zero_()
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        offsets: Sequence[int],
+        scales: Sequence[float],
+        divisor: float = 1.0,
+        into: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        into = tensors if into is None else into
+        self.device, self.types = tensors[0].device, (_ELEMENT[tensors[0].dtype], _ELEMENT[into[0].dtype])
+        self.programs, self.owners, fixed = _layout(tuple([t.numel() for t in tensors]), self.device)
+        self.divides = divisor != 1.0
+        self.rows = fixed.copy()
+        self.rows[:, 0] = [t.data_ptr() for t in tensors]
+        self.rows[:, 1] = offsets
+        floats = np.full((len(tensors), 2), 1.0 / divisor, np.float32)
+        floats[:, 0] = scales
+        self.rows[:, 8] = floats.view(np.int64)[:, 0]
+        self.rows[:, 9] = [t.data_ptr() for t in into]
+
+    def launch(self, keys: Words, rounds: int = stream.ROUNDS) -> None:
+        """Add the noise of these keys, a row for each tensor; they are wiped from the device behind the kernel."""
+        rows = self.rows.copy()
+        rows[:, 4:8] = np.ascontiguousarray(keys).view(np.int64)
+        table = torch.from_numpy(rows).to(self.device, non_blocking=True)
+        source, target = self.types
+        _many_kernel[(self.programs,)](
+            table, self.owners, DIVIDE=self.divides, ROUNDS=rounds, BLOCKS=_BLOCKS,
+            SOURCE=source, TARGET=target, num_warps=_WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
+        table.zero_()

@@ -46,6 +46,9 @@ class Native:
         self._words64 = library.tacit_words64
         self._words64.restype = None
         self._words64.argtypes = [ctypes.c_void_p, *[ctypes.c_uint64] * 2, ctypes.c_void_p]
+        self._below = library.tacit_below
+        self._below.restype = ctypes.c_uint64
+        self._below.argtypes = [ctypes.c_void_p, *[ctypes.c_uint64] * 3, ctypes.c_void_p]
 
     def normal(
         self,
@@ -94,6 +97,13 @@ class Native:
         out = np.empty(count, np.uint64)
         self._words64(words.ctypes.data, offset, count, out.ctypes.data)
         return out
+
+    def below(self, key: stream.Words, offset: int, count: int, threshold: int) -> npt.NDArray[np.int64]:
+        """The numbers of the elements from ``offset`` on whose word of :meth:`words64` is below the threshold."""
+        words = np.ascontiguousarray(key, dtype=np.uint32)
+        out = np.empty(count, np.int64)
+        found = self._below(words.ctypes.data, offset, count, threshold, out.ctypes.data)
+        return out[:found]
 
 
 def _compiler() -> str | None:
@@ -168,4 +178,7 @@ def _agrees(library: Native, rounds: int) -> bool:
     library.normal(key, 300_001, ours.size, ours.ctypes.data)
     stream.fill_normal(key, 300_001, expected, rounds)
     same = np.array_equal(ours.view(np.uint32), expected.view(np.uint32))
-    return bool(same and np.array_equal(library.words64(key, 77, 3000), stream.words64(key, 77, 3000, rounds)))
+    words, half = stream.words64(key, 77, 3000, rounds), 2**63
+    chosen = library.below(key, 77, 3000, half)
+    same = same and np.array_equal(library.words64(key, 77, 3000), words)
+    return bool(same and np.array_equal(chosen, 77 + np.flatnonzero(words < np.uint64(half))))

@@ -67,6 +67,27 @@ def bernoulli_mask(key: Key, step: int, n: int, rate: float, *, offset: int = 0)
     return mask
 
 
+def taking_part(key: Key, step: int, n: int, rate: float) -> npt.NDArray[np.int64]:
+    """The numbers of the records 0 .. n - 1 that take part in a step: where :func:`bernoulli_mask` is true.
+
+    The guarantee is that of :func:`bernoulli_mask`.
+
+    >>> key = Key(bytes(32))
+    >>> bool((taking_part(key, 3, 1000, 0.1) == np.flatnonzero(bernoulli_mask(key, 3, 1000, 0.1))).all())
+    True
+    """
+    _check_range(n, 0)
+    threshold, (library, _) = bernoulli_threshold(rate), native.load()
+    if library is None or threshold == 2**64:
+        return np.flatnonzero(bernoulli_mask(key, step, n, rate)).astype(np.int64)
+    words = key.stream("uniform", step, 0)
+    if n <= _AT_ONCE:
+        return library.below(words, 0, n, threshold)
+    # Copies of what was found, so that eight bytes are not kept for everyone.
+    starts = range(0, n, _AT_ONCE)
+    return np.concatenate([library.below(words, s, min(_AT_ONCE, n - s), threshold).copy() for s in starts])
+
+
 def _check_range(n: int, offset: int) -> None:
     if n < 0 or offset < 0 or n + offset > 2**63:
         raise ValueError(f"records {offset} to {offset} + {n} are not a range of record numbers")

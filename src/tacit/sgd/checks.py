@@ -44,13 +44,12 @@ def due(engine: Engine, check: Any) -> bool:
     return bool(check == "always")
 
 
-_SUSPECTS = (nn.modules.batchnorm._BatchNorm, nn.Embedding, nn.EmbeddingBag)
+#: Layers that :func:`no_known_obstacles` may refuse.
+SUSPECTS = (nn.modules.batchnorm._BatchNorm, nn.Embedding, nn.EmbeddingBag)
 
 
-def no_known_obstacles(model: nn.Module, modules: list[nn.Module] | None = None) -> None:
+def no_known_obstacles(model: nn.Module) -> None:
     """Refuse, before anything runs, layers that average over the batch or write what they see into their weights."""
-    if modules is not None and not any(isinstance(m, _SUSPECTS) for m in modules):
-        return
     for name, module in model.named_modules():
         kind = type(module).__name__
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):

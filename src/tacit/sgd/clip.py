@@ -20,7 +20,7 @@ from tacit.sgd import checks, compiled, planning
 from tacit.sgd.batches import Loss, example_losses, plain, rows_of, take
 from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.distributed.spread import spread_of
-from tacit.sgd.engine import Engine, Gradients, modules_of
+from tacit.sgd.engine import Engine, Glance, Gradients
 from tacit.sgd.norms import full_precision
 
 Check = Literal["first", "always", "never"] | int
@@ -62,25 +62,22 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def engine_of(model: nn.Module, modules: list[nn.Module] | None = None) -> Engine:
+def engine_of(model: nn.Module, glance: Glance | None = None) -> Engine:
     """The engine of a model, with what it has learned about it; a new one when other parameters are trained."""
     spread = spread_of(model)  # first of all: it lets the model hold its pieces
-    parts = modules_of(model) if modules is None else modules
-    trained = [p for m in parts for p in m._parameters.values() if p is not None and p.requires_grad]
+    identity = (glance or Glance(model, ())).trained
     engine = _engines.get(model)
     # The engine keeps its parameters alive, so that no other can have taken their place in memory.
-    identity = [id(p) for p in trained]
     if engine is None or engine.identity != identity:
         engine = _engines[model] = Engine(model, trainable(model) if spread is None else spread.seen, spread)
         engine.identity = identity
     return engine
 
 
-def context_of(model: nn.Module, loss: Loss, views: int, modules: list[nn.Module] | None = None) -> Any:
+def context_of(model: nn.Module, loss: Loss, views: int, glance: Glance | None = None) -> Any:
     """What a check of one call says nothing about in another: the code of the loss, views, training or evaluation."""
     code = getattr(getattr(loss, "func", loss), "__code__", None) or type(loss)
-    parts = modules_of(model) if modules is None else modules
-    return code, views, tuple(module.training for module in parts)
+    return code, views, tuple((glance or Glance(model, ())).training)
 
 
 def clipped_grad(
@@ -141,13 +138,15 @@ def clipped_grad(
         raise ValueError(f"mask must have shape ({examples},), not {tuple(mask.shape)}")
     if method not in ("operations", "examples"):
         raise ValueError(f"method must be 'operations' or 'examples', not {method!r}")
-    modules = modules_of(model)
-    engine = engine_of(model, modules)
-    engine.context = context_of(model, loss, views, modules)
-    engine.buffers = [id(b) for m in modules for b in m._buffers.values()]
+    spread_of(model)  # first of all: it lets the model hold its pieces
+    glance = Glance(model, checks.SUSPECTS)
+    engine = engine_of(model, glance)
+    engine.context = context_of(model, loss, views, glance)
+    engine.buffers = glance.buffers
     names = list(engine.parameters)
     spec = Clipping.of(clipping, clip_norm, names, stabiliser)
-    checks.no_known_obstacles(model, modules)
+    if glance.suspicious:
+        checks.no_known_obstacles(model)
     if microbatch is not None and microbatch < 1:
         raise ValueError(f"microbatch must be at least 1, not {microbatch}")
     size = 1 if method == "examples" else microbatch or max(1, examples)

@@ -529,12 +529,15 @@ class Recording:
         return all(t.data_ptr() == a for t, a in zip(constants, self.addresses, strict=True))
 
     def __call__(self, inputs: list[Tensor], lend: bool) -> list[Tensor]:
-        for k, (mine, given) in enumerate(zip(self.inputs, inputs, strict=True)):
+        changed: list[int] = []
+        for k, given in enumerate(inputs):
             last = self.given[k]
             if last is None or last[0] is not given or last[1] != given._version:
-                mine.copy_(given, non_blocking=True)
+                changed.append(k)
                 # Kept only where it is the same tensor again and again (the bounds): data would be held for nothing.
                 self.given[k] = (given, given._version) if given.numel() <= 64 else None
+        if changed:
+            torch._foreach_copy_([self.inputs[k] for k in changed], [inputs[k] for k in changed], non_blocking=True)
         self.graph.replay()
         if lend:
             return list(self.outputs)

@@ -397,14 +397,13 @@ class Batch:
     def begin(self, physical: int) -> None:
         """Do what needs no GPU: number the rows, and gather a piece of tensors that is sent there whole. Any thread may
         do this."""
-        starts = range(0, self._places, physical)
-        found: list[Any] = [self._padded(start, physical) for start in starts]
+        found: list[Any] = [self._padded(start, physical) for start in range(0, self._places, physical)]
         if self._source.tree is not None and self._device.type == "cuda":
-            found = [torch.from_numpy(numbers) for numbers in found]
-            if self._is_sent_whole(physical):
-                found = [self._source.take(numbers) for numbers in found]
             # From pinned memory a GPU fetches it by itself, behind what it has to do before.
-            found = pytree.tree_map_only(Tensor, Tensor.pin_memory, found)
+            if self._is_sent_whole(physical):
+                found = [pytree.tree_map_only(Tensor, Tensor.pin_memory, self._source.take(n)) for n in found]
+            else:
+                found = [torch.from_numpy(numbers).pin_memory() for numbers in found]
         self._pieces = {physical: found}
 
     def _is_sent_whole(self, physical: int) -> bool:

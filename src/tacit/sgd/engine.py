@@ -106,6 +106,36 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
     return list(found.values())
 
 
+class Glance:
+    """What has to be as it was for what is known of a model to hold: asked at every step, so all in one walk.
+
+    ``trained`` and ``buffers`` name tensors by their place in memory, for as long as somebody keeps them.
+    """
+
+    def __init__(self, model: nn.Module, suspects: tuple[type, ...]) -> None:
+        self.training: list[bool] = []
+        self.trained: list[int] = []
+        self.buffers: list[int] = []
+        self.suspicious = False
+        seen: set[int] = set()
+        stack = [model]
+        while stack:
+            module = stack.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            self.training.append(module.training)
+            self.suspicious = self.suspicious or isinstance(module, suspects)
+            for p in module._parameters.values():
+                if p is not None and p.requires_grad:
+                    self.trained.append(id(p))
+            for b in module._buffers.values():
+                self.buffers.append(id(b))
+            for child in module._modules.values():
+                if child is not None:
+                    stack.append(child)
+
+
 class Pass:
     """One watched forward pass: its uses and the losses of its examples (already averaged over views).
 

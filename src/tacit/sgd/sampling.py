@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tacit import accounting as acc
 from tacit.noise.keys import Key
-from tacit.noise.sampling import bernoulli_mask, uniform
+from tacit.noise.sampling import taking_part, uniform
 
 Indices = npt.NDArray[np.int64]
 
@@ -149,7 +149,7 @@ class Poisson(_EachStep):
         return self.batch_size / self.size
 
     def draw(self, key: Key, step: int, units: int) -> Indices:
-        return np.flatnonzero(bernoulli_mask(key, step, units, self.rate)).astype(np.int64)
+        return taking_part(key, step, units, self.rate)
 
     def sampled(self, step: acc.Mechanism) -> acc.Mechanism:
         return acc.PoissonSampled(step, self.rate)
