@@ -43,8 +43,8 @@ def fits(method: str, work: Workload, batch: int, device: torch.device) -> bool:
         torch.cuda.empty_cache()
 
 
-def largest(method: str, work: Workload, device: torch.device, deadline: float) -> int:
-    """The largest batch among doubled ones and eighths between the last two."""
+def largest(method: str, work: Workload, device: torch.device, deadline: float) -> tuple[int, bool]:
+    """The largest batch among doubled ones and eighths between the last two, and whether all of them were tried."""
     good = work.batch
     while time.monotonic() < deadline and fits(method, work, 2 * good, device):
         good *= 2
@@ -53,7 +53,7 @@ def largest(method: str, work: Workload, device: torch.device, deadline: float) 
         if fits(method, work, good + step, device):
             good += step
         step //= 2
-    return good
+    return good, time.monotonic() < deadline
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -71,16 +71,17 @@ def main(argv: list[str] | None = None) -> int:
     found: dict[str, Any] = {}
     for name in options.only:
         for method in options.methods:
+            told: Any
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 try:
-                    told: Any = largest(
+                    told, all_tried = largest(
                         method, WORKLOADS[name], torch.device("cuda"), time.monotonic() + options.patience
                     )
                 except Exception as error:  # noqa: BLE001 a method that cannot run a model says why
-                    told = f"{type(error).__name__}: {str(error)[:120]}"
-            found.setdefault(name, {})[method] = told
-            print(f"{name:12s} {method:15s} {told}", flush=True)
+                    told, all_tried = f"{type(error).__name__}: {str(error)[:120]}", True
+            found.setdefault(name, {})[method] = told if all_tried else f"at least {told}"
+            print(f"{name:12s} {method:15s} {found[name][method]}", flush=True)
             if options.json:
                 Path(options.json).write_text(json.dumps({"about": about(options), "results": found}), encoding="utf-8")
     return 0
