@@ -80,8 +80,8 @@ class Records:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether any of the tensors is there."""
-        return any(t.is_cuda for t in _tensors(self.tree))
+        """Whether the records are tensors, and any of them is there."""
+        return self.tree is not None and any(t.is_cuda for t in _tensors(self.tree))
 
     def check_finite(self) -> None:
         """Refuse NaN and infinite inputs. The error tells something of the data: it is for the operator's eyes.
