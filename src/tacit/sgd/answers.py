@@ -81,3 +81,15 @@ def tell(value: Tensor, factors: Tensor) -> Tensor:
 @tell.register_fake  # type: ignore[untyped-decorator]
 def _(value: Tensor, factors: Tensor) -> Tensor:
     return torch.empty_like(factors)
+
+
+@torch.library.custom_op("tacit::apart", mutates_args=())  # type: ignore[untyped-decorator]
+def apart(value: Tensor) -> Tensor:
+    """The value, made where it stands. A compiler joins a small value to whatever reads it last: losses, to the answer
+    at the end, and keeps the logits that they are made of for as long."""
+    return value.clone()
+
+
+@apart.register_fake  # type: ignore[untyped-decorator]
+def _(value: Tensor) -> Tensor:
+    return torch.empty_like(value)

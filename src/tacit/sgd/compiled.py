@@ -35,6 +35,7 @@ from tacit.sgd.errors import ClippingError
 from tacit.sgd.graphs import CHANNELS_LAST, hasten, mutates, name_of, reduce_once, tidy, view_anew
 from tacit.sgd.images import cast_once, in_full_precision, innermost, keep_innermost, without_strides
 from tacit.sgd.kernels import full_precision
+from tacit.sgd.recording import Recording
 from tacit.sgd.repeats import chained
 from tacit.sgd.together import gather
 
@@ -207,6 +208,7 @@ class Program:
                 kept = guards(engine, run, plan)
                 gradients = engine.gradients(run, grads, plan)
                 losses = run.losses.detach()
+                losses = answers.apart(losses) if self.device.type == "cuda" else losses
                 found = clip(
                     gradients, self.names, spec, torch.isfinite(losses), mask, bounds, together=True, lasting=data
                 )
@@ -506,44 +508,6 @@ def inductor(graph: GraphModule, inputs: list[Tensor], options: dict[str, Any]) 
         warnings.simplefilter("ignore")
         compiled: Callable[..., Any] = torch._inductor.compile(graph, inputs, options=options)
     return compiled
-
-
-class Recording:
-    """A compiled step as a CUDA graph: all its launches in one."""
-
-    def __init__(self, run: Callable[..., Any], inputs: list[Tensor], constants: list[Tensor]) -> None:
-        self.inputs = [t.clone() for t in inputs]
-        self.given: list[tuple[Tensor, int] | None] = [None] * len(inputs)
-        self.addresses = [t.data_ptr() for t in constants]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            run(*self.inputs, *constants)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.outputs = run(*self.inputs, *constants)
-
-    def holds(self, constants: list[Tensor]) -> bool:
-        """Whether parameters and buffers are where they were recorded."""
-        return all(t.data_ptr() == a for t, a in zip(constants, self.addresses, strict=True))
-
-    def __call__(self, inputs: list[Tensor], lend: bool) -> list[Tensor]:
-        changed: list[int] = []
-        for k, given in enumerate(inputs):
-            last = self.given[k]
-            if last is None or last[0] is not given or last[1] != given._version:
-                changed.append(k)
-                # Kept only where it is the same tensor again and again (the bounds): data would be held for nothing.
-                self.given[k] = (given, given._version) if given.numel() <= 64 else None
-        if changed:
-            torch._foreach_copy_([self.inputs[k] for k in changed], [inputs[k] for k in changed], non_blocking=True)
-        self.graph.replay()
-        if lend:
-            return list(self.outputs)
-        # Copies, because the next replay writes over them; all in one launch.
-        *told, fine = self.outputs
-        return [*torch._foreach_mul(told, 1.0), fine]
 
 
 def recorded(run: Callable[..., Any], inputs: list[Tensor], constants: list[Tensor]) -> Recording | None:
