@@ -251,9 +251,8 @@ class _Known:
         many: Many,
     ) -> None:
         self.about = self._describe(tensors, targets)
-        self.those = [
-            weakref.ref(t) for t in (*tensors, *targets)
-        ]  # one that is gone may have left its place to another
+        # One that is gone may have left its place to another.
+        self.those = [weakref.ref(t) for t in (*tensors, *targets)]
         self.parameters, self.scale, self.divisor, self.many = list(parameters), scale, divisor, many
 
     @staticmethod
