@@ -372,6 +372,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
                 derived=derived,
                 edges=edges,
                 shapes=[t.shape for t in live],
+                types=[t.dtype for t in live],
                 outputs=live if self.keep_outputs else [],
                 versions=[(t, t._version) for t in tensors_in(kept) if t.device.type != "meta"],
                 inplace=inplace,

@@ -258,23 +258,43 @@ def losses_quietly(losses: Callable[[], Tensor]) -> None:
 
 def precision(engine: Engine, run: Pass) -> torch.dtype:
     """The narrowest floating type anything was computed in."""
-    types = {t.dtype for use in run.uses for t in use.outputs if t.is_floating_point()}
+    types = {t for use in run.uses for t in use.types}
     types |= {p.dtype for p in engine.parameters.values()}
     return min((t for t in types if t in TOLERANCE), key=lambda t: -TOLERANCE[t])
 
 
-def agree(engine: Engine, run: Pass, gradients: Gradients, chosen: list[int]) -> None:
-    """Compare single examples' gradients and norms, and the sum, with autograd."""
+def _rounds(losses: Tensor, chosen: list[int]) -> list[tuple[str, Tensor]]:
+    """What is compared with autograd, as weights of the losses."""
+    rounds = [(f"example {k}", _one_hot(losses, k)) for k in chosen]
+    return [*rounds, ("the sum over the batch", torch.ones_like(losses))]
+
+
+def truth(engine: Engine, run: Pass, chosen: list[int]) -> list[list[Tensor | None]]:
+    """What :func:`agree` compares with, by autograd, for all parameters at once."""
+    everything = list(range(len(engine.parameters)))
+    return [by_backward(engine, run, everything, weights) for _, weights in _rounds(run.losses, chosen)]
+
+
+def agree(
+    engine: Engine,
+    run: Pass,
+    gradients: Gradients,
+    chosen: list[int],
+    known: list[list[Tensor | None]] | None = None,
+    grads: list[list[Tensor | None]] | None = None,
+) -> None:
+    """Compare single examples' gradients and norms, and the sum, with autograd.
+
+    ``known`` is the :func:`truth` and ``grads`` the gradients at the outputs, where the graph of the pass is gone.
+    """
     names = list(engine.parameters)
     tolerance = TOLERANCE[precision(engine, run)]
     norms = [gradients.norms(k).squared for k in range(len(names))]
-    rounds: list[tuple[str, Tensor]] = [(f"example {k}", _one_hot(run.losses, k)) for k in chosen]
-    rounds.append(("the sum over the batch", torch.ones_like(run.losses)))
-    for what, weights in rounds:
+    for number, (what, weights) in enumerate(_rounds(run.losses, chosen)):
         index = int(weights.argmax()) if what.startswith("example") else None
         found: list[tuple[int, float, float, float | None]] = []  # parameter, error, true norm, own norm
         for part in _portions(engine):
-            true = by_backward(engine, run, part, weights)
+            true = by_backward(engine, run, part, weights) if known is None else known[number]
             for k, gradient in zip(part, true, strict=True):
                 own = gradients.weighted_sum(k, weights)
                 wanted = torch.zeros_like(own) if gradient is None else _dense(gradient).to(own.dtype)
@@ -293,11 +313,11 @@ def agree(engine: Engine, run: Pass, gradients: Gradients, chosen: list[int]) ->
                     doubtful.append((k, f"the norm of {what}", abs(own_norm - norm), not math.isfinite(own_norm)))
         if not anyone(engine, bool(doubtful)):
             continue
-        grads = run.output_gradients(retain=True)
+        at_outputs = run.output_gradients(retain=True) if grads is None else grads
         for k, of_what, error, endless in doubtful:
-            if endless and _overflows(run, k, grads):
+            if endless and _overflows(run, k, at_outputs):
                 continue  # such an example counts as zero
-            if not error <= tolerance * size + _rounding(run, k, grads, of_what != what):
+            if not error <= tolerance * size + _rounding(run, k, at_outputs, of_what != what):
                 raise SelfCheckFailed(_message(engine, run, k, names[k], of_what, error, size))
 
 

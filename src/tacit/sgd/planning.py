@@ -133,7 +133,7 @@ def _for_whole(
 
     def forward(some: Any) -> Pass:
         rewind()
-        return engine.forward(losses_of(some), leaves(some), examples, named=True)
+        return engine.forward(losses_of(some), leaves(some), examples)
 
     def alike(example: int) -> Any:
         return checks.picked(batch, torch.full((examples,), example), views)
@@ -146,7 +146,8 @@ def _for_whole(
     for example, losses in among_others.items():
         checks.isolated(engine, losses_of, batch, alike(example), run, losses, example, rewind)
     with torch.no_grad(), torch.autocast(run.losses.device.type, enabled=False):
-        grads = run.output_gradients(retain=True)
+        true = checks.truth(engine, run, chosen) if check else None
+        grads = run.output_gradients()  # the graph gives its memory back for them, as in every later step
         alike_plan, same = adapted(template, run) if outline(engine.context, run, grads) == known else (None, False)
         if alike_plan is None:
             raise torch.OutOfMemoryError(
@@ -156,7 +157,7 @@ def _for_whole(
         gradients = engine.gradients(run, grads, plan, planning=not same)
         plan.checked = check
         if check:
-            checks.agree(engine, run, gradients, chosen)
+            checks.agree(engine, run, gradients, chosen, true, grads)
         engine.plans[engine.signature(run, grads)] = plan
     return plan
 

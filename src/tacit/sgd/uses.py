@@ -52,6 +52,7 @@ class Use:
     derived: list[Derived]
     edges: list[GradientEdge]
     shapes: list[torch.Size]
+    types: list[torch.dtype]
     outputs: list[Tensor]
     versions: list[tuple[Tensor, int]]
     inplace: bool
