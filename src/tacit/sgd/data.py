@@ -162,6 +162,14 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
+#: Bytes of a tensor up to which a copy in pinned memory is made; torch keeps such memory, in powers of two.
+PINNED = 1 << 28
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return tensor.pin_memory() if tensor.numel() * tensor.element_size() <= PINNED else tensor
+
+
 @functools.lru_cache(maxsize=8)
 def _places(physical: int, device: torch.device) -> Tensor:
     """The places of a physical batch, 0, 1, 2, …"""
@@ -401,9 +409,9 @@ class Batch:
         if self._source.tree is not None and self._device.type == "cuda":
             # From pinned memory a GPU fetches it by itself, behind what it has to do before.
             if self._is_sent_whole(physical):
-                found = [pytree.tree_map_only(Tensor, Tensor.pin_memory, self._source.take(n)) for n in found]
+                found = [pytree.tree_map_only(Tensor, _pinned, self._source.take(numbers)) for numbers in found]
             else:
-                found = [torch.from_numpy(numbers).pin_memory() for numbers in found]
+                found = [_pinned(torch.from_numpy(numbers)) for numbers in found]
         self._pieces = {physical: found}
 
     def _is_sent_whole(self, physical: int) -> bool:
