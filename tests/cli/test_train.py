@@ -299,6 +299,7 @@ def test_a_nan_target_is_told_without_its_row(clinic):
         (("--public-every", "5"), "public_because: say why"),
         (("--by", "age", "--public-every", "5", "--public-because", "x"), "'age' is no feature with categories"),
         (("--tuning", "a bit"), "tuning: one of none, charged"),
+        (("--compile", "--audit-canaries", "10"), "leave out compile or audit_canaries"),
     ],
 )
 def test_a_wrong_setting_is_named(clinic, words, message):
@@ -317,6 +318,32 @@ def test_a_model_that_cannot_be_made_is_told(clinic, model, message):
     assert told.exit_code == 1
     assert message in told.output
     assert not list((clinic / "runs").glob("*"))
+
+
+@pytest.mark.filterwarnings("always:the step runs uncompiled")
+def test_a_compiled_run_says_why_where_it_cannot_be_compiled(clinic, monkeypatch):
+    from tacit.sgd import compiled
+
+    made, program = [], compiled.Program
+
+    def watched(*args):
+        made.append(program(*args))
+        return made[-1]
+
+    monkeypatch.setattr(compiled, "Program", watched)
+    told = own("--model", "linear", "--compile", "--name", "quick")
+    assert told.exit_code == 0, told.output
+    assert "compile the model's step" in told.stderr
+    assert made
+    assert "compile = true" in (clinic / "runs" / "quick" / "config.toml").read_text()
+
+    def never(*args):
+        raise compiled.CannotCompile("it is Sunday")
+
+    monkeypatch.setattr(compiled, "Program", never)
+    told = own("--model", "linear", "--compile", "--name", "slow")
+    assert told.exit_code == 0, told.output
+    assert "tacit: the step runs uncompiled: it is Sunday\n" in told.stderr
 
 
 def test_settings_in_a_file_are_checked_by_key(clinic):

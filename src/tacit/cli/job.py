@@ -13,6 +13,7 @@ import io
 import math
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ from tacit.ledger import EvaluationData, Ledger, OperatorLog, OperatorView, Rele
 from tacit.ledger.release import Charged, Public, public
 from tacit.report import Evaluation, PublicSource, Statement, describe, make_card, write_card, write_page
 from tacit.schema import Boolean, Categorical, Numeric, Schema, SchemaError
-from tacit.sgd import PrivacyWarning, Training
+from tacit.sgd import NotCompiled, PrivacyWarning, Training
 from tacit.sgd.canaries import AuditedTraining
 
 #: Edges of the norm histogram, in clip norms; 1 is one of them.
@@ -207,6 +208,7 @@ def start(settings: Settings, folder: Path, prepared: Prepared, warn: Callable[[
         own: dict[str, Any] = {
             "checkpoint": private / "checkpoint.pt",
             "checkpoint_every": settings.checkpoint_every or CHECKPOINT_EVERY,
+            "compile": settings.compile,
         }
         if settings.audit_canaries is not None:
             kind, own = AuditedTraining, {"canaries": settings.audit_canaries}
@@ -295,7 +297,7 @@ def drive(training: Training, folder: Path, quiet: bool) -> None:
     live = Live(training, quiet)
     every = max(1, training.plan.steps // LOGGED)
     ratio = _Ratio(training)
-    with _interrupts() as asked:
+    with _interrupts() as asked, _told_in_a_line():
         try:
             for batch in training:
                 training.step(batch)
@@ -312,6 +314,22 @@ def drive(training: Training, folder: Path, quiet: bool) -> None:
         finally:
             live.close()
             ratio.remove()
+
+
+@contextlib.contextmanager
+def _told_in_a_line() -> Iterator[None]:
+    """Why a step is not compiled is told as the command tells things; other warnings as they always are."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def tell(message: Warning | str, category: type[Warning], *place: Any) -> None:
+            if issubclass(category, NotCompiled):
+                sys.stderr.write(f"tacit: {message}\n")
+            else:
+                usual(message, category, *place)
+
+        warnings.showwarning = tell  # type: ignore[assignment]
+        yield
 
 
 @contextlib.contextmanager

@@ -58,6 +58,7 @@ class Settings:
     checkpoint_every: int | None = None
     audit_canaries: int | None = None
     device: str = "cpu"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -87,6 +88,11 @@ class Settings:
             raise SettingsError(
                 "checkpoint_every: a run with canaries is not saved on its way, because their scores are not: leave "
                 "out checkpoint_every or audit_canaries"
+            )
+        if self.audit_canaries is not None and self.compile:
+            raise SettingsError(
+                "compile: a run with canaries looks into every step, which is then not compiled: leave out compile or "
+                "audit_canaries"
             )
         for name in ("epsilon", "learning_rate", "clip_norm"):
             value = getattr(self, name)

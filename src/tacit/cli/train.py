@@ -85,6 +85,9 @@ def train(
     release: Annotated[str | None, _option("For the card: what is released, to whom.")] = None,
     data_dir: Annotated[str | None, _option("The folder of the known data sets.")] = None,
     device: Annotated[str | None, _option("cpu or cuda.")] = None,
+    compile: Annotated[
+        bool | None, _option("Compile the step: a while at the start, faster steps after it.", "--compile")
+    ] = None,
     name: Annotated[str | None, _option("The run's name. Default: the data's name and a number.")] = None,
     runs: Annotated[Path, typer.Option(help="Where runs live.")] = Path("runs"),
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live line.")] = False,
@@ -151,6 +154,8 @@ def run(
                         if (v := getattr(chosen, k)) and "://" not in v and Path(v).exists()}  # fmt: skip
             (folder / "config.toml").write_text(dataclasses.replace(chosen, **absolute).to_toml(), encoding="utf-8")
         training = job.start(chosen, folder, prepared, lambda text: typer.echo(f"tacit: warning: {text}", err=True))
+        if chosen.compile and not quiet:
+            typer.echo("tacit: the first steps compile the model's step, which takes seconds to a minute", err=True)
         job.drive(training, folder, quiet)
         card, views = job.publish(chosen, folder, prepared, training)
     except job.Interrupted:
