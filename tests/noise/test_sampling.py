@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tacit.noise import Key, bernoulli_mask, tensor, uniform
-from tacit.noise.sampling import bernoulli_threshold
+from tacit.noise import Key, bernoulli_mask, native, sampling, tensor, uniform
+from tacit.noise.sampling import bernoulli_threshold, taking_part
 
 KEY = Key(bytes(range(32)))
 
@@ -40,6 +40,20 @@ def test_the_true_rate_is_never_above_the_accounted_one(rate):
 def test_records_take_part_at_the_rate(rate):
     taking_part = sum(int(bernoulli_mask(KEY, step, 60_000, rate).sum()) for step in range(10))
     assert stats.binomtest(taking_part, 600_000, rate).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("rate", [0.0, 1e-3, 0.25, 1.0])
+def test_those_who_take_part_are_those_of_the_mask(monkeypatch, rate, compiled):
+    """Drawn at once or in several parts, which begin and end inside a tile of the stream or at its end."""
+    if not compiled:
+        monkeypatch.setattr(native, "load", lambda: (None, "not wanted"))
+    for at_once in (1 << 24, 256, 300):
+        monkeypatch.setattr(sampling, "_LISTED", at_once)
+        for n in (0, 1, 255, 256, 257, 1000, 2000):
+            found = taking_part(KEY, 5, n, rate)
+            assert found.dtype == np.int64
+            assert np.array_equal(found, np.flatnonzero(bernoulli_mask(KEY, 5, n, rate)))
 
 
 def test_steps_and_records_are_independent():

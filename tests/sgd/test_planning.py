@@ -1,8 +1,14 @@
 """Where memory does not suffice to look at a whole batch, a part says where examples are, and the whole is checked."""
 
+import copy
+import gc
+
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit.sgd import BatchMixing, SelfCheckFailed, checks, clipped_grad, planning
 
@@ -106,6 +112,60 @@ def test_a_plan_that_is_wrong_for_the_whole_batch_is_found_in_it(scarce, monkeyp
     monkeypatch.setattr(planning, "adapted", wrong)
     with pytest.raises(SelfCheckFailed):
         clipped_grad(Columns(), columns_loss, torch.randint(11, (6, 5)))
+
+
+class OtherPath(nn.Module):
+    """Takes another path through its operations where there are many examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(self.first(x).tanh() if len(x) > 4 else x)
+
+
+def test_a_part_that_takes_another_path_than_the_whole_says_nothing_about_it(scarce):
+    scarce(4)
+    with pytest.raises(torch.OutOfMemoryError, match="unlike"):
+        clipped_grad(OtherPath(), nn.CrossEntropyLoss(reduction="none"), (torch.randn(8, 4), torch.zeros(8).long()))
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that tensors made inside hold at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.live, self.most = {}, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves(found):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.live = {place: (ref, size) for place, (ref, size) in self.live.items() if not ref.expired()}
+        self.most = max(self.most, sum(size for _, size in self.live.values()))
+        return found
+
+
+@pytest.mark.parametrize("between", [[nn.Tanh()], [nn.SiLU(), nn.Softplus(), nn.SiLU()]])
+def test_a_first_step_short_of_memory_needs_little_more_than_a_later_one(scarce, between):
+    """One pass at a time, without the outputs of its operations, whose graph goes when the gradients come."""
+
+    def peak(model):
+        gc.collect()
+        with Peak() as seen:
+            clipped_grad(model, nn.CrossEntropyLoss(reduction="none"), batch)
+        return seen.most
+
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(16, 16), *between)]
+    batch = (torch.randn(256, 16), torch.randint(16, (256,)))
+    model, twin = nn.Sequential(*layers), nn.Sequential(*copy.deepcopy(layers))
+    first, later = peak(model), peak(model)
+    scarce(32)
+    assert peak(twin) < 1.25 * later < first
 
 
 def test_a_batch_that_does_not_fit_even_in_parts_says_so(scarce):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tacit.sgd import AdaptiveClipping
+from tacit.sgd import training as training_module
 from tests.training.common import data, finish, network, run, same, weights
 
 pytestmark = [
@@ -27,6 +28,31 @@ def test_a_compiled_run_on_a_gpu_equals_the_run_on_the_cpu():
     here = finish(run(network(dtype=torch.float32), source, **settings))
     there = finish(run(network(dtype=torch.float32).cuda(), source, compile=True, **settings))
     assert same(here, {n: w.cpu() for n, w in there.items()}, 1e-5)
+
+
+@pytest.mark.parametrize("few", [0, 1 << 15])
+def test_a_run_whose_data_are_on_the_gpu_equals_the_run_on_the_cpu(monkeypatch, few):
+    """Batches are drawn in another thread, or where they are needed."""
+    monkeypatch.setattr(training_module, "FEW", few)
+    source = data(dtype=torch.float32)
+    here = finish(run(network(dtype=torch.float32), source, steps=12, physical_batch=48))
+    moved = tuple(t.cuda() for t in source)
+    there = finish(run(network(dtype=torch.float32).cuda(), moved, compile=True, steps=12, physical_batch=48))
+    assert same(here, {n: w.cpu() for n, w in there.items()}, 1e-5)
+
+
+def test_what_is_told_of_a_compiled_step_is_told_of_the_last_one():
+    """Norms and losses lie where the next step writes; they are read before."""
+    source, models = data(dtype=torch.float32), [network(dtype=torch.float32) for _ in range(2)]
+    runs = [run(models[0], source, steps=8, physical_batch=48)]
+    runs.append(run(models[1].cuda(), source, steps=8, physical_batch=48, compile=True))
+    for one, other in zip(*runs, strict=True):
+        runs[0].step(one)
+        runs[1].step(other)
+        here, there = (r.diagnostics().reveal() for r in runs)
+        assert here["records"] == there["records"]
+        assert there["loss"] == pytest.approx(here["loss"], rel=1e-3)
+        assert there["median_norm"] == pytest.approx(here["median_norm"], rel=1e-3)
 
 
 def test_a_run_on_a_gpu_resumes_with_its_dropout(tmp_path):

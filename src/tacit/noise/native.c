@@ -171,18 +171,15 @@ void tacit_words64(const uint32_t key[8], uint64_t offset, uint64_t count, uint6
 
 /* The numbers of the elements offset .. offset + count - 1 whose 64-bit word is below the threshold; returns how many. */
 uint64_t tacit_below(const uint32_t key[8], uint64_t offset, uint64_t count, uint64_t threshold, int64_t *out) {
-    uint32_t words[TILE];
-    uint64_t index = offset, end = offset + count, found = 0;
-    while (index < end) {
-        uint64_t skip = index % (TILE / 2), left = end - index;
-        uint64_t piece = TILE / 2 - skip < left ? TILE / 2 - skip : left;
-        chacha_tile(key, 0, index / (TILE / 2) * LANES, words);
+    uint64_t words[TILE / 2], found = 0;
+    for (uint64_t index = offset, end = offset + count, piece; index < end; index += piece) {
+        piece = TILE / 2 - index % (TILE / 2); /* to the end of a tile, which is computed whole */
+        if (piece > end - index) piece = end - index;
+        tacit_words64(key, index, piece, words);
         for (uint64_t i = 0; i < piece; i++) {
-            uint64_t word = words[skip + i] | (uint64_t)words[TILE / 2 + skip + i] << 32;
             out[found] = (int64_t)(index + i); /* stays only where the next line counts it: no branch to foresee */
-            found += word < threshold;
+            found += words[i] < threshold;
         }
-        index += piece;
     }
     return found;
 }

@@ -18,6 +18,8 @@ from tacit.noise.keys import Key
 
 #: Records whose words are drawn at a time.
 _AT_ONCE = 1 << 18
+#: Records that are listed in one call. It asks for memory for all of them, and touches what those who take part need.
+_LISTED = 1 << 24
 
 
 def uniform(key: Key, step: int, n: int, *, offset: int = 0) -> npt.NDArray[np.uint64]:
@@ -81,11 +83,8 @@ def taking_part(key: Key, step: int, n: int, rate: float) -> npt.NDArray[np.int6
     if library is None or threshold == 2**64:
         return np.flatnonzero(bernoulli_mask(key, step, n, rate)).astype(np.int64)
     words = key.stream("uniform", step, 0)
-    if n <= _AT_ONCE:
-        return library.below(words, 0, n, threshold)
-    # Copies of what was found, so that eight bytes are not kept for everyone.
-    starts = range(0, n, _AT_ONCE)
-    return np.concatenate([library.below(words, s, min(_AT_ONCE, n - s), threshold).copy() for s in starts])
+    parts = [library.below(words, s, min(_LISTED, n - s), threshold) for s in range(0, n, _LISTED)]
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def _check_range(n: int, offset: int) -> None:
