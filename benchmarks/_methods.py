@@ -121,6 +121,7 @@ def opacus_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor
     from opacus.grad_sample import GradSampleModule
 
     model, optimizer = make(work, device)
+    model.spread = True  # type: ignore[assignment]
     wrapped = GradSampleModule(model, loss_reduction="sum")
     chosen = [p for p in model.parameters() if p.requires_grad]
     per_record = loss_of(work, device)
@@ -146,6 +147,7 @@ def ghost_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor]
     from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
 
     model, optimizer = make(work, device)
+    model.spread = True  # type: ignore[assignment]
     wrapped = GradSampleModuleFastGradientClipping(
         model, loss_reduction="sum", max_grad_norm=CLIP_NORM, use_ghost_clipping=True
     )

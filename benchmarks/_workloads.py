@@ -46,25 +46,39 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
+class Front(nn.Module):
+    """A class token before the others, and positions: in one module, or Opacus would take the whole ViT by vmap."""
+
+    def __init__(self, d: int, length: int) -> None:
+        super().__init__()
+        self.cls, self.pos = nn.Parameter(torch.zeros(1, 1, d)), nn.Parameter(0.02 * torch.randn(1, length + 1, d))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.cls.expand(len(x), -1, -1), x], 1) + self.pos
+
+
 class ViT(nn.Module):
     """ViT-B/16 by default."""
 
     def __init__(self, d: int = 768, depth: int = 12, heads: int = 12, size: int = 224, patch: int = 16) -> None:
         super().__init__()
         self.patch = nn.Conv2d(3, d, patch, patch)
-        self.cls = nn.Parameter(torch.zeros(1, 1, d))
-        self.pos = nn.Parameter(0.02 * torch.randn(1, (size // patch) ** 2 + 1, d))
+        self.front = Front(d, (size // patch) ** 2)
         self.blocks = nn.Sequential(*(Block(d, heads, False) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, 1000)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.patch(x).flatten(2).transpose(1, 2)
-        h = torch.cat([self.cls.expand(len(h), -1, -1), h], 1) + self.pos
+        h = self.front(self.patch(x).flatten(2).transpose(1, 2))
         return self.head(self.norm(self.blocks(h))[:, 0])
 
 
 class GPT(nn.Module):
-    """GPT-2 with 124M parameters by default, and a head of its own."""
+    """GPT-2 with 124M parameters by default, and a head of its own.
+
+    Positions are looked up once for the whole batch; once for each example where ``spread``, as Opacus needs it.
+    """
+
+    spread = False
 
     def __init__(
         self, d: int = 768, depth: int = 12, heads: int = 12, vocab: int = 50257, length: int = 1024, lora: int = 0
@@ -81,6 +95,8 @@ class GPT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         positions = torch.arange(x.shape[1], device=x.device)
+        if self.spread:
+            positions = positions.repeat(len(x), 1)
         return self.head(self.norm(self.blocks(self.tok(x) + self.pos(positions))))
 
 

@@ -145,6 +145,7 @@ def test_half_precision_in_units_of_each_example_keeps_eleven_digits_whatever_th
     ("batch", "tokens", "p", "q"),
     [(3, 5, 40, 30), (3, 200, 130, 72), (2, 300, 96, 264), (2, 1100, 768, 512), (3, 64, 64, 64), (32, 256, 768, 768),
      (7, 197, 136, 1032), (1, 2048, 256, 512), (300, 33, 128, 264),
+     (70_000, 5, 40, 30), (70_000, 32, 64, 64),  # more examples than a grid has rows
      (4, 64, 6784, 640)],  # one tile more than programs (132 processors): its few parts are dealt to many
 )  # fmt: skip
 def test_every_way_on_a_gpu_is_exact_and_the_same_every_time(batch, tokens, p, q):
@@ -156,7 +157,28 @@ def test_every_way_on_a_gpu_is_exact_and_the_same_every_time(batch, tokens, p, q
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("shape", [(3, 5, 40), (32, 256, 3072), (64, 197, 768), (4, 2048, 2304), (1, 4001, 17)])
+def test_an_example_of_more_than_two_billion_numbers_is_read_to_its_end():
+    """Logits of 46,400 tokens: places in them do not fit into 32 bits."""
+    if torch.cuda.mem_get_info()[0] < 90 << 30:
+        pytest.skip("needs 90 GiB")
+    torch.manual_seed(0)
+    tokens = 46_400
+    left, right = (torch.randn(1, tokens, n, device="cuda", dtype=torch.bfloat16) for n in (64, tokens))
+    right[:, tokens // 2 :] *= 4  # what is read at a wrong place is seen
+    agree(left, right, torch.ones(1, device="cuda"))
+    wanted = kernels.factor_norms(left, right)
+    for name, tile in kernels.gram_tiles(left, right).items():
+        assert torch.allclose(kernels._gram(left, right, **tile), wanted, rtol=1e-3), name
+    narrow = right[:, :, :32].contiguous()
+    found = kernels._gram_by_products(left, narrow, 1)  # a Gram matrix of so many numbers
+    assert torch.allclose(found, kernels.factor_norms(left, narrow), rtol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    "shape", [(3, 5, 40), (32, 256, 3072), (64, 197, 768), (4, 2048, 2304), (1, 4001, 17), (70_000, 3, 8)]
+)
 def test_tokens_are_added_up_in_float32_and_in_the_same_order_every_time(shape):
     torch.manual_seed(0)
     values = torch.randn(*shape, device="cuda").to(torch.bfloat16)
@@ -216,6 +238,20 @@ def test_the_convolution_kernels_themselves_on_a_gpu(
         assert (found - own).norm() <= tolerance * own.norm()
     wanted = torch.tensordot(scale.double(), product, 1)
     assert (convolutions.conv_sum(grad, x, scale, *settings).double() - wanted).norm() <= tolerance * wanted.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("dtype", "exact"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_the_convolution_kernels_take_more_examples_than_a_grid_has_rows(dtype, exact):
+    torch.manual_seed(0)
+    x, grad = (torch.randn(5, 3, 9, 9, device="cuda").to(dtype) for _ in range(2))
+    settings = ([3, 3], [1, 1], [1, 1], [1, 1], exact)
+    many = [t.repeat(14_000, 1, 1, 1) for t in (grad, x)]
+    for what in (convolutions.conv_norms, convolutions.conv_products):
+        few = what(grad, x, None, *settings)
+        found = what(*many, None, *settings).view(14_000, *few.shape)
+        assert torch.equal(found, few.expand_as(found))
 
 
 def test_a_product_that_is_kept_is_made_of_whole_lines_of_memory(monkeypatch):

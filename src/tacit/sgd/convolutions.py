@@ -30,9 +30,10 @@ def _conv_kernel(  # type: ignore[no-untyped-def]
     Columns are numbered tap by tap, channels innermost. NORM: the squared norm of the tile for one example, else the
     weighted sum over the examples of one part.
     """
-    tile = tl.program_id(0)
-    part = tl.program_id(1)
     across = tl.cdiv(q, BQ)
+    tiles = tl.cdiv(p, BP) * across
+    tile = tl.program_id(0) % tiles
+    part = tl.program_id(0) // tiles
     rows = tile // across * BP + tl.arange(0, BP)
     columns = tile % across * BQ + tl.arange(0, BQ)
     tap = columns // C
@@ -67,7 +68,7 @@ def _conv_kernel(  # type: ignore[no-untyped-def]
                 own = tl.dot(tl.trans(g), y, own, input_precision=PRECISION)
             total += factor * own
     if NORM:
-        tl.store(out + part * tl.num_programs(0) + tile, tl.sum(total * total))
+        tl.store(out + tl.program_id(0).to(tl.int64), tl.sum(total * total))
     else:
         spot = out + part.to(tl.int64) * p * q + rows[:, None] * q + columns[None, :]
         tl.store(spot, total, mask=(rows[:, None] < p) & (columns[None, :] < q))
@@ -110,7 +111,7 @@ def _conv(
     ]
     padded = any(padding) or any(r >= n for r, n in zip(reach, x.shape[2:], strict=True))
     launch(
-        _conv_kernel, (tiles, parts), grad, x, factors, out, batch, tokens, p, q, width, per_part, *x.shape[2:],
+        _conv_kernel, (tiles * parts,), grad, x, factors, out, batch, tokens, p, q, width, per_part, *x.shape[2:],
         grad.stride(0), grad.stride(3), grad.stride(1), *x.stride(), *stride, kernel[1], *padding, *dilation,
         C=channels, NORM=what == "norms", SCALED=scale is not None, PADDED=padded, BP=bp, BQ=bq, BK=depth,
         PRECISION="ieee" if exact else "tf32", num_warps=warps, num_stages=3,
@@ -120,6 +121,12 @@ def _conv(
     if what == "products":
         return out.view(batch, p, kernel[0], kernel[1], channels)
     return out.sum(0).view(p, kernel[0], kernel[1], channels).permute(0, 3, 1, 2).contiguous()
+
+
+def _reads(*tensors: Tensor) -> bool:
+    """Whether the kernel can: on a GPU, no example longer than 32 bits count."""
+    spans = [sum((n - 1) * step for n, step in zip(t.shape[1:], t.stride()[1:], strict=True)) for t in tensors]
+    return tensors[0].is_cuda and max(spans) < 2**31
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -162,7 +169,7 @@ def conv_norms(
 
     ``padding`` is that above and on the left; zeros are read wherever a patch ends outside ``x``.
     """
-    if not grad.is_cuda:
+    if not _reads(grad, x):
         return _unfolded(grad, x, unit, kernel, stride, padding, dilation).square().sum((1, 2, 3, 4))
     return _conv(_rows(grad), x, unit, kernel, stride, padding, dilation, exact, "norms")
 
@@ -184,7 +191,7 @@ def conv_sum(
     exact: bool,
 ) -> Tensor:
     """The sum of each example's weight gradient of a 2-d convolution times its factor, in float32."""
-    if not grad.is_cuda:
+    if not _reads(grad, x):
         return torch.tensordot(scale.float(), _unfolded(grad, x, None, kernel, stride, padding, dilation), 1)
     return _conv(_rows(grad), x, scale, kernel, stride, padding, dilation, exact, "sum")
 
@@ -209,7 +216,7 @@ def conv_products(
 
     Channels are innermost: (B, rows, *kernel, channels).
     """
-    if not grad.is_cuda:
+    if not _reads(grad, x):
         return _unfolded(grad, x, unit, kernel, stride, padding, dilation).movedim(2, -1).contiguous()
     return _conv(_rows(grad), x, unit, kernel, stride, padding, dilation, exact, "products")
 

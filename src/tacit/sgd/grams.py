@@ -40,14 +40,15 @@ def _gram_tile(  # type: ignore[no-untyped-def]
         columns = column + tl.arange(0, BT)
         inner = tl.arange(0, BK)
         start = base + example.to(tl.int64) * stride_b
-        a = start + rows[:, None] * stride_t + inner[None, :] * stride_c
+        spot = tl.arange(0, BT)[:, None] * stride_t + inner[None, :] * stride_c
+        a = start + row.to(tl.int64) * stride_t + spot
         if same:
             for k in range(0, width, BK):
                 x = tl.load(a, mask=(rows[:, None] < T) & (inner[None, :] < width - k), other=0.0)
                 found = tl.dot(x, tl.trans(x), found, input_precision=PRECISION)
                 a += BK * stride_c
         else:
-            b = start + columns[:, None] * stride_t + inner[None, :] * stride_c
+            b = start + column.to(tl.int64) * stride_t + spot
             for k in range(0, width, BK):
                 x = tl.load(a, mask=(rows[:, None] < T) & (inner[None, :] < width - k), other=0.0)
                 y = tl.load(b, mask=(columns[:, None] < T) & (inner[None, :] < width - k), other=0.0)
@@ -80,8 +81,9 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """One tile of the Gram matrices of one example, on or above the diagonal: of the left factor, and of those that
     it is multiplied with, COUNT of them."""
-    example = tl.program_id(1)
-    pair = tl.program_id(0)
+    pairs = tiles * (tiles + 1) // 2
+    example = tl.program_id(0) // pairs
+    pair = tl.program_id(0) % pairs
     # The pair (i, j), i <= j, with this number.
     i = 0
     rest = pair
@@ -92,8 +94,8 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
     column = (i + rest) * BT
     same = rest == 0
     first = _gram_tile(left, example, row, column, T, p, left_b, left_t, left_p, same, FETCH, BT, BK, PRECISION)
-    place = out + (example.to(tl.int64) * tl.num_programs(0) + pair) * 3
-    further = tl.num_programs(0).to(tl.int64) * tl.num_programs(1) * 3
+    place = out + tl.program_id(0).to(tl.int64) * 3
+    further = tl.num_programs(0).to(tl.int64) * 3
     second = _gram_tile(one, example, row, column, T, q1, one_b, one_t, one_q, same, FETCH, BT, BK, PRECISION)
     _gram_note(place, first, second, rest > 0, BT)
     if COUNT > 1:
@@ -155,7 +157,7 @@ def grams(
         filled = [*some, *[some[0]] * (TOGETHER - len(some))]
         factors = [described(t, (1, side, depth)) if fetch else t for t in (left, *filled)]
         launch(
-            _gram_kernel, (out.shape[2], batch), *factors, out[k:], tokens, p, *(t.shape[2] for t in filled),
+            _gram_kernel, (out.shape[2] * batch,), *factors, out[k:], tokens, p, *(t.shape[2] for t in filled),
             *left.stride(), *(n for t in filled for n in t.stride()), -(-tokens // side), COUNT=len(some), FETCH=fetch,
             BT=side, BK=depth, PRECISION="tf32", num_warps=warps, num_stages=stages,
         )  # fmt: skip

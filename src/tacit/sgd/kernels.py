@@ -38,14 +38,15 @@ def _product_kernel(  # type: ignore[no-untyped-def]
     BP: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The squared norm of one tile of one example's product."""
-    example = tl.program_id(1).to(tl.int64)
-    tile = tl.program_id(0)
     across = tl.cdiv(q, BQ)
+    tiles = tl.cdiv(p, BP) * across
+    example = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
     rows = tile // across * BP + tl.arange(0, BP)
     columns = tile % across * BQ + tl.arange(0, BQ)
     inner = tl.arange(0, BK)
-    a = left + example * left_b + rows[:, None] * left_p + inner[None, :] * left_t
-    b = right + example * right_b + columns[None, :] * right_q + inner[:, None] * right_t
+    a = left + example * left_b + rows[:, None].to(tl.int64) * left_p + inner[None, :] * left_t
+    b = right + example * right_b + columns[None, :].to(tl.int64) * right_q + inner[:, None] * right_t
     total = tl.zeros((BP, BQ), tl.float32)
     for k in range(0, T, BK):
         inside = inner < T - k
@@ -54,7 +55,7 @@ def _product_kernel(  # type: ignore[no-untyped-def]
         total = tl.dot(x, y, total, input_precision=PRECISION)
         a += BK * left_t
         b += BK * right_t
-    tl.store(out + example * tl.num_programs(0) + tile, tl.sum(total * total))
+    tl.store(out + example * tiles + tile, tl.sum(total * total))
 
 
 @jit
@@ -65,8 +66,10 @@ def _pair_kernel(  # type: ignore[no-untyped-def]
 
     The matrices (rows, columns) begin on the diagonal; what lies right of the square on it counts twice.
     """
-    example = tl.program_id(1).to(tl.int64)
-    own = tl.program_id(0) * BR + tl.arange(0, BR)
+    parts = tl.cdiv(rows, BR)
+    example = (tl.program_id(0) // parts).to(tl.int64)
+    part = tl.program_id(0) % parts
+    own = part * BR + tl.arange(0, BR)
     begin = example * rows * columns
     total = tl.zeros((BR, BC), tl.float32)
     first = tl.zeros((BR, BC), tl.float32)
@@ -74,14 +77,14 @@ def _pair_kernel(  # type: ignore[no-untyped-def]
     for k in range(0, columns, BC):
         across = k + tl.arange(0, BC)
         inside = (own[:, None] < rows) & (across[None, :] < columns)
-        spot = begin + own[:, None] * columns + across[None, :]
+        spot = begin + own[:, None].to(tl.int64) * columns + across[None, :]
         a = tl.load(one + spot, mask=inside, other=0.0)
         b = tl.load(two + spot, mask=inside, other=0.0)
         total += a * b * tl.where(across[None, :] < rows, 1.0, 2.0)
         corner = own[:, None] == across[None, :]
         first += tl.where(corner, a, 0.0)
         second += tl.where(corner, b, 0.0)
-    spot = out + (example * places + place + tl.program_id(0)) * 3
+    spot = out + (example * places + place + part) * 3
     tl.store(spot, tl.sum(total))
     tl.store(spot + 1, tl.sum(first))
     tl.store(spot + 2, tl.sum(second))
@@ -95,15 +98,17 @@ def _token_kernel(  # type: ignore[no-untyped-def]
     values, out, T, p, values_b, values_t, rows, BT: tl.constexpr, BC: tl.constexpr
 ):  # fmt: skip
     """The sum of some rows of one example, for some columns."""
-    columns = tl.program_id(0) * BC + tl.arange(0, BC)
-    part = tl.program_id(1)
-    example = tl.program_id(2).to(tl.int64)
+    across = tl.cdiv(p, BC)
+    parts = tl.cdiv(T, rows)
+    columns = tl.program_id(0) % across * BC + tl.arange(0, BC)
+    part = tl.program_id(0) // across % parts
+    example = (tl.program_id(0) // (across * parts)).to(tl.int64)
     total = tl.zeros((BT, BC), tl.float32)
     for k in range(0, rows, BT):
         own = part * rows + k + tl.arange(0, BT)
         spot = values + example * values_b + own[:, None].to(tl.int64) * values_t + columns[None, :]
         total += tl.load(spot, mask=(own[:, None] < T) & (columns[None, :] < p), other=0.0).to(tl.float32)
-    spot = out + (example * tl.num_programs(1) + part) * p + columns
+    spot = out + (example * parts + part) * p + columns
     tl.store(spot, tl.sum(total, 0), mask=columns < p)
 
 
@@ -256,7 +261,7 @@ def _gram_by_products(left: Tensor, right: Tensor, bands: int) -> Tensor:
             rows, columns = first.shape[1:]
             if _on_chip(first):
                 launch(
-                    _pair_kernel, (count, len(one)), first, second, out, rows, columns, place, sum(places),
+                    _pair_kernel, (count * len(one),), first, second, out, rows, columns, place, sum(places),
                     BR=16, BC=128, num_warps=4,
                 )  # fmt: skip
             else:
@@ -280,7 +285,7 @@ def _product(left: Tensor, right: Tensor, rows: int, columns: int, depth: int, w
     tiles = -(-p // rows) * -(-q // columns)
     out = torch.empty((batch, tiles), dtype=torch.float32, device=left.device)
     launch(
-        _product_kernel, (tiles, batch), left, right, out, tokens, p, q, *left.stride(), *right.stride(),
+        _product_kernel, (tiles * batch,), left, right, out, tokens, p, q, *left.stride(), *right.stride(),
         BP=rows, BQ=columns, BK=depth, PRECISION="tf32", num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return _with_sizes(out.sum(1), left, right)
@@ -469,9 +474,10 @@ def token_sums(values: Tensor) -> Tensor:
     # So many programs that they keep the memory busy.
     parts = max(1, min(-(-tokens // (4 * height)), -(-4 * processors(values.device) // (across * batch))))
     rows = -(-tokens // (parts * height)) * height
+    parts = -(-tokens // rows)
     out = torch.empty((batch, parts, p), dtype=torch.float32, device=values.device)
     launch(
-        _token_kernel, (across, parts, batch), values, out, tokens, p, values.stride(0), values.stride(1), rows,
+        _token_kernel, (across * parts * batch,), values, out, tokens, p, values.stride(0), values.stride(1), rows,
         BT=height, BC=width, num_warps=4,
     )  # fmt: skip
     return out.view(batch, p) if parts == 1 else out.sum(1)

@@ -65,8 +65,9 @@ def _sum_kernel(  # type: ignore[no-untyped-def]
                 y = right.load([example, t, column]).reshape(BK, BQ)
             else:
                 own = t + tl.arange(0, BK)
-                a = left + example.to(tl.int64) * left_b + own[:, None] * left_t + rows[None, :]
-                b = right + example.to(tl.int64) * right_b + own[:, None] * right_t + columns[None, :]
+                far = tl.arange(0, BK)[:, None]
+                a = left + example.to(tl.int64) * left_b + t.to(tl.int64) * left_t + far * left_t + rows[None, :]
+                b = right + example.to(tl.int64) * right_b + t.to(tl.int64) * right_t + far * right_t + columns[None, :]
                 x = tl.load(a, mask=(rows[None, :] < p) & (own[:, None] < T), other=0.0)
                 y = tl.load(b, mask=(columns[None, :] < q) & (own[:, None] < T), other=0.0)
             total_PQ = tl.dot(tl.trans(x), y, total_PQ)
