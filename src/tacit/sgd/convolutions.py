@@ -126,7 +126,7 @@ def _conv(
 def _reads(*tensors: Tensor) -> bool:
     """Whether the kernel can: on a GPU, no example longer than 32 bits count."""
     spans = [sum((n - 1) * step for n, step in zip(t.shape[1:], t.stride()[1:], strict=True)) for t in tensors]
-    return tensors[0].is_cuda and max(spans) < 2**31
+    return bool(tensors[0].is_cuda) and max(spans) < 2**31
 
 
 def _rows(tensor: Tensor) -> Tensor:

@@ -73,7 +73,8 @@ def _gram_note(place, first, second, twice, BT: tl.constexpr):  # type: ignore[n
         tl.store(place + 2, tl.sum(tl.where(corner, second, 0.0)))
 
 
-@jit(do_not_specialize=["tiles"])  # a single tile as a constant crashes the compiler of Triton 3.6
+# A single tile as a constant crashes the compiler of Triton 3.6.
+@jit(do_not_specialize=["tiles"])  # type: ignore[untyped-decorator, unused-ignore]
 def _gram_kernel(  # type: ignore[no-untyped-def]
     left, one, two, three, out, T, p, q1, q2, q3,
     left_b, left_t, left_p, one_b, one_t, one_q, two_b, two_t, two_q, three_b, three_t, three_q, tiles,
