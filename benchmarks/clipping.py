@@ -1,6 +1,6 @@
 """What does one clipped gradient cost next to a plain backward pass, and next to the peers?
 
-    python benchmarks/clipping.py [--models cnn gpt] [--methods tacit opacus] [--repeat 5] [--threads 1]
+    python -m benchmarks clipping [--models cnn gpt] [--methods tacit opacus] [--repeat 5] [--threads 1]
 
 Every pair of model and method runs in a process of its own: median time of a step (forward, backward, clipped sum)
 after two warm-up steps, and the peak of resident memory above what the process holds between steps (Linux only). A
@@ -26,23 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks._workloads import Block, cnn, mlp
+
 CLIP_NORM = 1.0
-
-
-class Attention(nn.Module):
-    def __init__(self, d: int, heads: int, causal: bool) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(d), nn.LayerNorm(d)
-        self.qkv, self.proj = nn.Linear(d, 3 * d), nn.Linear(d, d)
-        self.up, self.down = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
-        self.heads, self.causal = heads, causal
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, t, d = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        h = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).reshape(b, t, d)
-        x = x + self.proj(h)
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 class ViT(nn.Module):
@@ -50,7 +36,7 @@ class ViT(nn.Module):
         super().__init__()
         self.patch = nn.Conv2d(3, d, 4, 4)
         self.cls, self.pos = nn.Parameter(torch.zeros(1, 1, d)), nn.Parameter(0.02 * torch.randn(1, 65, d))
-        self.blocks, self.head = nn.Sequential(*(Attention(d, 4, False) for _ in range(depth))), nn.Linear(d, 10)
+        self.blocks, self.head = nn.Sequential(*(Block(d, 4, False) for _ in range(depth))), nn.Linear(d, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.patch(x).flatten(2).transpose(1, 2)
@@ -64,7 +50,7 @@ class GPT(nn.Module):
     def __init__(self, tied: bool, d: int = 128, depth: int = 4, vocab: int = 2000) -> None:
         super().__init__()
         self.tok, self.pos = nn.Embedding(vocab, d), nn.Embedding(64, d)
-        self.blocks, self.norm = nn.Sequential(*(Attention(d, 4, True) for _ in range(depth))), nn.LayerNorm(d)
+        self.blocks, self.norm = nn.Sequential(*(Block(d, 4, True) for _ in range(depth))), nn.LayerNorm(d)
         self.head = nn.Linear(d, vocab, bias=False)
         if tied:
             self.head.weight = self.tok.weight
@@ -96,13 +82,6 @@ class Tagger(nn.Module):
         return self.out(self.lstm(self.emb(x))[0]).transpose(1, 2)
 
 
-def _cnn() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(1, 16, 8, 2, 3), nn.ReLU(), nn.MaxPool2d(2, 1), nn.Conv2d(16, 32, 4, 2), nn.ReLU()),
-        *(nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, 10)),
-    )
-
-
 def _wrn() -> nn.Module:
     blocks = [Residual(16, 32, 1), Residual(32, 32, 1), Residual(32, 64, 2), Residual(64, 64, 1)]
     head = [nn.GroupNorm(16, 64), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
@@ -113,13 +92,9 @@ def _text() -> tuple[Tensor, Tensor]:
     return torch.randint(2000, (16, 64)), torch.randint(2000, (16, 64))
 
 
-def _mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2))
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, Tensor]]]] = {
-    "mlp, batch 2048": (_mlp, lambda: (torch.randn(2048, 64), torch.randint(2, (2048,)))),
-    "cnn, batch 512": (_cnn, lambda: (torch.randn(512, 1, 28, 28), torch.randint(10, (512,)))),
+    "mlp, batch 2048": (mlp, lambda: (torch.randn(2048, 64), torch.randint(2, (2048,)))),
+    "cnn, batch 512": (cnn, lambda: (torch.randn(512, 1, 28, 28), torch.randint(10, (512,)))),
     "wrn-gn, batch 64": (_wrn, lambda: (torch.randn(64, 3, 32, 32), torch.randint(10, (64,)))),
     "vit, batch 32": (ViT, lambda: (torch.randn(32, 3, 32, 32), torch.randint(10, (32,)))),
     "gpt tied, batch 16": (lambda: GPT(True), _text),
@@ -299,7 +274,7 @@ def run(model_name: str, method: str, repeat: int, threads: int) -> dict[str, An
         # Every tensor is given back to the system when it is freed: slower, but the peak then means something.
         (("mebibytes", "first"), 2, {"MALLOC_MMAP_THRESHOLD_": "65536"}),
     ):
-        command = [sys.executable, __file__, "--one", model_name, method]
+        command = [sys.executable, "-m", "benchmarks.clipping", "--one", model_name, method]
         command += ["--repeat", str(steps), "--threads", str(threads)]
         told = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | extra)
         if told.returncode:
