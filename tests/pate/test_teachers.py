@@ -76,6 +76,37 @@ def test_one_person_more_moves_at_most_one_vote_a_query(make_model):
         assert moved.max() <= 2
 
 
+def test_a_person_with_a_label_nobody_else_has_moves_no_vote_of_teachers_without_data():
+    (x, y), (public_x, _) = data(rows=30, classes=2), data(rows=50, seed=2)
+    tree = DecisionTreeClassifier()  # no classes=: the columns follow from the votes
+    before = Teachers(tree, (x, y), n=60, key=KEY).fit().vote(public_x)
+    after = Teachers(tree, (np.append(x, x[:1] + 9, axis=0), np.append(y, 9)), n=60, key=KEY).fit().vote(public_x)
+    first, second = np.zeros((2, 50, 10), int)
+    first[:, : before.classes], second[:, : after.classes] = before.counts, after.counts
+    assert after.classes == 10
+    assert np.abs(first - second).sum(axis=1).max() <= 2
+
+
+class DrawsByItsRows(torch.nn.Module):
+    """Its rows decide how many random numbers it draws, and vmap cannot run it."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(x if float(x.sum()) > 1e9 else torch.nn.functional.dropout(x, 0.3, self.training))
+
+
+def test_what_one_model_draws_changes_no_other_teacher():
+    (x, y), (public_x, _) = data(rows=60), data(rows=50, seed=2)
+    before = Teachers(DrawsByItsRows, (x, y), n=6, key=KEY).fit(steps=10)
+    far = np.full((1, 4), 1e12, np.float32)
+    after = Teachers(DrawsByItsRows, (np.append(x, far, axis=0), np.append(y, 0)), n=6, key=KEY).fit(steps=10)
+    assert (before._predict(public_x) != after._predict(public_x)).any(axis=1).sum() <= 1
+    assert np.abs(before.vote(public_x).counts - after.vote(public_x).counts).sum(axis=1).max() <= 2
+
+
 def test_records_without_identifiers_are_dealt_out_by_what_they_hold():
     x, y = data(rows=400)
     one = Teachers(centroids, (x, y), n=7, key=KEY)

@@ -82,11 +82,17 @@ class StackedTeachers:
                         warm = min(1.0, (step + 1) / max(1, steps // 20))
                         g["lr"] = learning_rate * warm * 0.5 * (1 + math.cos(math.pi * step / steps))
                     draw = torch.rand(len(group), batch_size, generator=generator, device=device)
+                    if stack.alone:
+                        # How many numbers a model draws may depend on its rows: each teacher begins anew.
+                        torch.manual_seed(_mixed(seed, number, step, len(group)))
                     chosen = rows.pick(draw).reshape(-1)
                     batch = x[chosen]
                     if augment is not None:
                         batch = augment(batch)
-                    logits = stack(batch.reshape(len(group), batch_size, *batch.shape[1:]))
+                    logits = stack(
+                        batch.reshape(len(group), batch_size, *batch.shape[1:]),
+                        seeds=[_mixed(seed, number, step, place) for place in range(len(group))],
+                    )
                     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y[chosen], reduction="none")
                     optimizer.zero_grad(set_to_none=True)
                     ((loss.reshape(len(group), batch_size) * rows.taught).sum() / batch_size).backward()
@@ -168,6 +174,11 @@ def _made(make: Callable[[], torch.nn.Module], seed: int, number: int) -> torch.
         return make()
 
 
+def _mixed(*numbers: int) -> int:
+    """A seed from several numbers."""
+    return int(np.random.SeedSequence([n % 2**32 for n in numbers]).generate_state(1, np.uint64)[0] >> 1)
+
+
 class _Rows:
     """The rows of some teachers in one table, to draw from with one gather."""
 
@@ -209,10 +220,16 @@ class _Stack:
         for model in self.models if self.alone else [self.base]:
             model.eval()
 
-    def __call__(self, x: Tensor, shared: bool = False) -> Tensor:
+    def __call__(self, x: Tensor, shared: bool = False, seeds: Sequence[int] | None = None) -> Tensor:
+        """Outputs of all models; ``seeds`` are for models that run one by one, in place of one stream for all."""
         if not self.alone:
             return self._together(x, shared)
-        return torch.stack([model(x if shared else x[i]) for i, model in enumerate(self.models)])
+        found = []
+        for i, model in enumerate(self.models):
+            if seeds is not None:
+                torch.manual_seed(seeds[i])
+            found.append(model(x if shared else x[i]))
+        return torch.stack(found)
 
     def _together(self, x: Tensor, shared: bool) -> Tensor:
         def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], rows: Tensor) -> Tensor:

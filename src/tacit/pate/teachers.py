@@ -242,13 +242,16 @@ class Teachers:
                 self.classes is not None,
             )
         said = self._predict(x)
-        classes = self.classes if self.classes is not None else int(said.max(initial=0)) + 1
         silent = self._silent()
         if silent:
-            # A pattern that depends on the teacher's number and the query's place alone.
+            # A pattern that depends on the teacher's number and the query's place alone. Where the classes are not
+            # known it is of the two that there always are: with the largest label that others give, one person who
+            # brings a new label would move the votes of all silent teachers.
             rng = np.random.default_rng([20_170_301, self.n, len(said[0])])
             pattern = rng.random((self.n, said.shape[1]))
-            said[silent] = np.minimum((pattern[silent] * classes).astype(np.int64), classes - 1)
+            known = self.classes if self.classes is not None else 2
+            said[silent] = np.minimum((pattern[silent] * known).astype(np.int64), known - 1)
+        classes = self.classes if self.classes is not None else int(said.max(initial=0)) + 1
         counts = np.zeros((said.shape[1], classes), np.int64)
         rows = np.arange(said.shape[1])
         for labels in said:
