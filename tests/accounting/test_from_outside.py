@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,3 +146,23 @@ def test_a_guarantee_that_protects_next_to_nothing_is_finite_all_the_same(
     found = acc.epsilon(mechanism, 1e-6)
     assert found.lower <= truth
     assert found.upper == pytest.approx(truth, rel=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.1, 1.0, 5.0])
+def test_bounded_range_costs_as_much_as_its_worst_two_outcomes(epsilon: float) -> None:
+    # the loss {t, t - ε} whose higher value has the Q-mass p; far below any δ the worst of them has a tiny p
+    p = np.exp(np.linspace(-45.0, -1e-9, 40_001))
+    loss = -np.log(p + (1 - p) * math.exp(-epsilon))
+    for delta in (1e-6, 1e-9, 1e-13):
+        claimed = acc.epsilon(acc.ExponentialMechanism(epsilon), delta).upper
+        attained = p * np.exp(loss) * np.maximum(-np.expm1(claimed - loss), 0.0)
+        assert attained.max() <= delta * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("terms", [{"adjacency": "replace-one"}, {"group": 2}])
+def test_next_to_no_laplace_noise_on_a_sample_has_a_price(terms: dict[str, Any]) -> None:
+    step = acc.PoissonSampled(acc.Laplace(0.001), 0.1)
+    assert acc.epsilon(step, 1e-5, **terms).upper == pytest.approx(2 * (1000 + math.log(0.1)), rel=1e-4)
+    none = acc.PoissonSampled(acc.Laplace(0.0), 0.1)
+    assert acc.renyi(none, [2.0], **terms).tolist() == [math.inf]
+    assert math.isinf(acc.compare(none, 1e-5, **terms)["rdp"].epsilon)

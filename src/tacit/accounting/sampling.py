@@ -119,9 +119,12 @@ class PoissonSampled(Mechanism):
         return SampledLaplaceLoss(1 / inner.scale, self.rate, mixture_is_p=direction == "remove")
 
     def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
-        if isinstance(self.mechanism, Laplace) and (adjacency == "replace-one" or group > 1):
+        inner = self.mechanism
+        if not isinstance(inner, Laplace) or inner.scale == 0 or self.rate == 0:
+            return None
+        if adjacency == "replace-one" or group > 1:
             # Amplified pure DP: the lemma for one record, then the chain of neighbours.
-            epsilon = math.log1p(self.rate * math.expm1(min(1 / self.mechanism.scale, 700.0)))
+            epsilon, _ = _amplified(PureDP(1 / inner.scale), self.rate)
             steps = group * (2 if adjacency == "replace-one" else 1)
             return renyi_of_pure(epsilon * steps, orders)
         return None
