@@ -112,6 +112,30 @@ def test_a_table_is_taught_by_person_and_charged(tmp_path):
     assert not (tmp_path / "runs" / "clinic-2").exists()
 
 
+def test_labels_that_were_paid_for_are_kept_where_the_sanitised_price_is_refused(votes, tmp_path):
+    ledger = Ledger(tmp_path / "my.db")
+    ledger.register("them", unit="person", epsilon=1.0, delta=1e-4, charges=1)
+    plan = [votes, "--queries", 20, "--vote-noise", 40, "--ledger", tmp_path / "my.db", "--dataset", "them"]
+    told = run(*plan, "--sanitise", "--name", "mine", "--runs", tmp_path / "runs")
+    assert told.exit_code == 3, told.output
+    assert "the labels are released, but no sanitised ε" in told.output
+    assert len((tmp_path / "runs" / "mine" / "labels.csv").read_text().splitlines()) == 21
+    assert (tmp_path / "runs" / "mine" / "privacy.json").exists()
+    assert len(ledger.history("them")) == 1
+
+
+def test_a_run_that_released_nothing_leaves_its_name_free_and_private_rows_are_no_public_ones(votes, tmp_path):
+    for queries, code in ((500, 1), (20, 0)):
+        told = run(votes, "--queries", queries, "--vote-noise", 40, "--name", "mine", "--runs", tmp_path / "runs")
+        assert told.exit_code == code, told.output
+    (tmp_path / "clinic.toml").write_text(SCHEMA)
+    (tmp_path / "clinic.csv").write_text("id,a,b,sick\n1,0.5,0.5,no\n2,0.1,0.7,yes\n")
+    same = ["--public", tmp_path / "clinic.csv", "--schema", tmp_path / "clinic.toml"]
+    told = run(tmp_path / "clinic.csv", *same, "--vote-noise", 4, "--queries", 1, "--runs", tmp_path / "runs")
+    assert told.exit_code == 1
+    assert "the private table itself" in told.output
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

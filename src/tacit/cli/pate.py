@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacit.cli.common import EXIT_USAGE, fail
+from tacit.cli.common import EXIT_ERROR, EXIT_USAGE, fail
 
 if TYPE_CHECKING:
     from tacit.cluster import Ray
@@ -84,6 +84,7 @@ def pate(
     from tacit.ledger import BudgetExceeded, LedgerError
     from tacit.schema import SchemaError
 
+    folder, unsanitised = None, None
     aggregator_of = _aggregator(threshold, check_noise, vote_noise)
     if (queries is None) == (epsilon is None):
         fail("give --queries (fixed in advance) or --epsilon (a filter), one of the two", EXIT_USAGE)
@@ -112,11 +113,13 @@ def pate(
         folder = new_folder(runs, name, source)  # before anything is charged: a name that is taken costs nothing
         found = aggregator_of(votes.classes).answer(votes, **asked)
         if sanitise:
-            found.privacy.sanitise()
+            try:
+                found.privacy.sanitise()
+            except (LedgerError, ValueError) as error:  # the labels are drawn and paid for: they are not thrown away
+                unsanitised = error
         told = _publish(found, votes, source, folder, model)
     except BudgetExceeded as error:
-        (folder / "private").rmdir()
-        folder.rmdir()
+        _remove_empty(folder)
         fail(str(error), EXIT_BUDGET)
     except (
         AccountingError,
@@ -129,11 +132,24 @@ def pate(
         ValueError,
         OSError,
     ) as error:
+        _remove_empty(folder)
         fail(str(error))
     if as_json:
         typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
     else:
         _show(told)
+    if unsanitised is not None:
+        fail(
+            f"the labels are released, but no sanitised ε: {unsanitised}",
+            EXIT_BUDGET if isinstance(unsanitised, BudgetExceeded) else EXIT_ERROR,
+        )
+
+
+def _remove_empty(folder: Path | None) -> None:
+    """Take back the folder of a run that released nothing, so that its name is free again."""
+    if folder is not None and not any(path.is_file() for path in folder.rglob("*")):
+        (folder / "private").rmdir()
+        folder.rmdir()
 
 
 def _aggregator(threshold: float | None, check_noise: float | None, vote_noise: float) -> Any:
@@ -173,8 +189,14 @@ def _teach(
     if public is None:
         raise DataError("--public: name the rows to be labelled, a table or a split of the known data set")
     known = source in datasets.CATALOG and not Path(source).exists()
+    if Path(public).exists() and Path(source).exists() and Path(public).samefile(source):
+        raise DataError(f"--public: {public} is the private table itself; its rows would enter the student uncovered")
     if known:
         data = datasets.load(source, data_dir)
+        if public not in data.splits and not Path(public).exists():
+            raise DataError(f"--public: {public} is neither a file nor a split of {source} ({', '.join(data.splits)})")
+        if public in data.splits and data[public] is data.train:
+            raise DataError(f"--public: the teachers learn from the split {public!r} of {source}; name another one")
         schema = data.schema
         encoded, _ = data.encode()
     else:
