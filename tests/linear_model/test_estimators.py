@@ -95,6 +95,33 @@ def test_without_an_intercept_and_with_a_private_number_of_rows():
         assert private.intercept_ == 0.0
 
 
+@pytest.mark.parametrize("method", ["gradient-descent", "adassp", "sufficient-statistics", "functional"])
+def test_without_an_intercept_the_line_goes_through_the_origin_wherever_the_bounds_lie(method, tmp_path):
+    generator = np.random.default_rng(1)
+    table = pl.DataFrame({"a": generator.uniform(20, 80, 20_000), "b": generator.uniform(-5, 40, 20_000)})
+    table = table.with_columns(y=3 * table["a"] + 2 * table["b"] + 70 * generator.normal(size=20_000))
+    plain = Plain(fit_intercept=False).fit(table.drop("y"), table["y"])
+    schema = Schema((Numeric("a", 20, 80), Numeric("b", -5, 40), Numeric("y", -200, 700, target=True)), Unit("person"))
+    table.write_parquet(tmp_path / "table.parquet")
+    settings = {"delta": 0 if method == "functional" else 1e-6, "method": method, "fit_intercept": False}
+    pairs = {"bounds": {"a": (20, 80), "b": (-5, 40)}, "target_bounds": (-200, 700)}
+    fits = [
+        LinearRegression(100.0, **pairs, **settings).fit(table, "y"),
+        LinearRegression(100.0, bounds=schema, **settings).fit(table),
+        LinearRegression(100.0, bounds=schema, **settings).fit(tmp_path / "table.parquet"),
+        LinearRegression(100.0, **pairs, **settings).fit(tmp_path / "table.parquet", "y"),
+    ]
+    for private in fits:
+        assert private.coef_ == pytest.approx(plain.coef_, abs=0.1)
+        assert private.intercept_ == 0.0
+        assert private.predict(table.drop("y")[:50]) == pytest.approx(plain.predict(table.drop("y")[:50]), abs=6)
+        assert private.confidence_interval(intercept=True)[0].tolist() == [0.0, 0.0]
+        outside = pl.DataFrame({"a": [500.0, 80.0], "b": [-90.0, -5.0]})
+        assert np.ptp(private.predict(outside)) == pytest.approx(0, abs=1e-2)  # rows beyond the bounds are clipped
+    classes = LogisticRegression(100.0, bounds=(0, 10), fit_intercept=False).fit(*labels(2000))
+    assert classes.intercept_.tolist() == [0.0]
+
+
 def test_ridge_is_scikit_learns_ridge():
     x, y = numbers(20_000)
     for alpha in (1e4, 1e6):
@@ -197,7 +224,7 @@ def test_a_schema_with_classes_is_all_that_a_classifier_needs():
     assert private.score(table, table["smokes"]) > 0.9
 
 
-def test_owners_of_rows_come_from_the_schema():
+def test_owners_of_rows_come_from_the_schema(tmp_path):
     schema = Schema(SCHEMA.columns, Unit("patient", column="id"))
     table = patients(900) | {"id": np.arange(900) // 3}
     with pytest.raises(ValueError, match="max_rows="):
@@ -205,6 +232,13 @@ def test_owners_of_rows_come_from_the_schema():
     private = LinearRegression(5.0, bounds=schema, max_rows=2).fit(table)
     assert private.privacy_.rows_per_unit == 2
     assert "at most 2 rows a patient" in repr(private.privacy_)
+    new = {"age": [30, 40], "ward": ["north", "south"], "smokes": [True, False]}
+    assert private.predict(new).shape == (2,)  # new rows need no owner
+    with pytest.raises(SchemaError, match="'id'"):
+        LinearRegression(5.0, bounds=schema, max_rows=2).fit(patients(90))
+    pl.DataFrame(table).write_parquet(tmp_path / "visits.parquet")
+    with pytest.raises(ValueError, match=r"'id'.*data frame"):
+        LinearRegression(5.0, bounds=schema).fit(tmp_path / "visits.parquet")
 
 
 def test_bounds_may_be_given_in_every_usual_way():

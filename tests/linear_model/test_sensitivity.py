@@ -11,6 +11,8 @@ import itertools
 import math
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -228,7 +230,13 @@ def test_who_is_kept_depends_on_that_persons_rows_alone():
     assert kept.tolist() == [0, 1, 2, 3, 5]
     without_b = np.flatnonzero(owners != "b")
     assert without_b[first_rows(owners[without_b], 4, 2)].tolist() == [0, 2, 3]
-    assert first_rows([1, "1", 1, 1], 4, 1).tolist() == [0, 1]  # a number and a text are two people
+    # A number has one owner however it is typed; a number and a text may be one person or two, and are refused.
+    assert first_rows([17, 17.0, np.int64(17), np.float32(17), 18], 5, 2).tolist() == [0, 1, 4]
+    with pytest.raises(ValueError, match=r"numbers and text.*Convert"):
+        first_rows([17, "17"], 2, 1)
+    for ids in ([1, None], pd.Series([1, pd.NA], dtype="Int64"), pl.Series([1, None])):
+        with pytest.raises(ValueError, match="missing ids"):
+            first_rows(ids, 2, 1)
 
 
 def test_one_hot_columns_of_a_schema_are_blocks():

@@ -21,7 +21,7 @@ from tacit import accounting as acc
 from tacit.cluster import Ray, backend_of
 from tacit.ledger import Charge
 from tacit.linear_model import guarantee, spread, stream
-from tacit.linear_model.bounds import WHY, Features, as_table, features_of, scale, target_of
+from tacit.linear_model.bounds import WHY, Features, as_table, features_of, from_origin, scale, target_of
 from tacit.linear_model.guarantee import Guarantee
 from tacit.linear_model.rows import Rows, make_rows
 from tacit.linear_model.sensitivity import Shape
@@ -143,7 +143,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _from_schema(self, X: Any, y: Any, groups: Any) -> tuple[Floats, Any, Features, Any]:
         schema: Schema = self.bounds
-        features = features_of(schema, 0, None, self.fill)
+        features = features_of(schema, 0, None, self.fill, self.fit_intercept)
         table = as_table(X, schema)
         self._remember_columns(schema)
         x = features.encode(table)
@@ -182,7 +182,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             multi_output=False,
         )
         names = tuple(self.feature_names_in_) if hasattr(self, "feature_names_in_") else None
-        features = features_of(self.bounds, X.shape[1], names, self.fill)
+        features = features_of(self.bounds, X.shape[1], names, self.fill, self.fit_intercept)
         return self._encode(X, features), y, features
 
     def _encode(self, X: Floats, features: Features) -> Floats:
@@ -199,6 +199,11 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             spread.files_of(X)
         columns = stream.columns_of(X)
         schema = self.bounds if isinstance(self.bounds, Schema) else None
+        if schema is not None and schema.unit.column is not None:
+            raise ValueError(
+                f"the schema says that one {schema.unit.name} can own several rows ({schema.unit.column!r}), and whose "
+                "rows they are needs the whole table in memory: give a data frame, and max_rows="
+            )
         if not isinstance(y, str):
             if y is not None or schema is None or schema.target is None:
                 raise ValueError("with a file or a stream, y is the name of the target's column")
@@ -211,7 +216,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         missing = [name for name in (*names, y) if name not in columns]
         if missing:
             raise ValueError(f"column {missing[0]!r} is not in the data; there are {', '.join(columns[:20])}")
-        features = features_of(self.bounds, len(names), names, self.fill)
+        features = features_of(self.bounds, len(names), names, self.fill, self.fit_intercept)
         if schema is not None:
             self._remember_columns(schema)
         else:
@@ -225,7 +230,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             y,
             features,
             reader._stream_target,
-            (middle, half_width) if self._target == "number" else None,
+            (middle, half_width) if self._target == "number" and self.fit_intercept else None,
             Shape(features.scalars, features.blocks, self.fit_intercept),
             cluster,
         )
@@ -237,6 +242,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _encode_target(self, y: Any) -> tuple[Any, float, float, tuple[str, ...]]:
         middle, half_width = target_of(self.target_bounds, self.bounds)
+        if not self.fit_intercept:  # a line through the origin: 0 stays 0
+            middle, half_width = 0.0, _peak(middle, half_width)
         return (None if y is None else self._stream_target(y)), middle, half_width, ()
 
     def _stream_target(self, y: Any) -> Floats:
@@ -249,7 +256,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"y holds one number a row, not an array of shape {values.shape}")
         if not np.isfinite(values).all():
             raise ValueError("Input y contains NaN or infinity: remove those rows or replace them by a public constant")
-        return scale(values, middle, half_width)
+        scaled = scale(values, middle, half_width)
+        return scaled if self.fit_intercept else from_origin(scaled, middle, half_width, _peak(middle, half_width))
 
     # -- results -------------------------------------------------------------------------------------------------------
 
@@ -313,6 +321,10 @@ def unscale(theta: Floats, features: Features, intercept: bool, middle: float, h
     if intercept:
         matrix[0, 0] = half_width
     return matrix
+
+
+def _peak(middle: float, half_width: float) -> float:
+    return max(abs(middle - half_width), abs(middle + half_width))
 
 
 def _pure(mechanism: acc.Mechanism) -> bool:

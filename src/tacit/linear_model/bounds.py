@@ -30,6 +30,8 @@ class Features:
     """How the features are scaled: value = middle + half_width · scaled, for each coefficient.
 
     ``scalars`` and ``blocks`` are the counts that sensitivities are made of. ``fill`` stands in for missing values.
+    ``centre`` is there where the model has no constant: 0 has to stay 0, so ``middle`` is 0 and ``half_width`` the
+    largest absolute bound, and ``centre`` holds middle and half width of the bounds, to which values are clipped.
     """
 
     names: tuple[str, ...]
@@ -39,16 +41,30 @@ class Features:
     blocks: int
     schema: Schema | None = None
     fill: Floats | None = None
+    centre: tuple[Floats, Floats] | None = None
 
     def encode(self, table: Any, columns: tuple[str, ...] | None = None) -> Floats:
         """Rows x coefficients in [-1, 1], on the grid of :mod:`tacit.linear_model.moments`; each row by itself."""
         if self.schema is not None:
             encoded, _ = self.schema.encode(as_table(table, self.schema, columns), target=False)
-            return to_grid(np.asarray(encoded.features, dtype=np.float64))
+            return self.from_origin(to_grid(np.asarray(encoded.features, dtype=np.float64)))
         x = np.asarray(table, dtype=np.float64)
         if self.fill is not None:
             x = np.where(np.isnan(x), self.fill, x)
-        return scale(x, self.middle, self.half_width)
+        return self.from_origin(scale(x, *(self.centre or (self.middle, self.half_width))))
+
+    def from_origin(self, scaled: Floats, part: int | slice = slice(None)) -> Floats:
+        """Rows (or the column ``part``) that were scaled about the middle of their bounds, as this scaling has them."""
+        if self.centre is None:
+            return scaled
+        middle, half_width = self.centre
+        return from_origin(scaled, middle[part], half_width[part], self.half_width[part])
+
+    def uncentred(self) -> Features:
+        """The same columns, scaled so that 0 stays 0: for a model without a constant."""
+        peak = np.maximum(np.abs(self.middle - self.half_width), np.abs(self.middle + self.half_width))
+        centre = (self.middle, self.half_width)
+        return dataclasses.replace(self, middle=np.zeros_like(peak), half_width=peak, centre=centre)
 
 
 def scale(values: Floats, middle: Floats | float, half_width: Floats | float) -> Floats:
@@ -57,6 +73,15 @@ def scale(values: Floats, middle: Floats | float, half_width: Floats | float) ->
     scaled /= half_width
     np.clip(scaled, -1.0, 1.0, out=scaled)
     return to_grid(scaled)
+
+
+def from_origin(scaled: Floats, middle: Any, half_width: Any, peak: Any) -> Floats:
+    """Values that were scaled about ``middle``, as parts of ``peak``, the largest absolute value they can have.
+
+    >>> from_origin(np.array([-1.0, 1.0]), 15.0, 5.0, 20.0).tolist()
+    [0.5, 1.0]
+    """
+    return to_grid(np.clip((scaled * half_width + middle) / peak, -1.0, 1.0))
 
 
 def as_table(table: Any, schema: Schema, columns: tuple[str, ...] | None = None) -> Any:
@@ -73,8 +98,15 @@ def as_table(table: Any, schema: Schema, columns: tuple[str, ...] | None = None)
     return table
 
 
-def features_of(bounds: Any, width: int, names: tuple[str, ...] | None, fill: Any = None) -> Features:
+def features_of(
+    bounds: Any, width: int, names: tuple[str, ...] | None, fill: Any = None, intercept: bool = True
+) -> Features:
     """The scaling that ``bounds`` describe for a table of ``width`` columns called ``names`` (None: no names)."""
+    features = _centred(bounds, width, names, fill)
+    return features if intercept else features.uncentred()
+
+
+def _centred(bounds: Any, width: int, names: tuple[str, ...] | None, fill: Any) -> Features:
     if bounds is None:
         raise ValueError(f"bounds are missing: give bounds=(lower, upper), a schema, or a pair for each column. {WHY}")
     if isinstance(bounds, Schema):

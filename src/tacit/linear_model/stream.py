@@ -224,7 +224,10 @@ class Stream:
         fill = None if self.features.fill is None else self.features.fill[i]
         if fill is not None and not np.isnan(fill):
             series = series.fill_null(fill).fill_nan(fill) if series.dtype.is_float() else series.fill_null(fill)
-        scale_into(_numbers(series, self.names[i]), self.features.middle[i], self.features.half_width[i], out)
+        middle, half_width = self.features.centre or (self.features.middle, self.features.half_width)
+        scale_into(_numbers(series, self.names[i]), middle[i], half_width[i], out)
+        if self.features.centre is not None:
+            out[:] = self.features.from_origin(out, i)
 
     def _progress(self, frames: Iterator[Any]) -> Iterator[Any]:
         from rich.console import Console

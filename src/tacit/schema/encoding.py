@@ -282,6 +282,11 @@ def _names(table: Any) -> None:
         )
 
 
+def _has(table: Any, name: str) -> bool:
+    names = table if isinstance(table, Mapping) else getattr(table, "columns", None)
+    return name in (table.dtype.names if names is None else names)
+
+
 def encode(
     schema: Schema, table: Any, *, dtype: type[np.floating[Any]], with_target: bool
 ) -> tuple[Encoded, EncodingDiagnostics]:
@@ -295,7 +300,9 @@ def encode(
             )
     target = schema.target if with_target else None
     wanted = [column.name for column in schema.features] + ([target.name] if target is not None else [])
-    if schema.unit.column is not None:
+    # New rows to predict may come without an owner.
+    owned = schema.unit.column is not None and (with_target or _has(table, schema.unit.column))
+    if owned and schema.unit.column is not None:
         wanted.append(schema.unit.column)
     fetched: Fetched = {name: _fetch(table, name) for name in wanted}
     rows = len(fetched[wanted[0]][0])
@@ -317,7 +324,7 @@ def encode(
     elif isinstance(target, Boolean):
         encoded_target = _booleans(target, fetched, tally)
     units = None
-    if schema.unit.column is not None:
+    if owned and schema.unit.column is not None:
         units, missing = fetched[schema.unit.column]
         if missing.any() or (units.dtype.kind == "f" and np.isnan(units).any()):
             raise SchemaError(

@@ -108,7 +108,7 @@ class Schema:
 
         ``table`` is a mapping from column names to sequences, a polars or pandas data frame, or a structured numpy
         array; columns that the schema does not name are left alone. ``target=False`` encodes a table without its
-        target, for prediction.
+        target, for prediction; the column that says whose row it is may then be absent too.
 
         Numeric values are clipped to their bounds (infinities too), categories become one-hot vectors, booleans become
         -1 and +1. A numeric target is scaled as a feature is; a categorical or boolean target becomes class numbers in
