@@ -40,6 +40,22 @@ def test_an_estimator_that_keeps_its_epsilon_passes_and_one_that_does_not_fails(
     assert audit_estimator(NoisyMean(20.0), *WORLDS, repeats=100).verdict == "underpowered"
 
 
+class Wrapped(BaseEstimator):
+    """An estimator with another one inside, as searches and pipelines are."""
+
+    def __init__(self, inner: NoisyMean, epsilon: float = 2.0) -> None:
+        self.inner, self.epsilon = inner, epsilon
+
+    def fit(self, X, y):
+        assert not hasattr(self.inner, "mean_"), "not fresh"
+        self.mean_ = self.inner.fit(X, y).mean_
+        return self
+
+
+def test_an_estimator_with_another_inside_is_fitted_afresh_each_time():
+    assert audit_estimator(Wrapped(NoisyMean(2.0)), *WORLDS, repeats=60).verdict in ("pass", "underpowered")
+
+
 def test_a_leak_in_one_of_many_outputs_is_found():
     rng = np.random.default_rng(0)
 

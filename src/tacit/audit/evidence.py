@@ -78,8 +78,8 @@ def right_guesses(scores: Any, member: Any, guesses: int) -> int:
     2
     """
     values, coins = _checked(scores, member)
-    # Ties in the order of the canaries, which says nothing of the coins.
-    order = np.argsort(values, kind="stable")
+    # Ties by a fixed lot: the order of the canaries may tell the coins, where all members are listed together.
+    order = np.lexsort((np.random.default_rng(20_230_515).permutation(len(values)), values))
     top, bottom = guesses - guesses // 2, guesses // 2
     return int(coins[order[len(order) - top :]].sum() + (~coins[order[:bottom]]).sum())
 

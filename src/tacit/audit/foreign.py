@@ -170,16 +170,25 @@ def audit_estimator(
 
     ε and δ are read from the estimator where they are not given. ``settings`` as in :func:`audit_two_worlds`.
     """
-    parameters = estimator.get_params() if hasattr(estimator, "get_params") else vars(estimator)
+    parameters = estimator.get_params(deep=False) if hasattr(estimator, "get_params") else vars(estimator)
     epsilon = parameters.get("epsilon") if epsilon is None else epsilon
     delta = (parameters.get("delta") or 0.0) if delta is None else delta
     if epsilon is None:
         raise ValueError("say which ε is declared: epsilon=")
 
     def fit(data: tuple[Any, Any]) -> Any:
-        return type(estimator)(**parameters).fit(*data)
+        return _fresh(estimator).fit(*data)
 
     return audit_two_worlds(fit, without, with_it, epsilon=float(epsilon), delta=float(delta), **settings)
+
+
+def _fresh(estimator: Any) -> Any:
+    """An estimator of the same settings that was never fitted, and so are those inside it."""
+    if not hasattr(estimator, "get_params"):
+        return type(estimator)(**vars(estimator))
+    settings = estimator.get_params(deep=False)
+    inside = {name: _fresh(v) for name, v in settings.items() if hasattr(v, "get_params") and not isinstance(v, type)}
+    return type(estimator)(**settings | inside)
 
 
 def audit_one_run(
