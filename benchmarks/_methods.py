@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from benchmarks._workloads import Workload, per_example
 
-METHODS = ("plain", "plain-compiled", "tacit", "tacit-compiled", "vmap", "opacus", "opacus-ghost")
+#: How a private step is made, by the method that stands for it.
+COMPILE = {"tacit": False, "tacit-traced": "traced", "tacit-compiled": True}
+METHODS = ("plain", "plain-compiled", "tacit", "tacit-traced", "tacit-compiled", "vmap", "opacus", "opacus-ghost")
 CLIP_NORM = 1.0
 Step = Callable[[], None]
 
@@ -57,7 +59,7 @@ def make(work: Workload, device: torch.device) -> tuple[nn.Module, torch.optim.O
     return model, torch.optim.SGD(chosen, lr=1e-3, momentum=0.9)
 
 
-def tacit_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor], compiled: bool) -> Step:
+def tacit_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor], compiled: Any) -> Step:
     from tacit.sgd import Training
 
     model, optimizer = make(work, device)
@@ -175,6 +177,6 @@ def prepare(method: str, work: Workload, device: torch.device, data: tuple[Tenso
     if method.startswith("plain"):
         return plain_step(work, device, data, method.endswith("compiled"))
     if method.startswith("tacit"):
-        return tacit_step(work, device, data, method.endswith("compiled"))
+        return tacit_step(work, device, data, COMPILE[method])
     peers = {"vmap": vmap_step, "opacus": opacus_step, "opacus-ghost": ghost_step}
     return peers[method](work, device, data)

@@ -24,11 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks._methods import CLIP_NORM, prepare
+from benchmarks._methods import CLIP_NORM, COMPILE, METHODS, prepare
 from benchmarks._workloads import Workload, cnn, images
 from benchmarks.gpu import about, synchronize
-
-METHODS = ("plain", "plain-compiled", "tacit", "tacit-compiled", "vmap", "opacus", "opacus-ghost")
 
 
 def mnist(folder: Path, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -41,7 +39,7 @@ def mnist(folder: Path, device: torch.device) -> tuple[Tensor, Tensor]:
     return inputs.to(device), torch.from_numpy(y.astype(np.int64)).to(device)
 
 
-def private(data: tuple[Tensor, Tensor], batch: int, passes: int, compiled: bool, device: torch.device) -> Any:
+def private(data: tuple[Tensor, Tensor], batch: int, passes: int, compiled: Any, device: torch.device) -> Any:
     """Seconds of each pass and ε."""
     from tacit.sgd import Training
 
@@ -105,9 +103,8 @@ def main(argv: list[str] | None = None) -> int:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                if method.startswith("tacit"):
-                    compiled = method.endswith("compiled")
-                    seconds, more = private(data, options.batch, options.passes, compiled, device)
+                if method in COMPILE:
+                    seconds, more = private(data, options.batch, options.passes, COMPILE[method], device)
                 else:
                     seconds, more = other(method, data, options.batch, options.passes, device)
         except Exception as error:  # noqa: BLE001 a peer that is absent, or cannot run the model, says why

@@ -55,7 +55,7 @@ def worker(options: argparse.Namespace) -> int:
             with warnings.catch_warnings(record=True) as seen:
                 warnings.simplefilter("always")
                 step = prepare(method, work, device, data)
-                for _ in range(8 if method == "tacit-compiled" else 3):
+                for _ in range(8 if method in ("tacit-traced", "tacit-compiled") else 3):
                     step()
                 synchronize(device)
             steps[method] = step

@@ -31,7 +31,7 @@ MODELS = {
     "MLP 64-256-256-2, batch 1024": Workload(mlp, vectors(64, 2), 1024),
     "CNN for MNIST, batch 512": Workload(cnn, images(1, 28, 10), 512),
 }
-METHODS = ("plain", "tacit", "tacit-compiled")
+METHODS = ("plain", "tacit", "tacit-traced", "tacit-compiled")
 
 
 def _gpt(length: int) -> Workload:
@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
                     whole = {"about": about(options), "results": found}
                     Path(options.json).write_text(json.dumps(whole, indent=1), encoding="utf-8")
         return 0
-    print("| model | plain | private | private, compiled |\n|---|---|---|---|")
+    print("| model | plain | private | private, traced | private, compiled |\n|---|---|---|---|---|")
     for name, work in MODELS.items():
         told = found[name] = measure(work, options.repeat, clock=clock)
         cells = [f"{told['plain']['milliseconds']:.1f} ms"]

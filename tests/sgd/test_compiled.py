@@ -211,6 +211,42 @@ def test_what_cannot_be_compiled_says_why_once_and_runs(layer, why, traced_only)
         assert sgd.clipped_grad(model, CRITERION, batch, 0.5, compile=True, check=check).sums
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_where_the_compiler_fails_the_traced_step_runs_and_says_so_once(split, monkeypatch):
+    """No C compiler, say: what was traced is right without it."""
+
+    def no_compiler(graph, inputs, options):
+        raise OSError("no C compiler")
+
+    monkeypatch.setattr(compiled, "inductor", no_compiler)
+    if split:
+        monkeypatch.setattr(compiled, "needs_full_precision", lambda *_: True)
+    model, batch = network(), batch_of()
+    wanted = sgd.clipped_grad(model, CRITERION, batch, 0.3)
+    with pytest.warns(sgd.NotCompiled, match="runs as it was traced, not compiled: .*no C compiler"):
+        found = sgd.clipped_grad(model, CRITERION, batch, 0.3, compile=True)
+    assert not program_of(model).compiler
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = sgd.clipped_grad(model, CRITERION, batch, 0.3, compile=True)
+    for other in (found, again):
+        assert torch.allclose(other.norms, wanted.norms)
+        assert all(torch.allclose(other.sums[n], wanted.sums[n], atol=1e-6) for n in wanted.sums)
+
+
+def test_a_step_that_is_only_traced_asks_no_compiler(monkeypatch):
+    monkeypatch.setattr(compiled, "inductor", lambda *_: pytest.fail("the compiler was called"))
+    model, batch = network(), batch_of()
+    wanted = sgd.clipped_grad(model, CRITERION, batch, 0.3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = sgd.clipped_grad(model, CRITERION, batch, 0.3, compile="traced")
+    assert program_of(model) is not None
+    assert all(torch.allclose(found.sums[n], wanted.sums[n], atol=1e-6) for n in wanted.sums)
+    with pytest.raises(ValueError, match="compile must be"):
+        sgd.clipped_grad(model, CRITERION, batch, 0.3, compile="fast")
+
+
 def test_dropout_draws_what_it_draws_uncompiled(traced_only):
     model, batch = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 3)), batch_of()
     found = []

@@ -3,8 +3,10 @@
 The first call with a shape runs as always: the operations are watched, the plan is made and the answer is checked
 against autograd. Then the same step, with the plan settled, is traced whole (forward, one backward, norms, clip
 factors, clipped sums) and compiled by Inductor; on a GPU a step that waits for its launches is recorded as a CUDA
-graph. Layers that repeat are compiled once (:mod:`~tacit.sgd.repeats`; not with ``TACIT_COMPILE=whole``).
-What cannot be traced says so in one line, :class:`NotCompiled`, and runs as before.
+graph. Layers that repeat are compiled once (:mod:`~tacit.sgd.repeats`; not with ``TACIT_COMPILE=whole``). Where the
+compiler fails (there is no C compiler, say), or is not wanted, the traced operations run one after another: less is
+left to do for Python than uncompiled. What cannot be traced says so in one line, :class:`NotCompiled`, and runs as
+before.
 
 The program reads parameters and buffers where they are, so optimizers and ``load_state_dict`` need no notice. It was
 written for one state of everything else: what a loss reads besides model and batch is read once, when it is traced.
@@ -51,6 +53,10 @@ class NotCompiled(UserWarning):
 
 class CannotCompile(Exception):
     """Why a step is not compiled."""
+
+
+class CompilerFailed(CannotCompile):
+    """What the compiler stumbled over; the step is traced and can run without it."""
 
 
 class Unsettled(Exception):
@@ -115,6 +121,7 @@ class Program:
         examples: int,
         spec: Clipping,
         mask: Tensor | None,
+        compiler: bool = True,
     ) -> None:
         if engine.mutable:
             raise CannotCompile(f"the forward pass writes the buffer {sorted(engine.mutable)[0]!r}")
@@ -127,25 +134,32 @@ class Program:
         self._bounds: tuple[tuple[float, ...], Tensor] | None = None
         self.unrolled = False
         self.channels_last = False
+        self.compiler = compiler
         inputs = self._inputs(batch, mask, spec)
         what = (engine, losses_of, leaves, examples, spec, mask is not None, inputs)
         self.random, whole, boundary = self._trace(*what)
-        self.channels_last = wants_channels_last(self.device) and innermost(whole)
+        self.channels_last = compiler and wants_channels_last(self.device) and innermost(whole)
         if self.channels_last:
             try:
                 self.random, whole, boundary = self._trace(*what)
             except CannotCompile:  # a view that the other memory order does not allow
                 self.channels_last = False
         self.trace_seconds = time.perf_counter() - began
-        try:
-            self._prepare(whole, boundary, inputs)
-        except CannotCompile as why:
-            if not self.channels_last:
-                raise
-            warnings.warn(f"the step is compiled with channels outermost: {why}", NotCompiled, stacklevel=6)
-            self.channels_last = False
-            self.random, whole, boundary = self._trace(*what)
-            self._prepare(whole, boundary, inputs)
+        while True:
+            try:
+                self._prepare(whole, boundary, inputs)
+                break
+            except CompilerFailed as why:
+                if self.channels_last:
+                    self.channels_last = False
+                    told = "is compiled with channels outermost"
+                elif self.compiler:
+                    self.compiler = False
+                    told = "runs as it was traced, not compiled"
+                else:
+                    raise
+                warnings.warn(f"the step {told}: {why}", NotCompiled, stacklevel=6)
+                self.random, whole, boundary = self._trace(*what)
         self.compile_seconds = time.perf_counter() - began
 
     # -- making it ---------------------------------------------------------------------------------------------------
@@ -160,13 +174,13 @@ class Program:
         try:
             with torch.autocast(self.device.type, enabled=False):
                 self._run = self._compile(whole, boundary, [*inputs, *self.constants])
-                if self.channels_last:
+                if self.channels_last or not self.compiler:
                     with torch.no_grad():  # memory orders that were foretold wrongly show when it runs
                         self._run(*inputs, *self.constants)
         except (CannotCompile, torch.OutOfMemoryError):
             raise
         except Exception as error:  # the compiler is not ours: whatever it stumbles over, the step runs without it
-            raise CannotCompile(_first_line(error)) from error
+            raise CompilerFailed(_first_line(error)) from error
 
     def _trace(
         self,
@@ -289,17 +303,19 @@ class Program:
             # The compiler takes minutes for a recurrence that is written out in time: recorded as it was traced.
             if self.device.type != "cuda" or self.random or self.split:
                 raise CannotCompile("a recurrent layer is written out in time")
-            as_traced: Callable[..., Any] = whole.forward
-            return as_traced
+            return as_traced(whole, inputs, options)
         if not self.split:
+            if not self.compiler:
+                return as_traced(whole, inputs, options)
             return self._whole_or_chain(whole, inputs, options)
         first, second, kept = cut(whole, late)
         with torch.no_grad():
             middle = first(*inputs)
-        run_first = inductor(first, inputs, options)
+        make = inductor if self.compiler else as_traced
+        run_first = make(first, inputs, options)
         later = [*(inputs[k] for k in kept), *middle]
         with full_precision():
-            run_second = inductor(second, later, options)
+            run_second = make(second, later, options)
         del middle, later
 
         def run(*values: Tensor) -> Any:
@@ -510,6 +526,12 @@ def inductor(graph: GraphModule, inputs: list[Tensor], options: dict[str, Any]) 
     return compiled
 
 
+def as_traced(graph: GraphModule, inputs: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
+    """The operations of a graph one after another, by no compiler."""
+    run: Callable[..., Any] = graph.forward
+    return run
+
+
 def recorded(run: Callable[..., Any], inputs: list[Tensor], constants: list[Tensor]) -> Recording | None:
     """The step as a CUDA graph; nothing where it cannot be recorded, or memory does not suffice for a second copy."""
     try:
@@ -531,14 +553,16 @@ def attempt(
     views: int,
     check: Any,
     due: bool,
+    compiler: bool = True,
     lend: bool = False,
     meanwhile: Callable[[dict[str, Tensor]], None] | None = None,
 ) -> Result | None:
     """The clipped sums by the compiled program for this batch, which is made and checked where there is none yet.
 
-    Nothing, where this batch has to run uncompiled. ``lend``: results may lie where the next call writes.
+    Nothing, where this batch has to run uncompiled. ``compiler=False``: by the program as it is traced. ``lend``:
+    results may lie where the next call writes.
     """
-    key = signature(engine, loss, batch, spec, mask is not None, views)
+    key = (compiler, signature(engine, loss, batch, spec, mask is not None, views))
     program = engine.programs.get(key, _MISSING)
     if program is None:
         return None
@@ -551,7 +575,7 @@ def attempt(
         del gradients
     if program is _MISSING:
         try:
-            program = Program(engine, losses_of, batch, examples, spec, mask)
+            program = Program(engine, losses_of, batch, examples, spec, mask, compiler)
         except Unsettled:
             return None
         except CannotCompile as why:

@@ -32,7 +32,7 @@ from tacit.sgd.ahead import Ahead
 from tacit.sgd.augment import Augment, repeat, views_of
 from tacit.sgd.batches import Loss
 from tacit.sgd.bounds import Clipping
-from tacit.sgd.clip import Check, Method, clipped_grad
+from tacit.sgd.clip import Check, Compile, Method, clipped_grad
 from tacit.sgd.data import Batch, Physical, Table, records, units_of, weighted
 from tacit.sgd.distributed.ranks import Ranks, wanted
 from tacit.sgd.distributed.spread import Spread, add_noise_, spread_of
@@ -61,7 +61,8 @@ class Training(Resumable):
     ``clip_norm`` and ``noise_schedule`` may be functions of the step or lists, fixed in advance. ``adaptive`` lets the
     clip norm follow a quantile. ``mechanism="laplace"`` clips in L1 norm and gives pure ε (small models).
     ``augment`` makes a random view of one example; ``views`` of them are averaged before clipping, at no further cost.
-    ``ema`` is the decay of an average of the weights, :attr:`average`. ``compile=True`` compiles the step where it can.
+    ``ema`` is the decay of an average of the weights, :attr:`average`. ``compile=True`` compiles the step where it can,
+    ``compile="traced"`` traces it only, which takes seconds.
     ``method="examples"`` is for models that clipping refuses: one backward pass for each example.
 
     With ``checkpoint`` the run is saved there every ``checkpoint_every`` steps and resumed where the file exists; the
@@ -126,7 +127,7 @@ class Training(Resumable):
         key_file: str | os.PathLike[str] | None = None,
         check: Check = "first",
         method: Method = "operations",
-        compile: bool = False,
+        compile: Compile = False,
         distributed: bool | None = None,
     ) -> None:
         delta = validation.check_target(epsilon, noise_multiplier, delta, mechanism)

@@ -75,7 +75,7 @@ def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     return parameters
 
 
-def check_ranks(ranks: Ranks, spread: Spread | None, mechanism: str, compile: bool) -> None:
+def check_ranks(ranks: Ranks, spread: Spread | None, mechanism: str, compile: bool | str) -> None:
     """Refuse what cannot be right on parameters that are spread over ranks."""
     if spread is None:
         return
