@@ -166,3 +166,10 @@ def test_next_to_no_laplace_noise_on_a_sample_has_a_price(terms: dict[str, Any])
     none = acc.PoissonSampled(acc.Laplace(0.0), 0.1)
     assert acc.renyi(none, [2.0], **terms).tolist() == [math.inf]
     assert math.isinf(acc.compare(none, 1e-5, **terms)["rdp"].epsilon)
+
+
+def test_a_pass_over_chunks_pays_for_batches_that_are_cut() -> None:
+    cut = acc.TruncatedPoissonSampled(acc.Gaussian(3.0), 0.01, 10_000, 150)
+    terms: dict[str, Any] = {"adjacency": "replace-one"}
+    assert cut.extra_delta() > 0
+    assert acc.delta(acc.Shuffled(cut) * 3, 0.5, **terms).upper == acc.delta(cut * 3, 0.5, **terms).upper

@@ -185,6 +185,11 @@ def test_a_mechanism_must_fit_the_terms_of_its_data_set():
         ledger.charge("people", acc.Shuffled(acc.Gaussian(10.0, unit="person")))
     with pytest.raises(TermsError, match="contains the number of records"):
         ledger.charge("people", acc.FixedSizeSampled(acc.Gaussian(10.0, unit="person"), 10, 1000))
+    # nor inside what is made of it: a search over training runs, a draw of one of several
+    cut = acc.TruncatedPoissonSampled(acc.Gaussian(10.0, unit="person"), 0.01, 1000, 40)
+    for hidden in (acc.Selected(cut * 5), acc.Either(acc.Gaussian(10.0, unit="person"), acc.Selected(cut))):
+        with pytest.raises(TermsError, match="contains the number of records"):
+            ledger.charge("people", hidden)
     with pytest.raises(TermsError, match="is a mechanism"):
         ledger.charge("people", 0.5)
     with pytest.raises(TermsError, match="no pure guarantee"):

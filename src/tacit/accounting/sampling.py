@@ -280,6 +280,9 @@ class Shuffled(Mechanism):
     def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
         return self.mechanism.renyi(adjacency, orders, group)
 
+    def extra_delta(self, group: int = 1) -> float:
+        return self.mechanism.extra_delta(group)
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class BallsInBins(Mechanism):

@@ -8,12 +8,14 @@ Nothing is ever refunded.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import fractions
 import math
 import numbers
 import os
 import uuid
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -440,12 +442,22 @@ def _check_mechanism(terms: Dataset, mechanism: acc.Mechanism) -> None:
             f"{mechanism!r} states its guarantee under {stated}, but {terms.name!r} is registered for {terms.adjacency}"
         )
     if not terms.size_public:
-        for part, _ in mechanism.parts():
+        for part in _inside(mechanism):
             if hasattr(part, "examples"):
                 _refuse(
                     f"{part!r} contains the number of records, which is private for {terms.name!r}; use PoissonSampled "
                     "with a rate that was chosen without it"
                 )
+
+
+def _inside(mechanism: acc.Mechanism) -> Iterator[acc.Mechanism]:
+    """Every mechanism that this one is made of: composed, sampled, selected or drawn."""
+    for part, _ in mechanism.parts():
+        yield part
+        for field in dataclasses.fields(part):
+            inner = getattr(part, field.name)
+            if isinstance(inner, acc.Mechanism):
+                yield from _inside(inner)
 
 
 def _refuse(message: str) -> NoReturn:
