@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from unittest import SkipTest
 
 import numpy as np
@@ -286,6 +287,22 @@ def test_a_mistake_is_named(settings, words):
     x, y = numbers(50)
     with pytest.raises(ValueError, match=words):
         LinearRegression(**({"epsilon": 1.0} | BOUNDS | settings)).fit(x, y)
+
+
+def test_a_message_shows_no_value_of_the_table():
+    x, y = numbers(50)
+    for table in (
+        pd.DataFrame(x, columns=["a", "b", "c"]).assign(name="Ada Lovelace"),
+        np.where(x > 9, "Ada Lovelace", "1"),
+    ):
+        with pytest.raises(ValueError, match="text where a number") as caught:
+            LinearRegression(**BOUNDS).fit(table, y)
+        assert "Ada" not in "".join(traceback.format_exception(caught.value)).replace('"Ada Lovelace"', "")
+    with pytest.raises(ValueError, match="2D array, got 1D array instead: Reshape") as caught:
+        LinearRegression(**BOUNDS).fit(np.full(50, 7.125), y)
+    assert "7.125" not in str(caught.value)
+    with pytest.raises(ValueError, match="fill="):
+        LinearRegression(**BOUNDS).fit(np.where(x > 9, np.nan, x), y)
 
 
 def test_two_pairs_for_two_features_are_not_guessed():

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
+from sklearn.ensemble import BaggingClassifier, VotingClassifier
+from sklearn.feature_selection import RFE, RFECV
+from sklearn.frozen import FrozenEstimator
+from sklearn.impute import SimpleImputer
+from sklearn.model_selection import GridSearchCV, TunedThresholdClassifierCV, cross_val_score, permutation_test_score
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.multioutput import MultiOutputClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, PolynomialFeatures, StandardScaler
 
 from tacit import accounting as acc
 from tacit.ledger import BudgetExceeded, Ledger
@@ -159,6 +170,50 @@ def test_a_search_that_nobody_counts_is_refused():
     with pytest.raises(SearchRefused, match="ledger="):
         cross_val_score(LinearRegression(**BOUNDS), x, y, error_score="raise")
     LinearRegression(**BOUNDS).fit(x, y)  # the same fit by itself is fine
+
+
+REPEATED = [
+    lambda one, x, y: permutation_test_score(one, x, y, n_permutations=2),
+    lambda one, x, y: CalibratedClassifierCV(one).fit(x, y),
+    lambda one, x, y: TunedThresholdClassifierCV(one).fit(x, y),
+    lambda one, x, y: RFE(one).fit(x, y),
+    lambda one, x, y: RFECV(one).fit(x, y),
+    lambda one, x, y: BaggingClassifier(one, 2).fit(x, y),
+    lambda one, x, y: VotingClassifier([("a", one), ("b", one)]).fit(x, y),
+    lambda one, x, y: OneVsRestClassifier(one).fit(x, y + (x[:, 0] > 5)),
+    lambda one, x, y: MultiOutputClassifier(one).fit(x, np.column_stack([y, y])),
+]
+
+
+@pytest.mark.parametrize("around", REPEATED)
+def test_whatever_fits_many_times_is_counted_or_refused(around):
+    x, y = labels(200)
+    alone = LogisticRegression(1.0, bounds=(0, 10), max_weight=3.0)
+    with pytest.raises(SearchRefused, match="ledger="):
+        around(alone, x, y)
+    ledger = Ledger()
+    ledger.register("people", epsilon=100.0, delta=1e-2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)
+        around(clone(alone).set_params(ledger=ledger), x, y)
+    assert ledger.budget("people").charges >= 2
+
+
+def test_a_pipeline_that_learns_from_the_rows_is_not_covered_and_says_so():
+    x, y = numbers(300)
+    inside = LinearRegression(**BOUNDS)
+    columns = ColumnTransformer([("scaled", MinMaxScaler(), [0])], remainder="passthrough")
+    for step in (StandardScaler(), columns, make_pipeline("passthrough", SimpleImputer())):
+        with pytest.warns(PrivacyWarning, match="learned from the same rows"):
+            fitted = make_pipeline(step, inside).fit(x, y)
+        assert "NOT covered" in repr(fitted[-1].privacy_)
+    with pytest.warns(PrivacyWarning, match="StandardScaler"):
+        TransformedTargetRegressor(inside, transformer=StandardScaler()).fit(x, y)
+    public = FrozenEstimator(StandardScaler().fit(np.arange(30.0).reshape(10, 3)))
+    constant = SimpleImputer(strategy="constant", fill_value=0, keep_empty_features=True)
+    for step in (PolynomialFeatures(2), public, constant, FunctionTransformer(np.sqrt), "passthrough"):
+        fitted = make_pipeline(step, inside).fit(x, y)  # a warning would be an error here
+        assert fitted[-1].privacy_.assumed == ()
 
 
 def test_terms_of_the_ledger_hold():

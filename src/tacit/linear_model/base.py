@@ -102,6 +102,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _task(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> Task:
         """Check parameters, read and encode the table; nothing is released here."""
         guarantee.refuse_uncounted_search(self.ledger, type(self).__name__)
+        noted = guarantee.note_pipeline()
         epsilon, delta = guarantee.check_budget(self.epsilon, self.delta)
         cluster = backend_of(getattr(self, "backend", "local"))
         if cluster is not None and not stream.is_stream(X):
@@ -130,6 +131,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         )
         unit = self._unit(groups is not None)
         adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)
+        assumed = (*noted, *assumed)
         return Task(rows, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed)
 
     def _unit(self, grouped: bool) -> str:
@@ -172,15 +174,16 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             column = _fetch(X, y)
             X, y = X.drop(columns=[y]) if hasattr(X, "iloc") else X.drop(y), column
         finite: bool | str = True if self.fill is None else "allow-nan"
-        X, y = validate_data(
-            self,
-            X,
-            y,
-            dtype=np.float64,
-            ensure_all_finite=finite,
-            y_numeric=self._target == "number",
-            multi_output=False,
-        )
+        with _messages_without_values():
+            X, y = validate_data(
+                self,
+                X,
+                y,
+                dtype=np.float64,
+                ensure_all_finite=finite,
+                y_numeric=self._target == "number",
+                multi_output=False,
+            )
         names = tuple(self.feature_names_in_) if hasattr(self, "feature_names_in_") else None
         features = features_of(self.bounds, X.shape[1], names, self.fill, self.fit_intercept)
         return self._encode(X, features), y, features
@@ -301,7 +304,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         if self._features.schema is not None:
             return self._features.encode(X)
         finite: bool | str = True if self._features.fill is None else "allow-nan"
-        X = validate_data(self, X, dtype=np.float64, ensure_all_finite=finite, reset=False)
+        with _messages_without_values():
+            X = validate_data(self, X, dtype=np.float64, ensure_all_finite=finite, reset=False)
         return self._encode(X, self._features)
 
     def __sklearn_tags__(self) -> Any:
@@ -321,6 +325,26 @@ def unscale(theta: Floats, features: Features, intercept: bool, middle: float, h
     if intercept:
         matrix[0, 0] = half_width
     return matrix
+
+
+@contextlib.contextmanager
+def _messages_without_values() -> Iterator[None]:
+    """scikit-learn's checks of a table, where their messages would print values of it or know of no ``fill``."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        if "could not convert" in text:
+            told = "the table holds text where a number is needed: convert the column, or describe it by a schema"
+        elif text.startswith("Input X contains NaN"):
+            told = "Input X contains NaN: remove those rows, or give fill=, public constants for missing values"
+        elif text.startswith("Expected 2D array"):
+            told = text.partition(":")[0] + ": " + text[text.index("Reshape your data") :]
+        else:
+            raise
+    else:
+        return
+    raise ValueError(told)
 
 
 def _peak(middle: float, half_width: float) -> float:

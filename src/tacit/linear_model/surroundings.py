@@ -1,0 +1,101 @@
+"""Who is calling ``fit``? Searches, ensembles and pipelines of scikit-learn around a private estimator.
+
+An estimator sees one fit; that it is one of many on the same people, or that a scaler learned from these rows before,
+only the callers know. They are found on the stack.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+#: Modules of scikit-learn that fit an estimator many times and compare, or learn from, its results on private rows.
+#: The functions are named where another one of the module fits once.
+_SCORED: dict[str, tuple[str, ...]] = {
+    "sklearn.model_selection._validation": (),
+    "sklearn.model_selection._search": (),
+    "sklearn.model_selection._search_successive_halving": (),
+    "sklearn.model_selection._classification_threshold": ("_fit_and_score_over_thresholds",),
+    "sklearn.calibration": (),
+    "sklearn.feature_selection._sequential": (),
+    "sklearn.ensemble._stacking": (),
+    "sklearn.ensemble._weight_boosting": (),
+    "sklearn.linear_model._ransac": (),
+}
+#: Modules that fit an estimator many times and combine what comes out.
+_REPEATED = (
+    "sklearn.ensemble._bagging",
+    "sklearn.ensemble._voting",
+    "sklearn.feature_selection._rfe",
+    "sklearn.multiclass",
+    "sklearn.multioutput",
+)
+
+
+def _callers() -> Iterator[tuple[str, str, FrameType]]:
+    """Module, function and frame of every caller that belongs to scikit-learn, here or in one of its workers."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith("sklearn."):
+            yield module, frame.f_code.co_name, frame
+        frame = frame.f_back
+
+
+def fits_many_times() -> tuple[bool, bool]:
+    """Whether something of scikit-learn is fitting many times now, and whether it looks at results on private rows.
+
+    >>> fits_many_times()
+    (False, False)
+    """
+    scored = repeated = False
+    for module, function, _ in _callers():
+        scored = scored or (module in _SCORED and (not _SCORED[module] or function in _SCORED[module]))
+        repeated = repeated or module in _REPEATED
+    return scored or repeated, scored
+
+
+def learned_before() -> tuple[str, ...]:
+    """Names of the steps before this fit, in the pipelines around it, that may have learned from the same rows."""
+    found: dict[str, None] = {}
+    for module, function, frame in _callers():
+        if function != "fit":
+            continue
+        around: Any = frame.f_locals.get("self")
+        if module == "sklearn.pipeline" and hasattr(around, "steps"):
+            found |= {type(step).__name__: None for _, step in around.steps[:-1] if not learns_nothing(step)}
+        elif module == "sklearn.compose._target" and not learns_nothing(getattr(around, "transformer", None)):
+            found[type(around.transformer).__name__] = None
+    return tuple(found)
+
+
+def learns_nothing(step: Any) -> bool:
+    """Whether a transformer's ``fit`` keeps nothing of the rows it is given.
+
+    >>> from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+    >>> [learns_nothing(s) for s in (FunctionTransformer(), OneHotEncoder(categories=[["a", "b"]]), StandardScaler())]
+    [True, True, False]
+    """
+    if step is None or isinstance(step, str):  # "passthrough", "drop"
+        return True
+    name, module = type(step).__name__, type(step).__module__
+    if module.startswith("sklearn."):
+        if name in ("FrozenEstimator", "PolynomialFeatures"):
+            return True
+        if name in ("OneHotEncoder", "OrdinalEncoder"):
+            counted = (getattr(step, limit, None) for limit in ("min_frequency", "max_categories"))
+            return not isinstance(step.categories, str) and all(limit is None for limit in counted)
+        if name == "SimpleImputer":
+            return bool(step.strategy == "constant" and step.keep_empty_features)
+        if name == "Pipeline":
+            return all(learns_nothing(part) for _, part in step.steps)
+        if name == "FeatureUnion":
+            return all(learns_nothing(part) for _, part in step.transformer_list)
+        if name == "ColumnTransformer":
+            return learns_nothing(step.remainder) and all(learns_nothing(part) for _, part, _ in step.transformers)
+    try:
+        return not step.__sklearn_tags__().requires_fit
+    except AttributeError:
+        return False
