@@ -344,7 +344,7 @@ def _messages_without_values() -> Iterator[None]:
             raise
     else:
         return
-    raise ValueError(told)
+    raise ValueError(told) from None
 
 
 def _peak(middle: float, half_width: float) -> float:
