@@ -386,6 +386,47 @@ def test_examples_that_the_model_reorders_are_never_confused(kind):
         assert "belong to which example" in str(refusal)  # noqa: PT017
 
 
+class Gathered(nn.Module):
+    """Rows of a table with twice as many rows as the batch has examples, by an operation without a rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Parameter(torch.randn(8, 3)), nn.Linear(3, 2)
+
+    def forward(self, ids):
+        return self.out(torch.gather(self.table, 0, ids[:, None].expand(-1, 3)).tanh())
+
+
+class Weighted(Gathered):
+    """The same where the data are one-hot rows in a product."""
+
+    def forward(self, ids):
+        rows = nn.functional.one_hot(ids, 8).to(self.table.dtype)
+        return self.out(torch.einsum("bi,ij,jk->bk", rows, self.table, torch.eye(3).to(self.table)).tanh())
+
+
+@pytest.mark.parametrize("kind", [Gathered, Weighted])
+def test_a_first_batch_that_visits_rows_in_order_does_not_tie_rows_to_examples(kind):
+    torch.manual_seed(0)
+    model = kind().double()
+    for ids in ([0, 1, 2, 3], [7, 7, 0, 3], [5, 5, 5, 5]):
+        case = zoo.Case(model, lambda m, b: m(b["ids"]).square().sum(1), {"ids": torch.tensor(ids)})
+        assert compare(case).worst < 1e-10, ids
+
+
+def test_an_operation_may_have_outputs_without_the_parameter():
+    """Distributions broadcast their arguments against each other: a learned scale meets a computed mean."""
+    model = nn.ModuleDict({"mean": nn.Linear(3, 2)}).double()
+    model.register_parameter("log_scale", nn.Parameter(torch.tensor([0.3], dtype=torch.float64)))
+
+    def loss(m, b):
+        normal = torch.distributions.Normal(m["mean"](b["x"]), m.log_scale.exp(), validate_args=False)
+        return -normal.log_prob(b["y"]).sum(1)
+
+    case = zoo.Case(model, loss, {"x": torch.randn(4, 3).double(), "y": torch.randn(4, 2).double()})
+    assert compare(case).worst < 1e-10
+
+
 def test_a_gather_by_length_at_the_end_needs_no_new_plan(monkeypatch):
     """The usual pooling of classifiers indexes with the data after all parameters have been used."""
     from tacit.sgd import checks

@@ -6,12 +6,15 @@ them all. This needs to know nothing about the operation and costs ``batch`` tim
 uses without a rule of their own.
 
 Where the value holds the batch itself (learned queries expanded over the batch, say) one vjp is enough; whether it
-does is decided once, by evidence of the same kind as for outputs (see :mod:`tacit.sgd.layout`).
+does is decided once, by evidence of the same kind as for outputs (see :mod:`tacit.sgd.layout`). Data that happen to
+send each example to elements of its own (one-hot rows, distinct numbers of rows) must not pass for that: the evidence
+is asked again with other data in their place.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -26,8 +29,13 @@ from tacit.sgd.uses import Derived, Use
 CHUNK_ELEMENTS = 1 << 25
 
 
-def _local(use: Use) -> tuple[list[Tensor], dict[int, Tensor]]:
-    """The operation once more, on detached inputs, differentiable in the derived values only."""
+def _local(
+    use: Use, other: Callable[[Tensor], Tensor] = clean, live: bool = False
+) -> tuple[list[Tensor], dict[int, Tensor]]:
+    """The operation once more, on detached inputs, differentiable in the derived values only.
+
+    ``other`` gives what stands in for an input; with ``live`` inputs that had a gradient have one again.
+    """
     device = use.derived[0].tensor.device
     leaves = {id(d.tensor): d.tensor.detach().clone().requires_grad_() for d in use.derived}
 
@@ -37,7 +45,7 @@ def _local(use: Use) -> tuple[list[Tensor], dict[int, Tensor]]:
             return leaf
         if tensor.device.type == "meta":  # a rule that reads no values kept none, and the derivative needs none
             return torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
-        return clean(tensor.detach())
+        return other(tensor.detach()).requires_grad_(live and tensor.requires_grad)
 
     # The plain form of attention: fused ones have the derivative of a learned bias for some shapes only, none batched.
     with sdpa_kernel(SDPBackend.MATH):
@@ -54,6 +62,8 @@ def generic(
 ) -> Contributions:
     """Contributions of every derived value of the use; ``notes`` remember between steps which values hold the batch."""
     outputs, leaves = _local(use)
+    if len(outputs) != len(grads):  # some of its outputs do not depend on these values at all
+        outputs, leaves = _local(use, live=True)
     if len(outputs) != len(grads):
         raise UncoveredUse(
             f"{use.name!r} in {use.where} does not repeat itself: {len(outputs)} outputs, {len(grads)} before"
@@ -66,6 +76,8 @@ def generic(
         note = f"aligned{use.derived.index(known)}"
         if planning or note not in notes:
             notes[note] = _alignment(outs, live, leaf, batch)
+            if notes[note] is not None and notes[note] != _elsewhere(use, known, grads, layouts, batch):
+                notes[note] = None
         if isinstance(notes[note], Layout):
             (gradient,) = torch.autograd.grad(outs, leaf, [g for _, g, _ in live], retain_graph=True)
             found.append((known, Aligned(gradient.to(wide(gradient.dtype)), notes[note])))
@@ -92,6 +104,34 @@ def _alignment(outs: list[Tensor], live: list[Any], leaf: Tensor, batch: int) ->
         evidence.add(vjp(weights))
     found = evidence.layouts()
     return found[0] if len(found) == 1 and not evidence.empty else None
+
+
+_numbers = torch.Generator()
+_numbers.seed()
+
+
+def _other_data(tensor: Tensor) -> Tensor:
+    """Data of the same kind that select nothing: numbers without a zero, and one index for all."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        drawn = 0.5 + torch.rand(tensor.shape, generator=_numbers, dtype=torch.float64)
+        return drawn.to(tensor.device, tensor.dtype)
+    if tensor.dtype == torch.bool or not tensor.numel():
+        return tensor
+    return tensor.flatten()[0].expand(tensor.shape).clone()
+
+
+def _elsewhere(
+    use: Use, known: Derived, grads: list[Tensor | None], layouts: list[Layout | None], batch: int
+) -> Layout | None:
+    """Where the examples would be in a derived value if the data were others; ``None`` where nothing tells."""
+    try:
+        outputs, leaves = _local(use, _other_data)
+        live = [(o, g, y) for o, g, y in zip(outputs, grads, layouts, strict=True) if g is not None and y is not None]
+        if any(o.shape != g.shape for o, g, _ in live):
+            return None
+        return _alignment([o for o, _, _ in live], live, leaves[id(known.tensor)], batch)
+    except (RuntimeError, ValueError, IndexError):  # not every operation takes every number
+        return None
 
 
 def _masked(use: Use, known: Derived, outs: list[Tensor], live: list[Any], leaf: Tensor, batch: int) -> Tensor:
