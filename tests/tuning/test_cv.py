@@ -98,3 +98,13 @@ def test_what_cannot_be_searched_is_refused() -> None:
     ):
         with pytest.raises(TuningError, match=said):
             search.fit(x, y)
+
+
+def test_parameters_that_are_lists_are_searched_and_so_is_a_threshold():
+    x = np.random.default_rng(0).uniform(-1, 1, (900, 2))
+    search = PrivateSearchCV(
+        Classifier(bounds=(-1, 1), epochs=1), {"hidden": [[3]]}, epsilon=4.0, delta=1e-5, runs=2,
+        method="threshold", threshold=-1e9,
+    )  # fmt: skip
+    assert search.fit(x, x[:, 0] > 0).best_params_ == {"hidden": [3]}
+    assert search.privacy_.upper <= 4.0

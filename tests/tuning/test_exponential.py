@@ -73,3 +73,12 @@ def test_counts_that_all_move_the_same_way_cost_half() -> None:
 def test_wrong_input_is_refused(wrong: object) -> None:
     with pytest.raises(TuningError):
         wrong()  # type: ignore[operator]
+
+
+def test_scores_may_be_an_array_of_any_width():
+    for kind in (np.float64, np.float32, np.int16):
+        scores = np.array([0, 900, 10], kind)
+        assert exponential_mechanism(scores, 1.0) == 1
+        assert generalised_exponential_mechanism(scores, np.ones(3, kind), 1.0) == 1
+    with pytest.raises(TuningError, match="nothing to choose"):
+        exponential_mechanism(np.zeros(0), 1.0)

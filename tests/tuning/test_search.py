@@ -451,3 +451,32 @@ def test_scores_state_what_one_record_can_do() -> None:
     assert -2 <= bounded.exact(None) - tuning.bounded_loss(lambda m: losses[:-1], bound=2.0).exact(None) <= 0
     laplace = Score(lambda m: 3.0, kind="laplace", noise=2.0)
     assert acc.epsilon(laplace.mechanism, 1e-9).upper <= 0.5
+
+
+@pytest.mark.parametrize("shape", [(6, 2), ()])
+def test_a_score_that_one_record_could_move_by_more_is_refused(shape):
+    with pytest.raises(TuningError, match="for each record"):
+        correct_count(np.zeros((6, 3)), np.zeros(shape, int))
+    with pytest.raises(TuningError, match="for each record"):
+        tuning.bounded_loss(lambda model: np.ones(shape)).exact(None)
+
+
+def nearest(model, rows):
+    return (np.asarray(rows)[:, 0] > model).astype(int)
+
+
+def constant(candidate, noise):
+    return candidate["at"]
+
+
+def test_the_scores_of_the_house_go_to_processes_and_arrays_are_lists_of_values():
+    rows = np.linspace(-1, 1, 400)[:, None]
+    score = correct_count(rows, (rows[:, 0] > 0).astype(int), predict=nearest)
+    search = PrivateSearch(
+        {"at": np.array([-1.0, 0.0])}, constant, score, mechanism=gaussian, epsilon=2.0, delta=1e-6, runs=12,
+        workers=2, executor="process",
+    )  # fmt: skip
+    assert search.run().best["at"] in (-1.0, 0.0)
+    for wrong in ({"runs": math.nan}, {"method": "threshold", "threshold": math.nan}):
+        with pytest.raises(TuningError, match="number"):
+            PrivateSearch({"at": [0.0]}, constant, score, mechanism=gaussian, epsilon=2.0, delta=1e-6, **wrong)

@@ -7,7 +7,7 @@ scikit-learn is imported here and nowhere else in this room.
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         method: str = "geometric",
         runs: float | None = None,
         eta: float = 1.0,
+        threshold: float | None = None,
         choice_epsilon: float | None = None,
         validation_every: int = 10,
         score_noise: float = 20.0,
@@ -75,6 +76,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.method = method
         self.runs = runs
         self.eta = eta
+        self.threshold = threshold
         self.choice_epsilon = choice_epsilon
         self.validation_every = validation_every
         self.score_noise = score_noise
@@ -120,6 +122,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             delta=self.delta,
             runs=self.runs,
             eta=self.eta,
+            threshold=self.threshold,
             choice_epsilon=self.choice_epsilon,
             ledger=self.ledger,
             dataset=self.dataset,
@@ -175,6 +178,8 @@ class _Base:
 
     def __init__(self, estimator: Any, X: npt.NDArray[Any], y: npt.NDArray[Any], delta: float) -> None:
         self.estimator, self.X, self.y, self.delta = estimator, X, y, delta
+        #: what fits were found to cost, by candidate and noise
+        self._priced: dict[Any, acc.Mechanism] = {}
 
     def made(self, candidate: Candidate, noise: float) -> Any:
         """The estimator with a candidate's parameters and the budget of one fit."""
@@ -185,7 +190,10 @@ class _Base:
 
     def mechanism(self, candidate: Candidate, noise: float) -> acc.Mechanism:
         """What a fit costs: what the estimator says after a rehearsal on made-up rows of the same number and width."""
-        return _rehearsed(self, tuple(sorted(candidate.items(), key=lambda item: item[0])), noise)
+        key = (_plain(candidate), noise)
+        if key not in self._priced:
+            self._priced[key] = self.rehearse(candidate, noise)
+        return self._priced[key]
 
     def rehearse(self, candidate: Candidate, noise: float) -> acc.Mechanism:
         """See :meth:`mechanism`; an estimator that keeps no mechanism is known by its ε and δ."""
@@ -219,9 +227,17 @@ class _Base:
         return fitted
 
 
-@functools.lru_cache(maxsize=512)
-def _rehearsed(base: _Base, candidate: tuple[tuple[str, Any], ...], noise: float) -> acc.Mechanism:
-    return base.rehearse(dict(candidate), noise)
+def _plain(value: Any) -> Any:
+    """A candidate, or a value of one, as something that a dictionary can look up: lists and mappings too."""
+    if isinstance(value, Mapping):
+        return tuple((name, _plain(value[name])) for name in sorted(value))
+    if isinstance(value, list | tuple):
+        return type(value).__name__, tuple(map(_plain, value))
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)  # the candidates of a search live as long as it does
+    return type(value), value
 
 
 def _stated(privacy: Any, delta: float) -> acc.Mechanism:

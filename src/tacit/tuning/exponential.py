@@ -37,7 +37,7 @@ def exponential_mechanism(
     if not 0 < sensitivity < math.inf:
         raise TuningError(f"the sensitivity is a number above 0, not {sensitivity!r}")
     rate = Fraction(epsilon) / (Fraction(sensitivity) * (1 if monotone else 2))
-    return exponential_choice(list(scores), rate, source=source)
+    return exponential_choice(_numbers(scores), rate, source=source)
 
 
 def generalised_exponential_mechanism(
@@ -78,8 +78,8 @@ def comparisons(
     [0.0, 1.0]
     """
     t = Fraction(2 * math.log(len(scores) / beta) / epsilon)
-    width = [Fraction(d) for d in sensitivities]
-    penalised = [-Fraction(u) + t * d for u, d in zip(scores, width, strict=True)]
+    width = [Fraction(d) for d in _numbers(sensitivities)]
+    penalised = [-Fraction(u) + t * d for u, d in zip(_numbers(scores), width, strict=True)]
     return [
         max((p - other) / (d + e) for other, e in zip(penalised, width, strict=True))
         for p, d in zip(penalised, width, strict=True)
@@ -95,8 +95,13 @@ def choice_mechanism(epsilon: float, unit: str = "record") -> acc.Mechanism:
     return acc.ExponentialMechanism(epsilon, unit=unit)
 
 
+def _numbers(values: Sequence[float]) -> list[float]:
+    """Python's own numbers, of which there is an exact fraction; numpy's too, whatever their width."""
+    return [value.item() if hasattr(value, "item") else value for value in values]
+
+
 def _check(scores: Sequence[float], epsilon: float) -> None:
-    if not scores:
+    if not len(scores):
         raise TuningError("there is nothing to choose from")
     if not all(math.isfinite(s) for s in scores):
         raise TuningError("scores are finite numbers: give a failed candidate the lowest score there is")

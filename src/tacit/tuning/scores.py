@@ -91,14 +91,12 @@ def correct_count(
     (1.0, Gaussian(20, replace=1))
     """
     wanted = np.asarray(targets)
-    answer = predict or _predict
-
-    def count(model: Any) -> float:
-        given = np.asarray(answer(model, inputs))
-        if given.shape != wanted.shape:
-            raise TuningError(f"the model gives answers of shape {given.shape} for targets of shape {wanted.shape}")
-        return float(np.count_nonzero(given == wanted))
-
+    if wanted.ndim < 1 or wanted.size != len(wanted):
+        raise TuningError(
+            f"targets of shape {wanted.shape}: one answer for each record, or one record would move the count by more "
+            "than 1. For several answers a record, write a Score that says by how much"
+        )
+    count = _RightAnswers(inputs, wanted, predict or _predict)
     return Score(count, 1.0, noise, 1.0, True, "gaussian", unit, "right answers")
 
 
@@ -120,12 +118,38 @@ def bounded_loss(
     if not 0 < bound < math.inf:
         raise TuningError(f"the bound of a loss is a number above 0, not {bound!r}")
 
-    def total(model: Any) -> float:
-        each = np.asarray(losses(model), dtype=np.float64)
-        cut = np.clip(np.nan_to_num(each / bound, nan=1.0, posinf=1.0, neginf=1.0), 0.0, 1.0)
-        return -float(int(np.rint(cut * GRID).astype(np.int64).sum()) / GRID) * bound
+    return Score(_CutLosses(losses, bound), bound, noise, bound, True, "gaussian", unit, "bounded loss")
 
-    return Score(total, bound, noise, bound, True, "gaussian", unit, "bounded loss")
+
+# What scores compute are classes, not functions in functions: a search in processes sends them there.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _RightAnswers:
+    inputs: Any
+    wanted: Any
+    predict: Callable[[Any, Any], Any]
+
+    def __call__(self, model: Any) -> float:
+        given = np.asarray(self.predict(model, self.inputs))
+        if given.shape != self.wanted.shape:
+            raise TuningError(
+                f"the model gives answers of shape {given.shape} for targets of shape {self.wanted.shape}"
+            )
+        return float(np.count_nonzero(given == self.wanted))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _CutLosses:
+    losses: Callable[[Any], Any]
+    bound: float
+
+    def __call__(self, model: Any) -> float:
+        each = np.asarray(self.losses(model), dtype=np.float64)
+        if each.ndim < 1 or each.size != len(each):
+            raise TuningError(f"losses of shape {each.shape}: one for each record, please")
+        cut = np.clip(np.nan_to_num(each / self.bound, nan=1.0, posinf=1.0, neginf=1.0), 0.0, 1.0)
+        return -float(int(np.rint(cut * GRID).astype(np.int64).sum()) / GRID) * self.bound
 
 
 def _predict(model: Any, inputs: Any) -> Any:

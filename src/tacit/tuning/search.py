@@ -186,6 +186,8 @@ class PrivateSearch:
         self.choice_epsilon = choice_epsilon if choice_epsilon is not None else CHOICE_SHARE * self.epsilon
         known = self.space.candidates
         self.runs = float(runs) if runs is not None else float(max(2, len(known)) if known is not None else 10)
+        if not 0 < self.runs < math.inf:
+            raise TuningError(f"runs is how many runs to expect, a number above 0, not {runs!r}")
         #: candidates of equal price are one kind: an example of each, and the kind of every candidate of a grid
         self._examples, self._kinds = self._sort_out()
         self._settle(self._calibrate())
@@ -209,6 +211,8 @@ class PrivateSearch:
             raise TuningError(f"the total budget is ε > 0 and 0 < δ < 1, not ε={self.epsilon}, δ={self.delta}")
         if (self.method == "threshold") != (self.threshold is not None):
             raise TuningError("threshold= belongs to method='threshold', which needs it: the score that is good enough")
+        if self.threshold is not None and not math.isfinite(self.threshold):
+            raise TuningError(f"threshold is the score that is good enough, a finite number, not {self.threshold!r}")
         if self._all and self.space.candidates is None:
             raise TuningError("the exponential mechanism trains every candidate: give a finite grid")
         if (self._sensitivities is not None) != (self.method == "generalised-exponential"):

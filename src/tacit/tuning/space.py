@@ -13,6 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tacit.noise import uniform_integers
 from tacit.noise.entropy import Source
 from tacit.tuning.errors import AdaptiveError, TuningError
@@ -111,6 +113,8 @@ class Space:
         choices: dict[str, Any] = {}
         for name, values in space.items():
             refuse_adaptive(values)
+            if isinstance(values, np.ndarray) and values.ndim == 1:
+                values = values.tolist()  # np.logspace and its like
             if hasattr(values, "draw"):
                 choices[str(name)] = values
             elif isinstance(values, Sequence) and not isinstance(values, str) and len(values):
