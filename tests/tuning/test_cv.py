@@ -100,11 +100,11 @@ def test_what_cannot_be_searched_is_refused() -> None:
             search.fit(x, y)
 
 
-def test_parameters_that_are_lists_are_searched_and_so_is_a_threshold():
+def test_parameters_that_are_lists_have_a_price_and_a_threshold_reaches_the_search():
     x = np.random.default_rng(0).uniform(-1, 1, (900, 2))
-    search = PrivateSearchCV(
-        Classifier(bounds=(-1, 1), epochs=1), {"hidden": [[3]]}, epsilon=4.0, delta=1e-5, runs=2,
-        method="threshold", threshold=-1e9,
-    )  # fmt: skip
-    assert search.fit(x, x[:, 0] > 0).best_params_ == {"hidden": [3]}
-    assert search.privacy_.upper <= 4.0
+    estimator = Classifier(bounds=(-1, 1), epochs=1)
+    base = _Base(estimator, x, x[:, 0] > 0, 1e-6)
+    assert base.mechanism({"hidden": [3]}, 1.0) == base.mechanism({"hidden": (3,)}, 1.0)
+    search = PrivateSearchCV(estimator, {"hidden": [[3]]}, method="threshold", threshold=np.nan)
+    with pytest.raises(TuningError, match="finite number"):
+        search.fit(x, x[:, 0] > 0)
