@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import traceback
+
 import numpy as np
 import polars as pl
 import pytest
 
 from tacit.ledger import Ledger
 from tacit.linear_model import FunctionalLinearRegression, LinearRegression, LogisticRegression, releases, stream
-from tacit.schema import Categorical, Numeric, Schema, SchemaError, Unit
+from tacit.schema import Boolean, Categorical, Numeric, Schema, SchemaError, Unit
 from tests.linear_model.common import COEFFICIENTS, labels, numbers
 
 NAMES = ["a", "b", "c"]
@@ -123,3 +125,25 @@ def test_a_mistake_with_a_file_is_named_and_nothing_is_charged_for_it(table, tmp
     assert filled.coef_[0] == pytest.approx(2.0, abs=0.1)
     with pytest.raises(ValueError, match="NaN"):
         LinearRegression(**SETTINGS).fit(table.with_columns(b=pl.lit(float("nan"))).lazy(), "y")
+
+
+def test_the_first_rows_of_a_text_file_do_not_decide_how_the_others_are_read(tmp_path):
+    """Whole numbers, or digits as codes, in the first rows; then fractions and letters."""
+    path = tmp_path / "people.csv"
+    path.write_text("age,ward,cost,sick\n" + "30,01,5,1\n40,02,7,0\n" * 300 + "30.5,1A,6.25,1\n")
+    private = LinearRegression(1.0, bounds={"age": (0, 90)}, target_bounds=(0, 10)).fit(path, "cost")
+    assert private.feature_names_in_.tolist() == ["age"]
+    columns = (Numeric("age", 0, 90), Categorical("ward", ["01", "02"]))
+    for target in (Numeric("cost", 0, 10, target=True), Boolean("sick", target=True)):
+        schema = Schema((*columns, target), Unit("person"))
+        kind = LinearRegression if target.name == "cost" else LogisticRegression
+        fitted = kind(500.0, bounds=schema, method="gradient-descent").fit(path)
+        assert fitted.predict({"age": [30, 40], "ward": ["01", "02"]}).tolist() == (
+            pytest.approx([5, 7], abs=0.3) if target.name == "cost" else [True, False]
+        )
+    by_number = LogisticRegression(500.0, bounds={"age": (0, 90)}, classes=[0, 1], method="gradient-descent")
+    assert by_number.fit(path, "sick").classes_.tolist() == [0, 1]
+    path.write_text("age,cost\n" + "30,5\n" * 300 + "thirty,5\n")
+    with pytest.raises(SchemaError, match="declared as numbers") as caught:
+        LinearRegression(1.0, bounds={"age": (0, 90)}, target_bounds=(0, 10)).fit(path, "cost")
+    assert "thirty" not in "".join(traceback.format_exception(caught.value))

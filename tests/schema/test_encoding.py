@@ -261,3 +261,21 @@ def test_bounds_out_of_numpy_are_the_numbers_they_are():
     made = Numeric("age", np.float32(17), np.int64(90), fill=np.float64(40.5))
     assert made == Numeric("age", 17.0, 90.0, fill=40.5)
     assert {type(made.lower), type(made.upper), type(made.fill)} == {float}
+
+
+def test_a_category_is_found_whatever_type_the_reader_of_a_file_guessed():
+    """The text 01 is read as the number 1 unless one person's row holds 1A: that row must not change the others."""
+    schema = Schema((Categorical("c", ["01", "2", "true", "x"]),), Unit("person"))
+    spellings = [["01", "2", "3"], [1, 2, 3], [1.0, 2.0, 3.0], ["1.0", "2.0", "3.0"], ["+1", "02", "1e9"]]
+    for values in spellings:
+        features = schema.encode({"c": values})[0].features
+        assert features.argmax(axis=1).tolist() == [0, 1, 4]
+    for values in ([True], ["true"], ["TRUE"]):
+        assert schema.encode({"c": values})[0].features.argmax() == 2
+    apart = Schema((Categorical("c", ["1", "01"]),), Unit("person"))  # one number, two labels: by their text alone
+    assert apart.encode({"c": ["1", "01", "001"]})[0].features.argmax(axis=1).tolist() == [0, 1, 2]
+
+
+def test_a_lazy_frame_is_collected_first():
+    with pytest.raises(SchemaError, match="collect"):
+        Schema((Numeric("a", 0, 1),), Unit("person")).encode(pl.LazyFrame({"a": [1]}))

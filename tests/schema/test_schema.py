@@ -153,3 +153,18 @@ def test_a_schema_file_round_trips(tmp_path):
     assert schema["age"] is AGE
     with pytest.raises(KeyError, match="no column 'nix'"):
         schema["nix"]
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "marked.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + SCHEMA_TEXT.encode())
+    assert Schema.from_toml(path) == Schema.parse_toml(SCHEMA_TEXT)
+
+
+SCHEMA_TEXT = """[unit]
+name = "person"
+[columns.age]
+kind = "numeric"
+lower = 0
+upper = 9
+"""

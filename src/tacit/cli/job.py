@@ -84,8 +84,12 @@ class Prepared:
 # -- data --------------------------------------------------------------------------------------------------------------
 
 
-def read_table(path: Path) -> Any:
-    """A CSV or Parquet file as a polars frame. Messages show nothing of what is in it."""
+def read_table(path: Path, schema: Schema | None = None) -> Any:
+    """A CSV or Parquet file as a polars frame. Messages show nothing of what is in it.
+
+    A CSV file does not say what its columns are. With a ``schema`` its numeric columns are read as numbers and all
+    others as text; types that are guessed from the rows would let one row decide how all the others are read.
+    """
     import polars as pl
 
     if not path.exists():
@@ -96,13 +100,32 @@ def read_table(path: Path) -> Any:
         if path.suffix.lower() in (".parquet", ".pq"):
             frame = pl.read_parquet(path)
         elif path.suffix.lower() == ".csv":
-            frame = pl.read_csv(path, infer_schema_length=None)
+            frame = pl.read_csv(path, infer_schema_length=None, infer_schema=schema is None)
         else:
             raise DataError(f"{path}: a table is a .csv or .parquet file")
     except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError):
         raise DataError(f"{path} cannot be read as a {path.suffix.lstrip('.')} file") from None
     if frame.height == 0:
         raise DataError(f"{path} has no rows")
+    return frame if schema is None or path.suffix.lower() != ".csv" else _with_numbers(frame, schema)
+
+
+def _with_numbers(frame: Any, schema: Schema) -> Any:
+    """The numeric columns of a table of texts as numbers, each value by itself."""
+    import polars as pl
+
+    for column in schema.columns:
+        if not isinstance(column, Numeric) or column.name not in frame.columns:
+            continue
+        text = frame[column.name].str.strip_chars().str.to_lowercase()
+        words = text.replace_strict({"true": 1.0, "false": 0.0, "nan": float("nan")}, default=None)
+        numbers = text.cast(pl.Float64, strict=False).fill_null(words.cast(pl.Float64))
+        wrong = (numbers.is_null() & text.is_not_null() & (text != "")).arg_true()
+        if len(wrong):
+            raise SchemaError(
+                f"column {column.name!r}: row {wrong[0]} holds text, not a number; convert the column first"
+            )
+        frame = frame.with_columns(numbers.alias(column.name))
     return frame
 
 
@@ -125,11 +148,11 @@ def prepare(settings: Settings) -> Prepared:
                 "schema: a table of your own needs a schema file: public bounds, categories, target and unit"
             )
         schema, file = Schema.from_toml(settings.schema), path
-        encoded, _ = schema.encode(read_table(path), dtype=np.float32)
+        encoded, _ = schema.encode(read_table(path, schema), dtype=np.float32)
     if schema.target is None:
         raise SchemaError("the schema marks no column as the target (target = true): there is nothing to predict")
     if settings.evaluate is not None and test is None:
-        test, _ = schema.encode(read_table(Path(settings.evaluate)), dtype=np.float32)
+        test, _ = schema.encode(read_table(Path(settings.evaluate), schema), dtype=np.float32)
     x, y = torch.from_numpy(encoded.features), _target(encoded.target)
     units, pair = encoded.units, None
     if settings.public_every is not None:

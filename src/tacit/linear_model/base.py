@@ -236,12 +236,17 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             (middle, half_width) if self._target == "number" and self.fit_intercept else None,
             Shape(features.scalars, features.blocks, self.fit_intercept),
             cluster,
+            number_target=self._counts_as_number(),
         )
         unit = self._unit(False)
         adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)
         return Task(source, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed)
 
     # -- the target: a number between bounds (classifiers do their own) ------------------------------------------------
+
+    def _counts_as_number(self) -> bool:
+        """Whether the target's column of a text file is read as numbers."""
+        return True
 
     def _encode_target(self, y: Any) -> tuple[Any, float, float, tuple[str, ...]]:
         middle, half_width = target_of(self.target_bounds, self.bounds)

@@ -50,6 +50,10 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         self.classes_, assumed = self._classes(y)
         return self._stream_target(y), 0.0, 1.0, assumed
 
+    def _counts_as_number(self) -> bool:
+        by_schema = isinstance(self.bounds, Schema) and self.bounds.classes and self.classes is None
+        return not by_schema and self.classes_.dtype.kind in "biuf"
+
     def _declared(self) -> npt.NDArray[Any]:
         if self.classes is not None:
             classes = np.asarray(list(self.classes))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tacit.linear_model.bounds import Features
 from tacit.linear_model.moments import GRID, GRID_BITS, Moments
 from tacit.linear_model.rows import Rows
 from tacit.linear_model.sensitivity import Shape
-from tacit.schema import SchemaError
+from tacit.schema import Numeric, SchemaError
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,13 +42,22 @@ def is_stream(data: Any) -> bool:
     return (module == "polars" and type(data).__name__ == "LazyFrame") or module == "pyarrow" or is_ray(data)
 
 
+def is_csv(data: Any) -> bool:
+    """Whether ``data`` is the path of a text file, which does not say what its columns are."""
+    return isinstance(data, str | os.PathLike) and _SUFFIXES.get(Path(data).suffix.lower()) == "scan_csv"
+
+
 def is_ray(data: Any) -> bool:
     """Whether ``data`` is a data set of Ray Data."""
     return type(data).__module__.startswith("ray.data.")
 
 
-def _lazy(data: Any) -> Any:
-    """A polars LazyFrame of the data; None for a pyarrow reader, which can be gone through once."""
+def _lazy(data: Any, numbers: Mapping[str, bool] | None = None) -> Any:
+    """A polars LazyFrame of the data; None for a pyarrow reader, which can be gone through once.
+
+    ``numbers`` says which columns of a CSV file hold numbers, and that the others are text: types that are guessed
+    from some rows would let these decide how the others are read.
+    """
     import polars as pl
 
     if isinstance(data, str | os.PathLike):
@@ -57,7 +66,9 @@ def _lazy(data: Any) -> Any:
         if path.is_dir():
             return pl.scan_parquet(path / "*.parquet")
         if suffix in _SUFFIXES:
-            options = {"separator": "\t"} if suffix == ".tsv" else {}
+            options: dict[str, Any] = {"separator": "\t"} if suffix == ".tsv" else {}
+            if numbers is not None and is_csv(data):
+                options["schema_overrides"] = {name: pl.Float64 if n else pl.String for name, n in numbers.items()}
             return getattr(pl, _SUFFIXES[suffix])(path, **options)
         if suffix in _ARROW:
             return pl.scan_ipc(path)
@@ -99,8 +110,13 @@ class Stream:
         target_scale: tuple[float, float] | None,
         shape: Shape,
         cluster: Ray | None = None,
+        *,
+        number_target: bool = True,
     ) -> None:
         self.cluster = cluster
+        schema = features.schema
+        self.numbers = {name: schema is None or isinstance(schema[name], Numeric) for name in names}
+        self.numbers[target] = number_target
         self.data, self.names, self.target = data, names, target
         self.features, self.encode_target, self.shape = features, encode_target, shape
         self.target_scale = target_scale
@@ -189,7 +205,7 @@ class Stream:
         import polars as pl
 
         wanted = [*self.names, self.target]
-        lazy = _lazy(self.data)
+        lazy = _lazy(self.data, self.numbers)
         if lazy is None:
             if self._used:
                 raise ValueError(
@@ -199,7 +215,16 @@ class Stream:
             for batch in self.data:
                 yield pl.from_arrow(batch).select(wanted)  # type: ignore[union-attr]
             return
-        yield from lazy.select(wanted).collect_batches(chunk_size=BATCH, maintain_order=False, engine="streaming")
+        batches = lazy.select(wanted).collect_batches(chunk_size=BATCH, maintain_order=False, engine="streaming")
+        if not is_csv(self.data):
+            yield from batches
+            return
+        try:
+            yield from batches
+        except pl.exceptions.PolarsError:  # its message shows the value
+            raise SchemaError(
+                "the file is damaged, or a column that is declared as numbers holds something else: convert the column"
+            ) from None
 
     def _encode(self, frame: Any, target: bool = False) -> Rows:
         """A piece of the table; with ``target`` the last column of x is y."""

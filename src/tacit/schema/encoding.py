@@ -8,8 +8,9 @@ the encoded table. Error messages name columns and row positions, never a value.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -197,6 +198,31 @@ def _scale(
     return np.clip((inside - column.middle) / column.half_width, -1.0, 1.0)
 
 
+def _finder(lookup: dict[str, int]) -> Callable[[str], int]:
+    """The class number of a text, -1 where it is unknown: by the text itself, else as a number or a truth value.
+
+    Whoever reads a file guesses the type of a column from all of its rows, so that the text 01 becomes the number 1
+    unless somebody's row holds 1A. What a row is encoded to must not depend on that: a label 01 is found by 1, 1.0 and
+    "01", and a label true by True and "TRUE". Two labels that are the same number are told apart by their text alone.
+    """
+    loose: dict[Any, int] = {}
+    for label, code in lookup.items():
+        meant = _meant(label)
+        loose[meant] = code if loose.get(meant, code) == code else -1
+    return lambda text: lookup[text] if text in lookup else loose.get(_meant(text), -1)
+
+
+def _meant(text: str) -> Any:
+    """The number or the truth value that a text spells; the text itself where it is neither."""
+    if text.lower() in ("true", "false"):
+        return text.lower()
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return text
+    return number if number.is_finite() else text
+
+
 def _codes(column: Categorical | Boolean, lookup: dict[str, int], table: Fetched) -> tuple[NDArray[np.int64], Any]:
     """Class number of every value by its canonical text; -1 where unknown, -2 where missing."""
     values, missing = table[column.name]
@@ -206,6 +232,7 @@ def _codes(column: Categorical | Boolean, lookup: dict[str, int], table: Fetched
         )
     if values.dtype.kind == "f":
         missing = missing | np.isnan(values)
+    find = _finder(lookup)
     # Types are part of the key because 1 == True in Python, and they are different categories.
     known: dict[tuple[type, Any], int] = {}
     codes = np.empty(len(values), dtype=np.int64)
@@ -221,7 +248,7 @@ def _codes(column: Categorical | Boolean, lookup: dict[str, int], table: Fetched
                 f"column {column.name!r}: row {row} holds {type(value).__name__}, which cannot be a category"
             ) from error
         if code is None:
-            code = known[key] = lookup.get(canonical(value), -1)
+            code = known[key] = find(canonical(value))
         codes[row] = code
     return codes, codes == -2
 
@@ -274,6 +301,8 @@ def _feature(column: AnyColumn, table: Fetched, tally: _Tally, out: NDArray[np.f
 
 def _names(table: Any) -> None:
     """Refuse what is not a table before the first column is asked for."""
+    if type(table).__name__ == "LazyFrame":
+        raise SchemaError("cannot encode a LazyFrame, whose rows are not there yet: collect() it")
     structured = isinstance(table, np.ndarray) and table.dtype.names is not None
     if not (isinstance(table, Mapping) or structured or (hasattr(table, "columns") and hasattr(table, "__getitem__"))):
         raise SchemaError(

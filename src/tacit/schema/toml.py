@@ -70,7 +70,7 @@ def parse(text: str) -> tuple[tuple[AnyColumn, ...], Unit, str, str]:
 def read(path: str | Path) -> str:
     """The text of a schema file, with an error that names the file."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
     except OSError as error:
         raise SchemaError(f"cannot read the schema {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
