@@ -203,14 +203,14 @@ def _teach(
         if schema_file is None:
             raise DataError("--schema: a table of your own needs a schema file: public bounds, categories and target")
         schema = Schema.from_toml(schema_file)
-        encoded, _ = schema.encode(read_table(Path(source)))
+        encoded, _ = schema.encode(read_table(Path(source), schema))
     target = schema.target
     if target is None or not schema.classes:
         raise DataError("votes are about classes: the schema must mark a categorical or boolean column as the target")
     if known and public in data.splits:
         rows, _ = data.encode(public)
     else:
-        frame = read_table(Path(public))
+        frame = read_table(Path(public), schema)
         if target.name not in frame.columns:  # public rows need no label: any class stands in for it
             frame = frame.with_columns(pl.lit(schema.classes[0]).alias(target.name))
         rows, _ = schema.encode(frame)
