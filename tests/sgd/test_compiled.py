@@ -247,6 +247,45 @@ def test_a_step_that_is_only_traced_asks_no_compiler(monkeypatch):
         sgd.clipped_grad(model, CRITERION, batch, 0.3, compile="fast")
 
 
+class Turned(nn.Module):
+    """Dimensions counted from the end, as users may."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(5, 5)), nn.Parameter(torch.randn(3, 5))
+
+    def forward(self, x):
+        return torch.inner(x @ self.a.permute(-1, 0), self.b)
+
+
+def test_dimensions_may_be_counted_from_the_end(traced_only):
+    torch.manual_seed(0)
+    case = zoo.Case(Turned().double(), lambda m, b: CRITERION(m(b["x"]), b["y"]), {"x": torch.randn(5, 5).double()})
+    case.batch["y"] = torch.tensor([0, 1, 2, 0, 1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compare(case, compile=True).worst <= TOLERANCE[torch.float64]
+    assert program_of(case.model).proven
+
+
+def test_a_program_that_computes_something_else_is_not_used(monkeypatch):
+    def wrong(graph, inputs, options):
+        (output,) = (n for n in graph.graph.nodes if n.op == "output")
+        with graph.graph.inserting_before(output):
+            halved = graph.graph.call_function(torch.ops.aten.mul.Tensor, (output.args[0][0], 0.5))
+        output.args = ([halved, *output.args[0][1:]],)
+        graph.recompile()
+        return graph
+
+    monkeypatch.setattr(compiled, "inductor", wrong)
+    model, batch = network(), batch_of()
+    plain, _ = sgd.clipped_grad(model, CRITERION, batch)
+    with pytest.warns(sgd.NotCompiled, match="sums differ"):
+        fast, _ = sgd.clipped_grad(model, CRITERION, batch, compile=True)
+    again, _ = sgd.clipped_grad(model, CRITERION, batch, compile=True)
+    assert all(torch.allclose(plain[n], some[n]) for n in plain for some in (fast, again))
+
+
 def test_dropout_draws_what_it_draws_uncompiled(traced_only):
     model, batch = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 3)), batch_of()
     found = []

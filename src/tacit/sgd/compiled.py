@@ -34,6 +34,7 @@ from tacit.sgd import answers, checks, frames, kernels, planning, weighted
 from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.engine import Engine, Plan
 from tacit.sgd.errors import ClippingError
+from tacit.sgd.expected import Expected
 from tacit.sgd.graphs import CHANNELS_LAST, hasten, mutates, name_of, reduce_once, tidy, view_anew
 from tacit.sgd.images import cast_once, in_full_precision, innermost, keep_innermost, without_strides
 from tacit.sgd.kernels import full_precision
@@ -135,6 +136,8 @@ class Program:
         self.unrolled = False
         self.channels_last = False
         self.compiler = compiler
+        # Whether an answer of it has been compared with that of the uncompiled step.
+        self.proven = False
         inputs = self._inputs(batch, mask, spec)
         what = (engine, losses_of, leaves, examples, spec, mask is not None, inputs)
         self.random, whole, boundary = self._trace(*what)
@@ -566,13 +569,15 @@ def attempt(
     program = engine.programs.get(key, _MISSING)
     if program is None:
         return None
-    if program is _MISSING or due:
+    expected: Expected | None = None
+    if program is _MISSING or due or not program.proven:
         rewind = checks.remember(next(iter(engine.parameters.values())).device)
-        gradients, _ = planning.planned(engine, losses_of, batch, examples, views, check, due)
+        gradients, losses = planning.planned(engine, losses_of, batch, examples, views, check, due)
         rewind()
         if gradients is None:
             return None
-        del gradients
+        expected = Expected.of(engine, gradients, losses, spec, mask) if check != "never" else None
+        del gradients, losses
     if program is _MISSING:
         try:
             program = Program(engine, losses_of, batch, examples, spec, mask, compiler)
@@ -585,5 +590,23 @@ def attempt(
         finally:
             rewind()
         engine.programs[key] = program
-    result: Result | None = program(batch, mask, spec, lend, meanwhile)
+        program.proven = check == "never" or _draws_apart(program)
+    if expected is None or _draws_apart(program):
+        result: Result | None = program(batch, mask, spec, lend, meanwhile)
+        return result
+    result = program(batch, mask, spec, lend)
+    if result is not None:
+        wrong = expected.differs(result.norms, result.losses, result.sums)
+        if wrong is not None:
+            engine.programs[key] = None
+            warnings.warn(f"the step runs uncompiled: compiled, its {wrong}", NotCompiled, stacklevel=5)
+            return None
+        program.proven = True
+        if meanwhile is not None:  # only now: it may use the sums up
+            meanwhile(result.sums)
     return result
+
+
+def _draws_apart(program: Program) -> bool:
+    """Whether a program may draw other random numbers than the step it was made of: nothing to compare with."""
+    return program.random and program.device.type == "cuda"

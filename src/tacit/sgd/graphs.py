@@ -118,7 +118,7 @@ def origin_of(node: Node) -> Node:
 
 
 def _only_ones_move(shape: tuple[int, ...], order: Any) -> bool:
-    kept = [k for k in order if shape[k] != 1]
+    kept = [k % len(shape) for k in order if shape[k] != 1]  # a user may count dimensions from the end
     return kept == sorted(kept)
 
 
