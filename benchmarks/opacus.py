@@ -76,7 +76,7 @@ class Rows(Dataset):  # type: ignore[misc]
         return tuple(t[k] for t in self.tensors)
 
     def __getitems__(self, rows: list[int]) -> Any:
-        index = torch.tensor(rows, device=self.tensors[0].device)
+        index = torch.tensor(rows, dtype=torch.int64, device=self.tensors[0].device)
         return tuple(t[index] for t in self.tensors)
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from tacit import sgd
 from tacit.sgd import choices, convolutions, kernels, weighted
 from tacit.sgd.norms import Group
+from tacit.sgd.rules import convolution
 from tacit.sgd.rules.base import OneHot, Outer
 
 assert zoo_more
@@ -93,6 +94,10 @@ def test_rounding_to_tf32_keeps_ten_bits_and_what_is_not_finite():
     assert not torch.isfinite(kernels.to_tf32(torch.tensor([torch.nan, torch.inf, -torch.inf]))).any()
 
 
+def mean_square(model, batch):
+    return model(batch[0]).square().mean((1, 2, 3))
+
+
 class Twice(nn.Module):
     """A convolution that is used twice, and one each with a stride and few positions."""
 
@@ -108,6 +113,18 @@ class Twice(nn.Module):
     def forward(self, x):
         x = F.relu(self.down(self.same(F.relu(self.same(x)))))
         return self.out(self.last(x).flatten(1))
+
+
+def test_convolutions_by_kernels_make_no_patches(kernels_on_cpu, monkeypatch):
+    """They would take many times the room of the image; also a bound on rounding asks for sizes only."""
+    made = []
+    real = convolution.patches
+    monkeypatch.setattr(convolution, "patches", lambda *a: made.append(1) or real(*a))
+    torch.manual_seed(0)
+    sgd.clipped_grad(Twice().down, mean_square, (torch.randn(3, 8, 8, 8), torch.zeros(3)), 0.1, check="never")
+    few = nn.Conv2d(16, 40, 3, 2, 1)  # few positions: by Gram matrices, with a bound on their rounding
+    sgd.clipped_grad(few, mean_square, (torch.randn(3, 16, 4, 4), torch.zeros(3)), 0.1, check="never")
+    assert not made
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-12])

@@ -362,12 +362,11 @@ def norm_ways(left: Tensor, right: Tensor) -> dict[str, choices.Way]:
     return {**plain, **ordered} if idle else {**ordered, **plain}
 
 
-def cut_off(left: Tensor, right: Tensor) -> float:
-    """How much tensor cores may cut off squared norms of these factors (:data:`tacit.sgd.choices.CUT_OFF`).
+def cut_off(tokens: int, p: int, q: int) -> float:
+    """How much tensor cores may cut off squared norms of factors of this size (:data:`tacit.sgd.choices.CUT_OFF`).
 
     A Gram matrix adds up as many terms as the factors are wide, a product, which is squared, as there are tokens.
     """
-    (_, tokens, p), q = left.shape[-3:], right.shape[-1]
     return float((2 * tokens + p + q) * choices.CUT_OFF)
 
 
@@ -378,7 +377,7 @@ def norms_agree(found: Tensor, wanted: Tensor, cut: float) -> bool:
 
 def agreement(left: Tensor, right: Tensor) -> choices.Check:
     """What tells whether two results are the norms of factors like these."""
-    return partial(norms_agree, cut=cut_off(left, right))
+    return partial(norms_agree, cut=cut_off(left.shape[1], left.shape[2], right.shape[2]))
 
 
 @torch.library.custom_op("tacit::factor_norms", mutates_args=())  # type: ignore[untyped-decorator]

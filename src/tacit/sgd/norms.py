@@ -201,8 +201,10 @@ class Group:
         if self.dense is not None or self.lookup is not None or len(self.parts) != 1:
             return False
         (outer,) = self.parts
-        wide = outer.left.dtype == widen(outer.left[:0]).dtype == outer.right.dtype
-        return wide and not outer.by_convolution and outer.dims[1:3] == (1, 1)
+        # Not asked for where it is a convolution: its factors are made when they are, patches of all its inputs.
+        if outer.by_convolution or outer.dims[1:3] != (1, 1):
+            return False
+        return bool(outer.dtype == widen(outer.left[:0]).dtype == outer.right.dtype)
 
     def with_shift(self, scale: Tensor) -> tuple[Tensor, Tensor]:
         """``sum_b scale_b G_b`` of a single token per example, and ``sum_b scale_b left_b``: of a weight and its bias.
@@ -238,9 +240,9 @@ def _kernel_margins(outer: Outer, squared: Tensor, size: Tensor) -> Norms:
     What is cut off is relative to the sums themselves: to the squared norm where tokens add up, else to what each
     token adds to it, about ``size / tokens`` in all.
     """
-    tokens = outer.dims[2]
-    unit, split = float(torch.finfo(torch.float32).eps), kernels.SPLIT_ERROR[outer.left.dtype]
-    cut = kernels.cut_off(outer.left, outer.right)
+    _, _, tokens, p, q = outer.dims
+    unit, split = float(torch.finfo(torch.float32).eps), kernels.SPLIT_ERROR[outer.dtype]
+    cut = kernels.cut_off(tokens, p, q)
     return Norms(squared, (4 * unit + cut) / tokens * size + cut * squared.clamp(min=0), split**2 * size)
 
 

@@ -96,7 +96,8 @@ def norms_together(lefts: Sequence[Tensor], rights: Sequence[Tensor], owners: Se
     if not choices.chooses("together", lefts[0]):
         return _one_by_one(*lefts, *rights, owners=owners)
     ways = together_ways(lefts, rights, owners)
-    cut = max(kernels.cut_off(lefts[k], right) for k, right in zip(owners, rights, strict=True))
+    sizes = [(*lefts[k].shape, right.shape[2]) for k, right in zip(owners, rights, strict=True)]
+    cut = max(kernels.cut_off(tokens, p, q) for _, tokens, p, q in sizes)
     check = partial(kernels.norms_agree, cut=cut)
     return ways[choices.chooser().pick("together", ways, "one by one", check, (*lefts, *rights))](*lefts, *rights)
 

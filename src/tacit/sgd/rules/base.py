@@ -99,6 +99,11 @@ class Outer:
         return (*self.left.shape, self.right.shape[3])
 
     @property
+    def dtype(self) -> torch.dtype:
+        """That of the factors."""
+        return self.left.dtype
+
+    @property
     def key(self) -> tuple[Any, ...]:
         _, groups, _, p, q = self.dims
         return (self.sizes, self.order, groups, p, q)

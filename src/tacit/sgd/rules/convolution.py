@@ -84,7 +84,6 @@ class ConvOuter(Outer):
         self.sizes, self.order = tuple(shape), tuple(range(len(shape)))
         self.kernel = tuple(shape[2:])
         self.rank = len(self.kernel)
-        self._factors: dict[str, Tensor] = {}
 
     @property
     def dims(self) -> tuple[int, int, int, int, int]:
@@ -93,19 +92,21 @@ class ConvOuter(Outer):
         return batch, groups, tokens, self.sizes[0] // groups, math.prod(self.sizes[1:])
 
     @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.units is not None else self.grad.dtype
+
+    # Made anew whenever they are asked for: patches take many times the room of the image, and norms want them once.
+
+    @property
     def left(self) -> Tensor:
-        if "left" not in self._factors:
-            grad = self.grad if self.units is None else _in_units(self.grad, self.units[0])
-            self._factors["left"] = _tokens(grad, self.layout, self.options.groups, self.rank)
-        return self._factors["left"]
+        grad = self.grad if self.units is None else _in_units(self.grad, self.units[0])
+        return _tokens(grad, self.layout, self.options.groups, self.rank)
 
     @property
     def right(self) -> Tensor:
-        if "right" not in self._factors:
-            a = self.padded if self.units is None else _in_units(self.padded, self.units[1])
-            pieces = patches(a, self.kernel, self.options.stride, self.options.dilation)
-            self._factors["right"] = _tokens(pieces, self.layout, self.options.groups, self.rank)
-        return self._factors["right"]
+        a = self.padded if self.units is None else _in_units(self.padded, self.units[1])
+        pieces = patches(a, self.kernel, self.options.stride, self.options.dilation)
+        return _tokens(pieces, self.layout, self.options.groups, self.rank)
 
     @property
     def padded(self) -> Tensor:
