@@ -8,14 +8,30 @@ import math
 
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from tacit import accounting as acc
 from tacit.ledger import EvaluationData, Ledger, PrivateValueError, Release
 from tacit.ledger.release import Charged, Public
-from tacit.report import CardError, Evaluation, Run, describe, make_card, read_card, schema, to_json, write_card
+from tacit.linear_model import LinearRegression, LogisticRegression, PrivacyWarning
+from tacit.report import (
+    CardError,
+    Evaluation,
+    Run,
+    describe,
+    describe_fit,
+    make_card,
+    read_card,
+    schema,
+    to_json,
+    write_card,
+)
 from tacit.report.check import problems
 from tacit.report.words import claim, rounded
 from tacit.sgd import Training
@@ -237,3 +253,43 @@ def test_the_sentence_to_quote_is_true(epsilon, power):
     odds = int(text.split("one in ")[1].rstrip(".").replace(",", ""))
     assert factor >= math.exp(epsilon) * (1 - 1e-12)
     assert 1 / odds >= 10.0**-power * (1 - 1e-15)
+
+
+FITS = [
+    LinearRegression(0.5, 1e-7, bounds=(0, 10), target_bounds=np.array([-20, 35]), fill={0: 5.0}),
+    pytest.param(
+        LinearRegression(0.5, 0, bounds=(0, 10), target_bounds=(-20, 35), adjacency="replace-one"),
+        marks=pytest.mark.slow,  # the curves of a Laplace mechanism take seconds
+    ),
+    LogisticRegression(0.5, 1e-7, bounds=(0, 10), classes=np.array([0, 1]), fit_intercept=False),
+    LogisticRegression(0.5, 1e-7, bounds=(0, 10), method="dp-sgd"),
+]
+
+
+@pytest.mark.parametrize("estimator", FITS, ids=lambda e: f"{type(e).__name__}-{e.method}-{e.delta}")
+def test_a_fit_gets_a_card_of_what_was_charged_for_it(estimator, tmp_path):
+    ledger = Ledger()
+    ledger.register("people", epsilon=1.0, delta=1e-6, unit="person", adjacency=estimator.adjacency or "add-remove")
+    x = np.random.default_rng(0).uniform(0, 10, (613, 2))
+    target = x[:, 0] if isinstance(estimator, LinearRegression) else (x[:, 0] > 5).astype(int)
+    fitted = clone(estimator).set_params(ledger=ledger, unit="person").fit(x, target)
+    card = make_card(describe_fit(fitted, "coefficients", tuning="none"))
+    told = json.loads(write_card(card, tmp_path / "privacy.json").read_text())
+    read_card(tmp_path / "privacy.json")
+    assert told["guarantee"]["epsilon"]["claimed"] == 0.5
+    assert (told["guarantee"]["delta"], told["guarantee"]["unit"]) == (estimator.delta, "person")
+    assert (told["ledger"]["dataset"], told["ledger"]["charge"]) == ("people", ledger.history("people")[0].charge)
+    assert told["mechanism"]["parameters"]["bounds"] == {"x0": [0.0, 10.0], "x1": [0.0, 10.0]}
+    known = estimator.adjacency == "replace-one" or estimator.method == "dp-sgd"
+    assert told["accesses"]["records_public"] is known
+    if not known:
+        assert "613" not in json.dumps({k: v for k, v in told.items() if k not in ("guarantee", "ledger", "card")})
+
+
+def test_what_a_pipeline_learned_is_on_the_card_as_not_covered():
+    x = np.random.default_rng(0).uniform(0, 10, (300, 2))
+    fitted = make_pipeline(StandardScaler(), LinearRegression(1.0, bounds=(-3, 3), target_bounds=(0, 10)))
+    with pytest.warns(PrivacyWarning):
+        fitted.fit(x, x[:, 0])
+    card = make_card(describe_fit(fitted[-1], "scaled"))
+    assert "StandardScaler" in card["accesses"]["uncovered"][0]

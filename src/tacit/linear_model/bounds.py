@@ -87,7 +87,8 @@ def from_origin(scaled: Floats, middle: Any, half_width: Any, peak: Any) -> Floa
 def as_table(table: Any, schema: Schema, columns: tuple[str, ...] | None = None) -> Any:
     """What :meth:`Schema.encode` takes; a plain array is read by position in the order of the schema's features."""
     if (isinstance(table, np.ndarray) and table.dtype.names is None) or isinstance(table, list):
-        array = np.asarray(table)
+        # Of a list every value keeps its own type: one common type would let a text change how numbers are read.
+        array = np.asarray(table, dtype=object if isinstance(table, list) else None)
         names = columns or tuple(column.name for column in schema.features)
         if array.ndim != 2 or array.shape[1] != len(names):
             raise SchemaError(

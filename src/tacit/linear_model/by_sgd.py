@@ -12,9 +12,9 @@ from torch import nn
 
 from tacit.ledger import Ledger
 from tacit.linear_model.base import Task
+from tacit.linear_model.guarantee import Guarantee
 from tacit.linear_model.rows import Rows
 from tacit.sgd import Training
-from tacit.sgd.plan import Privacy
 
 #: A twentieth of the rows a step, 200 steps (docs/regression.md).
 RATE, STEPS, LEARNING_RATE, CLIP = 0.05, 200, 8.0, 1.0
@@ -22,7 +22,7 @@ RATE, STEPS, LEARNING_RATE, CLIP = 0.05, 200, 8.0, 1.0
 
 def train(
     task: Task, classes: int, alpha: float, ledger: Ledger | None, purpose: str
-) -> tuple[npt.NDArray[np.float64], Privacy]:
+) -> tuple[npt.NDArray[np.float64], Guarantee]:
     """Coefficients (features x 1, or features x classes) and the guarantee of the run.
 
     Guarantee: that of the run's plan (Poisson sampling, add/remove); the number of rows is treated as public.
@@ -58,4 +58,15 @@ def train(
     for batch in training:
         training.step(batch)
     weights = training.average["weight"].detach().double().numpy()
-    return np.asarray(weights.T), training.privacy
+    privacy, charge = training.privacy, training.charge
+    return np.asarray(weights.T), Guarantee(
+        privacy.epsilon,
+        privacy.delta,
+        privacy.adjacency,
+        privacy.unit,
+        training.plan.mechanism,
+        f"DP-SGD, {privacy.steps_planned} steps, {privacy.sampler}",
+        assumed=(*task.assumed, privacy.size),
+        generator=privacy.generator,
+        charge=None if charge is None else charge.number,
+    )

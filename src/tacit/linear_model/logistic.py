@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,6 @@ from tacit.linear_model.rows import Rows
 from tacit.linear_model.stream import Stream
 from tacit.schema import Boolean, Numeric, Schema, Unit
 
-if TYPE_CHECKING:
-    from tacit.sgd import Privacy
-
 Floats = npt.NDArray[np.float64]
 
 METHODS = ("auto", "gradient-descent", "objective-perturbation", "dp-sgd")
@@ -41,7 +38,7 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
     coef_: Floats
     intercept_: Floats
     classes_: npt.NDArray[Any]
-    privacy_: Guarantee | Privacy
+    privacy_: Guarantee
 
     def _encode_target(self, y: Any) -> tuple[Any, float, float, tuple[str, ...]]:
         if y is None:

@@ -216,7 +216,7 @@ def _accesses(run: Run) -> Release:
     limits = [
         "How the data were collected, stored and guarded, and who could read them before this run.",
         "Side channels of the machine that ran it: the time it took, its memory, its power.",
-        f"Conclusions about a {run.unit} that hold just as well without that {run.unit}'s data.",
+        f"Conclusions about one {run.unit} that hold just as well without that {run.unit}'s data.",
     ]
     if run.unit == "record":
         limits.append("A person with several records: the unit that is protected is one record.")

@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 from tacit import accounting as acc
 from tacit.ledger import Ledger, OperatorView, PrivateValueError
 from tacit.ledger.release import Charged, Public
+from tacit.schema import Numeric
 
 if TYPE_CHECKING:
+    from tacit.linear_model.base import PrivateEstimator
+    from tacit.linear_model.bounds import Features
     from tacit.sgd import Training
 
 #: What may be said about the choice of hyper-parameters.
@@ -223,3 +226,55 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
         "dataset": training.dataset,
     }
     return Run(name, mechanism, delta=plan.delta, **(usual | rest))
+
+
+def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:
+    """The run of a fitted estimator of :mod:`tacit.linear_model`, with ``rest`` for what only the user knows.
+
+    >>> import numpy as np
+    >>> from tacit.linear_model import LinearRegression
+    >>> x = np.linspace(0, 1, 200)[:, None]
+    >>> fitted = LinearRegression(epsilon=1.0, bounds=(0, 1), target_bounds=(0, 2)).fit(x, x[:, 0])
+    >>> describe_fit(fitted, "slope").method
+    'LinearRegression, whitened DP gradient descent'
+    """
+    privacy = fitted.privacy_
+    hidden = ("ledger", "dataset", "backend", "bounds", "epsilon", "delta", "adjacency", "unit")
+    given = {key: value for key, value in fitted.get_params().items() if key not in hidden and value is not None}
+    scaled = fitted._features
+    parameters = {
+        **{key: value.tolist() if hasattr(value, "tolist") else value for key, value in given.items()},
+        "bounds": _bounds(scaled),
+        "rows_per_unit": privacy.rows_per_unit,
+        "assumed": list(privacy.assumed),
+    }
+    uncovered = tuple(note for note in privacy.assumed if note.startswith("NOT covered"))
+    usual: dict[str, Any] = {
+        "adjacency": privacy.adjacency,
+        "epsilon": privacy.epsilon,
+        "method": f"{type(fitted).__name__}, {privacy.method}",
+        "parameters": parameters,
+        "generator": privacy.generator,
+        "covered": ("the coefficients with their covariance, and everything computed from them",),
+        "uncovered": uncovered or None,
+        "records_public": any("public" in note and "number of" in note for note in privacy.assumed),
+        "schema": scaled.schema.name if scaled.schema is not None else "",
+    }
+    if privacy.charge is not None and fitted.ledger is not None:
+        names = [fitted.dataset] if fitted.dataset is not None else fitted.ledger.datasets()
+        owner = next((n for n in names if any(r.charge == privacy.charge for r in fitted.ledger.history(n))), None)
+        if owner is not None:
+            usual |= {"ledger": fitted.ledger, "dataset": owner, "charge": privacy.charge}
+    return Run(name, privacy.mechanism, delta=privacy.delta, **(usual | rest))
+
+
+def _bounds(scaled: Features) -> dict[str, Any]:
+    """The public bounds of every column, or its public labels."""
+    if scaled.schema is not None:
+        columns = scaled.schema.features
+        return {
+            c.name: [c.lower, c.upper] if isinstance(c, Numeric) else list(getattr(c, "labels", ())) for c in columns
+        }
+    middle, half_width = scaled.centre or (scaled.middle, scaled.half_width)
+    ends = zip(scaled.names, (middle - half_width).tolist(), (middle + half_width).tolist(), strict=True)
+    return {name: [low, high] for name, low, high in ends}
