@@ -262,7 +262,7 @@ FITS = [
         marks=pytest.mark.slow,  # the curves of a Laplace mechanism take seconds
     ),
     LogisticRegression(0.5, 1e-7, bounds=(0, 10), classes=np.array([0, 1]), fit_intercept=False),
-    LogisticRegression(0.5, 1e-7, bounds=(0, 10), method="dp-sgd"),
+    pytest.param(LogisticRegression(0.5, 1e-7, bounds=(0, 10), method="dp-sgd"), marks=pytest.mark.slow),
 ]
 
 
