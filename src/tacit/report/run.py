@@ -264,7 +264,7 @@ def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:
         names = [fitted.dataset] if fitted.dataset is not None else fitted.ledger.datasets()
         owner = next((n for n in names if any(r.charge == privacy.charge for r in fitted.ledger.history(n))), None)
         if owner is not None:
-            usual |= {"ledger": fitted.ledger, "dataset": owner, "charge": privacy.charge}
+            usual |= {"ledger": fitted.ledger, "dataset": owner, "charge": privacy.charge, "data": owner}
     return Run(name, privacy.mechanism, delta=privacy.delta, **(usual | rest))
 
 
