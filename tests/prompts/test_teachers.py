@@ -32,6 +32,7 @@ from tacit.prompts.students import committee
 
 ASK = Template("review: {text} . sentiment :", instruction="which sentiment is it?")
 WORDS = Verbalizer({"no": "bad", "yes": "good"})
+KEY = Key(bytes(range(32)))
 QUERIES = [text for text, _ in tiny.reviews(9, seed=3)]
 
 
@@ -50,6 +51,43 @@ def test_a_prefix_that_is_encoded_once_scores_like_the_whole_prompt(build):
     # And like each query alone, without padding.
     alone = [model.log_probabilities(ASK, WORDS, [q], shown, cached=False)[0] for q in QUERIES]
     assert kept == pytest.approx(np.array(alone), abs=2e-5)
+
+
+class Watched(LanguageModel):
+    """A model that remembers what it said behind each prompt."""
+
+    def log_probabilities_of(self, template, verbalizer, texts, prompts):
+        found = super().log_probabilities_of(template, verbalizer, texts, prompts)
+        self.said = getattr(self, "said", {}) | {tuple(p): f.tobytes() for p, f in zip(prompts, found, strict=True)}
+        return found
+
+
+def test_what_a_teacher_says_has_not_one_bit_of_another_teachers_texts():
+    private, said = tiny.reviews(120, seed=4, longest=30), []
+    gone = PromptTeachers(Watched(tiny.llama(), tiny.tokenizer()), ASK, WORDS, private, n=8, key=KEY)._demonstrations[2]
+    for rows in (private, [row for row in private if row != gone[0]]):
+        model = Watched(tiny.llama(context=256).bfloat16(), tiny.tokenizer(), batch_size=512)  # room for all of them
+        teachers = PromptTeachers(model, ASK, WORDS, rows, n=8, key=KEY)
+        teachers.vote(QUERIES)
+        said.append([model.said[shown] for shown in teachers._demonstrations])
+    assert [i for i in range(8) if said[0][i] != said[1][i]] == [2]
+
+
+class Oracle:
+    """A scorer of one's own: it finds the class whose number the text is."""
+
+    def log_probabilities(self, template, verbalizer, texts, demonstrations=()):
+        return -np.abs(np.array([[float(text)] for text in texts]) - np.arange(len(verbalizer.classes)))
+
+
+def test_more_classes_than_a_byte_has_numbers(tmp_path):
+    words = Verbalizer.of([f"word{i}" for i in range(150)])
+    private = [(str(i % 150), i % 150) for i in range(600)]
+    for _ in range(2):  # also from a checkpoint
+        teachers = PromptTeachers(Oracle(), ASK, words, private, n=2, key=KEY)
+        votes = teachers.vote(["3", "140"], checkpoint=tmp_path / "votes")
+        assert votes.counts.argmax(axis=1).tolist() == [3, 140]
+        assert votes.counts.max(axis=1).tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("build", [tiny.llama, tiny.gpt2])
@@ -226,7 +264,7 @@ def test_a_vote_that_was_cut_short_goes_on_and_its_file_is_private(language, tmp
     key, file = Key.generate(), tmp_path / "votes"
     whole = PromptTeachers(language, ASK, WORDS, tiny.reviews(100), 1, 8, key=key).vote(QUERIES)
     teachers = PromptTeachers(language, ASK, WORDS, tiny.reviews(100), 1, 8, key=key)
-    ballot, count = teachers._ballots, [0]
+    ballot, count = teachers._ballot, [0]
 
     def failing(shown, queries):
         if count[0] == 5:
@@ -234,7 +272,7 @@ def test_a_vote_that_was_cut_short_goes_on_and_its_file_is_private(language, tmp
         count[0] += 1
         return ballot(shown, queries)
 
-    monkeypatch.setattr(teachers, "_ballots", failing)
+    monkeypatch.setattr(teachers, "_ballot", failing)
     with pytest.raises(EndpointError):
         teachers.vote(QUERIES, checkpoint=file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -242,8 +280,8 @@ def test_a_vote_that_was_cut_short_goes_on_and_its_file_is_private(language, tmp
         torn.write(b"\n5 0001")  # as a kill leaves it
     again = PromptTeachers(language, ASK, WORDS, tiny.reviews(100), 1, 8, key=key)
     asked = [0]
-    ballot2 = again._ballots
-    monkeypatch.setattr(again, "_ballots", lambda *a: (asked.__setitem__(0, asked[0] + 1), ballot2(*a))[1])
+    ballot2 = again._ballot
+    monkeypatch.setattr(again, "_ballot", lambda *a: (asked.__setitem__(0, asked[0] + 1), ballot2(*a))[1])
     assert (again.vote(QUERIES, checkpoint=file).counts == whole.counts).all()
     assert asked[0] == 3
     with pytest.raises(PromptError, match="other teachers, queries, settings or another key"):

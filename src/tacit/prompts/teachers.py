@@ -21,9 +21,12 @@ from tacit.noise import Key
 from tacit.pate import VoteCounts
 from tacit.pate import partition as dealing
 from tacit.prompts.errors import PromptError
-from tacit.prompts.models import TEXTS, as_scorer, calibration, scores_of
+from tacit.prompts.models import as_scorer, calibration, scores_of
 from tacit.prompts.students import CALIBRATIONS, leaning
 from tacit.prompts.text import Example, Template, Verbalizer, examples
+
+#: The number of the class that a teacher gives each query.
+Ballot = NDArray[np.signedinteger[Any]]
 
 
 class PromptTeachers:
@@ -104,36 +107,33 @@ class PromptTeachers:
         if not asked:
             raise PromptError("there are no queries")
         name = self._name(asked)
-        kept = _read(Path(checkpoint), name) if checkpoint is not None else {}
+        kind = _kind(len(self.verbalizer.classes))
+        kept = _read(Path(checkpoint), name, kind) if checkpoint is not None else {}
         counts = np.zeros((len(asked), len(self.verbalizer.classes)), np.int64)
         with _bar(self.n, len(kept), sys.stderr.isatty() if progress is None else progress) as advance:
-            waiting = [number for number in range(self.n) if number not in kept]
-            # Like lengths together: as many teachers as share a pass.
-            waiting.sort(key=lambda number: sum(len(text) for text, _ in self._demonstrations[number]))
-            each = max(1, getattr(self.model, "batch_size", 1) // min(len(asked), TEXTS))
-            for start in range(0, len(waiting), each):
-                group = waiting[start : start + each]
-                ballots = self._ballots([self._demonstrations[number] for number in group], asked)
-                for number, ballot in zip(group, ballots, strict=True):
-                    kept[number] = ballot
-                    if checkpoint is not None:
-                        _append(Path(checkpoint), name, number, ballot)
-                    advance()
+            for number in range(self.n):
+                if number in kept:
+                    continue
+                kept[number] = self._ballot(self._demonstrations[number], asked)
+                if checkpoint is not None:
+                    _append(Path(checkpoint), name, number, kept[number])
+                advance()
         for ballot in kept.values():
             counts[np.arange(len(asked)), ballot] += 1
         return VoteCounts(counts, self.n, "keyed", self.unit, asked)
 
-    def _ballots(self, teachers: list[tuple[Example, ...]], queries: list[str]) -> list[NDArray[np.int8]]:
-        """The classes that each of these teachers gives the queries."""
-        found = []
-        everything = scores_of(self.model, self.template, self.verbalizer, queries, teachers)
-        for shown, scores in zip(teachers, everything, strict=True):
-            if self.calibration == "contextual":
-                scores = scores - calibration(self.model, self.template, self.verbalizer, shown)
-            elif self.calibration == "batch":
-                scores = scores - leaning(scores)
-            found.append(np.asarray(scores.argmax(1), dtype=np.int8))
-        return found
+    def _ballot(self, shown: tuple[Example, ...], queries: list[str]) -> Ballot:
+        """The classes that one teacher gives the queries.
+
+        By itself, never in a pass with other teachers: there the padding, and with it the last bits of a score, would
+        depend on their texts, and one record could tip the near ties of teachers that do not hold it.
+        """
+        scores = scores_of(self.model, self.template, self.verbalizer, queries, [shown])[0]
+        if self.calibration == "contextual":
+            scores = scores - calibration(self.model, self.template, self.verbalizer, shown)
+        elif self.calibration == "batch":
+            scores = scores - leaning(scores)
+        return np.asarray(scores.argmax(1), dtype=_kind(len(self.verbalizer.classes)))
 
     def _name(self, queries: list[str]) -> str:
         """What a checkpoint belongs to; keyed, so that it tells nobody anything."""
@@ -159,7 +159,12 @@ def _shown(ranked: list[tuple[int, int]], rows: list[Example], shots: int, per_c
     return tuple(chosen)
 
 
-def _read(path: Path, name: str) -> dict[int, NDArray[np.int8]]:
+def _kind(classes: int) -> type[np.signedinteger[Any]]:
+    """The smallest kind of number that holds every class."""
+    return np.int8 if classes <= 127 else np.int32
+
+
+def _read(path: Path, name: str, kind: type[np.signedinteger[Any]]) -> dict[int, Ballot]:
     """The votes that are kept, without a last line that a kill has torn."""
     if not path.exists():
         return {}
@@ -168,15 +173,15 @@ def _read(path: Path, name: str) -> dict[int, NDArray[np.int8]]:
         raise PromptError(
             f"{path} holds votes of other teachers, queries, settings or another key: delete it to begin again"
         )
-    kept: dict[int, NDArray[np.int8]] = {}
+    kept: dict[int, Ballot] = {}
     for line in lines[1:]:
         number, _, votes = line.partition(" ")
         if votes.endswith("."):
-            kept[int(number)] = np.frombuffer(bytes.fromhex(votes[:-1]), dtype=np.int8)
+            kept[int(number)] = np.frombuffer(bytes.fromhex(votes[:-1]), dtype=kind)
     return kept
 
 
-def _append(path: Path, name: str, number: int, votes: NDArray[np.int8]) -> None:
+def _append(path: Path, name: str, number: int, votes: Ballot) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "a+b") as file:
         if file.tell() == 0:
