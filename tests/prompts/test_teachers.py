@@ -63,14 +63,19 @@ class Watched(LanguageModel):
 
 
 def test_what_a_teacher_says_has_not_one_bit_of_another_teachers_texts():
-    private, said = tiny.reviews(120, seed=4, longest=30), []
-    gone = PromptTeachers(Watched(tiny.llama(), tiny.tokenizer()), ASK, WORDS, private, n=8, key=KEY)._demonstrations[2]
-    for rows in (private, [row for row in private if row != gone[0]]):
-        model = Watched(tiny.llama(context=256).bfloat16(), tiny.tokenizer(), batch_size=512)  # room for all of them
+    language = LanguageModel(tiny.llama(), tiny.tokenizer())
+    private, said = tiny.reviews(160, seed=4, longest=30), []
+    parts = PromptTeachers(language, ASK, WORDS, private, n=8, key=KEY)._demonstrations
+    widest = max(range(8), key=lambda i: sum(len(text) for text, _ in parts[i]))
+    gone = max(parts[widest], key=lambda row: len(row[0]))
+    for rows in (private, [row for row in private if row != gone]):
+        model = Watched(
+            tiny.llama(context=256, width=64).bfloat16(), tiny.tokenizer(), batch_size=512
+        )  # room for all of them
         teachers = PromptTeachers(model, ASK, WORDS, rows, n=8, key=KEY)
         teachers.vote(QUERIES)
         said.append([model.said[shown] for shown in teachers._demonstrations])
-    assert [i for i in range(8) if said[0][i] != said[1][i]] == [2]
+    assert [i for i in range(8) if said[0][i] != said[1][i]] == [widest]
 
 
 class Oracle:
