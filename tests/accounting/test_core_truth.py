@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 import mpmath as mp
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from scipy.special import log_ndtr
 
 from tacit import accounting as acc
-from tacit.accounting import contour, lattice, pricing
+from tacit.accounting import contour, lattice, mixture, pricing
 
 from . import truth
 
@@ -149,3 +150,26 @@ def test_any_run_has_a_finite_interval(q: float, sigma: float, steps: int, delta
     assert 0 <= bound.lower <= bound.upper < math.inf
     plain = acc.epsilon(acc.Gaussian(sigma) * steps, delta, adjacency=adjacency)
     assert bound.lower <= plain.upper, "sampling never costs more"
+
+
+@pytest.mark.parametrize("rate", [1e-9, 1e-5, 0.3, 1 - 1e-9])
+@pytest.mark.parametrize("shifts", [[0.0, 0.01], [-0.01, 0.0], [0.0, 1.5], [0.0, 0.02, 0.04], [0.0, 2.0, 4.0]])
+def test_the_loss_of_a_sampled_step_keeps_its_digits_where_it_is_next_to_nothing(
+    rate: float, shifts: list[float]
+) -> None:
+    # millions of steps, tilted by thousands, multiply what is lost here
+    groups = len(shifts) - 1
+    with mp.workdps(40):
+        q = mp.mpf(rate)
+        exact = [mp.binomial(groups, j) * q**j * (1 - q) ** (groups - j) for j in range(groups + 1)]
+    if shifts[-1] == 0:
+        exact.reverse()
+    x = np.linspace(-9.0, 9.0, 25)
+    found = mixture._log_mixture(x, np.array(shifts), np.array([float(w) for w in exact]))
+    with mp.workdps(40):
+        for at, value in zip(x, found, strict=True):
+            powers = [mp.mpf(s) * mp.mpf(at) - mp.mpf(s) ** 2 / 2 for s in shifts]
+            terms = [w * mp.exp(v) for w, v in zip(exact, powers, strict=True)]
+            truth = mp.log1p(mp.fsum(w * mp.expm1(v) for w, v in zip(exact, powers, strict=True)))
+            sway = mp.fsum(t * (abs(s * at) + s * s / 2) for t, s in zip(terms, shifts, strict=True)) / mp.fsum(terms)
+            assert abs(value - truth) <= 6 * 2.0**-53 * (abs(truth) + sway)

@@ -192,6 +192,9 @@ class MixtureLoss(Loss):
         exponent = self._weighed(x) + (c + 1) * log_p - c * log_q
         top, total, weights = log_sum(exponent)
         size = 0.5 * x * x + (c + 1) * np.abs(log_p) + c * np.abs(log_q) + abs(top)
+        # log p moves by the mean shift, its slope, times what its exponents s·x - s²/2 move, which cancel where it is 0
+        slopes = (c + 1) * np.abs(np.gradient(log_p, step)) + c * np.abs(np.gradient(log_q, step))
+        size += slopes * (np.abs(x) + 0.5 * self.span)
         error = ROUND * (12 + math.log2(len(x)) + 6 * float(weights @ size)) + 4 * math.exp(-DIGITS)
         keep = weights > 1e-26 / len(x)
         k = total + math.log(step) - 0.5 * math.log(2 * math.pi)
@@ -373,18 +376,22 @@ def _mixture(shifts: dict[float, float], sigma: float) -> tuple[Array, Array]:
 
 
 def _log_mixture(x: Array, shift: Array, weight: Array) -> Array:
-    """log Σ w_j e^{s_j x - s_j²/2}, accurate when it is close to 0."""
+    """log Σ w_j e^{s_j x - s_j²/2}, with few units in the last place of error also where it is close to 0.
+
+    There it is log(1 + Σ w_j (e^{v_j} - 1)), to which the weight at shift 0, of all the largest, contributes nothing.
+    """
     if len(shift) == 1:
         return np.asarray(shift[0] * x - 0.5 * shift[0] ** 2 + math.log(weight[0]))
-    if len(shift) == 2 and shift[0] == 0:
-        v = shift[1] * x - 0.5 * shift[1] ** 2
-        rate = weight[1]
-        small = np.log1p(rate * np.expm1(np.minimum(v, 0.0)))
-        large = np.maximum(v, 0.0) + np.log1p((1 - rate) * np.expm1(-np.maximum(v, 0.0)))
-        return np.asarray(np.where(v < 0, small, large))
-    exponent = np.log(weight) + np.multiply.outer(x, shift) - 0.5 * shift**2
-    top = exponent.max(axis=-1)
-    return np.asarray(top + np.log(np.exp(exponent - top[..., None]).sum(axis=-1)))
+    moved = shift != 0
+    v = np.multiply.outer(x, shift[moved]) - 0.5 * shift[moved] ** 2
+    excess = np.expm1(np.minimum(v, 700.0)) @ weight[moved]
+    value = np.log1p(np.maximum(excess, -0.5))
+    far = (excess < -0.4) | (v.max(axis=-1) > 700)
+    if far.any():
+        exponent = np.log(weight) + np.multiply.outer(x[far], shift) - 0.5 * shift**2
+        top = exponent.max(axis=-1)
+        value[far] = top + np.log(np.exp(exponent - top[..., None]).sum(axis=-1))
+    return np.asarray(value)
 
 
 def _complex_log_mixture(x: Array, height: float, shift: Array, weight: Array) -> ComplexArray:
