@@ -286,6 +286,19 @@ def test_a_fit_gets_a_card_of_what_was_charged_for_it(estimator, tmp_path):
         assert "613" not in json.dumps({k: v for k, v in told.items() if k not in ("guarantee", "ledger", "card")})
 
 
+def test_a_pure_guarantee_is_priced_by_itself():
+    assert Run("count", acc.Laplace(10.0), delta=0.0).price().upper == pytest.approx(0.1)
+    assert Run("counts", acc.Laplace(10.0) * 3 + acc.PureDP(1.0), delta=0.0).price().upper == pytest.approx(1.3)
+    none = make_card(Run("no", acc.Gaussian(1.0), delta=0.0))
+    assert none["guarantee"]["claim"].startswith("No protection is claimed")
+
+
+@pytest.mark.parametrize("epsilon", [20.00004, 96.71731, 234.56141, 1234.5641, 7654321.5])
+def test_a_large_epsilon_is_never_said_smaller_than_it_is(epsilon):
+    said = claim(acc.Bound(epsilon, epsilon, given=1e-6)).split("e to the power of ")[1].split(", plus")[0]
+    assert float(said.replace(",", "")) >= epsilon
+
+
 def test_what_a_pipeline_learned_is_on_the_card_as_not_covered():
     x = np.random.default_rng(0).uniform(0, 10, (300, 2))
     fitted = make_pipeline(StandardScaler(), LinearRegression(1.0, bounds=(-3, 3), target_bounds=(0, 10)))

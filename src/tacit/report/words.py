@@ -94,7 +94,8 @@ def claim(bound: acc.Bound) -> str:
     grown = rounded(math.exp(min(upper, 20.0)))
     # never less than the truth: what has four digits or more is rounded up to a whole number
     times = f"{math.ceil(grown):,}" if grown >= 1000 else f"{grown:.10g}"
-    factor = times if upper < 20 else f"e to the power of {upper:g}"
+    power = f"{math.ceil(upper):,}" if upper >= 1000 else f"{upper:.10g}"
+    factor = times if upper < 20 else f"e to the power of {power}"
     plus = f", plus a chance of at most {_chance(bound.given)}" if bound.given > 0 else ""
     return (
         f"{terms}, the probability of any conclusion that anyone can draw from what was released changes by at most "
