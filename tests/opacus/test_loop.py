@@ -54,6 +54,30 @@ def test_sizes_after_the_first_need_no_new_survey(monkeypatch):
     assert len(surveys) == 1
 
 
+class TimeFirst(nn.Module):
+    """Tokens and examples in one dimension, the tokens outside, as torch's transformers have them by default."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.out = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        tokens = x.transpose(0, 1)
+        return self.out(torch.tanh(self.inside(tokens.reshape(-1, 6))).view(len(tokens), -1, 5).mean(0))
+
+
+def test_sequences_of_one_token_do_not_say_where_the_tokens_of_longer_ones_are():
+    torch.manual_seed(0)
+    model, dataset = TimeFirst(), TensorDataset(torch.randn(40, 6, 6), torch.randint(3, (40,)))
+    _, optimizer, loader = private(model, dataset, batch_size=8, poisson_sampling=False)
+    for tokens, (x, y) in zip((1, 3, 6, 4, 1), loader, strict=True):
+        wanted = expected(model, x[:, :tokens], y, 0.3, 8)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[:, :tokens]), y).backward()
+        optimizer.step()
+        assert close(grads(model), wanted), tokens
+
+
 def test_the_model_stays_the_users_object(tmp_path):
     model = net()
     keys, before = list(model.state_dict()), type(model)

@@ -40,12 +40,15 @@ def rescaled(layout: Layout, old: torch.Size, new: torch.Size, batch: int) -> La
     size = new[layout.dim]
     if size % batch:
         return None
-    rest = size // batch
+    rest, before = size // batch, layout.outer * layout.inner
     if layout.outer > 1 and layout.inner > 1:
         # Folded on both sides: only if nothing but the batch has changed.
         others = all(a == b for k, (a, b) in enumerate(zip(old, new, strict=True)) if k != layout.dim)
-        fits = others and layout.outer * layout.inner == rest
+        fits = others and before == rest
         return Layout(layout.dim, layout.outer, batch, layout.inner) if fits else None
+    if rest > before and rest % before == 0:
+        # Something of size one may have grown on the other side: the tokens of sequences that had a single one.
+        return None
     if layout.outer > 1:
         return Layout(layout.dim, rest, batch, 1)
     return Layout(layout.dim, 1, batch, rest)
