@@ -233,6 +233,10 @@ def test_owners_of_rows_come_from_the_schema(tmp_path):
     private = LinearRegression(5.0, bounds=schema, max_rows=2).fit(table)
     assert private.privacy_.rows_per_unit == 2
     assert "at most 2 rows a patient" in repr(private.privacy_)
+    with pytest.raises(ValueError, match="leave groups= out"):
+        LinearRegression(5.0, bounds=schema, max_rows=2).fit(table, groups=np.arange(900))
+    with pytest.raises(ValueError, match="belongs to one patient"):
+        LinearRegression(5.0, bounds=schema, max_rows=2, unit="hospital").fit(table)
     new = {"age": [30, 40], "ward": ["north", "south"], "smokes": [True, False]}
     assert private.predict(new).shape == (2,)  # new rows need no owner
     with pytest.raises(SchemaError, match="'id'"):

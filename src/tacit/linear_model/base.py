@@ -135,10 +135,16 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         return Task(rows, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed)
 
     def _unit(self, grouped: bool) -> str:
+        if isinstance(self.bounds, Schema):
+            named = self.bounds.unit.name
+            if self.unit is not None and self.unit != named:
+                raise ValueError(
+                    f"unit={self.unit!r}, but the schema says that a row belongs to one {named}: leave unit= out, or "
+                    "correct the schema"
+                )
+            return named
         if self.unit is not None:
             return str(self.unit)
-        if isinstance(self.bounds, Schema):
-            return self.bounds.unit.name
         if self.ledger is not None and self.dataset is not None and not grouped:
             return str(self.ledger.dataset(self.dataset).unit)
         return "person" if grouped else "record"
@@ -153,7 +159,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             y = self._column(table, y)
         if len(y) != len(x):
             raise ValueError(f"X has {len(x)} rows and y has {len(y)}")
-        if schema.unit.column is not None and groups is None:
+        if schema.unit.column is not None:
+            if groups is not None:
+                raise ValueError(
+                    f"the schema says whose row each row is ({schema.unit.column!r}): leave groups= out, or take "
+                    "unit.column out of the schema"
+                )
             groups = np.asarray(_fetch(table, schema.unit.column))
         return x, y, features, groups
 
