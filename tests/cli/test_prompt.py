@@ -134,6 +134,9 @@ def test_bad_lines_say_what_to_do(app, place, tmp_path):
         app, "pate", place / "notes.csv", "--public", place / "forum.csv", *usual, *ASK, "--delta", "1e-5", code=1
     )
     assert "use fewer teachers" in told.output
+    for data, other in ((place / "notes.csv", place / "notes.csv"), ("sst2", "sst2:train")):
+        told = call(app, "pate", data, "--public", other, *usual, *ASK, "--delta", "1e-5", code=2)
+        assert "are the private texts" in told.output
     # What the student would be refused for is said before a teacher votes and anything is charged.
     few = ["pate", place / "notes.csv", "--public", place / "forum.csv", *usual, *ASK, "--delta", "1e-5"]
     for option, value in (("--members", 0), ("--candidates", 0), ("--student-shots", "one")):

@@ -80,7 +80,7 @@ ASKING: dict[str, Any] = {
     "model": Annotated[str | None, _option("smollm2, a folder, or a name on the hub. Default: smollm2.")],
     "template": Annotated[str | None, _option("Text with {text} in it; \\n is a new line.")],
     "instruction": Annotated[str | None, _option("What stands once before everything.")],
-    "words": Annotated[str | None, _option("The word of each class: class=word,class=word. Default: their names.")],
+    "words": Annotated[str | None, _option("The word of each class: class=word,class=word. A known set has its own.")],
     "first_token": Annotated[bool, typer.Option("--first-token", help="Tell words of several tokens by their first.")],
     "data_dir": Annotated[str | None, _option("The folder of the known data sets.")],
     "device": Annotated[str | None, _option("cpu or cuda.")],

@@ -134,6 +134,17 @@ def _frame(source: str, data_dir: str | None, split: str | None = None) -> Any:
     return read_table(Path(source))
 
 
+def _place(source: str) -> tuple[str, str]:
+    """Where texts come from, however it is said: a file, or a known set and its split."""
+    from tacit import datasets
+
+    name, _, part = source.partition(":")
+    known = datasets.CATALOG.get(name)
+    if known is None or Path(source).exists():
+        return "file", str(Path(source).resolve())
+    return name, part or ("train" if "train" in known.rows else "all")
+
+
 def _split(given: dict[str, Any]) -> str:
     """What to evaluate on; the bare name of a split is one of the private data's own set."""
     from tacit import datasets
@@ -192,6 +203,8 @@ def prepare(kind: str, given: dict[str, Any]) -> Prepared:
     if kind == "pate" and not given.get("public"):
         raise SettingsError("public: say which public texts the teachers are asked about")
     if kind == "pate":
+        if _place(given["public"]) == _place(given["data"]):
+            raise SettingsError(f"public: {given['public']} are the private texts, and the prompt would show them")
         _student(given)  # now: after the votes it would be charged, and could not be said anew
     folder, task = given.get("data_dir"), given.get("task", "classify")
     if task not in TASKS:
