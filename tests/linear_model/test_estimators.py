@@ -181,6 +181,15 @@ def test_intervals_cover_the_noise_and_the_sample(method):
         private.confidence_interval(95)
 
 
+def test_intervals_of_adassp_assume_the_largest_variance_where_the_number_of_rows_is_private():
+    x, y = numbers(2000)
+    widths = []
+    for adjacency in ("add-remove", "replace-one"):
+        private = LinearRegression(1e4, method="adassp", adjacency=adjacency, fit_intercept=False, **BOUNDS).fit(x, y)
+        widths.append(np.diff(private.confidence_interval()).max())
+    assert widths[0] > widths[1] > 0.05  # far more than the noise, and most where least is known
+
+
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 SCHEMA = Schema(

@@ -251,7 +251,8 @@ class LinearRegression(LinearBase):
         penalty = self._penalty(task)
         solution = solve(gram, vector, noises, repair="positive", ridge=ridge, penalty=penalty)
         # No sum of y² was paid for: the variance of y is at most 1 in scaled units, and the fit explains the rest.
-        count: float = task.count or max(float(gram[0, 0]) if self.fit_intercept else task.width + 1.0, 1.0)
+        # Without a constant a private number of rows is not known: then nothing counts as explained.
+        count: float = task.count or (max(float(gram[0, 0]), 1.0) if self.fit_intercept else math.inf)
         explained = float(solution.theta @ gram @ solution.theta) / count
         variance = min(max(1.0 - explained, 0.0), 1.0)
         plain = solution.matrix if penalty is None else solution.matrix - np.diag(penalty)
