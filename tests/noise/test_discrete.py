@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tacit.noise import bernoulli, discrete_gaussian, discrete_laplace, uniform_integers
+from tacit.noise import (
+    Key,
+    bernoulli,
+    bernoulli_mask,
+    discrete_gaussian,
+    discrete_laplace,
+    exponential_choice,
+    poisson,
+    truncated_negative_binomial,
+    uniform_integers,
+)
 
 
 def chi_square(drawn: np.ndarray, weight) -> float:
@@ -99,3 +109,23 @@ def test_shapes_are_kept():
     assert bernoulli(0.5, (2, 3)).shape == (2, 3)
     assert uniform_integers(5, 4).shape == (4,)
     assert not discrete_laplace(1e-300, 100).any()
+
+
+def test_parameters_out_of_numpy_are_the_numbers_they_are():
+    half = np.float32(0.5)
+    assert bernoulli(half, 100).any()
+    assert np.array_equal(bernoulli_mask(Key(bytes(32)), 0, 100, half), bernoulli_mask(Key(bytes(32)), 0, 100, 0.5))
+    assert truncated_negative_binomial(half, half) >= 1
+    assert poisson(half) >= 0
+    assert exponential_choice(np.array([0, 90], np.float32), np.float32(1)) == 1
+    for scores in ([0.0, math.nan], [0.0, -math.inf]):
+        with pytest.raises(ValueError, match="finite"):
+            exponential_choice(scores, 1.0)
+
+
+def test_a_choice_among_many_and_a_large_count_take_no_time(seeded):
+    # one good candidate of ten thousand; e^-90,000 begins with forty thousand zeros
+    assert exponential_choice([0.0] * 9_999 + [60.0], 1.0, source=seeded(3)) == 9_999
+    counts = [poisson(700.25, source=seeded(k)) for k in range(300)]
+    assert abs(np.mean(counts) - 700.25) < 4 * math.sqrt(700 / 300)
+    assert abs(poisson(90_000.0, source=seeded(5)) - 90_000) < 1800

@@ -14,6 +14,9 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from fractions import Fraction
 
+import numpy as np
+
+from tacit.noise import deviates
 from tacit.noise.discrete import bernoulli, uniform_integers
 from tacit.noise.entropy import SYSTEM, Source, random_bits
 
@@ -21,6 +24,8 @@ from tacit.noise.entropy import SYSTEM, Source, random_bits
 _WORDS, _DIGITS = 2, 60
 #: A term below this share of what is left to decide ends no search; a count beyond this ends it with an error.
 _LARGEST = 10_000_000
+#: A Poisson count with a larger mean than this is drawn in pieces.
+_PIECE = 512.0
 
 
 def truncated_negative_binomial(eta: float, gamma: float, *, source: Source | None = None) -> int:
@@ -31,6 +36,7 @@ def truncated_negative_binomial(eta: float, gamma: float, *, source: Source | No
     >>> truncated_negative_binomial(1.0, 0.5) >= 1
     True
     """
+    eta, gamma = float(eta), float(gamma)
     if not (eta > -1 and math.isfinite(eta)):
         raise ValueError(f"eta must be a number above -1, not {eta}")
     if not 0 < gamma < 1:
@@ -56,8 +62,15 @@ def poisson(mean: float, *, source: Source | None = None) -> int:
     >>> poisson(3.0) >= 0
     True
     """
+    mean = float(mean)
     if not 0 < mean <= 1e5:
         raise ValueError(f"the mean must lie above 0 and at most at 100,000, not at {mean}")
+    # A large count is the sum of independent smaller ones: e^-mean has as many leading zeros as the mean is large.
+    pieces, rest = divmod(mean, _PIECE)
+    return sum(_poisson(_PIECE, source) for _ in range(int(pieces))) + (_poisson(rest, source) if rest else 0)
+
+
+def _poisson(mean: float, source: Source | None) -> int:
     return _invert(
         lambda: (-Decimal(mean)).exp(),
         lambda k: Decimal(mean) / Decimal(k + 1),
@@ -135,14 +148,29 @@ def exponential_choice(
     >>> exponential_choice([0.0, 1e6], rate=1.0)
     1
     """
-    exact = [Fraction(score) for score in scores]
+    exact = [_fraction(score, "a score") for score in scores]
     if not exact:
         raise ValueError("there is nothing to choose from")
-    slope = Fraction(rate)
+    slope = _fraction(rate, "the rate")
     if slope < 0:
         raise ValueError(f"the rate is 0 or more, not {rate}")
     best = max(exact)
+    origin = SYSTEM if source is None else source
+    gaps = [slope * (best - score) for score in exact]
+    whole = np.array([min(math.floor(gap), 1 << 62) for gap in gaps], np.int64)
+    proposed = min(len(exact), 4096)
     while True:
-        i = int(uniform_integers(len(exact), source=source))
-        if bernoulli_exp(slope * (best - exact[i]), source=source):
-            return i
+        # As many proposals at once as there are candidates, of which one is accepted on average; the first one counts.
+        i = uniform_integers(len(exact), proposed, source=source)
+        likely = i[deviates.all_exp_trials(origin, np.arange(proposed), whole[i])]
+        for index in likely.tolist():
+            if _below_one(gaps[index] - int(whole[index]), source):
+                return int(index)
+
+
+def _fraction(number: float | Fraction, name: str) -> Fraction:
+    """The rational number that this is; what has none is refused by name."""
+    plain = number.item() if isinstance(number, np.generic) else number
+    if isinstance(plain, float) and not math.isfinite(plain):
+        raise ValueError(f"{name} is a finite number, not {number}")
+    return Fraction(plain)

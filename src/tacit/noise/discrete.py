@@ -89,7 +89,7 @@ def bernoulli(p: float | Fraction, shape: Shape = (), *, source: Source | None =
     if not 0 <= p <= 1:
         raise ValueError(f"a probability lies between 0 and 1, not {p}")
     origin = SYSTEM if source is None else source
-    exact = Fraction(p)
+    exact = p if isinstance(p, Fraction) else Fraction(float(p))
     count = math.prod(shape) if isinstance(shape, tuple) else shape
     bits = origin.word_bits
     words = origin.words(count)

@@ -44,7 +44,7 @@ def bernoulli_threshold(rate: float) -> int:
     """
     if not 0.0 <= rate <= 1.0:
         raise ValueError(f"the sampling rate must be between 0 and 1, not {rate}")
-    return int(Fraction(rate) * 2**64)
+    return int(Fraction(rate if isinstance(rate, Fraction) else float(rate)) * 2**64)
 
 
 def bernoulli_mask(key: Key, step: int, n: int, rate: float, *, offset: int = 0) -> npt.NDArray[np.bool_]:
