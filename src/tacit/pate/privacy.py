@@ -58,8 +58,8 @@ class Sanitised:
     """A data-dependent divergence with noise on it, and what follows from it.
 
     ``renyi`` is the noisy divergence of order ``order``, ``cost`` what publishing it cost at that order, ``epsilon``
-    what both together give at ``delta``. The noise has mean 0: the number is an unbiased estimate of the true one, not
-    a bound on it. What is guaranteed is the data-independent ε, which includes the release.
+    what both together give at ``delta``. The noise has mean 0, and what falls below 0 is cut: the number is an estimate
+    of the true one, not a bound on it. What is guaranteed is the data-independent ε, which includes the release.
     """
 
     epsilon: float

@@ -241,7 +241,9 @@ def tune(
         rows = {name: column[order] for name, column in rows.items()}
         if settings.get("unit") is not None:
             settings["unit"] = np.asarray(settings["unit"])[order.numpy()]
-    count = len(rows["input_ids"])
+    # A pass is over people where there are any, and over the announced number where one is.
+    owners = settings.get("unit")
+    count = settings.get("size") or (len(rows["input_ids"]) if owners is None else len(np.unique(owners)))
     batch_size = batch_size or min(256, max(1, count // 4))
     if epochs is None and steps is None:
         epochs = 10
