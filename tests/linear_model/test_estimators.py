@@ -138,6 +138,7 @@ def test_logistic_regression_learns_two_classes(settings):
     assert private.coef_.shape == (1, 3)
     assert private.privacy_.upper <= 4.0
     assert ((private.decision_function(x) > 0) == (private.predict(x) == 1)).all()
+    assert np.exp(private.predict_log_proba(x)) == pytest.approx(private.predict_proba(x))
 
 
 @pytest.mark.parametrize("settings", [{}, {"method": "objective-perturbation"}, {"delta": 0}, {"method": "dp-sgd"}])
@@ -148,6 +149,7 @@ def test_logistic_regression_learns_several_classes(settings):
     assert private.classes_.tolist() == ["low", "middle", "top"]
     assert private.score(x, y) > 0.75
     assert private.predict_proba(x).sum(axis=1) == pytest.approx(1.0)
+    assert np.exp(private.predict_log_proba(x)) == pytest.approx(private.predict_proba(x))
     assert private.coef_.shape == (3, 3)
 
 

@@ -222,6 +222,9 @@ def test_terms_of_the_ledger_hold():
     x, y = numbers(200)
     fitted = LinearRegression(1.0, ledger=ledger, dataset="people", **BOUNDS).fit(x, y)
     assert (fitted.privacy_.adjacency, fitted.privacy_.unit) == ("replace-one", "person")
+    assert "every row is taken for another person" in repr(fitted.privacy_)  # nobody said so but the ledger
+    said = LinearRegression(1.0, ledger=ledger, unit="person", **BOUNDS).fit(x, y)
+    assert "taken for" not in repr(said.privacy_)
     with pytest.raises(ValueError, match="registered for replace-one"):
         LinearRegression(1.0, ledger=ledger, adjacency="add-remove", unit="person", **BOUNDS).fit(x, y)
     with pytest.raises(ValueError, match="registered for one person"):

@@ -131,7 +131,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         )
         unit = self._unit(groups is not None)
         adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)
-        assumed = (*noted, *assumed)
+        assumed = (*noted, *assumed, *self._rows_taken_for(unit, groups is not None))
         return Task(rows, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed)
 
     def _unit(self, grouped: bool) -> str:
@@ -148,6 +148,11 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         if self.ledger is not None and self.dataset is not None and not grouped:
             return str(self.ledger.dataset(self.dataset).unit)
         return "person" if grouped else "record"
+
+    def _rows_taken_for(self, unit: str, grouped: bool) -> tuple[str, ...]:
+        """Where the ledger alone says what the unit is, nobody said that every row is another one: it is noted."""
+        said = self.unit is not None or isinstance(self.bounds, Schema) or grouped or unit == "record"
+        return () if said else (f"every row is taken for another {unit}",)
 
     def _from_schema(self, X: Any, y: Any, groups: Any) -> tuple[Floats, Any, Features, Any]:
         schema: Schema = self.bounds
@@ -250,6 +255,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             number_target=self._counts_as_number(),
         )
         unit = self._unit(False)
+        assumed = (*assumed, *self._rows_taken_for(unit, False))
         adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)
         return Task(source, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, softmax
+from scipy.special import expit, log_expit, log_softmax, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
@@ -114,6 +114,13 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         if scores.ndim == 1:
             return np.column_stack([expit(-scores), expit(scores)])
         return np.asarray(softmax(scores, axis=1))
+
+    def predict_log_proba(self, X: Any) -> Floats:
+        """Logarithms of the probabilities of the classes."""
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.column_stack([log_expit(-scores), log_expit(scores)])
+        return np.asarray(log_softmax(scores, axis=1))
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """The most probable classes."""
