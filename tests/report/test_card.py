@@ -280,6 +280,8 @@ def test_a_fit_gets_a_card_of_what_was_charged_for_it(estimator, tmp_path):
     assert (told["guarantee"]["delta"], told["guarantee"]["unit"]) == (estimator.delta, "person")
     assert (told["ledger"]["dataset"], told["ledger"]["charge"]) == ("people", ledger.history("people")[0].charge)
     assert told["mechanism"]["parameters"]["bounds"] == {"x0": [0.0, 10.0], "x1": [0.0, 10.0]}
+    drawn = "Poisson" if estimator.method == "dp-sgd" else "none: every record takes part"
+    assert told["mechanism"]["sampler"].startswith(drawn)
     known = estimator.adjacency == "replace-one" or estimator.method == "dp-sgd"
     assert told["accesses"]["records_public"] is known
     if not known:

@@ -265,6 +265,8 @@ def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:
         "records_public": any("public" in note and "number of" in note for note in privacy.assumed),
         "schema": scaled.schema.name if scaled.schema is not None else "",
     }
+    if "sampling" in privacy.method:  # DP-SGD; every other method uses all rows
+        usual["sampler"] = privacy.method.rpartition(", ")[2]
     if privacy.charge is not None and fitted.ledger is not None:
         names = [fitted.dataset] if fitted.dataset is not None else fitted.ledger.datasets()
         owner = next((n for n in names if any(r.charge == privacy.charge for r in fitted.ledger.history(n))), None)
