@@ -286,6 +286,23 @@ def test_a_program_that_computes_something_else_is_not_used(monkeypatch):
     assert all(torch.allclose(plain[n], some[n]) for n in plain for some in (fast, again))
 
 
+def test_where_memory_does_not_suffice_to_compare_the_compiled_step_runs_and_is_asked_no_more(traced_only, monkeypatch):
+    asked = []
+
+    def short(*_):
+        asked.append(1)
+        raise torch.OutOfMemoryError("as if")
+
+    monkeypatch.setattr(compiled.Expected, "of", short)
+    model, batch = network(), batch_of()
+    wanted = sgd.clipped_grad(model, CRITERION, batch, 0.3)
+    for _ in range(2):
+        found = sgd.clipped_grad(model, CRITERION, batch, 0.3, compile=True)
+        assert torch.allclose(found.norms, wanted.norms)
+    assert len(asked) == 1
+    assert program_of(model) is not None
+
+
 def test_dropout_draws_what_it_draws_uncompiled(traced_only):
     model, batch = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 3)), batch_of()
     found = []

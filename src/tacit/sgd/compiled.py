@@ -570,13 +570,17 @@ def attempt(
     if program is None:
         return None
     expected: Expected | None = None
+    short = False
     if program is _MISSING or due or not program.proven:
         rewind = checks.remember(next(iter(engine.parameters.values())).device)
         gradients, losses = planning.planned(engine, losses_of, batch, examples, views, check, due)
         rewind()
         if gradients is None:
             return None
-        expected = Expected.of(engine, gradients, losses, spec, mask) if check != "never" else None
+        try:
+            expected = Expected.of(engine, gradients, losses, spec, mask) if check != "never" else None
+        except torch.OutOfMemoryError:  # a compiled step may need less than one that is not
+            short = True
         del gradients, losses
     if program is _MISSING:
         try:
@@ -591,6 +595,7 @@ def attempt(
             rewind()
         engine.programs[key] = program
         program.proven = check == "never" or _draws_apart(program)
+    program.proven = program.proven or short
     if expected is None or _draws_apart(program):
         result: Result | None = program(batch, mask, spec, lend, meanwhile)
         return result
