@@ -271,6 +271,12 @@ def test_unlabelled_rows_do_not_hurt_a_torch_student():
     assert lifted >= plain - 0.01
 
 
+def test_answers_that_are_all_alike_make_a_student_that_says_so():
+    rows = np.random.default_rng(0).normal(size=(20, 2))
+    answers = tacit.pate.GNMax(vote_noise=1, classes=2).answer([[0, 100]] * 20, queries=15)
+    assert answers.fit(LogisticRegression(), rows).predict(rows).tolist() == [1] * 20
+
+
 def test_a_student_needs_an_answer():
     votes = VoteCounts(np.array([[5, 5]] * 4), teachers=10, x=np.zeros((4, 2)))
     answers = ConfidentGNMax(threshold=1e6, check_noise=1, vote_noise=1, classes=2).answer(votes, queries=4)

@@ -249,9 +249,6 @@ def _publish(answers: Answers, votes: VoteCounts, source: str, folder: Path, mod
     lines = ["query,label"] + [f"{i},{'' if label < 0 else label}" for i, label in enumerate(answers.labels.tolist())]
     (folder / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     told: dict[str, Any] = {"run": str(folder), "labels": str(folder / "labels.csv")}
-    if votes.x is not None and int(answers.answered.sum()):
-        importlib.import_module("joblib").dump(answers.fit(_model(model)), folder / "student.joblib")
-        told["student"] = str(folder / "student.joblib")
     card = make_card(showing.describe_answers(answers, folder.name, data=Path(source).name))
     told["card"] = str(write_card(card, folder / "privacy.json"))
     told["report"] = str(showing.write_votes_page(card, folder / "report.html"))
@@ -261,6 +258,9 @@ def _publish(answers: Answers, votes: VoteCounts, source: str, folder: Path, mod
     told["operator"] = str(showing.write_votes_operator_page(card, [view], private / "operator.html"))
     if not source.endswith(".npz"):
         votes.save(private / "votes.npz")
+    if votes.x is not None and int(answers.answered.sum()):  # last: what is released has its card by now
+        importlib.import_module("joblib").dump(answers.fit(_model(model)), folder / "student.joblib")
+        told["student"] = str(folder / "student.joblib")
     bound = answers.privacy.data_independent
     told |= {
         "asked": answers.privacy.asked,

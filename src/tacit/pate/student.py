@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tacit.pate.teachers import Constant
+
 METHODS = ("semi-supervised", "supervised", "committee")
 
 
@@ -113,9 +115,16 @@ def fit_estimator(
     """Self-training: in each round the unlabelled rows that the student is ``sure`` about get its label.
 
     Shares of the labels among the added rows are kept as they are among the answers, so that an easy class does not
-    crowd out the others. An estimator without ``predict_proba`` is trained on the answers alone.
+    crowd out the others. An estimator without ``predict_proba`` is trained on the answers alone. One that refuses
+    answers that are all alike becomes a :class:`~tacit.pate.teachers.Constant`.
     """
     x, unlabelled = _array(x), _array(unlabelled)
+    if (labels == labels[0]).all():
+        # Many estimators refuse a single label; what the answers say is that it is always this one.
+        try:
+            return model.fit(x, labels)
+        except ValueError:
+            return Constant(int(labels[0]))
     model.fit(x, labels)
     if not semi or not len(unlabelled) or not hasattr(model, "predict_proba"):
         return model
