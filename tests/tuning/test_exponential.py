@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.tuning import TuningError, exponential_mechanism, generalised_exponential_mechanism
+from tacit.tuning import TuningError, exponential_mechanism, generalised_exponential_mechanism, permute_and_flip
 from tacit.tuning.exponential import comparisons
 
 SCORES = st.lists(st.integers(0, 60), min_size=2, max_size=6)
@@ -82,3 +83,37 @@ def test_scores_may_be_an_array_of_any_width():
         assert generalised_exponential_mechanism(scores, np.ones(3, kind), 1.0) == 1
     with pytest.raises(TuningError, match="nothing to choose"):
         exponential_mechanism(np.zeros(0), 1.0)
+
+
+def flipped(scores, rate):
+    """The law of permute-and-flip by going through every order of the candidates."""
+    keep = np.exp(rate * (np.array(scores) - max(scores)))
+    found = np.zeros(len(scores))
+    for order in itertools.permutations(range(len(scores))):
+        reached = 1.0 / math.factorial(len(scores))
+        for i in order:
+            found[i] += reached * keep[i]
+            reached *= 1 - keep[i]
+    return found
+
+
+def test_permute_and_flip_keeps_its_epsilon_on_every_pair_of_neighbours_and_beats_the_exponential_mechanism():
+    for monotone, moves in ((False, (-1, 0, 1)), (True, (0, 1))):
+        rate, worst = 0.8 / (1 if monotone else 2), 0.0
+        for scores in itertools.product((0, 1, 3), repeat=3):
+            law = flipped(scores, rate)
+            weights = np.exp(rate * np.array(scores))
+            assert law @ scores >= weights @ scores / weights.sum() - 1e-12
+            for step in itertools.product(moves, repeat=3):
+                ratio = np.log(law / flipped(np.add(scores, step), rate))
+                worst = max(worst, float(np.abs(ratio).max()))
+        assert 0.4 < worst <= 0.8 + 1e-12
+
+
+def test_permute_and_flip_draws_its_law():
+    scores, draws = [0.0, 1.5, 2.0], 6000
+    drawn = np.bincount([permute_and_flip(scores, 1.2, sensitivity=0.5) for _ in range(draws)], minlength=3)
+    law = flipped(scores, 1.2 / (2 * 0.5))
+    assert (np.abs(drawn - draws * law) < 5 * np.sqrt(draws * law * (1 - law))).all()
+    with pytest.raises(TuningError, match="nothing to choose"):
+        permute_and_flip([], 1.0)

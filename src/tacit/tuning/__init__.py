@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tacit.tuning.defaults import Defaults, batch_for, good_defaults, learning_rate_for, noise_for
 from tacit.tuning.errors import AdaptiveError, SearchFailed, TuningError
-from tacit.tuning.exponential import exponential_mechanism, generalised_exponential_mechanism
+from tacit.tuning.exponential import exponential_mechanism, generalised_exponential_mechanism, permute_and_flip
 from tacit.tuning.public import PublicTuning, tune_on_public
 from tacit.tuning.scores import Score, bounded_loss, correct_count
 from tacit.tuning.search import Found, PrivateSearch, SearchPrivacy
@@ -41,6 +41,7 @@ __all__ = [
     "good_defaults",
     "learning_rate_for",
     "noise_for",
+    "permute_and_flip",
     "tune_on_public",
 ]
 

@@ -42,6 +42,7 @@ METHODS = (
     "poisson",
     "threshold",
     "exponential",
+    "permute-and-flip",
     "generalised-exponential",
 )
 #: The part of ε that the exponential mechanism's choice gets unless it is said.
@@ -123,9 +124,9 @@ class PrivateSearch:
 
     ``method``: the law of the random number of runs (``"geometric"``, ``"logarithmic"``, ``"negative-binomial"`` with
     ``eta``, ``"poisson"``, with ``runs`` runs on average), ``"threshold"`` (the first run whose score reaches
-    ``threshold``, at most ``runs`` runs on average), or ``"exponential"`` and ``"generalised-exponential"``: every
-    candidate is trained and paid for, and one is chosen with ``choice_epsilon`` (for the latter ``sensitivities`` gives
-    one number for each candidate).
+    ``threshold``, at most ``runs`` runs on average), or ``"exponential"``, ``"permute-and-flip"`` and
+    ``"generalised-exponential"``: every candidate is trained and paid for, and one is chosen with ``choice_epsilon``
+    (for the last ``sensitivities`` gives one number for each candidate).
 
     Guarantee: what :meth:`run` returns is (``epsilon``, ``delta``)-DP for ``adjacency`` and the unit of the mechanisms,
     if train and score are what they say. The number of runs, and everything about those not selected, stays inside.
@@ -235,7 +236,7 @@ class PrivateSearch:
     @property
     def _all(self) -> bool:
         """Whether every candidate is trained."""
-        return self.method in ("exponential", "generalised-exponential")
+        return self.method in ("exponential", "permute-and-flip", "generalised-exponential")
 
     def describe(self, candidate: Candidate, noise: float) -> acc.Mechanism:
         """What training one candidate with this noise costs; nothing is trained."""
@@ -370,6 +371,7 @@ class PrivateSearch:
             "threshold": f"private selection: the first score that reaches a threshold, at most {self.runs:g} runs "
             "on average",
             "exponential": f"exponential mechanism over {self._size} trained candidates",
+            "permute-and-flip": f"permute-and-flip over {self._size} trained candidates",
             "generalised-exponential": f"generalised exponential mechanism over {self._size} trained candidates",
         }.get(self.method, f"private selection: the best of a {self.method} number of runs, {self.runs:g} on average")
         return SearchPrivacy(
@@ -572,7 +574,10 @@ class PrivateSearch:
         sensitivity = self.score.sensitivity
         if replaced:
             sensitivity = self.score.replace if self.score.replace is not None else 2 * sensitivity
-        place = exponential.exponential_mechanism(
+        choose = (
+            exponential.permute_and_flip if self.method == "permute-and-flip" else exponential.exponential_mechanism
+        )
+        place = choose(
             scores, self.choice_epsilon, sensitivity=sensitivity, monotone=self.score.monotone and not replaced
         )
         return able[place]
