@@ -64,6 +64,8 @@ def test_parameters_that_would_get_no_noise_are_refused():
         run(model, optimizer=torch.optim.SGD(list(model.parameters())[:2], lr=0.1))
     with pytest.raises(ValueError, match="LBFGS"):
         run(model, optimizer=torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(ValueError, match="SparseAdam"):
+        run(model, optimizer=torch.optim.SparseAdam(list(model.parameters())))
 
 
 def test_a_data_loader_is_refused():
@@ -135,6 +137,16 @@ def test_a_data_set_with_a_bad_item_is_refused_before_training():
     bad.y[ROWS // 2] = 7
     with pytest.raises(ValueError, match="labels must lie"):
         run(source=bad)
+
+
+def test_records_of_different_sizes_are_to_be_padded():
+    class Ragged(Items):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            return x[: 1 + index % 3], y
+
+    with pytest.raises(ValueError, match="pad them to one length"):
+        run(source=Ragged())
 
 
 def test_a_data_set_is_known_again_by_all_its_items():

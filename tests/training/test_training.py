@@ -369,7 +369,7 @@ def test_laplace_noise_gives_a_pure_guarantee():
     assert training.privacy.upper == pytest.approx(expected, rel=1e-6)
     assert training.privacy.upper >= expected
     assert "at δ=0" in repr(training.privacy)
-    assert run(mechanism="laplace", delta=None, epsilon=3.0).privacy.upper == pytest.approx(3.0, rel=1e-6)
+    assert run(mechanism="laplace", delta=0.0, epsilon=3.0).privacy.upper == pytest.approx(3.0, rel=1e-6)
 
 
 def test_laplace_sums_are_clipped_in_l1_norm_and_physical_batches_do_not_matter():

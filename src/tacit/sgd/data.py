@@ -69,7 +69,15 @@ class Records:
         """The rows of these numbers, as a tree of tensors. With numbers in pinned memory no GPU is waited for."""
         if self.tree is None:
             found = [self.items[int(i)] for i in index]
-            batch = plain(default_collate(found))
+            try:
+                batch = plain(default_collate(found))
+            except RuntimeError as error:
+                if "equal size" not in str(error):
+                    raise
+                raise ValueError(
+                    "the records have tensors of different sizes: let the data set pad them to one length, which is "
+                    "public, and give the loss what tells padding apart"
+                ) from error
             return tuple(batch) if isinstance(batch, list) else batch
         where = index if isinstance(index, Tensor) else torch.from_numpy(np.ascontiguousarray(index))
         if type(self.tree) is tuple and all(isinstance(t, Tensor) for t in self.tree):

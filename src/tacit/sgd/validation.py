@@ -34,9 +34,9 @@ def check_target(epsilon: float | None, noise_multiplier: Any, delta: float | No
         raise ValueError(f"epsilon must be positive and finite, not {epsilon!r}")
     if isinstance(noise_multiplier, int | float) and not 0 <= noise_multiplier < math.inf:
         raise ValueError(f"noise_multiplier must be finite and not negative, not {noise_multiplier!r}")
+    if kind == "laplace" and (delta is None or delta == 0):
+        return 0.0
     if delta is None:
-        if kind == "laplace":
-            return 0.0
         raise ValueError("give delta=, the probability the guarantee leaves open: well below 1 / number of records")
     if not (isinstance(delta, int | float) and 0 < delta < 1):
         raise ValueError(f"delta must lie strictly between 0 and 1, not {delta!r}")
@@ -60,6 +60,8 @@ def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
         raise ValueError("the model has no trainable parameters")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("LBFGS evaluates the loss as often as it likes; each evaluation would be another release")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError("SparseAdam takes sparse gradients, and noise is on every element: use Adam")
     known = {id(p) for p in parameters.values()}
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for group in optimizer.param_groups:
