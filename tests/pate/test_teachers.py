@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from scipy.sparse import csr_array
+from sklearn.compose import make_column_transformer
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
 from sklearn.tree import DecisionTreeClassifier
 
 import tacit.pate
@@ -275,6 +280,18 @@ def test_answers_that_are_all_alike_make_a_student_that_says_so():
     rows = np.random.default_rng(0).normal(size=(20, 2))
     answers = tacit.pate.GNMax(vote_noise=1, classes=2).answer([[0, 100]] * 20, queries=15)
     assert answers.fit(LogisticRegression(), rows).predict(rows).tolist() == [1] * 20
+
+
+def test_frames_stay_frames_for_teachers_and_student():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"size": rng.normal(size=400), "kind": rng.choice(["a", "b"], 400)})
+    named = make_column_transformer((OneHotEncoder(), ["kind"]), remainder="passthrough")
+    model = make_pipeline(named, LogisticRegression())
+    votes = Teachers(model, (frame, (frame["size"] > 0).astype(int)), n=8, classes=2).fit().vote(frame[:60])
+    student = tacit.pate.GNMax(vote_noise=1, classes=2).answer(votes, queries=20).fit(model)
+    assert (student.predict(frame[:60]) == (frame["size"][:60] > 0)).mean() > 0.8
+    with pytest.raises(TypeError, match="sparse"):
+        Teachers(model, (csr_array(np.eye(3)), [0, 1, 0]), n=2)
 
 
 def test_a_student_needs_an_answer():

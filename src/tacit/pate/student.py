@@ -8,6 +8,7 @@ All of it is post-processing of released answers and public rows, and costs no p
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -146,7 +147,7 @@ def fit_estimator(
             for c in np.flatnonzero(present)
         ]
         rows = np.concatenate(added)
-        model.fit(np.concatenate([x, unlabelled[rows]]), np.concatenate([labels, guess[rows]]))
+        model.fit(_joined(x, unlabelled, rows), np.concatenate([labels, guess[rows]]))
     return model
 
 
@@ -157,6 +158,15 @@ def _tensor(data: Any) -> Any:
 
 
 def _array(data: Any) -> Any:
+    """Arrays; frames stay frames, because an estimator may name their columns."""
     if hasattr(data, "detach"):
         return data.detach().cpu().numpy()
-    return data.to_numpy() if hasattr(data, "to_numpy") else np.asarray(data)
+    return data if hasattr(data, "to_numpy") else np.asarray(data)
+
+
+def _joined(x: Any, more: Any, rows: NDArray[np.intp]) -> Any:
+    """``x`` and below it some rows of ``more``."""
+    if not hasattr(x, "to_numpy"):
+        return np.concatenate([x, more[rows]])
+    frames = importlib.import_module(type(x).__module__.partition(".")[0])  # pandas or polars
+    return frames.concat([x, more.iloc[rows] if hasattr(more, "iloc") else more[rows]])

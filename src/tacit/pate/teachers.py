@@ -360,6 +360,11 @@ def _pair(data: Any) -> tuple[Any, Any]:
     """Records and labels."""
     if hasattr(data, "tensors"):
         data = data.tensors
+    if isinstance(data, tuple | list) and any(hasattr(part, "tocsr") for part in data):
+        raise TypeError(
+            "a sparse table has no rows to deal out: pass x.toarray(), or the texts themselves and an estimator that "
+            "begins with what makes them sparse (make_pipeline(TfidfVectorizer(), …))"
+        )
     if isinstance(data, tuple | list) and len(data) == 2 and len(data[0]) == len(data[1]):
         return data[0], data[1]
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, tuple | list | np.ndarray):
