@@ -173,3 +173,12 @@ def test_a_pass_over_chunks_pays_for_batches_that_are_cut() -> None:
     terms: dict[str, Any] = {"adjacency": "replace-one"}
     assert cut.extra_delta() > 0
     assert acc.delta(acc.Shuffled(cut) * 3, 0.5, **terms).upper == acc.delta(cut * 3, 0.5, **terms).upper
+
+
+def test_a_discrete_gaussian_on_large_sums_is_priced_at_once() -> None:
+    # incomes up to 100,000: hundreds of millions of outcomes, and next to no difference from the continuous Gaussian
+    for sigma, sensitivity in ((5e6, 100_000), (60_000.0, 1), (1e12, 10**12)):
+        price = acc.epsilon(acc.DiscreteGaussian(sigma, sensitivity=sensitivity) * 10, 1e-6)
+        smooth = acc.epsilon(acc.Gaussian(sigma / sensitivity) * 10, 1e-6)
+        assert not price.tight
+        assert smooth.lower <= price.upper <= 1.2 * smooth.upper + 1e-3

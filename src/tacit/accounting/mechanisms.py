@@ -27,6 +27,8 @@ from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss, Loss
 LARGEST_SHIFT = 1e140
 #: e to more than this has no binary64 number: all of the loss is put at its largest value, and no lower end is tight.
 LARGEST_RATIO = 700.0
+#: A discrete Gaussian has about 77 sigma outcomes of positive probability in binary64, each of which is a lattice point.
+LARGEST_SIGMA = 20_000.0
 
 # -- additive noise ----
 
@@ -93,7 +95,9 @@ class DiscreteGaussian(Mechanism):
     """Discrete Gaussian noise on the integers with parameter ``sigma``, on a value of integer sensitivity.
 
     ``sensitivity`` is what one added record can move, ``replace`` what replacing one can (default: twice that).
-    The pair of one coordinate is exact; for a vector use :class:`ZCDP` (Canonne, Kamath & Steinke 2020).
+    The pair of one coordinate is exact; for a vector use :class:`ZCDP` (Canonne, Kamath & Steinke 2020). Beyond a sigma
+    of 20,000 it has more outcomes than are worth composing, and is priced by its Rényi bound, that of the continuous
+    Gaussian (``tight=False``).
     """
 
     sigma: float
@@ -107,9 +111,14 @@ class DiscreteGaussian(Mechanism):
         check_whole("the sensitivity of DiscreteGaussian", self.sensitivity)
         check_whole("replace, what replacing one record can move,", self.replace, least=0)
 
+    def is_tight(self, adjacency: str, group: int = 1) -> bool:
+        return self.sigma <= LARGEST_SIGMA
+
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         if self.sigma == 0:
             return everything_revealed()
+        if self.sigma > LARGEST_SIGMA:
+            return None
         shift = (self.replace or 2 * self.sensitivity) if adjacency == "replace-one" else self.sensitivity
         values, p, spacing = losses.discrete_gaussian_atoms(self.sigma, shift * group)
         return AtomsLoss(values, p, spacing=spacing)
