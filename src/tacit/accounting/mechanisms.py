@@ -27,7 +27,7 @@ from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss, Loss
 LARGEST_SHIFT = 1e140
 #: e to more than this has no binary64 number: all of the loss is put at its largest value, and no lower end is tight.
 LARGEST_RATIO = 700.0
-#: A discrete Gaussian has about 77 sigma outcomes of positive probability in binary64, each of which is a lattice point.
+#: A discrete Gaussian has about 77 sigma outcomes of positive probability in binary64, each one a lattice point.
 LARGEST_SIGMA = 20_000.0
 
 # -- additive noise ----
