@@ -17,7 +17,7 @@ import tacit.pate
 from tacit.ledger import OperatorView
 from tacit.noise import Key
 from tacit.pate import ConfidentGNMax, Teachers, TeacherWarning, VoteCounts
-from tacit.pate.partition import keyed
+from tacit.pate.partition import contents, keyed
 
 KEY = Key(bytes(range(32)))
 
@@ -118,6 +118,24 @@ def test_records_without_identifiers_are_dealt_out_by_what_they_hold():
     other = Teachers(centroids, (x[1:], y[1:]), n=7, key=KEY)
     changed = sum(not np.array_equal(x[a], x[1:][b]) for a, b in zip(one._parts, other._parts, strict=True))
     assert changed == 1
+
+
+def test_how_a_table_keeps_a_record_does_not_move_anybody():
+    count = 100
+    texts, labels = np.array([f"t{i}" for i in range(count)]), np.array(["no", "yes"] * (count // 2))
+    whole, both = pd.DataFrame({"a": range(count)}), pd.DataFrame({"a": range(count), "b": texts})
+    for x, added in (
+        (texts, np.append(texts, "a much longer text")),
+        (whole, pd.concat([whole, pd.DataFrame({"a": [np.nan]})])),  # whole numbers become floating-point ones
+        (both, pd.concat([both, pd.DataFrame({"a": [0.5], "b": ["z"]})])),
+        (whole, pd.concat([whole.astype(object), pd.DataFrame({"a": ["?"]})])),
+    ):
+        for more in ("no", "perhaps"):  # a longer label too
+            before = contents(x, labels)
+            assert contents(added, np.append(labels, more))[:count] == before
+            assert len(set(before)) == count
+    ids = np.arange(count)
+    assert (keyed(np.append(ids.astype(float), np.nan), 20, KEY)[:count] == keyed(ids, 20, KEY)).all()
 
 
 def test_parts_by_position_are_equal_and_say_that_only_replacing_is_covered():

@@ -53,7 +53,9 @@ def positions(people: Any, parts: int) -> NDArray[np.int64]:
 def contents(x: Any, y: Any) -> list[bytes]:
     """A name for every record made of what it holds, for data without people's identifiers: equal records, one name.
 
-    The place of a record in the table is no name: adding a record before it would change it.
+    The place of a record in the table is no name: adding a record before it would change it. Nor is how a table keeps
+    it: one long text, or one missing number, changes the type of a whole column, and would rename everybody. So numbers
+    are named by their value in binary64, and texts by their letters.
     """
     rows = _as_rows(x)
     labels = _as_rows(y)
@@ -65,22 +67,23 @@ def _as_rows(data: Any) -> list[bytes]:
         data = data.detach().cpu().numpy()
     elif hasattr(data, "to_numpy"):
         data = data.to_numpy()
-    if isinstance(data, np.ndarray) and data.dtype != object:
-        flat = np.ascontiguousarray(data).reshape(len(data), -1)
-        return [row.tobytes() for row in flat]
     return [_row(value) for value in data]
 
 
 def _row(value: Any) -> bytes:
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray):
-        if value.dtype == object:
-            return b"[" + b",".join(_row(v) for v in value.tolist()) + b"]"
+        if value.dtype.kind in "biuf":
+            return np.ascontiguousarray(value, dtype="<f8").tobytes()
+        if value.dtype.kind in "OUS":
+            return b"".join(_row(v) for v in value.ravel().tolist())
         return str(value.dtype).encode() + value.tobytes()
     if isinstance(value, list | tuple):
         return b"[" + b",".join(_row(v) for v in value) + b"]"
-    if hasattr(value, "detach"):
-        return _row(value.detach().cpu().numpy())
-    if value is None or isinstance(value, str | bytes | bool | int | float | np.generic):
+    if isinstance(value, bool | int | float | np.number | np.bool_):
+        return np.array(float(value), dtype="<f8").tobytes()
+    if value is None or isinstance(value, str | bytes | np.generic):
         return _name(value).encode()
     raise TypeError(
         f"a record of type {type(value).__name__} has no name of its own: pass unit=, one identifier a record"
@@ -88,10 +91,15 @@ def _row(value: Any) -> bytes:
 
 
 def _name(person: Any) -> str:
-    """An identifier with its type, so that 1 and "1" are two people and numpy's 1 is Python's."""
+    """An identifier with its type, so that 1 and "1" are two people and numpy's 1 is Python's, and so is 1.0.
+
+    (A column of whole numbers becomes one of floating-point numbers when one of them is missing.)
+    """
     value = person.item() if hasattr(person, "item") else person
     if isinstance(value, bytes):
         return f"bytes:{value.hex()}"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if value is None or isinstance(value, str | bool | int | float):
         return f"{type(value).__name__}:{value!r}"
     raise TypeError(f"a person is named by a text, a number or bytes, not by {type(value).__name__}")
