@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -136,6 +137,34 @@ def test_a_run_of_its_own_key_resumes_from_the_key_file(tmp_path):
     assert (next(iter(second)).rows == rows).all()
     finish(second)
     assert not (tmp_path / "secret").exists()
+
+
+def test_a_run_may_be_moved_with_its_key(tmp_path):
+    def start(folder):
+        files = {"checkpoint": tmp_path / folder / "run.ckpt", "key_file": tmp_path / folder / "secret"}
+        return run(key=None, checkpoint_every=1, **files)
+
+    first = start("here")
+    for batch in first:
+        first.step(batch)
+        if first.steps_executed == 3:
+            break
+    shutil.copytree(tmp_path / "here", tmp_path / "copy")
+    (tmp_path / "here").rename(tmp_path / "there")
+    second = start("there")
+    assert second.steps_executed == 3
+    moved = finish(second)
+    assert not (tmp_path / "there" / "secret").exists()
+    assert same(moved, finish(start("copy")))
+
+
+def test_a_key_file_of_another_run_is_refused_before_the_charge(tmp_path, ledger):
+    Key.generate().save(tmp_path / "secret")
+    training = run(key=None, ledger=ledger, dataset="people", checkpoint=tmp_path / "run.ckpt",
+                   key_file=tmp_path / "secret")  # fmt: skip
+    with pytest.raises(CheckpointError, match="key of another run"):
+        next(iter(training))
+    assert ledger.history("people") == []
 
 
 def test_without_its_key_a_run_does_not_continue(tmp_path):

@@ -105,6 +105,7 @@ class Resumable:
         if self._begun:
             return
         assert self._key is not None
+        self.ranks.first(self._room_for_the_key)
         if self.ledger is not None and self.dataset is not None and self._entry is None:
             self._entry = self.ranks.first(self._pay)
         if self._retired is not None:
@@ -117,6 +118,14 @@ class Resumable:
         self._begun = True
         if self._checkpoint is not None:
             self.save()
+
+    def _room_for_the_key(self) -> None:
+        """Refuse a key file that is another run's, before anything is charged."""
+        place = self._key_file
+        if self._checkpoint is None or not self._own_key or place is None or not Path(place).exists():
+            return
+        if self._retired is None or Key.load(place).fingerprint() != self._retired.fingerprint():
+            raise CheckpointError(f"{place} is the key of another run: choose another key_file")
 
     def _pay(self) -> dict[str, str]:
         assert self.ledger is not None
@@ -209,6 +218,10 @@ class Resumable:
             key = given
             if key is None and state["key_file"] is not None and Path(state["key_file"]).exists():
                 key = Key.load(state["key_file"])
+            elif key is None and state["key_file"] is not None and self._key_file and Path(self._key_file).exists():
+                moved = Key.load(self._key_file)  # the run was moved since, and its key with it
+                if moved.fingerprint() == state["key"]:
+                    key, state["key_file"] = moved, str(self._key_file)
             if key is not None and key.fingerprint() != state["key"]:
                 raise CheckpointError(f"{path} belongs to another key")
             if key is not None:
