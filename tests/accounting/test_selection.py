@@ -244,3 +244,13 @@ def test_wrong_parameters_are_named() -> None:
     for wrong in ({"eta": -1.0}, {"gamma": 1.0}, {"mean": 0.0}, {"distribution": "uniform"}):
         with pytest.raises(acc.AccountingError):
             acc.Selected(acc.Gaussian(1.0), **wrong)
+
+
+@pytest.mark.parametrize("mean", [0.05, 0.3, 1.0, 4.0])
+def test_a_poisson_number_of_runs_that_is_often_zero_pays_for_the_runs_there_are(mean: float) -> None:
+    """With a score that is the same for all, what is released is one run with probability 1 - e^-mean, or nothing."""
+    orders, nothing = np.array([1.5, 2.0, 3.0, 5.0, 10.0]), math.exp(-mean)
+    for sigma in (1.0, 3.0):
+        true = np.log(nothing + (1 - nothing) * np.exp((orders - 1) * orders / (2 * sigma**2))) / (orders - 1)
+        claimed = acc.renyi(acc.Selected.of(acc.Gaussian(sigma), mean, distribution="poisson"), orders)
+        assert (claimed >= true - 1e-12).all()

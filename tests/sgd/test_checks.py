@@ -6,6 +6,7 @@ import gc
 import warnings
 import weakref
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -425,6 +426,51 @@ def test_an_operation_may_have_outputs_without_the_parameter():
 
     case = zoo.Case(model, loss, {"x": torch.randn(4, 3).double(), "y": torch.randn(4, 2).double()})
     assert compare(case).worst < 1e-10
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda m, x: torch.relu_(m.inside(x)),
+        lambda m, x: torch.einsum("bti,oi->bto", x, m.inside.weight).add_(m.inside.bias).relu_(),
+        lambda m, x: torch.inner(x, m.inside.weight).masked_fill_(x.new_tensor([1, 0, 0, 0]).bool(), 0.5),
+    ],
+)
+def test_outputs_that_are_views_of_their_own_memory_may_be_written_to(layer):
+    """A linear layer of tokens and einsum end in a view; ReLU in place behind one is what many models have."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"inside": nn.Linear(3, 4), "out": nn.Linear(4, 2)}).double()
+    batch = {"x": torch.randn(4, 5, 3).double()}
+    case = zoo.Case(model, lambda m, b: m["out"](layer(Parts(m), b["x"])).square().sum((1, 2)), batch)
+    assert compare(case).worst < 1e-10
+
+
+class Parts:
+    def __init__(self, parts):
+        self.inside = parts["inside"]
+
+
+def test_single_elements_of_a_parameter_may_be_used_several_times():
+    """Learned weights of several losses: each element by itself, twice."""
+    model = nn.Linear(3, 2).double()
+    model.register_parameter("weights", nn.Parameter(torch.tensor([0.3, -0.2], dtype=torch.float64)))
+
+    def loss(m, b):
+        out = m(b["x"]).square()
+        return sum(out[:, k] * torch.exp(-m.weights[k]) + m.weights[k] for k in range(2))
+
+    assert compare(zoo.Case(model, loss, {"x": torch.randn(4, 3).double()})).worst < 1e-10
+
+
+def test_a_long_array_of_numbers_is_not_known_by_its_ends():
+    model, places = nn.ParameterDict({"table": torch.randn(50, 2)}).double(), np.zeros(2000, dtype=np.int64)
+
+    def loss(m, b):
+        return (m["table"][places] * b["x"][:, None]).mean(1).square().sum(1)
+
+    for seed in range(2):
+        places[10:-10] = np.random.default_rng(seed).integers(50, size=1980)
+        assert compare(zoo.Case(model, loss, {"x": torch.randn(4, 2).double()})).worst < 1e-10
 
 
 def test_a_gather_by_length_at_the_end_needs_no_new_plan(monkeypatch):

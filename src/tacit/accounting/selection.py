@@ -145,7 +145,10 @@ class Selected(Mechanism):
         if self.distribution == "poisson":
             # δ' at ε' = log(1 + 1/(λ-1)), from the profile
             failures = np.array([upper_profile(self.mechanism, adjacency, group)(float(np.log1p(1 / x))) for x in c])
-            return np.asarray(np.maximum(first + self.mean * failures + math.log(self.mean) / c, 0.0))
+            # Nothing is released with probability e^-mean, on both sides alike: a part of the moment that the published
+            # bound leaves out, and that is most of it where the mean is below 1.
+            moment = c * (first + self.mean * failures) + math.log(self.mean)
+            return np.asarray(np.logaddexp(moment, -self.mean) / c)
         middle = self._power * _second_order(self.mechanism, adjacency, group, self.gamma)
         return np.asarray(first + max(middle, 0.0) + math.log(self.runs) / c)
 

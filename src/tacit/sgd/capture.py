@@ -319,6 +319,8 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
                 copy = Derived(before, known.params, known.chain)
                 derived = [copy if d is known else d for d in derived]
         out = func(*args, **kwargs)
+        if isinstance(out, Tensor) and not inplace and not self.spread and out._is_view():
+            out = _standing_alone(out, inputs)
         changed = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
         if any(t is not args[0] or not inplace for t in changed):
             raise UncoveredUse(
@@ -401,6 +403,19 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
 def _shape_only(tensor: Tensor) -> Tensor:
     # A rule that reads no input values should not keep activations alive for them.
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _standing_alone(out: Tensor, inputs: list[Tensor]) -> Tensor:
+    """The output of an operation that ends in a view of memory of its own, as no view.
+
+    A linear layer of tokens and einsum do. Where such an output is written to in place (ReLU, a bias, a mask), autograd
+    moves its history to what it is a view of, and the edge that was kept would see no gradient.
+    """
+    base = out._base
+    if base is None or any(t is base or t._base is base for t in inputs) or not out.requires_grad:
+        return out
+    alone: Tensor = torch.ops.aten._unsafe_view(out, out.shape)
+    return alone
 
 
 def _storage(tensor: Tensor) -> int:

@@ -35,7 +35,7 @@ from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.engine import Engine, Plan
 from tacit.sgd.errors import ClippingError
 from tacit.sgd.expected import Expected
-from tacit.sgd.graphs import CHANNELS_LAST, hasten, mutates, name_of, reduce_once, tidy, view_anew
+from tacit.sgd.graphs import CHANNELS_LAST, hasten, look_through, mutates, name_of, reduce_once, tidy, view_anew
 from tacit.sgd.images import cast_once, in_full_precision, innermost, keep_innermost, without_strides
 from tacit.sgd.kernels import full_precision
 from tacit.sgd.recording import Recording
@@ -275,6 +275,7 @@ class Program:
         view_anew(whole)
         without_strides(whole)
         if not mutates(whole):
+            look_through(whole)
             cast_once(whole)
             reduce_once(whole, {boundary, self.known})
         self.split = needs_full_precision(whole, late, self.device)

@@ -12,6 +12,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from tacit.sgd.functions import CASTING
 from tacit.sgd.layout import Layout
 from tacit.sgd.norms import flip, to_dense
 from tacit.sgd.rules.base import Aligned, Contribution, Dense, wide
-from tacit.sgd.uses import HERE, Derived, substitute, tensors_in
+from tacit.sgd.uses import HERE, Derived, tensors_in
 
 _TRANSPOSES = frozenset(["t", "T", "mT", "H", "mH", "adjoint"])
 CHUNK_ELEMENTS = 1 << 26
@@ -51,11 +52,20 @@ def chain_key(derived: Derived) -> Any:
     """What a selection depends on besides tensors, as a string."""
     if derived.chain is None:
         return None
-    return (
-        str([(n, substitute((a, k), lambda t: tuple(t.shape)), i) for _, n, a, k, i in derived.chain])
-        if derived.chain
-        else ""
-    )
+    if not derived.chain:
+        return ""
+    return str([(n, _told((a, k)), i) for _, n, a, k, i in derived.chain])
+
+
+def _told(value: Any) -> Any:
+    """Arguments as they are told apart; a long array of numbers would be written with its middle left out."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape)
+    if isinstance(value, list | tuple):
+        return [_told(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _told(item) for key, item in value.items()}
+    return (value.dtype, value.shape, hash(value.tobytes())) if isinstance(value, np.ndarray) else value
 
 
 def index_map(derived: Derived, parameter: Tensor) -> Tensor:
@@ -132,8 +142,9 @@ def in_parameter(frame: Frame, contribution: Contribution, shape: torch.Size, pa
     if frame.index is None:
         target = parameter.shape if frame.key == "root" else shape
         return to_dense(moved, target).reshape(-1, *parameter.shape)
-    dense = to_dense(moved, frame.index.shape).flatten(1)
+    dense = to_dense(moved, frame.index.shape)
     batch = dense.shape[0]
+    dense = dense.reshape(batch, -1)  # a single element has no dimensions of its own
     index = frame.index.reshape(1, -1).expand(batch, -1) if frame.constant else frame.index.reshape(batch, -1)
     zeros = dense.new_zeros(batch, parameter.numel())
     return zeros.scatter_add(1, index, dense).reshape(batch, *parameter.shape)

@@ -78,6 +78,14 @@ def _writes_into_its_own(node: Node) -> bool:
     return bool(whole and floating and len(own.users) == 1)
 
 
+def look_through(whole: GraphModule) -> None:
+    """Leave out views of the shape that is there already, which only stand for a tensor of its own (``capture``)."""
+    for node in list(whole.graph.nodes):
+        if node.target == aten._unsafe_view.default and shape_of(node) and shape_of(node) == shape_of(node.args[0]):
+            node.replace_all_uses_with(node.args[0])
+            whole.graph.erase_node(node)
+
+
 def tidy(whole: GraphModule) -> None:
     """Prepare a traced graph for the compiler.
 
