@@ -35,3 +35,15 @@ def test_text_among_numbers_is_named_by_its_row_and_not_shown(tmp_path):
     with pytest.raises(SchemaError, match="'age': row 1 holds text") as caught:
         encoded(tmp_path / "a.csv", "1,01,30,true,1", "2,01,thirty,true,1")
     assert "thirty" not in str(caught.value)
+
+
+def test_texts_and_labels_for_prompts_are_read_as_they_are_written(tmp_path):
+    """Whatever the other rows hold: types guessed from all of them would let one row change everybody's."""
+    from tacit.cli.prompt_job import _frame
+
+    for last in ("7", "seven"):
+        path = tmp_path / "texts.csv"
+        path.write_text(f"text,label\n01,1\n2.50,0\n{last},1\n")
+        frame = _frame(str(path), None)
+        assert frame["text"].to_list()[:2] == ["01", "2.50"]
+        assert frame["label"].to_list() == ["1", "0", "1"]

@@ -84,11 +84,12 @@ class Prepared:
 # -- data --------------------------------------------------------------------------------------------------------------
 
 
-def read_table(path: Path, schema: Schema | None = None) -> Any:
+def read_table(path: Path, schema: Schema | None = None, texts: bool = False) -> Any:
     """A CSV or Parquet file as a polars frame. Messages show nothing of what is in it.
 
     A CSV file does not say what its columns are. With a ``schema`` its numeric columns are read as numbers and all
-    others as text; types that are guessed from the rows would let one row decide how all the others are read.
+    others as text, with ``texts`` all of them; types that are guessed from the rows would let one row decide how all
+    the others are read.
     """
     import polars as pl
 
@@ -100,7 +101,7 @@ def read_table(path: Path, schema: Schema | None = None) -> Any:
         if path.suffix.lower() in (".parquet", ".pq"):
             frame = pl.read_parquet(path)
         elif path.suffix.lower() == ".csv":
-            frame = pl.read_csv(path, infer_schema_length=None, infer_schema=schema is None)
+            frame = pl.read_csv(path, infer_schema_length=None, infer_schema=schema is None and not texts)
         else:
             raise DataError(f"{path}: a table is a .csv or .parquet file")
     except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError):

@@ -131,7 +131,7 @@ def _frame(source: str, data_dir: str | None, split: str | None = None) -> Any:
             raise SettingsError(f"{name} has no split {part!r}; it has {', '.join(found.splits)}")
         wanted = part or split
         return found[wanted] if wanted else found.train
-    return read_table(Path(source))
+    return read_table(Path(source), texts=True)
 
 
 def _place(source: str) -> tuple[str, str]:
