@@ -406,7 +406,17 @@ class Weighted(Gathered):
         return self.out(torch.einsum("bi,ij,jk->bk", rows, self.table, torch.eye(3).to(self.table)).tanh())
 
 
-@pytest.mark.parametrize("kind", [Gathered, Weighted])
+class Attended(Gathered):
+    """The same where a mask says which rows an example attends to: examples are queries of one sequence."""
+
+    def forward(self, ids):
+        mask = nn.functional.one_hot(ids, 8).bool()
+        query, key = torch.ones(len(ids), 3).to(self.table), torch.ones(8, 3).to(self.table)
+        rows = nn.functional.scaled_dot_product_attention(query, key, self.table, attn_mask=mask)
+        return self.out(rows.tanh())
+
+
+@pytest.mark.parametrize("kind", [Gathered, Weighted, Attended])
 def test_a_first_batch_that_visits_rows_in_order_does_not_tie_rows_to_examples(kind):
     torch.manual_seed(0)
     model = kind().double()

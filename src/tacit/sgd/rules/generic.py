@@ -111,11 +111,11 @@ _numbers.seed()
 
 
 def _other_data(tensor: Tensor) -> Tensor:
-    """Data of the same kind that select nothing: numbers without a zero, and one index for all."""
+    """Data of the same kind that select nothing: numbers without a zero, and one index, or one truth, for all."""
     if tensor.is_floating_point() or tensor.is_complex():
         drawn = 0.5 + torch.rand(tensor.shape, generator=_numbers, dtype=torch.float64)
         return drawn.to(tensor.device, tensor.dtype)
-    if tensor.dtype == torch.bool or not tensor.numel():
+    if not tensor.numel():
         return tensor
     return tensor.flatten()[0].expand(tensor.shape).clone()
 
