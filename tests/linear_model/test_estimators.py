@@ -316,6 +316,11 @@ def test_a_message_shows_no_value_of_the_table():
     with pytest.raises(ValueError, match="2D array, got 1D array instead: Reshape") as caught:
         LinearRegression(**BOUNDS).fit(np.full(50, 7.125), y)
     assert "7.125" not in str(caught.value)
+    with pytest.raises(ValueError, match="text where a number") as caught:
+        LinearRegression(**BOUNDS).fit(x, np.where(y > 0, "Ada Lovelace", "1"))
+    assert "Ada" not in "".join(traceback.format_exception(caught.value)).replace('"Ada Lovelace"', "")
+    with pytest.raises(ValueError, match=r"^Complex data not supported$"):
+        LinearRegression(**BOUNDS).fit(x + 1j, y)
     with pytest.raises(ValueError, match="fill="):
         LinearRegression(**BOUNDS).fit(np.where(x > 9, np.nan, x), y)
 

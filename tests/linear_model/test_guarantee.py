@@ -11,14 +11,17 @@ from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
 from sklearn.ensemble import BaggingClassifier, VotingClassifier
+from sklearn.ensemble._base import _fit_single_estimator
+from sklearn.experimental import enable_iterative_imputer  # noqa: F401
 from sklearn.feature_selection import RFE, RFECV
 from sklearn.frozen import FrozenEstimator
-from sklearn.impute import SimpleImputer
+from sklearn.impute import IterativeImputer, SimpleImputer
 from sklearn.model_selection import GridSearchCV, TunedThresholdClassifierCV, cross_val_score, permutation_test_score
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, PolynomialFeatures, StandardScaler
+from sklearn.semi_supervised import SelfTrainingClassifier
 
 from tacit import accounting as acc
 from tacit.ledger import BudgetExceeded, Ledger
@@ -182,6 +185,7 @@ REPEATED = [
     lambda one, x, y: VotingClassifier([("a", one), ("b", one)]).fit(x, y),
     lambda one, x, y: OneVsRestClassifier(one).fit(x, y + (x[:, 0] > 5)),
     lambda one, x, y: MultiOutputClassifier(one).fit(x, np.column_stack([y, y])),
+    lambda one, x, y: SelfTrainingClassifier(one, threshold=0.5).fit(x, np.where(np.arange(len(y)) < 100, y, -1)),
 ]
 
 
@@ -197,6 +201,14 @@ def test_whatever_fits_many_times_is_counted_or_refused(around):
         warnings.simplefilter("ignore", PrivacyWarning)
         around(clone(alone).set_params(ledger=ledger), x, y)
     assert ledger.budget("people").charges >= 2
+
+
+def test_fits_in_a_worker_and_in_an_imputer_are_among_many():
+    x, y = labels(200)
+    with pytest.raises(SearchRefused):  # what VotingClassifier(n_jobs=2) sends to its workers
+        _fit_single_estimator(LogisticRegression(1.0, bounds=(0, 10)), x, y, {})
+    with pytest.raises(SearchRefused):
+        IterativeImputer(LinearRegression(**BOUNDS)).fit(np.where(x > 9, np.nan, x))
 
 
 def test_a_pipeline_that_learns_from_the_rows_is_not_covered_and_says_so():

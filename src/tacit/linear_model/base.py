@@ -273,7 +273,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _stream_target(self, y: Any) -> Floats:
         middle, half_width = target_of(self.target_bounds, self.bounds)
-        values = np.asarray(y, dtype=np.float64)
+        with _messages_without_values():
+            values = np.asarray(y, dtype=np.float64)
         declared = self.bounds.target if isinstance(self.bounds, Schema) else None
         if self.target_bounds is None and isinstance(declared, Numeric) and declared.fill is not None:
             values = np.where(np.isnan(values), declared.fill, values)
@@ -358,6 +359,8 @@ def _messages_without_values() -> Iterator[None]:
         text = str(error)
         if "could not convert" in text:
             told = "the table holds text where a number is needed: convert the column, or describe it by a schema"
+        elif text.startswith("Complex data"):
+            told = "Complex data not supported"
         elif text.startswith("Input X contains NaN"):
             told = "Input X contains NaN: remove those rows, or give fill=, public constants for missing values"
         elif text.startswith("Expected 2D array"):

@@ -23,9 +23,12 @@ _SCORED: dict[str, tuple[str, ...]] = {
     "sklearn.ensemble._stacking": (),
     "sklearn.ensemble._weight_boosting": (),
     "sklearn.linear_model._ransac": (),
+    "sklearn.semi_supervised._self_training": (),
+    "sklearn.impute._iterative": (),
 }
 #: Modules that fit an estimator many times and combine what comes out.
 _REPEATED = (
+    "sklearn.ensemble._base",  # all that is on the stack of a worker
     "sklearn.ensemble._bagging",
     "sklearn.ensemble._voting",
     "sklearn.feature_selection._rfe",
