@@ -86,6 +86,35 @@ def test_a_run_is_resumed_with_its_key_and_its_costs(tmp_path):
     assert not (tmp_path / "run.key").exists()
 
 
+def test_a_resumed_run_draws_the_dropout_that_it_would_have_drawn(tmp_path, monkeypatch):
+    # Otherwise two releases of one step have the same noise and other gradients, and their difference has no noise.
+    monkeypatch.setattr("tacit.noise.keys.fresh_bytes", lambda count: b"k" * count)
+
+    def module():
+        made = Module()
+        made.body = torch.nn.Sequential(torch.nn.Linear(20, 16), torch.nn.Dropout(0.5))
+        return made
+
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, index):
+            if trainer.global_step == 13:
+                trainer.save_checkpoint(tmp_path / "at13.ckpt")
+            if trainer.global_step == 15:
+                raise KeyboardInterrupt
+
+    torch.manual_seed(1)
+    first = module()
+    start = {n: v.clone() for n, v in first.state_dict().items()}
+    _, _, whole = fit(tmp_path, module=first)
+    again = module()
+    again.load_state_dict(start)
+    with pytest.raises(SystemExit):
+        fit(tmp_path, module=again, callbacks=[Stop()])
+    _, private, resumed = fit(tmp_path, module=module(), checkpoint=tmp_path / "at13.ckpt")
+    assert private.run._same_noise
+    assert all(torch.equal(v, resumed.state_dict()[n]) for n, v in whole.state_dict().items())
+
+
 @pytest.mark.slow
 def test_two_processes_train_the_model_that_one_trains(tmp_path):
     told = {}

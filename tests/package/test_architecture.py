@@ -36,7 +36,7 @@ OTHERS = {
     "cluster": set(),  # ray is asked for by name, where it is used
     "sgd": {"numpy", "scipy", "torch", "triton"},
     "opacus": {"numpy", "torch"},
-    "integrations": {"torch", "transformers", "lightning", "mlflow"},
+    "integrations": {"numpy", "torch", "transformers", "lightning", "mlflow"},
 }
 
 

@@ -152,7 +152,8 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
             raise ValueError("give max_epochs= or max_steps=: the noise depends on how many steps there will be")
         (optimizer,) = trainer.optimizers
         told = {"module": type(pl_module).__qualname__, "optimizer": type(optimizer).__name__}
-        stamp = run.stamp(pl_module, self._loader.dataset, precision=str(trainer.precision), steps=steps, **told)
+        told |= {"precision": str(trainer.precision), "hparams": repr(dict(pl_module.hparams))}
+        stamp = run.stamp(pl_module, self._loader.dataset, self._loader.collate_fn, steps=steps, **told)
         if trainer.world_size > 1:
             _share_key(run, stamp, trainer.global_rank)
         else:
@@ -165,6 +166,18 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         self._loader.loop = loop
 
     # -- the run ----------------------------------------------------------------------------------------------------
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Dropout follows from (key, step) as the noise does.
+
+        Lightning's checkpoints do not hold the state of torch's generators. A resumed run would draw other masks, and
+        the difference of two releases with the same noise has none.
+        """
+        assert self.run.key is not None
+        place = f"{trainer.global_step} {batch_idx % trainer.accumulate_grad_batches} {trainer.global_rank}"
+        torch.manual_seed(int.from_bytes(self.run.key.derive("masks " + place)._secret[:8], "big") >> 1)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """ε so far, and what else may leave, for loggers."""
@@ -204,10 +217,11 @@ def _share_key(run: Run, stamp: str, rank: int) -> None:
     if rank == 0:
         run.take_key(stamp)
         assert run.key is not None
-        box = [bytes(run.key._secret)]
+        box = [(bytes(run.key._secret), stamp)]
     dist.broadcast_object_list(box, 0)
     if rank:
-        run.take_key(stamp, box[0])
+        secret, stamp = box[0]
+        run.take_key(stamp, secret)
 
 
 def _all_reduce(loop: Loop) -> Any:

@@ -20,8 +20,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tacit import accounting as acc
@@ -34,6 +36,59 @@ from tacit.sgd.loop import Loop
 from tacit.sgd.plan import Plan, make_plan
 from tacit.sgd.prepaid import Prepaid, check_charged, check_terms, planned
 from tacit.sgd.sampling import Poisson
+
+#: Records that are put together twice, to see whether that is done at random.
+LOOKED_AT = 32
+
+
+def _digest(value: Any) -> str:
+    """A short name of a record, of all of it: the text of a long tensor shows its ends alone."""
+    found = hashlib.blake2b(digest_size=16)
+
+    def add(part: Any) -> None:
+        found.update(type(part).__name__.encode())
+        if isinstance(part, Tensor):
+            found.update(f"{part.dtype} {tuple(part.shape)}".encode())
+            plain = part.detach().cpu()
+            if plain.layout is not torch.strided:
+                found.update(repr(plain).encode())
+            else:
+                found.update(plain.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        elif isinstance(part, np.ndarray) and part.dtype != object:
+            found.update(f"{part.dtype} {part.shape}".encode() + np.ascontiguousarray(part).tobytes())
+        elif hasattr(part, "__array_interface__") and not isinstance(part, np.generic | np.ndarray):
+            add(np.asarray(part))  # a picture, whose text holds its place in memory
+        elif isinstance(part, Mapping):
+            for key in part:
+                found.update(repr(key).encode())
+                add(part[key])
+        elif isinstance(part, list | tuple):
+            found.update(str(len(part)).encode())
+            for item in part:
+                add(item)
+        else:
+            found.update(repr(part).encode())
+
+    add(value)
+    return found.hexdigest()
+
+
+def _contents(dataset: Any) -> str:
+    """A short name of all records where they lie in memory, else of three of them."""
+    whole = dataset if isinstance(dataset, list | tuple) else getattr(dataset, "tensors", None)
+    if whole is None:
+        whole = [dataset[k] for k in (0, len(dataset) // 2, len(dataset) - 1)]
+    return _digest(whole)
+
+
+def _at_random(dataset: Any, collate: Any) -> bool:
+    """Whether the same records come out different when they are read and put together again."""
+    chosen = range(min(len(dataset), LOOKED_AT))
+    seen = []
+    for _ in range(2):
+        records = [dataset[k] for k in chosen]
+        seen.append(_digest([_digest(records), records if collate is None else collate(records)]))
+    return seen[0] != seen[1]
 
 
 class Run:
@@ -74,10 +129,15 @@ class Run:
 
     # -- beginning --------------------------------------------------------------------------------------------------
 
-    def stamp(self, model: nn.Module, dataset: Any, **told: Any) -> str:
-        """A short name of all that decides the gradients: with any of it changed, old noise must not be used again."""
+    def stamp(self, model: nn.Module, dataset: Any, collate: Any = None, **told: Any) -> str:
+        """A short name of all that decides the gradients: with any of it changed, old noise must not be used again.
+
+        Records that are read or put together at random (augmentation, masked tokens) are others in a resumed run, so
+        the stamp of such data fits no other run.
+        """
         assert self.batches is not None
-        ends = [repr(dataset[k]) for k in (0, len(dataset) // 2, len(dataset) - 1)]
+        with torch.random.fork_rng(devices=[]):
+            contents, at_random = _contents(dataset), _at_random(dataset, collate)
         whole = {
             **told,
             "sampler": self.batches.sampler.to_dict(),
@@ -85,7 +145,8 @@ class Run:
             "clip": self.max_grad_norm,
             "noise": self.noise_multiplier,
             "parameters": [[n, list(p.shape)] for n, p in model.named_parameters() if p.requires_grad],
-            "data": [getattr(dataset, "_fingerprint", None), ends],
+            "data": [getattr(dataset, "_fingerprint", None), contents],
+            "random": os.urandom(16).hex() if at_random else "",
         }
         return hashlib.blake2b(json.dumps(whole, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
@@ -101,16 +162,28 @@ class Run:
         self._same_noise = key is not None
         if key is None:
             key = Key.generate()
-            key.save(self.key_file or key_folder() / f"run-{key.fingerprint()}.key")
+            self._keep(key)
         self.key = key
         self.batches._key = key.derive("sampler " + stamp)
+
+    def _keep(self, key: Key) -> None:
+        """Write a new key where it was asked for, or beside the one of an earlier life, which may be resumed yet."""
+        place = self.key_file or key_folder() / f"run-{key.fingerprint()}.key"
+        if place.exists() and self.saved is not None:
+            place = place.with_name(f"{place.stem}-{key.fingerprint()}{place.suffix}")
+        try:
+            key.save(place)
+        except FileExistsError:
+            raise CheckpointError(
+                f"{place} holds the key of a run that has not ended: resume that run, or name another key_file="
+            ) from None
 
     def _old_key(self, saved: Mapping[str, Any]) -> Key | None:
         place = Path(saved["key_file"])
         why = ""
         if saved["stamp"] != self._stamp:
             changed = "data, batch size, model, loss, noise, length or learning rate"
-            why = f"this is not the run that was saved: {changed} changed"
+            why = f"this is not the run that was saved: {changed} changed, or records are read at random"
         elif not place.exists():
             why = f"the key of the saved run is gone from {place}"
         if why:

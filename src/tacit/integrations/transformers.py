@@ -43,6 +43,22 @@ except ModuleNotFoundError as error:
 Loss = Callable[[nn.Module, Mapping[str, Any]], Tensor]
 #: What a trainer logs that was computed from training batches without noise.
 PRIVATE_LOGS = ("loss", "train_loss", "grad_norm", "num_input_tokens_seen", "total_flos", "train_tokens_per_second")
+#: Settings of a trainer that decide the weights after a step; with others a run is not the same.
+LEARNING = (
+    "learning_rate",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "warmup_ratio",
+    "weight_decay",
+    "optim",
+    "optim_args",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "neftune_noise_alpha",
+    "seed",
+)
 
 
 class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
@@ -50,6 +66,7 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def __init__(self, trainer: Any = None, run: Run | None = None, loss: Loss | None = None) -> None:
         self.trainer, self.run, self.loss = trainer, run, loss or per_example_loss
+        self.private: DPDataLoader | None = None
 
     def loader(self, plain: Any, batch_size: int, parts: int) -> DPDataLoader:
         """The trainer's own loader with private batches, each in ``parts`` pieces."""
@@ -60,7 +77,8 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         sampler = Poisson(len(dataset), min(batch_size * parts, len(dataset)))
         # The key comes when the run begins: only then it is known whether it is a resumed one.
         batches = self.run.batches = PrivateBatches(sampler, None, len(dataset), parts=parts)
-        return DPDataLoader.from_data_loader(plain, batches=batches)
+        self.private = DPDataLoader.from_data_loader(plain, batches=batches)
+        return self.private
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Choose the noise, take up or make the key, and stand at the model's border."""
@@ -76,11 +94,12 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         run.leave()
         saved = state.stateful_callbacks.get(type(self).__name__)
         run.resume(saved.get("attributes") if isinstance(saved, dict) else None, state.global_step)
-        learning = [args.learning_rate, str(args.lr_scheduler_type), args.weight_decay, args.seed, str(args.optim)]
+        learning = [str(getattr(args, name, None)) for name in LEARNING]
         name = getattr(self.loss, "__qualname__", type(self.loss).__name__)
         # The length too: learning rates that follow a schedule depend on it.
         told = {"learning": learning, "loss": name, "bf16": args.bf16, "steps": state.max_steps}
-        run.take_key(run.stamp(trainer.model, trainer.train_dataset, **told))
+        assert self.private is not None
+        run.take_key(run.stamp(trainer.model, self.private.dataset, self.private.collate_fn, **told))
         optimizer = kwargs["optimizer"]
         run.begin(trainer.model, getattr(optimizer, "optimizer", optimizer), state.max_steps, summed=True)
         if state.global_step and not args.ignore_data_skip:
