@@ -129,6 +129,8 @@ def test_how_a_table_keeps_a_record_does_not_move_anybody():
         (whole, pd.concat([whole, pd.DataFrame({"a": [np.nan]})])),  # whole numbers become floating-point ones
         (both, pd.concat([both, pd.DataFrame({"a": [0.5], "b": ["z"]})])),
         (whole, pd.concat([whole.astype(object), pd.DataFrame({"a": ["?"]})])),
+        (np.arange(count).astype("M8[D]"), np.arange(count + 1).astype("M8[D]")),
+        (both.to_records(), np.append(both.to_records(), both.to_records()[:1])),
     ):
         for more in ("no", "perhaps"):  # a longer label too
             before = contents(x, labels)

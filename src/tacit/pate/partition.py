@@ -81,6 +81,10 @@ def _row(value: Any) -> bytes:
         return str(value.dtype).encode() + value.tobytes()
     if isinstance(value, list | tuple):
         return b"[" + b",".join(_row(v) for v in value) + b"]"
+    if isinstance(value, np.void):  # a row of a structured array
+        return _row(value.item())
+    if isinstance(value, np.datetime64 | np.timedelta64 | np.complexfloating):
+        return str(value.dtype).encode() + value.tobytes()
     if isinstance(value, bool | int | float | np.number | np.bool_):
         return np.array(float(value), dtype="<f8").tobytes()
     if value is None or isinstance(value, str | bytes | np.generic):
