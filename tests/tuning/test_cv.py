@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -105,6 +107,11 @@ def test_parameters_that_are_lists_have_a_price_and_a_threshold_reaches_the_sear
     estimator = Classifier(bounds=(-1, 1), epochs=1)
     base = _Base(estimator, x, x[:, 0] > 0, 1e-6)
     assert base.mechanism({"hidden": [3]}, 1.0) == base.mechanism({"hidden": (3,)}, 1.0)
+    drawn = np.array([3])  # known by its id, which no later candidate may have
+    kept = weakref.ref(drawn)
+    base.mechanism({"hidden": drawn}, 1.0)
+    del drawn
+    assert kept() is not None
     search = PrivateSearchCV(estimator, {"hidden": [[3]]}, method="threshold", threshold=np.nan)
     with pytest.raises(TuningError, match="finite number"):
         search.fit(x, x[:, 0] > 0)

@@ -178,8 +178,8 @@ class _Base:
 
     def __init__(self, estimator: Any, X: npt.NDArray[Any], y: npt.NDArray[Any], delta: float) -> None:
         self.estimator, self.X, self.y, self.delta = estimator, X, y, delta
-        #: what fits were found to cost, by candidate and noise
-        self._priced: dict[Any, acc.Mechanism] = {}
+        #: what fits were found to cost, by candidate and noise; with the candidate, which a key may know by its id only
+        self._priced: dict[Any, tuple[acc.Mechanism, Candidate]] = {}
 
     def made(self, candidate: Candidate, noise: float) -> Any:
         """The estimator with a candidate's parameters and the budget of one fit."""
@@ -192,8 +192,8 @@ class _Base:
         """What a fit costs: what the estimator says after a rehearsal on made-up rows of the same number and width."""
         key = (_plain(candidate), noise)
         if key not in self._priced:
-            self._priced[key] = self.rehearse(candidate, noise)
-        return self._priced[key]
+            self._priced[key] = self.rehearse(candidate, noise), candidate
+        return self._priced[key][0]
 
     def rehearse(self, candidate: Candidate, noise: float) -> acc.Mechanism:
         """See :meth:`mechanism`; an estimator that keeps no mechanism is known by its ε and δ."""
@@ -236,7 +236,7 @@ def _plain(value: Any) -> Any:
     try:
         hash(value)
     except TypeError:
-        return id(value)  # the candidates of a search live as long as it does
+        return id(value)  # no other object's, as long as the candidate is kept
     return type(value), value
 
 
