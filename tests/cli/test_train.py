@@ -299,6 +299,8 @@ def test_a_nan_target_is_told_without_its_row(clinic):
         (("--public-every", "5"), "public_because: say why"),
         (("--by", "age", "--public-every", "5", "--public-because", "x"), "'age' is no feature with categories"),
         (("--tuning", "a bit"), "tuning: one of none, charged"),
+        (("--device", "gpu"), "device: 'gpu' cannot be used here"),
+        (("--device", "cuda:99"), "device: 'cuda:99' cannot be used here"),
         (("--compile", "--audit-canaries", "10"), "leave out compile or audit_canaries"),
     ],
 )

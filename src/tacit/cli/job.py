@@ -170,6 +170,14 @@ def prepare(settings: Settings) -> Prepared:
     return Prepared(schema, x, y, units, pair, file, schema.name or path.stem)
 
 
+def check_device(name: str) -> None:
+    """Refuse a device that is not there before anything is read, written or charged."""
+    try:
+        torch.zeros(1, device=name).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise SettingsError(f"device: {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+
+
 def _target(values: Any) -> Tensor:
     array = np.asarray(values)
     return torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iub" else array.astype(np.float32))

@@ -147,6 +147,7 @@ def run(
     folder = resume
     training: Training | None = None
     try:
+        job.check_device(chosen.device)
         prepared = job.prepare(chosen)
         if folder is None:
             folder = job.new_folder(runs, name, chosen.data)

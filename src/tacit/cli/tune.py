@@ -318,6 +318,8 @@ def run(
 
     folder, made = resume, None
     try:
+        if not plan and search["backend"] == "local":  # a cluster has devices of its own
+            job.check_device(settings.device)
         prepared = job.prepare(settings)
         if plan:
             return _planned(make_search(settings, space, search, prepared, Path("."), os.urandom(16)))
