@@ -318,8 +318,7 @@ def run(
 
     folder, made = resume, None
     try:
-        if not plan and search["backend"] == "local":  # a cluster has devices of its own
-            job.check_device(settings.device)
+        job.check_device(settings.device)  # here too with a cluster: the price is of a model that is made here
         prepared = job.prepare(settings)
         if plan:
             return _planned(make_search(settings, space, search, prepared, Path("."), os.urandom(16)))
