@@ -396,6 +396,19 @@ def test_ctrl_c_leaves_a_run_that_resumes_and_is_charged_once(clinic):
     assert [record.confirmed for record in ledger.history("clinic")] == [True]
 
 
+def test_resuming_a_run_that_has_ended_keeps_what_an_audit_found(clinic):
+    first = own("--name", "done", "--quiet")
+    assert first.exit_code == 0
+    card = clinic / "runs" / "done" / "privacy.json"
+    told = json.loads(card.read_text())
+    told["checks"]["audit"]["verdict"] = "refuted"
+    card.write_text(json.dumps(told))
+    again = tacit("--resume", "runs/done", "--quiet")
+    assert again.exit_code == 0, again.output
+    assert again.output == first.output
+    assert json.loads(card.read_text())["checks"]["audit"]["verdict"] == "refuted"
+
+
 def test_a_run_is_not_resumed_on_other_data(clinic, monkeypatch):
     from tacit.cli import job
 

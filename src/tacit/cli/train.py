@@ -141,6 +141,7 @@ def run(
     from tacit.cli.settings import SettingsError
     from tacit.datasets import DatasetError
     from tacit.ledger import BudgetExceeded, LedgerError
+    from tacit.report import read_card
     from tacit.schema import SchemaError
     from tacit.sgd import CheckpointError, ClippingError, PrivacyWarning
 
@@ -155,6 +156,9 @@ def run(
                         if (v := getattr(chosen, k)) and "://" not in v and Path(v).exists()}  # fmt: skip
             (folder / "config.toml").write_text(dataclasses.replace(chosen, **absolute).to_toml(), encoding="utf-8")
         training = job.start(chosen, folder, prepared, lambda text: typer.echo(f"tacit: warning: {text}", err=True))
+        published = all((folder / part).exists() for part in ("model.pt", "privacy.json", "report.html"))
+        if training.done and published:  # what an audit has found stays on the card
+            return _summary(read_card(folder / "privacy.json"), folder)
         if chosen.compile and not quiet:
             typer.echo("tacit: the first steps compile the model's step, which takes seconds to a minute", err=True)
         job.drive(training, folder, quiet)
