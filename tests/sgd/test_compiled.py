@@ -19,6 +19,7 @@ from tacit import sgd
 from tacit.noise.keys import Key
 from tacit.sgd import compiled, kernels
 from tacit.sgd.clip import engine_of
+from tacit.sgd.expected import Expected
 from tacit.sgd.graphs import mutates
 
 assert zoo_more
@@ -293,7 +294,7 @@ def test_where_memory_does_not_suffice_to_compare_the_compiled_step_runs_and_is_
         asked.append(1)
         raise torch.OutOfMemoryError("as if")
 
-    monkeypatch.setattr(compiled.Expected, "of", short)
+    monkeypatch.setattr(Expected, "of", short)
     model, batch = network(), batch_of()
     wanted = sgd.clipped_grad(model, CRITERION, batch, 0.3)
     for _ in range(2):

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from tacit.sgd import checks, compiled, planning
+from tacit.sgd import checks, planning, programs
 from tacit.sgd.batches import Loss, example_losses, plain, rows_of, take
 from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.distributed.spread import spread_of
@@ -217,7 +217,7 @@ def _one(
 
     if compile and method == "operations":
         by_compiler = compile != "traced"
-        done = compiled.attempt(
+        done = programs.attempt(
             engine, loss, losses_of, batch, examples, spec, mask, views, check, due, by_compiler, lend, meanwhile
         )
         if done is not None:

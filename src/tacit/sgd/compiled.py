@@ -30,11 +30,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils import _pytree as pytree
 
-from tacit.sgd import answers, checks, frames, kernels, planning, weighted
+from tacit.sgd import answers, frames, kernels, weighted
 from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.engine import Engine, Plan
 from tacit.sgd.errors import ClippingError
-from tacit.sgd.expected import Expected
 from tacit.sgd.graphs import CHANNELS_LAST, hasten, look_through, mutates, name_of, reduce_once, tidy, view_anew
 from tacit.sgd.images import cast_once, in_full_precision, innermost, keep_innermost, without_strides
 from tacit.sgd.kernels import full_precision
@@ -64,9 +63,6 @@ class Unsettled(Exception):
     """The plan rests on no evidence yet (all gradients zero, say): the step may be compiled later."""
 
 
-_MISSING = object()
-
-
 @dataclass
 class Result:
     """Clipped sums, norms (B, groups), losses and factors of one physical batch."""
@@ -83,32 +79,6 @@ def flat(batch: Any) -> tuple[Any, Any]:
         return batch, len(batch)
     leaves, tree = pytree.tree_flatten(batch)
     return leaves, tree
-
-
-def signature(engine: Engine, loss: Any, batch: Any, spec: Clipping, masked: bool, views: int) -> Any:
-    """What a program was written for; anything else gets a program of its own."""
-    leaves, tree = flat(batch)
-    tensors = tuple(
-        (t.shape, t.dtype, t.device, t.stride()) if isinstance(t, Tensor) else ("constant", repr(t)) for t in leaves
-    )
-    parameters = tuple((p.dtype, p.device) for p in engine.parameters.values())
-    device = next(iter(engine.parameters.values())).device.type
-    autocast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-    return (
-        engine.context,
-        loss,
-        tree,
-        tensors,
-        parameters,
-        tuple(engine.buffers),
-        masked,
-        views,
-        spec.kind,
-        spec.groups,
-        spec.stabiliser,
-        autocast,
-        kernels.model_settings(),
-    )
 
 
 class Program:
@@ -544,75 +514,3 @@ def recorded(run: Callable[..., Any], inputs: list[Tensor], constants: list[Tens
         warnings.warn(f"the step is launched kernel by kernel: {_first_line(error)}", NotCompiled, stacklevel=6)
         torch.cuda.synchronize()
         return None
-
-
-def attempt(
-    engine: Engine,
-    loss: Any,
-    losses_of: Callable[[Any], Callable[[], Tensor]],
-    batch: Any,
-    examples: int,
-    spec: Clipping,
-    mask: Tensor | None,
-    views: int,
-    check: Any,
-    due: bool,
-    compiler: bool = True,
-    lend: bool = False,
-    meanwhile: Callable[[dict[str, Tensor]], None] | None = None,
-) -> Result | None:
-    """The clipped sums by the compiled program for this batch, which is made and checked where there is none yet.
-
-    Nothing, where this batch has to run uncompiled. ``compiler=False``: by the program as it is traced. ``lend``:
-    results may lie where the next call writes.
-    """
-    key = (compiler, signature(engine, loss, batch, spec, mask is not None, views))
-    program = engine.programs.get(key, _MISSING)
-    if program is None:
-        return None
-    expected: Expected | None = None
-    short = False
-    if program is _MISSING or due or not program.proven:
-        rewind = checks.remember(next(iter(engine.parameters.values())).device)
-        gradients, losses = planning.planned(engine, losses_of, batch, examples, views, check, due)
-        rewind()
-        if gradients is None:
-            return None
-        try:
-            expected = Expected.of(engine, gradients, losses, spec, mask) if check != "never" else None
-        except torch.OutOfMemoryError:  # a compiled step may need less than one that is not
-            short = True
-        del gradients, losses
-    if program is _MISSING:
-        try:
-            program = Program(engine, losses_of, batch, examples, spec, mask, compiler)
-        except Unsettled:
-            return None
-        except CannotCompile as why:
-            engine.programs[key] = None
-            warnings.warn(f"the step runs uncompiled: {why}", NotCompiled, stacklevel=5)
-            return None
-        finally:
-            rewind()
-        engine.programs[key] = program
-        program.proven = check == "never" or _draws_apart(program)
-    program.proven = program.proven or short
-    if expected is None or _draws_apart(program):
-        result: Result | None = program(batch, mask, spec, lend, meanwhile)
-        return result
-    result = program(batch, mask, spec, lend)
-    if result is not None:
-        wrong = expected.differs(result.norms, result.losses, result.sums)
-        if wrong is not None:
-            engine.programs[key] = None
-            warnings.warn(f"the step runs uncompiled: compiled, its {wrong}", NotCompiled, stacklevel=5)
-            return None
-        program.proven = True
-        if meanwhile is not None:  # only now: it may use the sums up
-            meanwhile(result.sums)
-    return result
-
-
-def _draws_apart(program: Program) -> bool:
-    """Whether a program may draw other random numbers than the step it was made of: nothing to compare with."""
-    return program.random and program.device.type == "cuda"

@@ -34,10 +34,7 @@ def exponential_mechanism(
     >>> exponential_mechanism([10.0, 900.0, 20.0], epsilon=1.0)
     1
     """
-    _check(scores, epsilon)
-    if not 0 < sensitivity < math.inf:
-        raise TuningError(f"the sensitivity is a number above 0, not {sensitivity!r}")
-    rate = Fraction(epsilon) / (Fraction(sensitivity) * (1 if monotone else 2))
+    rate = _rate(scores, epsilon, sensitivity, monotone)
     return exponential_choice(_numbers(scores), rate, source=source)
 
 
@@ -59,10 +56,7 @@ def permute_and_flip(
     >>> permute_and_flip([10.0, 900.0, 20.0], epsilon=1.0)
     1
     """
-    _check(scores, epsilon)
-    if not 0 < sensitivity < math.inf:
-        raise TuningError(f"the sensitivity is a number above 0, not {sensitivity!r}")
-    rate = Fraction(epsilon) / (Fraction(sensitivity) * (1 if monotone else 2))
+    rate = _rate(scores, epsilon, sensitivity, monotone)
     exact = [Fraction(score) for score in _numbers(scores)]
     best, left = max(exact), list(range(len(exact)))
     while True:
@@ -129,6 +123,14 @@ def choice_mechanism(epsilon: float, unit: str = "record") -> acc.Mechanism:
 def _numbers(values: Sequence[float]) -> list[float]:
     """Python's own numbers, of which there is an exact fraction; numpy's too, whatever their width."""
     return [value.item() if hasattr(value, "item") else value for value in values]
+
+
+def _rate(scores: Sequence[float], epsilon: float, sensitivity: float, monotone: bool) -> Fraction:
+    """What a difference of scores is multiplied with, exactly."""
+    _check(scores, epsilon)
+    if not 0 < sensitivity < math.inf:
+        raise TuningError(f"the sensitivity is a number above 0, not {sensitivity!r}")
+    return Fraction(epsilon) / (Fraction(sensitivity) * (1 if monotone else 2))
 
 
 def _check(scores: Sequence[float], epsilon: float) -> None:
