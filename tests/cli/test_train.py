@@ -324,12 +324,12 @@ def test_a_model_that_cannot_be_made_is_told(clinic, model, message):
 
 @pytest.mark.filterwarnings("always:the step runs uncompiled")
 def test_a_run_that_is_to_be_compiled_says_why_where_it_cannot_be(clinic, monkeypatch):
-    from tacit.sgd import compiled
+    from tacit.sgd import programs
 
     def never(*args):
-        raise compiled.CannotCompile("it is Sunday")
+        raise programs.CannotCompile("it is Sunday")
 
-    monkeypatch.setattr(compiled, "Program", never)
+    monkeypatch.setattr(programs, "Program", never)
     told = own("--model", "linear", "--name", "usual")
     assert "compile" not in told.stderr
     told = own("--model", "linear", "--compile", "--name", "quick")
