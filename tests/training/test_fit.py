@@ -5,17 +5,31 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.ensemble import BaggingClassifier, StackingRegressor, VotingClassifier
+from sklearn.experimental import enable_halving_search_cv  # noqa: F401
+from sklearn.model_selection import (
+    GridSearchCV,
+    HalvingGridSearchCV,
+    RandomizedSearchCV,
+    cross_val_score,
+    learning_curve,
+    validation_curve,
+)
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 from torch import nn
 
 from tacit import accounting as acc
 from tacit.ledger import BudgetExceeded, EvaluationData, Ledger, OperatorLog, PrivateValueError
-from tacit.sgd import Classifier, DPAdam, Regressor, fit
+from tacit.ledger.surroundings import SearchRefused
+from tacit.sgd import Classifier, DPAdam, PrivacyWarning, Regressor, fit
 from tests.training.common import LOSS, ROWS, data, key, network, run, same, weights
 from tests.training.common import finish as finish_run
 
@@ -156,6 +170,51 @@ def test_estimators_share_the_ledger_of_their_parameters():
     one.fit(x, score > 0)
     with pytest.raises(BudgetExceeded):
         clone(one).fit(x, score > 0)
+
+
+RATES = {"learning_rate": [1.0, 2.0]}
+REPEATED = [
+    lambda one, x, y: GridSearchCV(one, RATES, cv=2, error_score="raise").fit(x, y),
+    lambda one, x, y: RandomizedSearchCV(one, RATES, n_iter=2, cv=2, error_score="raise").fit(x, y),
+    lambda one, x, y: HalvingGridSearchCV(one, RATES, cv=2, error_score="raise").fit(x, y),
+    lambda one, x, y: cross_val_score(one, x, y, cv=2, error_score="raise"),
+    lambda one, x, y: validation_curve(
+        one, x, y, param_name="learning_rate", param_range=[1.0], cv=2, error_score="raise"
+    ),
+    lambda one, x, y: learning_curve(one, x, y, cv=2, error_score="raise"),
+    lambda one, x, y: BaggingClassifier(one, 2).fit(x, y),
+    lambda one, x, y: VotingClassifier([("a", one), ("b", one)]).fit(x, y),
+    lambda one, x, y: StackingRegressor([("a", Regressor(bounds=(-1, 1), ledger=one.ledger))], cv=2).fit(x, y),
+]
+
+
+@pytest.mark.parametrize("around", REPEATED)
+def test_a_search_or_an_ensemble_around_an_estimator_is_refused(around):
+    x, score = simulated(100)
+    with pytest.raises(SearchRefused, match=r"around \w+ fits many times.*tacit\.tuning"):
+        around(Classifier(bounds=(-1, 1), epochs=1), x, (score > 0).astype(int))
+
+
+def test_a_search_that_a_ledger_counts_is_charged_for_every_fit():
+    x, score = simulated(100)
+    ledger = Ledger()
+    ledger.register("people", epsilon=100.0, delta=1e-2)
+    one = Classifier(bounds=(-1, 1), epochs=1, ledger=ledger, dataset="people")
+    with pytest.warns(PrivacyWarning, match="not covered"):
+        GridSearchCV(one, RATES, cv=2).fit(x, score > 0)
+    assert ledger.budget("people").charges == 2 * 2 + 1
+
+
+def test_a_pipeline_that_learned_from_the_rows_is_noted_on_the_guarantee_of_an_estimator():
+    x, score = simulated(100)
+    with pytest.warns(PrivacyWarning, match="StandardScaler"):
+        fitted = make_pipeline(StandardScaler(), Classifier(epochs=1)).fit(x, score > 0)
+    assert "NOT covered: what StandardScaler" in repr(fitted[-1].privacy_)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "NOT covered" not in repr(
+            make_pipeline("passthrough", Classifier(epochs=1)).fit(x, score > 0)[-1].privacy_
+        )
 
 
 @pytest.mark.slow

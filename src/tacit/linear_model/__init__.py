@@ -11,9 +11,10 @@
 """
 
 from tacit.accounting.errors import PrivacyWarning as PrivacyWarning
+from tacit.ledger.surroundings import SearchRefused
 from tacit.linear_model.encoder import SchemaEncoder
 from tacit.linear_model.functional_estimators import FunctionalLinearRegression, FunctionalLogisticRegression
-from tacit.linear_model.guarantee import Guarantee, SearchRefused
+from tacit.linear_model.guarantee import Guarantee
 from tacit.linear_model.linear import LinearRegression, Ridge
 from tacit.linear_model.logistic import LogisticRegression
 

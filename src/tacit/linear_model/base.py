@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from tacit import accounting as acc
 from tacit.cluster import Ray, backend_of
-from tacit.ledger import Charge
+from tacit.ledger import Charge, surroundings
 from tacit.linear_model import guarantee, spread, stream
 from tacit.linear_model.bounds import WHY, Features, as_table, features_of, from_origin, scale, target_of
 from tacit.linear_model.guarantee import Guarantee
@@ -101,8 +101,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _task(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> Task:
         """Check parameters, read and encode the table; nothing is released here."""
-        guarantee.refuse_uncounted_search(self.ledger, type(self).__name__)
-        noted = guarantee.note_pipeline()
+        surroundings.refuse_uncounted_search(self.ledger, type(self).__name__)
+        noted = surroundings.note_pipeline()
         epsilon, delta = guarantee.check_budget(self.epsilon, self.delta)
         cluster = backend_of(getattr(self, "backend", "local"))
         if cluster is not None and not stream.is_stream(X):

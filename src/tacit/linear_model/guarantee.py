@@ -5,22 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from tacit import accounting as acc
 from tacit.accounting.base import is_number
-from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Charge, Ledger
 from tacit.ledger.rules import epsilon_alone
-from tacit.linear_model import surroundings
 
 GENERATOR = "exact, on a grid, from the operating system's entropy (tacit.noise)"
-
-
-class SearchRefused(RuntimeError):
-    """A search, a cross-validation or an ensemble would fit many times and nobody counts."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -105,42 +98,3 @@ def paid(
         return
     with ledger.charge(dataset, mechanism, delta=delta, purpose=purpose) as charge:
         yield charge
-
-
-def refuse_uncounted_search(ledger: Ledger | None, name: str) -> None:
-    """Refuse a fit inside a search, a cross-validation or an ensemble unless a ledger counts it.
-
-    Guarantee: with a ledger every fit is charged to it (clones share the ledger). The scores of a search or
-    cross-validation are computed on private rows without noise: the operator's, not for release.
-    """
-    many, scored = surroundings.fits_many_times()
-    if many and ledger is None:
-        raise SearchRefused(
-            f"a search, cross-validation or ensemble around {name} fits many times on the same people: each fit spends "
-            "its epsilon again, and the scores that a search compares are not private. Choose hyper-parameters with "
-            "private tuning (tacit.tuning) or on public data; or give ledger= and dataset=, and every fit is charged"
-        )
-    if scored:
-        warnings.warn(
-            "every fit of this search is charged to the ledger, but its scores are computed on private rows without "
-            "noise: they, and the choice made by them, are the operator's and not covered by the guarantee",
-            PrivacyWarning,
-            stacklevel=4,
-        )
-
-
-def note_pipeline() -> tuple[str, ...]:
-    """What has to be said beside the guarantee where steps of a pipeline learned from the rows before; warns too."""
-    learned = surroundings.learned_before()
-    if not learned:
-        return ()
-    words = ", ".join(learned)
-    warnings.warn(
-        f"{words} of this pipeline learned from the same rows without noise, so that one person changes every row that "
-        "is fitted: the guarantee does not cover it. Scale by public constants (tacit.linear_model.SchemaEncoder, "
-        "FunctionTransformer), or freeze what was fitted to public data (sklearn.frozen.FrozenEstimator); a "
-        "transformer of your own that learns nothing says so by its tag requires_fit=False",
-        PrivacyWarning,
-        stacklevel=4,
-    )
-    return (f"NOT covered: what {words} of the pipeline learned from the rows",)

@@ -5,6 +5,7 @@ scikit-learn is imported here and nowhere else in this room; ``tacit.sgd.Classif
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tacit.ledger import Ledger
+from tacit.ledger import Ledger, surroundings
 from tacit.sgd.data import optional
 from tacit.sgd.plan import Privacy
 from tacit.sgd.training import Training
@@ -45,7 +46,14 @@ class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
             inputs = width
         return nn.Sequential(*layers, nn.Linear(inputs, outputs))
 
-    def _train(self, x: npt.NDArray[Any], y: npt.NDArray[Any], outputs: int, loss: nn.Module) -> None:
+    def _around(self) -> tuple[str, ...]:
+        """Refuse one of many fits that nobody counts; what the pipeline around this fit adds to the guarantee."""
+        surroundings.refuse_uncounted_search(self.ledger, type(self).__name__)
+        return surroundings.note_pipeline()
+
+    def _train(
+        self, x: npt.NDArray[Any], y: npt.NDArray[Any], outputs: int, loss: nn.Module, noted: tuple[str, ...]
+    ) -> None:
         if self.random_state is not None:
             seed = np.random.RandomState(self.random_state) if isinstance(self.random_state, int) else self.random_state
             torch.manual_seed(int(seed.randint(2**31)))
@@ -75,7 +83,8 @@ class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
         with training.averaged():
             self.model_ = self._network(x.shape[1], outputs)
             self.model_.load_state_dict(model.state_dict())
-        self.privacy_: Privacy = training.privacy
+        privacy = training.privacy
+        self.privacy_: Privacy = dataclasses.replace(privacy, basis="; ".join([privacy.basis, *noted]))
 
     def _outputs(self, x: Any) -> npt.NDArray[np.float64]:
         _validation.check_is_fitted(self)
@@ -91,7 +100,8 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
     scaled to length 1 at most. ``classes`` are the public class names; left out, the names found in ``y`` are treated
     as public. ``delta`` defaults to the smaller of 1e-5 and a tenth of 1/n.
 
-    Guarantee: ``privacy_``, add/remove one ``unit_name`` (every row is another), number of rows treated as public.
+    Guarantee: ``privacy_``, add/remove one ``unit_name`` (every row is another), number of rows treated as public. A
+    fit inside a search, cross-validation or ensemble is refused unless ``ledger`` counts it.
 
     >>> x = np.random.default_rng(0).uniform(-1, 1, (1000, 2))
     >>> private = Classifier(epsilon=2.0, bounds=(-1, 1)).fit(x, x[:, 0] > 0)
@@ -132,6 +142,7 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
 
     def fit(self, X: Any, y: Any) -> Classifier:
         """Train on a table."""
+        noted = self._around()
         X, y = _validation.validate_data(self, X, y)
         _multiclass.check_classification_targets(y)
         self.classes_ = np.unique(y) if self.classes is None else np.asarray(sorted(self.classes))
@@ -140,7 +151,7 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
         place = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
         if (self.classes_[place] != y).any():
             raise ValueError("y has labels that are not among classes (for the operator's eyes only)")
-        self._train(X, place.astype(np.int64), len(self.classes_), nn.CrossEntropyLoss(reduction="none"))
+        self._train(X, place.astype(np.int64), len(self.classes_), nn.CrossEntropyLoss(reduction="none"), noted)
         return self
 
     def decision_function(self, X: Any) -> npt.NDArray[np.float64]:
@@ -205,12 +216,13 @@ class Regressor(_base.RegressorMixin, _Estimator):  # type: ignore[name-defined,
 
     def fit(self, X: Any, y: Any) -> Regressor:
         """Train on a table."""
+        noted = self._around()
         X, y = _validation.validate_data(self, X, y, y_numeric=True)
         low, high = self.target_bounds
         if not low < high:
             raise ValueError("target_bounds are (lower, upper), with lower below upper")
         scaled = (2 * (np.clip(np.asarray(y, dtype=np.float64), low, high) - low) / (high - low) - 1).astype(np.float32)
-        self._train(X, scaled[:, None], 1, nn.MSELoss(reduction="none"))
+        self._train(X, scaled[:, None], 1, nn.MSELoss(reduction="none"), noted)
         return self
 
     def predict(self, X: Any) -> npt.NDArray[np.float64]:

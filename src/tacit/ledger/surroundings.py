@@ -1,15 +1,19 @@
-"""Who is calling ``fit``? Searches, ensembles and pipelines of scikit-learn around a private estimator.
+"""Who is calling ``fit``, and does anybody count? Searches, ensembles and pipelines around a private estimator.
 
 An estimator sees one fit; that it is one of many on the same people, or that a scaler learned from these rows before,
-only the callers know. They are found on the stack.
+only the callers know. They are found on the stack. What fits many times is refused unless a ledger counts it.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
+
+from tacit.accounting.errors import PrivacyWarning
+from tacit.ledger.core import Ledger
 
 #: Modules of scikit-learn that fit an estimator many times and compare, or learn from, its results on private rows.
 #: The functions are named where another one of the module fits once.
@@ -35,6 +39,10 @@ _REPEATED = (
     "sklearn.multiclass",
     "sklearn.multioutput",
 )
+
+
+class SearchRefused(RuntimeError):
+    """A search, a cross-validation or an ensemble would fit many times and nobody counts."""
 
 
 def _callers() -> Iterator[tuple[str, str, FrameType]]:
@@ -102,3 +110,48 @@ def learns_nothing(step: Any) -> bool:
         return not step.__sklearn_tags__().requires_fit
     except AttributeError:
         return False
+
+
+def refuse_uncounted_search(ledger: Ledger | None, name: str) -> None:
+    """Refuse a fit inside a search, a cross-validation or an ensemble of scikit-learn unless a ledger counts it."""
+    many, scored = fits_many_times()
+    if many:
+        count_or_refuse(ledger, name, scored=scored, level=5)
+
+
+def count_or_refuse(ledger: Ledger | None, name: str, *, scored: bool, level: int = 3) -> None:
+    """One of many fits is about to be made; ``scored`` says that they are compared by results on private rows.
+
+    Guarantee: with a ledger every fit is charged to it (clones share the ledger). The scores of a search or
+    cross-validation are computed on private rows without noise: the operator's, not for release.
+    """
+    if ledger is None:
+        raise SearchRefused(
+            f"a search, cross-validation or ensemble around {name} fits many times on the same people: each fit spends "
+            "its epsilon again, and the scores that a search compares are not private. Choose hyper-parameters with "
+            "private tuning (tacit.tuning) or on public data; or give ledger= and dataset=, and every fit is charged"
+        )
+    if scored:
+        warnings.warn(
+            "every fit of this search is charged to the ledger, but its scores are computed on private rows without "
+            "noise: they, and the choice made by them, are the operator's and not covered by the guarantee",
+            PrivacyWarning,
+            stacklevel=level,
+        )
+
+
+def note_pipeline() -> tuple[str, ...]:
+    """What has to be said beside the guarantee where steps of a pipeline learned from the rows before; warns too."""
+    learned = learned_before()
+    if not learned:
+        return ()
+    words = ", ".join(learned)
+    warnings.warn(
+        f"{words} of this pipeline learned from the same rows without noise, so that one person changes every row that "
+        "is fitted: the guarantee does not cover it. Scale by public constants (tacit.linear_model.SchemaEncoder, "
+        "FunctionTransformer), or freeze what was fitted to public data (sklearn.frozen.FrozenEstimator); a "
+        "transformer of your own that learns nothing says so by its tag requires_fit=False",
+        PrivacyWarning,
+        stacklevel=4,
+    )
+    return (f"NOT covered: what {words} of the pipeline learned from the rows",)
