@@ -13,8 +13,10 @@ from torch.utils.data import DataLoader
 
 from tacit import accounting as acc
 from tacit.opacus import PrivacyEngine
+from tacit.opacus.accountants import create_accountant
 from tacit.opacus.schedulers import ExponentialGradClip, ExponentialNoise, LambdaNoise, StepNoise
 from tacit.sgd import PrivacyWarning
+from tacit.sgd.checkpoint import CheckpointError
 
 
 def train(model, optimizer, loader, epochs=1, limit=None):
@@ -159,6 +161,112 @@ def test_a_checkpoint_carries_what_was_spent(tmp_path):
     train(model, optimizer, loader)
     engine.load_checkpoint(path=tmp_path / "c.pt", module=model, optimizer=optimizer)
     assert len(engine.accountant) == 12
+
+
+def with_target(model, epsilon=2.0, epochs=2, rows=48):
+    engine = PrivacyEngine()
+    _, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data(rows), batch_size=8),
+        target_epsilon=epsilon,
+        target_delta=1e-5,
+        epochs=epochs,
+        max_grad_norm=0.7,
+    )
+    return engine, optimizer, loader
+
+
+def test_what_was_asked_for_holds_after_loading_a_checkpoint_or_the_checkpoint_is_refused(tmp_path):
+    path, model = tmp_path / "c.pt", net()
+    engine, optimizer, loader = private(model, data(48), noise=0.6, clip=3.0)
+    train(model, optimizer, loader)
+    engine.save_checkpoint(path=path, module=model, optimizer=optimizer)
+    before = engine.get_epsilon(1e-5)
+    # A target that cannot be kept any more: nothing is loaded.
+    other = net(seed=5)
+    again, again_optimizer, again_loader = with_target(other)
+    kept = [p.detach().clone() for p in other.parameters()]
+    with pytest.raises(CheckpointError, match=r"target_epsilon=2 .* 6 steps have spent ε=9\.5.* make_private"):
+        again.load_checkpoint(path=path, module=other, optimizer=again_optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(kept, other.parameters(), strict=True))
+    train(other, again_optimizer, again_loader, epochs=2)
+    assert 1.99 < again.get_epsilon(1e-5) <= 2.0
+    # A noise multiplier that was given stays, and so does the clip norm; what was spent is added.
+    other = net(seed=5)
+    again, again_optimizer, again_loader = private(other, data(48), noise=1.5, clip=0.3)
+    with pytest.warns(PrivacyWarning, match="keeps its own") as said:
+        again.load_checkpoint(path=path, module=other, optimizer=again_optimizer)
+    assert ["noise_multiplier 0.6" in str(w.message) for w in said] == [True, False]
+    assert (again_optimizer.noise_multiplier, again_optimizer.max_grad_norm) == (1.5, 0.3)
+    train(other, again_optimizer, again_loader)
+    assert sorted(again.accountant.history) == [(0.6, 1 / 6, 6), (1.5, 1 / 6, 6)]
+    assert again.get_epsilon(1e-5) > before
+
+
+def test_a_run_with_a_target_is_resumed_within_it_and_says_when_it_goes_beyond(tmp_path):
+    path, model = tmp_path / "c.pt", net()
+    engine, optimizer, loader = with_target(model)
+    train(model, optimizer, loader)
+    engine.save_checkpoint(path=path, module=model, optimizer=optimizer)
+    other = net(seed=5)
+    again, again_optimizer, again_loader = with_target(other)
+    again.load_checkpoint(path=path, module=other, optimizer=again_optimizer)
+    train(other, again_optimizer, again_loader)  # a warning would be an error
+    assert 1.99 < again.get_epsilon(1e-5) <= 2.0
+    with pytest.warns(PrivacyWarning, match="the 13th"):
+        train(other, again_optimizer, again_loader, limit=1)
+    assert again.get_epsilon(1e-5) > 2.0
+    optimizer.noise_multiplier = 0.5
+    with pytest.warns(PrivacyWarning, match=r"noise multiplier 0\.5"):
+        train(model, optimizer, loader, limit=1)
+
+
+def test_a_schedule_goes_on_where_it_was_from_the_value_that_was_asked_for(tmp_path):
+    path = tmp_path / "c.pt"
+
+    def scheduled(gamma=0.5):
+        model = net()
+        engine, optimizer, _ = private(model, data(48), noise=4.0)
+        return engine, model, optimizer, ExponentialNoise(optimizer, gamma=gamma)
+
+    engine, model, optimizer, schedule = scheduled()
+    schedule.step()
+    schedule.step()
+    engine.save_checkpoint(path=path, module=model, optimizer=optimizer, noise_scheduler=schedule)
+    again, other, again_optimizer, again_schedule = scheduled()
+    again.load_checkpoint(path=path, module=other, optimizer=again_optimizer, noise_scheduler=again_schedule)
+    assert again_optimizer.noise_multiplier == optimizer.noise_multiplier == 1.0
+    again_schedule.step()
+    assert again_optimizer.noise_multiplier == 0.5
+    again, other, again_optimizer, again_schedule = scheduled(gamma=0.9)
+    with pytest.raises(ValueError, match="another gamma"):
+        again.load_checkpoint(path=path, module=other, optimizer=again_optimizer, noise_scheduler=again_schedule)
+    assert again_optimizer.noise_multiplier == 4.0
+
+
+def test_an_accountant_counts_every_state_that_it_loads_once(tmp_path):
+    model = net()
+    engine, optimizer, loader = private(model, data(48), noise=1.0)
+    for path in ("early.pt", "late.pt"):
+        train(model, optimizer, loader)
+        engine.save_checkpoint(path=tmp_path / path, module=model, optimizer=optimizer)
+    again = PrivacyEngine()
+    for path, steps in (("early.pt", 6), ("late.pt", 12), ("early.pt", 12)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the optimizer is left out
+            again.load_checkpoint(path=tmp_path / path, module=net())
+        assert len(again.accountant) == steps
+    one, two = create_accountant("prv"), create_accountant("prv")
+    one.step(noise_multiplier=1.0, sample_rate=0.1)
+    early = one.state_dict()
+    one.step(noise_multiplier=1.0, sample_rate=0.1)
+    two.step(noise_multiplier=2.0, sample_rate=0.1)
+    for state in (early, one.state_dict(), early):
+        two.load_state_dict(state)
+    assert two.history == [(2.0, 0.1, 1), (1.0, 0.1, 2)]
+    one.load_state_dict(early)  # its own earlier state takes nothing back
+    assert len(one) == 2
 
 
 def test_one_engine_for_two_data_sets_is_remarked_on():

@@ -37,7 +37,7 @@ from tacit.sgd.checkpoint import CheckpointError
 from tacit.sgd.draws import PrivateBatches
 from tacit.sgd.loop import Loop, warn_about_noise
 from tacit.sgd.plan import AdaptiveClipping, Plan, make_plan
-from tacit.sgd.prepaid import Prepaid, check_charged, check_terms, planned
+from tacit.sgd.prepaid import Asked, Prepaid, check_charged, check_terms, planned
 from tacit.sgd.sampling import Poisson, Sampler
 from tacit.sgd.validation import check_length
 
@@ -188,7 +188,10 @@ class PrivacyEngine:
         rand_on_empty: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """:meth:`make_private` with the least noise that keeps ε at ``target_epsilon`` after ``epochs`` passes."""
+        """:meth:`make_private` with the least noise that keeps ε at ``target_epsilon`` after ``epochs`` passes.
+
+        A step beyond those, or with less noise, gets a warning. A checkpoint that has spent too much is refused.
+        """
         if len(self.accountant) > 0:
             warnings.warn(
                 "this engine has spent privacy already: the noise is chosen as if it had not, and the total will be "
@@ -224,6 +227,7 @@ class PrivacyEngine:
             rand_on_empty=rand_on_empty,
             options=kwargs,
             plan=plan,
+            target=float(target_epsilon),
         )
 
     def _make(
@@ -245,6 +249,7 @@ class PrivacyEngine:
         rand_on_empty: bool,
         options: dict[str, Any],
         plan: Plan | None,
+        target: float | None = None,
     ) -> Any:
         if noise_generator is not None and self.secure_mode:
             raise ValueError("Passing seed is prohibited in secure mode")
@@ -297,6 +302,8 @@ class PrivacyEngine:
             key=key,
         )
         loop.paid = paid
+        if target is not None and plan is not None:
+            loop.asked = Asked(target, plan)
         self.loops.append(loop)
         self.accountant.follow(loop.spent)
         loader = DPDataLoader.from_data_loader(
@@ -395,10 +402,29 @@ class PrivacyEngine:
         """Clipped fraction and norms of the last step: for the operator, not covered by the guarantee."""
         return self.loops[-1].diagnostics() if self.loops else OperatorView(step=0, records=0)
 
-    def _paid(self, optimizer: Any) -> Prepaid | None:
+    def _loop(self, optimizer: Any) -> Loop | None:
         if isinstance(optimizer, DPOptimizer):
-            return optimizer.loop.paid
-        return self.loops[-1].paid if self.loops else None
+            return optimizer.loop
+        return self.loops[-1] if self.loops else None
+
+    def _check_target(self, asked: Asked, state: dict[str, Any]) -> None:
+        """Refuse to go on from a state after which the ε that was asked for cannot be kept."""
+        whole = create_accountant(self.accountant.mechanism())
+        for part in (self.accountant.state_dict(), state):
+            whole.load_state_dict(part)
+        done, delta = len(whole), asked.plan.delta
+        spent = whole.get_epsilon(delta)
+        whole.follow(asked.rest(done))
+        total = whole.get_epsilon(delta)
+        if total > asked.epsilon * (1 + 1e-6):
+            raise CheckpointError(
+                f"target_epsilon={asked.epsilon:g} was asked for, and with this checkpoint it cannot be kept: "
+                f"{done:,} steps have spent ε={spent:.4g} at δ={delta:g}, and ε={total:.4g} with what is left of the "
+                f"{asked.plan.steps:,} steps of this run. Ask for a target_epsilon (or epochs) with which the run of "
+                "the checkpoint was begun, or use make_private, where noise_multiplier is given and get_epsilon states "
+                "the total"
+            )
+        asked.taken = done
 
     def save_checkpoint(
         self,
@@ -418,9 +444,9 @@ class PrivacyEngine:
         in the ledger, so that only one run goes on from here under that charge.
         """
         state = checkpoint_dict if checkpoint_dict is not None else {}
-        paid = self._paid(optimizer)
-        if paid is not None:
-            state["tacit_ledger"] = paid.saved()
+        loop = self._loop(optimizer)
+        if loop is not None and loop.paid is not None:
+            state["tacit_ledger"] = loop.paid.saved()
         state["module_state_dict"] = module.state_dict(**(module_state_dict_kwargs or {}))
         state["privacy_accountant_state_dict"] = self.accountant.state_dict()
         for name, part in (
@@ -435,6 +461,7 @@ class PrivacyEngine:
             state["max_grad_norm"] = (
                 optimizer.loop.clip_norm if isinstance(optimizer, DPOptimizer) else optimizer.max_grad_norm
             )
+            state["clip_norm_adapted"] = loop is not None and loop.adaptive is not None
         torch.save(state, path, **(torch_save_kwargs or {}))
 
     def load_checkpoint(
@@ -448,10 +475,14 @@ class PrivacyEngine:
         module_load_dict_kwargs: dict[str, Any] | None = None,
         torch_load_kwargs: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Take over what :meth:`save_checkpoint` wrote; what had been spent counts on.
+        """Take over weights, optimizer and place in the schedules that :meth:`save_checkpoint` wrote.
 
         Only tensors and plain values are read, unless ``torch_load_kwargs`` says otherwise. With a ledger the run goes
         on under the charge of the checkpoint, unless another run did before: then its steps are charged anew.
+
+        Guarantee: what had been spent counts on. Noise and clip norm stay those that ``make_private`` was asked for
+        (an adaptive clip norm goes on where it was); where the checkpoint has others, a warning says so. A run of
+        ``make_private_with_epsilon`` refuses a checkpoint after which its ``target_epsilon`` cannot be kept.
         """
         options = {"weights_only": True, **(torch_load_kwargs or {})}
         state: dict[str, Any] = torch.load(path, **options)
@@ -460,9 +491,11 @@ class PrivacyEngine:
             check_charged(entry, self.ledger, self._registered)
         elif self.ledger is not None and state["privacy_accountant_state_dict"]["history"]:
             raise CheckpointError("the run of this checkpoint was not charged to a ledger: what it spent is in none")
-        paid = self._paid(optimizer)
-        if paid is not None:
-            paid.go_on(entry)
+        loop = self._loop(optimizer)
+        if loop is not None and loop.asked is not None:
+            self._check_target(loop.asked, state["privacy_accountant_state_dict"])
+        if loop is not None and loop.paid is not None:
+            loop.paid.go_on(entry)
         module.load_state_dict(_unwrapped(module, state["module_state_dict"]), **(module_load_dict_kwargs or {}))
         self.accountant.load_state_dict(state["privacy_accountant_state_dict"])
         told = state.pop("optimizer_state_dict", None)
@@ -471,10 +504,6 @@ class PrivacyEngine:
         elif (optimizer is None) != (told is None):
             held = "holds" if told is not None else "does not hold"
             warnings.warn(f"the checkpoint {held} the state of an optimizer", stacklevel=2)
-        if optimizer is not None and noise_scheduler is None and "noise_multiplier" in state:
-            optimizer.noise_multiplier = state["noise_multiplier"]
-        if optimizer is not None and grad_clip_scheduler is None and "max_grad_norm" in state:
-            optimizer.max_grad_norm = state["max_grad_norm"]
         for name, part in (
             ("noise_scheduler_state_dict", noise_scheduler),
             ("grad_clip_scheduler_state_dict", grad_clip_scheduler),
@@ -482,6 +511,17 @@ class PrivacyEngine:
             told = state.pop(name, None)
             if part is not None and told is not None:
                 part.load_state_dict(told)
+        if state.pop("clip_norm_adapted", False) and loop is not None and loop.adaptive is not None:
+            loop.clip_norm = min(max(float(state["max_grad_norm"]), loop.clip_range[0]), loop.clip_range[1])
+        if optimizer is not None and loop is not None:
+            for name, own in (("noise_multiplier", loop.noise_multiplier), ("max_grad_norm", loop.clip_norm)):
+                if state.get(name, own) != own:
+                    warnings.warn(
+                        f"the checkpoint was saved with {name} {state[name]}; this run keeps its own, {own}, which "
+                        "make_private was asked for. What was spent before counts with the noise it had",
+                        PrivacyWarning,
+                        stacklevel=2,
+                    )
         return state
 
 

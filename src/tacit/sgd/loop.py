@@ -29,7 +29,7 @@ from tacit.sgd.draws import Piece, PrivateBatches, Spent
 from tacit.sgd.engine import Gradients
 from tacit.sgd.norms import full_precision
 from tacit.sgd.plan import AdaptiveClipping
-from tacit.sgd.prepaid import Prepaid
+from tacit.sgd.prepaid import Asked, Prepaid
 from tacit.sgd.rules.base import wide
 from tacit.sgd.sampling import Poisson
 from tacit.sgd.validation import check_parameters
@@ -77,6 +77,8 @@ class Loop:
         self.spent = Spent(batches.sampler, elements)
         #: where a ledger pays: asked before each release
         self.paid: Prepaid | None = None
+        #: the ε that was asked for, where one was
+        self.asked: Asked | None = None
         self.steps = 0
         # With ``summed`` the loop's losses are sums over the batch and the release is still divided by its size.
         averaged = mean and not summed
@@ -270,6 +272,8 @@ class Loop:
         passes = {draw // each for draw in self._draws}
         if self.paid is not None:
             self.paid.take(noise, draws, passes)
+        if self.asked is not None:
+            self.asked.take(noise, draws, passes)
         if self._pass_of_release != self._pass:
             self._pass_of_release = self._pass
             self._count_left_out()

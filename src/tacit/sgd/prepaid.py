@@ -22,6 +22,7 @@ from tacit import accounting as acc
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Charge, ChargeError, Ledger, TermsError
 from tacit.sgd.checkpoint import CheckpointError, check_entry
+from tacit.sgd.draws import Spent
 from tacit.sgd.plan import Plan, make_plan
 from tacit.sgd.sampling import Poisson, Sampler
 
@@ -189,6 +190,47 @@ class Prepaid:
         return any(record.charge == number and record.confirmed for record in self.ledger.history(self.dataset))
 
 
+class Asked:
+    """The ε that a loop was asked to keep, and the plan that keeps it; says so when the loop goes beyond the plan.
+
+    A loop is open-ended and may set its noise: what it then costs is stated, and is more than what was asked for.
+    """
+
+    def __init__(self, epsilon: float, plan: Plan) -> None:
+        self.epsilon, self.plan = epsilon, plan
+        self.taken = 0
+        self._met: set[int] = set()
+        self._said = False
+
+    def take(self, noise: float, draws: int, passes: Collection[int]) -> None:
+        """One release is about to be made."""
+        plan = self.plan
+        self.taken += 1
+        self._met |= set(passes)
+        more = self.taken > plan.steps
+        if isinstance(plan.sampler, Poisson):
+            more = more or draws > 1
+        else:
+            more = more or len(self._met) > _priced_units(plan.sampler, plan.steps)
+        if not self._said and (more or noise < min(plan.noise)):
+            self._said = True
+            warnings.warn(
+                f"target_epsilon={self.epsilon:g} was asked for {plan.steps:,} steps of one draw each with noise "
+                f"multiplier {min(plan.noise):g}; this step goes beyond that (the {self.taken:,}th, {draws} draws, "
+                f"noise multiplier {noise:g}). The target is not kept from here on: get_epsilon states what was spent",
+                PrivacyWarning,
+                stacklevel=2,
+            )
+
+    def rest(self, done: int) -> Spent:
+        """The steps that the plan has left after ``done`` of them."""
+        plan, left = self.plan, max(0, self.plan.steps - done)
+        found = Spent(plan.sampler, plan.elements)
+        if left:
+            found.add(min(plan.noise), times=left, passes=range(math.ceil(left / plan.sampler.steps_per_epoch)))
+        return found
+
+
 def planned(sampler: Sampler, steps: int, noise: float, delta: float, elements: int) -> Plan:
     """The plan of a run whose noise is given."""
     return make_plan(
@@ -237,4 +279,4 @@ def _priced_units(sampler: Sampler, steps: int) -> int:
     return steps if isinstance(sampler, Poisson) else math.ceil(steps / sampler.steps_per_epoch)
 
 
-__all__ = ["Prepaid", "check_charged", "check_terms", "planned"]
+__all__ = ["Asked", "Prepaid", "check_charged", "check_terms", "planned"]

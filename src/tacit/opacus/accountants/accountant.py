@@ -7,6 +7,7 @@ number, which is never above the one of Opacus' accountant of that name for the 
 from __future__ import annotations
 
 import math
+import uuid
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -36,6 +37,10 @@ class IAccountant:
     def __init__(self) -> None:
         self._noted: list[Entry] = []
         self._runs: list[Spent] = []
+        #: tells an accountant from its own saved state
+        self._name = uuid.uuid4().hex
+        #: which noted steps of other accountants were taken over
+        self._taken_over: dict[str, Counter[tuple[float, float]]] = {}
 
     @classmethod
     def mechanism(cls) -> str:
@@ -86,10 +91,18 @@ class IAccountant:
     def _released(self) -> list[Entry]:
         """The steps of the engine's runs."""
         found = []
-        for run in self._runs:
+        for run in self._counted():
             rate = _rate(run.sampler) or run.sampler.batch_size / run.sampler.size
             found += [(noise, rate, times) for noise, _, times in run.releases]
         return found
+
+    def _counted(self) -> list[Spent]:
+        """Every run once: where it was also loaded from a checkpoint, the state with more steps."""
+        found: dict[str, Spent] = {}
+        for run in self._runs:
+            if run.name not in found or len(found[run.name]) < len(run):
+                found[run.name] = run
+        return list(found.values())
 
     def __len__(self) -> int:
         return sum(times for _, _, times in self.history)
@@ -104,7 +117,7 @@ class IAccountant:
         for noise, rate, times in self._noted:
             step = acc.PoissonSampled(acc.Gaussian(noise), rate) if poisson else gdp.uniform(noise, rate)
             total = total + step * times
-        for run in self._runs:
+        for run in self._counted():
             total = total + run.mechanism
         return total
 
@@ -117,9 +130,10 @@ class IAccountant:
             raise ValueError(f"delta must lie strictly between 0 and 1, not {delta!r}")
         spent = self._spent(poisson)
         adjacency = _adjacency(spent)
-        releases = [(noise, draws, times) for run in self._runs for noise, draws, times in run.releases]
+        runs = self._counted()
+        releases = [(noise, draws, times) for run in runs for noise, draws, times in run.releases]
         releases += [(noise, 1, times) for noise, _, times in self._noted]
-        elements = max((run.elements for run in self._runs), default=0)
+        elements = max((run.elements for run in runs), default=0)
         return priced(spent, releases, elements, float(delta), adjacency)
 
     def get_epsilon(
@@ -160,6 +174,7 @@ class IAccountant:
         state["history"] = list(self.history)
         state["mechanism"] = self.mechanism()
         state["tacit"] = {
+            "name": self._name,
             "noted": list(self._noted),
             "runs": [
                 {
@@ -170,27 +185,24 @@ class IAccountant:
                     "passes": dict(run.passes),
                     "elements": run.elements,
                 }
-                for run in self._runs
+                for run in self._counted()
                 if run.releases
             ],
         }
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what a checkpoint says was spent; runs that are under way are added to it."""
+        """Add what a checkpoint says was spent. What is counted here stays counted; the same steps are counted once."""
         if not state_dict or "history" not in state_dict or "mechanism" not in state_dict:
             raise ValueError("this is not the state of a privacy accountant: it has no history or no mechanism")
         if state_dict["mechanism"] not in ACCOUNTANTS:
             raise ValueError(f"the state is of an unknown accountant, {state_dict['mechanism']!r}")
         if "tacit" not in state_dict:  # written by Opacus
-            self._noted = [(float(a), float(b), int(c)) for a, b, c in state_dict["history"]]
+            self._take_over(None, state_dict["history"])
             return
         own = state_dict["tacit"]
-        self._noted = [(float(a), float(b), int(c)) for a, b, c in own["noted"]]
-        live = {run.name for run in self._runs}
+        self._take_over(own.get("name"), own["noted"])
         for kept in own["runs"]:
-            if kept["name"] in live:
-                continue  # its own earlier state: what was released since stays released
             name, size, batch = kept["sampler"]
             rate = kept.get("rate")
             sampler = make_sampler(name, size, batch) if rate is None else PoissonAtRate(size, batch, float(rate))
@@ -200,9 +212,25 @@ class IAccountant:
             run.passes = {int(k): float(v) for k, v in kept["passes"].items()}
             self._runs.append(run)
 
+    def _take_over(self, name: str | None, entries: Iterable[Entry]) -> None:
+        """Note the steps of another accountant, or of this one's earlier state, that are not noted here yet."""
+        saved = _tally(entries)
+        known = _tally(self._noted) if name == self._name else self._taken_over.get(name or "", Counter())
+        for (noise, rate), times in (saved - known).items():
+            self._note(noise, rate, times)
+        if name is not None and name != self._name:
+            self._taken_over[name] = saved | known
+
     def follow(self, run: Spent) -> None:
         """Count what this run releases from now on."""
         self._runs.append(run)
+
+
+def _tally(entries: Iterable[Entry]) -> Counter[tuple[float, float]]:
+    found: Counter[tuple[float, float]] = Counter()
+    for noise, rate, times in entries:
+        found[float(noise), float(rate)] += int(times)
+    return found
 
 
 def _adjacency(spent: acc.Mechanism) -> str:

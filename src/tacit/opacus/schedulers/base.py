@@ -17,6 +17,7 @@ class Schedule:
                 f"{type(self).__name__} needs an optimizer with {self.attribute!r}: the one that make_private returned"
             )
         self.optimizer, self.last_epoch = optimizer, last_epoch
+        self.first, self.base = last_epoch, self.value
         self.step()
 
     @property
@@ -34,12 +35,24 @@ class Schedule:
         setattr(self.optimizer, self.attribute, self.next())
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the optimizer."""
-        return {key: value for key, value in self.__dict__.items() if key != "optimizer"}
+        """The epoch, and what the schedule follows from."""
+        return {key: value for key, value in self.__dict__.items() if key not in ("optimizer", "first", "base")}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave."""
-        self.__dict__.update(state_dict)
+        """Go on at the epoch of :meth:`state_dict`, by this schedule and from the value that its optimizer began with.
+
+        A state of another schedule is refused: what was asked for here is what runs.
+        """
+        other = [key for key, own in self.state_dict().items() if key != "last_epoch" and state_dict.get(key) != own]
+        if other:
+            raise ValueError(
+                f"the saved schedule has another {other[0]} than this {type(self).__name__}: build the schedule that "
+                "was saved, or leave its state unloaded"
+            )
+        setattr(self.optimizer, self.attribute, self.base)
+        self.last_epoch = self.first
+        while self.last_epoch < int(state_dict["last_epoch"]):
+            self.step()
 
 
 class Exponential(Schedule):
@@ -70,7 +83,6 @@ class Factor(Schedule):
 
     def __init__(self, optimizer: Any, function: Callable[[int], float], last_epoch: int) -> None:
         self.function = function
-        self.base = float(getattr(optimizer, self.attribute))
         super().__init__(optimizer, last_epoch=last_epoch)
 
     def next(self) -> float:
