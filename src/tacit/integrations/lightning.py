@@ -217,7 +217,7 @@ def _share_key(run: Run, stamp: str, rank: int) -> None:
     if rank == 0:
         run.take_key(stamp)
         assert run.key is not None
-        box = [(bytes(run.key._secret), stamp)]
+        box = [(run.key.reveal(), stamp)]
     dist.broadcast_object_list(box, 0)
     if rank:
         secret, stamp = box[0]

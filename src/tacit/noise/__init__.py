@@ -9,9 +9,11 @@ from tacit.noise.counts import bernoulli_exp, exponential_choice, poisson, trunc
 from tacit.noise.discrete import bernoulli, discrete_gaussian, discrete_laplace, uniform_integers
 from tacit.noise.exact import add_gaussian, add_laplace, default_granularity
 from tacit.noise.keys import Key, KeyFileError
+from tacit.noise.process import ForkError
 from tacit.noise.sampling import bernoulli_mask, uniform
 
 __all__ = [
+    "ForkError",
     "Key",
     "KeyFileError",
     "add_gaussian",

@@ -18,6 +18,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tacit.noise.process import OneProcess
+
 
 class Source(Protocol):
     """Independent fair bits, in words of ``word_bits`` bits."""
@@ -75,7 +77,7 @@ class SystemSource:
             return taken
 
 
-class _Expansion:
+class _Expansion(OneProcess):
     """ChaCha12 under one secret, read from its beginning on."""
 
     def __init__(self, secret: bytes) -> None:
@@ -87,6 +89,7 @@ class _Expansion:
         self._buffer: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
 
     def words(self, count: int) -> npt.NDArray[np.uint64]:
+        self.check_process()
         if count > len(self._buffer):
             from tacit.noise import native, stream
 

@@ -2,8 +2,8 @@
 
 Whoever holds the key of a run can compute its noise and subtract it, which undoes the privacy of everything the run
 released. A key therefore comes from the operating system's entropy, lives in memory that can be wiped, is written only
-to a file of its own that nobody else can read, is never part of a pickle, a checkpoint or a printed text, and is
-destroyed when the run ends.
+to a file of its own that nobody else can read, is never part of a pickle, a checkpoint or a printed text, is of no use
+in a fork of the process that made it, and is destroyed when the run ends.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from tacit.noise.entropy import fresh_bytes
+from tacit.noise.process import OneProcess
 
 if TYPE_CHECKING:
     from tacit.noise.stream import Words
@@ -39,11 +40,12 @@ class KeyFileError(OSError):
     """A key file that must not be used: readable by others, not ours, or not a key."""
 
 
-class Key:
+class Key(OneProcess):
     """A 256-bit secret key.
 
     Noise made from a key protects people only while nobody who sees the released values knows the key, and only if each
-    (step, parameter) of a key is used for one release: two releases with the same noise differ by the data alone.
+    (step, parameter) of a key is used for one release: two releases with the same noise differ by the data alone. So a
+    forked process cannot use it (:class:`~tacit.noise.process.ForkError`).
 
     >>> with Key.generate() as key:
     ...     sampler = key.derive("sampler")
@@ -111,7 +113,13 @@ class Key:
         """
         return self._digest(b"tacit name", b"")[:8].hex()
 
+    def reveal(self) -> bytes:
+        """The secret itself, for the other ranks of the same run."""
+        self.check_process()
+        return bytes(self._secret)
+
     def _digest(self, domain: bytes, message: bytes) -> bytes:
+        self.check_process()
         if self.destroyed:
             raise ValueError("this key has been destroyed")
         return hashlib.blake2b(message, digest_size=_BYTES, key=self._secret, person=domain).digest()
@@ -121,6 +129,7 @@ class Key:
 
         Keep the file apart from checkpoints. :meth:`destroy` overwrites and removes it.
         """
+        self.check_process()
         if self.destroyed:
             raise ValueError("this key has been destroyed")
         target = os.path.abspath(path)
@@ -178,12 +187,14 @@ class Key:
     def destroy(self) -> None:
         """Wipes the key from memory; where it was saved or loaded, overwrites the file, then removes it.
 
+        In a forked process only the copy in its memory goes: the file is for the process that made the key.
+
         Copies that the operating system, a copy-on-write file system, a flash disk or a backup kept are out of reach.
         """
         self._secret[:] = bytes(len(self._secret))
         del self._secret[:]
         path, self._path = self._path, None
-        if path is None:
+        if path is None or self.forked:
             return
         try:
             # First out of the way: whoever looks after a kill finds the whole key or none, never half a one.
@@ -229,7 +240,9 @@ class Key:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return "<Key destroyed>" if self.destroyed else f"<Key fingerprint {self.fingerprint()}>"
+        if self.destroyed or self.forked:
+            return "<Key destroyed>" if self.destroyed else "<Key of another process>"
+        return f"<Key fingerprint {self.fingerprint()}>"
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise TypeError(

@@ -106,7 +106,7 @@ class PromptTeachers:
         asked = list(queries)
         if not asked:
             raise PromptError("there are no queries")
-        name = self._name(asked)
+        name = self._name(asked) if checkpoint is not None else ""
         kind = _kind(len(self.verbalizer.classes))
         kept = _read(Path(checkpoint), name, kind) if checkpoint is not None else {}
         counts = np.zeros((len(asked), len(self.verbalizer.classes)), np.int64)

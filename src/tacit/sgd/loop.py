@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import OperatorView
 from tacit.noise.keys import Key
+from tacit.noise.process import OneProcess
 from tacit.noise.tensor import add_normal_many_, normal
 from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.calls import Call
@@ -39,7 +40,7 @@ from tacit.sgd.watch import Watch
 COUNT = 0
 
 
-class Loop:
+class Loop(OneProcess):
     """The private half of a loop: ``noise_multiplier`` and ``clip_norm`` may change between steps.
 
     Guarantee: with the sampler of ``batches``, everything computed from the weights after any number of steps is
@@ -261,6 +262,7 @@ class Loop:
 
     def release(self) -> None:
         """Noise on the sum, divided by the expected batch size, into ``p.grad``; and the note of what it cost."""
+        self.check_process()
         self.settle()
         if not self._draws:
             self._empty()

@@ -21,6 +21,7 @@ from typing import Any
 from tacit import accounting as acc
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Charge, ChargeError, Ledger, TermsError
+from tacit.noise.process import OneProcess
 from tacit.sgd.checkpoint import CheckpointError, check_entry
 from tacit.sgd.draws import Spent
 from tacit.sgd.plan import Plan, make_plan
@@ -30,7 +31,7 @@ from tacit.sgd.sampling import Poisson, Sampler
 CHECKPOINT = Path("the checkpoint")
 
 
-class Prepaid:
+class Prepaid(OneProcess):
     """Pays for the releases of a :class:`~tacit.sgd.loop.Loop` before they are made.
 
     Guarantee: every release that :meth:`take` allows is part of a mechanism that the ledger has recorded for
@@ -77,6 +78,7 @@ class Prepaid:
 
     def begin(self) -> None:
         """Charge the whole plan, unless that is done."""
+        self.check_process()
         if self._entry is not None:
             return
         plan = self.plan

@@ -20,6 +20,7 @@ from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Charge, Ledger
 from tacit.ledger.fingerprint import fingerprint
 from tacit.noise.keys import Key
+from tacit.noise.process import OneProcess
 from tacit.sgd import checkpoint as checkpoints
 from tacit.sgd.ahead import Ahead
 from tacit.sgd.checkpoint import CheckpointError
@@ -30,13 +31,14 @@ from tacit.sgd.distributed.spread import Spread
 from tacit.sgd.plan import Plan
 
 
-class Resumable:
+class Resumable(OneProcess):
     """Key, charge and checkpoints of a run.
 
     Guarantee: the plan is charged once, before the first batch is drawn, by one rank. A run that was killed makes the
     releases it would have made, because batches and noise are functions of (key, step); so nothing is charged twice. On
     another number of ranks, sums are rounded in another order: what was computed after the last checkpoint and is made
-    again must then not have left the machines before.
+    again must then not have left the machines before. It belongs to the process that made it: a fork of it, and a copy,
+    are refused.
     """
 
     model: nn.Module
@@ -102,6 +104,7 @@ class Resumable:
         nothing was drawn, takes up the charge and makes another key. Killed between the charge and that, it charges
         again: too much is counted, never too little.
         """
+        self.check_process()
         if self._begun:
             return
         assert self._key is not None
@@ -332,6 +335,7 @@ class Resumable:
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
+        self.check_process()
         if self._checkpoint is not None:
             self.save()
         self._close()

@@ -270,6 +270,7 @@ class Training(Resumable):
 
         An empty batch is a step like any other: noise alone.
         """
+        self.check_process()
         if self.done:
             raise RuntimeError(
                 f"the plan's {self.plan.steps} steps are used up, or the run was stopped: nothing is left"

@@ -146,7 +146,7 @@ class Ranks:
         if not self.active:
             assert key is not None
             return key
-        box = [bytes(key._secret) if key is not None and self.rank == 0 else None]
+        box = [key.reveal() if key is not None and self.rank == 0 else None]
         self._dist.broadcast_object_list(box, 0)
         assert box[0] is not None
         if self.rank == 0:

@@ -1,0 +1,75 @@
+"""In which process may this be used? In the one that made it.
+
+A fork copies memory. A secret key, or a count of what a charge still covers, is then there twice: parent and child
+would put the same noise on different sums, whose difference has none, or spend the same charge. The same holds for a
+copy made by ``copy`` or ``pickle``. :class:`OneProcess` is for everything of which there must be one.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn, Self
+
+
+class ForkError(RuntimeError):
+    """A key or a run that was made in another process, of which this one is a fork."""
+
+
+_forks = 0
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _here() -> tuple[int, int]:
+    """This process: its id, which a fork behind Python's back changes too, and a count that no reuse of ids repeats."""
+    return os.getpid(), _forks
+
+
+class OneProcess:
+    """Remembers the process that made it; not to be copied or pickled.
+
+    >>> import copy
+    >>> run = OneProcess()
+    >>> run.check_process()
+    >>> copy.copy(run)
+    Traceback (most recent call last):
+    TypeError: a OneProcess is not copied or pickled: ...
+    """
+
+    __slots__ = ("_process",)
+    _process: tuple[int, int]
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        made = super().__new__(cls)
+        object.__setattr__(made, "_process", _here())
+        return made
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is the copy that a forked process has."""
+        return self._process != _here()
+
+    def check_process(self) -> None:
+        """Refuse to go on in a fork."""
+        if self.forked:
+            raise ForkError(
+                f"this {type(self).__name__} was made in another process, of which this one is a fork: used here, it "
+                "would repeat noise, or spend a charge, that the other process uses too, and the difference of two "
+                "sums with the same noise has none. Make the run (or load its key) in the process that trains it; to "
+                "go on with a run in a new process, give it a checkpoint and start it there"
+            )
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} is not copied or pickled: the copy would use the same noise, or the same charge, "
+            "a second time. Make another one, or go on from a checkpoint"
+        )
+
+    __reduce_ex__ = __copy__ = __deepcopy__ = __getstate__ = _refuse
