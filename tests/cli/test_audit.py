@@ -23,7 +23,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("audited")
     told = tacit(
         "train", "labsup", "--epsilon", "2", "--delta", "1e-6", "--steps", "3", "--batch", "256", "--model", "mlp",
-        "--public-every", "5", "--public-because", "published", "--runs", str(folder), "--name", "small", "--quiet",
+        "--public-share", "0.2", "--public-because", "published", "--runs", str(folder), "--name", "small", "--quiet",
     )  # fmt: skip
     assert told.exit_code == 0, told.output
     return folder / "small"

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from tests.report.common import shown
 from typer.testing import CliRunner
 
 from tacit.cli import build
+from tacit.cli.job import prepare
+from tacit.cli.settings import Settings
 from tacit.ledger import Ledger
 from tacit.report import read_card
 from tacit.report.card import sources
@@ -79,7 +82,7 @@ def own(*words: str):
 
 
 def test_a_table_of_ones_own_with_a_hand_written_schema(clinic):
-    told = own("--public-every", "5", "--public-because", "made up for a test", "--by", "ward", "--reference", "--json")
+    told = own("--public-share", "0.2", "--public-because", "made up for a test", "--by", "ward", "--reference", "--json")
     assert told.exit_code == 0, told.output
     result = json.loads(told.stdout)
     assert result["epsilon"] <= 3.0
@@ -90,11 +93,11 @@ def test_a_table_of_ones_own_with_a_hand_written_schema(clinic):
     assert torch.load(folder / "model.pt", weights_only=True)["weight"].shape == (2, 5)
     card = read_card(folder / "privacy.json")
     assert card["guarantee"]["unit"] == "patient"
-    assert card["mechanism"]["steps_executed"] == card["mechanism"]["steps_planned"] == 16
+    assert card["mechanism"]["steps_executed"] == card["mechanism"]["steps_planned"] == 18
     models = {(r["model"], r["group"]) for r in result["results"]}
     assert {("private", ""), ("non-private reference", ""), ("majority", ""), ("private", "ward = north")} <= models
     by = {r["group"]: r for r in result["results"] if r["model"] == "private"}
-    assert by["ward = north"]["rows"] + by["ward = south"]["rows"] == by[""]["rows"] == 100
+    assert by["ward = north"]["rows"] + by["ward = south"]["rows"] == by[""]["rows"]
     page = (folder / "report.html").read_text()
     assert f'data-from="guarantee.epsilon.claimed">{result["epsilon"]:.10g}<' in page
 
@@ -155,7 +158,7 @@ def test_a_numeric_target_and_a_model_of_ones_own(clinic):
         "from torch import nn\ndef small(inputs, outputs):\n"
         "    return nn.Sequential(nn.Linear(inputs, 3), nn.Tanh(), nn.Linear(3, outputs))\n"
     )
-    told = own("--model", "mine:small", "--public-every", "5", "--public-because", "made up", "--json")
+    told = own("--model", "mine:small", "--public-share", "0.2", "--public-because", "made up", "--json")
     assert told.exit_code == 0, told.output
     assert json.loads(told.stdout)["results"][0]["metric"] == "root mean squared error"
 
@@ -171,9 +174,51 @@ def test_several_rows_of_one_person(clinic):
     card = read_card(clinic / "runs" / "clinic-1" / "privacy.json")
     assert card["accesses"]["records"] == 250
     assert card["mechanism"]["parameters"]["records_per_unit"] == 2
-    refused = own("--public-every", "5", "--public-because", "made up")
-    assert refused.exit_code == 2
-    assert "would be on both sides" in refused.output
+    parted = own("--public-share", "0.2", "--public-because", "made up", "--name", "parted")
+    assert parted.exit_code == 0, parted.output
+    (source,) = read_card(clinic / "runs" / "parted" / "privacy.json")["accesses"]["public_data"]
+    assert source["may_overlap"] == "no"
+    assert "the id of its patient" in source["name"]
+
+
+def test_public_rows_are_set_apart_by_what_they_are_and_the_card_says_what_that_is_worth(clinic):
+    """A person more at the top of the file is on one side; everybody else stays where they were."""
+    share = {"schema": "clinic.toml", "epsilon": 3.0, "delta": 1e-5, "epochs": 2, "public_because": "made up"}
+    share |= {"public_share": 0.2}
+    lines = (clinic / "clinic.csv").read_text().splitlines()
+    for name, newcomer in (("one", "17,north,1,0"), ("two", "18,north,1,1")):
+        (clinic / f"{name}.csv").write_text("\n".join([lines[0], newcomer, *lines[1:], lines[1], lines[2]]) + "\n")
+    (clinic / "none.csv").write_text("\n".join([*lines, lines[1], lines[2]]) + "\n")
+    before = sides(Settings(data="none.csv", **share))
+    assert not before[0].keys() & before[1].keys()  # equal rows are on one side
+    for name in ("one", "two"):
+        after = sides(Settings(data=f"{name}.csv", **share))
+        assert sorted(sum((a - b).values()) for a, b in zip(after, before, strict=True)) == [0, 1]
+        assert not any(b - a for a, b in zip(after, before, strict=True))
+    told = own("--public-share", "0.2", "--public-because", "made up", "--name", "parted")
+    assert told.exit_code == 0, told.output
+    card = read_card(clinic / "runs" / "parted" / "privacy.json")
+    (source,) = card["accesses"]["public_data"]
+    assert source["may_overlap"] == "unknown"  # the schema names no ids
+    for said in ("covers the rows on the private side only", "replaced by one of the other side changes both"):
+        assert said in source["note"]
+    assert "'tacit public rows'" in source["name"]
+    page = (clinic / "runs" / "parted" / "report.html").read_text()
+    assert "May the protected be in it? unknown." in page
+
+
+def sides(settings):
+    """The rows of the private and of the public side, with how often each occurs."""
+    prepared = prepare(settings)
+    pairs = (prepared.x, prepared.y), prepared.test
+    return [Counter(row.tobytes() for row in np.column_stack([x.numpy(), y.numpy()])) for x, y in pairs]
+
+
+def test_rows_are_not_declared_public_by_their_number(clinic):
+    (clinic / "run.toml").write_text("public_every = 5\n")
+    for told in (own("--public-every", "5", "--public-because", "x"), own("--config", "run.toml")):
+        assert told.exit_code == 2
+        assert "--public-share 0.2" in told.output
 
 
 def test_a_size_that_is_given_keeps_the_true_one_off_the_card(clinic):
@@ -296,8 +341,8 @@ def test_a_nan_target_is_told_without_its_row(clinic):
         (("--optimizer", "lbfgs"), "optimizer: one of sgd, adam"),
         (("--ledger", "x.db"), "ledger: give ledger and dataset together"),
         (("--ledger", "x.db", "--dataset", "x"), "tacit ledger init x.db x"),
-        (("--public-every", "5"), "public_because: say why"),
-        (("--by", "age", "--public-every", "5", "--public-because", "x"), "'age' is no feature with categories"),
+        (("--public-share", "0.2"), "public_because: say why"),
+        (("--by", "age", "--public-share", "0.2", "--public-because", "x"), "'age' is no feature with categories"),
         (("--tuning", "a bit"), "tuning: one of none, charged"),
         (("--device", "gpu"), "device: 'gpu' cannot be used here"),
         (("--device", "cuda:99"), "device: 'cuda:99' cannot be used here"),

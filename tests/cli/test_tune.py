@@ -48,7 +48,7 @@ epsilon = 2.0
 delta = 1e-5
 steps = 10
 batch = 200
-public_every = 5
+public_share = 0.2
 public_because = "simulated"
 
 [space]
@@ -172,7 +172,7 @@ def test_an_interrupted_search_is_resumed() -> None:
         ("runs = 4", "score_noise = 0.1", "no noise of the training"),
         ("learning_rate = [0.0001234, 1.5]", "learning_rate = { low = 1.0 }", "a range has low, high"),
         ("learning_rate = [0.0001234, 1.5]", "batch = [100, -5]", "batch: a whole number"),
-        ("public_every = 5", 'tuning = "none"', "tuning: a search is charged"),
+        ("public_share = 0.2", 'tuning = "none"', "tuning: a search is charged"),
     ],
 )
 def test_mistakes_are_named_and_leave_no_folder(old: str, new: str, said: str) -> None:

@@ -270,7 +270,7 @@ def _attack_members(run: Path, chosen: Settings, card: Release) -> Membership:
 
     prepared = job.prepare(chosen)
     if prepared.test is None or not prepared.schema.classes:
-        raise ValueError("--members needs rows that the model never saw (--evaluate, --public-every) and classes")
+        raise ValueError("--members needs rows that the model never saw (--evaluate, --public-share) and classes")
     model = build(chosen.model, prepared.x.shape[1], prepared.outputs, prepared.shape)
     model.load_state_dict(torch.load(run / "model.pt", weights_only=True))
     model.eval()

@@ -31,6 +31,7 @@ from tacit.ledger import EvaluationData, Ledger, OperatorLog, OperatorView, Rele
 from tacit.ledger.release import Charged, Public, public
 from tacit.report import Evaluation, PublicSource, Statement, describe, make_card, write_card, write_page
 from tacit.schema import Boolean, Categorical, Numeric, Schema, SchemaError
+from tacit.schema.encoding import PUBLIC_KEY
 from tacit.sgd import NotCompiled, PrivacyWarning, Training
 from tacit.sgd.canaries import AuditedTraining
 
@@ -156,13 +157,12 @@ def prepare(settings: Settings) -> Prepared:
         test, _ = schema.encode(read_table(Path(settings.evaluate), schema), dtype=np.float32)
     x, y = torch.from_numpy(encoded.features), _target(encoded.target)
     units, pair = encoded.units, None
-    if settings.public_every is not None:
-        if units is not None:
-            raise SettingsError(
-                f"public_every: one {schema.unit.name} may have several rows, and would be on both sides; give the "
-                "public rows in a file of their own (evaluate)"
-            )
-        chosen = torch.arange(len(x)) % settings.public_every == 0
+    if settings.public_share is not None:
+        public_side = encoded.public_rows(settings.public_share)
+        if public_side.all() or not public_side.any():
+            raise SettingsError(f"public_share: {settings.public_share:g} leaves no row on one of the two sides")
+        units = None if units is None else units[~public_side]
+        chosen = torch.from_numpy(public_side)
         x, y, pair = x[~chosen], y[~chosen], (x[chosen], y[chosen])
     elif test is not None:
         pair = torch.from_numpy(test.features), _target(test.target)
@@ -529,15 +529,9 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, training: Trai
     (folder / "model.pt").write_bytes(buffer.getvalue())
     name = hashlib.sha256(buffer.getvalue()).hexdigest()
     results, views = evaluate(settings, prepared, training.model)
-    sources = []
-    if prepared.test is not None and settings.public_because:
-        where = (
-            f"every {settings.public_every}th row of {prepared.name}" if settings.public_every else settings.evaluate
-        )
-        overlap = "no" if settings.public_every else "unknown"
-        sources.append(PublicSource(str(where), "evaluation", overlap, settings.public_because))
+    sources = public_sources(settings, prepared)
     if settings.audit_canaries is not None:
-        sources.append(_canaries(settings.audit_canaries, prepared.schema.unit.name))
+        sources += (_canaries(settings.audit_canaries, prepared.schema.unit.name),)
     run = describe(
         training,
         folder.name,
@@ -546,7 +540,7 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, training: Trai
         tuning=settings.tuning,
         tuning_note=settings.tuning_note,
         uncovered=settings.uncovered,
-        public_sources=tuple(sources),
+        public_sources=sources,
         pretrained=None if ":" in settings.model else (),
         evaluations=tuple(results),
         model_file=_vouched(name, training),
@@ -559,6 +553,32 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, training: Trai
     for view in views:
         log.write(view)
     return card, views
+
+
+def public_sources(settings: Settings, prepared: Prepared) -> tuple[PublicSource, ...]:
+    """The rows that results are stated for, and what is known of whether the protected are among them."""
+    if prepared.test is None or not settings.public_because:
+        return ()
+    if settings.public_share is None:
+        return (PublicSource(str(settings.evaluate), "evaluation", "unknown", settings.public_because),)
+    unit, named = prepared.schema.unit.name, prepared.units is not None
+    by = f"the id of its {unit}" if named else "what it holds"
+    note = (
+        f"{settings.public_because.rstrip('.')}. The promise covers the rows on the private side only. On which side a "
+        f"row is depends on {by} alone: adding or removing one {unit} leaves the other side as it was. A row replaced "
+        "by one of the other side changes both, which a price for replacing one does not cover."
+    )
+    if not named and unit != "record":
+        note += f" Without ids a {unit} with two different rows may be on both sides."
+    return (
+        PublicSource(
+            f"{prepared.name}: a share of {settings.public_share:g}, each row by a hash of {by} under the public key "
+            f"{PUBLIC_KEY!r}",
+            "evaluation",
+            "no" if named or unit == "record" else "unknown",
+            note,
+        ),
+    )
 
 
 def _canaries(count: int, unit: str) -> PublicSource:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -44,7 +45,7 @@ class Settings:
     ledger: str | None = None
     dataset: str | None = None
     evaluate: str | None = None
-    public_every: int | None = None
+    public_share: float | None = None
     public_because: str | None = None
     by: tuple[str, ...] = ()
     reference: bool = False
@@ -110,11 +111,11 @@ class Settings:
             raise SettingsError(f"tuning: one of {', '.join(TUNING)}, not {self.tuning!r}")
         if (self.ledger is None) != (self.dataset is None):
             raise SettingsError("ledger: give ledger and dataset together: the ledger, and the data's name in it")
-        if self.public_every is not None and self.evaluate is not None:
-            raise SettingsError("evaluate: give evaluate or public_every, one of the two")
-        if self.public_every is not None and self.public_every < 2:
-            raise SettingsError(f"public_every: a whole number, 2 or more, not {self.public_every}")
-        if self.public_every is not None and not self.public_because:
+        if self.public_share is not None and self.evaluate is not None:
+            raise SettingsError("evaluate: give evaluate or public_share, one of the two")
+        if self.public_share is not None and not 0 < self.public_share < 1:
+            raise SettingsError(f"public_share: a number between 0 and 1, not {self.public_share:g}")
+        if self.public_share is not None and not self.public_because:
             raise SettingsError("public_because: say why these rows protect nobody")
         if (self.by or self.reference) and not self.public_because:
             raise SettingsError("by: results by subgroup and the reference need evaluation data that are public")
@@ -132,6 +133,21 @@ class Settings:
 
 
 NAMES = tuple(field.name for field in dataclasses.fields(Settings))
+#: Keys that there were, and what takes their place.
+RETIRED = {
+    "public_every": "rows are no longer declared public by their number, because one row more at the top moved all "
+    "others to another side; public_share = 0.2 (--public-share 0.2) decides by a hash of each row's own id or content",
+}
+
+
+def check_keys(keys: Iterable[str], where: str = "") -> None:
+    """Refuse a key that there is not, or is no longer, by its name."""
+    prefix = f"{where}: " if where else ""
+    for key in keys:
+        if key in RETIRED:
+            raise SettingsError(f"{prefix}{key}: {RETIRED[key]}")
+        if key not in NAMES:
+            raise SettingsError(f"{prefix}unknown key {key!r}; the keys are {', '.join(NAMES)}")
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -142,9 +158,7 @@ def read(path: str | Path) -> dict[str, Any]:
         raise SettingsError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not valid TOML: {error}") from None
-    for key in found:
-        if key not in NAMES:
-            raise SettingsError(f"{path}: unknown key {key!r}; the keys are {', '.join(NAMES)}")
+    check_keys(found, str(path))
     return found
 
 

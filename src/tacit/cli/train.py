@@ -72,7 +72,10 @@ def train(
     ledger: Annotated[str | None, _option("The ledger that is charged: a file or postgresql://…")] = None,
     dataset: Annotated[str | None, _option("The data's name in the ledger.")] = None,
     evaluate: Annotated[str | None, _option("A file, or a split of a known set, to evaluate on.")] = None,
-    public_every: Annotated[int | None, _option("Declare every so-many-th row public and evaluate on these.")] = None,
+    public_share: Annotated[
+        float | None, _option("Declare about this share of the rows public, each by a hash of itself; evaluate on these.")
+    ] = None,
+    public_every: Annotated[str | None, typer.Option(hidden=True)] = None,
     public_because: Annotated[str | None, _option("Why the evaluation rows protect nobody.")] = None,
     by: Annotated[list[str] | None, _option("A column to show results by; repeatable.")] = None,
     reference: Annotated[bool | None, _option("A non-private reference from public rows.", "--reference")] = None,
@@ -111,6 +114,7 @@ def train(
             if chosen.audit_canaries is not None:
                 raise reading.SettingsError(f"{resume}: {again(resume)}")
         else:
+            reading.check_keys(given)
             base = reading.read(config) if config is not None else {}
             chosen = reading.make(base | given, str(config) if config is not None else "")
     except reading.SettingsError as error:

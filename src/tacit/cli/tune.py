@@ -137,9 +137,7 @@ def read(path: Path, given: dict[str, Any] | None = None) -> tuple[Settings, dic
     for key in search:
         if key not in SEARCH:
             raise reading.SettingsError(f"{path}: [search] {key}: the keys are {', '.join(SEARCH)}")
-    for key in found:
-        if key not in reading.NAMES:
-            raise reading.SettingsError(f"{path}: unknown key {key!r}; the keys are {', '.join(reading.NAMES)}")
+    reading.check_keys(found, str(path))
     found |= {key: value for key, value in (given or {}).items() if value is not None}
     if "epsilon" not in found:
         raise reading.SettingsError(f"{path}: epsilon: the budget of the whole search; the noise follows from it")
@@ -416,7 +414,7 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, made: PrivateS
     from tacit.cli import job
     from tacit.cli.models import build
     from tacit.ledger.release import Charged, Public, public
-    from tacit.report import PublicSource, Run, Statement, make_card, write_card, write_page
+    from tacit.report import Run, Statement, make_card, write_card, write_page
 
     results: tuple[Any, ...] = ()
     model_file: Charged | Public | None = None
@@ -446,11 +444,6 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, made: PrivateS
         results = tuple(evaluated)
         listed = ", ".join(f"{key} = {value}" for key, value in found.best.items())
         basis = f"selected, and covered by the guarantee: {listed}"
-    sources: tuple[PublicSource, ...] = ()
-    if prepared.test is not None and settings.public_because:
-        every = settings.public_every
-        rows = f"every {every}th row of {prepared.name}" if every else str(settings.evaluate)
-        sources = (PublicSource(rows, "evaluation", "no" if every else "unknown", settings.public_because),)
     fields = found.for_card()
     described = Run(
         folder.name,
@@ -465,7 +458,7 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, made: PrivateS
         + "number of runs and choice: exact, from the operating system",
         uncovered=settings.uncovered,
         records_public=settings.size is None,
-        public_sources=sources,
+        public_sources=job.public_sources(settings, prepared),
         pretrained=None if ":" in settings.model else (),
         data=prepared.name,
         schema=prepared.schema.description or prepared.schema.name,

@@ -220,6 +220,8 @@ def _accesses(run: Run) -> Release:
     ]
     if run.unit == "record":
         limits.append("A person with several records: the unit that is protected is one record.")
+    if run.public_sources:
+        limits.append("Whoever is in the public data: the guarantee is about the private data alone.")
 
     def listed(found: Any) -> Any:
         return None if found is None else [dataclasses.asdict(source) for source in found]

@@ -48,7 +48,7 @@ class Statement:
 class PublicSource:
     """Public data or a pre-trained model that the run used, and whether the protected people may be in it too.
 
-    >>> PublicSource("labsup, every fifth row", use="evaluation", may_overlap="no").may_overlap
+    >>> PublicSource("the published test split", use="evaluation", may_overlap="no").may_overlap
     'no'
     """
 

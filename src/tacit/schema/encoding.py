@@ -7,6 +7,7 @@ the encoded table. Error messages name columns and row positions, never a value.
 
 from __future__ import annotations
 
+import hashlib
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from tacit.schema.table import Schema
 
 Counts = Mapping[str, int]
+
+#: The key of the hash that sets public rows apart: fixed and stated, so that whoever holds the rows finds the same ones.
+PUBLIC_KEY = "tacit public rows"
 
 #: The columns of a table as arrays, each with where it is missing.
 Fetched = dict[str, tuple[NDArray[Any], NDArray[np.bool_]]]
@@ -42,6 +46,34 @@ class Encoded:
 
     def __len__(self) -> int:
         return len(self.features)
+
+    def public_rows(self, share: float) -> NDArray[np.bool_]:
+        """Which rows are on the public side, where about ``share`` of the units are declared public.
+
+        A keyed hash (BLAKE2b under :data:`PUBLIC_KEY`) of the id of a row's unit decides, or, where the schema names no
+        column of ids, of what the row itself holds as encoded, the target included. So all rows of a unit are on one
+        side, and so are equal rows; the place of a row and the other rows change nothing.
+
+        Guarantee: adding or removing one unit changes the side it is on, by its own rows, and leaves the other side as
+        it was. What is promised of the private side covers nobody on the public one. Replacing a row by one of the
+        other side removes one here and adds one there, which a price for replacing one row does not cover.
+
+        >>> whose = np.array(["ann", "bob", "ann", "cy", "dee"])
+        >>> Encoded(np.zeros((5, 1)), None, ("age",), whose).public_rows(0.5)
+        array([ True,  True,  True,  True, False])
+        """
+        if not 0 < share < 1:
+            raise SchemaError(f"the public share is a number between 0 and 1, not {share!r}")
+        if self.units is not None:
+            names = [canonical(unit).encode() for unit in self.units.tolist()]
+        else:
+            parts = [self.features] if self.target is None else [self.features, self.target.reshape(-1, 1)]
+            # Adding 0 makes -0 and 0 one number; binary32, because rows are encoded in either precision.
+            names = [row.tobytes() for row in np.hstack([part.astype("<f4") for part in parts]) + np.float32(0)]
+        key = PUBLIC_KEY.encode()
+        found = (hashlib.blake2b(name, digest_size=8, key=key).digest() for name in names)
+        limit = int(share * 2**64)
+        return np.fromiter((int.from_bytes(h, "little") < limit for h in found), dtype=bool, count=len(names))
 
     def __repr__(self) -> str:
         # The default representation would print rows of private data into logs.
