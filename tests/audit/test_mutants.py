@@ -20,6 +20,7 @@ QUICK = (
     "the check of Confident-GNMax is not charged",
     "private selection is not charged",
     "bounds of a regression are taken from the data",
+    "public rows are taken by their number",
     "one step is not priced",
 )
 

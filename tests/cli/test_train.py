@@ -82,7 +82,9 @@ def own(*words: str):
 
 
 def test_a_table_of_ones_own_with_a_hand_written_schema(clinic):
-    told = own("--public-share", "0.2", "--public-because", "made up for a test", "--by", "ward", "--reference", "--json")
+    told = own(
+        "--public-share", "0.2", "--public-because", "made up for a test", "--by", "ward", "--reference", "--json"
+    )
     assert told.exit_code == 0, told.output
     result = json.loads(told.stdout)
     assert result["epsilon"] <= 3.0

@@ -166,8 +166,9 @@ def rows_are_encoded_alone(seed: int) -> list[Finding]:
     more, longer = np.vstack([x, np.full((1, 3), 10.0)]), np.append(y, 5.0)
     names = ("a", "b", "c")
     schema = Schema(tuple(Numeric(n, lower=-10.0, upper=10.0) for n in names), Unit("record"))
-    tables = [schema.encode({n: t[:, i] for i, n in enumerate(names)})[0].features for t in (x, more)]
-    moved = float(np.abs(tables[0] - tables[1][:40]).max())
+    encoded = [schema.encode({n: t[::-1, i] for i, n in enumerate(names)})[0] for t in (x, more)]  # the new row first
+    moved = float(np.abs(encoded[0].features - encoded[1].features[1:]).max())
+    crossed = int(np.count_nonzero(encoded[0].public_rows(0.5) != encoded[1].public_rows(0.5)[1:]))
     model = LinearRegression(bounds=(-10.0, 10.0), target_bounds=(-5.0, 5.0))
     rows: list[Any] = [model._task(a, b, None, None).source for a, b in ((x, y), (more, longer))]
     features = float(np.abs(rows[0].x - rows[1].x[:40]).max())
@@ -175,6 +176,7 @@ def rows_are_encoded_alone(seed: int) -> list[Finding]:
     largest = max(float(np.abs(r.x).max()) for r in rows)
     return [
         holds("rows alone (schema)", moved == 0.0, f"an added row moved others by {moved:.3g}"),
+        holds("rows alone (public side)", crossed == 0, f"an added row moved {crossed} others to another side"),
         holds("rows alone (features)", features == 0.0, f"an added row moved others by {features:.3g}"),
         holds("rows alone (target)", target == 0.0, f"an added row moved other targets by {target:.3g}"),
         holds("rows bounded", largest <= 1.0, f"the largest scaled value is {largest:.4g}"),

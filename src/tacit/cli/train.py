@@ -73,7 +73,8 @@ def train(
     dataset: Annotated[str | None, _option("The data's name in the ledger.")] = None,
     evaluate: Annotated[str | None, _option("A file, or a split of a known set, to evaluate on.")] = None,
     public_share: Annotated[
-        float | None, _option("Declare about this share of the rows public, each by a hash of itself; evaluate on these.")
+        float | None,
+        _option("Declare about this share of the rows public, each by a hash of itself; evaluate on these."),
     ] = None,
     public_every: Annotated[str | None, typer.Option(hidden=True)] = None,
     public_because: Annotated[str | None, _option("Why the evaluation rows protect nobody.")] = None,

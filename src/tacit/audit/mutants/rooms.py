@@ -28,6 +28,18 @@ def schema_bounds_from_data() -> Iterator[None]:
         yield
 
 
+@mutant("public rows are taken by their number", "sensitivity", room="schema")
+def public_by_number() -> Iterator[None]:
+    """Every so-many-th row is declared public: a row more at the top moves all others to another side."""
+    from tacit.schema import Encoded
+
+    def numbered(self: Any, share: float) -> Any:
+        return np.arange(len(self)) % round(1 / share) == 0
+
+    with replaced(Encoded, "public_rows", numbered):
+        yield
+
+
 @mutant("bounds of a regression are taken from the data", "sensitivity", room="linear_model")
 def regression_bounds_from_data() -> Iterator[None]:
     """The smallest and largest values of each feature stand in for public bounds."""
