@@ -1,8 +1,8 @@
 """``make demo``: a private employment classifier on real census data, and the page to show for it.
 
 About a fifth of the rows of the embedded census sample, each by a hash of what it holds, is declared public, for
-evaluation; on the others a classifier is trained at ε = 1, δ = 1e-6 under a ledger that has just that budget. Printed are charged and public values only. The demo ends
-with the path of the report, or with an error.
+evaluation; on the others a classifier is trained at ε = 1, δ = 1e-6 under a ledger that has just that budget. Printed
+are charged and public values only. The demo ends with the path of the report, or with an error.
 """
 
 from __future__ import annotations

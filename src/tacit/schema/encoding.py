@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Counts = Mapping[str, int]
 
-#: The key of the hash that sets public rows apart: fixed and stated, so that whoever holds the rows finds the same ones.
+#: The key of the hash that sets public rows apart: fixed and stated, so that whoever has the rows finds the same.
 PUBLIC_KEY = "tacit public rows"
 
 #: The columns of a table as arrays, each with where it is missing.
