@@ -209,15 +209,19 @@ def evaluate_prompt(
 def _run(kind: str, given: dict[str, Any], name: str | None, runs: Path, resume: Path | None, as_json: bool) -> None:
     from tacit.cli import job as running
     from tacit.cli import prompt_job as job
+    from tacit.cli.settings import again
 
     if resume is not None:
-        if given or name is not None:
+        if given.keys() - {"ledger"} or name is not None:
             fail("--resume takes the settings of the run; no others can be given", EXIT_USAGE)
         if not (resume / "prompt.config.json").exists():
             fail(f"{resume} is not the folder of a run: it has no prompt.config.json", EXIT_USAGE)
-        given = json.loads((resume / "prompt.config.json").read_text(encoding="utf-8"))
-        if given.pop("command") != kind:
+        saved = json.loads((resume / "prompt.config.json").read_text(encoding="utf-8"))
+        if saved.pop("command") != kind:
             fail(f"{resume} is a run of another command", EXIT_USAGE)
+        with _told():
+            found = again(saved.get("ledger"), given.get("ledger"))
+        given = {**saved, "ledger": found} if found else saved
     if "data" not in given:
         fail("say which private texts: a .csv or .parquet file with the columns text and label, or a known set")
     folder = resume

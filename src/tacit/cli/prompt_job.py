@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit.cli.job import read_table
-from tacit.cli.settings import SettingsError
+from tacit.cli.settings import SettingsError, written
 from tacit.ledger import EvaluationData, Ledger, OperatorLog, OperatorView, Release
 from tacit.ledger.release import Charged, Public, public
 from tacit.noise import Key
@@ -111,8 +111,8 @@ class Prepared:
 
 
 def absolute(given: dict[str, Any]) -> dict[str, Any]:
-    """The settings with paths that hold wherever the run is resumed from."""
-    found = dict(given)
+    """The settings with paths that hold wherever the run is resumed from, and without the ledger's password."""
+    found = given | ({"ledger": written(given["ledger"])} if given.get("ledger") else {})
     for name in ("data", "public", "evaluate", "ledger", "model"):
         value = given.get(name)
         if value and "://" not in value and Path(value).exists():
@@ -206,6 +206,8 @@ def prepare(kind: str, given: dict[str, Any]) -> Prepared:
         if _place(given["public"]) == _place(given["data"]):
             raise SettingsError(f"public: {given['public']} are the private texts, and the prompt would show them")
         _student(given)  # now: after the votes it would be charged, and could not be said anew
+    if given.get("endpoint"):
+        _scorer(given)  # now: what it refuses must not be written into the folder of a run
     folder, task = given.get("data_dir"), given.get("task", "classify")
     if task not in TASKS:
         raise SettingsError(f"task: one of {', '.join(TASKS)}, not {task!r}")

@@ -42,7 +42,7 @@ class Settings:
     adjacency: str | None = None
     size: int | None = None
     per_unit: int = 1
-    ledger: str | None = None
+    ledger: str | None = dataclasses.field(default=None, repr=False)  # may hold a password
     dataset: str | None = None
     evaluate: str | None = None
     public_share: float | None = None
@@ -121,14 +121,11 @@ class Settings:
             raise SettingsError("by: results by subgroup and the reference need evaluation data that are public")
 
     def to_toml(self) -> str:
-        """TOML text that :func:`read` takes back."""
+        """TOML text that :func:`read` takes back. It may be published: of the ledger's address no secret is in it."""
         from tacit.schema.toml import _value
 
-        lines = [
-            f"{f.name} = {_value(value)}"
-            for f in dataclasses.fields(self)
-            if (value := getattr(self, f.name)) is not None
-        ]
+        shown = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"ledger": written(self.ledger)}
+        lines = [f"{name} = {_value(value)}" for name, value in shown.items() if value is not None]
         return "\n".join(lines) + "\n"
 
 
@@ -160,6 +157,27 @@ def read(path: str | Path) -> dict[str, Any]:
         raise SettingsError(f"{path} is not valid TOML: {error}") from None
     check_keys(found, str(path))
     return found
+
+
+def written(ledger: str | None) -> str | None:
+    """A ledger as it is written down: a path as it is, an address without its secrets."""
+    if ledger is None or "://" not in ledger:
+        return ledger
+    from tacit.ledger.sql import public_address
+
+    return public_address(ledger)
+
+
+def again(saved: str | None, given: str | None) -> str | None:
+    """The ledger of a resumed run: as it was written down, or given again with the password that was not."""
+    if given is None:
+        return saved
+    from tacit.ledger.sql import public_address
+
+    if saved is None or public_address(given) != public_address(saved):
+        theirs = "the run has none" if saved is None else f"{public_address(saved)}, with its password or without"
+        raise SettingsError(f"ledger: --resume goes on with the ledger of the run: {theirs}")
+    return given
 
 
 def make(values: dict[str, Any], where: str = "") -> Settings:

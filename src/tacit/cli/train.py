@@ -107,11 +107,13 @@ def train(
 
     try:
         if resume is not None:
-            if given or config is not None:
+            if given.keys() - {"ledger"} or config is not None:
                 raise reading.SettingsError("--resume takes the settings of the run; no others can be given")
             if not (resume / "config.toml").exists():
                 raise reading.SettingsError(f"{resume} is not the folder of a run: it has no config.toml")
-            chosen = reading.make(reading.read(resume / "config.toml"), str(resume / "config.toml"))
+            base = reading.read(resume / "config.toml")
+            base["ledger"] = reading.again(base.get("ledger"), ledger)
+            chosen = reading.make(base, str(resume / "config.toml"))
             if chosen.audit_canaries is not None:
                 raise reading.SettingsError(f"{resume}: {again(resume)}")
         else:

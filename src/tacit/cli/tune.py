@@ -91,7 +91,7 @@ def tune(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Choose hyper-parameters privately: one total budget, one charge, one model."""
-    from tacit.cli.settings import SettingsError
+    from tacit.cli.settings import SettingsError, again
 
     try:
         if (config is None) == (resume is None):
@@ -102,6 +102,7 @@ def tune(
             if not (resume / "private" / "rows.key").exists():
                 raise SettingsError(f"{resume} holds no search that is still to be finished")
             chosen, space, search = read(resume / "config.toml")
+            chosen = dataclasses.replace(chosen, ledger=again(chosen.ledger, ledger))
         else:
             assert config is not None
             chosen, space, search = read(config, {"ledger": ledger, "dataset": dataset})

@@ -99,15 +99,18 @@ _POSTGRES_TRIGGERS = [
     ),
 ]
 
-# Passwords by address, for ledgers that are unpickled in this process or a fork of it. Never written anywhere.
-_passwords: dict[str, str] = {}
+#: Parameters of an address that are secrets of libpq; all others are shown.
+_SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+# Secrets by address, for ledgers that are unpickled in this process or a fork of it. Never written anywhere.
+_secrets: dict[str, dict[str, str]] = {}
 
 
 class SqlStore:
     """A store in a SQLite file or a PostgreSQL database."""
 
     def __init__(self, where: str | os.PathLike[str]) -> None:
-        self._url = _address(where)
+        #: The address without its secrets, which go to the driver alone.
+        self._url, self._secrets = _address(where)
         self._path: pathlib.Path | None = None
         if self._url.get_backend_name() == "sqlite":
             self._path = pathlib.Path(str(self._url.database))
@@ -115,17 +118,14 @@ class SqlStore:
         self._ready = False
 
     def place(self) -> str:
-        """The path, or the address without password."""
-        return str(self._path) if self._path else self._url.render_as_string(hide_password=True)
+        """The path, or the address without its secrets."""
+        return str(self._path) if self._path else self._url.render_as_string(hide_password=False)
 
     def address(self) -> str:
-        """What a pickle carries: the address without its password."""
-        if self._path:
-            return str(self._path)
-        bare = _without_password(self._url)
-        if self._url.password is not None:
-            _passwords[bare] = str(self._url.password)
-        return bare
+        """What a pickle carries: the path, or the address without its secrets."""
+        if self._secrets:
+            _secrets[self.place()] = self._secrets
+        return self.place()
 
     # -- the store ---------------------------------------------------------------------------------------------------
 
@@ -231,11 +231,11 @@ class SqlStore:
             if self._path:
                 arguments: dict[str, Any] = {"timeout": PATIENCE, "check_same_thread": True}
             else:
-                arguments = {"connect_timeout": 10, "application_name": "tacit ledger"}
+                arguments = {"connect_timeout": 10, "application_name": "tacit ledger", **self._secrets}
             try:
                 # AUTOCOMMIT: transactions are begun below in the words of each database.
                 engine = sa.create_engine(
-                    self._url,
+                    self._url if self._path else self._url.set(drivername="postgresql+psycopg"),
                     poolclass=NullPool,
                     connect_args=arguments,
                     isolation_level="AUTOCOMMIT",
@@ -380,7 +380,8 @@ class SqlStore:
         if code in ("28P01", "28000") or "password" in text or "authentication" in text:
             return AccessDenied(
                 f"{place} did not accept this user and password. The password may stand in the address, in PGPASSWORD "
-                "or in ~/.pgpass; it is not carried by a pickle into another process"
+                "or in ~/.pgpass; it is not carried by a pickle into another process, nor kept in the folder of a run: "
+                "with --resume give --ledger again, or set PGPASSWORD"
             )
         if code == "3D000" or ("database" in text and "does not exist" in text):
             return ServerUnreachable(f"the server of {place} has no such database; make it with createdb")
@@ -401,10 +402,20 @@ class _Again(LedgerBusy):
     """The transaction was rolled back because of others, and can be done again."""
 
 
-def _address(where: str | os.PathLike[str]) -> URL:
+def public_address(where: str | os.PathLike[str]) -> str:
+    """The path of a ledger, or its address without password or other secrets: what may be written down and shown.
+
+    >>> public_address("postgresql://team:pony@host/people?sslmode=require&sslpassword=pony")
+    'postgresql://team@host/people?sslmode=require'
+    """
+    return SqlStore(where).place()
+
+
+def _address(where: str | os.PathLike[str]) -> tuple[URL, dict[str, str]]:
+    """The address without its secrets, and the secrets."""
     text = os.fspath(where)
     if "://" not in text:
-        return URL.create("sqlite", database=os.path.abspath(os.path.expanduser(text)))
+        return URL.create("sqlite", database=os.path.abspath(os.path.expanduser(text))), {}
     try:
         url = make_url(text)
     except (sa.exc.ArgumentError, ValueError):
@@ -415,19 +426,15 @@ def _address(where: str | os.PathLike[str]) -> URL:
     if backend == "sqlite":
         if not url.database or url.database == ":memory:":
             raise StorageError("a ledger in memory is tacit.Ledger(); for a file give its path")
-        return URL.create("sqlite", database=os.path.abspath(url.database))
+        return URL.create("sqlite", database=os.path.abspath(url.database)), {}
     if backend not in ("postgresql", "postgres"):
         raise StorageError(f"{backend} is not a database that tacit knows; use a SQLite file or postgresql://…")
-    if "password" in url.query:  # where it would be shown
-        url = url.set(password=str(url.query["password"])).difference_update_query(["password"])
-    url = url.set(drivername="postgresql+psycopg")
-    bare = _without_password(url)
-    if url.password is None and bare in _passwords:
-        url = url.set(password=_passwords[bare])
-    return url
-
-
-def _without_password(url: URL) -> str:
+    if "@" in (url.host or ""):  # the end of a password with an @ in it
+        raise StorageError("the address holds more than one @: write one that is part of the password as %40")
+    found = {k: v if isinstance(v, str) else v[-1] for k, v in url.query.items() if k.lower() in _SECRET}
+    if url.password is not None:
+        found["password"] = str(url.password)
+    query = {k: v for k, v in url.query.items() if k not in found}
     # Built anew: URL.set(password=None) means "leave it as it is".
-    bare = URL.create(url.drivername, url.username, None, url.host, url.port, url.database, url.query)
-    return bare.render_as_string(hide_password=False)
+    bare = URL.create("postgresql", url.username, None, url.host, url.port, url.database, query)
+    return bare, found or _secrets.get(bare.render_as_string(hide_password=False), {})

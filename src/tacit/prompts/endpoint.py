@@ -27,6 +27,8 @@ from tacit.prompts.text import Example, Template, Verbalizer
 #: Answers that a later attempt may change.
 _LATER = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 
+WHERE_THE_KEY_IS = "set OPENAI_API_KEY, or pass key="
+
 
 class Endpoint:
     """A model behind ``url`` (such as ``http://localhost:8000/v1``), asked for the next word.
@@ -50,10 +52,16 @@ class Endpoint:
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise EndpointError(f"an endpoint begins with http:// or https://, unlike {url!r}")
+        if "@" in url or "?" in url:  # the address is written down and shown; the key is not
+            raise EndpointError(f"an endpoint's address holds no user, password or key: {WHERE_THE_KEY_IS}")
         if way not in ("completions", "chat"):
             raise EndpointError(f"way is 'completions' or 'chat', not {way!r}")
         self.url, self.name, self.way, self.top = url.rstrip("/"), model, way, top
         self._key = key if key is not None else os.environ.get("OPENAI_API_KEY", "")
+        if not (self._key.isascii() and self._key.isprintable()):  # a header's error would show it
+            raise EndpointError(
+                f"the key of the endpoint holds a line break or another letter that no key has: {WHERE_THE_KEY_IS}"
+            )
         self.timeout, self.attempts, self.pause, self.parallel = timeout, attempts, pause, parallel
 
     def __repr__(self) -> str:
