@@ -21,7 +21,7 @@ ADDRESSES = (
     f"postgresql://team:{SECRET}@localhost:1/people",
     f"postgresql://team@localhost:1/people?password={SECRET}",
     f"postgresql://team@localhost:1/people?password=other&password={SECRET}",
-    f"postgresql://team@localhost:1/people?service=people&sslpassword={SECRET}&passfile=/home/me/.pgpass",
+    f"postgresql://team@localhost:1/people?service=people&sslpassword={SECRET}&passfile=mine",
     f"postgresql://team@localhost:1/people?oauth_client_secret={SECRET}",
     f"postgresql+psycopg2://team:{SECRET}@localhost:1/people?scram_client_key={SECRET}",
 )

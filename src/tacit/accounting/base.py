@@ -32,6 +32,11 @@ MOST_TIMES = 10**18
 _KINDS: dict[str, type[Mechanism]] = {}
 
 
+def is_built_in(kind: type[Mechanism] | None) -> bool:
+    """Whether every process that has this library can read a mechanism of this class back."""
+    return kind is not None and kind.__module__.startswith("tacit.accounting.")
+
+
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
     """Base of all mechanisms: the algebra, JSON, and the contract with the pricing."""
@@ -44,7 +49,9 @@ class Mechanism:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _KINDS[cls.__name__] = cls
+        # A class of somebody's own never takes the name of one that is built in: a stored description means one thing.
+        if is_built_in(cls) or not is_built_in(_KINDS.get(cls.__name__)):
+            _KINDS[cls.__name__] = cls
 
     def __post_init__(self) -> None:
         # A number out of numpy is kept as the plain number it is, so that equal mechanisms read and are written alike.

@@ -131,6 +131,43 @@ class PoissonSampled(Mechanism):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
+class Accumulated(Mechanism):
+    """``draws`` independent Poisson draws whose sums are added up under one noise (gradient accumulation).
+
+    A record may be in several of the draws, and moves the sum once for each: Binomial(draws, rate) times. That is the
+    pair of a group of ``draws`` records in a single draw, and it is priced as that.
+
+    >>> from tacit import accounting as acc
+    >>> step = acc.PoissonSampled(acc.Gaussian(1.0), 0.01)
+    >>> twice = acc.epsilon(Accumulated(step, 2) * 100, 1e-5).upper
+    >>> acc.epsilon(step * 100, 1e-5).upper < twice
+    True
+    """
+
+    mechanism: PoissonSampled
+    draws: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unit", self.mechanism.unit)
+        if not isinstance(self.mechanism, PoissonSampled):
+            raise AccountingError("draws are added up here for Poisson sampling only")
+        if isinstance(self.draws, bool) or not isinstance(self.draws, int) or self.draws < 1:
+            raise AccountingError(f"draws is a positive whole number, not {self.draws!r}")
+
+    def adjacencies(self) -> tuple[str, ...]:
+        return tuple(a for a in self.mechanism.adjacencies() if a != "replace-one" or self.draws == 1)
+
+    def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
+        return self.mechanism.pair(adjacency, direction, group * self.draws)
+
+    def is_tight(self, adjacency: str, group: int = 1) -> bool:
+        return self.mechanism.is_tight(adjacency, group * self.draws)
+
+    def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
+        return self.mechanism.renyi(adjacency, orders, group * self.draws)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class TruncatedPoissonSampled(Mechanism):
     """Poisson sampling of ``examples`` records whose batches are cut at ``max_batch``.
 

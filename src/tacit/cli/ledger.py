@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,25 +100,30 @@ def init(
     private_size: Annotated[bool, typer.Option("--private-size", help="The number of records is private.")] = False,
 ) -> None:
     """Register a data set with its budget; make the ledger where there is none."""
+    from tacit.accounting import PrivacyWarning
     from tacit.ledger import LedgerError
 
     ledger = _open(where, must_exist=False)
     try:
-        terms = ledger.register(
-            name,
-            fingerprint=data,
-            unit=unit,
-            adjacency=adjacency,
-            size_public=not private_size,
-            epsilon=epsilon,
-            delta=delta,
-            rule=rule,
-            orders=order or None,
-            charges=charges,
-        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", PrivacyWarning)
+            terms = ledger.register(
+                name,
+                fingerprint=data,
+                unit=unit,
+                adjacency=adjacency,
+                size_public=not private_size,
+                epsilon=epsilon,
+                delta=delta,
+                rule=rule,
+                orders=order or None,
+                charges=charges,
+            )
         head = ledger.head(name)
     except LedgerError as error:
         fail(str(error))
+    for warning in caught:
+        typer.echo(f"tacit: warning: {warning.message}", err=True)
     typer.echo(f"{name}: ε={terms.epsilon:g}, δ={terms.delta:g} ({terms.words}), rule {terms.rule.name}; head {head}")
 
 
@@ -185,7 +191,7 @@ def history(where: Where, name: Name, as_json: AsJson = False) -> None:
             "confirmed" if r.confirmed else "reserved (counts as spent)",
             f"{r.price.epsilon:.6g}",
             f"{r.price.delta:g}",
-            repr(r.mechanism),
+            r.words,
             r.purpose,
         )
         for r in records

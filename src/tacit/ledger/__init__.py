@@ -32,6 +32,7 @@ from tacit.ledger.errors import (
     StorageError,
     TermsError,
     UnknownDataset,
+    UnreadableEntry,
 )
 from tacit.ledger.release import (
     EvaluationData,
@@ -76,6 +77,7 @@ __all__ = [
     "StorageError",
     "TermsError",
     "UnknownDataset",
+    "UnreadableEntry",
     "Verification",
     "charged",
     "public",

@@ -11,15 +11,18 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import fractions
+import json
 import math
 import numbers
 import os
 import uuid
+import warnings
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NoReturn
 
 from tacit import accounting as acc
+from tacit.accounting.base import is_built_in
 from tacit.ledger import advice as advising
 from tacit.ledger import entries
 from tacit.ledger.entries import Row
@@ -94,7 +97,8 @@ class Ledger:
         ``adjacency``, however the charges were chosen.
 
         ``fingerprint``: the data (a path, an array, a table: see :mod:`tacit.ledger.fingerprint`) or a text that
-        :meth:`fingerprint` gave. ``charges``: by default each charge is priced at δ = ``delta``/``charges``.
+        :meth:`fingerprint` gave; where they are registered under another name too, this warns, because the two budgets
+        add up and nobody counts the sum. ``charges``: by default each charge is priced at δ = ``delta``/``charges``.
         ``rule``: ``"sum"``, or ``"renyi"`` with its ``orders`` (default: the one best for Gaussian noise).
         """
         terms = _check_terms(name, unit, adjacency, size_public, epsilon, delta, charges)
@@ -104,17 +108,31 @@ class Ledger:
         terms |= chosen.to_dict()
         entry = {"kind": "register", "time": _now(), "terms": terms, "totals": Totals().to_dict()}
         try:
-            row = self._store.create(name, entry)
+            made = _dataset(self._store.create(name, entry))
         except DatasetExists:
-            there = self.dataset(name)
-            if there.to_terms() == terms:
-                return there
+            there = made = self.dataset(name)
             differ = sorted(k for k, v in there.to_terms().items() if terms.get(k) != v)
-            raise DatasetExists(
-                f"{name!r} is registered in {self._store.place()} on other terms ({', '.join(differ)}); terms "
-                "are never changed. A second budget for the same data adds to the first"
-            ) from None
-        return _dataset(row)
+            if differ:
+                raise DatasetExists(
+                    f"{name!r} is registered in {self._store.place()} on other terms ({', '.join(differ)}); terms "
+                    "are never changed. A second budget for the same data adds to the first"
+                ) from None
+        self._warn_of_twins(made)
+        return made
+
+    def _warn_of_twins(self, made: Dataset) -> None:
+        """Say aloud that the same data have a second budget under another name."""
+        others = [n for n in self.datasets() if n != made.name] if made.fingerprint is not None else []
+        firsts = {n: row for n in others for row in self._store.rows(n)[0][:1]}
+        twins = [n for n, row in firsts.items() if row.read().get("terms", {}).get("fingerprint") == made.fingerprint]
+        if twins:
+            warnings.warn(
+                f"the data of {made.name!r} are registered already, as {', '.join(map(repr, twins))}: what is spent "
+                "under each name adds up for the same people, and no budget here covers the sum. Charge the name that "
+                "was there first, unless two budgets are what everybody concerned was told",
+                acc.PrivacyWarning,
+                stacklevel=3,
+            )
 
     def fingerprint(self, data: Any) -> str:
         """The fingerprint of data under this ledger's secret: may be published, tells an outsider nothing."""
@@ -129,8 +147,9 @@ class Ledger:
             )
         if self.fingerprint(data) != expected:
             raise FingerprintMismatch(
-                f"these are not the data registered as {name!r}: the fingerprints differ. "
-                "Register other data under a name of their own"
+                f"these are not the data registered as {name!r}: the fingerprints differ. A fingerprint is of the very "
+                "bytes: the same table in another format, order or type has another one. Use the file or the array "
+                "that was registered; the budget belongs to the people in it, in whatever form their data are"
             )
 
     # -- charging ------------------------------------------------------------------------------------------------------
@@ -219,7 +238,7 @@ class Ledger:
         if price.renyi and all(math.isinf(x) for x in price.renyi):
             raise TermsError(
                 f"{mechanism!r} has no finite Rényi divergence at the orders of {dataset!r}: its rule never grants it; "
-                "use a mechanism without a failure probability, or register data under rule='sum'"
+                "use a mechanism without a failure probability (rule='sum' would grant it; terms are never changed)"
             )
         return terms, price
 
@@ -431,6 +450,7 @@ def _share(delta: float, charges: int) -> float:
 def _check_mechanism(terms: Dataset, mechanism: acc.Mechanism) -> None:
     if not isinstance(mechanism, acc.Mechanism):
         _refuse(f"a charge is a mechanism of tacit.accounting, not {mechanism!r}")
+    _check_readable(mechanism)
     if mechanism.unit != terms.unit:
         _refuse(
             f"{mechanism!r} protects one {mechanism.unit}, but {terms.name!r} is registered for one {terms.unit}; "
@@ -448,6 +468,24 @@ def _check_mechanism(terms: Dataset, mechanism: acc.Mechanism) -> None:
                     f"{part!r} contains the number of records, which is private for {terms.name!r}; use PoissonSampled "
                     "with a rate that was chosen without it"
                 )
+
+
+def _check_readable(mechanism: acc.Mechanism) -> None:
+    """Refuse what another process could not read back: an entry is there for everybody who shares the ledger."""
+    own = next((type(m) for m in (mechanism, *_inside(mechanism)) if not is_built_in(type(m))), None)
+    if own is not None:
+        _refuse(
+            f"{own.__name__} (of {own.__module__}) is a mechanism of your own, which nobody else who opens the ledger "
+            "could read or price. Charge what you can prove of it: acc.GDP(mu), acc.ZCDP(rho), "
+            "acc.ApproxDP(epsilon, delta) or acc.PureDP(epsilon)"
+        )
+    try:
+        written = entries.canonical(mechanism.to_dict())
+        same = entries.canonical(acc.from_dict(json.loads(written)).to_dict()) == written
+    except (acc.AccountingError, TypeError, ValueError):
+        same = False
+    if not same:
+        _refuse(f"{mechanism!r} does not read back as it is written: give its parameters as plain numbers and texts")
 
 
 def _inside(mechanism: acc.Mechanism) -> Iterator[acc.Mechanism]:

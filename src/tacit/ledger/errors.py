@@ -100,3 +100,7 @@ class NotALedger(StorageError):
 
 class LedgerTampered(LedgerError):
     """The hash chain does not hold: a row was changed, deleted, inserted or moved after it was written."""
+
+
+class UnreadableEntry(LedgerError):
+    """A charge whose mechanism this process cannot read back; its price counts all the same."""

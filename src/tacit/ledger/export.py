@@ -28,7 +28,7 @@ def export(ledger: Ledger, dataset: str) -> Release:
     plain: dict[str, Any] = budget.to_dict()
     terms = plain.pop("terms")
     plain = {key: value for key, value in plain.items() if key not in ("dataset", "rule", "charges", "head")}
-    records = [record.to_dict() for record in ledger.history(dataset)]
+    records = [record.to_dict() | {"words": record.words} for record in ledger.history(dataset)]
     why = "how the data were used, not what they hold"
     return Release(
         {
@@ -47,15 +47,9 @@ def to_csv(release: Release) -> str:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
     for record in release["charges"]:
-        row = {**record, "mechanism": _words(record["mechanism"])}
+        row = {**record, "mechanism": record["words"]}
         table.writerow([_cell(row[column]) for column in COLUMNS])
     return text.getvalue()
-
-
-def _words(mechanism: dict[str, Any]) -> str:
-    from tacit import accounting as acc
-
-    return repr(acc.from_dict(mechanism))
 
 
 def _cell(value: Any) -> Any:

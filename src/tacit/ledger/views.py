@@ -6,6 +6,7 @@ were used, never what they hold.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from tacit import accounting as acc
 from tacit.accounting.bound import ADJACENCY_WORDS
 from tacit.ledger import entries
 from tacit.ledger.entries import Head, Row, chain_problems
-from tacit.ledger.errors import LedgerTampered, PriceError
+from tacit.ledger.errors import LedgerTampered, PriceError, UnreadableEntry
 from tacit.ledger.rules import FAILURE_SHARE, Price, RenyiRule, Rule, Totals, certified, make_rule
 
 #: What the exact composition of adaptively chosen charges may be called, and nothing more.
@@ -57,15 +58,38 @@ class Dataset:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One charge as it stands in the history."""
+    """One charge as it stands in the history. Its price counts whether or not its mechanism can be read here."""
 
     seq: int
     charge: str
     time: str
-    mechanism: acc.Mechanism
+    description: dict[str, Any]
     purpose: str
     price: Price
     confirmed: bool
+
+    @property
+    def mechanism(self) -> acc.Mechanism:
+        """What was charged; :class:`UnreadableEntry` where this process has no such mechanism."""
+        try:
+            return acc.from_dict(self.description)
+        except (acc.AccountingError, KeyError, TypeError, ValueError) as error:
+            raise UnreadableEntry(
+                f"entry {self.seq} (charge {self.charge[:8]}) describes a mechanism that cannot be read here: {error}. "
+                "It stays charged at its price; what it was, only the program that made it or a newer tacit knows"
+            ) from None
+
+    @property
+    def readable(self) -> bool:
+        """Whether this process can read the mechanism."""
+        with contextlib.suppress(UnreadableEntry):
+            return isinstance(self.mechanism, acc.Mechanism)
+        return False
+
+    @property
+    def words(self) -> str:
+        """The mechanism for a table."""
+        return repr(self.mechanism) if self.readable else f"{self.description.get('kind')} (cannot be read here)"
 
     @classmethod
     def read(cls, rows: Sequence[Row]) -> list[Record]:
@@ -77,7 +101,7 @@ class Record:
                 entry["seq"],
                 entry["charge"],
                 entry["time"],
-                acc.from_dict(entry["mechanism"]),
+                entry["mechanism"],
                 entry["purpose"],
                 Price.from_dict(entry["price"]),
                 entry["charge"] in confirmed,
@@ -93,7 +117,7 @@ class Record:
             "charge": self.charge,
             "time": self.time,
             "purpose": self.purpose,
-            "mechanism": self.mechanism.to_dict(),
+            "mechanism": self.description,
             "state": "confirmed" if self.confirmed else "reserved",
             **self.price.to_dict(),
         }
@@ -249,7 +273,10 @@ def _content_problems(name: str, opened: list[dict[str, Any]], reprice: bool) ->
 
 
 def _price_problems(at: str, terms: Dataset, entry: dict[str, Any], price: Price) -> list[str]:
-    mechanism = acc.from_dict(entry["mechanism"])
+    try:
+        mechanism = acc.from_dict(entry["mechanism"])
+    except (acc.AccountingError, KeyError, TypeError, ValueError) as error:
+        return [f"{at} cannot be priced again: {error}"]
     again = terms.rule.price(mechanism, price.delta, terms.adjacency)
     # Another version of the accountant may be a little tighter or looser: only a price that is too low matters.
     low = price.epsilon < again.epsilon * (1 - 1e-3) - 1e-6
@@ -260,8 +287,8 @@ def _price_problems(at: str, terms: Dataset, entry: dict[str, Any], price: Price
 def _composition(dataset: Dataset, records: Sequence[Record]) -> acc.Bound | None:
     if not records or dataset.delta == 0:
         return None
-    total = acc.Composed(tuple((r.mechanism, 1) for r in records), unit=dataset.unit)
     try:
+        total = acc.Composed(tuple((r.mechanism, 1) for r in records), unit=dataset.unit)
         return certified(total, dataset.delta, dataset.adjacency)
-    except PriceError:  # shown as absent: a wrong number would be worse than none
+    except (PriceError, UnreadableEntry):  # shown as absent: a wrong number would be worse than none
         return None

@@ -19,7 +19,7 @@ import numpy as np
 from torch.utils.data import Sampler as TorchSampler
 
 from tacit import accounting as acc
-from tacit.accounting.losses import Loss
+from tacit.accounting.sampling import Accumulated
 from tacit.noise.keys import Key
 from tacit.noise.tensor import tail_delta
 from tacit.sgd.plan import generator_delta
@@ -155,42 +155,6 @@ class PoissonAtRate(Poisson):
     @property
     def steps_per_epoch(self) -> int:
         return max(1, round(1 / self.own_rate))
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Accumulated(acc.Mechanism):
-    """``draws`` independent Poisson draws whose sums are added up under one noise (gradient accumulation).
-
-    A record may be in several of the draws, and moves the sum once for each: Binomial(draws, rate) times. That is the
-    pair of a group of ``draws`` records in a single draw, and it is priced as that.
-
-    >>> step = acc.PoissonSampled(acc.Gaussian(1.0), 0.01)
-    >>> twice = acc.epsilon(Accumulated(step, 2) * 100, 1e-5).upper
-    >>> acc.epsilon(step * 100, 1e-5).upper < twice
-    True
-    """
-
-    mechanism: acc.PoissonSampled
-    draws: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "unit", self.mechanism.unit)
-        if not isinstance(self.mechanism, acc.PoissonSampled):
-            raise acc.AccountingError("draws are added up here for Poisson sampling only")
-        if isinstance(self.draws, bool) or not isinstance(self.draws, int) or self.draws < 1:
-            raise acc.AccountingError(f"draws is a positive whole number, not {self.draws!r}")
-
-    def adjacencies(self) -> tuple[str, ...]:
-        return tuple(a for a in self.mechanism.adjacencies() if a != "replace-one" or self.draws == 1)
-
-    def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
-        return self.mechanism.pair(adjacency, direction, group * self.draws)
-
-    def is_tight(self, adjacency: str, group: int = 1) -> bool:
-        return self.mechanism.is_tight(adjacency, group * self.draws)
-
-    def renyi(self, adjacency: str, orders: Any, group: int = 1) -> Any:
-        return self.mechanism.renyi(adjacency, orders, group * self.draws)
 
 
 class Spent:

@@ -6,7 +6,7 @@ last step is clipped and summed, noise is added, and ``p.grad`` is set; what tha
 
 Every batch belongs to one draw, and a draw serves one step. Calls of the model on the same batch before a step are one
 function of each example: their gradients are added before clipping. Batches of several draws before a step are clipped
-each for itself and priced as what that is (:class:`~tacit.sgd.draws.Accumulated`).
+each for itself and priced as what that is (:class:`~tacit.accounting.sampling.Accumulated`).
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Prepaid(OneProcess):
         that is refused.
         """
         own = {part for part, _ in self.plan.mechanism.parts() if not isinstance(part, acc.ApproxDP)}
-        before = [record.mechanism.parts() for record in self.ledger.history(self.dataset)]
+        before = [record.mechanism.parts() for record in self.ledger.history(self.dataset) if record.readable]
         if not any(part in own for parts in before for part, _ in parts):
             self.quote()
 
