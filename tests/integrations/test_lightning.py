@@ -13,9 +13,17 @@ import torch.nn.functional as F
 pytest.importorskip("lightning", reason="needs Lightning: pip install 'tacit[lightning]'")
 
 import lightning.pytorch as pl
-from tests.integrations.lightning_run import Module, fit
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.tuner import Tuner
+from tests.integrations.lightning_run import Module, fit, records
+from torch.utils.data import DataLoader
 
+from tacit import accounting as acc
+from tacit.accounting.errors import PrivacyWarning
 from tacit.integrations.lightning import PrivateTraining
+from tacit.integrations.trackers import record
+from tacit.ledger.surroundings import SearchRefused
 
 ROOT = Path(__file__).parents[2]
 
@@ -141,3 +149,172 @@ def test_strategies_and_settings_that_cannot_be_right_are_refused(tmp_path):
         private.setup(spread, Module(), "fit")
     with pytest.raises(ValueError, match="gradient_clip_val"):
         fit(tmp_path, gradient_clip_val=1.0)
+
+
+# -- what is claimed, over all runs ------------------------------------------------------------------------------------
+
+
+def trainer_with(*callbacks, **options):
+    settings = {"max_epochs": 2, "logger": False, "enable_checkpointing": False, "log_every_n_steps": 1, **options}
+    return pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        callbacks=list(callbacks),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **settings,
+    )
+
+
+def loader():
+    return DataLoader(records(), batch_size=24)
+
+
+class StopAt(pl.Callback):
+    """As EarlyStopping and Timer do, at a step that is known."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        trainer.should_stop = trainer.global_step == self.step
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_every_run_of_a_callback_is_in_what_it_claims(tmp_path):
+    private, module = PrivateTraining(target_epsilon=3.0, target_delta=1e-5, key_file=tmp_path / "k"), Module()
+    trainer = trainer_with(private)
+    trainer.fit(module, loader())
+    assert 2.999 < private.bound().upper <= 3.0
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    with pytest.warns(PrivacyWarning, match=r"ε will be 3\.9.* above target_epsilon=3"):
+        trainer_with(private).fit(module, loader())
+    noise = private.run.loop.noise_multiplier
+    whole = acc.PoissonSampled(acc.Gaussian(noise), 0.1) * 40
+    assert private.bound().upper == pytest.approx(acc.epsilon(whole, 1e-5).upper, rel=1e-6)
+    assert record(private)["epsilon"] == private.bound().upper
+    # The checkpoint of a run that has ended carries what was spent, too.
+    other = PrivateTraining(target_epsilon=3.0, target_delta=1e-5)
+    with pytest.warns(PrivacyWarning) as said:
+        trainer_with(other, max_epochs=4).fit(module, loader(), ckpt_path=tmp_path / "end.ckpt", weights_only=False)
+    assert any("above target_epsilon" in str(w.message) for w in said)
+    assert other.bound().upper == pytest.approx(private.bound().upper, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_run_that_stops_early_claims_its_plan_unless_nobody_looked(tmp_path):
+    private = PrivateTraining(target_epsilon=3.0, target_delta=1e-5, key_file=tmp_path / "k")
+    with pytest.warns(PrivacyWarning, match="5 of 20 planned steps"):
+        trainer_with(private, StopAt(5), min_epochs=0).fit(Module(), loader())
+    assert 2.999 < private.bound().upper <= 3.0
+    assert private.run.basis == "the plan is claimed"
+    assert not (tmp_path / "k").exists()
+    private.stop("the machine was needed", looked_at_results=False)
+    assert private.bound().upper < 2.0
+    assert private.run.basis == "stopped: the machine was needed; without looking at results"
+
+
+def test_a_run_that_breaks_off_keeps_its_key_only_where_it_can_be_resumed(tmp_path):
+    class Break(pl.Callback):
+        def __init__(self, save):
+            self.save = save
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, index):
+            if trainer.global_step == 3:
+                if self.save:
+                    trainer.save_checkpoint(tmp_path / "c.ckpt")
+                raise OSError("the disk went away")
+
+    for save in (False, True):
+        with pytest.raises(OSError, match="disk"):
+            fit(tmp_path, callbacks=[Break(save)])
+        assert (tmp_path / "run.key").exists() is save
+
+
+# -- what is logged ----------------------------------------------------------------------------------------------------
+
+
+class Talking(Module):
+    """Logs what it should keep to itself."""
+
+    def __init__(self, plateau=False):
+        super().__init__()
+        self.plateau = plateau
+
+    def training_step(self, batch, index):
+        loss = super().training_step(batch, index)
+        self.log("train_loss", loss)
+        self.log_dict({"train_again": loss, "lr": self.lr}, on_step=True, on_epoch=True)
+        return loss
+
+    def on_train_epoch_end(self):
+        self.log("end_loss", 0.123456)
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        if not self.plateau:
+            return optimizer
+        follows = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": follows, "monitor": "train_loss"}}
+
+
+def logged(folder):
+    return (next(folder.rglob("metrics.csv"))).read_text().splitlines()[0].split(",")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_training_logs_reaches_neither_loggers_nor_checkpoints(tmp_path):
+    private = PrivateTraining(noise_multiplier=1.0, target_delta=1e-5, public_logs=["lr"])
+    stop = EarlyStopping("train_loss", patience=9)
+    trainer = trainer_with(private, stop, logger=CSVLogger(tmp_path))
+    module = Talking()
+    with pytest.warns(PrivacyWarning, match="withheld") as said:
+        trainer.fit(module, loader())
+    told = {str(w.message).split()[0] for w in said if w.category is PrivacyWarning}
+    assert told == {"'train_loss'", "'train_again'", "'end_loss'"}
+    assert not [name for name in logged(tmp_path) if "loss" in name or "again" in name]
+    assert {"epsilon", "lr_step", "lr_epoch"} <= set(logged(tmp_path))
+    # Callbacks of the operator see it, and files do not.
+    assert torch.isfinite(stop.best_score)
+    trainer.save_checkpoint(tmp_path / "c.ckpt")
+    saved = torch.load(tmp_path / "c.ckpt", weights_only=False)
+    assert torch.isinf(saved["callbacks"][stop.state_key]["best_score"])
+    assert "log" not in vars(module)  # the module is as it was
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_private_values_are_logged_where_nobody_else_reads(tmp_path):
+    private = PrivateTraining(noise_multiplier=1.0, target_delta=1e-5, show_private=True)
+    trainer_with(private, logger=CSVLogger(tmp_path), max_epochs=1).fit(Talking(), loader())
+    assert "train_loss" in logged(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_files_and_learning_rates_by_private_values_are_refused(tmp_path):
+    def private():
+        return PrivateTraining(noise_multiplier=1.0, target_delta=1e-5)
+
+    for saver in (
+        ModelCheckpoint(tmp_path, monitor="train_loss"),
+        ModelCheckpoint(tmp_path, filename="{train_again_step:.3f}"),
+    ):
+        with pytest.raises(ValueError, match="into its files"):
+            trainer_with(private(), saver, enable_checkpointing=True).fit(Talking(), loader())
+    with pytest.raises(ValueError, match="learning rate follows 'train_loss'"):
+        trainer_with(private()).fit(Talking(plateau=True), loader())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tuners_are_refused():
+    class Loaded(Module):
+        batch_size = 24
+
+        def train_dataloader(self):
+            return loader()
+
+    private = PrivateTraining(noise_multiplier=1.0, target_delta=1e-5)
+    for tune in (lambda t: Tuner(t).lr_find(Loaded()), lambda t: Tuner(t).scale_batch_size(Loaded())):
+        with pytest.raises(SearchRefused, match=r"tacit\.tuning"):
+            tune(trainer_with(private))
+    with pytest.raises(SearchRefused):
+        trainer_with(private, LearningRateFinder()).fit(Module(), loader())

@@ -17,8 +17,12 @@ for package in ("transformers", "peft", "accelerate"):
 
 from tests.integrations.trainer_run import build, collate, sequences, trainer  # noqa: E402
 
+from tacit import accounting as acc  # noqa: E402
+from tacit.accounting.errors import PrivacyWarning  # noqa: E402
 from tacit.integrations.losses import per_example_loss, token_losses  # noqa: E402
 from tacit.integrations.transformers import make_private  # noqa: E402
+from tacit.ledger import Ledger  # noqa: E402
+from tacit.ledger.surroundings import SearchRefused  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -178,3 +182,76 @@ def test_a_loss_of_the_trainers_own_is_not_dropped_in_silence(tmp_path):
         with pytest.raises(ValueError, match="a loss of its own"):
             make_private(made, target_epsilon=1.0, target_delta=1e-5)
         assert make_private(made, target_epsilon=1.0, target_delta=1e-5, loss=per_example_loss) is made
+
+
+# -- what is claimed, over all runs ------------------------------------------------------------------------------------
+
+
+def quiet(folder, steps=2, **options):
+    """A trainer that neither evaluates nor saves, so that it is quick."""
+    made = trainer(folder, steps=steps, **options)
+    made.args.eval_strategy = made.args.save_strategy = "no"
+    return made
+
+
+def test_every_call_of_train_is_in_what_is_claimed(tmp_path):
+    made = quiet(tmp_path)
+    made.train()
+    assert 3.999 < made.privacy.bound().upper <= 4.0
+    with pytest.warns(PrivacyWarning, match=r"above target_epsilon=4"):
+        made.train()
+    step = acc.PoissonSampled(acc.Gaussian(made.privacy.loop.noise_multiplier), 0.16)
+    assert made.privacy.bound().upper == pytest.approx(acc.epsilon(step * 4, 1e-5).upper, rel=1e-6)
+    assert made.state.log_history[-1]["epsilon"] == made.privacy.bound().upper > 4.5
+
+
+def test_a_search_over_a_private_trainer_is_refused(tmp_path):
+    made = quiet(tmp_path)
+    before = [p.detach().clone() for p in made.model.parameters()]
+    for search in (lambda: made.hyperparameter_search(n_trials=2), lambda: made.train(trial={"learning_rate": 0.1})):
+        with pytest.raises(SearchRefused, match=r"tacit\.tuning"):
+            search()
+    assert all(torch.equal(a, b) for a, b in zip(before, made.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("how", ["stopped", "broken"])
+def test_however_a_run_ends_its_plan_is_claimed_and_its_key_and_charge_are_in_order(tmp_path, how):
+    from transformers import TrainerCallback
+
+    class End(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 2 and how == "stopped"
+
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                raise OSError("the disk went away")
+
+    ledger = Ledger()
+    ledger.register("people", epsilon=5.0, delta=1e-4)
+    made = quiet(tmp_path, steps=4, ledger=ledger, dataset="people")
+    made.add_callback(End())
+    if how == "stopped":
+        with pytest.warns(PrivacyWarning, match="2 of 4 planned steps"):
+            made.train()
+        assert made.state.log_history[-1]["epsilon"] == made.privacy.bound().upper
+    else:
+        with pytest.raises(OSError, match="disk"):
+            made.train()
+    assert 3.999 < made.privacy.bound().upper <= 4.0
+    assert not (tmp_path / "run.key").exists()  # no checkpoint holds the run
+    (charge,) = ledger.history("people")
+    assert charge.confirmed
+    made.privacy.stop("a time limit", looked_at_results=False)
+    assert made.privacy.bound().upper < 3.5
+
+
+def test_values_that_others_log_are_withheld_unless_they_are_public(tmp_path):
+    made = quiet(tmp_path, public_logs=["temperature"])
+    with pytest.warns(PrivacyWarning, match="train_accuracy"):
+        made.log({"train_accuracy": 0.9, "loss": 0.1, "temperature": 2.0})
+    assert made.evaluate()["eval_loss"] > 0
+    with pytest.warns(PrivacyWarning, match="known_loss"):
+        assert made.evaluate(made.train_dataset, metric_key_prefix="known")["known_loss"] > 0
+    seen = {name for entry in made.state.log_history for name in entry}
+    assert {"temperature", "eval_loss"} <= seen
+    assert not {"train_accuracy", "loss", "known_loss"} & seen

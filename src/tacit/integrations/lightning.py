@@ -9,13 +9,15 @@ handed out in as many pieces), and the optimizer's step by a private one. ``trai
 mean over the batch; modules that it calls are watched one by one. Checkpoints carry what was spent, and
 :class:`PrivateDDPStrategy` spreads a run over several processes.
 
-What ``training_step`` logs itself (a training loss) is computed from private data without noise: leave it out of
-loggers that others can read. The callback logs ``epsilon``.
+What ``training_step`` logs itself (a training loss) is computed from private data without noise: progress bar and
+callbacks see it, loggers and checkpoints do not. The callback logs ``epsilon``.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -23,9 +25,11 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from tacit import accounting as acc
+from tacit.accounting.errors import PrivacyWarning
 from tacit.integrations.run import Run
 from tacit.integrations.trackers import record
 from tacit.ledger import Ledger, OperatorView
+from tacit.ledger.surroundings import SearchRefused
 from tacit.opacus.data_loader import DPDataLoader, batch_size_of
 from tacit.opacus.validators import ModuleValidator
 from tacit.sgd.draws import PrivateBatches
@@ -34,6 +38,7 @@ from tacit.sgd.sampling import Poisson
 
 try:
     import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, OnExceptionCheckpoint
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
@@ -64,9 +69,12 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
     there) say where all planned steps are charged, before the first one. ``purpose`` is public and stands beside the
     charge.
 
+    What is logged during training is withheld from loggers and checkpoints, except the names in ``public_logs``, which
+    do not depend on private records; ``show_private=True`` is for logs that nobody but the operator sees.
+
     Guarantee: everything computed from the weights is (``bound().upper``, ``target_delta``)-DP for adding or removing
-    one record of the train loader's data set, if ``max_epochs`` or ``max_steps`` ends the run rather than a look at
-    private results. What ``training_step`` logs, and metrics on a private validation set, are not covered.
+    one record of the train loader's data set, over all runs of this callback. The plan is claimed, whatever stops a
+    run, unless :meth:`stop` declares otherwise. Metrics on a private validation set are not covered.
     """
 
     def __init__(
@@ -77,6 +85,8 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         target_epsilon: float | None = None,
         max_grad_norm: float = 1.0,
         batch_first: bool = True,
+        show_private: bool = False,
+        public_logs: Collection[str] = (),
         key_file: str | os.PathLike[str] | None = None,
         ledger: Ledger | None = None,
         dataset: str | None = None,
@@ -93,6 +103,9 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
             purpose=purpose,
         )
         self.batch_first = batch_first
+        self.show_private, self.public_logs = show_private, frozenset(public_logs)
+        self._withheld: set[str] = set()
+        self._plain_log: Any = None
         self._state: dict[str, Any] | None = None
         self._loader: DPDataLoader | None = None
         if noise_multiplier is not None:
@@ -114,7 +127,13 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
             raise ValueError("gradients are clipped per example: leave gradient_clip_val out")
         if trainer.precision in ("16-mixed", "16-true", "16"):
             raise ValueError("fp16 scales losses by a factor that changes with the data: use precision='bf16-mixed'")
+        if any(isinstance(c, LearningRateFinder | BatchSizeFinder) for c in trainer.callbacks):
+            raise SearchRefused(
+                "a tuner trains on the private records without privacy, and chooses by what it sees: choose learning "
+                "rate and batch size with private tuning (tacit.tuning) or on public data"
+            )
         ModuleValidator.validate(pl_module, strict=True)
+        self._watch_logs(trainer, pl_module)
         plain = type(strategy).process_dataloader
 
         def process(loader: Any) -> Any:
@@ -122,6 +141,69 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
             return self._private(trainer, loader) if trainer.training else loader
 
         strategy.__dict__["process_dataloader"] = process
+
+    def _watch_logs(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stand where values are logged, by the module and by callbacks."""
+        plain = self._plain_log = pl_module.log
+
+        def log(
+            name: str, value: Any, prog_bar: bool = False, logger: bool | None = None, *rest: Any, **more: Any
+        ) -> None:
+            if trainer.training and not self.show_private and name not in self.public_logs:
+                self._withhold(trainer, name)
+                logger = False
+            plain(name, value, prog_bar, logger, *rest, **more)
+
+        for holder in (pl_module, *trainer.callbacks):
+            holder.log = log
+
+    def _withhold(self, trainer: pl.Trainer, name: str) -> None:
+        """Say once that a value stays here; refuse what would write it into files, or train by it."""
+        if name in self._withheld:
+            return
+        names = {name, f"{name}_step", f"{name}_epoch"}
+        instead = "take a metric on public data, or a value that does not depend on the data (public_logs=)"
+        for saver in trainer.checkpoint_callbacks:
+            in_name = any(f"{{{n}" in str(getattr(saver, "filename", "")) for n in names)
+            if getattr(saver, "monitor", None) in names or in_name:
+                raise ValueError(f"{type(saver).__name__} writes {name!r}, a private value, into its files: {instead}")
+        for config in trainer.lr_scheduler_configs:
+            if config.reduce_on_plateau and config.monitor in names:
+                raise ValueError(
+                    f"the learning rate follows {name!r}, a private value that no noise covers, and the weights with "
+                    f"it: {instead}, or a schedule that is fixed in advance"
+                )
+        self._withheld.add(name)
+        warnings.warn(
+            f"{name!r} is logged during training and withheld from loggers and checkpoints, which hold charged or "
+            "public values only (progress bar and callbacks see it). Name what does not depend on private records in "
+            "PrivateTraining(public_logs=…); show_private=True is for logs that nobody but the operator sees",
+            PrivacyWarning,
+            stacklevel=4,
+        )
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Best scores of what was withheld are no part of a file."""
+        for callback in trainer.early_stopping_callbacks:
+            kept = checkpoint["callbacks"].get(callback.state_key)
+            if kept and callback.monitor.removesuffix("_step").removesuffix("_epoch") in self._withheld:
+                kept["best_score"] = torch.full_like(
+                    kept["best_score"], float("inf") if callback.mode == "min" else -float("inf")
+                )
+
+    def _let_go(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.strategy.__dict__.pop("process_dataloader", None)
+        if self._plain_log is not None:
+            pl_module.__dict__.pop("log", None)
+            for callback in trainer.callbacks:
+                callback.log = self._plain_log
+            self._plain_log = None
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Leave trainer and module as they were."""
+        self._let_go(trainer, pl_module)
 
     def _private(self, trainer: pl.Trainer, loader: Any) -> DPDataLoader:
         if not isinstance(loader, DataLoader):
@@ -146,10 +228,12 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         if run.batches is None or self._loader is None:
             raise RuntimeError("the train loader was not seen: pass it to fit, or return it from train_dataloader")
         run.leave()
-        run.resume(self._state, trainer.global_step)
-        steps = int(trainer.estimated_stepping_batches)
-        if steps < 1:
+        state, self._state = self._state, None
+        run.resume(state, trainer.global_step)
+        planned = trainer.estimated_stepping_batches
+        if not 1 <= planned < float("inf"):
             raise ValueError("give max_epochs= or max_steps=: the noise depends on how many steps there will be")
+        steps = int(planned)
         (optimizer,) = trainer.optimizers
         told = {"module": type(pl_module).__qualname__, "optimizer": type(optimizer).__name__}
         told |= {"precision": str(trainer.precision), "hparams": repr(dict(pl_module.hparams))}
@@ -184,15 +268,18 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         several = trainer.world_size > 1
         for name, value in record(self).items():
             if isinstance(value, float):
-                pl_module.log(name, value, rank_zero_only=several)
+                self._plain_log(name, value, rank_zero_only=several)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The key is of no more use."""
+        """The run has ended, by its plan or before."""
         self.run.end()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Leave the module alone; the key stays, so that the run can be resumed."""
-        self.run.leave()
+        """Leave the module alone; key and charge stay where a checkpoint holds the run, so that it can be resumed."""
+        savers = trainer.checkpoint_callbacks
+        late = any(isinstance(c, OnExceptionCheckpoint) or getattr(c, "save_on_exception", False) for c in savers)
+        self.run.interrupted(to_be_saved=late)
+        self._let_go(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         """For Lightning's checkpoint."""
@@ -203,8 +290,12 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         self._state = dict(state_dict)
 
     def bound(self, delta: float | None = None) -> acc.Bound:
-        """The interval that ε lies in so far."""
+        """The interval that ε lies in, of all runs of this callback; plans are claimed unless :meth:`stop` says why."""
         return self.run.bound(delta)
+
+    def stop(self, reason: str, *, looked_at_results: bool = True) -> None:
+        """Say why a run ends, or ended, before its plan (:meth:`tacit.integrations.run.Run.stop`)."""
+        self.run.stop(reason, looked_at_results=looked_at_results)
 
     def diagnostics(self) -> OperatorView:
         """Clipped fraction and norms of the last step: for the operator, not covered by the guarantee."""
@@ -217,11 +308,12 @@ def _share_key(run: Run, stamp: str, rank: int) -> None:
     if rank == 0:
         run.take_key(stamp)
         assert run.key is not None
-        box = [(run.key.reveal(), stamp)]
+        box = [(run.key.reveal(), stamp, run._same_noise)]
     dist.broadcast_object_list(box, 0)
     if rank:
-        secret, stamp = box[0]
+        secret, stamp, same = box[0]
         run.take_key(stamp, secret)
+        run._same_noise = same
 
 
 def _all_reduce(loop: Loop) -> Any:

@@ -8,6 +8,9 @@ the key is gone, the resumed run has a new key.
 
 With a ledger all planned steps are charged when the run begins. Resumed with its key it goes on under that charge; with
 a new key the steps that are left are charged anew.
+
+What is claimed is the plan, from the first step on: a trainer may stop for any reason, and most are looks at results.
+A trainer that trains again makes another run, and all runs of one object are claimed together.
 """
 
 from __future__ import annotations
@@ -30,8 +33,9 @@ from tacit import accounting as acc
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Ledger, LedgerError, OperatorView
 from tacit.noise.keys import Key
+from tacit.opacus.accountants import IAccountant, create_accountant
 from tacit.sgd.checkpoint import CheckpointError, key_folder
-from tacit.sgd.draws import PrivateBatches
+from tacit.sgd.draws import PrivateBatches, Spent
 from tacit.sgd.loop import Loop
 from tacit.sgd.plan import Plan, make_plan
 from tacit.sgd.prepaid import Prepaid, check_charged, check_terms, planned
@@ -92,9 +96,12 @@ def _at_random(dataset: Any, collate: Any) -> bool:
 
 
 class Run:
-    """One private run inside a trainer; give ``noise_multiplier`` or ``target_epsilon``.
+    """The private runs inside a trainer; give ``noise_multiplier`` or ``target_epsilon``.
 
-    ``ledger`` and ``dataset`` (its name there) say where all planned steps are charged when the run begins.
+    ``ledger`` and ``dataset`` (its name there) say where all planned steps are charged when a run begins.
+
+    Guarantee: everything computed from the weights of all runs together is (``bound(δ).upper``, δ)-DP for adding or
+    removing one record, whatever made a run stop. Each release is that of :class:`~tacit.sgd.loop.Loop`.
     """
 
     def __init__(
@@ -123,6 +130,12 @@ class Run:
         self.loop: Loop | None = None
         self.key: Key | None = None
         self.saved: dict[str, Any] | None = None
+        #: what was released in all runs; a run goes by the name of its key
+        self.accountant: IAccountant = create_accountant("prv")
+        self._planned: Spent | None = None
+        self._stopped: tuple[str, bool] | None = None
+        self._ended = self._checkpointed = False
+        self._key_place: tuple[str, str | None] = ("", None)
         self._handle: Any = None
         self._stamp = ""
         self._same_noise = False
@@ -164,6 +177,7 @@ class Run:
             key = Key.generate()
             self._keep(key)
         self.key = key
+        self._key_place = (key.fingerprint(), key._path)
         self.batches._key = key.derive("sampler " + stamp)
 
     def _keep(self, key: Key) -> None:
@@ -204,24 +218,70 @@ class Run:
         assert self.batches is not None
         assert self.key is not None
         elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        plan = self._plan(int(steps), elements)
-        self._pay(plan)
-        key = self.key.derive(self._stamp)
-        loop = self.loop = Loop(
-            model,
-            optimizer,
-            self.batches,
-            noise_multiplier=plan.noise[0],
-            clip_norm=self.max_grad_norm,
-            key=key,
-            **options,
-        )
+        name = self._key_place[0]
+        if self._planned is not None and self._planned.name != name and not self._given_up:
+            self.accountant.follow(self._planned)  # an earlier run of this object, which claims its plan
+        self._planned, self._stopped, self._ended, self._checkpointed = None, None, False, False
+        try:
+            plan = self._plan(int(steps), elements)
+            loop = Loop(
+                model,
+                optimizer,
+                self.batches,
+                noise_multiplier=plan.noise[0],
+                clip_norm=self.max_grad_norm,
+                key=self.key.derive(self._stamp),
+                **options,
+            )
+            try:
+                loop.spent.name = name
+                self._go_on(loop)
+                planned = self._steps_of_this_key(loop, plan)
+                self._say_if_above_target(planned)
+                self._pay(plan)
+            except BaseException:
+                loop.close()
+                raise
+        except BaseException:
+            if not self._same_noise:
+                self.key.destroy()  # nothing was made with it
+            raise
+        self.loop, self._planned = loop, planned
+        self.accountant.follow(loop.spent)
         loop.paid = self.paid
-        if self.saved is not None:
-            loop.spent.releases = [(float(a), int(b), int(c)) for a, b, c in self.saved["releases"]]
-            loop.steps = self.batches.next = len(loop.spent)
         self._handle = optimizer.register_step_pre_hook(self._before)
         return loop
+
+    def _go_on(self, loop: Loop) -> None:
+        """Count on from the checkpoint, where there is one."""
+        assert self.batches is not None
+        if self.saved is None:
+            return
+        self.accountant.load_state_dict(self.saved["accountant"])
+        loop.steps = self.batches.next = int(self.saved["steps"])
+        if self._same_noise and self.saved["steps_with_key"]:
+            loop.spent.add(loop.noise_multiplier, times=int(self.saved["steps_with_key"]))
+
+    def _steps_of_this_key(self, loop: Loop, plan: Plan) -> Spent:
+        """All steps that are planned with this key; those that were made with another are counted as they were."""
+        found = Spent(plan.sampler, loop.spent.elements)
+        found.name = loop.spent.name
+        steps = plan.steps - (loop.steps - len(loop.spent))
+        if steps > 0:
+            found.add(loop.noise_multiplier, times=steps)
+        return found
+
+    def _say_if_above_target(self, planned: Spent) -> None:
+        if self.target_epsilon is None or not len(self.accountant):
+            return
+        total = self._claimed(planned).get_epsilon(self.delta)
+        if total > self.target_epsilon * (1 + 1e-6):
+            warnings.warn(
+                f"privacy was spent already through this object: with the steps that are planned now ε will be "
+                f"{total:.4g}, above target_epsilon={self.target_epsilon:g}, which was chosen for one run",
+                PrivacyWarning,
+                stacklevel=4,
+            )
 
     def _plan(self, steps: int, elements: int) -> Plan:
         """All ``steps`` steps, with the noise that was given, that the saved run had, or that the target asks for."""
@@ -246,7 +306,7 @@ class Run:
     def _pay(self, plan: Plan) -> None:
         """Charge the steps that are to come, in the first process; where that is refused, all of them stop."""
         assert self.batches is not None
-        assert self.key is not None
+        self.paid = None
         if self.ledger is None or self.dataset is None:
             if self.saved is not None and self.saved.get("ledger"):
                 check_charged(self.saved["ledger"], None, None)
@@ -258,8 +318,6 @@ class Run:
                 self.paid = self._charged(self.ledger, self.dataset, plan)
             except (LedgerError, CheckpointError) as error:
                 refused = [error]
-                if not self._same_noise:
-                    self.key.destroy()  # nothing was made with it
         if world > 1:
             dist.broadcast_object_list(refused, 0)
         if refused[0] is not None:
@@ -274,7 +332,7 @@ class Run:
                 paid.take_up(entry)
                 return paid
             # Other noise than what was paid for: the rest of that charge may have been used after the checkpoint.
-            done = sum(int(times) for _, _, times in self.saved["releases"])
+            done = int(self.saved["steps"])
             if done >= plan.steps:
                 paid = Prepaid(ledger, dataset, plan)
                 paid.adopt({**entry, "left": 0})
@@ -297,23 +355,30 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds: never the key, only where it lies."""
-        if self.loop is None or self.key is None or self.key.destroyed:
+        if self.loop is None:
             return dict(self.saved or {})
+        self._checkpointed = True
+        # A run that goes on may be resumed: what it still plans is planned again then.
+        spent = self._claimed(self._planned) if self._ended else self.accountant
         return {
-            "releases": [list(r) for r in self.loop.spent.releases],
+            "steps": self.loop.steps,
+            "steps_with_key": len(self.loop.spent),
+            "accountant": spent.state_dict(),
             "noise_multiplier": self.loop.noise_multiplier,
-            "key": self.key.fingerprint(),
-            "key_file": self.key._path,
+            "key": self._key_place[0],
+            "key_file": self._key_place[1],
             "stamp": self._stamp,
             "ledger": self.paid.entry() if self.paid is not None else None,
         }
 
     def resume(self, state: Mapping[str, Any] | None, steps: int) -> None:
-        """Take over a checkpoint's state, after ``steps`` steps."""
-        if steps and not state:
+        """Take over a checkpoint's state, after ``steps`` steps; without one, that of the run that just ended."""
+        if steps and not state and self.loop is not None and self.loop.steps == steps:
+            state = self.state()
+        if steps and not (state and "accountant" in state):
             raise CheckpointError("this checkpoint was not written by a private run: what was spent on it is not known")
         self.saved = dict(state) if steps and state else None
-        if self.saved is not None and sum(times for _, _, times in self.saved["releases"]) != steps:
+        if self.saved is not None and self.saved["steps"] != steps:
             raise CheckpointError(f"the checkpoint says {steps} steps were taken, and not as many were charged")
 
     def leave(self) -> None:
@@ -322,23 +387,84 @@ class Run:
             self._handle.remove()
             self._handle = None
         if self.loop is not None:
-            self.loop.watch.close()
+            self.loop.close()
+
+    def interrupted(self, *, to_be_saved: bool = False) -> None:
+        """The run broke off: key and charge wait for it to be resumed, where a checkpoint holds it, and else end."""
+        self.leave()
+        if self._checkpointed or self._same_noise or to_be_saved or self.key is None or self.key.destroyed:
+            return
+        self._close()
 
     def end(self) -> None:
-        """The run is complete: nobody needs the key any more."""
+        """The trainer has ended the run: nobody needs the key any more, and what was paid for is released.
+
+        Where steps are left the plan stays claimed, unless :meth:`stop` declares that nobody looked at results.
+        """
         self.leave()
-        if self.paid is not None:
+        if self.loop is None or self._ended:
+            return
+        self._ended = True
+        if self._unfinished and self._stopped is None:
+            assert self._planned is not None
+            warnings.warn(
+                f"training ended after {len(self.loop.spent):,} of {len(self._planned):,} planned steps: the ε of the "
+                "plan is claimed, because a stop that was decided by results tells about them. If nobody looked at "
+                "results to decide, say so: stop(reason, looked_at_results=False)",
+                PrivacyWarning,
+                stacklevel=3,
+            )
+        self._close()
+
+    def _close(self) -> None:
+        if self.paid is not None and self.loop is not None and len(self.loop.spent):
             self.paid.confirm()
         if self.key is not None:
             self.key.destroy()
 
-    # -- what was spent ---------------------------------------------------------------------------------------------
+    @property
+    def _unfinished(self) -> bool:
+        return self.loop is not None and self._planned is not None and len(self.loop.spent) < len(self._planned)
 
-    def bound(self, delta: float | None = None) -> acc.Bound:
-        """The interval that ε lies in so far."""
+    @property
+    def _given_up(self) -> bool:
+        return self._stopped is not None and not self._stopped[1]
+
+    def stop(self, reason: str, *, looked_at_results: bool = True) -> None:
+        """Say why a run ends, or ended, before its plan.
+
+        Unless it is declared that nobody looked at results to decide (a time limit, a machine that was needed), the
+        planned ε stays claimed. What the ledger was charged stays charged.
+        """
         if self.loop is None:
             raise RuntimeError("the run has not begun")
-        return self.loop.spent.price(self.delta if delta is None else delta)
+        self._stopped = (str(reason), bool(looked_at_results))
+
+    # -- what was spent ---------------------------------------------------------------------------------------------
+
+    @property
+    def basis(self) -> str:
+        """What :meth:`bound` is the price of, in words."""
+        if not self._unfinished:
+            return "as planned"
+        if self._stopped is None:
+            return "the plan is claimed"
+        reason, looked = self._stopped
+        return f"stopped: {reason}; " + ("the plan is claimed" if looked else "without looking at results")
+
+    def _claimed(self, planned: Spent | None) -> IAccountant:
+        """Everything that was released, and the rest of the plan unless that was given up without a look."""
+        whole = create_accountant("prv")
+        whole.load_state_dict(self.accountant.state_dict())
+        if planned is not None and not self._given_up:
+            whole.follow(planned)
+        return whole
+
+    def bound(self, delta: float | None = None) -> acc.Bound:
+        """The interval that ε lies in, of all runs of this object; plans are claimed, unless :meth:`stop` says why."""
+        if self.loop is None:
+            raise RuntimeError("the run has not begun")
+        return self._claimed(self._planned).bound(self.delta if delta is None else delta)
 
     def diagnostics(self) -> OperatorView:
         """Clipped fraction and norms of the last step: for the operator, not covered by the guarantee."""

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tacit.integrations.run import Run
 from tacit.ledger import PrivateValueError, Release, public
 from tacit.sgd.loop import Loop
 
@@ -69,8 +70,14 @@ def record(source: Any, delta: float | None = None) -> Release:
     (5, 'public: computed from the noisy sum, which was released and is in ε')
     """
     loop, delta = _loop_of(source), _delta_of(source, delta)
+    run = next(
+        (r for r in (source, *(getattr(source, n, None) for n in ("run", "privacy"))) if isinstance(r, Run)), None
+    )
     accountant = getattr(source, "accountant", None)
-    bound = accountant.bound(delta) if accountant is not None else loop.spent.price(delta)
+    if run is not None:
+        bound = run.bound(delta)  # of the plan
+    else:
+        bound = accountant.bound(delta) if accountant is not None else loop.spent.price(delta)
     values: dict[str, Any] = {
         "epsilon": public(float(bound.upper), PRICE),
         "epsilon_lower": public(float(bound.lower), PRICE),

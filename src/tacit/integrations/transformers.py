@@ -10,22 +10,25 @@ many pieces as the trainer accumulates. Each example has the mean loss over its 
 (:mod:`tacit.integrations.losses`).
 
 Loss, gradient norm and token counts of training batches are private values: they are taken out of what the trainer
-logs, and ε is put in.
+logs, and ε is put in. What else a callback or a subclass logs is left out too, unless it is declared public.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tacit.accounting.errors import PrivacyWarning
 from tacit.integrations.losses import per_example_loss
 from tacit.integrations.run import Run
 from tacit.integrations.trackers import record
 from tacit.ledger import Ledger
+from tacit.ledger.surroundings import count_or_refuse
 from tacit.opacus.data_loader import DPDataLoader
 from tacit.sgd.draws import PrivateBatches
 from tacit.sgd.loop import warn_about_noise
@@ -43,6 +46,15 @@ except ModuleNotFoundError as error:
 Loss = Callable[[nn.Module, Mapping[str, Any]], Tensor]
 #: What a trainer logs that was computed from training batches without noise.
 PRIVATE_LOGS = ("loss", "train_loss", "grad_norm", "num_input_tokens_seen", "total_flos", "train_tokens_per_second")
+#: What a trainer logs that does not depend on the data.
+PUBLIC_LOGS = (
+    "epoch",
+    "learning_rate",
+    "step",
+    "train_runtime",
+    "train_samples_per_second",
+    "train_steps_per_second",
+)
 #: Settings of a trainer that decide the weights after a step; with others a run is not the same.
 LEARNING = (
     "learning_rate",
@@ -91,6 +103,8 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
                 f"{kind} is not supported: private training with Trainer runs in one process; tacit.sgd.Training runs "
                 "on several (docs/distributed.md)"
             )
+        if state.is_hyper_param_search:
+            count_or_refuse(run.ledger, "a private Trainer", scored=True)
         run.leave()
         saved = state.stateful_callbacks.get(type(self).__name__)
         run.resume(saved.get("attributes") if isinstance(saved, dict) else None, state.global_step)
@@ -128,12 +142,9 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         return losses.detach().mean()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The key is of no more use once all steps are taken."""
+        """The run has ended, by its plan or before."""
         assert self.run is not None
-        if state.global_step >= state.max_steps:
-            self.run.end()
-        else:
-            self.run.leave()
+        self.run.end()
 
     def state(self) -> dict[str, Any]:
         """For the trainer's checkpoint."""
@@ -146,6 +157,33 @@ class PrivateMixin:
     privacy: Run
     privacy_callback: PrivacyCallback
     show_private: bool
+    public_logs: frozenset[str]
+    #: how the metrics that are being computed begin, where they are not those of the private records
+    measured: str | None = None
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().train(*args, **kwargs)  # type: ignore[misc]
+        except BaseException:
+            self.privacy.interrupted()
+            raise
+
+    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
+        count_or_refuse(self.privacy.ledger, "a private Trainer", scored=True)
+        return super().hyperparameter_search(*args, **kwargs)  # type: ignore[misc]
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval", **kwargs: Any
+    ) -> Any:
+        """As ever; what is measured on the private records is returned, and not logged."""
+        rows = eval_dataset if eval_dataset is not None else self.eval_dataset  # type: ignore[attr-defined]
+        before, self.measured = self.measured, metric_key_prefix
+        if rows is self.train_dataset:  # type: ignore[attr-defined]
+            self.measured = None
+        try:
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix, **kwargs)  # type: ignore[misc]
+        finally:
+            self.measured = before
 
     def get_train_dataloader(self) -> Any:
         args = self.args  # type: ignore[attr-defined]
@@ -185,11 +223,27 @@ class PrivateMixin:
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if not self.show_private:
-            logs = {k: v for k, v in logs.items() if k not in PRIVATE_LOGS}
+            logs = self._public(logs)
         if self.privacy.loop is not None and len(self.privacy.loop.spent):
             told = record(self.privacy)
             logs.update({name: value for name, value in told.items() if name in ("epsilon", "signal_to_noise")})
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+    def _public(self, logs: Mapping[str, float]) -> dict[str, float]:
+        """What of this may stand in logs and trackers that others read."""
+        known = {*PUBLIC_LOGS, *self.public_logs}
+        prefix = f"{self.measured}_" if self.measured is not None else None
+        kept = {k: v for k, v in logs.items() if k in known or (prefix is not None and k.startswith(prefix))}
+        unknown = [name for name in logs if name not in kept and name not in PRIVATE_LOGS]
+        if unknown:
+            warnings.warn(
+                f"{', '.join(unknown)}: withheld from the logs, which hold charged or public values only. Name what "
+                "does not depend on private records in make_private(public_logs=…); show_private=True is for logs that "
+                "nobody but the operator sees",
+                PrivacyWarning,
+                stacklevel=3,
+            )
+        return kept
 
 
 def make_private(
@@ -202,6 +256,7 @@ def make_private(
     loss: Loss | None = None,
     key_file: str | os.PathLike[str] | None = None,
     show_private: bool = False,
+    public_logs: Collection[str] = (),
     ledger: Ledger | None = None,
     dataset: str | None = None,
     purpose: str = "",
@@ -211,11 +266,14 @@ def make_private(
     ``loss(model, inputs)`` returns one loss per example (default: :func:`~tacit.integrations.losses.per_example_loss`).
     ``key_file`` is where the secret key is kept for resuming until the run ends (default: the user's state folder).
     ``show_private=True`` leaves training loss in the logs: for runs whose logs nobody but the operator sees.
+    ``public_logs`` names values that callbacks log and that do not depend on private records; others are withheld.
     ``ledger`` and ``dataset`` (its name there) say where all planned steps are charged, before the first one.
     ``purpose`` is public and stands beside the charge.
 
     Guarantee: everything computed from the weights is (``trainer.privacy.bound().upper``, ``target_delta``)-DP for
-    adding or removing one record of ``train_dataset``. Metrics on an evaluation set that is private are not covered.
+    adding or removing one record of ``train_dataset``, over all calls of ``train()``. The plan is claimed, whatever
+    stops a run, unless ``trainer.privacy.stop(reason, looked_at_results=False)`` declares otherwise. Metrics on an
+    evaluation set that is private are not covered.
     """
     run = Run(
         noise_multiplier=noise_multiplier,
@@ -249,6 +307,7 @@ def make_private(
     kind = type(trainer)
     trainer.__class__ = type(f"Private{kind.__name__}", (PrivateMixin, kind), {"__module__": kind.__module__})
     trainer.privacy, trainer.privacy_callback, trainer.show_private = run, callback, show_private
+    trainer.public_logs = frozenset(public_logs)
     trainer.add_callback(callback)
     return trainer
 
