@@ -336,7 +336,7 @@ def ledgers_are_charged(seed: int) -> list[Finding]:
         ),
     ]
     training.step(first)
-    return [*found, *_charges_add_up(), *_clones_charge(seed)]
+    return [*found, *_charges_add_up(), *_clones_charge(seed), *_searches_are_refused(seed)]
 
 
 def _charges_add_up() -> list[Finding]:
@@ -380,6 +380,23 @@ def _clones_charge(seed: int) -> list[Finding]:
         clone(Classifier(**settings)).fit(x.numpy(), y.numpy())
     charges = ledger.budget("people").charges
     return [holds("clone charges", charges == 1, f"{charges} charges after a copy of an estimator was fitted")]
+
+
+def _searches_are_refused(seed: int) -> list[Finding]:
+    from sklearn.model_selection import cross_val_score
+
+    from tacit.ledger.surroundings import SearchRefused
+    from tacit.sgd import Classifier
+
+    x, y = scenes._table(seed, 60)
+    refused = False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            cross_val_score(Classifier(epochs=1), x.numpy(), y.numpy(), cv=2, error_score="raise")
+    except SearchRefused:
+        refused = True
+    return [holds("searches refused", refused, "a cross-validation around an estimator that no ledger counts")]
 
 
 def resuming_repeats_nothing(seed: int) -> list[Finding]:

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Collection
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
@@ -268,6 +269,8 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         several = trainer.world_size > 1
         for name, value in record(self).items():
             if isinstance(value, float):
+                if name == "epsilon":  # loggers keep binary32, which must not round it down
+                    value = float(np.nextafter(np.float32(value), np.float32(np.inf)))
                 self._plain_log(name, value, rank_zero_only=several)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -4,7 +4,7 @@ A trainer decides when to step, save and resume. :class:`Run` is what it carries
 planned, the secret key in a file of its own until the end, the :class:`~tacit.sgd.loop.Loop` that clips and releases,
 and a state of plain values for the trainer's checkpoint. Draws and noise are functions of (key, step), so a run that
 was killed and resumed makes the releases it would have made. Where anything that decides the gradients has changed, or
-the key is gone, the resumed run has a new key.
+the key is gone, the resumed run has a new key, and what its earlier life had planned stays claimed.
 
 With a ledger all planned steps are charged when the run begins. Resumed with its key it goes on under that charge; with
 a new key the steps that are left are charged anew.
@@ -202,8 +202,8 @@ class Run:
             why = f"the key of the saved run is gone from {place}"
         if why:
             warnings.warn(
-                f"{why}. It goes on with a new key; steps that the earlier life took after the checkpoint are not "
-                "counted, so nothing of them may have been seen by others",
+                f"{why}. It goes on with a new key. The earlier life may have gone on after the checkpoint: its plan "
+                "stays claimed, beside the steps that are made now",
                 PrivacyWarning,
                 stacklevel=2,
             )
@@ -358,12 +358,10 @@ class Run:
         if self.loop is None:
             return dict(self.saved or {})
         self._checkpointed = True
-        # A run that goes on may be resumed: what it still plans is planned again then.
-        spent = self._claimed(self._planned) if self._ended else self.accountant
         return {
             "steps": self.loop.steps,
             "steps_with_key": len(self.loop.spent),
-            "accountant": spent.state_dict(),
+            "accountant": self._claimed(self._planned).state_dict(),
             "noise_multiplier": self.loop.noise_multiplier,
             "key": self._key_place[0],
             "key_file": self._key_place[1],

@@ -133,6 +133,8 @@ class Loop(OneProcess):
         for _ in range(self._left_out):
             if self.paid is not None:
                 self.paid.take(float(self.noise_multiplier))
+            if self.asked is not None:
+                self.asked.take(float(self.noise_multiplier), 1, ())
             self.spent.add(float(self.noise_multiplier))
         if self._left_out:
             warnings.warn(

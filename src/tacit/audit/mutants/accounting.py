@@ -92,6 +92,15 @@ def lost_on_clone() -> Iterator[None]:
         yield
 
 
+@mutant("a search fits many times and states one ε", "accounting")
+def search_free() -> Iterator[None]:
+    """An estimator sees one fit and prices one; a grid search around it spends that again with every fit."""
+    from tacit.sgd.estimators import _Estimator
+
+    with replaced(_Estimator, "_around", lambda self: ()):
+        yield
+
+
 @mutant("the noise begins again after a resume", "accounting")
 def noise_again() -> Iterator[None]:
     """Steps are counted from the moment of the resume: the first noise is used for two releases."""
