@@ -13,7 +13,7 @@ import torch.nn.functional as F
 pytest.importorskip("lightning", reason="needs Lightning: pip install 'tacit[lightning]'")
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateFinder, ModelCheckpoint, ThroughputMonitor
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
 from tests.integrations.lightning_run import Module, fit, records
@@ -302,6 +302,8 @@ def test_files_and_learning_rates_by_private_values_are_refused(tmp_path):
             trainer_with(private(), saver, enable_checkpointing=True).fit(Talking(), loader())
     with pytest.raises(ValueError, match="learning rate follows 'train_loss'"):
         trainer_with(private()).fit(Talking(plateau=True), loader())
+    with pytest.raises(ValueError, match="sizes of batches"):
+        trainer_with(private(), ThroughputMonitor(len)).fit(Talking(), loader())
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

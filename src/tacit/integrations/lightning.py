@@ -39,7 +39,12 @@ from tacit.sgd.sampling import Poisson
 
 try:
     import lightning.pytorch as pl
-    from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, OnExceptionCheckpoint
+    from lightning.pytorch.callbacks import (
+        BatchSizeFinder,
+        LearningRateFinder,
+        OnExceptionCheckpoint,
+        ThroughputMonitor,
+    )
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
@@ -132,6 +137,10 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
             raise SearchRefused(
                 "a tuner trains on the private records without privacy, and chooses by what it sees: choose learning "
                 "rate and batch size with private tuning (tacit.tuning) or on public data"
+            )
+        if not self.show_private and any(isinstance(c, ThroughputMonitor) for c in trainer.callbacks):
+            raise ValueError(
+                "ThroughputMonitor writes the sizes of batches, which are private, into loggers: leave it out"
             )
         ModuleValidator.validate(pl_module, strict=True)
         self._watch_logs(trainer, pl_module)
