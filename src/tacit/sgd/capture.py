@@ -8,6 +8,9 @@ one backward pass to those edges gives every output gradient and computes no wei
 
 Shapes play no part: a ``(1, T, d)`` position embedding or a soft prompt expanded over the batch is derived, and its
 use is where it meets the batch.
+
+What a plan says about the next batch holds where the pass does the same with other data. :attr:`Capture.doubt` says why
+it may not: the data left torch, or a tensor came in that no watched operation made. Such a pass is checked every time.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from tacit.sgd.distributed.spread import held, is_spread, local
 from tacit.sgd.errors import SLOWLY, UncoveredUse
 from tacit.sgd.functions import (
+    ABOUT,
     CASTING,
     CONSTANT,
     EMBEDDING,
@@ -42,12 +46,43 @@ from tacit.sgd.functions import (
 from tacit.sgd.uses import HERE, Derived, Use, arguments_of, substitute, tensors_in
 
 
+class Constants:
+    """Tensors that were there before a pass began, so that nothing in it can have made them of the batch.
+
+    One that a pass meets for the first time may have been made in it, unseen (by scripted code, in another thread). One
+    that was there in the pass before, and has not been written to since, was not. Buffers of the model are put back
+    after every pass.
+    """
+
+    def __init__(self, buffers: Sequence[Tensor] = ()) -> None:
+        self._known: dict[int, tuple[Any, int]] = {}
+        self._met: list[tuple[Any, int]] = []
+        self._buffers = {id(b) for b in buffers}
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        if id(tensor) in self._buffers:
+            return True
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1] == tensor._version:
+            return True
+        self._met.append((weakref.ref(tensor), tensor._version))
+        return False
+
+    def next(self, buffers: Sequence[Tensor]) -> Constants:
+        """What a new pass knows: what the last one met, and is still there."""
+        alive = [(ref, version) for ref, version in [*self._known.values(), *self._met] if ref() is not None]
+        after = Constants(buffers)
+        after._known = {id(ref()): (ref, version) for ref, version in alive}
+        return after
+
+
 class Capture(TorchFunctionMode):  # type: ignore[misc]
     """Record every use of ``params`` (name to tensor) while the model runs on the tensors of ``batch``.
 
     ``covers`` says whether a rule knows an operation whole (otherwise composite functions are opened), and
     ``decompose`` gives replacements for operations that are opened into others (recurrent layers). ``needs_values``
-    says whether the rule of an operation reads the values of its inputs, or only their shapes.
+    says whether the rule of an operation reads the values of its inputs, or only their shapes. ``rows`` is how many
+    rows the batch has, ``constants`` what is known not to depend on it.
     """
 
     def __init__(
@@ -59,8 +94,16 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         needs_values: Callable[[str], bool] = lambda _: True,
         keep_outputs: bool = False,
         spread: bool = False,
+        rows: int = 1,
+        constants: Constants | None = None,
     ) -> None:
         super().__init__()
+        #: why what was found out about another batch may not hold for this one; empty where nothing speaks against it
+        self.doubt = ""
+        self.rows = rows
+        self._constants = Constants() if constants is None else constants
+        self._made: dict[int, Any] = {}
+        self._mixed: dict[int, Any] = {}
         self.names = list(params)
         self.uses: list[Use] = []
         self.covers = covers
@@ -87,6 +130,12 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         for tensor in batch:
             self._tainted[id(tensor)] = (weakref.ref(tensor), False, tensor.requires_grad)
 
+    def doubts(self, losses: Sequence[Tensor]) -> str:
+        """:attr:`doubt`, or that these values were computed with one that belongs to no single example."""
+        if not self.doubt and any(self.mixed(t) for t in losses):
+            return "a value computed from the whole batch goes into the losses"
+        return self.doubt
+
     # -- the two facts -------------------------------------------------------------------------------------------
 
     def tainted(self, tensor: Tensor) -> bool:
@@ -103,6 +152,18 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         if known is not None and known[1] and known[0]() is tensor:
             return True
         return bool(self._tainted_storages) and self._tainted_storages.get(_storage(tensor), (None, False))[1]
+
+    def mixed(self, tensor: Tensor) -> bool:
+        """Whether a value without room for one element per row of the batch went into this tensor."""
+        known = self._mixed.get(id(tensor))
+        return known is not None and known() is tensor
+
+    def _mix(self, inputs: list[Tensor], results: list[Tensor]) -> None:
+        if self.rows > 1:
+            worse = bool(self._mixed) and any(self.mixed(t) for t in inputs)
+            for tensor in results:
+                if worse or not any(size % self.rows == 0 for size in tensor.shape):
+                    self._mixed[id(tensor)] = weakref.ref(tensor)
 
     def order_of(self, tensor: Tensor) -> Tensor | None:
         """The index by which the examples of packed sequences were sorted, where that was seen."""
@@ -180,8 +241,10 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         kwargs = kwargs or {}
         name = function_name(func)
-        if name == "__get__" or name in CONSTANT:
+        if name == "__get__":
             return func(*args, **kwargs)
+        if name in CONSTANT:
+            return self._note(func(*args, **kwargs))
         tainted = False
         derived: list[Derived] = []
         inputs = arguments_of(args, kwargs)
@@ -205,11 +268,25 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
             elif tensor.requires_grad and tensor.grad_fn is not None:
                 self._foreign(tensor)
                 tainted = tainted or self.tainted(tensor)
+                self.doubt = self.doubt or f"{name!r} in {self._place()} gets a value that no watched operation made"
+            elif not self._is_constant(tensor):
+                self.doubt = self.doubt or f"{name!r} in {self._place()} gets a tensor that no watched operation made"
         if not tainted and not derived:
-            return func(*args, **kwargs)
+            return self._note(func(*args, **kwargs))
         if tainted and derived and torch.is_grad_enabled():
             return self._use(func, name, args, kwargs, derived, inputs)
         return self._pass(func, name, args, kwargs, tainted, derived, inputs)
+
+    def _note(self, out: Any) -> Any:
+        """Remember what was made without the batch and without parameters."""
+        for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
+            self._made[id(tensor)] = weakref.ref(tensor)
+        return out
+
+    def _is_constant(self, tensor: Tensor) -> bool:
+        made = self._made.get(id(tensor))
+        # On several ranks tensors are wrapped and unwrapped between operations: what is whose is not known by identity.
+        return (made is not None and made() is tensor) or self.spread or tensor in self._constants
 
     def _pass(
         self,
@@ -222,10 +299,14 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         inputs: list[Tensor],
     ) -> Any:
         versions = [t._version for t in inputs]
-        if tainted and name in ESCAPES:
-            self._escaped = True
         out = func(*args, **kwargs)
+        told = out is not None and not isinstance(out, Tensor | list | tuple | dict)
+        if tainted and (name in ESCAPES or (told and name not in ABOUT)):
+            self._escaped = True
+            self.doubt = self.doubt or f"{name!r} in {self._place()} reads values of the batch"
         changed = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
+        if name == "__set__":
+            changed = list({id(t): t for t in (*changed, args[0])}.values())  # no version tells of .data = ...
         if not isinstance(out, Tensor | list | tuple | dict) and not changed:
             return out
         results = [out] if isinstance(out, Tensor) else list(tensors_in(out))
@@ -240,6 +321,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
                 self._taint(tensor, moved)
             for tensor in changed:
                 self._taint_memory(tensor, moved)
+            self._mix(inputs, results + changed)
             if name in PACKING:
                 self._follow_order(name, args, results)
             return out
@@ -336,6 +418,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
                 results.append(tensor)
         for tensor in results:
             self._taint(tensor, moved)
+        self._mix(inputs, results)
         self._record(func, name, kept[0], kept[1], derived, results, inplace, moved)
         return out
 

@@ -196,15 +196,18 @@ def isolated(
     narrow = precision(engine, run)
     if bool((before - after).abs() <= TOLERANCE[narrow] * (1e-3 + before.abs())):
         return
-    culprit = _culprit(engine, losses_of, batch, alike, run.batch, example, rewind)
-    raise BatchMixing(
-        f"the loss of example {example} changed from {before.item():.6g} to {after.item():.6g} when the other "
-        f"examples of the batch were replaced: {culprit} mixes examples, so no per-example bound exists. "
-        "tacit.sgd.fix(model) replaces batch normalisation; anything else has to treat each example by itself."
+    raise mixing(culprit(engine, losses_of, batch, alike, run.batch, example, rewind))
+
+
+def mixing(what: str) -> BatchMixing:
+    return BatchMixing(
+        f"the loss of an example changed when other examples of the batch were replaced: {what} mixes examples, so no "
+        "per-example bound exists. tacit.sgd.fix(model) replaces batch normalisation; anything else has to treat each "
+        "example by itself (a mean over all tokens of the batch does not: divide by the example's own)."
     )
 
 
-def _culprit(
+def culprit(
     engine: Engine,
     losses_of: Callable[[Any], Callable[[], Tensor]],
     batch: Any,

@@ -22,12 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from tacit.sgd import frames
-from tacit.sgd.capture import Capture, module_names
+from tacit.sgd.capture import Capture, Constants, module_names
 from tacit.sgd.distributed.spread import Spread, cut_alike, local
 from tacit.sgd.errors import SLOWLY, BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.frames import Frame
-from tacit.sgd.layout import Evidence, Layout, candidates, digit_weights, unmoved
+from tacit.sgd.layout import Evidence, Layout, candidates, digit_weights, follows, owner_weights, unmoved
 from tacit.sgd.norms import Group, Norms
+from tacit.sgd.padding import Lengths
 from tacit.sgd.rules import DECOMPOSE, RULES, SHAPE_ONLY
 from tacit.sgd.rules.base import Contributions, NotCovered, wide
 from tacit.sgd.rules.generic import generic
@@ -139,12 +140,14 @@ class Glance:
 class Pass:
     """One watched forward pass: its uses and the losses of its examples (already averaged over views).
 
-    ``unrolled`` says whether a recurrent layer was written out in time.
+    ``unrolled`` says whether a recurrent layer was written out in time, ``doubt`` why what was found out about other
+    batches may not hold for this one.
     """
 
-    def __init__(self, uses: list[Use], losses: Tensor, batch: int, unrolled: bool = False) -> None:
+    def __init__(self, uses: list[Use], losses: Tensor, batch: int, unrolled: bool = False, doubt: str = "") -> None:
         self.uses = uses
         self.unrolled = unrolled
+        self.doubt = doubt if batch > 1 else ""
         self.losses = losses
         self.batch = batch
 
@@ -199,6 +202,8 @@ class Engine:
         # What the model consisted of when it was last looked at.
         self.identity: list[int] = []
         self.buffers: list[int] = []
+        self.constants = Constants()
+        self.lengths = Lengths()
         self.mutable: set[str] = set()
         self.surveyed = False
         self.calls = 0
@@ -226,15 +231,7 @@ class Engine:
 
     def forward(self, losses: Losses, data: list[Tensor], batch: int, named: bool = False) -> Pass:
         """Run the model once, watched. ``named`` keeps module names (for messages) and outputs (for evidence)."""
-        capture = Capture(
-            self.parameters,
-            data,
-            covers=RULES.__contains__,
-            decompose=DECOMPOSE,
-            needs_values=lambda name: name not in SHAPE_ONLY,
-            keep_outputs=named,
-            spread=self.spread is not None,
-        )
+        capture = self.capture(data, max((len(t) for t in data if t.dim()), default=batch), named)
         with self.protected_buffers(), self._uncompiled(), torch.enable_grad():
             if named:
                 with module_names(self.model, capture.where), capture:
@@ -242,7 +239,24 @@ class Engine:
             else:
                 with capture:
                     values = losses()
-        return Pass(capture.uses, values, batch, capture.unrolled)
+        return Pass(capture.uses, values, batch, capture.unrolled, capture.doubts([values]))
+
+    def capture(self, data: list[Tensor], rows: int, named: bool = False) -> Capture:
+        """What watches one pass over a batch of so many rows."""
+        self.constants = self.constants.next(
+            [b for m in modules_of(self.model) for b in m._buffers.values() if b is not None]
+        )
+        return Capture(
+            self.parameters,
+            data,
+            covers=RULES.__contains__,
+            decompose=DECOMPOSE,
+            needs_values=lambda name: name not in SHAPE_ONLY,
+            keep_outputs=named,
+            spread=self.spread is not None,
+            rows=rows,
+            constants=self.constants,
+        )
 
     def _uncompiled(self) -> AbstractContextManager[Any]:
         """Compiled parts of the model run as they were written, so that their operations are seen."""
@@ -318,6 +332,20 @@ class Engine:
             ):
                 return None
         return plan
+
+    def still_holds(self, run: Pass, grads: list[list[Tensor | None]], plan: Plan) -> bool:
+        """Whether the examples of this very batch are where the plan has them; the graph of the pass is kept.
+
+        Losses are weighted by powers of two, one digit of the example's number after the other, and the gradient at
+        each element must follow the weight of the example that the plan says it belongs to.
+        """
+        for weights in owner_weights(run.batch, run.losses.device, run.losses.dtype):
+            for known, row, values in zip(plan.uses, grads, run.output_gradients(weights, retain=True), strict=True):
+                for layout, plain, value in zip(known.layouts, row, values, strict=True):
+                    seen = plain is not None and value is not None and layout is not None
+                    if seen and not follows(layout, plain, value, weights):
+                        return False
+        return True
 
     def make_plan(
         self, run: Pass, outputs: Outputs | None, example: int, original: Pass | None = None

@@ -21,7 +21,7 @@ def _words(text: str) -> frozenset[str]:
 CONSTANT = _words(
     "zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_empty "
     "new_full new_tensor new_empty_strided size dim numel stride is_contiguous is_floating_point is_complex "
-    "element_size get_device storage_offset data_ptr untyped_storage ndimension nelement __len__ has_names "
+    "element_size get_device storage_offset ndimension nelement __len__ has_names "
     "requires_grad_ retain_grad register_hook is_signed is_pinned is_inference"
 )
 
@@ -45,8 +45,13 @@ REARRANGING = _words(
 )
 SORTING = _words("sort msort topk kthvalue argsort")
 PACKING = _words("index_select _pack_padded_sequence")
-# The data leave torch here; what comes back as an index may depend on them unseen.
-ESCAPES = _words("tolist item numpy __array__ __int__ __index__ __float__")
+# The data leave torch here; what comes back as an index may depend on them unseen. So do they wherever a function gives
+# anything but tensors, unless it tells about the tensor and not about its values.
+ESCAPES = _words("tolist numpy __array__ __dlpack__ __cuda_array_interface__ __set__ data_ptr untyped_storage storage")
+ABOUT = _words(
+    "type is_same_size is_set_to is_shared is_conj is_neg is_distributed is_tensor is_storage result_type can_cast "
+    "__dlpack_device__ names is_coalesced dense_dim sparse_dim __hash__ _is_view backward dtype device shape"
+)
 
 EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 _GETTERS = {

@@ -84,6 +84,37 @@ def digit_weights(batch: int, device: torch.device, dtype: torch.dtype) -> list[
     return [torch.exp2(((number // DIGIT**k) % DIGIT).to(dtype)) for k in range(count)]
 
 
+#: Weights 2**-16 … 2**15: gradients of float32 and bfloat16 bear them without overflow.
+OWNER = 32
+
+
+def owner_weights(batch: int, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    """As :func:`digit_weights`, in as few vectors as the type allows."""
+    if dtype == torch.float16:
+        return digit_weights(batch, device, dtype)
+    number, found = torch.arange(batch, device=device), []
+    while OWNER ** len(found) < batch:
+        digit = (number // OWNER ** len(found)) % OWNER
+        found.append(torch.exp2((digit - OWNER // 2).to(dtype)))
+    return found
+
+
+def follows(layout: Layout, plain: Tensor, weighted: Tensor, weights: Tensor) -> bool:
+    """Whether the gradient under these weights is the plain one times the weight of each element's owner."""
+    narrow = plain.dtype in (torch.bfloat16, torch.float16)
+    one, two = layout.rows(plain), layout.rows(weighted)
+    if not one.numel():
+        return True
+    fine = torch.isfinite(one) & torch.isfinite(two)
+    one, two = torch.where(fine, one, 0.0).abs(), torch.where(fine, two, 0.0).abs() / weights.to(two.dtype).unsqueeze(1)
+    # What is left after cancellation, or below the range of the type, need not repeat: only sizeable elements count. An
+    # element of another example is seen on either side: too small here, or too large there.
+    size, largest = torch.maximum(one, two), one.amax(1, keepdim=True)
+    floor = torch.maximum((5e-2 if narrow else 1e-5) * largest, 1e-7 * largest.amax())
+    wrong = (size > floor) & ((one - two).abs() > 0.3 * size)
+    return not bool(wrong.sum() > (STRAYS * wrong.numel() if narrow else 0))
+
+
 #: Elements of a temporary tensor: evidence about the largest outputs (logits, say) must not take more than they do.
 CHUNK = 1 << 26
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.sgd import checks
+from tacit.sgd import checks, company
 from tacit.sgd.adapt import Template, adapted, outline
 from tacit.sgd.batches import leaves
 from tacit.sgd.engine import Engine, Gradients, Pass, Plan
@@ -44,9 +44,12 @@ def planned(
     data = leaves(batch)
     rewind = checks.remember(device)
     run = engine.forward(losses_of(batch), data, examples)
-    grads = run.output_gradients()
+    doubtful = checks.anyone(engine, bool(run.doubt))
+    grads = run.output_gradients(retain=doubtful)
     plan = engine.plan_for(run, grads)
     wanted = check != "never" and (check_now or not _known(engine, run, grads))
+    if doubtful and plan is not None and not engine.still_holds(run, grads, plan):
+        plan, wanted = None, True
     if engine.spread is not None:
         # Ranks gather parameters from one another: what one has to run again, all run again.
         wanted = engine.spread.any(wanted)
@@ -67,6 +70,10 @@ def planned(
             raise ClippingError(
                 "the model takes another path through its operations each time it runs on the same batch"
             )
+    if checks.anyone(engine, bool(run.doubt)) and check != "never":
+        company.in_company(engine, losses_of, batch, examples, views, run, rewind)
+    if check != "never":
+        company.unfelt(engine, losses_of, batch, examples, views, run)
     assert plan is not None
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         return engine.gradients(run, grads, plan), run.losses

@@ -1,0 +1,190 @@
+"""Does it change what is computed for an example how far its batch was padded?
+
+Records of different lengths are padded to the longest of their batch, so the length of one record reaches all others:
+in a mean over time that counts padding, or in positions that are counted from padding. Replacing examples at the same
+shape does not show it. Here one example is computed twice by itself, as it stands in its batch and without its padding,
+and must come out the same. Padding that changes nothing (masked, or behind what is read) stays allowed.
+
+How much of an example is padding is known for certain where the collate function is at hand: it makes a batch of one
+(:func:`alone`). Elsewhere, once batches have been seen to differ in length, masks, lengths or constant ends tell
+(:func:`guessed`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from tacit.sgd.batches import leaves
+from tacit.sgd.errors import BatchMixing, ClippingError
+
+#: How many records of a batch are collated by themselves, to find one that was padded.
+TRIED = 8
+
+FELT = (
+    "how far an example is padded changes what is computed for it, and how far depends on the longest example of its "
+    "batch: one person's length reaches all others, and no per-example bound exists. Pad every example to one public "
+    "length; or keep padding out of means and losses (a mask), and count positions from the first real token (pad on "
+    "the right, or pass position_ids)"
+)
+UNTOLD = (
+    "examples are padded to the longest of their batch, and whether that changes what is computed for them cannot be "
+    "told, because the model does not run on one of them without its padding: pad every example to one public length"
+)
+
+
+@dataclass(frozen=True)
+class Padded:
+    """An example of a batch that is shorter than the batch: its row, and its own size for each padded one."""
+
+    row: int
+    sizes: tuple[tuple[int, int], ...]
+    left: bool
+
+    def strip(self, tensor: Tensor, keep: int, most: int) -> Tensor:
+        """The part of a tensor that is not padding; dimension ``keep`` holds examples, ``most`` others are cut."""
+        cut = 0
+        for dim, size in enumerate(tensor.shape):
+            own = dict(self.sizes).get(size)
+            if dim != keep and own is not None and cut < most:
+                tensor = tensor.narrow(dim, size - own if self.left else 0, own)
+                cut += 1
+        return tensor
+
+
+# -- with the collate function ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _nothing_drawn() -> Iterator[None]:
+    """Random numbers that a collate function draws inside are drawn again after."""
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])  # noqa: NPY002
+
+
+def alone(collate: Callable[[list[Any]], Any], records: list[Any], batch: Any, dim: int = 0) -> Padded | None:
+    """What collating records by themselves says about a batch of them: one that was padded, or ``None``.
+
+    Refused is a collate function that gives a record other values in other company, beyond padding.
+    """
+    if len(records) < 2 or collate is default_collate:  # which never pads: it wants one size
+        return None
+    together = leaves(batch)
+    step = max(1, len(records) // TRIED)
+    found: Padded | None = None
+    with _nothing_drawn():
+        for k in range(0, len(records), step):
+            padded = _compared(collate, records, k, together, dim)
+            if padded is not None and (found is None or padded.sizes < found.sizes):
+                found = padded
+    return found
+
+
+def _compared(
+    collate: Callable[[list[Any]], Any], records: list[Any], k: int, together: list[Tensor], dim: int
+) -> Padded | None:
+    single = leaves(collate([records[k]]))
+    pairs = [
+        (one.select(dim, 0), many.movedim(dim, 0))
+        for one, many in zip(single, together, strict=False)
+        if one.dim() == many.dim() > dim and one.shape[dim] == 1 and many.shape[dim] == len(records)
+    ]
+    if len(single) != len(together) or not pairs:
+        raise ClippingError(
+            "the collate function makes something else of one record than of several, so what a record is in its batch "
+            "is not known: return tensors with the records in the first dimension"
+        )
+    sizes = {
+        (big, own) for one, many in pairs for own, big in zip(one.shape, many.shape[1:], strict=True) if own != big
+    }
+    for left in (False, True):
+        for row in (k, *range(len(records))):  # most keep the order; some sort by length
+            padded = Padded(row, tuple(sorted(sizes)), left)
+            if all(_same(one, padded.strip(many[row], -1, many.dim())) for one, many in pairs):
+                return padded if sizes else None
+        if not sizes:
+            break
+    again = leaves(collate([records[k]]))
+    if all(_same(a, b) for a, b in zip(single, again, strict=True)):
+        raise BatchMixing(
+            "the collate function gives a record other values in another batch, so one person's record reaches those "
+            "of others, and no per-example bound exists: compute what a record is from that record alone"
+        )
+    # It draws at random (masked tokens, say): sizes are known, and the side is where most collators pad.
+    return Padded(k, tuple(sorted(sizes)), False) if sizes else None
+
+
+def _same(one: Tensor, two: Tensor) -> bool:
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return False
+    return bool(torch.equal(one, two)) or bool(((one == two) | ((one != one) & (two != two))).all())
+
+
+# -- without it ---------------------------------------------------------------------------------------------------
+
+
+class Lengths:
+    """Which dimensions of a batch's tensors have been seen to differ from batch to batch."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Any, list[tuple[int, ...]]] = {}
+        self._varying: dict[Any, set[tuple[int, int]]] = {}
+
+    def varying(self, key: Any, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> set[int]:
+        """The sizes in this batch of what has had another size in an earlier one; ``dims`` hold the examples."""
+        shapes = [tuple(t.shape) for t in tensors]
+        before = self._seen.setdefault((key, tuple(len(s) for s in shapes)), shapes)
+        known = self._varying.setdefault((key, tuple(len(s) for s in shapes)), set())
+        for i, (one, two, dim) in enumerate(zip(before, shapes, dims, strict=True)):
+            known |= {(i, d) for d in range(len(one)) if dim is not None and d != dim and one[d] != two[d]}
+        return {shapes[i][d] for i, d in known}
+
+
+def _filled(tensor: Tensor) -> Tensor:
+    """How many elements each row begins with that look like padding: one value, which stands nowhere else in any row."""
+    flat = tensor.reshape(*tensor.shape[:2], -1)
+    ends = (flat == flat[:, :1]).all(2).long().cumprod(1).sum(1)
+    value = flat[int(ends.argmax()), 0]
+    where = (flat == value).all(2).long()
+    ends = where.cumprod(1).sum(1)
+    return ends * bool((ends == where.sum(1)).all()) * (ends > 1)
+
+
+def guessed(tensors: Sequence[Tensor], dims: Sequence[int | None], rows: int, size: int) -> Padded | None:
+    """The example with most padding in a dimension of this size, as masks, lengths or constant ends tell it."""
+    found: list[tuple[int, int, bool]] = []
+    held = [t.detach().movedim(d, 0) for t, d in zip(tensors, dims, strict=True) if d is not None]
+    long = [t for t in held if t.dim() > 1 and t.shape[1] == size]
+    masks = [t.reshape(rows, size, -1)[..., 0] for t in long if t.dim() == 2 and bool(((t == 0) | (t == 1)).all())]
+    counts = [t for t in held if t.dim() == 1 and not t.is_floating_point() and bool((t <= size).all())]
+    for left in (False, True):
+        own: Tensor | None = None
+        for mask in masks:
+            count = mask.long().sum(1)
+            place = torch.arange(size, device=mask.device)
+            inside = place >= size - count.unsqueeze(1) if left else place < count.unsqueeze(1)
+            if bool((inside == mask.bool()).all()) and bool((count > 0).all()):
+                own = count
+        if own is None and not left:
+            own = next((t.long() for t in counts if bool((t > 0).all()) and int(t.max()) == size), None)
+        if own is None and not masks and long:
+            own = size - torch.stack([_filled(t if left else t.flip(1)) for t in long]).amin(0)
+        if own is not None and int(own.min()) < size:
+            found.append((int(own.min()), int(own.argmin()), left))
+    if not found:
+        return None
+    own_size, row, left = min(found)
+    return Padded(row, ((size, own_size),), left)

@@ -1,0 +1,165 @@
+"""What was found out about one batch is not believed of the next where it may not hold."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tacit import sgd
+from tacit.sgd import company
+
+LENGTH, WIDTH, ROWS = 6, 5, 8
+
+
+def sequences(lengths, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(len(lengths), LENGTH, WIDTH, generator=generator)
+    return x, torch.tensor(lengths), torch.randint(3, (len(lengths),), generator=generator)
+
+
+IN_ORDER = sequences(range(1, ROWS + 1))
+SHUFFLED = sequences([5, 2, 7, 1, 8, 3, 6, 4], seed=1)
+
+
+@torch.jit.script
+def scripted_order(lengths):
+    return torch.argsort(lengths)
+
+
+def by_host(lengths):
+    return sorted(range(len(lengths)), key=lambda i: lengths[i])
+
+
+def by_comparison(lengths):
+    order = list(range(len(lengths)))
+    return order if bool(lengths[0] < lengths[-1]) else order[::-1]
+
+
+def by_dlpack(lengths):
+    return torch.from_dlpack(torch.utils.dlpack.to_dlpack(lengths)).argsort()
+
+
+def by_thread(lengths):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(lengths.argsort()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def by_data(lengths):
+    order = torch.zeros_like(lengths)
+    order.data = lengths.argsort()
+    return order
+
+
+def by_text(lengths):
+    numbers = [int(word) for word in str(lengths)[8:-2].split(",")]
+    return torch.tensor(numbers).argsort()
+
+
+ORDERS = {
+    "host": by_host,
+    "comparison": by_comparison,
+    "scripted": scripted_order,
+    "dlpack": by_dlpack,
+    "thread": by_thread,
+    "data": by_data,
+    "text": by_text,
+    "vmap": lambda lengths: torch.vmap(lambda row: row.argsort())(lengths.unsqueeze(0))[0],
+    "numpy": lambda lengths: torch.from_numpy(lengths.numpy().argsort()),
+}
+
+
+class Sorting(nn.Module):
+    """A model that looks at its sequences in another order, and puts the answers back."""
+
+    def __init__(self, order):
+        super().__init__()
+        self.order, self.inner, self.head = order, nn.Linear(WIDTH, 4), nn.Linear(4, 3)
+
+    def forward(self, x, lengths):
+        order = self.order(lengths)
+        h = self.inner(x[order]).tanh().mean(1)
+        back = torch.as_tensor(order).argsort()
+        return self.head(h[back])
+
+
+def sorting_loss(model, batch):
+    x, lengths, y = batch
+    return F.cross_entropy(model(x, lengths), y, reduction="none")
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+def test_an_order_that_nobody_saw_is_not_that_of_the_first_batch(kind):
+    torch.manual_seed(0)
+    model = Sorting(ORDERS[kind])
+    sgd.clipped_grad(model, sorting_loss, IN_ORDER, clip_norm=0.1)
+    truth = sgd.clipped_grad(model, sorting_loss, SHUFFLED, clip_norm=0.1, method="examples").norms
+    try:
+        norms = sgd.clipped_grad(model, sorting_loss, SHUFFLED, clip_norm=0.1).norms
+    except sgd.ClippingError:
+        return  # refused, and not guessed
+    torch.testing.assert_close(norms, truth, rtol=1e-4, atol=1e-6)
+
+
+def token_mean(model, batch):
+    x, lengths, y = batch
+    inside = torch.arange(LENGTH) < lengths.unsqueeze(1)
+    each = F.cross_entropy(model(x).flatten(0, 1), y.repeat_interleave(LENGTH), reduction="none").view(-1, LENGTH)
+    return (each * inside).sum(1) * len(x) / inside.sum()
+
+
+def test_a_mean_over_the_tokens_of_the_batch_is_refused_in_the_batch_that_shows_it():
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, 3)
+    sgd.clipped_grad(model, token_mean, sequences([4] * ROWS))
+    with pytest.raises(sgd.BatchMixing):
+        sgd.clipped_grad(model, token_mean, sequences([1, 2, 6, 4, 5, 1, 3, 2]))
+
+
+def trimmed(model, batch):
+    """Cut to the longest of the batch, and averaged over all that is left."""
+    x, lengths, y = batch
+    return F.cross_entropy(model(x[:, : int(lengths.max())]).mean(1), y, reduction="none")
+
+
+def test_a_loss_that_cuts_to_the_longest_example_is_refused_in_the_batch_that_shows_it():
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, 3)
+    sgd.clipped_grad(model, trimmed, sequences([4] * ROWS))
+    with pytest.raises(sgd.BatchMixing):
+        for seed in range(20):  # half of the examples stay, and the longest is among the others in every second batch
+            sgd.clipped_grad(model, trimmed, sequences([2, 2, 3, 2, 2, 6, 2, 3], seed))
+
+
+def test_a_message_about_mixing_shows_no_value_of_an_example():
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, 3)
+    with pytest.raises(sgd.BatchMixing) as caught:
+        sgd.clipped_grad(model, lambda m, b: m(b).sum((1, 2)) * b.mean(), torch.randn(4, LENGTH, WIDTH))
+    assert not any(character.isdigit() for character in str(caught.value))
+
+
+def test_ordinary_passes_are_not_doubted_after_the_first(monkeypatch):
+    """Constants of a closure, masks, positions and dropout leave nothing to check at every step."""
+    torch.manual_seed(0)
+    weights, asked = torch.tensor([1.0, 2.0, 3.0]), []
+    model = nn.Sequential(nn.Linear(WIDTH, 8), nn.LayerNorm(8), nn.Dropout(0.2), nn.Linear(8, 3))
+
+    def loss(model, batch):
+        x, lengths, y = batch
+        inside = torch.arange(LENGTH) < lengths.unsqueeze(1)
+        h = model(x) + torch.zeros(LENGTH, 3)
+        pooled = (h * inside.unsqueeze(2)).sum(1) / inside.sum(1, keepdim=True)
+        return F.cross_entropy(pooled, y, reduction="none") * weights[y]
+
+    sgd.clipped_grad(model, loss, IN_ORDER)
+    monkeypatch.setattr(company, "in_company", lambda *_: asked.append(1))
+    for seed in range(3):
+        sgd.clipped_grad(model, loss, sequences([5, 2, 7, 1, 8, 3, 6, 4], seed))
+    assert not asked
