@@ -23,6 +23,7 @@ from tacit.integrations.losses import per_example_loss, token_losses  # noqa: E4
 from tacit.integrations.transformers import make_private  # noqa: E402
 from tacit.ledger import Ledger  # noqa: E402
 from tacit.ledger.surroundings import SearchRefused  # noqa: E402
+from tacit.sgd import BatchMixing  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -255,3 +256,28 @@ def test_values_that_others_log_are_withheld_unless_they_are_public(tmp_path):
     seen = {name for entry in made.state.log_history for name in entry}
     assert {"temperature", "eval_loss"} <= seen
     assert not {"train_accuracy", "loss", "known_loss"} & seen
+
+
+def padded_left(rows):
+    """As :func:`collate`, and without position_ids: GPT-2 then counts positions from padding."""
+    made = collate(rows)
+    for k, row in enumerate(rows):
+        shift = made["input_ids"].shape[1] - len(row["input_ids"])
+        for name, value in made.items():
+            made[name][k] = value[k].roll(shift)
+    return made
+
+
+def mean_over_padding(model, inputs):
+    """One loss per example that counts padding, as many as the longest example of the batch has tokens."""
+    logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[:, :-1]
+    each = F.cross_entropy(logits.flatten(0, 1), inputs["labels"][:, 1:].flatten(), reduction="none")
+    return each.view(len(logits), -1).mean(1)
+
+
+@pytest.mark.parametrize(("collator", "loss"), [(padded_left, None), (collate, mean_over_padding)])
+def test_padding_that_reaches_a_loss_is_refused(tmp_path, collator, loss):
+    made = trainer(tmp_path, steps=2, loss=loss)
+    made.data_collator = collator
+    with pytest.raises(BatchMixing, match="padded"):
+        made.train()

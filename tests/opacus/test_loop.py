@@ -319,6 +319,22 @@ def test_a_mean_over_the_tokens_of_the_batch_is_refused():
         optimizer.step()
 
 
+def test_a_first_batch_of_equal_lengths_does_not_hide_a_mean_over_tokens():
+    torch.manual_seed(0)
+    model = WithLoss(tokens=True)
+    labels = torch.randint(9, (60, 5))
+    _, optimizer, loader = private(model, TensorDataset(torch.randint(9, (60, 5)), labels), batch_size=30)
+    batches = iter(loader)
+    x, y = next(batches)
+    model(x, y)["loss"].backward()
+    optimizer.step()
+    x, y = next(batches)
+    y[0, 1:] = -100
+    model(x, y)["loss"].backward()
+    with pytest.raises(BatchMixing, match="tokens"):
+        optimizer.step()
+
+
 def test_the_examples_may_lie_in_the_second_dimension():
     class Second(nn.Module):
         def __init__(self):

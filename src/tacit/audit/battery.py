@@ -29,6 +29,7 @@ from tacit.ledger import BudgetExceeded, Ledger
 from tacit.noise.keys import Key
 from tacit.sgd import clip as clip_module
 from tacit.sgd.data import Records
+from tacit.sgd.errors import BatchMixing, ClippingError
 
 #: No more findings than this in all checks together.
 MOST = 100
@@ -151,6 +152,49 @@ def overflow_is_bounded(seed: int) -> list[Finding]:
                 f"a record of {value} moved the sum by {moved:.3g}",
             )
         )
+    return found
+
+
+def later_batches_are_bounded(seed: int) -> list[Finding]:
+    """What a first batch has shown is not believed of the next: order, company and padding are looked at again."""
+    model = torch.nn.Linear(5, 3)
+    generator = torch.Generator().manual_seed(seed)
+
+    def batch(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(len(lengths), max(lengths), 5, generator=generator), torch.tensor(lengths)
+
+    def sorted_by_length(model: Any, some: Any) -> torch.Tensor:
+        order = sorted(range(len(some[1])), key=lambda k: int(some[1][k]))
+        return model(some[0][order]).square().sum((1, 2))[np.argsort(order).tolist()]
+
+    def over_all_tokens(model: Any, some: Any) -> torch.Tensor:
+        inside = torch.arange(some[0].shape[1]) < some[1].unsqueeze(1)
+        return (model(some[0]).square().sum(2) * inside).sum(1) * len(inside) / inside.sum()
+
+    def over_padding(model: Any, some: Any) -> torch.Tensor:
+        return model(some[0]).mean(1).square().sum(1)
+
+    uneven = [6, 1, 1, 1]
+    clip_module.clipped_grad(model, sorted_by_length, batch([3, 4, 5, 6]))
+    later = batch(uneven)
+    try:
+        norms = clip_module.clipped_grad(model, sorted_by_length, later).norms
+        true = clip_module.clipped_grad(model, sorted_by_length, later, method="examples").norms
+        right = bool(torch.allclose(norms, true, rtol=1e-3))
+    except ClippingError:
+        right = True
+    found = [holds("order of examples", right, "an order that a first batch did not show")]
+    for name, loss, first in (
+        ("company", over_all_tokens, [6, 6, 6, 6]),
+        ("padding", over_padding, [7, 7, 7, 7]),
+    ):
+        clip_module.clipped_grad(model, loss, batch(first))
+        refused = False
+        try:
+            clip_module.clipped_grad(model, loss, batch(uneven))
+        except BatchMixing:
+            refused = True
+        found.append(holds(f"examples reach each other ({name})", refused, "a first batch did not show it"))
     return found
 
 
@@ -430,6 +474,7 @@ def battery() -> dict[str, Check]:
         "bounded: Laplace": laplace_is_right,
         "bounded: views": views_are_bounded,
         "bounded: overflow": overflow_is_bounded,
+        "bounded: later batches": later_batches_are_bounded,
         "noise": noise_is_right,
         "noise: schedules": noise_follows_the_schedule,
         "noise: adaptive": adaptive_noise_pays_for_the_count,

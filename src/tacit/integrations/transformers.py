@@ -30,6 +30,7 @@ from tacit.integrations.trackers import record
 from tacit.ledger import Ledger
 from tacit.ledger.surroundings import count_or_refuse
 from tacit.opacus.data_loader import DPDataLoader
+from tacit.sgd import company
 from tacit.sgd.draws import PrivateBatches
 from tacit.sgd.loop import warn_about_noise
 from tacit.sgd.sampling import Poisson
@@ -130,10 +131,15 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             raise RuntimeError("the batch did not come from the private data loader")
         loop.settle()
         piece = loop.current = batches.handed.popleft()
+        if self.private is not None and self.private.padded:
+            piece.padded = self.private.padded.popleft()
         if piece.real == 0:
             loop.took(piece)
             return torch.zeros((), device=self.trainer.args.device)
         with context:
+            if piece.padded is not None:
+                with loop.watch.off():
+                    company.unfelt(self.loss, model, dict(inputs), piece.rows, piece.padded)
             losses = self.loss(model, inputs)
         if losses.shape != (piece.rows,):
             shape = tuple(losses.shape)

@@ -7,6 +7,7 @@ zero rows.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,20 +19,30 @@ from torch.utils.data import default_collate as torch_collate
 from tacit.noise.keys import Key
 from tacit.sgd.draws import PoissonAtRate, PrivateBatches
 from tacit.sgd.loop import Loop
+from tacit.sgd.padding import Padded, alone
 from tacit.sgd.sampling import Chunks, Poisson, Sampler, Shuffle
 
 
 class EmptyCollate:
-    """The user's collate function, which also makes a batch of no records; ``blank`` makes one of zeros instead."""
+    """The user's collate function, which also makes a batch of no records; ``blank`` makes one of zeros instead.
+
+    With ``telling`` it gives a pair: the batch, and one of its records that was padded
+    (:func:`tacit.sgd.padding.alone`).
+    """
 
     def __init__(self, collate: Any, dataset: Any, batch_dim: int = 0, blank: bool = False) -> None:
         self.collate, self.dataset, self.batch_dim, self.blank = collate, dataset, batch_dim, blank
+        self.telling = False
 
     def __call__(self, records: list[Any]) -> Any:
         if records:
-            return self.collate(records)
-        # A record that is there anyway gives the structure; none of its values are left.
-        return self._empty(self.collate([self.dataset[0]]))
+            batch, padded = self.collate(records), None
+            if self.telling:
+                padded = alone(self.collate, records, batch, self.batch_dim)
+        else:
+            # A record that is there anyway gives the structure; none of its values are left.
+            batch, padded = self._empty(self.collate([self.dataset[0]])), None
+        return (batch, padded) if self.telling else batch
 
     def _empty(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -93,6 +104,8 @@ class DPDataLoader(DataLoader):  # type: ignore[misc]
             sampler = PoissonAtRate(size, expected, sample_rate)
             batches = PrivateBatches(sampler, _key(generator).derive("sampler"), size, blank=rand_on_empty)
         self.loop: Loop | None = None
+        #: what collating said about the batches that were handed out, for a loop that takes them up later
+        self.padded: deque[Padded | None] = deque()
         collate = collate_fn if collate_fn is not None else torch_collate
         if not isinstance(collate, EmptyCollate):
             collate = EmptyCollate(collate, dataset, 0 if batch_first else 1, rand_on_empty)
@@ -139,13 +152,33 @@ class DPDataLoader(DataLoader):  # type: ignore[misc]
         return rate
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in super().__iter__():
+        self.padded.clear()
+        behind = self.batch_sampler.behind
+        for number, (batch, padded) in enumerate(self._told()):
             if self.loop is not None:
                 self.loop.hand_out()
+                if self.loop.current is not None:
+                    self.loop.current.padded = padded
+            elif number >= behind:
+                self.padded.append(padded)
             yield batch
         if self.loop is not None:
             self.loop.settle()
             self.loop.leave_behind()
+
+    def _told(self) -> Iterator[Any]:
+        """Batches with what collating says about them; a loader that somebody made of this one gives plain batches."""
+        batches = None
+        while True:
+            self.collate_fn.telling = True
+            try:
+                batches = super().__iter__() if batches is None else batches
+                told = next(batches)
+            except StopIteration:
+                return
+            finally:
+                self.collate_fn.telling = False
+            yield told
 
     def split(self, physical: int) -> DPDataLoader:
         """The same draws in pieces of at most ``physical`` records."""

@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 from tacit.sgd import checks
 from tacit.sgd.engine import modules_of
 from tacit.sgd.errors import ClippingError, UncoveredUse
+from tacit.sgd.layout import owner_weights
+from tacit.sgd.padding import Padded
 from tacit.sgd.rules.base import wide
 from tacit.sgd.uses import Use
 
@@ -47,6 +49,9 @@ class Call:
         self.cotangents: dict[int, Tensor] = {}
         self.whole: dict[int, Tensor] = {}
         self.grads: list[list[Tensor | None]] | None = None
+        #: gradients at the outputs of the uses under weights of the examples, where the pass is one to be doubted
+        self.weighed: list[tuple[Tensor, list[list[Tensor | None]]]] = []
+        self.doubt = ""
         self.rows = 0
 
     @property
@@ -81,19 +86,36 @@ class Call:
             # A loss that the model computed itself; the others are then none of the loop's business.
             self.whole = whole if not self.cotangents else {}
             self.cotangents = self._through(whole, self.cotangents)
-        outs = [self.outs[k] for k in self.cotangents]
+        if self.doubt and self.rows > 1:
+            for weights in owner_weights(self.rows, self.device, torch.float32):
+                cotangents = {k: self._spread(k, weights) * g for k, g in self.cotangents.items()}
+                self.weighed.append((weights, self._at_uses(cotangents, retain=True)[0]))
+        self.grads, told = self._at_uses(self.cotangents)
+        self.watch.pending.append(self)
+        return [None if g is None else g / factor for g in told]
+
+    def _spread(self, k: int, weights: Tensor) -> Tensor:
+        """Weights of the examples, shaped to multiply an output."""
+        dim = self.watch.place_of(self, k, self.rows)
+        assert dim is not None
+        out = self.outs[k]
+        return weights.to(out.dtype).reshape([-1 if d == dim else 1 for d in range(out.dim())])
+
+    def _at_uses(
+        self, cotangents: dict[int, Tensor], retain: bool = False
+    ) -> tuple[list[list[Tensor | None]], list[Tensor | None]]:
+        """The gradients at the outputs of the uses, and at the inputs, for these at the outputs of the call."""
+        outs = [self.outs[k] for k in cotangents]
         edges = [edge for use in self.uses for edge in use.edges]
         targets = [*edges, *(leaf for _, leaf in self.linked)]
+        told: Any = (None,) * len(targets)
         if outs and targets:
-            told = torch.autograd.grad(outs, targets, list(self.cotangents.values()), allow_unused=True)
-        else:
-            told = (None,) * len(targets)
-        self.grads, at = [], 0
+            told = torch.autograd.grad(outs, targets, list(cotangents.values()), retain_graph=retain, allow_unused=True)
+        found, at = [], 0
         for use in self.uses:
-            self.grads.append([None if g is None else g.detach() for g in told[at : at + len(use.edges)]])
+            found.append([None if g is None else g.detach() for g in told[at : at + len(use.edges)]])
             at += len(use.edges)
-        self.watch.pending.append(self)
-        return [None if g is None else g / factor for g in told[at:]]
+        return found, list(told[at:])
 
     def _for_inputs(self, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
         """A batch that is none of the loader's trains something else through the model, as a generator is trained by
@@ -150,30 +172,64 @@ class Call:
     def surrogate(self, leaves: list[Any]) -> Callable[[], Tensor]:
         """One value per example whose gradient is that of the example's loss at the weights as they are."""
 
-        def losses() -> Tensor:
-            args, kwargs = self.arguments(leaves)
-            with self._precision():
-                out = self.module(*args, **kwargs)
-            outs = live(out)
-            total: Tensor | None = None
-            for k, cotangent in self.cotangents.items():
-                dim = self.watch.place_of(self, k, self.rows)
-                assert dim is not None
-                kind = wide(outs[k].dtype)
-                product = outs[k].to(kind).movedim(dim, 0) * cotangent.to(kind).movedim(dim, 0)
-                value = product.reshape(self.rows, -1).sum(1)
-                total = value if total is None else total + value
-            assert total is not None
-            return total
+        return lambda: self.values_of(self.outputs(leaves))[0]
 
-        return losses
+    def outputs(self, leaves: list[Any]) -> list[Tensor]:
+        """The outputs of the module on these inputs."""
+        args, kwargs = self.arguments(leaves)
+        with self._precision():
+            return live(self.module(*args, **kwargs))
+
+    def values_of(self, outs: list[Tensor], overlap: bool = False) -> tuple[Tensor, Any]:
+        """One value per example: its outputs, weighed by what arrived at them; and the shapes of the outputs.
+
+        With ``overlap`` outputs may be longer or shorter than those at which it arrived.
+        """
+        total: Tensor | None = None
+        for k, cotangent in self.cotangents.items():
+            dim = self.watch.place_of(self, k, self.rows)
+            assert dim is not None
+            out, kind = outs[k], wide(outs[k].dtype)
+            if overlap:
+                out, cotangent = self.overlapping(out, cotangent)
+            product = out.to(kind).movedim(dim, 0) * cotangent.to(kind).movedim(dim, 0)
+            value = product.reshape(self.rows, -1).sum(1)
+            total = value if total is None else total + value
+        assert total is not None
+        return total, [outs[k].shape for k in self.cotangents]
+
+    @staticmethod
+    def overlapping(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
+        """The parts of two tensors that both have: how long padded outputs are may depend on the batch."""
+        common = tuple(slice(0, min(a, b)) for a, b in zip(one.shape, two.shape, strict=True))
+        return one[common], two[common]
+
+    def feels(self, padded: Padded, whole: list[Tensor], own: list[Tensor], tolerance: float) -> bool:
+        """Whether outputs for a batch of one, weighed as its loss weighs them, change when padding is taken off."""
+        for k in self.whole:
+            one, two = whole[k].detach().double(), own[k].detach().double()
+            if not bool((one - two).abs() <= tolerance * (1e-2 + one.abs())):
+                return True
+        for k, cotangent in self.cotangents.items():
+            dim = self.watch.place_of(self, k, self.rows)
+            assert dim is not None
+            weight = cotangent.narrow(dim, padded.row, 1).double()
+            one = whole[k].detach().double() * weight
+            cut = one.dim() if one.shape != own[k].shape else 0
+            two = own[k].detach().double() * padded.strip(weight, dim, cut)
+            kept = padded.strip(one, dim, cut)
+            if kept.shape != two.shape:
+                return True
+            away = (kept - two).norm().square() + one.norm().square() - kept.norm().square()  # padding that counts
+            if not bool(away <= (tolerance * one.norm()).square() + 1e-24):
+                return True
+        return False
 
     def again(self, leaves: list[Any]) -> dict[int, Tensor]:
         """The cotangents that a loss computed in the model has for these inputs."""
-        args, kwargs = self.arguments(leaves)
         self.rewind()
-        with torch.enable_grad(), self._precision():
-            outs = live(self.module(*args, **kwargs))
+        with torch.enable_grad():
+            outs = self.outputs(leaves)
         roots, behind = [outs[k] for k in self.whole], [outs[k] for k in self.cotangents]
         found = torch.autograd.grad(roots, behind, list(self.whole.values()), allow_unused=True)
         return {k: g for k, g in zip(self.cotangents, found, strict=True) if g is not None}

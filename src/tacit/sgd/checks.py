@@ -11,7 +11,7 @@ The sum alone would not be enough: a value shared by the whole batch gives the r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -262,8 +262,15 @@ def losses_quietly(losses: Callable[[], Tensor]) -> None:
 def precision(engine: Engine, run: Pass) -> torch.dtype:
     """The narrowest floating type anything was computed in."""
     types = {t for use in run.uses for t in use.types}
-    types |= {p.dtype for p in engine.parameters.values()}
-    return min((t for t in types if t in TOLERANCE), key=lambda t: -TOLERANCE[t])
+    return narrowest([*types, *(p.dtype for p in engine.parameters.values())])
+
+
+def narrowest(types: Iterable[torch.dtype], device: torch.device | None = None) -> torch.dtype:
+    """The narrowest of these floating types, and of what autocast now makes of them on a device."""
+    found = {t for t in types if t in TOLERANCE}
+    if device is not None and torch.is_autocast_enabled(device.type):
+        found.add(torch.get_autocast_dtype(device.type))
+    return max(found, key=lambda t: TOLERANCE[t])
 
 
 def _rounds(losses: Tensor, chosen: list[int]) -> list[tuple[str, Tensor]]:

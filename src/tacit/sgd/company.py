@@ -2,12 +2,13 @@
 
 A plan, and the checks of it, hold for batches with which a pass does the same. Where it may do something else with each
 batch (:attr:`~tacit.sgd.capture.Capture.doubt`: values of the data are read, or one of the whole batch goes into the
-losses), the losses of half of the examples must stay the same when the other half is replaced. And where batches are
+losses), the losses of each half of the examples must stay the same when the other is replaced. And where batches are
 padded to their longest example, an example must come out the same without its padding (:mod:`~tacit.sgd.padding`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,10 +23,16 @@ from tacit.sgd.engine import Engine, Pass
 from tacit.sgd.errors import BatchMixing, ClippingError
 
 Losses = Callable[[Any], Callable[[], Tensor]]
+#: Losses of a batch, and shapes on the way to them.
+Values = Callable[[Any], tuple[Tensor, Any]]
 
 #: How far the loss of an example may move in other company, relative to one plus its size. The same kernels on the same
 #: row give the same bits: this is not about the precision of the model.
 UNMOVED = 2e-5
+
+
+#: What a model raises that does not run on rows in another order, or cut to another length.
+REFUSED = (RuntimeError, ValueError, IndexError)
 
 
 def in_company(
@@ -37,37 +44,89 @@ def in_company(
     run: Pass,
     rewind: Callable[[], None],
 ) -> None:
-    """Half of the examples, drawn at random, must not notice that the others are replaced."""
-    order = torch.tensor(checks.a_few(examples, examples))
-    stay, index = order[: (examples + 1) // 2], torch.arange(examples)
-    index[order[(examples + 1) // 2 :]] = stay[0]
-    other = checks.picked(batch, index, views)
+    """No half of the examples may notice that the other half is replaced."""
 
     def losses(some: Any) -> tuple[Tensor, Any]:
         rewind()
         again = engine.forward(losses_of(some), leaves(some), examples)
         return again.losses.detach().double(), [use.shapes for use in again.uses]
 
-    def moved(one: Tensor, two: Tensor, within: float) -> bool:
-        one, two = one[stay.to(one.device)], two[stay.to(two.device)]
-        return bool(((one - two).abs() > within * (1 + one.abs())).any())  # not for an example that is not finite
-
-    before = run.losses.detach().double()
+    known = run.losses.detach().double(), [use.shapes for use in run.uses]
+    tolerance = checks.TOLERANCE[checks.precision(engine, run)]
     with kept(run.losses.device):
-        swapped, shapes = losses(other)
-        if not moved(before, swapped, UNMOVED):
-            return
-        again = losses(batch)[0]
-        noise = ((again - before).abs() / (1 + before.abs())).nan_to_num(0.0, 0.0, 0.0).amax().item()
+        for stay, other, fine in compared(
+            losses, known, batch, lambda index: checks.picked(batch, index, views), examples, engine.model, tolerance
+        ):
+            if not fine:
+                raise checks.mixing(checks.culprit(engine, losses_of, batch, other, examples, int(stay[0]), rewind))
+
+
+def compared(
+    losses: Values,
+    known: tuple[Tensor, Any],
+    batch: Any,
+    pick: Callable[[Tensor], Any],
+    examples: int,
+    model: nn.Module,
+    tolerance: float,
+) -> Iterator[tuple[Tensor, Any, bool]]:
+    """Those who stay, the batch in which all others are replaced, and whether they notice; for each half.
+
+    ``pick`` makes a batch of the examples of these numbers.
+    """
+    for stay, index in halves(examples):
+        other = pick(index)
+        try:
+            yield stay, other, stays(losses, known, batch, other, stay, model, tolerance)
+        except REFUSED as error:
+            if isinstance(error, ClippingError | torch.OutOfMemoryError):
+                raise
+            # A batch that has to be sorted, say: with one of it in all places it always is.
+            other = pick(torch.full((examples,), int(stay[0])))
+            yield stay[:1], other, stays(losses, known, batch, other, stay[:1], model, tolerance)
+
+
+def halves(examples: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each of two halves of the examples, at random, and all places with one of it in place of every other example.
+
+    So whoever reaches all others is replaced once, whoever it is.
+    """
+    order = torch.tensor(checks.a_few(examples, examples))
+    for stay in (order[: examples // 2], order[examples // 2 :]):
+        index = torch.full((examples,), int(stay[0]))
+        index[stay] = stay
+        yield stay, index
+
+
+def stays(
+    losses: Values,
+    known: tuple[Tensor, Any],
+    batch: Any,
+    other: Any,
+    stay: Tensor,
+    model: nn.Module,
+    tolerance: float,
+) -> bool:
+    """Whether the losses of those who stay are the same in two batches.
+
+    ``losses`` gives them, and shapes on the way there; ``known`` is what it gave for ``batch``.
+    """
+
+    def same(one: Tensor, two: Tensor, within: float) -> bool:
+        one, two = one[stay.to(one.device)], two[stay.to(two.device)]
+        return not bool(((one - two).abs() > within * (1 + one.abs())).any())  # also where one is not finite
+
+    before, shapes = known
+    after, others = losses(other)
+    if same(before, after, UNMOVED):
+        return True
+    if shapes == others:
         # A GPU may add up in no fixed order.
-        within = min(UNMOVED + 8 * noise, checks.TOLERANCE[checks.precision(engine, run)])
-        if shapes != [use.shapes for use in run.uses]:
-            # Other shapes are computed by other kernels, and dropout then draws other masks for the same example.
-            within = checks.TOLERANCE[checks.precision(engine, run)]
-            with evaluating(engine.model):
-                before, swapped = losses(batch)[0], losses(other)[0]
-        if moved(before, swapped, within):
-            raise checks.mixing(checks.culprit(engine, losses_of, batch, other, examples, int(stay[0]), rewind))
+        noise = ((losses(batch)[0] - before).abs() / (1 + before.abs())).nan_to_num(0.0, 0.0, 0.0).amax().item()
+        return same(before, after, min(UNMOVED + 8 * noise, tolerance))
+    # Other shapes are computed by other kernels, and dropout then draws other masks for the same example.
+    with evaluating(model):
+        return same(losses(batch)[0], losses(other)[0], tolerance)
 
 
 @contextmanager
@@ -93,33 +152,57 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def unfelt(engine: Engine, losses_of: Losses, batch: Any, examples: int, views: int, run: Pass) -> None:
-    """Refuse a loss that depends on padding, once batches have been seen to differ in length."""
+def after_lengths(engine: Engine, losses_of: Losses, batch: Any, examples: int, views: int) -> None:
+    """Refuse losses that depend on padding, once batches have been seen to differ in length."""
     tensors = leaves(batch)
     for size in engine.lengths.varying(engine.context, tensors, [0] * len(tensors)):
         padded = padding.guessed(tensors, [0] * len(tensors), examples * views, size)
         if padded is None:
             continue
-        example = padded.row // views
-        whole = checks.picked(batch, torch.tensor([example]), views)
+        whole = dataclasses.replace(padded, row=padded.row // views)
 
-        def losses(some: Any) -> Tensor:
-            with engine.protected_buffers(), torch.enable_grad():
-                return losses_of(some)().detach()
+        def losses(_: Any, some: Any) -> Tensor:
+            with engine.protected_buffers():
+                return losses_of(some)()
 
-        with kept(run.losses.device), evaluating(engine.model):
-            felt(losses, whole, padded, checks.TOLERANCE[checks.precision(engine, run)])
+        unfelt(losses, engine.model, batch, examples * views, whole, views)
 
 
-def felt(losses: Callable[[Any], Tensor], single: Any, padded: padding.Padded, tolerance: float) -> None:
-    """Raise where the losses of a batch of one change when its padding is taken off."""
-    before = losses(single).double()
-    for most in (9, 1):  # a dimension of features may have the size of a padded one
-        try:
-            after = losses(pytree.tree_map_only(Tensor, lambda t, most=most: padded.strip(t, 0, most), single)).double()
-        except (RuntimeError, ValueError, IndexError):
-            continue
-        if bool((before - after).abs().le(tolerance * (1e-2 + before.abs())).all()):
-            return
-        raise BatchMixing(padding.FELT)
+def unfelt(
+    losses: Callable[[nn.Module, Any], Tensor],
+    model: nn.Module,
+    batch: Any,
+    rows: int,
+    padded: padding.Padded,
+    views: int = 1,
+) -> None:
+    """Refuse a loss per example that changes when the padding of an example is taken off.
+
+    The example is a batch by itself both times, without dropout.
+    """
+    place = torch.arange(padded.row * views, (padded.row + 1) * views)
+
+    def single(tensor: Tensor, most: int) -> Tensor:
+        if not tensor.dim() or len(tensor) != rows:
+            return tensor
+        return padded.strip(tensor[place.to(tensor.device)], 0, most)
+
+    def run(most: int) -> Tensor:
+        some = pytree.tree_map_only(Tensor, lambda t: single(t, most), batch)
+        with torch.enable_grad():
+            return losses(model, some).detach()
+
+    device = next(model.parameters()).device
+    with kept(device), evaluating(model):
+        whole = run(0)
+        narrow = checks.narrowest([whole.dtype, *(p.dtype for p in model.parameters())], device)
+        before = whole.double()
+        for most in (9, 1):  # a dimension of features may have the size of a padded one
+            try:
+                after = run(most).double()
+            except REFUSED:
+                continue
+            if bool((before - after).abs().le(checks.TOLERANCE[narrow] * (1e-2 + before.abs())).all()):
+                return
+            raise BatchMixing(padding.FELT)
     raise ClippingError(padding.UNTOLD)

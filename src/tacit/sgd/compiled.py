@@ -186,6 +186,8 @@ class Program:
                 raise CannotCompile("the model takes another path through its operations when it is traced")
             if examples > 1 and any(use.rearranged for use in run.uses):
                 raise CannotCompile("where the examples are in some tensor depends on the data, and is found anew")
+            if run.doubt:
+                raise CannotCompile(f"{run.doubt}, so that every batch is checked")
             if not plan.settled:
                 raise Unsettled
             self.unrolled = run.unrolled

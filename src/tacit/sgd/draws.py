@@ -22,6 +22,7 @@ from tacit import accounting as acc
 from tacit.accounting.sampling import Accumulated
 from tacit.noise.keys import Key
 from tacit.noise.tensor import tail_delta
+from tacit.sgd.padding import Padded
 from tacit.sgd.plan import generator_delta
 from tacit.sgd.sampling import Poisson, Sampler
 
@@ -30,7 +31,8 @@ from tacit.sgd.sampling import Poisson, Sampler
 class Piece:
     """A batch as the loop gets it: all of a draw, or one physical part of it (``last``: the one that ends it).
 
-    ``real`` is how many of its rows are records: none where a blank stands in for an empty draw.
+    ``real`` is how many of its rows are records: none where a blank stands in for an empty draw. ``padded`` is one of
+    its records that is shorter than the batch, where the loader knows.
     """
 
     draw: int
@@ -38,6 +40,7 @@ class Piece:
     last: bool
     real: int
     taken: bool = False
+    padded: Padded | None = None
 
 
 class PrivateBatches(TorchSampler[list[int]]):  # type: ignore[misc]

@@ -59,6 +59,16 @@ class Plan:
     checked: bool = False
 
 
+def agrees(plan: Plan, grads: list[list[Tensor | None]], weighted: list[list[Tensor | None]], weights: Tensor) -> bool:
+    """Whether gradients at the outputs follow the weights of the examples that a plan says the elements belong to."""
+    for known, row, values in zip(plan.uses, grads, weighted, strict=True):
+        for layout, plain, value in zip(known.layouts, row, values, strict=True):
+            seen = layout is not None and plain is not None and value is not None
+            if seen and not follows(layout, plain, value, weights):  # type: ignore[arg-type]
+                return False
+    return True
+
+
 @dataclass
 class Gradients:
     """Per-example gradients of every parameter, held as contributions; index ``k`` is the ``k``-th parameter."""
@@ -339,13 +349,10 @@ class Engine:
         Losses are weighted by powers of two, one digit of the example's number after the other, and the gradient at
         each element must follow the weight of the example that the plan says it belongs to.
         """
-        for weights in owner_weights(run.batch, run.losses.device, run.losses.dtype):
-            for known, row, values in zip(plan.uses, grads, run.output_gradients(weights, retain=True), strict=True):
-                for layout, plain, value in zip(known.layouts, row, values, strict=True):
-                    seen = plain is not None and value is not None and layout is not None
-                    if seen and not follows(layout, plain, value, weights):
-                        return False
-        return True
+        return all(
+            agrees(plan, grads, run.output_gradients(weights, retain=True), weights)
+            for weights in owner_weights(run.batch, run.losses.device, run.losses.dtype)
+        )
 
     def make_plan(
         self, run: Pass, outputs: Outputs | None, example: int, original: Pass | None = None

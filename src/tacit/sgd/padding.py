@@ -154,7 +154,7 @@ class Lengths:
 
 
 def _filled(tensor: Tensor) -> Tensor:
-    """How many elements each row begins with that look like padding: one value, which stands nowhere else in any row."""
+    """How many elements each row begins with that look like padding: one value, and nowhere else in any row."""
     flat = tensor.reshape(*tensor.shape[:2], -1)
     ends = (flat == flat[:, :1]).all(2).long().cumprod(1).sum(1)
     value = flat[int(ends.argmax()), 0]

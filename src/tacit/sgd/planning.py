@@ -73,7 +73,7 @@ def planned(
     if checks.anyone(engine, bool(run.doubt)) and check != "never":
         company.in_company(engine, losses_of, batch, examples, views, run, rewind)
     if check != "never":
-        company.unfelt(engine, losses_of, batch, examples, views, run)
+        company.after_lengths(engine, losses_of, batch, examples, views)
     assert plan is not None
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         return engine.gradients(run, grads, plan), run.losses

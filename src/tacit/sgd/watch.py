@@ -15,6 +15,7 @@ self-check compares with autograd, and what must not change when all other examp
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,19 +24,25 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tacit.sgd import checks
+from tacit.sgd import checks, company, padding
 from tacit.sgd.adapt import Template, adapted, merged, outline
 from tacit.sgd.calls import Border, Call, live
 from tacit.sgd.capture import Capture
-from tacit.sgd.engine import Engine, Gradients, Outputs, Pass
+from tacit.sgd.engine import Engine, Gradients, Outputs, Pass, Plan, agrees
 from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
-from tacit.sgd.rules import DECOMPOSE, RULES, SHAPE_ONLY
 
 UNWATCHED = (
     "parameter {!r} received a gradient outside the watched calls of the model, which is neither clipped nor noised. "
     "A penalty on the weights belongs into the optimizer (weight_decay); call the model itself rather than its "
     "forward(); outputs must be tensors in tuples, lists, dicts or registered classes; activation checkpointing needs "
     "use_reentrant=False."
+)
+
+
+MIXES = (
+    "the output of {} for an example changed when other examples of the batch were replaced: the model mixes examples, "
+    "so no per-example bound exists. tacit.sgd.fix(model) replaces batch normalisation; anything else has to treat "
+    "each example by itself."
 )
 
 
@@ -207,13 +214,7 @@ class Watch:
         piece = self.piece()
         call = Call(self, module, args, kwargs, piece)
         engine = self.engine
-        capture = Capture(
-            engine.parameters,
-            call.data,
-            covers=RULES.__contains__,
-            decompose=DECOMPOSE,
-            needs_values=lambda name: name not in SHAPE_ONLY,
-        )
+        capture = engine.capture(call.data, piece.rows if piece is not None else 1)
         call.uses = capture.uses
         call.context.enter_context(engine.protected_buffers())
         call.context.enter_context(engine._uncompiled())
@@ -231,6 +232,7 @@ class Watch:
         call.outs = [t for t in live(out) if capture.derived(t) is None]
         if not call.outs or not (call.uses or call.linked):
             return None
+        call.doubt = capture.doubts([t for t in call.outs if t.dim()])
         cut = Border.apply(call, self._anchor, *(original for original, _ in call.linked))
         return pytree.tree_map(
             lambda leaf: next((c for c, o in zip(cut, call.outs, strict=True) if o is leaf), leaf), out
@@ -255,6 +257,8 @@ class Watch:
                     good = torch.zeros_like(good)
                 else:
                     found.append(gradients)
+                    if self.check:
+                        self._in_company(call)
         return merged(found, rows, list(self.engine.parameters.values())), good
 
     def _one(self, call: Call) -> Gradients | None:
@@ -262,10 +266,11 @@ class Watch:
         assert call.grads is not None
         run = Pass(call.uses, torch.ones(call.rows, device=call.device), call.rows)
         engine.context = call.key
-        plan = engine.plan_for(run, call.grads)
+        plan = self._holding(engine.plan_for(run, call.grads), call)
         quiet = torch.no_grad(), torch.autocast(call.device.type, enabled=False)
         if plan is None:
             plan, same = adapted(self._templates.get(outline(engine.context, run, call.grads)), run)
+            plan = self._holding(plan, call)
             if plan is not None:
                 with quiet[0], quiet[1]:
                     gradients = engine.gradients(run, call.grads, plan, planning=not same)
@@ -284,6 +289,85 @@ class Watch:
                 self._templates[outline(engine.context, run, call.grads)] = Template(plan, call.uses)
         with quiet[0], quiet[1]:
             return engine.gradients(run, call.grads, plan)
+
+    @staticmethod
+    def _holding(plan: Plan | None, call: Call) -> Plan | None:
+        """The plan, if the examples of this very batch are where it has them, as far as that was in doubt."""
+        grads = call.grads or []
+        holds = plan is not None and all(agrees(plan, grads, told, weights) for weights, told in call.weighed)
+        return plan if holds else None
+
+    def _in_company(self, call: Call) -> None:
+        """What is asked of every batch: examples must not notice who else is in it, nor how far it was padded."""
+        after = checks.remember(call.device)
+        try:
+            with self.off(), torch.enable_grad():
+                if call.rows > 1 and (call.doubt or call.whole):
+                    self._replaced(call)
+                padded = call.piece.padded or self._guessed(call)
+                if padded is not None:
+                    self._stripped(call, padded)
+        finally:
+            after()
+
+    def _replaced(self, call: Call) -> None:
+        def losses(leaves: list[Any]) -> tuple[Tensor, Any]:
+            call.rewind()
+            values, shapes = call.values_of(call.outputs(leaves), overlap=True)
+            return values.detach().double(), shapes
+
+        leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
+        values, shapes = call.values_of(call.outs)
+        known = values.detach().double(), shapes
+        if call.picked(torch.arange(call.rows), False) is None:
+            return
+        pick = functools.partial(call.picked, square=False)
+        try:
+            for stay, other, fine in company.compared(
+                losses, known, leaves, pick, call.rows, self.engine.model, self._tolerance(call)
+            ):
+                if not fine:
+                    raise BatchMixing(MIXES.format(type(call.module).__name__))
+                if call.whole:
+                    self._weighed(call, other, stay)
+        except company.REFUSED as error:
+            if isinstance(error, ClippingError | torch.OutOfMemoryError):
+                raise
+            # Rows cannot be exchanged at all, as in _isolated: where the examples are was found in this very batch.
+
+    def _tolerance(self, call: Call) -> float:
+        return checks.TOLERANCE[checks.precision(self.engine, Pass(call.uses, torch.ones(1), 1))]
+
+    def _guessed(self, call: Call) -> padding.Padded | None:
+        """An example with padding, where batches have been seen to differ in length."""
+        tensors = [t.detach() for t in call.data]
+        dims = [self.dim_of(t, call.rows) if t.dim() else None for t in tensors]
+        sizes = self.engine.lengths.varying((id(call.module), "loop"), tensors, dims)
+        found = [padding.guessed(tensors, dims, call.rows, size) for size in sorted(sizes)]
+        return next((padded for padded in found if padded is not None), None)
+
+    def _stripped(self, call: Call, padded: padding.Padded) -> None:
+        single = call.picked(torch.tensor([padded.row]), False)
+        if single is None:
+            return
+        dims = [
+            self.dim_of(leaf, call.rows) if isinstance(leaf, Tensor) and leaf.dim() else None for leaf in call.leaves
+        ]
+        with company.evaluating(self.engine.model):
+            whole = call.outputs(single)
+            for most in (9, 1):  # a dimension of features may have the size of a padded one
+                cut = [
+                    padded.strip(leaf, dim, most) if isinstance(leaf, Tensor) and dim is not None else leaf
+                    for leaf, dim in zip(single, dims, strict=True)
+                ]
+                try:
+                    own = call.outputs(cut)
+                except company.REFUSED:
+                    continue
+                if call.feels(padded, whole, own, self._tolerance(call)):
+                    raise BatchMixing(padding.FELT)
+                return
+        raise ClippingError(padding.UNTOLD)
 
     def _survey(self, call: Call) -> bool:
         """Make the plan for a call and check it, as :func:`tacit.sgd.checks.survey` does; False where nothing is
@@ -334,7 +418,6 @@ class Watch:
         everyone = torch.full((call.rows,), example)
         narrow = checks.precision(self.engine, run)
         before = run.losses[example].detach().double()
-        failure: str | None = None
         for square in (False, True):
             alike = call.picked(everyone, square)
             if alike is None:
@@ -350,22 +433,19 @@ class Watch:
             near = checks.TOLERANCE[narrow] * (1e-3 + before.abs())
             if not self.check or bool((before - after).abs() <= near):
                 if self.check and call.whole:
-                    self._weighed(call, alike, example)
+                    self._weighed(call, alike, torch.tensor([example]))
                 return outputs
-            failure = (
-                f"the output of {type(call.module).__name__} for example {example} changed when the other examples of "
-                "the batch were replaced: the model mixes examples, so no per-example bound exists. "
-                "tacit.sgd.fix(model) replaces batch normalisation; anything else has to treat each example by itself."
-            )
-        raise BatchMixing(failure or "")
+        raise BatchMixing(MIXES.format(type(call.module).__name__))
 
-    def _weighed(self, call: Call, alike: list[Any], example: int) -> None:
+    def _weighed(self, call: Call, alike: list[Any], kept: Tensor) -> None:
         """A loss computed in the model must not weigh an example by what the others are."""
         for k, now in call.again(alike).items():
             dim = self.place_of(call, k, call.rows)
             assert dim is not None
-            one, two = (t.select(dim, example).double() for t in (call.cotangents[k], now))
-            if not bool((one - two).norm() <= 2e-2 * one.norm() + 1e-12):
+            one, two = call.overlapping(call.cotangents[k], now)
+            one, two = (t.index_select(dim, kept.to(t.device)).double() for t in (one, two))
+            near = 1e-4 if call.cotangents[k].dtype in (torch.float32, torch.float64) else 2e-2
+            if not bool((one - two).norm() <= near * one.norm() + 1e-12):
                 raise BatchMixing(
                     f"the loss that {type(call.module).__name__} returns weighs an example by how many tokens the "
                     "others have (a mean over all tokens of the batch), so no per-example bound exists. Compute it "

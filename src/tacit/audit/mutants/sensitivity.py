@@ -11,9 +11,10 @@ from torch import Tensor
 
 from tacit.audit.mutants.base import mutant, replaced
 from tacit.audit.scenes import PROMPT, WIDTH
-from tacit.sgd import Clipping, Training
+from tacit.sgd import Clipping, Training, company
 from tacit.sgd import clip as clip_module
 from tacit.sgd import training as module
+from tacit.sgd.capture import Capture
 from tacit.sgd.engine import Gradients
 from tacit.sgd.norms import Group, Norms
 
@@ -146,6 +147,20 @@ def not_finite() -> Iterator[None]:
         return found
 
     with replaced(clip_module, "clipped_grad", through), replaced(module, "clipped_grad", through):
+        yield
+
+
+@mutant("a plan is believed of every batch", "sensitivity")
+def believed() -> Iterator[None]:
+    """What leaves torch, or belongs to no single example, gives no reason to look again."""
+    with replaced(Capture, "doubts", lambda self, losses: ""):
+        yield
+
+
+@mutant("how far a batch is padded is not looked at", "sensitivity")
+def padded() -> Iterator[None]:
+    """Examples are replaced at the same shape only."""
+    with replaced(company, "after_lengths", lambda *_: None):
         yield
 
 

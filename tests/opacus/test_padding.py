@@ -1,0 +1,137 @@
+"""How far a batch is padded must not matter to anybody in it, whoever pads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+
+from tacit import sgd
+from tacit.opacus import PrivacyEngine
+from tacit.sgd.errors import BatchMixing
+
+CLASSES, WORDS = 3, 11
+
+
+class Texts(torch.utils.data.Dataset):
+    """Texts of different lengths, token 0 is padding."""
+
+    def __init__(self, lengths, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        self.texts = [torch.randint(1, WORDS, (n,), generator=generator) for n in lengths]
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, k):
+        return self.texts[k], k % CLASSES
+
+
+class Pooling(nn.Module):
+    """The mean over time, of everything or of what is no padding."""
+
+    def __init__(self, masked):
+        super().__init__()
+        self.masked, self.words, self.head = masked, nn.Embedding(WORDS, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        weight = (x != 0).float() if self.masked else torch.ones(x.shape)
+        return self.head((self.words(x) * weight.unsqueeze(2)).sum(1) / weight.sum(1, keepdim=True))
+
+
+class Reading(nn.Module):
+    """Reads to the end, or from the end: padding on one side is in the way."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.positions, self.head = nn.Embedding(WORDS, 6), nn.Embedding(64, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        h = self.words(x) + self.positions(torch.arange(x.shape[1]))
+        inside = (x != 0).float().unsqueeze(2)
+        return self.head((h.tanh() * inside).sum(1) / inside.sum(1))
+
+
+def padded_right(records):
+    return pad_sequence([x for x, _ in records], batch_first=True), torch.tensor([y for _, y in records])
+
+
+def padded_left(records):
+    x, y = padded_right([(x.flip(0), y) for x, y in records])
+    return x.flip(1), y
+
+
+def padded_to_public_length(records):
+    x, y = padded_right(records)
+    return F.pad(x, (0, 32 - x.shape[1])), y
+
+
+def centred(records):
+    x, y = padded_right(records)
+    return (x - x.max()).abs(), y
+
+
+def steps(model, collate, data=None, count=3, **options):
+    data = data or Texts([3, 4, 5, 3, 4, 20] * 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(data, batch_size=12, collate_fn=collate, **options)
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0
+    )
+    taken = 0
+    while taken < count:
+        for x, y in loader:
+            optimizer.zero_grad()
+            if len(x):
+                F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            taken += 1
+            if taken == count:
+                break
+
+
+@pytest.mark.parametrize(
+    ("model", "collate", "fine"),
+    [
+        (lambda: Pooling(masked=False), padded_right, False),
+        (lambda: Pooling(masked=True), padded_right, True),
+        (lambda: Pooling(masked=True), padded_left, True),
+        (lambda: Pooling(masked=False), padded_to_public_length, True),
+        (Reading, padded_right, True),
+        (Reading, padded_left, False),
+        (lambda: Pooling(masked=True), centred, False),
+    ],
+    ids=["counts-padding", "masked", "masked-left", "public", "right", "left", "collator-mixes"],
+)
+def test_padding_to_the_longest_of_the_batch_is_refused_where_it_is_felt(model, collate, fine):
+    torch.manual_seed(0)
+    if fine:
+        steps(model(), collate)
+        return
+    with pytest.raises(BatchMixing, match=r"padded|collate"):
+        steps(model(), collate)
+
+
+def test_padding_is_looked_for_in_worker_processes_too():
+    torch.manual_seed(0)
+    with pytest.raises(BatchMixing, match="padded"):
+        steps(Pooling(masked=False), padded_right, num_workers=1)
+
+
+def test_a_first_batch_of_equal_lengths_does_not_hide_padding():
+    torch.manual_seed(0)
+    model = Pooling(masked=False)
+
+    def losses(m, batch):
+        return F.cross_entropy(m(batch[0]), batch[1], reduction="none")
+
+    even, uneven = Texts([7] * 6), Texts([3, 4, 3, 5, 9, 4], seed=1)
+    sgd.clipped_grad(model, losses, padded_right([even[k] for k in range(6)]))
+    with pytest.raises(BatchMixing, match="padded"):
+        sgd.clipped_grad(model, losses, padded_right([uneven[k] for k in range(6)]))
+    masked = Pooling(masked=True)
+    for data in (even, uneven):
+        sgd.clipped_grad(masked, losses, padded_right([data[k] for k in range(6)]))
