@@ -119,7 +119,6 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         # small operation. A reference is only followed where somebody holds a tensor of that id.
         self._tainted: dict[int, tuple[Any, bool, bool]] = {}
         self._tainted_storages: dict[int, Any] = {}
-        self._escaped = False
         # Sequences that were sorted by length to be packed, with the index that sorted them.
         self._orders: dict[int, tuple[Any, Tensor]] = {}
         self.unrolled = False
@@ -201,9 +200,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         if name not in REARRANGING:
             return False
         whole = [t for t in inputs if not t.is_floating_point() and not t.is_complex()]
-        if any(self.tainted(t) for t in whole if t is not inputs[0] or name == "nonzero"):
-            return True
-        return self._escaped and (bool(whole) or any(isinstance(v, list) for v in args[1:]))
+        return any(self.tainted(t) for t in whole if t is not inputs[0] or name == "nonzero")
 
     def _foreign(self, tensor: Tensor) -> None:
         """A tensor with a gradient that no watched operation made: a custom autograd function, or compiled code."""
@@ -302,7 +299,6 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         out = func(*args, **kwargs)
         told = out is not None and not isinstance(out, Tensor | list | tuple | dict)
         if tainted and (name in ESCAPES or (told and name not in ABOUT)):
-            self._escaped = True
             self.doubt = self.doubt or f"{name!r} in {self._place()} reads values of the batch"
         changed = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
         if name == "__set__":
