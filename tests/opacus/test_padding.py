@@ -121,17 +121,18 @@ def test_padding_is_looked_for_in_worker_processes_too():
         steps(Pooling(masked=False), padded_right, num_workers=1)
 
 
-def test_a_first_batch_of_equal_lengths_does_not_hide_padding():
+@pytest.mark.parametrize("method", ["operations", "examples"])
+def test_a_first_batch_of_equal_lengths_does_not_hide_padding(method):
     torch.manual_seed(0)
     model = Pooling(masked=False)
 
     def losses(m, batch):
         return F.cross_entropy(m(batch[0]), batch[1], reduction="none")
 
-    even, uneven = Texts([7] * 6), Texts([3, 4, 3, 5, 9, 4], seed=1)
-    sgd.clipped_grad(model, losses, padded_right([even[k] for k in range(6)]))
+    even, uneven = (padded_right([texts[k] for k in range(6)]) for texts in (Texts([7] * 6), Texts([3, 4, 3, 5, 9, 4])))
+    sgd.clipped_grad(model, losses, even, method=method)
     with pytest.raises(BatchMixing, match="padded"):
-        sgd.clipped_grad(model, losses, padded_right([uneven[k] for k in range(6)]))
+        sgd.clipped_grad(model, losses, uneven, method=method)
     masked = Pooling(masked=True)
-    for data in (even, uneven):
-        sgd.clipped_grad(masked, losses, padded_right([data[k] for k in range(6)]))
+    for batch in (even, uneven):
+        sgd.clipped_grad(masked, losses, batch, method=method)

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from tacit.sgd import checks, planning, programs
+from tacit.sgd import checks, company, planning, programs
 from tacit.sgd.batches import Loss, example_losses, plain, rows_of, take
 from tacit.sgd.bounds import Clipping, clip
 from tacit.sgd.distributed.spread import spread_of
@@ -107,7 +107,8 @@ def clipped_grad(
     ``mask`` (B,) marks the real examples of a padded batch. With ``views=K`` each example has K adjacent rows
     (augmented views), whose gradients are averaged *before* clipping. ``microbatch`` bounds how many examples run at
     a time. ``check`` says when the answer is compared with autograd's own (``"first"`` step of each shape,
-    ``"always"``, ``"never"``, or every so many steps). ``method="examples"`` runs one backward pass per example:
+    ``"always"``, ``"never"``, or every so many steps); with any but ``"never"`` a pass that reads values of the data is
+    looked at in every batch. ``method="examples"`` runs one backward pass per example:
     slow, for models that the engine refuses. ``compile=True`` traces and compiles the step once for every shape,
     ``compile="traced"`` only traces it: seconds instead of a minute, and on a GPU a CUDA graph all the same. Where
     that cannot be done a :class:`~tacit.sgd.NotCompiled` warning says why, and the step runs as without it. With
@@ -119,8 +120,9 @@ def clipped_grad(
     of the same shape; the sums are then over the batches of all ranks, and each gets the pieces of them that it keeps.
 
     Guarantee: adding or removing one example changes ``sums`` by at most ``result.sensitivity`` in L2 norm, rounding
-    included, whatever the example holds; one whose gradient is not finite counts as zero. The model is left as it
-    was.
+    included, whatever the example holds; one whose gradient is not finite counts as zero. What an example is in the
+    batch must follow from that example alone: pad to a public length, or such that padding changes nothing, which is
+    looked at once batches differ in length. The model is left as it was.
 
     >>> import torch
     >>> model = torch.nn.Linear(3, 2)
@@ -160,6 +162,10 @@ def clipped_grad(
             "a model that is spread over ranks is not compiled, and every rank runs at least one (masked) row"
         )
     due = checks.due(engine, check)
+    if method == "examples" and check != "never":
+        company.after_lengths(
+            engine, lambda b: lambda: example_losses(model, loss, b, rows_of(b), views), batch, examples, views
+        )
     sums: dict[str, Tensor] = {}
     told: list[tuple[Tensor, Tensor, Tensor]] = []
     for start in range(0, examples, size):

@@ -92,7 +92,7 @@ def owner_weights(batch: int, device: torch.device, dtype: torch.dtype) -> list[
     """As :func:`digit_weights`, in as few vectors as the type allows."""
     if dtype == torch.float16:
         return digit_weights(batch, device, dtype)
-    number, found = torch.arange(batch, device=device), []
+    number, found = torch.arange(batch, device=device), list[Tensor]()
     while OWNER ** len(found) < batch:
         digit = (number // OWNER ** len(found)) % OWNER
         found.append(torch.exp2((digit - OWNER // 2).to(dtype)))
