@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tacit import accounting as acc
-from tacit.accounting.pricing import curves
+from tacit.accounting.pricing import delta_of_orders
 from tests.accounting.catalogue import poisson
 
 B = 256 / 60000
@@ -62,9 +62,8 @@ def test_a_millionth_is_reached_when_asked_for(name: str, adjacency: str) -> Non
 @pytest.mark.parametrize("name", CASES)
 def test_the_add_direction_alone_is_right_too(name: str) -> None:
     run, delta, _, add, _, _ = CASES[name]
-    _, curve = curves(run, epsilon=add)[1]
-    assert curve.interval(add - HALF)[1] >= delta
-    assert curve.interval(add + HALF)[0] <= delta
+    assert delta_of_orders(run, add - HALF)[2][1] >= delta
+    assert delta_of_orders(run, add + HALF)[2][0] <= delta
 
 
 @pytest.mark.parametrize(("group", "exact", "lemma"), [(2, 2.45, 2.56), (4, 5.42, 6.23), (8, 12.48, 19.5)])

@@ -89,6 +89,10 @@ class Mechanism:
         """Adjacencies under which this mechanism states a guarantee."""
         return ADJACENCIES
 
+    def advice(self, adjacency: str) -> str:
+        """What to do about an adjacency under which this mechanism states no guarantee; "" where nothing is known."""
+        return ""
+
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         """The privacy loss of a dominating pair; None where only a Rényi bound is known."""
         raise NotImplementedError

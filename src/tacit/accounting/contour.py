@@ -218,18 +218,21 @@ class Contour:
         if top > 600:
             return 0.0, 1.0  # too far from the ε this line was made for: nothing is claimed
         terms = self.weight * np.exp(m - top)
-        # K(z), zε and the logarithm are rounded; e^{error} - 1 is their relative effect on each term
+        # K(z), zε and the logarithm are rounded; e^{error} - 1 is their relative effect on each term, or where that is
+        # large the size of the term and of its error together, as one exponent
         noise = self.k_error + ROUND * (16 + 4 * (np.abs(self.k) + np.abs(self.z) * abs(epsilon) + np.abs(m)))
-        rounding = float(np.abs(terms) @ np.expm1(np.minimum(noise, 50.0))) + ROUND * len(terms) * float(
-            np.abs(terms).sum()
-        )
+        with np.errstate(over="ignore"):
+            lost = self.weight * np.exp(m.real - top + noise)
+        wrong = np.where(noise < 1, np.abs(terms) * np.expm1(np.minimum(noise, 1.0)), lost)
+        rounding = float(wrong.sum()) + ROUND * len(terms) * float(np.abs(terms).sum())
         total = float(terms.real.sum())
         log_m = float(self.k[0].real) + float(self.k_error[0])
-        tail = math.exp(min(self.tail_decay + log_m - c * epsilon - top, 700.0)) / (math.pi * self.tail_t)
+        log_tail = self.tail_decay + log_m - c * epsilon - top
+        tail = math.exp(log_tail) / (math.pi * self.tail_t) if log_tail < 700 else math.inf
         # Σ_{k>N} h/π · |F| <= (1/π) ∫_{t_N}^∞ |φ| M e^{-cε} / t² dt, with t_N the last node kept
         last = self.tail_t - float(self.z[1].imag if len(self.z) > 1 else 0.0)
         tail *= self.tail_t / max(last, 1e-300)
-        scale = math.exp(min(top, 700.0))
+        scale = math.exp(top)
         high = scale * (total + rounding + tail) * (1 + 4 * ROUND) + self.left_out
         low = scale * (total - rounding - tail) * (1 - 4 * ROUND) - self._alias(epsilon, self.period)
         return min(1.0, max(0.0, low)), min(1.0, max(high, low, 0.0))

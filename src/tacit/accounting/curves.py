@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tacit.accounting.base import Mechanism
+from tacit.accounting.bound import Bound
 from tacit.accounting.errors import AccountingError
-from tacit.accounting.pricing import delta as certified_delta
+from tacit.accounting.pricing import Ends, delta_of_orders
 from tacit.accounting.pricing import epsilon as certified_epsilon
 from tacit.accounting.renyi import renyi
 
@@ -34,6 +35,8 @@ class Profile:
     unit: str
     group: int = 1
     tight: bool = True
+    #: the same for each order of the neighbours, [with the record against without it, reverse][lower, upper][grid]
+    orders: Array = dataclasses.field(kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -46,9 +49,12 @@ class Profile:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tradeoff:
-    """Certified bounds on f(α), the least type II error of any test of membership with type I error α.
+    """Certified bounds on f(α), the least type II error of any test with type I error α that tells neighbours apart.
 
-    ``lower`` is the guarantee: no test of one record's presence does better.
+    The test may be one of presence (type I: accusing who is absent) or of absence (type I: missing who is present),
+    whichever does better. ``orders`` has the bounds of each; f is the smaller of the two, and not convex where they
+    cross. ``lower`` is the guarantee: no test does better. ``upper`` is the promise of a test: some test, of the worst
+    two data sets, does at least as well (within what is known of them: ``tight``).
     """
 
     alpha: Array
@@ -58,6 +64,8 @@ class Tradeoff:
     unit: str
     group: int = 1
     tight: bool = True
+    #: the same for each test, [of presence, of absence][lower, upper][grid]; these are convex
+    orders: Array = dataclasses.field(kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -71,8 +79,11 @@ def profile(
     points: int = 33,
     adjacency: str = "add-remove",
     group: int = 1,
+    accuracy: float | None = None,
 ) -> Profile:
     """δ at every ε of ``epsilons``, or at ``points`` values from 0 to where δ falls below 1e-12.
+
+    ``accuracy``: how narrow the intervals need be, as a share of δ (default: a ten-thousandth); a rough one is quicker.
 
     >>> from tacit.accounting import Gaussian
     >>> curve = profile(Gaussian(1.0), [0.0, 1.0])
@@ -90,11 +101,29 @@ def profile(
         grid = np.asarray(epsilons, dtype=float)
         if grid.ndim != 1 or grid.size == 0 or np.any(np.diff(grid) <= 0):
             raise AccountingError("the ε of a profile form an ascending list")
-    bounds = [certified_delta(mechanism, float(x), **terms) for x in grid]
+    found = [_point(mechanism, x, accuracy, terms) for x in grid.tolist()]
+    ends = np.moveaxis(np.array([[(whole.lower, whole.upper), *orders] for whole, *orders in found]), 0, 2)
     # δ falls as ε grows: let each value profit from its neighbours.
-    low = np.maximum.accumulate(np.array([b.lower for b in bounds])[::-1])[::-1]
-    high = np.minimum.accumulate(np.array([b.upper for b in bounds]))
-    return Profile(grid, low, high, adjacency, mechanism.unit, group, bounds[0].tight)
+    ends[:, 0] = np.maximum.accumulate(ends[:, 0, ::-1], axis=1)[:, ::-1]
+    ends[:, 1] = np.minimum.accumulate(ends[:, 1], axis=1)
+    (low, high), orders = ends[0], ends[1:]
+    return Profile(grid, low, high, adjacency, mechanism.unit, group, found[0][0].tight, orders=orders)
+
+
+def _point(
+    mechanism: Mechanism, epsilon: float, accuracy: float | None, terms: dict[str, Any]
+) -> tuple[Bound, Ends, Ends]:
+    """δ(ε), and that of each order."""
+    rough = None if accuracy is None else 1.0
+    found = delta_of_orders(mechanism, epsilon, tolerance=rough, **terms)
+    if accuracy is not None and found[0].width > accuracy * found[0].upper:
+        found = delta_of_orders(mechanism, epsilon, tolerance=max(accuracy * found[0].upper, 1e-300), **terms)
+    if epsilon > 0:
+        return found
+    # at 0 it is the total variation, the same in both orders
+    whole, *orders = found
+    first, second = ((max(low, whole.lower), high) for low, high in orders)
+    return whole, first, second
 
 
 def tradeoff(
@@ -105,11 +134,12 @@ def tradeoff(
     adjacency: str = "add-remove",
     group: int = 1,
 ) -> Tradeoff:
-    """f(α) = max over ε of max(0, 1 - δ(ε) - e^ε α, e^{-ε}(1 - δ(ε) - α)) (Dong, Roth & Su 2022, proposition 2.13).
+    """f(α), for each order of the neighbours max over y >= 0 of 1 - δ(log y) - yα (Dong, Roth & Su 2022, proposition
+    2.13, before the profiles of both orders are made one), and of the two orders the smaller.
 
-    The lower end takes the maximum over the profile's grid with the upper ends of δ: every term is a valid bound. The
-    upper end fills the gaps of the grid: δ is convex in e^ε, so between two points it lies above the extended chords of
-    their neighbours.
+    δ at y < 1 is that of the other order at 1/y: 1 - y + y δ'(-log y). The lower end takes the maximum over the
+    profile's grid with the upper ends of δ: every term is a valid bound. The upper end fills the gaps of the grid: δ is
+    convex in y, so between two points it lies above the extended chords of their neighbours.
 
     >>> from tacit.accounting import Gaussian
     >>> curve = tradeoff(Gaussian(1.0), [0.05])  # exactly Φ(Φ^-1(0.95) - 1)
@@ -123,27 +153,37 @@ def _tradeoff(curve: Profile, alpha: ArrayLike | None) -> Tradeoff:
     grid = np.linspace(0.0, 1.0, 101) if alpha is None else np.asarray(alpha, dtype=float)
     if grid.ndim != 1 or grid.size == 0 or np.any((grid < 0) | (grid > 1) | np.isnan(grid)):
         raise AccountingError("false alarm rates α lie between 0 and 1")
-    y = np.exp(np.minimum(curve.epsilon, 600.0))
-    lines = np.maximum(
-        1 - curve.upper[:, None] - np.multiply.outer(y, grid), ((1 - curve.upper)[:, None] - grid) / y[:, None]
-    )
-    lower = np.maximum(lines.max(axis=0), 0.0)
-    corner_y, corner_delta = _floor_of_profile(y, curve.lower, curve.upper)
+    orders = np.array([_one_order(curve, order, grid) for order in (0, 1)])
+    lower, upper = orders.min(axis=0)
+    return Tradeoff(grid, lower, upper, curve.adjacency, curve.unit, curve.group, curve.tight, orders=orders)
+
+
+def _one_order(curve: Profile, order: int, grid: Array) -> tuple[Array, Array]:
+    """The ends of f(α) of one order of the neighbours."""
+    (low, high), (other_low, other_high) = curve.orders[order], curve.orders[1 - order]
+    with np.errstate(over="ignore", invalid="ignore"):
+        y = np.exp(curve.epsilon)
+        steep = np.where(grid == 0, 0.0, np.multiply.outer(y, grid))
+        lines = np.maximum(1 - high[:, None] - steep, ((1 - other_high)[:, None] - grid) / y[:, None])
+    kept = y < 1e300  # what has no number is left out; fewer points make the upper end larger
+    corner_y, corner_delta = _floor_of_profile(y[kept], (low[kept], high[kept]), (other_low[kept], other_high[kept]))
     upper = (1 - corner_delta[:, None] - np.multiply.outer(corner_y, grid)).max(axis=0)
-    upper = np.clip(upper, 0.0, 1 - grid)
-    return Tradeoff(grid, np.minimum(lower, upper), upper, curve.adjacency, curve.unit, curve.group, curve.tight)
+    upper = np.clip(upper + 1e-14, 0.0, 1 - grid)
+    return np.clip(lines.max(axis=0) - 1e-14, 0.0, upper), upper
 
 
-def _floor_of_profile(y: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """Corners of a convex polygon below δ as a function of y = e^ε over all y >= 0.
+def _floor_of_profile(y: Array, own: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Corners of a polygon below δ as a function of y = e^ε over all y >= 0; δ(0) = 1.
 
-    For y < 1 the profile of a symmetric guarantee is δ(y) = 1 - y + y δ(1/y), and δ(0) = 1.
+    For y < 1 it is that of the other order: δ(y) = 1 - y + y δ'(1/y).
     """
-    inner = slice(1, None) if y[0] == 1 else slice(None)
+    inner = slice(1, None) if len(y) and y[0] == 1 else slice(None)
     mirror_y = 1 / y[inner][::-1]
     all_y = np.concatenate([[0.0], mirror_y, y])
-    all_low = np.concatenate([[1.0], (1 - mirror_y + mirror_y * low[inner][::-1]), low])
-    all_high = np.concatenate([[1.0], (1 - mirror_y + mirror_y * high[inner][::-1]), high])
+    all_low, all_high = (
+        np.concatenate([[1.0], 1 - mirror_y + mirror_y * there[inner][::-1], here])
+        for here, there in zip(own, other, strict=True)
+    )
     n = len(all_y)
     corners: list[tuple[float, float]] = list(zip(all_y.tolist(), all_low.tolist(), strict=True))
     for i in range(n - 1):

@@ -11,6 +11,7 @@ docs/accounting.md, sections 6 and 7.
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ TAIL = 1e-8
 STEEPEST = 30.0
 #: An atom within this share of a step from a lattice point is taken to lie on it; the shift is charged to ε.
 MISPLACED = 1e-9
+#: A mass below this may have lost its digits.
+SMALL = 1e-290
 
 
 class LatticeLaw(AtomsLoss):
@@ -185,7 +188,7 @@ def _merge(loss: Loss, edges: Array, step: float) -> tuple[Array, Array]:
     up = _to_upper_edge(cell, q[1:-1], edges[:-1], step)
     # rounding to the safe side: the excess over the lower edge is taken smaller, the deficit to the upper edge larger
     slack = 8 * ROUND * cell / -math.expm1(-step)
-    up = np.where(q[1:-1] > 1e-290, up, 0.0)  # where Q underflows nothing is known of the excess
+    up = np.where(q[1:-1] > SMALL, up, 0.0)  # where Q underflows nothing is known of the excess
     excess = -math.expm1(-step) * np.maximum(up - slack, 0.0)
     deficit = math.expm1(step) * (cell - up + slack)
     tiny = 1e-300
@@ -227,7 +230,8 @@ def _to_upper_edge(p: Array, q: Array, lower: Array, step: float) -> Array:
     """P-mass of each cell that goes to its upper edge so that the masses of P and of Q are kept."""
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         at_lower = np.exp(np.log(q) + lower)
-    at_lower = np.where(np.isfinite(at_lower), at_lower, p)
+    # where Q underflows nothing is known of the excess: all of the cell goes up
+    at_lower = np.where((q > SMALL) & np.isfinite(at_lower), at_lower, 0.0)
     up = (p - at_lower) / -math.expm1(-step)
     # rounding of p - q e^l, relative to the cell's own mass, goes to the safe side
     up = up + 4 * ROUND * p / -math.expm1(-step)
@@ -280,7 +284,7 @@ class _Composed:
             self.log_m += times * k
             self.log_m_error += times * (error + ROUND * abs(k))
             offset += times * law.offset
-            self.above += times * law.above
+            self.above += times * (law.above + sys.float_info.min)  # or so little that it has no number
         # place the window so that the tilted mean is in its middle
         first = round((centre - offset) / step) - size // 2
         index = np.arange(first, first + size)
@@ -296,6 +300,7 @@ class _Composed:
         # sums from the right, for all ε at once
         self.origin = centre
         excess = self.values - centre
+        # (what is cut off is too far away for :meth:`_sums` to use it, or adds less than the rounding of one term)
         self.first_sum = _suffix_sums(self.p * np.exp(np.clip(-c * excess, -745.0, 600.0)))
         self.second_sum = _suffix_sums(self.p * np.exp(np.clip(-(c + 1) * excess, -745.0, 600.0)))
 
@@ -355,12 +360,14 @@ class _Composed:
         if i >= len(self.values):
             return 0.0, 0.0
         shift = epsilon - self.origin
-        one = float(self.first_sum[i]) * math.exp(min(self.c * shift, 700.0))
-        if (self.c + 1) * abs(shift) < 400:
-            return one, float(self.second_sum[i]) * math.exp((self.c + 1) * shift)
-        # far from where the sums were scaled to: the few terms that count, directly
-        last = i + 1 + int(60 / ((self.c + 1) * self.step))
-        return one, float(self.p[i:last] @ np.exp(-(self.c + 1) * (self.values[i:last] - epsilon)))
+
+        def sum_at(c: float, suffix: Array) -> float:
+            if c * abs(shift) < 400:
+                return float(suffix[i]) * math.exp(c * shift)
+            # far from where the sums were scaled to
+            return float(self.p[i:] @ np.exp(-c * (self.values[i:] - epsilon)))
+
+        return sum_at(self.c, self.first_sum), sum_at(self.c + 1, self.second_sum)
 
     def delta(self, epsilon: float) -> tuple[float, float]:
         """(lower, upper) bounds on Σ P(l)(1 - e^{ε-l})_+ of this law, with what lies above the lattice in the upper."""
@@ -371,13 +378,17 @@ class _Composed:
         one, two = self._sums(epsilon)
         total = max(one - two, 0.0)
         rounding = (2 * math.isqrt(len(self.values)) + 16 + 4 * (c + 1) * abs(epsilon - self.origin)) * ROUND * 4
-        slack = self.noise / math.expm1(min(c * self.step, 700.0)) + rounding * (one + two)
+        # An entry that is wrong by the noise weighs e^{-cx}(1 - e^{-x}), x how far it lies above ε: at most κ(c) at the
+        # first lattice point, which may lie anywhere in its cell, and at most e^{-cx}, x a step or more, at those after
+        slack = self.noise * (math.exp(log_kappa(c)) + 1 / math.expm1(c * self.step)) + rounding * (one + two)
         wobble = self.log_m_error + ROUND * (8 + 4 * (abs(scale) + c * abs(epsilon)))
-        grow = math.expm1(min(wobble, 50.0))
-        size = math.exp(min(scale, 700.0))
+        if not slack < math.inf or wobble > 0.5:
+            return 0.0, 1.0  # all digits are lost
+        grow = math.expm1(wobble)
+        size = math.exp(scale)
         high = size * (total + slack) * (1 + grow) + math.exp(min(self.log_tail, 0.0)) + self.above
         alias = math.exp(min(np.logaddexp(self.log_right, self.log_left) + log_kappa(c) - c * epsilon, 700.0))
-        low = size * (total - slack) * (1 - min(grow, 1.0)) - alias
+        low = size * (total - slack) * (1 - grow) - alias
         return max(low, 0.0), max(high, 0.0)
 
     def log_delta(self, epsilon: float) -> tuple[float, float]:

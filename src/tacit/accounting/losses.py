@@ -47,6 +47,10 @@ class Loss:
         """K(c + it) for every t, and a bound on its absolute error."""
         raise NotImplementedError
 
+    def given_finite(self) -> Loss:
+        """The law of the loss given that it is finite: the masses of P are scaled up, the values stay as they are."""
+        return self
+
     def unsampled(self) -> Loss:
         """A simpler loss that dominates this one: that of the same mechanism without sampling."""
         return self
@@ -145,6 +149,15 @@ class AtomsLoss(Loss):
         keep = self.p > 0
         self.values, self.p = self.values[keep], self.p[keep]
         self.supremum = float(self.values.max(initial=-math.inf)) if infinity == 0 else math.inf
+
+    def given_finite(self) -> Loss:
+        if self.infinity == 0:
+            return self
+        if self.infinity >= 1:
+            return AtomsLoss([0.0], [1.0])  # never asked for
+        if abs(math.fsum(self.p) + self.infinity - 1) > 1e-9:
+            raise ArithmeticError("a loss whose masses, with that of an infinite loss, do not add up to 1")
+        return AtomsLoss(self.values, self.p / (1 - self.infinity), 0.0, self._spacing, self.symmetric)
 
     def log_mgf(self, c: float, t: Array) -> tuple[ComplexArray, Array]:
         with np.errstate(divide="ignore"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +24,8 @@ from tacit.accounting.base import (
 )
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss, Loss
 
-#: Gaussians further apart than this (in standard deviations) are told apart for sure: ε beyond 1e280 is infinite.
+#: Gaussians further apart than this (in standard deviations) are taken to be told apart for sure: the upper end of an ε
+#: beyond 1e280 is infinite.
 LARGEST_SHIFT = 1e140
 #: e to more than this has no binary64 number: all of the loss is put at its largest value, and no lower end is tight.
 LARGEST_RATIO = 700.0
@@ -38,7 +40,8 @@ class Gaussian(Mechanism):
     """Gaussian noise with standard deviation ``noise_multiplier`` times the L2 sensitivity of one added record.
 
     ``replace`` is how far replacing one record can move the value, in the same units: 2 for a clipped sum (default),
-    √2 for a histogram of votes or for second moments.
+    √2 for a histogram of votes or for second moments. Under zero-out the value must be one to which a blank adds
+    nothing, such as a sum: a number of records, or a mean over them, counts the blank.
     """
 
     noise_multiplier: float
@@ -56,14 +59,25 @@ class Gaussian(Mechanism):
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         if self.noise_multiplier == 0:
             return everything_revealed()
-        mu = self.shift(adjacency) * group / self.noise_multiplier
-        return GaussianLoss(mu) if 0 < mu < LARGEST_SHIFT else limit(mu)
+        return gaussian_loss(self._mu(adjacency, group))
+
+    def is_tight(self, adjacency: str, group: int = 1) -> bool:
+        return self.noise_multiplier == 0 or self._mu(adjacency, group) < LARGEST_SHIFT
+
+    def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
+        return gaussian_floor(math.inf if self.noise_multiplier == 0 else self._mu(adjacency, group))
+
+    def _mu(self, adjacency: str, group: int) -> float:
+        return min(self.shift(adjacency) * group / self.noise_multiplier, sys.float_info.max)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Laplace(Mechanism):
     """Laplace noise of ``scale`` times the L1 sensitivity of one added record: ε = 1/scale. ``replace``
     as in Gaussian.
+
+    On a vector, with independent noise of the same scale on every entry, the pair is that of one entry that moves by
+    the whole sensitivity (docs/accounting.md, section 8).
     """
 
     scale: float
@@ -80,7 +94,7 @@ class Laplace(Mechanism):
         epsilon = (self.replace if adjacency == "replace-one" else 1.0) * group / self.scale
         if epsilon > LARGEST_RATIO:
             return _randomised_response(epsilon, 0.0)
-        return LaplaceLoss(epsilon) if epsilon > 0 else limit(epsilon)
+        return LaplaceLoss(epsilon) if epsilon > 0 else nothing_revealed()
 
     def is_tight(self, adjacency: str, group: int = 1) -> bool:
         return self.scale == 0 or (self.replace if adjacency == "replace-one" else 1.0) * group / self.scale < 700
@@ -156,8 +170,12 @@ class ApproxDP(_Stated):
 
     def grouped(self, group: int) -> tuple[float, float]:
         """(kε, δ·(e^{kε} - 1)/(e^ε - 1)): the chain of k neighbours (Dwork & Roth 2014, theorem 2.2)."""
-        steps = sum(math.exp(min(i * self.epsilon, 700.0)) for i in range(group))
-        return group * self.epsilon, min(1.0, self.delta * steps)
+        if group == 1 or self.delta == 0:
+            return group * self.epsilon, self.delta
+        if (group - 1) * self.epsilon > LARGEST_RATIO:
+            return group * self.epsilon, 1.0  # e^700 times any δ that has a digit
+        steps = math.fsum(math.exp(i * self.epsilon) for i in range(group))
+        return group * self.epsilon, min(1.0, self.delta * steps * (1 + 1e-13))
 
     def is_tight(self, adjacency: str, group: int = 1) -> bool:
         return group == 1 and (self.epsilon <= LARGEST_RATIO or math.isinf(self.epsilon))
@@ -200,8 +218,13 @@ class GDP(_Stated):
         check_not_negative("mu", self.mu, allow_inf=True)
 
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
-        mu = self.mu * group
-        return GaussianLoss(mu) if 0 < mu < LARGEST_SHIFT else limit(mu)
+        return gaussian_loss(self.mu * group)
+
+    def is_tight(self, adjacency: str, group: int = 1) -> bool:
+        return self.mu * group < LARGEST_SHIFT or math.isinf(self.mu)
+
+    def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
+        return gaussian_floor(self.mu if math.isinf(self.mu) else min(self.mu * group, sys.float_info.max))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -220,7 +243,7 @@ class ZCDP(_Stated):
 
     def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         mu = math.sqrt(2 * self.rho) * group  # Gaussian noise is ρ-zCDP with equality
-        return GaussianLoss(mu) if mu > 0 else limit(mu)
+        return gaussian_floor(min(mu, sys.float_info.max))
 
     def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
         return np.asarray(self.rho * group**2 * orders)
@@ -308,6 +331,30 @@ def nothing_revealed() -> Loss:
     return AtomsLoss([0.0], [1.0])
 
 
-def limit(x: float) -> Loss:
-    """The loss of a mechanism whose parameter is 0 or too large to compute with."""
-    return nothing_revealed() if x == 0 else everything_revealed()
+def gaussian_loss(mu: float) -> Loss:
+    """N(μ, 1) against N(0, 1); where μ is too large to compute with, everything is taken to be revealed."""
+    if mu == 0:
+        return nothing_revealed()
+    return GaussianLoss(mu) if mu < LARGEST_SHIFT else everything_revealed()
+
+
+def gaussian_floor(mu: float) -> Loss:
+    """The same from below: where μ is finite and too large, a smaller one that keeps its digits."""
+    return everything_revealed() if math.isinf(mu) else gaussian_loss(mu if mu < LARGEST_SHIFT else 1e6)
+
+
+def revealed_with(probability: float, direction: str) -> Loss:
+    """The record is seen as it is with this probability, otherwise nothing of it: mass at infinite loss, and what is
+    left of P is (1 - probability) times Q. The reverse never sees more than Q does.
+    """
+    if probability >= 1:
+        return everything_revealed()
+    rest = math.log1p(-probability)
+    if direction == "remove":
+        return AtomsLoss([rest], [1 - probability], infinity=probability, symmetric=False)
+    return AtomsLoss([-rest], [1.0], symmetric=False)
+
+
+def replaced_with(probability: float) -> Loss:
+    """One of two records is seen as it is with this probability, otherwise nothing of either."""
+    return AtomsLoss([0.0], [1 - probability], infinity=probability)

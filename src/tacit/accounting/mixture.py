@@ -21,6 +21,8 @@ DIGITS = 50.0
 MAX_POINTS = 60_000
 #: One shorter than this is not worth a better bound on its error.
 ENOUGH_POINTS = 1500
+#: Cells in which that better bound is taken.
+CELLS = 600
 _FRACTIONS = np.linspace(0.02, 0.98, 49)
 
 
@@ -137,7 +139,8 @@ class MixtureLoss(Loss):
         """Largest trapezoidal step whose relative error for M(c + is), |s| <= t, is below e^{-DIGITS}.
 
         The error is at most 2 N(a) / (e^{2πa/h} - 1), N(a) the integral of |f| along the line x ± ia, for any a in the
-        strip without zeros (docs/accounting.md, section 3). N(a) has a closed bound; where that is poor it is computed.
+        strip without zeros (docs/accounting.md, section 3). N(a) has a closed bound; where that is poor it is bounded
+        cell by cell.
         """
         limit = math.pi / self.span if self.span > 0 else 50.0
         a = np.minimum(limit, 20.0) * _FRACTIONS
@@ -149,19 +152,44 @@ class MixtureLoss(Loss):
         step = float(2 * math.pi / (bend * a + turns + (DIGITS + extra + math.log(4.0)) / a).min())
         if high - low <= ENOUGH_POINTS * step:
             return step
-        x = np.linspace(low, high, 301)
-        base = self._weighed(x)
+        # where the arguments of p and q together may turn by as many as these the bound is best, or at the widest strip
+        heights = np.minimum(np.append(np.array([25.0, 50.0, 100.0, 200.0, 400.0]) / max(turns, 1e-300), 20.0), a[-1])
+        for height in np.unique(heights):
+            excess = self._excess(c, t, float(height), DIGITS + turns * float(height)) + bend * float(height) ** 2
+            step = max(step, 2 * math.pi * float(height) / (DIGITS + math.log(4.0) + max(excess, 0.0)))
+        return step
+
+    def _excess(self, c: float, t: float, height: float, digits: float) -> float:
+        """An upper bound on log N(a)/M(c), but for the factors of the normal density and of the cut.
+
+        On a cell the slope of the exponent S = -x²/2 + (c+1) log p - c log q is bounded, as the posterior means of the
+        shifts rise with x; so S lies within its width times that of the mean of its ends. The arguments of p and q on
+        the line are monotone in x, and |q| there is at least q times what the posterior weight of the shift 0 leaves.
+        """
+        x = np.linspace(*self._range(c, digits), CELLS + 1)
+        left, right = slice(None, -1), slice(1, None)
         log_p, log_q = self.log_ratio(x)
-        plain = np.logaddexp.reduce(base + (c + 1) * log_p - c * log_q)
-        best = math.inf
-        for height in a[::4]:
-            p = _complex_log_mixture(x, float(height), self.p_shift, self.p_weight)
-            q = _complex_log_mixture(x, float(height), self.q_shift, self.q_weight)
-            turned = (c + 1) * p.real - c * q.real + t * (np.abs(p.imag) + np.abs(q.imag))
-            excess = float(np.logaddexp.reduce(base + turned) - plain) + bend * float(height) ** 2
-            # one e more than computed, for the rule by which N(a) itself was summed
-            best = min(best, 1 / height * (DIGITS + 1 + math.log(4.0) + max(excess, 0.0)))
-        return max(step, 2 * math.pi / best)
+        p_mean, q_mean = self._posterior(x, True), self._posterior(x, False)
+        slope = np.maximum(
+            np.abs((c + 1) * p_mean[right] - c * q_mean[left] - x[left]),
+            np.abs((c + 1) * p_mean[left] - c * q_mean[right] - x[right]),
+        )
+        ends = -0.5 * x * x + (c + 1) * log_p - c * log_q
+        middle, reach = 0.5 * (ends[left] + ends[right]), 0.5 * (x[1] - x[0]) * slope
+        keep = log_ndtr((self.cut - x) / self.soft) if math.isfinite(self.cut) else np.zeros(len(x))
+        turned = np.zeros(len(x) - 1)
+        for shift, weight in ((self.p_shift, self.p_weight), (self.q_shift, self.q_weight)):
+            argument = np.abs(_complex_log_mixture(x, height, shift, weight).imag)
+            turned += t * np.maximum(argument[left], argument[right])
+        narrowest = math.cos(self.span * height / 2) if self.q_varies else 1.0
+        if self.q_varies:
+            zero = float(self.q_weight[self.q_shift == 0].sum())
+            elsewhere = 1 - zero * np.exp(-np.maximum(log_q[left], log_q[right]))
+            turned -= c * np.log(np.maximum(narrowest, 1 - elsewhere * (1 - math.cos(self.span * height))))
+        above = float(np.logaddexp.reduce(middle + reach + keep[left] + turned))
+        below = float(np.logaddexp.reduce(middle - reach + keep[right]))
+        # beyond the cells there is e^-digits of M(c), turned as far as can be; the last term is for rounding
+        return float(np.logaddexp(above - below, -DIGITS - c * math.log(narrowest))) + 0.01
 
     def log_mgf(self, c: float, t: Array) -> tuple[ComplexArray, Array]:
         value = np.empty(len(t), dtype=complex)
@@ -315,13 +343,15 @@ class MixtureLoss(Loss):
             if len(self.p_shift) != 2 or self.p_shift[0] != 0:
                 return None
             s, rate = float(self.p_shift[1]), float(self.p_weight[1])
-            # (1-q + qk y) / (1-q + qk/y) = e^l with y = e^{sx}: a quadratic in y, solved for l > 0 and mirrored
-            size = np.minimum(np.abs(wanted), 600.0)
-            half, t = (1 - rate) * np.expm1(size), rate * math.exp(-s * s / 2)
-            if t < 1e-250:
-                return None
-            y = half + np.hypot(half, 2 * t * np.exp(size / 2))
-            return np.asarray(np.sign(wanted) * np.maximum(np.log(y) - math.log(2 * t), 0.0) / s)
+            # (1-q + ty) / (1-q + t/y) = e^l with t = q e^{-s²/2}, y = e^{sx}: log y = l/2 + asinh((1-q) sinh(l/2) / t), the
+            # argument carried as a logarithm, so that no loss is too large for it
+            half = np.abs(wanted) / 2
+            with np.errstate(divide="ignore"):
+                log_sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
+            u = math.log1p(-rate) + log_sinh - math.log(rate) + s * s / 2
+            # asinh(e^u) is u + log 2 to all digits long before e^u has no number
+            log_y = half + np.arcsinh(np.exp(np.minimum(u, 300.0))) + np.maximum(u - 300.0, 0.0)
+            return np.asarray(np.sign(wanted) * log_y / s)
         shift, weight = (self.p_shift, self.p_weight) if self.p_varies else (self.q_shift, self.q_weight)
         if len(shift) > 2 or (len(shift) == 2 and shift[0] != 0):
             return None

@@ -279,10 +279,11 @@ class _Line:
         log_m = rows * (float(self.k[0].real) + float(self.k_error[0]))
         with np.errstate(over="ignore"):
             tail = np.exp(rows * self.tail_decay + log_m - self.c * epsilon - top) / (math.pi * self.last_node)
-            scale = np.exp(np.minimum(top, 700.0))
+        near = top <= 600  # too far from where the line was made for, nothing is claimed
+        scale = np.exp(np.where(near, top, 0.0))
         high = scale * (total + rounding + tail) * (1 + 4 * ROUND) + self.left_out
         low = scale * (total - rounding - tail) * (1 - 4 * ROUND) - self._alias(rows, epsilon)
-        return np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
+        return np.where(near, np.clip(low, 0.0, 1.0), 0.0), np.where(near, np.clip(high, 0.0, 1.0), 1.0)
 
     def _alias(self, rows: Array, epsilon: Array) -> Array:
         """A bound on the shifted copies Σ_{n≠0} e^{cnY} δ(ε + nY) that the sum over nodes adds."""

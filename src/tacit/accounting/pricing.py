@@ -9,7 +9,9 @@ lower bound. Mechanisms of which only Rényi bounds are known are priced by the 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Generator
+from fractions import Fraction
 from typing import Protocol, runtime_checkable
 
 from tacit.accounting import lattice
@@ -18,11 +20,13 @@ from tacit.accounting.bound import Bound
 from tacit.accounting.contour import Parts, Unsuitable, contour_for
 from tacit.accounting.errors import AccountingError
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, Loss
-from tacit.accounting.mechanisms import ApproxDP
-from tacit.accounting.renyi import RenyiCurve, members_of
+from tacit.accounting.mechanisms import LARGEST_SHIFT, ApproxDP, gaussian_floor, gaussian_loss
+from tacit.accounting.renyi import RenyiCurve, members_of, overflow_cost
 
 #: An ε that would be larger than this is reported as infinite.
 LARGEST = 1e280
+#: Lower and upper end of an interval.
+Ends = tuple[float, float]
 
 
 class Curve(Protocol):
@@ -83,19 +87,26 @@ def delta(
     >>> delta(Gaussian(1.0), epsilon=1.0)
     δ in [0.1269367, 0.1269368] at ε=1, add/remove one record
     """
+    return delta_of_orders(mechanism, epsilon, adjacency=adjacency, group=group, tolerance=tolerance)[0]
+
+
+def delta_of_orders(
+    mechanism: Mechanism,
+    epsilon: float,
+    *,
+    adjacency: str = "add-remove",
+    group: int = 1,
+    tolerance: float | None = None,
+) -> tuple[Bound, Ends, Ends]:
+    """:func:`delta`, and the interval of each order of the neighbours: P has the record and Q lacks it, or the reverse.
+
+    Where it is not known to which order a bound belongs, an upper one holds for both and a lower one for neither.
+    """
     if not is_number(epsilon) or not epsilon >= 0:
         raise AccountingError(f"ε must be 0 or more, not {epsilon!r}")
     question = _Question(mechanism, adjacency, group, tolerance)
-    low, high = question.delta(float(epsilon))
-    return Bound(low, high, question.tight, "delta", float(epsilon), adjacency, mechanism.unit, group)
-
-
-def curves(
-    mechanism: Mechanism, *, epsilon: float, adjacency: str = "add-remove", group: int = 1
-) -> list[tuple[float, Curve]]:
-    """For each direction, the TV cost of the sampler and a curve that is accurate around ``epsilon``."""
-    question = _Question(mechanism, adjacency, group, None)
-    return [(question.extra, c) for c in question.curves_at(epsilon)]
+    whole, first, second = question.deltas(float(epsilon))
+    return Bound(*whole, question.tight, "delta", float(epsilon), adjacency, mechanism.unit, group), first, second
 
 
 class _Question:
@@ -108,9 +119,10 @@ class _Question:
         self.mechanism = mechanism
         self.members, self.adjacency, self.group, self.tolerance = members, adjacency, int(group), tolerance
         self.extra = sum(times * part.extra_delta(self.group) for part, times in members)
+        self.tight = all(part.is_tight(adjacency, self.group) for part, _ in members)
         self.upper = [self._losses(d, upper=True) for d in DIRECTIONS]
         self.renyi_only = any(parts is None for parts in self.upper)
-        self.tight = not self.renyi_only and all(part.is_tight(adjacency, self.group) for part, _ in members)
+        self.tight = self.tight and not self.renyi_only
 
     def _losses(self, direction: str, upper: bool) -> Parts | None:
         """The losses of the composition, Gaussians merged into one; None where a part has only a Rényi bound."""
@@ -128,11 +140,10 @@ class _Question:
             else:
                 parts.append((loss, times))
         if mu_square > 0:
-            mu = math.sqrt(mu_square) if math.isfinite(mu_square) else math.inf
-            if mu < 1e140:
-                parts.append((GaussianLoss(mu), 1))
-            else:
-                parts.append((AtomsLoss([], [], infinity=1.0), 1))
+            mu = min(math.sqrt(mu_square), sys.float_info.max)
+            if mu >= LARGEST_SHIFT:
+                self.tight = False
+            parts.append((gaussian_loss(mu) if upper else gaussian_floor(mu), 1))
         return parts
 
     # -- ε at δ ----------------------------------------------------------------------------------------------------
@@ -189,21 +200,23 @@ class _Question:
     def _direction_epsilon(self, parts: Parts, delta: float, enough: float = 0.0) -> tuple[float, float]:
         """The interval of one direction; no further effort once ε is surely below ``enough``."""
         infinite, finite = _split(parts)
-        rest = delta - infinite - 2 * self.extra
-        if infinite >= delta * (1 + 1e-12):
+        best = max(0.0, _largest_loss(finite))
+        rest = delta - infinite[1] - 2 * self.extra
+        if infinite[0] > delta:
             return math.inf, math.inf
-        if not finite:
+        if rest < 0 and not self.extra:
+            # δ is the mass of infinite loss, but for rounding: it may be that no ε is enough
+            return self._direction_epsilon(parts, min(delta * (1 + 1e-9), 0.5 * (1 + delta)))[0], math.inf
+        if best == 0 and rest >= 0:
             return 0.0, 0.0
         if rest <= 0 and not self.extra:
             # δ is just the mass of infinite loss: all of the finite losses must be covered
-            low = self._direction_epsilon(parts, min(delta * (1 + 1e-9), 0.5 * (1 + delta)))[0]
-            return low, sum(loss.supremum * times for loss, times in finite)
+            return self._direction_epsilon(parts, min(delta * (1 + 1e-9), 0.5 * (1 + delta)))[0], best
         if rest <= 0:
             # The sampler's own failure takes all of δ: no upper bound, and the lower one of plain sampling.
             return 0.0, math.inf
         if not self.extra and math.fsum(times * _total_variation(loss) for loss, times in finite) <= rest:
             return 0.0, 0.0  # total variations add up, and δ(0) is the total variation
-        best = sum(loss.supremum * times for loss, times in finite)
         low, high = 0.0, math.inf
         candidates = self._candidates(finite, log_delta=math.log(rest))
         curve = next(candidates)
@@ -269,42 +282,44 @@ class _Question:
 
     # -- δ at ε ----------------------------------------------------------------------------------------------------
 
-    def delta(self, epsilon: float) -> tuple[float, float]:
+    def deltas(self, epsilon: float) -> tuple[Ends, Ends, Ends]:
+        """The interval of δ(ε), the larger of both directions, and that of each direction."""
         if not self.members:
-            return 0.0, 0.0
+            return ((0.0, 0.0),) * 3
         if math.isinf(epsilon):
-            infinite = 1.0 if self.extra else max(self._reveals_all(d) for d in DIRECTIONS)
-            return (infinite if self.tight else 0.0), infinite
-        high = low = 0.0
-        if self.renyi_only:
-            alone = self.members[0][0]
-            if isinstance(alone, OwnPrice) and len(self.members) == 1 and self.members[0][1] == 1:
-                low, high = alone.own_delta(epsilon, self.adjacency, self.group)
-            else:
-                high = self._renyi().delta(epsilon)
-        for i, direction in enumerate(DIRECTIONS):
-            upper, lower = self.upper[i], self._losses(direction, upper=False)
+            infinite = [1.0 if self.extra else self._reveals_all(d) for d in DIRECTIONS]
+            first, second = ((one if self.tight else 0.0, one) for one in infinite)
+            return max(first, second), first, second
+        least, most = self._stated_delta(epsilon) if self.renyi_only else (0.0, 0.0)
+        found: list[Ends] = []
+        for upper, direction in zip(self.upper, DIRECTIONS, strict=True):
+            lower = self._losses(direction, upper=False)
+            low, high = 0.0, most
             if upper is not None and not self.renyi_only:
-                one_low, one_high = self._direction_delta(upper, epsilon)
-                high = max(high, one_high)
-                if self.tight:
-                    low = max(low, one_low)
-            if not self.tight and lower:
-                low = max(low, self._direction_delta(lower, epsilon)[0])
+                low, high = self._direction_delta(upper, epsilon)
+            if not self.tight:
+                low = self._direction_delta(lower, epsilon)[0] if lower else 0.0
+            found.append((min(low, high), high))
             if all(loss.symmetric for loss, _ in (upper or []) + (lower or [])):
+                found.append(found[0])
                 break
-        return min(low, high), high
+        first, second = found
+        high = max(first[1], second[1])
+        return (min(max(first[0], second[0], least), high), high), first, second
 
-    def _overflow(self, epsilon: float) -> float:
-        return (1 + math.exp(min(epsilon, 700.0))) * self.extra
+    def _stated_delta(self, epsilon: float) -> Ends:
+        """Bounds on δ(ε) where pairs do not give them."""
+        alone = self.members[0][0]
+        if isinstance(alone, OwnPrice) and len(self.members) == 1 and self.members[0][1] == 1:
+            return alone.own_delta(epsilon, self.adjacency, self.group)
+        return 0.0, self._renyi().delta(epsilon)
 
     def _direction_delta(self, parts: Parts, epsilon: float) -> tuple[float, float]:
         infinite, finite = _split(parts)
-        slack = self._overflow(epsilon)
+        slack = overflow_cost(self.extra, epsilon)
         low, high = 0.0, 1.0
-        best = sum(loss.supremum * times for loss, times in finite)
-        if not finite or epsilon >= best:
-            return max(0.0, infinite - slack), min(1.0, infinite + slack)
+        if epsilon >= _largest_loss(finite):
+            return max(0.0, infinite[0] - slack), min(1.0, infinite[1] + slack)
         candidates = self._candidates(finite, epsilon=epsilon)
         curve = next(candidates)
         while curve is not None:
@@ -314,21 +329,8 @@ class _Question:
             if high - low <= wanted:
                 break
             curve = candidates.send((high - low) / wanted)
-        together = infinite + (1 - infinite) * low, infinite + (1 - infinite) * high * (1 + 1e-15)
-        return max(0.0, together[0] - slack), min(1.0, together[1] + slack)
-
-    def curves_at(self, epsilon: float) -> list[Curve]:
-        if self.renyi_only or not self.tight:
-            raise AccountingError("a curve needs mechanisms whose worst-case pair is known")
-        found: list[Curve] = []
-        for parts in self.upper:
-            assert parts is not None
-            curve = next(self._candidates(parts, epsilon=epsilon))
-            assert curve is not None
-            found.append(curve)
-            if all(loss.symmetric for loss, _ in parts):
-                break
-        return found
+        low, high = _together(infinite, low, high)
+        return max(0.0, low - slack), min(1.0, high + slack)
 
 
 class Reader:
@@ -345,7 +347,7 @@ class Reader:
         """A certified upper bound on δ(ε), the larger of both directions."""
         question = self.question
         if not question.members or question.renyi_only:
-            return question.delta(epsilon)[1]
+            return question.deltas(epsilon)[0][1]
         high = 0.0
         for direction, parts in zip(DIRECTIONS, question.upper, strict=True):
             assert parts is not None
@@ -356,20 +358,19 @@ class Reader:
 
     def _direction(self, direction: str, parts: Parts, epsilon: float) -> float:
         infinite, finite = _split(parts)
-        slack = self.question._overflow(epsilon)
-        best = sum(loss.supremum * times for loss, times in finite)
-        if not finite or epsilon >= best:
-            return min(1.0, infinite + slack)
+        slack = overflow_cost(self.question.extra, epsilon)
+        if epsilon >= _largest_loss(finite):
+            return min(1.0, infinite[1] + slack)
         for curve in self.kept[direction]:
             low, high = curve.interval(epsilon)
             if high - low <= self.CLOSE * low:
-                return min(1.0, infinite + (1 - infinite) * high * (1 + 1e-15) + slack)
+                return min(1.0, _together(infinite, low, high)[1] + slack)
         fresh = next(self.question._candidates(finite, epsilon=epsilon))
         if fresh is not None:
             low, high = fresh.interval(epsilon)
             if high - low <= self.FRESH * low:
                 self.kept[direction] = [fresh, *self.kept[direction][:15]]
-                return min(1.0, infinite + (1 - infinite) * high * (1 + 1e-15) + slack)
+                return min(1.0, _together(infinite, low, high)[1] + slack)
         return self.question._direction_delta(parts, epsilon)[1]
 
 
@@ -383,7 +384,8 @@ class OneStep:
     def interval(self, epsilon: float) -> tuple[float, float]:
         """A certified interval that contains δ(ε)."""
         value, error = self.loss.profile(epsilon)
-        return max(0.0, value - error), min(1.0, value + error)
+        # a tail may be so small that it has no number
+        return max(0.0, value - error), min(1.0, value + error + sys.float_info.min)
 
     def middle(self, epsilon: float) -> tuple[float, float]:
         """log δ(ε) and its slope, for root finding."""
@@ -400,42 +402,60 @@ def _total_variation(loss: Loss) -> float:
     return OneStep(loss).interval(0.0)[1]
 
 
-def _split(parts: Parts) -> tuple[float, Parts]:
-    """The mass of infinite loss in the composition, and the parts conditioned on a finite loss."""
+def _split(parts: Parts) -> tuple[tuple[float, float], Parts]:
+    """Bounds on the mass of infinite loss in the composition, and the parts conditioned on a finite loss."""
     log_finite = 0.0
     rest: Parts = []
     for loss, times in parts:
         if loss.infinity >= 1:
-            return 1.0, []
+            return (1.0, 1.0), []
         if loss.infinity > 0:
             log_finite += times * math.log1p(-loss.infinity)
-            assert isinstance(loss, AtomsLoss)
-            loss = AtomsLoss(loss.values, loss.p / (1 - loss.infinity), 0.0, loss.spacing(), loss.symmetric)
-        if isinstance(loss, AtomsLoss) and (len(loss.values) == 0 or (len(loss.values) == 1 and loss.values[0] == 0)):
+        loss = loss.given_finite()
+        if isinstance(loss, AtomsLoss) and len(loss.values) == 1 and loss.values[0] == 0:
             continue
         rest.append((loss, times))
-    return -math.expm1(log_finite), rest
+    failing = [(loss.infinity, times) for loss, times in parts if loss.infinity > 0]
+    if len(failing) == 1 and failing[0][1] == 1:
+        return (failing[0][0], failing[0][0]), rest
+    mass = -math.expm1(log_finite)
+    return (mass * (1 - 1e-14), min(1.0, mass * (1 + 1e-14))), rest
 
 
-def _invert(curve: Curve, infinite: float, extra: float, delta: float) -> tuple[float, float]:
+def _together(infinite: tuple[float, float], low: float, high: float) -> tuple[float, float]:
+    """Bounds on δ from those on the mass of infinite loss and on δ given that the loss is finite."""
+    least, most = infinite
+    return (
+        (least + (1 - least) * low) * (1 - 1e-15) if low > 0 else least,
+        min(1.0, (most + (1 - most) * high) * (1 + 1e-15)) if high > 0 else most,
+    )
+
+
+def _largest_loss(parts: Parts) -> float:
+    """The largest loss that the composition can have, rounded up."""
+    if any(math.isinf(loss.supremum) for loss, _ in parts):
+        return math.inf
+    exact = sum((Fraction(loss.supremum) * times for loss, times in parts), Fraction(0))
+    rounded = float(exact)
+    return rounded if Fraction(rounded) >= exact else math.nextafter(rounded, math.inf)
+
+
+def _invert(curve: Curve, infinite: tuple[float, float], extra: float, delta: float) -> tuple[float, float]:
     """An interval for the ε at which the curve, with what the failures add, meets ``delta``."""
 
     def between(x: float) -> tuple[float, float]:
-        low, high = curve.interval(x)
-        slack = (1 + math.exp(min(x, 700.0))) * extra if extra else 0.0
-        return (
-            infinite + (1 - infinite) * low * (1 - 1e-15) - slack,
-            (infinite + (1 - infinite) * high * (1 + 1e-15) + slack) * (1 + 1e-15),
-        )
+        low, high = _together(infinite, *curve.interval(x))
+        slack = overflow_cost(extra, x)
+        return low - slack, (high + slack) * (1 + 1e-15) if slack else high
 
     def aim(x: float) -> tuple[float, float]:
         """Difference of logs, and its slope."""
         value, slope = curve.middle(x)
-        if not extra and not infinite:
+        if not extra and not infinite[1]:
             return value - math.log(delta), slope
-        part = (1 - infinite) * math.exp(min(value, 0.0))
+        part = (1 - infinite[1]) * math.exp(min(value, 0.0))
         spill = math.exp(min(x, 700.0)) * extra
-        total = infinite + part + extra + spill
+        total = infinite[1] + part + extra + spill
         return math.log(total) - math.log(delta), (part * slope + spill) / total
 
     # Newton's method inside a bracket: too_low has a larger δ than asked, too_high a smaller one.

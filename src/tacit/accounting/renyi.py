@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from tacit.accounting.base import DIRECTIONS, Mechanism, check_adjacency
 from tacit.accounting.contour import log_kappa
 from tacit.accounting.errors import AccountingError, AdjacencyError
-from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss, Loss, SampledLaplaceLoss
+from tacit.accounting.losses import GaussianLoss, LaplaceLoss, Loss, SampledLaplaceLoss
 from tacit.accounting.mechanisms import DiscreteGaussian
 
 Array = NDArray[np.float64]
@@ -72,7 +72,7 @@ class RenyiCurve:
                 if loss is None:
                     raise AccountingError(f"{part!r} has no price for groups of {group} under {adjacency}")
                 finite[direction] += times * math.log1p(-loss.infinity) if loss.infinity < 1 else -math.inf
-                self._losses[direction].append((_finite_part(loss), times))
+                self._losses[direction].append((loss.given_finite(), times))
         #: probability that the composition reveals everything
         self.failure = -math.expm1(min(finite.values()))
         self.symmetric = all(loss.symmetric for loss, _ in self._losses["remove"])
@@ -133,7 +133,7 @@ class RenyiCurve:
         moments = self.moments(c).max(axis=0)
         logs = moments + np.array([log_kappa(float(x)) for x in c]) - c * epsilon
         best = float(np.nanmin(logs))
-        spill = (1 + math.exp(min(epsilon, 700.0))) * self.spill
+        spill = overflow_cost(self.spill, epsilon)
         return min(1.0, self.failure + math.exp(min(best, 0.0)) * (1 + 1e-12) + spill)
 
     def _solve(self, c: Array, moments: Array, delta: float, conversion: str) -> tuple[float, int]:
@@ -151,7 +151,7 @@ class RenyiCurve:
             return value, best
         # With truncation ε stands on both sides: climb to the smallest ε with at(rest - (1 + e^ε)·spill) <= ε.
         for _ in range(500):
-            following, best = at(rest - (1 + math.exp(min(value, 700.0))) * self.spill)
+            following, best = at(rest - overflow_cost(self.spill, value))
             if following <= value * (1 + 1e-13):
                 return value, best
             value = following + 1e-10 * abs(following - value)  # a little further, to arrive
@@ -231,17 +231,22 @@ def members_of(mechanism: Mechanism, adjacency: str, group: int) -> list[tuple[M
     for part, _ in members:
         if adjacency not in part.adjacencies():
             stated = " and ".join(part.adjacencies()) or "no adjacency"
-            raise AdjacencyError(f"{part!r} states no guarantee under {adjacency!r}; it does under {stated}")
+            advice = part.advice(adjacency)
+            raise AdjacencyError(
+                f"{part!r} states no guarantee under {adjacency!r}; it does under {stated}" + (advice and f": {advice}")
+            )
     return members
 
 
-def _finite_part(loss: Loss) -> Loss:
-    """The loss given that it is finite."""
-    if loss.infinity == 0 or not isinstance(loss, AtomsLoss):
-        return loss
-    if loss.infinity >= 1 or len(loss.values) == 0:
-        return AtomsLoss([0.0], [1.0])
-    return AtomsLoss(loss.values, loss.p / (1 - loss.infinity), 0.0, loss.spacing(), loss.symmetric)
+def overflow_cost(variation: float, epsilon: float) -> float:
+    """(1 + e^ε)·w: what a total variation w on either side adds to δ (docs/accounting.md, section 8); 1 is all of δ.
+
+    >>> overflow_cost(1e-320, 740.0), overflow_cost(0.0, 1e9)
+    (1.0, 0.0)
+    """
+    if variation == 0:
+        return 0.0
+    return min(1.0, (1 + math.exp(epsilon)) * variation * (1 + 1e-15)) if epsilon < 700 else 1.0
 
 
 def _above_one(orders: NDArray[Any]) -> Array:

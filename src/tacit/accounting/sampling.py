@@ -8,14 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from typing import Any, ClassVar
 
 import numpy as np
 
-from tacit.accounting.base import Composed, Mechanism, check_share, check_whole, inherit_unit
-from tacit.accounting.errors import AccountingError
-from tacit.accounting.losses import AtomsLoss, GaussianLoss, Loss, SampledLaplaceLoss
-from tacit.accounting.mechanisms import GDP, ApproxDP, Gaussian, Laplace, PureDP, nothing_revealed, renyi_of_pure
+from tacit.accounting.base import ADJACENCIES, Composed, Mechanism, check_share, check_whole, inherit_unit
+from tacit.accounting.errors import AccountingError, AdjacencyError
+from tacit.accounting.losses import ROUND, AtomsLoss, Loss, SampledLaplaceLoss
+from tacit.accounting.mechanisms import (
+    GDP,
+    ApproxDP,
+    Gaussian,
+    Laplace,
+    PureDP,
+    gaussian_loss,
+    nothing_revealed,
+    renyi_of_pure,
+    replaced_with,
+    revealed_with,
+)
 from tacit.accounting.mixture import MixtureLoss, SymmetrisedLoss
 from tacit.accounting.special import bdtrc, gammaln
 
@@ -26,7 +38,11 @@ class PoissonSampled(Mechanism):
 
     Gaussian: P = (1-q)N(0) + qN(1) against Q = N(0) and its reverse; replace-one (1-q)N(0) + qN(1) against
     (1-q)N(0) + qN(-1); groups of k added or removed: Binomial(k, q) shifts (Ganesh 2024). Pure and approximate DP: the
-    amplification lemma, (ln(1 + q(e^ε - 1)), qδ).
+    amplification lemma, (ln(1 + q(e^ε - 1)), qδ). docs/accounting.md, section 8, has the proofs.
+
+    What is known only by its guarantee (PureDP, ApproxDP, GDP) is amplified under add/remove alone. Under zero-out a
+    blank that is sampled is still a record: a mechanism may count it, and then tells whether it was sampled. Gaussian
+    and Laplace noise is taken to be on a sum to which a blank adds nothing, so that a blank is as good as absent.
     """
 
     mechanism: Mechanism
@@ -43,12 +59,21 @@ class PoissonSampled(Mechanism):
                 "PoissonSampled takes Gaussian, GDP, Laplace, PureDP and ApproxDP"
             )
 
+        _check_stated(self)
+
     def adjacencies(self) -> tuple[str, ...]:
         inner = self.mechanism
-        if isinstance(inner, PureDP | ApproxDP | GDP):
+        if isinstance(inner, PureDP | ApproxDP | GDP) and 0 < self.rate < 1:
             # The lemmas are about a record that is there or not.
-            return tuple(a for a in inner.adjacencies() if a != "replace-one" or self.rate in (0, 1))
+            return tuple(a for a in inner.adjacencies() if a == "add-remove")
         return inner.adjacencies()
+
+    def advice(self, adjacency: str) -> str:
+        return (
+            "sampling amplifies a guarantee alone only where a record is there or not (a blank that is sampled is "
+            "not a record that is not sampled); describe the noise itself, Gaussian or Laplace on a sum to which a "
+            "blank adds nothing, or price it under add-remove, with a guarantee stated for that"
+        )
 
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         inner, rate = self.mechanism, self.rate
@@ -57,8 +82,8 @@ class PoissonSampled(Mechanism):
         if rate == 1:
             return inner.pair(adjacency, direction, group)
         if isinstance(inner, PureDP | ApproxDP):
-            epsilon, delta = _amplified(inner, rate)
-            return ApproxDP(epsilon, delta).pair(adjacency, direction, group)
+            delta = inner.delta if isinstance(inner, ApproxDP) else 0.0
+            return ApproxDP(amplified(inner.epsilon, rate), rate * delta).pair(adjacency, direction, group)
         if isinstance(inner, Laplace):
             return self._laplace(inner, adjacency, direction, group)
         return self._gaussian(inner, adjacency, direction, group)
@@ -86,6 +111,7 @@ class PoissonSampled(Mechanism):
             return None
         # sampled randomised response, which is one of the mechanisms the lemma is about
         delta = inner.delta if isinstance(inner, ApproxDP) else 0.0
+        # (a weaker one where e^ε has no number, which is a lower bound all the more)
         return _sampled_response(min(inner.epsilon, 600.0), delta, self.rate, direction)
 
     def _gaussian(self, inner: Mechanism, adjacency: str, direction: str, group: int) -> Loss | None:
@@ -95,8 +121,8 @@ class PoissonSampled(Mechanism):
             assert isinstance(inner, Gaussian)
             sigma, far = inner.noise_multiplier, inner.replace
         rate = self.rate
-        if sigma == 0:
-            return AtomsLoss([], [], infinity=1 - (1 - rate) ** group)
+        if sigma == 0 or not inner.is_tight(adjacency, group):
+            return self._revealed(adjacency, direction, group)
         if math.isinf(sigma):
             return nothing_revealed()
         if adjacency == "replace-one":
@@ -109,13 +135,18 @@ class PoissonSampled(Mechanism):
             return MixtureLoss(sigma, shifts, {0.0: 1.0})
         return MixtureLoss(sigma, {0.0: 1.0}, shifts)
 
+    def _revealed(self, adjacency: str, direction: str, group: int) -> Loss:
+        """Without noise whoever is sampled is seen."""
+        some = -math.expm1(group * math.log1p(-self.rate))
+        return replaced_with(some) if adjacency == "replace-one" else revealed_with(some, direction)
+
     def _laplace(self, inner: Laplace, adjacency: str, direction: str, group: int) -> Loss | None:
         if inner.scale == 0:
-            return AtomsLoss([], [], infinity=1 - (1 - self.rate) ** group)
+            return self._revealed(adjacency, direction, group)
         if adjacency == "replace-one" or group > 1:
             return None
         if not inner.is_tight(adjacency):  # by the amplification lemma
-            return PureDP(math.log(self.rate) + 1 / inner.scale).pair(adjacency, direction)
+            return PureDP(amplified(1 / inner.scale, self.rate)).pair(adjacency, direction)
         return SampledLaplaceLoss(1 / inner.scale, self.rate, mixture_is_p=direction == "remove")
 
     def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
@@ -124,7 +155,7 @@ class PoissonSampled(Mechanism):
             return None
         if adjacency == "replace-one" or group > 1:
             # Amplified pure DP: the lemma for one record, then the chain of neighbours.
-            epsilon, _ = _amplified(PureDP(1 / inner.scale), self.rate)
+            epsilon = amplified(1 / inner.scale, self.rate)
             steps = group * (2 if adjacency == "replace-one" else 1)
             return renyi_of_pure(epsilon * steps, orders)
         return None
@@ -236,6 +267,22 @@ class FixedSizeSampled(Mechanism):
             raise AccountingError(f"a batch of {self.batch} cannot be drawn from {self.examples} records")
         if not isinstance(self.mechanism, Gaussian | GDP):
             raise AccountingError(f"FixedSizeSampled takes Gaussian or GDP, not {self.mechanism!r}")
+        _check_stated(self)
+
+    def adjacencies(self) -> tuple[str, ...]:
+        stated = self.mechanism.adjacencies()
+        if self.rate == 1:
+            # nobody is displaced under replace-one or zero-out
+            return tuple(a for a in ADJACENCIES if (a if a != "add-remove" else "replace-one") in stated)
+        if "replace-one" not in stated:
+            return ()
+        return ADJACENCIES if "zero-out" in stated else ("add-remove", "replace-one")
+
+    def advice(self, adjacency: str) -> str:
+        return (
+            "in a batch of fixed size a drawn record displaces another: state GDP for replace-one (for zero-out "
+            "without naming an adjacency, which says that it holds under every one), or describe the noise by Gaussian"
+        )
 
     @property
     def rate(self) -> float:
@@ -243,34 +290,42 @@ class FixedSizeSampled(Mechanism):
         return self.batch / self.examples
 
     def is_tight(self, adjacency: str, group: int = 1) -> bool:
-        return adjacency == "add-remove" or self.rate == 1
+        return self.mechanism.is_tight("replace-one") and (adjacency == "add-remove" or self.rate == 1)
 
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         if group > 1:
             return None
-        loss = self._attained(direction, blank=adjacency == "zero-out" and self.rate == 1)
-        if isinstance(loss, MixtureLoss) and not self.is_tight(adjacency):
-            removed = self._attained("remove")
-            assert isinstance(removed, MixtureLoss)
+        if self.is_tight(adjacency):
+            return self._attained(direction, 1.0 if adjacency == "zero-out" else self._replace)
+        # a blank, the record, and the one that it displaces: no two of them lie further apart than this
+        removed = self._attained("remove", max(self._replace, 1.0) if adjacency == "zero-out" else self._replace)
+        if isinstance(removed, MixtureLoss):
             return SymmetrisedLoss(removed)
-        return loss
+        return replaced_with(removed.infinity)
 
     def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
-        return None if group > 1 else self._attained(direction, blank=adjacency == "zero-out")
+        if group > 1 or not self.mechanism.is_tight("replace-one"):
+            return None
+        return self._attained(direction, 1.0 if adjacency == "zero-out" else self._replace)
 
-    def _attained(self, direction: str, blank: bool = False) -> Loss:
+    @property
+    def _replace(self) -> float:
+        # GDP is stated for the replacement that a draw without replacement makes
+        return self.mechanism.replace if isinstance(self.mechanism, Gaussian) else 1.0
+
+    def _attained(self, direction: str, far: float) -> Loss:
         inner = self.mechanism
         if isinstance(inner, Gaussian):
-            sigma, far = inner.noise_multiplier, 1.0 if blank else inner.replace
+            sigma = inner.noise_multiplier
         else:
-            assert isinstance(inner, GDP)  # stated for the replacement that a draw without replacement makes
-            sigma, far = (1 / inner.mu if inner.mu else math.inf), 1.0
-        if sigma == 0:
-            return AtomsLoss([], [], infinity=self.rate)
+            assert isinstance(inner, GDP)
+            sigma = 1 / inner.mu if inner.mu else math.inf
+        if sigma == 0 or not inner.is_tight("replace-one"):
+            return revealed_with(self.rate, direction)
         if math.isinf(sigma):
             return nothing_revealed()
         if self.rate == 1:
-            return GaussianLoss(far / sigma)
+            return gaussian_loss(far / sigma)
         shifts = {0.0: 1 - self.rate, far: self.rate}
         if direction == "remove":
             return MixtureLoss(sigma, shifts, {0.0: 1.0})
@@ -279,9 +334,10 @@ class FixedSizeSampled(Mechanism):
     def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
         if group > 1:
             raise AccountingError("groups are not priced for FixedSizeSampled: use PoissonSampled, or group=1")
-        loss = self._attained("remove")
-        if self.is_tight(adjacency) or not isinstance(loss, MixtureLoss):
+        pair = self.pair(adjacency, "remove")
+        if not isinstance(pair, SymmetrisedLoss):
             return None
+        loss = pair.loss
         # E[e^{cL}; L > 0] + P[L <= 0] of the removed pair, whose loss is at least log(1-q)
         c = orders - 1
         moment = np.array([sum(loss.tilted(float(x))[:2]) for x in c])
@@ -363,18 +419,26 @@ def binomial_tail(n: int, rate: float, limit: int) -> float:
     share = (limit + 1) / n
     if share <= rate or rate >= 1:
         return 1.0
+    tiny = sys.float_info.min  # where the bound itself has no number
     divergence = share * math.log(share / rate)
     if share < 1:
         divergence += (1 - share) * math.log((1 - share) / (1 - rate))
-    return min(1.0, math.exp(-n * divergence))
+    return min(1.0, math.exp(-n * divergence * (1 - 1e-9)) + tiny)
 
 
-def _amplified(inner: Mechanism, rate: float) -> tuple[float, float]:
-    assert isinstance(inner, PureDP | ApproxDP)
-    delta = inner.delta if isinstance(inner, ApproxDP) else 0.0
-    if inner.epsilon > 700:
-        return math.log(rate) + inner.epsilon, rate * delta
-    return math.log1p(rate * math.expm1(inner.epsilon)), rate * delta
+def amplified(epsilon: float, rate: float) -> float:
+    """ln(1 + q(e^ε - 1)), rounded up: the amplification lemma for Poisson sampling, add/remove (Balle et al. 2018).
+
+    >>> round(amplified(1.0, 0.01), 6)
+    0.017037
+    """
+    if rate == 0:
+        return 0.0
+    if epsilon > 700:
+        value = float(np.logaddexp(math.log1p(-rate) if rate < 1 else -math.inf, math.log(rate) + epsilon))
+    else:
+        value = math.log1p(rate * math.expm1(epsilon))
+    return value * (1 + 8 * ROUND)
 
 
 def _sampled_response(epsilon: float, delta: float, rate: float, direction: str) -> Loss:
@@ -402,6 +466,13 @@ def _binomial(group: int, rate: float) -> dict[float, float]:
     if group == 1:
         return {0.0: 1 - rate, 1.0: rate}
     return {float(i): float(math.exp(w)) for i, w in zip(j, log_weight, strict=True)}
+
+
+def _check_stated(sampled: Mechanism) -> None:
+    """An error where what is sampled states its guarantee for adjacencies under which sampling it proves nothing."""
+    if not sampled.adjacencies():
+        stated = " or ".join(sampled.mechanism.adjacencies())  # type: ignore[attr-defined]
+        raise AdjacencyError(f"no guarantee is known for {sampled!r}: {sampled.advice(stated)}")
 
 
 def _wrap_one(sampled: Any) -> None:

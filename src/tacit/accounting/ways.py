@@ -21,7 +21,7 @@ from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss, Sample
 from tacit.accounting.mechanisms import GDP, DiscreteGaussian, ExponentialMechanism, Gaussian
 from tacit.accounting.pricing import epsilon as certified_epsilon
 from tacit.accounting.renyi import MOMENTS, RenyiCurve, members_of
-from tacit.accounting.sampling import PoissonSampled
+from tacit.accounting.sampling import PoissonSampled, amplified
 
 
 class NotApplicable(AccountingError):
@@ -233,17 +233,6 @@ class _Steps:
         return price.upper, "a step is"
 
 
-def amplified(epsilon: float, rate: float) -> float:
-    """ln(1 + q(e^ε - 1)): the amplification lemma for Poisson sampling under add/remove (Balle et al. 2018).
-
-    >>> round(amplified(1.0, 0.01), 6)
-    0.017037
-    """
-    if epsilon > 700:
-        return epsilon + math.log(rate) if rate > 0 else 0.0
-    return math.log1p(rate * math.expm1(epsilon))
-
-
 # -- Rényi ----
 
 
@@ -306,8 +295,11 @@ def gdp(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", gr
         if adjacency == "replace-one" or group > 1:
             raise NotApplicable("the central limit is stated for adding or removing one record")
         inner = part.mechanism
-        mu = inner.mu if isinstance(inner, GDP) else (1 / inner.noise_multiplier if inner.noise_multiplier else 27.0)
-        square += times * part.rate**2 * math.expm1(min(mu * mu, 700.0))
+        mu = (
+            inner.mu if isinstance(inner, GDP) else (1 / inner.noise_multiplier if inner.noise_multiplier else math.inf)
+        )
+        if part.rate > 0:
+            square += times * part.rate**2 * (math.expm1(mu * mu) if mu * mu < 700 else math.inf)
         limits += times
     mu = math.sqrt(square)
     value = certified_epsilon(GDP(mu), delta).upper if members else 0.0

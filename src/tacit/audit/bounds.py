@@ -109,8 +109,8 @@ def gaussian_blow(mu: float) -> Blow:
 
 def approximate_blow(epsilon: float, delta: float) -> Blow:
     """f̄⁻¹ of (ε, δ)-DP: max(0, e^-ε (R - δ), 1 - δ - e^ε (1 - R))."""
-    small, large = math.exp(-epsilon), math.exp(epsilon)
-    return lambda r: max(0.0, small * (r - delta), 1 - delta - large * (1 - r))
+    small, large = math.exp(-epsilon), math.exp(epsilon) if epsilon < 700 else math.inf
+    return lambda r: max(0.0, small * (r - delta), 1 - delta - (large * (1 - r) if r < 1 else 0.0))
 
 
 def refutes(guesses: int, correct: int, canaries: int, blow: Blow, significance: float = 0.05) -> bool:

@@ -17,6 +17,7 @@ import numbers
 from typing import Any
 
 from tacit import accounting as acc
+from tacit.accounting.renyi import overflow_cost
 from tacit.ledger import entries
 from tacit.ledger.errors import PriceError, TermsError
 
@@ -265,6 +266,8 @@ def _basic(mechanism: acc.Mechanism, delta: float, adjacency: str) -> float:
 
 
 def _pure(part: acc.Mechanism, adjacency: str) -> float:
+    if adjacency not in part.adjacencies():
+        return math.inf
     if isinstance(part, acc.ExponentialMechanism):  # bounded range ε is in particular ε-DP
         return part.epsilon
     if isinstance(part, acc.ApproxDP):  # its δ is counted by the caller
@@ -310,14 +313,13 @@ def _without_failures(mechanism: acc.Mechanism, epsilon: float) -> tuple[acc.Mec
     """
     failure: list[float] = []
     finite: list[tuple[acc.Mechanism, int]] = []
-    apart = 1 + math.exp(min(epsilon, 700.0))
     for part, times in mechanism.parts():
         if isinstance(part, acc.ApproxDP):
             failure.append(times * part.delta)
             part = acc.PureDP(part.epsilon, unit=part.unit, adjacency=part.adjacency)
         else:
             part, variation = _nearest(part)
-            failure.append(apart * times * variation)
+            failure.append(overflow_cost(times * variation, epsilon))
         finite.append((part, times))
     return acc.Composed(tuple(finite), unit=mechanism.unit), math.fsum(failure)
 

@@ -114,20 +114,7 @@ def _guarantee(run: Run) -> Release:
 
 def _profile(run: Run) -> acc.Profile:
     """The profile to a hundredth of δ, which is more than a drawing shows and far quicker than to a ten-thousandth."""
-    mechanism = run.mechanism
-    tops = (acc.epsilon(mechanism, d, adjacency=run.adjacency).upper for d in (1e-12, 1e-9, 1e-6, 1e-3, 0.1))
-    grid = np.linspace(0.0, max(next((x for x in tops if math.isfinite(x)), 1.0), 1e-3), POINTS)
-    bounds = []
-    for epsilon in grid.tolist():
-        bound = acc.delta(mechanism, epsilon, adjacency=run.adjacency, tolerance=1.0)
-        if bound.width > 0.01 * bound.upper:
-            wanted = max(0.01 * bound.upper, 1e-300)
-            bound = acc.delta(mechanism, epsilon, adjacency=run.adjacency, tolerance=wanted)
-        bounds.append(bound)
-    # δ falls as ε grows: each value profits from its neighbours.
-    low = np.maximum.accumulate(np.array([b.lower for b in bounds])[::-1])[::-1]
-    high = np.minimum.accumulate(np.array([b.upper for b in bounds]))
-    return acc.Profile(grid, low, high, run.adjacency, run.unit, 1, bounds[0].tight)
+    return acc.profile(run.mechanism, points=POINTS, adjacency=run.adjacency, accuracy=0.01)
 
 
 def _stated(run: Run, adjacency: str) -> dict[str, Any]:
