@@ -100,3 +100,23 @@ def _saddle(q: Any, sigma: Any, steps: int, epsilon: Any, direction: str) -> Any
         value = steps * k - c * float(epsilon) - np.log(c * (c + 1))
         best = min(best, (value, float(c)))
     return mp.mpf(best[1])
+
+
+def replaced(q: Any, sigma: Any, epsilon: Any) -> Any:
+    """δ(ε) of one Poisson-sampled Gaussian step when a record at 1 becomes one at -1: the tails where the loss is ε."""
+
+    def loss(x: Any) -> Any:
+        up, down = (q * mp.exp((2 * sign * x - 1) / (2 * sigma**2)) for sign in (1, -1))
+        return mp.log(1 - q + up) - mp.log(1 - q + down)
+
+    low, high = -mp.mpf(1), mp.mpf(1)
+    while loss(high) < epsilon:
+        high *= 2
+    for _ in range(mp.mp.prec + 20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if loss(middle) < epsilon else (low, middle)
+
+    def above(shift: int) -> Any:
+        return mp.erfc((high - shift) / sigma / mp.sqrt(2)) / 2
+
+    return (1 - q) * above(0) + q * above(1) - mp.e**epsilon * ((1 - q) * above(0) + q * above(-1))

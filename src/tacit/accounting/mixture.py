@@ -343,8 +343,8 @@ class MixtureLoss(Loss):
             if len(self.p_shift) != 2 or self.p_shift[0] != 0:
                 return None
             s, rate = float(self.p_shift[1]), float(self.p_weight[1])
-            # (1-q + ty) / (1-q + t/y) = e^l with t = q e^{-s²/2}, y = e^{sx}: log y = l/2 + asinh((1-q) sinh(l/2) / t), the
-            # argument carried as a logarithm, so that no loss is too large for it
+            # (1-q + ty) / (1-q + t/y) = e^l with t = q e^{-s²/2} and y = e^{sx} has the solution
+            # log y = l/2 + asinh((1-q) sinh(l/2) / t): the argument as a logarithm, so that no loss is too large for it
             half = np.abs(wanted) / 2
             with np.errstate(divide="ignore"):
                 log_sinh = half + np.log(-np.expm1(-2 * half)) - math.log(2)
