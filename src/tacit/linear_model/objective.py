@@ -62,7 +62,7 @@ class Slope:
         return self.rows * (self.classes - 1) * math.log1p(self.norm_squared / self.classes / ridge)
 
     def ridge(self, jacobian: float) -> float:
-        """The λ at which a is ``jacobian``."""
+        """The λ at which a is ``jacobian``; a larger one, and so a smaller a, where e^a has no number."""
         if self.classes == 2:
             return self.norm_squared / 4 / math.expm1(min(jacobian / self.rows, 700.0))
         part = min(jacobian / self.rows / (self.classes - 1), 700.0)
