@@ -40,13 +40,14 @@ def main() -> None:
             steps=20,
             noise_multiplier=noise,
             delta=1e-6,
+            unit=range(int((~held).sum())),  # a row is another person in this sample
             unit_name="person",
         )
 
     search = PrivateSearch(
         {"learning_rate": [0.001, 0.03, 1.0]},
         train,
-        correct_count(x[held], y[held].numpy(), noise=20, unit="person"),
+        correct_count(x[held], y[held].numpy(), noise=20, unit=range(int(held.sum())), unit_name="person"),
         method="geometric",
         runs=6,
         epsilon=2.0,

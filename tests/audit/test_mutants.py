@@ -21,6 +21,7 @@ QUICK = (
     "private selection is not charged",
     "bounds of a regression are taken from the data",
     "public rows are taken by their number",
+    "every record of a person counts for itself in a score",
     "one step is not priced",
 )
 

@@ -112,6 +112,19 @@ def test_teachers_behind_an_endpoint_make_a_prompt_and_a_cut_run_goes_on(app, pl
     assert "theorem6" not in json.dumps(card)  # data-dependent prices stay with the operator
 
 
+def test_texts_of_one_person_are_protected_together(app, place, tmp_path):
+    import polars as pl
+
+    notes = pl.read_csv(place / "notes.csv")
+    notes.with_columns(who=pl.arange(0, pl.len()) // 3).write_csv(tmp_path / "owned.csv")
+    line = ["tune", tmp_path / "owned.csv", "--model", place / "llm", *ASK, "--method", "lora", "--noise", 2, "--delta"]
+    line += ["1e-4", "--steps", 1, "--batch", 5, "--unit", "patient", "--unit-column", "who", "--runs", tmp_path]
+    call(app, *line, "--name", "owned")
+    card = json.loads((tmp_path / "owned" / "privacy.json").read_text())
+    assert card["guarantee"]["unit"] == "patient"
+    assert card["mechanism"]["parameters"]["sampler"]["size"] == len(notes) // 3  # people are drawn
+
+
 def test_zero_shot_is_a_prompt_like_any_other(app, place):
     line = ["eval", "zero-shot", place / "test.csv", "--model", place / "llm", *ASK]
     assert "accuracy" in call(app, *line).stdout
@@ -151,5 +164,9 @@ def test_bad_lines_say_what_to_do(app, place, tmp_path):
         app, "tune", place / "notes.csv", "--model", tmp_path / "none", *ASK, "--epsilon", 1, "--delta", "1e-5", code=1
     )
     assert "no language model could be loaded" in told.output or "neither a folder" in told.output
+    # A word for the unit protects nobody more: it needs a column of ids.
+    for line in ([*notes, *ASK, "--epsilon", 1, "--delta", "1e-5"], few):
+        assert "unit-column" in call(app, *line, "--unit", "person", code=2).output
+        assert "no column 'who'" in call(app, *line, "--unit-column", "who", code=2).output
     assert "classify, generate" in call(app, *notes, "--task", "sing", "--epsilon", 1, "--delta", "1e-5", code=2).output
     assert "--resume" in call(app, "tune", "--resume", tmp_path, "--epsilon", 1, code=2).output

@@ -232,15 +232,17 @@ def test_terms_of_the_ledger_hold():
     ledger = Ledger()
     ledger.register("people", unit="person", adjacency="replace-one", epsilon=5.0, delta=1e-3)
     x, y = numbers(200)
-    fitted = LinearRegression(1.0, ledger=ledger, dataset="people", **BOUNDS).fit(x, y)
+    with pytest.raises(ValueError, match=r"registered for one person.*groups=ids"):  # a row may be one of many
+        LinearRegression(1.0, ledger=ledger, dataset="people", **BOUNDS).fit(x, y)
+    with pytest.raises(acc.UnitError, match=r"only a word.*groups=ids"):
+        LinearRegression(1.0, ledger=ledger, unit="person", **BOUNDS).fit(x, y)
+    owned = {"unit": "person", "max_rows": 1, **BOUNDS}
+    fitted = LinearRegression(1.0, ledger=ledger, **owned).fit(x, y, groups=range(200))
     assert (fitted.privacy_.adjacency, fitted.privacy_.unit) == ("replace-one", "person")
-    assert "every row is taken for another person" in repr(fitted.privacy_)  # nobody said so but the ledger
-    said = LinearRegression(1.0, ledger=ledger, unit="person", **BOUNDS).fit(x, y)
-    assert "taken for" not in repr(said.privacy_)
     with pytest.raises(ValueError, match="registered for replace-one"):
-        LinearRegression(1.0, ledger=ledger, adjacency="add-remove", unit="person", **BOUNDS).fit(x, y)
+        LinearRegression(1.0, ledger=ledger, adjacency="add-remove", **owned).fit(x, y, groups=range(200))
     with pytest.raises(ValueError, match="registered for one person"):
-        LinearRegression(1.0, ledger=ledger, unit="visit", **BOUNDS).fit(x, y)
+        LinearRegression(1.0, ledger=ledger, **(owned | {"unit": "visit"})).fit(x, y, groups=range(200))
     ledger.register("others", epsilon=5.0, delta=1e-3)
     with pytest.raises(ValueError, match="say which data"):
         LinearRegression(1.0, ledger=ledger, **BOUNDS).fit(x, y)

@@ -249,6 +249,7 @@ def test_a_torch_data_set_is_data_too():
         ({"data": [1, 2, 3]}, "records and as many labels"),
         ({"n": 0}, "number of teachers"),
         ({"unit": [1, 2]}, "person of every row"),
+        ({"unit_name": "person"}, r"only a word.*unit=, the id of every row's owner"),
         ({"partition": "random"}, "partition"),
         ({"data": (np.zeros((0, 2)), np.zeros(0, int))}, "no records"),
     ],

@@ -410,7 +410,9 @@ def test_the_ledgers_terms_decide_adjacency_and_unit():
     ledger.register("people", epsilon=9.0, delta=1e-3, unit="person", adjacency="replace-one")
     with pytest.raises(ValueError, match="registered for one person"):
         run(ledger=ledger, dataset="people", epsilon=2.0)
-    training = run(ledger=ledger, dataset="people", epsilon=2.0, unit_name="person")
+    with pytest.raises(acc.UnitError, match="unit=, one id for each record"):
+        run(ledger=ledger, dataset="people", epsilon=2.0, unit_name="person")
+    training = run(ledger=ledger, dataset="people", epsilon=2.0, unit=range(ROWS), unit_name="person")
     assert training.plan.adjacency == "replace-one"
 
 

@@ -249,6 +249,25 @@ def _same_unit(one: Mechanism, other: Mechanism) -> str:
     return one.unit
 
 
+def unit_of(name: str | None, owned: bool, ids: str) -> str:
+    """The unit that a run over records protects: what ``name`` says where ids were given (``owned``), else a record.
+
+    A word alone protects nobody more: without ids a person with thirty records moves thirty terms, and one is priced.
+    So any word but ``"record"`` needs ids, and ``ids`` says how to give them.
+
+    >>> unit_of(None, False, ""), unit_of(None, True, ""), unit_of("patient", True, "")
+    ('record', 'person', 'patient')
+    """
+    if owned:
+        return name or "person"
+    if name is None or name == DEFAULT_UNIT:
+        return DEFAULT_UNIT
+    raise UnitError(
+        f"{name!r} is only a word: without ids, a {name} with several records would be protected for one of them. "
+        f"{ids}; if every record is another {name}, number them: range(number of records)"
+    )
+
+
 def unit_message(one: str, other: str) -> str:
     """Why mechanisms of two units do not compose."""
     return (

@@ -71,13 +71,14 @@ class Pipeline:
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
         settings = self.settings | more
         settings = {k: v for k, v in settings.items() if v is not None}
+        source = self.records if data is None else data
+        if "unit_name" in settings:  # the word of the real run; here a record is a unit
+            settings.setdefault("unit", range(len(source)))
         with warnings.catch_warnings():
             # Runs without noise are what sensitivity is measured on; nothing of them leaves.
             warnings.simplefilter("ignore")
             # Looked up when it is needed: a mutant may stand in its place.
-            return training_module.Training(
-                model, optimizer, self.loss, self.records if data is None else data, **settings
-            )
+            return training_module.Training(model, optimizer, self.loss, source, **settings)
 
     def watch(self, training: Training) -> Seen:
         """Run to the end and keep what every step releases."""

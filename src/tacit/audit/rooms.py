@@ -114,8 +114,8 @@ def selected_delta(noise: float, runs: float, epsilon: float) -> float:
 
 
 def selection_is_charged(seed: int) -> list[Finding]:
-    """The claim of a private search against the law of what it selects; the noise of its score; its charge."""
-    from tacit.tuning import PrivateSearch, Score
+    """The claim of a private search against the law of what it selects; the noise and sensitivity of scores."""
+    from tacit.tuning import PrivateSearch, Score, bounded_loss, correct_count
 
     runs, epsilon, delta = 10.0, 1.0, 1e-3
     ledger = _ledger()
@@ -140,6 +140,10 @@ def selection_is_charged(seed: int) -> list[Finding]:
     charged = _spent(ledger, delta)
     drawn = Score(lambda model: 3.0, sensitivity=2.0, noise=5.0)
     left = [(drawn(None) - 3.0) / 10.0 for _ in range(1000)]
+    ids, right = np.append(np.arange(5), [5] * 30), np.ones(35)  # five people, and one with thirty records
+    counts = [correct_count(right[:n], right[:n], predict=lambda _, x: x, unit=ids[:n]) for n in (5, 35)]
+    losses = [bounded_loss(lambda _, n=n: right[:n], unit=ids[:n]) for n in (5, 35)]  # type: ignore[misc]
+    moved = max(abs(many.exact(None) - few.exact(None)) / few.sensitivity for few, many in (counts, losses))
     return [
         holds(
             "selection: price", true <= delta * (1 + 1e-3), f"claimed δ = {delta:g} at ε = {epsilon:g}, true {true:.2g}"
@@ -149,6 +153,7 @@ def selection_is_charged(seed: int) -> list[Finding]:
             charged >= epsilon * 0.98,
             f"the ledger holds ε = {charged:.4f} for a search of {epsilon}",
         ),
+        holds("selection: one person's score", moved <= 1.0, f"thirty records of one person move it by {moved:g}"),
         Finding("selection: score noise", statistics.variance_p_value(left), "noise of a score, 1,000 draws"),
     ]
 

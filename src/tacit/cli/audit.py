@@ -138,7 +138,7 @@ def _audit_run(
         raise ValueError("this run planted canaries whose result may be published: leave out --canaries")
     model, loss, data, unit = _stand_in(chosen)
     size = int(card["mechanism"]["parameters"]["sampler"]["size"])
-    settings = _training_settings(chosen, size) | {"unit_name": unit}
+    settings = _training_settings(chosen, size) | {"unit_name": unit, "unit": range(len(data[0]))}
     with _spinner("the implementation") as tell:
         found = audit_implementation(model, loss, data, tell=tell, **settings)
     attacked: Audit | None = None

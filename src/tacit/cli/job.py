@@ -77,6 +77,19 @@ class Prepared:
         return features[0].shape if len(features) == 1 and isinstance(features[0], Numeric) else ()
 
     @property
+    def owners(self) -> NDArray[Any]:
+        """Whose row each private row is; a schema without a column of ids says that each is another's."""
+        return self.units if self.units is not None else np.arange(len(self.x))
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What the schema says about rows and units, and nothing can check."""
+        unit = self.schema.unit.name
+        if self.units is not None or unit == "record":
+            return ()
+        return (f"Every row is another {unit}: the schema says so by naming no column of ids. It was not checked.",)
+
+    @property
     def outputs(self) -> int:
         """Outputs of a model: one for each class, or one number."""
         return len(self.schema.classes) or 1
@@ -260,7 +273,7 @@ def start(settings: Settings, folder: Path, prepared: Prepared, warn: Callable[[
             adjacency=settings.adjacency,
             # Canaries take slots beside the records, of which size is the number.
             size=None if settings.size is None else settings.size + (settings.audit_canaries or 0),
-            unit=prepared.units,
+            unit=prepared.owners,
             per_unit=settings.per_unit,
             unit_name=prepared.schema.unit.name,
             ledger=open_ledger(settings, prepared),
@@ -541,6 +554,7 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, training: Trai
         tuning_note=settings.tuning_note,
         uncovered=settings.uncovered,
         public_sources=sources,
+        assumed=prepared.assumed,
         pretrained=None if ":" in settings.model else (),
         evaluations=tuple(results),
         model_file=_vouched(name, training),

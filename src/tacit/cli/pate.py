@@ -184,6 +184,7 @@ def _teach(
     from tacit import datasets
     from tacit.cli.job import DataError, read_table
     from tacit.pate import Teachers
+    from tacit.pate.partition import contents
     from tacit.schema import Schema
 
     if public is None:
@@ -214,11 +215,13 @@ def _teach(
         if target.name not in frame.columns:  # public rows need no label: any class stands in for it
             frame = frame.with_columns(pl.lit(schema.classes[0]).alias(target.name))
         rows, _ = schema.encode(frame)
+    x, y = np.asarray(encoded.features), np.asarray(encoded.target).astype(np.int64)
     trained = Teachers(
         _model(model),
-        (np.asarray(encoded.features), np.asarray(encoded.target).astype(np.int64)),
+        (x, y),
         n=count,
-        unit=encoded.units,
+        # Without a column of ids the schema says that every row is another one; equal rows count as one.
+        unit=encoded.units if encoded.units is not None else contents(x, y),
         unit_name=schema.unit.name,
         classes=len(schema.classes),
         backend=backend,

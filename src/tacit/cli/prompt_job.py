@@ -87,6 +87,7 @@ class Prepared:
     template: Template | None
     verbalizer: Verbalizer | None
     private: Any
+    owners: list[Any] | None
     test: Any
     public: list[str]
     ledger: Ledger | None
@@ -95,6 +96,11 @@ class Prepared:
     def name(self) -> str:
         """What the data are called on the card."""
         return str(self.given.get("dataset") or Path(self.given["data"]).stem)
+
+    @property
+    def unit(self) -> str:
+        """Whom one unit of privacy protects."""
+        return str(self.given.get("unit") or ("record" if self.owners is None else "person"))
 
     @property
     def schema(self) -> str:
@@ -226,7 +232,8 @@ def prepare(kind: str, given: dict[str, Any]) -> Prepared:
     def rows(frame: Any) -> Any:
         return texts(frame) if words is None else examples(frame, words)
 
-    private = rows(_frame(given["data"], folder))
+    frame = _frame(given["data"], folder)
+    private, owners = rows(frame), _owners(given, frame)
     test = rows(_frame(_split(given), folder, "test")) if given.get("evaluate") else None
     asked = texts(_frame(given["public"], folder)) if kind == "pate" else []
     ledger = None
@@ -237,7 +244,25 @@ def prepare(kind: str, given: dict[str, Any]) -> Prepared:
                 f"{given['dataset']} --epsilon … --delta …"
             )
         ledger = Ledger(given["ledger"])
-    return Prepared(given, template, words, private, test, asked, ledger)
+    return Prepared(given, template, words, private, owners, test, asked, ledger)
+
+
+def _owners(given: dict[str, Any], frame: Any) -> list[Any] | None:
+    """Whose text each text is, where a column says so; a unit's name alone is refused."""
+    unit, column = given.get("unit"), given.get("unit_column")
+    if column is None:
+        if unit not in (None, "record"):
+            raise SettingsError(
+                f"unit: {unit!r} is only a word: without ids a {unit} with several texts is protected for one of them; "
+                "name the column of ids with unit-column, or leave unit out to protect one record"
+            )
+        return None
+    if column not in frame.columns:
+        raise SettingsError(f"unit-column: there is no column {column!r}; there are {', '.join(frame.columns)}")
+    owners = frame[column].to_list()
+    if any(owner is None for owner in owners):
+        raise SettingsError(f"unit-column: {column!r} has missing values; every text needs an owner")
+    return owners
 
 
 def _student(given: dict[str, Any]) -> dict[str, Any]:
@@ -364,9 +389,9 @@ def tune(prepared: Prepared, folder: Path) -> Told:
         found["zero-shot"] = Prompt(*prepared.asking()).accuracy(language, prepared.test)
     elif prepared.test is not None:
         found["before"] = Fluency(text_losses(language, prepared.template, prepared.test))
-    names = {"batch": "batch_size", "noise": "noise_multiplier", "unit": "unit_name"}
+    names = {"batch": "batch_size", "noise": "noise_multiplier"}
     wanted = ["method", "epsilon", "noise", "delta", "epochs", "steps", "batch", "learning_rate", "clip_norm", "rank"]
-    wanted += ["virtual_tokens", "start", "unit"]
+    wanted += ["virtual_tokens", "start"]
     settings = {names.get(k, k): given[k] for k in wanted if given.get(k) is not None}
     with warnings.catch_warnings():
         # A resumed run must be the same run: new noise on other data would be another charge.
@@ -381,6 +406,8 @@ def tune(prepared: Prepared, folder: Path) -> Told:
             dataset=given.get("dataset"),
             checkpoint=folder / "private" / "checkpoint.pt",
             checkpoint_every=given.get("checkpoint_every", 20),
+            unit=prepared.owners,
+            unit_name=prepared.unit,
             **settings,
         )
     adapter = done.save(folder / "adapter")
@@ -441,12 +468,12 @@ def pate(prepared: Prepared, folder: Path) -> Told:
     if most < FEWEST:
         raise SettingsError(f"queries and answers: a student is chosen by at least {FEWEST} answers, not {most}")
     released = folder / "private" / "answers.json"
-    unit, lines = str(given.get("unit", "record")), []
-    plan = aggregator.plan(len(queries), most, partition="keyed", unit=unit)
+    lines = []
+    plan = aggregator.plan(len(queries), most, partition="keyed", unit=prepared.unit)
     if released.exists():  # released and charged before: what is left is free
         about = json.loads(released.read_text(encoding="utf-8"))
     else:
-        about = _answers(prepared, folder, scorer, aggregator, queries, most, unit)
+        about = _answers(prepared, folder, scorer, aggregator, queries, most)
     lines.append(f"{about['answered']} of {about['asked']} queries were answered by {count} teachers")
     labelled = [(queries[i], words.classes[label]) for i, label in about["labels"]]
     student = choose(
@@ -503,7 +530,6 @@ def _answers(
     aggregator: ConfidentGNMax,
     queries: list[str],
     most: int,
-    unit: str,
 ) -> dict[str, Any]:
     """Votes, then one charge, then the noisy labels, kept so that they are never drawn again."""
     given, private = prepared.given, folder / "private"
@@ -519,10 +545,11 @@ def _answers(
         prepared.private,
         int(given.get("shots", 1)),
         int(given.get("teachers", 200)),
+        unit=prepared.owners,
         calibration=str(given.get("calibration", "batch")),
         key=key,
     )
-    votes = dataclasses.replace(teachers.vote(queries, checkpoint=private / "votes"), unit=unit)
+    votes = dataclasses.replace(teachers.vote(queries, checkpoint=private / "votes"), unit=prepared.unit)
     answers = aggregator.answer(
         votes,
         queries=len(queries),

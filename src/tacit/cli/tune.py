@@ -184,24 +184,22 @@ def _with(settings: Settings, candidate: dict[str, Any]) -> Settings:
     return dataclasses.replace(settings, **changes)
 
 
-def parted(prepared: Prepared, every: int, key: bytes) -> tuple[Any, Any, Any, Any, Any]:
-    """Training rows with their units, and validation rows, apart by a coin for every unit of privacy.
+def parted(prepared: Prepared, every: int, key: bytes) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
+    """Rows with their owners, to train on and to score on, apart by a coin for every unit of privacy.
 
     The coins are secret and independent of each other and of the data, so that a record more or fewer changes nothing
-    about the others; rows taken by their position would not have that property. A unit gives one row to the score.
+    about the others; rows taken by their position would not have that property.
     """
     import numpy as np
     import torch
 
-    units = prepared.units
-    owner = np.arange(len(prepared.x)) if units is None else np.unique(np.asarray(units), return_inverse=True)[1]
+    owner = np.unique(prepared.owners, return_inverse=True)[1]
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "big")))
-    held = torch.from_numpy((generator.random(int(owner.max()) + 1) < 1 / every)[owner])
-    first = torch.zeros(len(owner), dtype=torch.bool)
-    first[torch.from_numpy(np.unique(owner, return_index=True)[1])] = True
-    score = held & first
-    left = None if units is None else np.asarray(units)[(~held).numpy()]
-    return prepared.x[~held], prepared.y[~held], left, prepared.x[score], prepared.y[score]
+    held = (generator.random(int(owner.max()) + 1) < 1 / every)[owner]
+    train, score = (
+        (prepared.x[side], prepared.y[side], owner[side.numpy()]) for side in map(torch.from_numpy, (~held, held))
+    )
+    return train, score
 
 
 def make_search(
@@ -221,8 +219,8 @@ def make_search(
     every = search["validation_every"]
     if isinstance(every, bool) or not isinstance(every, int) or every < 2:
         raise SettingsError(f"[search] validation_every: a whole number, 2 or more, not {every!r}")
-    x, y, units, score_x, score_y = parted(prepared, every, key)
-    whole = len(prepared.x) if prepared.units is None else len(np.unique(np.asarray(prepared.units)))
+    (x, y, owners), (score_x, score_y, scored) = parted(prepared, every, key)
+    whole = len(np.unique(prepared.owners))
     # How the coins fell is private: the size that is used is the expected one.
     size = settings.size or max(1, round(whole * (1 - 1 / every)))
     unit, classes = prepared.schema.unit.name, bool(prepared.schema.classes)
@@ -250,7 +248,7 @@ def make_search(
             sampler=chosen.sampler,
             adjacency=chosen.adjacency,
             size=size,
-            unit=units,
+            unit=owners,
             per_unit=chosen.per_unit,
             unit_name=unit,
         )
@@ -260,13 +258,13 @@ def make_search(
 
     noise = search["score_noise"]
     if classes:
-        score = correct_count(score_x, score_y.numpy(), noise=noise, predict=answers, unit=unit)
+        score = correct_count(score_x, score_y.numpy(), noise=noise, predict=answers, unit=scored, unit_name=unit)
     else:
         # Both lie in [-1, 1] on the encoded scale, so that a quarter of the squared error lies in [0, 1].
         def losses(model: Any) -> Any:
             return (job.predict(model, score_x, prepared.schema) - score_y).double().square().numpy() / 4
 
-        score = bounded_loss(losses, noise=noise, unit=unit)
+        score = bounded_loss(losses, noise=noise, unit=scored, unit_name=unit)
     where = search["backend"]
     if where == "ray":
         where = Ray(num_cpus=search["num_cpus"], num_gpus=search["num_gpus"])
@@ -460,6 +458,7 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, made: PrivateS
         uncovered=settings.uncovered,
         records_public=settings.size is None,
         public_sources=job.public_sources(settings, prepared),
+        assumed=prepared.assumed,
         pretrained=None if ":" in settings.model else (),
         data=prepared.name,
         schema=prepared.schema.description or prepared.schema.name,

@@ -105,6 +105,7 @@ def measure(
             delta=DELTA,
             clip_norm=clip_norm,
             ema=0.95,
+            unit=range(len(train)),  # a row is another person in this sample
             unit_name="person",
         )
         for batch in training:

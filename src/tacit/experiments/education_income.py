@@ -79,13 +79,15 @@ def _estimator(bounds: tuple[float, float], method: str, epsilon: float) -> Any:
     from tacit.linear_model import LinearRegression
 
     delta = 0.0 if method == "functional" else DELTA
-    return LinearRegression(epsilon, delta, bounds=bounds, target_bounds=INCOME, method=method, unit="person")
+    return LinearRegression(
+        epsilon, delta, bounds=bounds, target_bounds=INCOME, method=method, unit="person", max_rows=1
+    )
 
 
 def _private(
     x: Floats, y: Floats, train: Any, test: Any, bounds: tuple[float, float], method: str, epsilon: float
 ) -> dict[str, float]:
-    fitted = _estimator(bounds, method, epsilon).fit(x[train, None], y[train])
+    fitted = _estimator(bounds, method, epsilon).fit(x[train, None], y[train], groups=range(len(train)))
     ((low, high),) = fitted.confidence_interval(0.95)
     return {
         "claimed": fitted.privacy_.upper,
@@ -126,7 +128,7 @@ def least_squares(x: Floats, y: Floats) -> Floats:
 
 
 def _released(x: Floats, y: Floats, bounds: tuple[float, float], epsilon: float) -> Floats:
-    fitted = _estimator(bounds, "gradient-descent", epsilon).fit(x[:, None], y)
+    fitted = _estimator(bounds, "gradient-descent", epsilon).fit(x[:, None], y, groups=range(len(y)))
     return np.array([fitted.intercept_, fitted.coef_[0]])
 
 

@@ -226,7 +226,7 @@ def fit(recipe: Recipe, train: People, test: People, epsilon: float, seed: int) 
         from tacit.linear_model import LogisticRegression
 
         fitted = LogisticRegression(
-            epsilon, DELTA, bounds=train.schema, method=recipe.method, coef_norm=recipe.coef_norm, unit="person"
+            epsilon, DELTA, bounds=train.schema, method=recipe.method, coef_norm=recipe.coef_norm
         ).fit(train.frame, train.y)
         right = float(fitted.score(test.frame, test.y))
         guarantee: Any = fitted.privacy_
@@ -258,6 +258,7 @@ def _by_sgd(
         delta=DELTA,
         clip_norm=recipe.clip,
         ema=recipe.ema,
+        unit=range(len(train.y)),  # a row is another person in this sample
         unit_name="person",
     )
     for batch in training:

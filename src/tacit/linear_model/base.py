@@ -18,6 +18,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from tacit import accounting as acc
+from tacit.accounting.base import unit_of
 from tacit.cluster import Ray, backend_of
 from tacit.ledger import Charge, surroundings
 from tacit.linear_model import guarantee, spread, stream
@@ -143,16 +144,11 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
                     "correct the schema"
                 )
             return named
-        if self.unit is not None:
-            return str(self.unit)
-        if self.ledger is not None and self.dataset is not None and not grouped:
-            return str(self.ledger.dataset(self.dataset).unit)
-        return "person" if grouped else "record"
+        return unit_of(self.unit, grouped, "Give their ids, and max_rows=: fit(X, y, groups=ids)")
 
     def _rows_taken_for(self, unit: str, grouped: bool) -> tuple[str, ...]:
-        """Where the ledger alone says what the unit is, nobody said that every row is another one: it is noted."""
-        said = self.unit is not None or isinstance(self.bounds, Schema) or grouped or unit == "record"
-        return () if said else (f"every row is taken for another {unit}",)
+        """Where a schema names the unit and no column of ids, it says that every row is another one: it is noted."""
+        return () if grouped or unit == "record" else (f"every row is taken for another {unit}",)
 
     def _from_schema(self, X: Any, y: Any, groups: Any) -> tuple[Floats, Any, Features, Any]:
         schema: Schema = self.bounds

@@ -52,6 +52,7 @@ def train(
         ema=0.95,
         ledger=ledger,
         dataset=task.dataset,
+        unit=range(len(rows)),  # one row of everybody: what has more was refused
         unit_name=task.unit,
         purpose=purpose,
     )

@@ -82,8 +82,9 @@ def terms(ledger: Ledger | None, dataset: str | None, adjacency: str | None, uni
         raise ValueError(f"{dataset!r} is registered for {registered.adjacency}, not {adjacency}")
     if unit != registered.unit:
         raise ValueError(
-            f"{dataset!r} is registered for one {registered.unit}, and this fit protects one {unit}: give groups= with "
-            f"the id of each {registered.unit}, or unit={registered.unit!r} if every row is another {registered.unit}"
+            f"{dataset!r} is registered for one {registered.unit}, and this fit protects one {unit}: give "
+            f"unit={registered.unit!r}, max_rows=, and their ids: fit(X, y, groups=ids); if every row is another "
+            f"{registered.unit}, number them: range(number of rows)"
         )
     return registered.adjacency, dataset
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tacit.accounting.base import unit_of
 from tacit.cluster import Ray, backend_of, seeded
 from tacit.ledger import OperatorView
 from tacit.noise import Key
@@ -42,11 +43,11 @@ class Teachers:
     - such a module or estimator, of which copies are made;
     - a callable ``train(x, y)`` that returns a callable ``predict(x)`` giving labels.
 
-    ``unit`` names the person of every row (default: a record is a person, named by what it holds), ``unit_name`` says
-    what they are ("person", "household", …). People are dealt out by a keyed hash of the name (``partition="keyed"``:
-    adding or removing one person changes one teacher), or by place (``partition="positions"``: equal parts, and only
-    replacing one person is covered). ``classes`` is the public number of labels, or the list of them; without it
-    labels are whole numbers from 0 and the aggregator's number counts.
+    ``unit`` names the person of every row (default: a record is protected, named by what it holds), ``unit_name`` says
+    what they are ("person", "household", …) and needs ``unit``. People are dealt out by a keyed hash of the name
+    (``partition="keyed"``: adding or removing one person changes one teacher), or by place
+    (``partition="positions"``: equal parts, and only replacing one person is covered). ``classes`` is the public number
+    of labels, or the list of them; without it labels are whole numbers from 0 and the aggregator's number counts.
 
     ``backend="ray"`` trains on a Ray cluster; a :class:`tacit.cluster.Ray` says how many CPUs and GPUs a teacher gets
     (a stack of teachers, for torch modules) and how often it is trained again when its machine is lost. A worker
@@ -82,7 +83,7 @@ class Teachers:
         self.n, self.seed, self.partition = int(n), int(seed), partition
         self.cluster = backend_of(backend)
         self.x, self.y = _pair(data)
-        self.unit = unit_name or ("record" if unit is None else "person")
+        self.unit = unit_of(unit_name, unit is not None, "Pass unit=, the id of every row's owner, with unit_name=")
         self.labels, self.classes = _labels_of(classes)
         if len(self.y) == 0:
             raise ValueError("there are no records: teachers need somebody to learn from")

@@ -171,6 +171,7 @@ def _accountant(run: Run) -> Release:
         "An attacker sees everything that is stated as covered, and knows every other record.",
         "Batches are drawn as the sampler above says; the sampler that ran is the object that was priced.",
         "The noise cannot be told from true randomness without its key; nothing else limits the attacker's computing.",
+        *run.assumed,
     ]
     return _all(
         {

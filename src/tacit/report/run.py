@@ -100,8 +100,8 @@ class Run:
     ``mechanism`` and ``delta`` are what is claimed; ``epsilon`` its certified price where it is known already.
     ``after`` prices the first so many steps. ``parameters`` names every parameter of the mechanism. ``covered`` lists
     the accesses to the private data that the number covers, ``uncovered`` what was released beside it (None: not
-    stated). ``records`` is the number of records where it is treated as public. ``ledger``, ``dataset`` and ``charge``
-    (its number) say where it was charged.
+    stated), ``assumed`` what was taken for true of the data and not checked. ``records`` is the number of records where
+    it is treated as public. ``ledger``, ``dataset`` and ``charge`` (its number) say where it was charged.
 
     >>> Run("count", acc.Laplace(10.0), delta=0.0).adjacency
     'add-remove'
@@ -123,6 +123,7 @@ class Run:
     generator: str = NOT_STATED
     covered: tuple[str, ...] = ()
     uncovered: tuple[str, ...] | None = None
+    assumed: tuple[str, ...] = ()
     tuning: str = NOT_STATED
     tuning_note: str = ""
     records_public: bool | None = None

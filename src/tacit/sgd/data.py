@@ -349,14 +349,15 @@ class Units:
 
 
 def units_of(unit: Any, data: Any, rows: int) -> Units | None:
-    """Units from an array of ids or a column of a table; None where every record is one."""
+    """Units from an array of ids or a column of a table; None where every record is one, because all ids differ too."""
     if unit is None:
         return None
     if isinstance(unit, str):
         if not isinstance(data, Table):
             raise TypeError("unit='column' needs a table; for other data pass the ids themselves, one per record")
         unit = data.column(unit)
-    return Units.of(unit, rows)
+    found = Units.of(unit, rows)
+    return found if len(found) < rows else None
 
 
 def weighted(loss: Loss) -> Callable[[nn.Module, Any], Tensor]:

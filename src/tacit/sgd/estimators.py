@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from tacit.accounting.base import unit_of
 from tacit.ledger import Ledger, surroundings
 from tacit.sgd.data import optional
 from tacit.sgd.plan import Privacy
@@ -52,7 +53,13 @@ class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
         return surroundings.note_pipeline()
 
     def _train(
-        self, x: npt.NDArray[Any], y: npt.NDArray[Any], outputs: int, loss: nn.Module, noted: tuple[str, ...]
+        self,
+        x: npt.NDArray[Any],
+        y: npt.NDArray[Any],
+        groups: Any,
+        outputs: int,
+        loss: nn.Module,
+        noted: tuple[str, ...],
     ) -> None:
         if self.random_state is not None:
             seed = np.random.RandomState(self.random_state) if isinstance(self.random_state, int) else self.random_state
@@ -62,13 +69,14 @@ class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
             nn.init.zeros_(model[-1].weight)
             nn.init.zeros_(model[-1].bias)
         optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9)
-        delta = self.delta if self.delta is not None else min(1e-5, 0.1 / len(x))
+        count = len(x) if groups is None else len(np.unique(np.asarray(groups)))
+        delta = self.delta if self.delta is not None else min(1e-5, 0.1 / count)
         training = Training(
             model,
             optimizer,
             loss,
             (self._scaled(x), y),
-            batch_size=min(self.batch_size or max(1, len(x) // 10), len(x)),
+            batch_size=min(self.batch_size or max(1, count // 10), count),
             epochs=self.epochs,
             epsilon=self.epsilon,
             delta=delta,
@@ -76,7 +84,8 @@ class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
             ema=0.95,
             ledger=self.ledger,
             dataset=self.dataset,
-            unit_name=self.unit_name,
+            unit=groups,
+            unit_name=unit_of(self.unit_name, groups is not None, "Give their ids: fit(X, y, groups=ids)"),
         )
         for batch in training:
             training.step(batch)
@@ -100,8 +109,9 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
     scaled to length 1 at most. ``classes`` are the public class names; left out, the names found in ``y`` are treated
     as public. ``delta`` defaults to the smaller of 1e-5 and a tenth of 1/n.
 
-    Guarantee: ``privacy_``, add/remove one ``unit_name`` (every row is another), number of rows treated as public. A
-    fit inside a search, cross-validation or ensemble is refused unless ``ledger`` counts it.
+    Guarantee: ``privacy_``, add/remove one row; with ``groups`` in ``fit``, one id for each row, one ``unit_name``,
+    which gives at most one of its rows a step. The number of rows (or ids) is treated as public. A fit inside a search,
+    cross-validation or ensemble is refused unless ``ledger`` counts it.
 
     >>> x = np.random.default_rng(0).uniform(-1, 1, (1000, 2))
     >>> private = Classifier(epsilon=2.0, bounds=(-1, 1)).fit(x, x[:, 0] > 0)
@@ -123,7 +133,7 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
         classes: Any = None,
         ledger: Ledger | None = None,
         dataset: str | None = None,
-        unit_name: str = "record",
+        unit_name: str | None = None,
         random_state: Any = None,
     ) -> None:
         self.epsilon = epsilon
@@ -140,8 +150,8 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
         self.unit_name = unit_name
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> Classifier:
-        """Train on a table."""
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Classifier:
+        """Train on a table; ``groups`` says whose row each row is."""
         noted = self._around()
         X, y = _validation.validate_data(self, X, y)
         _multiclass.check_classification_targets(y)
@@ -151,7 +161,7 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
         place = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
         if (self.classes_[place] != y).any():
             raise ValueError("y has labels that are not among classes (for the operator's eyes only)")
-        self._train(X, place.astype(np.int64), len(self.classes_), nn.CrossEntropyLoss(reduction="none"), noted)
+        self._train(X, place.astype(np.int64), groups, len(self.classes_), nn.CrossEntropyLoss(reduction="none"), noted)
         return self
 
     def decision_function(self, X: Any) -> npt.NDArray[np.float64]:
@@ -197,7 +207,7 @@ class Regressor(_base.RegressorMixin, _Estimator):  # type: ignore[name-defined,
         bounds: Any = None,
         ledger: Ledger | None = None,
         dataset: str | None = None,
-        unit_name: str = "record",
+        unit_name: str | None = None,
         random_state: Any = None,
     ) -> None:
         self.epsilon = epsilon
@@ -214,15 +224,15 @@ class Regressor(_base.RegressorMixin, _Estimator):  # type: ignore[name-defined,
         self.unit_name = unit_name
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> Regressor:
-        """Train on a table."""
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Regressor:
+        """Train on a table; ``groups`` says whose row each row is."""
         noted = self._around()
         X, y = _validation.validate_data(self, X, y, y_numeric=True)
         low, high = self.target_bounds
         if not low < high:
             raise ValueError("target_bounds are (lower, upper), with lower below upper")
         scaled = (2 * (np.clip(np.asarray(y, dtype=np.float64), low, high) - low) / (high - low) - 1).astype(np.float32)
-        self._train(X, scaled[:, None], 1, nn.MSELoss(reduction="none"), noted)
+        self._train(X, scaled[:, None], groups, 1, nn.MSELoss(reduction="none"), noted)
         return self
 
     def predict(self, X: Any) -> npt.NDArray[np.float64]:

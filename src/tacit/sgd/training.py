@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tacit.accounting.base import unit_of
 from tacit.ledger import Charge, Ledger, OperatorView
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_many_, normal
@@ -56,7 +57,8 @@ class Training(Resumable):
     or ``steps``. ``size`` is a public number of records (or units) in place of the true one.
 
     ``unit`` holds one id per record (an array, or the name of a table's column): units are sampled, each gives at most
-    ``per_unit`` records a step, whose gradients are averaged and then clipped once. ``unit_name`` is the word for it.
+    ``per_unit`` records a step, whose gradients are averaged and then clipped once. ``unit_name`` is the word for it;
+    a word without ids is refused, because it would protect one record and say more.
 
     ``clip_norm`` and ``noise_schedule`` may be functions of the step or lists, fixed in advance. ``adaptive`` lets the
     clip norm follow a quantile. ``mechanism="laplace"`` clips in L1 norm and gives pure ε (small models).
@@ -146,7 +148,7 @@ class Training(Resumable):
         if self.spread is not None:
             self.spread.rest()
         self.units = units_of(unit, data, len(rows))
-        if self.units is None and per_unit != 1:
+        if unit is None and per_unit != 1:
             raise ValueError("per_unit needs unit=: which records belong together")
         if per_unit < 1:
             raise ValueError(f"per_unit is a positive whole number, not {per_unit!r}")
@@ -156,7 +158,7 @@ class Training(Resumable):
         elif (sampler.batch_size, sampler.size) != (batch_size, count if size is None else size):
             raise ValueError(f"batch_size and size are not those of {sampler}")
         sampler.check(count)
-        unit_name = unit_name or ("record" if self.units is None else "person")
+        unit_name = unit_of(unit_name, unit is not None, "Pass unit=, one id for each record, with unit_name=")
         asked, name = adjacency, unit_name  # the ledger is where rank 0 is
         found = self.ranks.first(lambda: validation.check_ledger(ledger, dataset, asked, name, size))
         adjacency = found or sampler.adjacency

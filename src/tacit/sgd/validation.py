@@ -144,8 +144,9 @@ def check_ledger(
         raise ValueError(f"{dataset!r} is registered for {terms.adjacency}, not {adjacency}")
     if unit != terms.unit:
         raise ValueError(
-            f"{dataset!r} is registered for one {terms.unit}, and this run protects one {unit}: pass unit= with the "
-            f"ids of each {terms.unit}, or unit_name={terms.unit!r} if every record is another {terms.unit}"
+            f"{dataset!r} is registered for one {terms.unit}, and this run protects one {unit}: pass "
+            f"unit=, one id for each record, with unit_name={terms.unit!r}; if every record is another {terms.unit}, "
+            "number them: range(number of records)"
         )
     if not terms.size_public and size is None:
         raise ValueError(

@@ -17,6 +17,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from tacit import accounting as acc
+from tacit.accounting.base import unit_of
 from tacit.cluster import Ray
 from tacit.ledger import Ledger
 from tacit.noise import bernoulli
@@ -39,7 +40,8 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     noise. The rest is :class:`PrivateSearch`'s.
 
     After ``fit``: ``best_estimator_``, ``best_params_``, ``best_score_`` (noisy) and ``privacy_``. Guarantee:
-    ``privacy_`` covers all of them together, add/remove one row; the number of rows is treated as public.
+    ``privacy_`` covers all of them together, add/remove one row; the number of rows is treated as public. With
+    ``groups`` in ``fit``, one id for each row, a coin falls for each id, and one id with all of its rows is protected.
 
     >>> from tacit.sgd import Classifier
     >>> x = np.random.default_rng(0).uniform(-1, 1, (2000, 2))
@@ -86,8 +88,8 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.workers = workers
         self.backend = backend
 
-    def fit(self, X: Any, y: Any) -> PrivateSearchCV:
-        """Search, and keep the selected estimator, fitted."""
+    def fit(self, X: Any, y: Any, groups: Any = None) -> PrivateSearchCV:
+        """Search, and keep the selected estimator, fitted; ``groups`` says whose row each row is."""
         X, y = np.asarray(X), np.asarray(y)
         known = self.estimator.get_params()
         if "epsilon" not in known:
@@ -105,17 +107,21 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         every = self.validation_every
         if isinstance(every, bool) or not isinstance(every, int) or every < 2:
             raise TuningError(f"validation_every is a whole number, 2 or more, not {every!r}")
-        # Independent coins: a row more or fewer changes nothing about the others.
-        held = bernoulli(1 / every, len(X))
+        unit = unit_of(_word(known), groups is not None, "Give their ids: fit(X, y, groups=ids)")
+        whose = np.arange(len(X)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
+        if whose.shape != (len(X),):
+            raise TuningError(f"groups holds one id for each of the {len(X)} rows, not shape {whose.shape}")
+        # Independent coins: a row (or owner) more or fewer changes nothing about the others.
+        held = bernoulli(1 / every, len(np.unique(whose)))[whose]
         if held.all() or not held.any():
             raise TuningError("too few rows: none was left to train on, or to validate on")
         expected = float(self.runs if self.runs is not None else (len(space) if space.candidates else 10))
         share = self.delta / (4 * max(expected, 1.0))
-        base = _Base(self.estimator, X[~held], y[~held], share)
+        base = _Base(self.estimator, X[~held], y[~held], share, None if groups is None else whose[~held])
         found = PrivateSearch(
             space,
             base.train,
-            self._score(X[held], y[held]),
+            self._score(X[held], y[held], whose[held], unit),
             mechanism=base.mechanism,
             method=self.method,
             epsilon=self.epsilon,
@@ -139,10 +145,10 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             self.classes_ = found.model.classes_
         return self
 
-    def _score(self, X: npt.NDArray[Any], y: npt.NDArray[Any]) -> Score:
-        unit = _unit(self.estimator)
+    def _score(self, X: npt.NDArray[Any], y: npt.NDArray[Any], whose: npt.NDArray[Any], unit: str) -> Score:
+        named = {"noise": self.score_noise, "unit": whose, "unit_name": unit}
         if is_classifier(self.estimator):
-            return correct_count(X, y, noise=self.score_noise, unit=unit)
+            return correct_count(X, y, **named)
         bounds = self.estimator.get_params().get("target_bounds")
         if bounds is None:
             raise TuningError("the score of a regression needs public bounds of the target: set target_bounds")
@@ -152,7 +158,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         def losses(model: Any) -> Any:
             return ((np.clip(model.predict(X), low, high) - wanted) / (high - low)) ** 2
 
-        return bounded_loss(losses, noise=self.score_noise, unit=unit)
+        return bounded_loss(losses, **named)
 
     @available_if(_has("predict"))  # type: ignore[untyped-decorator]
     def predict(self, X: Any) -> Any:
@@ -176,8 +182,16 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 class _Base:
     """One fit: its price, known from public numbers, and the fit itself. ``noise`` is 1/ε of the fit."""
 
-    def __init__(self, estimator: Any, X: npt.NDArray[Any], y: npt.NDArray[Any], delta: float) -> None:
+    def __init__(
+        self,
+        estimator: Any,
+        X: npt.NDArray[Any],
+        y: npt.NDArray[Any],
+        delta: float,
+        groups: npt.NDArray[Any] | None = None,
+    ) -> None:
         self.estimator, self.X, self.y, self.delta = estimator, X, y, delta
+        self.whose = {} if groups is None else {"groups": groups}
         #: what fits were found to cost, by candidate and noise; with the candidate, which a key may know by its id only
         self._priced: dict[Any, tuple[acc.Mechanism, Candidate]] = {}
 
@@ -198,7 +212,7 @@ class _Base:
     def rehearse(self, candidate: Candidate, noise: float) -> acc.Mechanism:
         """See :meth:`mechanism`; an estimator that keeps no mechanism is known by its ε and δ."""
         made = self.made(candidate, noise)
-        planned = _planned(made, self.X, self.y)
+        planned = _planned(made, self.X, self.y, self.whose.get("groups"))
         if planned is not None:
             return planned
         generator = np.random.default_rng(0)
@@ -209,13 +223,13 @@ class _Base:
         else:
             low, high = made.get_params().get("target_bounds") or (-1.0, 1.0)
             target = generator.uniform(low, high, len(self.y))
-        return _stated(made.fit(rows, target).privacy_, self.delta)
+        return _stated(made.fit(rows, target, **self.whose).privacy_, self.delta)
 
     def train(self, candidate: Candidate, noise: float) -> Any:
         """The fit on the private rows; refused where it does not say what was priced."""
         made = self.made(candidate, noise)
         priced = self.mechanism(candidate, noise)
-        fitted = made.fit(self.X, self.y)
+        fitted = made.fit(self.X, self.y, **self.whose)
         said = fitted.privacy_
         own = getattr(said, "mechanism", None)
         if own is not None:
@@ -247,12 +261,14 @@ def _stated(privacy: Any, delta: float) -> acc.Mechanism:
     return acc.ApproxDP(privacy.upper, privacy.delta, unit=privacy.unit, adjacency=privacy.adjacency)
 
 
-def _unit(estimator: Any) -> str:
-    known = estimator.get_params()
-    return str(known.get("unit_name") or known.get("unit") or "record")
+def _word(known: Mapping[str, Any]) -> str | None:
+    """What an estimator calls the unit, by its parameters."""
+    return known.get("unit_name") or known.get("unit")
 
 
-def _planned(made: Any, X: npt.NDArray[Any], y: npt.NDArray[Any]) -> acc.Mechanism | None:
+def _planned(
+    made: Any, X: npt.NDArray[Any], y: npt.NDArray[Any], groups: npt.NDArray[Any] | None
+) -> acc.Mechanism | None:
     """The plan of an estimator of ``tacit.sgd``, by the same functions that make it in a fit."""
     if not type(made).__module__.startswith("tacit.sgd"):
         return None
@@ -267,7 +283,7 @@ def _planned(made: Any, X: npt.NDArray[Any], y: npt.NDArray[Any]) -> acc.Mechani
     elements, inputs = 0, X.shape[1]
     for width in (*known["hidden"], outputs):
         elements, inputs = elements + (inputs + 1) * width, width
-    rows = len(X)
+    rows = len(X) if groups is None else len(np.unique(groups))
     sampler = make_sampler("poisson", rows, min(known["batch_size"] or max(1, rows // 10), rows), None)
     plan = make_plan(
         sampler,
@@ -278,6 +294,6 @@ def _planned(made: Any, X: npt.NDArray[Any], y: npt.NDArray[Any]) -> acc.Mechani
         delta=known["delta"],
         adjacency=sampler.adjacency,
         elements=elements,
-        unit=known["unit_name"],
+        unit=unit_of(_word(known), groups is not None, ""),
     )
     return plan.mechanism

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tacit import accounting as acc
+from tacit.accounting.base import unit_of
 from tacit.noise import add_gaussian, add_laplace
 from tacit.tuning.errors import TuningError
 
@@ -31,7 +33,8 @@ class Score:
     that adding a record never lowers the statistic of any model, or never raises it; the exponential mechanism then
     costs half under add/remove.
 
-    Guarantee: a call releases one number and costs :attr:`mechanism`, for the unit that ``sensitivity`` was stated for.
+    Guarantee: a call releases one number and costs :attr:`mechanism`. ``unit`` names the one that ``sensitivity`` was
+    stated for: whoever writes a Score of their own bounds what one person moves, with all of their records.
 
     >>> score = Score(lambda model: 17.0, noise=2.0)
     >>> isinstance(score(None), float), score.mechanism
@@ -78,17 +81,23 @@ def correct_count(
     *,
     noise: float = 20.0,
     predict: Callable[[Any, Any], Any] | None = None,
-    unit: str = "record",
+    unit: Any = None,
+    unit_name: str | None = None,
 ) -> Score:
     """The number of right answers on a private validation set.
 
-    Adding or removing one record moves it by at most 1, always the same way; replacing one by at most 1. ``predict``
+    Adding or removing one record moves it by at most 1, always the same way; replacing one by at most 1. ``unit`` holds
+    one id for each record: then a person's answers are averaged, each counts as a whole, and the same is true of
+    adding, removing or replacing one person (``unit_name`` is the word for it) with all of their records. ``predict``
     turns (model, inputs) into class numbers or names; by default ``model.predict``, or the largest output of a torch
     model.
 
     >>> score = correct_count([[0], [1]], [0, 1], predict=lambda model, x: [0, 0])
     >>> score.exact(None), score.mechanism
     (1.0, Gaussian(20, replace=1))
+    >>> score = correct_count([[0], [1], [2]], [0, 1, 0], predict=lambda model, x: [0, 0, 0], unit=["a", "a", "b"])
+    >>> score.exact(None), score.mechanism.unit
+    (1.5, 'person')
     """
     wanted = np.asarray(targets)
     if wanted.ndim < 1 or wanted.size != len(wanted):
@@ -96,8 +105,9 @@ def correct_count(
             f"targets of shape {wanted.shape}: one answer for each record, or one record would move the count by more "
             "than 1. For several answers a record, write a Score that says by how much"
         )
-    count = _RightAnswers(inputs, wanted, predict or _predict)
-    return Score(count, 1.0, noise, 1.0, True, "gaussian", unit, "right answers")
+    owners, name = _owners(unit, unit_name, len(wanted))
+    count = _RightAnswers(inputs, wanted, predict or _predict, owners)
+    return Score(count, 1.0, noise, 1.0, True, "gaussian", name, "right answers")
 
 
 def bounded_loss(
@@ -105,12 +115,14 @@ def bounded_loss(
     *,
     bound: float = 1.0,
     noise: float = 20.0,
-    unit: str = "record",
+    unit: Any = None,
+    unit_name: str | None = None,
 ) -> Score:
     """Minus the sum of each validation record's loss, cut to [0, ``bound``].
 
     ``losses(model)`` gives one loss per record. Each is rounded to a fixed grid, so that the sum is exact and one
-    record moves it by at most ``bound``.
+    record moves it by at most ``bound``. With ``unit``, one id for each record, the losses of a person are averaged,
+    and one person with all of their records moves the sum by at most ``bound``.
 
     >>> bounded_loss(lambda model: [0.5, 3.0]).exact(None)
     -1.5
@@ -118,7 +130,35 @@ def bounded_loss(
     if not 0 < bound < math.inf:
         raise TuningError(f"the bound of a loss is a number above 0, not {bound!r}")
 
-    return Score(_CutLosses(losses, bound), bound, noise, bound, True, "gaussian", unit, "bounded loss")
+    owners, name = _owners(unit, unit_name)
+    return Score(_CutLosses(losses, bound, owners), bound, noise, bound, True, "gaussian", name, "bounded loss")
+
+
+def _owners(unit: Any, unit_name: str | None, records: int | None = None) -> tuple[NDArray[np.intp] | None, str]:
+    """The number of every record's owner, and the word for an owner; a word alone is refused."""
+    if isinstance(unit, str):  # what would be a word, or a column of a table that is not here
+        unit, unit_name = None, unit
+    name = unit_of(unit_name, unit is not None, "Pass unit=, one id for each validation record, with unit_name=")
+    if unit is None:
+        return None, name
+    ids = np.asarray(unit)
+    if ids.ndim != 1 or (records is not None and len(ids) != records):
+        raise TuningError(f"unit holds one id for each validation record, not shape {ids.shape}")
+    return np.unique(ids, return_inverse=True)[1], name
+
+
+def _total(each: NDArray[np.float64], owner: NDArray[np.intp] | None) -> float:
+    """The sum of values in [0, 1] on a grid, or of every owner's mean.
+
+    Sensitivity: 1 for adding, removing or replacing one record or, with ``owner``, everything of one owner. Each term
+    is rounded to a multiple of 1/GRID that depends on that record or owner alone, so that the sum is exact.
+    """
+    if owner is not None:
+        if len(owner) != len(each):
+            raise TuningError(f"unit holds {len(owner)} ids for {len(each)} records: one for each, please")
+        # The mean of each owner's values in their own order: what others hold changes not a bit of it.
+        each = np.bincount(owner, weights=each) / np.bincount(owner)
+    return int(np.rint(each * GRID).astype(np.int64).sum()) / GRID
 
 
 # What scores compute are classes, not functions in functions: a search in processes sends them there.
@@ -129,6 +169,7 @@ class _RightAnswers:
     inputs: Any
     wanted: Any
     predict: Callable[[Any, Any], Any]
+    owner: NDArray[np.intp] | None = None
 
     def __call__(self, model: Any) -> float:
         given = np.asarray(self.predict(model, self.inputs))
@@ -136,20 +177,21 @@ class _RightAnswers:
             raise TuningError(
                 f"the model gives answers of shape {given.shape} for targets of shape {self.wanted.shape}"
             )
-        return float(np.count_nonzero(given == self.wanted))
+        return _total((given == self.wanted).reshape(-1).astype(np.float64), self.owner)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _CutLosses:
     losses: Callable[[Any], Any]
     bound: float
+    owner: NDArray[np.intp] | None = None
 
     def __call__(self, model: Any) -> float:
         each = np.asarray(self.losses(model), dtype=np.float64)
         if each.ndim < 1 or each.size != len(each):
             raise TuningError(f"losses of shape {each.shape}: one for each record, please")
         cut = np.clip(np.nan_to_num(each / self.bound, nan=1.0, posinf=1.0, neginf=1.0), 0.0, 1.0)
-        return -float(int(np.rint(cut * GRID).astype(np.int64).sum()) / GRID) * self.bound
+        return -_total(cut.reshape(-1), self.owner) * self.bound
 
 
 def _predict(model: Any, inputs: Any) -> Any:

@@ -178,3 +178,13 @@ def exact_scores() -> Iterator[None]:
 
     with replaced(Score, "__call__", lambda self, model: self.exact(model)):
         yield
+
+
+@mutant("every record of a person counts for itself in a score", "sensitivity", room="tuning")
+def person_relabelled() -> Iterator[None]:
+    """The unit is a word on the price: the score adds up records, and one person moves it by as many as they have."""
+    from tacit.tuning import scores
+
+    total = scores._total
+    with replaced(scores, "_total", lambda each, owner: total(each, None)):
+        yield
