@@ -86,7 +86,7 @@ def make_rows(
         x = np.column_stack([np.ones(len(x)), x])
     if root is not None:
         x = to_grid(x * root[:, None])
-    whole = weights is None and (groups is None or max_rows == 1)  # one row of everybody is kept
+    whole = weights is None and groups is None
     shape = Shape(features.scalars, features.blocks, intercept, whole, max_rows or 1)
     return Rows(x, y, shape, root)
 
