@@ -259,7 +259,7 @@ def _owners(given: dict[str, Any], frame: Any) -> list[Any] | None:
         return None
     if column not in frame.columns:
         raise SettingsError(f"unit-column: there is no column {column!r}; there are {', '.join(frame.columns)}")
-    owners = frame[column].to_list()
+    owners: list[Any] = frame[column].to_list()
     if any(owner is None for owner in owners):
         raise SettingsError(f"unit-column: {column!r} has missing values; every text needs an owner")
     return owners
