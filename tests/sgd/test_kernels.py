@@ -44,8 +44,9 @@ def test_factors_that_kernels_multiply_give_the_same_norms_and_sums(case, kernel
 def agree(left, right, scale):
     """Norms and sums of these factors in every way that can be taken here."""
     product = torch.einsum("btp,btq->bpq", left.double(), right.double())
-    sizes = [t.double().square().sum((1, 2)) for t in (left, right)]
-    wanted, total = torch.stack([product.square().sum((1, 2)), *sizes], 1), torch.tensordot(scale.double(), product, 1)
+    lengths = left.double().norm(dim=2) * right.double().norm(dim=2)
+    wanted = torch.stack([product.square().sum((1, 2)), lengths.square().sum(1), lengths.sum(1)], 1)
+    total = torch.tensordot(scale.double(), product, 1)
     norms, sums = kernels.norm_ways(left, right), weighted.sum_ways(left, right)
     batch, tokens, _ = left.shape
     cut = (tokens + batch * tokens // 128) * choices.CUT_OFF  # what one program adds up
@@ -83,7 +84,8 @@ def test_a_tied_head_in_bf16_is_bounded_with_the_rounding_of_its_sum():
     outer = Outer(left, right, (400, 100), (0, 1), by_kernel=True)
     lookup = OneHot(torch.randint(400, (2, 9)), torch.randn(2, 9, 100), 400)
     group = Group.of([outer, lookup], torch.Size((400, 100)))
-    assert (group.norms().product >= kernels.SPLIT_ERROR[torch.bfloat16] ** 2 * outer.size()).all()
+    size = outer.lengths().sum((1, 2)).square()
+    assert (group.norms().product >= kernels.SPLIT_ERROR[torch.bfloat16] ** 2 * size).all()
 
 
 def test_rounding_to_tf32_keeps_ten_bits_and_what_is_not_finite():

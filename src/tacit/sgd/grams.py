@@ -60,7 +60,8 @@ def _gram_tile(  # type: ignore[no-untyped-def]
 
 @jit
 def _gram_note(place, first, second, twice, BT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What one tile of two Gram matrices adds to the squared norm and, on the diagonal, to the size of the factors."""
+    """What one tile of two Gram matrices adds to the squared norm and, on the diagonal, to the lengths of the terms: to
+    their squares, and to themselves."""
     total = tl.sum(first * second)
     if twice:
         tl.store(place, 2 * total)
@@ -69,8 +70,10 @@ def _gram_note(place, first, second, twice, BT: tl.constexpr):  # type: ignore[n
     else:
         corner = tl.arange(0, BT)[:, None] == tl.arange(0, BT)[None, :]
         tl.store(place, total)
-        tl.store(place + 1, tl.sum(tl.where(corner, first, 0.0)))
-        tl.store(place + 2, tl.sum(tl.where(corner, second, 0.0)))
+        squares = tl.sum(tl.where(corner, first, 0.0), 1)
+        lengths = tl.sqrt(squares) * tl.sqrt(tl.sum(tl.where(corner, second, 0.0), 1))
+        tl.store(place + 1, tl.sum(lengths * lengths))
+        tl.store(place + 2, tl.sum(lengths))
 
 
 # A single tile as a constant crashes the compiler of Triton 3.6.
@@ -148,7 +151,7 @@ def grams(
     stages: int,
     fetch: bool = False,
 ) -> None:
-    """What each tile of Gram matrices adds to norms and sizes, for factors that are all multiplied with one.
+    """What each tile of Gram matrices adds to norms and lengths, for factors that are all multiplied with one.
 
     ``fetch`` by the copy engine. Allocates nothing.
     """

@@ -62,7 +62,8 @@ def _product_kernel(  # type: ignore[no-untyped-def]
 def _pair_kernel(  # type: ignore[no-untyped-def]
     one, two, out, rows, columns, place, places, BR: tl.constexpr, BC: tl.constexpr
 ):
-    """The inner product of some rows of two Gram matrices of one example, and what of their traces is in them.
+    """The inner product of some rows of two Gram matrices of one example, and the lengths of the terms of these rows:
+    their squares, and they, added up.
 
     The matrices (rows, columns) begin on the diagonal; what lies right of the square on it counts twice.
     """
@@ -86,8 +87,9 @@ def _pair_kernel(  # type: ignore[no-untyped-def]
         second += tl.where(corner, b, 0.0)
     spot = out + (example * places + place + part) * 3
     tl.store(spot, tl.sum(total))
-    tl.store(spot + 1, tl.sum(first))
-    tl.store(spot + 2, tl.sum(second))
+    lengths = tl.sqrt(tl.sum(first, 1)) * tl.sqrt(tl.sum(second, 1))
+    tl.store(spot + 1, tl.sum(lengths * lengths))
+    tl.store(spot + 2, tl.sum(lengths))
 
 
 _NARROW = (torch.bfloat16,)  # float16 has too few exponents for the second part of a scaled factor
@@ -266,17 +268,22 @@ def _gram_by_products(left: Tensor, right: Tensor, bands: int) -> Tensor:
                 )  # fmt: skip
             else:
                 weight = torch.where(torch.arange(columns, device=first.device) < rows, 1.0, 2.0)
-                traces = [g.diagonal(dim1=1, dim2=2).sum(1) for g in (first, second)]
+                ours, theirs = (g.diagonal(dim1=1, dim2=2).sqrt() for g in (first, second))
                 out[:, place : place + count] = 0
-                out[:, place] = torch.stack([(first * second * weight).sum((1, 2)), *traces], 1)
+                out[:, place] = _told((first * second * weight).sum((1, 2)), ours * theirs)
             place += count
         found.append(out.sum(1))
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def _with_sizes(squared: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    sizes = [torch.linalg.vector_norm(t, dim=(1, 2), dtype=torch.float32).square() for t in (left, right)]
-    return torch.stack([squared, *sizes], 1)
+def _told(squared: Tensor, lengths: Tensor) -> Tensor:
+    """What :func:`factor_norms` tells, from the squared norms and the lengths of the terms, (B, T)."""
+    return torch.stack([squared, lengths.square().sum(1), lengths.sum(1)], 1)
+
+
+def _with_lengths(squared: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    ours, theirs = (torch.linalg.vector_norm(t, dim=2, dtype=torch.float32) for t in (left, right))
+    return _told(squared, ours * theirs)
 
 
 def _product(left: Tensor, right: Tensor, rows: int, columns: int, depth: int, warps: int, stages: int) -> Tensor:
@@ -288,7 +295,7 @@ def _product(left: Tensor, right: Tensor, rows: int, columns: int, depth: int, w
         _product_kernel, (tiles * batch,), left, right, out, tokens, p, q, *left.stride(), *right.stride(),
         BP=rows, BQ=columns, BK=depth, PRECISION="tf32", num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return _with_sizes(out.sum(1), left, right)
+    return _with_lengths(out.sum(1), left, right)
 
 
 def _product_by_products(left: Tensor, right: Tensor) -> Tensor:
@@ -299,7 +306,7 @@ def _product_by_products(left: Tensor, right: Tensor) -> Tensor:
         torch.linalg.vector_norm(_products(left[k : k + chunk].mT, right[k : k + chunk]), dim=(1, 2)).square()
         for k in range(0, batch, chunk)
     ]
-    return _with_sizes(squares[0] if len(squares) == 1 else torch.cat(squares), left, right)
+    return _with_lengths(squares[0] if len(squares) == 1 else torch.cat(squares), left, right)
 
 
 def _room(left: Tensor, right: Tensor) -> int:
@@ -382,13 +389,14 @@ def agreement(left: Tensor, right: Tensor) -> choices.Check:
 
 @torch.library.custom_op("tacit::factor_norms", mutates_args=())  # type: ignore[untyped-decorator]
 def factor_norms(left: Tensor, right: Tensor) -> Tensor:
-    """``|L_b.T R_b|²``, ``|L_b|²`` and ``|R_b|²`` for each example of (B, T, p) and (B, T, q): (B, 3) in float32.
+    """``|L_b.T R_b|²`` for each example of (B, T, p) and (B, T, q), and of the lengths of its terms, ``|l_t| |r_t|``, the
+    sum of squares and the sum: (B, 3) in float32.
 
     Guarantee: the rounding of float32 accumulation, in whichever way it is computed; narrow factors are not rounded.
     """
     if not choices.chooses("norms", left):
         one, two = left.float(), right.float()
-        return _with_sizes((one.mT @ two).square().sum((1, 2)), one, two)
+        return _with_lengths((one.mT @ two).square().sum((1, 2)), one, two)
     ways = norm_ways(left, right)
     plain = next((name for name in ways if "by products" in name), [*ways][-1])
     return ways[choices.chooser().pick("norms", ways, plain, agreement(left, right), (left, right))](left, right)

@@ -8,21 +8,29 @@ norm uses the cheapest exact rule for the shapes at hand:
 * few tokens: the Gram matrices, ``sum (L Lᵀ) ∘ (R Rᵀ)``, without ever forming a gradient;
 * otherwise the per-example product, kept for the sum when it is smaller than the factors.
 
-Rounding. Each norm comes with a margin. A product accumulated in precision ``u`` is off by about ``u |L|_F |R|_F``
-(errors of different terms are independent: Higham and Mary, 2019, "A new approach to probabilistic rounding error
-analysis"), and under cancellation that may exceed the norm itself. Tensor cores do not round but cut off, always
-towards zero: a norm by the kernels falls behind by :func:`tacit.sgd.kernels.cut_off`, which the margin makes good. The
-clip factor is computed from norm plus margin, so what rounding adds is inside the bound.
+Rounding. Each norm comes with a margin, relative to the terms that are summed: a product ``sum_t l_t ⊗ r_t`` of ``T``
+tokens has terms of length ``|l_t| |r_t|``, together ``S``, and where they cancel their rounding may exceed the norm
+itself. Rows are taken one by one: a term is exactly zero where one of its rows is, however long the other.
+
+* The sum of the terms in precision ``u`` is off by about ``sqrt(T) u S``: errors of one step after another are
+  independent (Higham and Mary, 2019, "A new approach to probabilistic rounding error analysis").
+* An element of a Gram matrix is off by about ``u |l_s| |l_t|``, the inner product of two such matrices by ``u S²``. Here
+  errors are not independent: those of equal tokens are equal.
+
+Tensor cores do not round but cut off, always towards zero: a norm by the kernels falls behind by
+:func:`tacit.sgd.kernels.cut_off`, which the margin makes good. The clip factor is computed from norm plus margin, so
+what rounding adds is inside the bound.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from tacit.sgd import kernels
+from tacit.sgd import choices, kernels
 from tacit.sgd.kernels import full_precision
 from tacit.sgd.rules.base import Contribution, Dense, OneHot, Outer, clean, widen
 
@@ -119,11 +127,10 @@ class Group:
         if self.outer is not None and self.lookup is not None:
             a, b, cross = self._outer_norms(self.outer), _lookup_norms(self.lookup), _cross(self.outer, self.lookup)
             tokens = self.outer.dims[2] + self.lookup.index.shape[1]
-            size = (self.outer.size().sqrt() + _lookup_size(self.lookup).sqrt()).square()
-            unit = roundoff(cross)
+            size = (self.outer.lengths().sum((1, 2)) + self.lookup.lengths().sum(1)).square()
+            margins = _margins(a.squared + b.squared + 2 * cross, size, tokens, roundoff(cross))
             # What the sum of the narrow factors leaves out (a.product) is more than float32 rounding.
-            margin = 4 * unit / tokens * size + a.gram
-            return Norms(a.squared + b.squared + 2 * cross, margin, unit**2 * size + a.product)
+            return Norms(margins.squared, margins.gram + a.gram, margins.product + a.product)
         if self.outer is not None:
             return self._outer_norms(self.outer)
         assert self.lookup is not None
@@ -137,15 +144,12 @@ class Group:
         if outer.by_kernel:
             found = outer.kernel_norms()
             if found is not None:
-                squared, size = found
-                if len(self.parts) > 1:  # the sum adds up several products, the norm was that of one
-                    size = outer.size()
-                if not isinstance(size, Tensor):  # the sum is made of the very numbers that were squared
-                    return Norms(squared)
-                return _kernel_margins(outer, squared, size)
+                squared, lengths = found
+                # Without lengths the sum is made of the very numbers that were squared.
+                return Norms(squared) if lengths is None else _kernel_margins(outer, squared, *lengths)
             if self.lookup is not None:
                 told = kernels.factor_norms(outer.left[:, 0], outer.right[:, 0])
-                return _kernel_margins(outer, told[:, 0], told[:, 1] * told[:, 2])
+                return _kernel_margins(outer, told[:, 0], told[:, 1], told[:, 2])
             product = outer.product()
             self.dense = outer.fold(product)
             return Norms(product.square().sum((1, 2, 3)))
@@ -153,9 +157,14 @@ class Group:
             left, right = outer.left, outer.right
             gram_left, gram_right = left @ left.mT, right @ right.mT
             squared = (gram_left * gram_right).sum((1, 2, 3))
-            size = (_trace(gram_left) * _trace(gram_right)).sum(1)
-            unit = roundoff(left, outer.by_convolution)
-            return Norms(squared, 4 * roundoff(left) / tokens * size, unit**2 * size)
+            squares_left, squares_right = (g.diagonal(dim1=2, dim2=3) for g in (gram_left, gram_right))
+            size = (squares_left.sqrt() * squares_right.sqrt()).sum(2).square().sum(1)
+            found = _margins(squared, size, tokens, roundoff(left))
+            if outer.by_convolution and left.is_cuda:
+                # The vendor's convolution may transform whole images, in which rows are no longer apart.
+                whole = (squares_left.sum(2) * squares_right.sum(2)).sum(1)
+                found.product = _margins(squared, whole, tokens, roundoff(left, True)).product
+            return found
         if self.lookup is None:
             # Smaller than the factors it is made of: kept, so that the sum is cheap and of exactly these numbers.
             product = outer.product()
@@ -166,7 +175,9 @@ class Group:
             (outer.left[k : k + chunk].mT @ outer.right[k : k + chunk]).square().sum((1, 2, 3))
             for k in range(0, batch, chunk)
         ]
-        return Norms(torch.cat(squares), 0.0, 4 * roundoff(outer.left) ** 2 * outer.size())
+        size = outer.lengths().sum(2).square().sum(1)
+        found = _margins(torch.cat(squares), size, tokens, roundoff(outer.left))
+        return Norms(found.squared, 0.0, 4 * found.product)  # norm and sum are products, each with its own rounding
 
     # -- the weighted sum -------------------------------------------------------------------------------------------
 
@@ -234,16 +245,29 @@ def scaled_total(scale: Tensor, values: Tensor) -> Tensor:
     return torch.tensordot(scale, values, 1)
 
 
-def _kernel_margins(outer: Outer, squared: Tensor, size: Tensor) -> Norms:
+def _margins(squared: Tensor, size: Tensor, tokens: int, unit: float) -> Norms:
+    """Norms by Gram matrices, and what rounding may do to them and to the sum of so many tokens.
+
+    ``size`` is the square of the lengths of all terms together, ``unit`` the relative error of one product.
+    """
+    steps = math.sqrt(tokens) * float(torch.finfo(size.dtype).eps)
+    return Norms(squared, 4 * unit * size, (unit + steps) ** 2 * size)
+
+
+def _kernel_margins(outer: Outer, squared: Tensor, squares: Tensor, total: Tensor) -> Norms:
     """Norms by the kernels: what rounding may do to them, what tensor cores cut off, what a split factor leaves out.
 
-    What is cut off is relative to the sums themselves: to the squared norm where tokens add up, else to what each
-    token adds to it, about ``size / tokens`` in all.
+    ``squares`` are the squared lengths of the terms, added up, ``total`` are their lengths. What is cut off is relative
+    to the sums themselves: to the squared norm where tokens add up, else to what each token adds to it. It differs from
+    one element to another as rounding does, by the root of the number of steps.
     """
     _, _, tokens, p, q = outer.dims
-    unit, split = float(torch.finfo(torch.float32).eps), kernels.SPLIT_ERROR[outer.dtype]
-    cut = kernels.cut_off(tokens, p, q)
-    return Norms(squared, (4 * unit + cut) / tokens * size + cut * squared.clamp(min=0), split**2 * size)
+    cut, apart = kernels.cut_off(tokens, p, q), math.sqrt(kernels.cut_off(tokens, p, q) * choices.CUT_OFF)
+    unit = kernels.SPLIT_ERROR[outer.dtype] + tokens / 2 * choices.CUT_OFF
+    found = _margins(squared, total.square(), tokens, unit)
+    rounding = 4 * float(torch.finfo(torch.float32).eps) + apart
+    found.gram = rounding * total.square() + cut * (squares + squared.clamp(min=0))
+    return found
 
 
 def _small(outers: list[Outer], lookups: list[OneHot]) -> bool:
@@ -255,10 +279,6 @@ def _small(outers: list[Outer], lookups: list[OneHot]) -> bool:
     return bool(rows * q <= tokens * (rows + q))
 
 
-def _trace(gram: Tensor) -> Tensor:
-    return gram.diagonal(dim1=2, dim2=3).sum(2)
-
-
 def _prefers_product(outers: list[Outer]) -> bool:
     """Whether the uses together have so many tokens that the per-example product is the cheaper way."""
     _, _, _, p, q = outers[0].dims
@@ -268,15 +288,15 @@ def _prefers_product(outers: list[Outer]) -> bool:
 def _lookup_norms(lookup: OneHot) -> Norms:
     index, right = lookup.index, lookup.right
     batch, tokens, q = right.shape
-    size = _lookup_size(lookup)
-    unit = torch.finfo(right.dtype).eps  # sums only: no reduced-precision product
     if tokens == 1:
-        return Norms(size)
+        return Norms(right.square().sum((1, 2)))
+    size = lookup.lengths().sum(1).square()
     if tokens <= (FEW if right.is_cuda else 2 * q):
         same = index.unsqueeze(2) == index.unsqueeze(1)
         gram = right @ right.mT
         squared = torch.where(same, gram, 0.0).sum((1, 2))
-        return Norms(squared, 4 * roundoff(right) / tokens * size, unit**2 * size)
+        unit = float(torch.finfo(right.dtype).eps)  # the sum has no product
+        return Norms(squared, 4 * roundoff(right) * size, _margins(squared, size, tokens, unit).product)
     # Sum the rows that hit the same entry: sort each example's indices and add up runs.
     ordered, order = index.sort(1)
     first = torch.cat([torch.ones_like(ordered[:, :1], dtype=torch.bool), ordered[:, 1:] != ordered[:, :-1]], 1)
@@ -288,11 +308,8 @@ def _lookup_norms(lookup: OneHot) -> Norms:
     # The k-th run of the batch sits in row k: its squared norm belongs to the example of its tokens.
     squares = sums.square().sum(1)
     squared = torch.where(first, squares[segment], 0.0).sum(1)
-    return Norms(squared, 0.0, unit**2 * size)
-
-
-def _lookup_size(lookup: OneHot) -> Tensor:
-    return lookup.right.square().sum(2).sqrt().sum(1).square()
+    found = _margins(squared, size, tokens, float(torch.finfo(right.dtype).eps))
+    return Norms(squared, 0.0, 4 * found.product)  # norm and sum are sums, each with its own rounding
 
 
 def _cross(outer: Outer, lookup: OneHot) -> Tensor:

@@ -212,7 +212,7 @@ def _groups(nodes: list[Node], kind: Any) -> list[list[Node]]:
 def _norms(members: list[Node]) -> tuple[Any, tuple[Any, ...], list[Node]]:
     """The operation in place of several norms, its arguments, and whose results it gives, in their order.
 
-    The two sizes that an operation tells beside each norm may change places: only their product is read.
+    Which factor is the left one makes no difference to what an operation tells.
     """
 
     def same(factor: Any) -> Any:

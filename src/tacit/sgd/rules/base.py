@@ -116,9 +116,10 @@ class Outer:
             return whole[:, : self.left.shape[3], : self.right.shape[3]].unsqueeze(1)
         return self.left.mT @ self.right
 
-    def size(self) -> Tensor:
-        """How large the terms of the products are together, squared: what rounding errors are relative to."""
-        return (widen(self.left).square().sum((2, 3)) * widen(self.right).square().sum((2, 3))).sum(1)
+    def lengths(self) -> Tensor:
+        """How long the terms of the products are, (B, G, T): what rounding errors are relative to."""
+        left, right = (torch.linalg.vector_norm(t, dim=3, dtype=wide(t.dtype)) for t in (self.left, self.right))
+        return left * right
 
     def _aligned(self, sanitise: bool = False) -> tuple[Tensor, Tensor]:
         """Both factors as the kernels read them: (B, T, width) with widths that whole lines of memory hold."""
@@ -128,10 +129,10 @@ class Outer:
             F.pad(t, (0, -t.shape[2] % 64)) if t.shape[2] % 16 and t.shape[2] > 64 else t for t in (left, right)
         )
 
-    def kernel_norms(self) -> tuple[Tensor, Tensor | float] | None:
-        """Squared norms by whichever way is fastest, and the size their rounding is relative to.
+    def kernel_norms(self) -> tuple[Tensor, tuple[Tensor, Tensor] | None] | None:
+        """Squared norms by whichever way is fastest, and the lengths of the terms: their squares and they, added up.
 
-        The size is 0 where the sum is made of the very numbers that were squared. None where the product itself is
+        No lengths where the sum is made of the very numbers that were squared. None where the product itself is
         smaller than the factors, cheapest, and kept.
         """
         _, _, tokens, p, q = self.dims
@@ -141,7 +142,7 @@ class Outer:
         if gram > tokens * p * q and 4 * p * q <= self.left.element_size() * tokens * (p + q):
             return None
         found = kernels.factor_norms(*self._aligned())
-        return found[:, 0], found[:, 1] * found[:, 2]
+        return found[:, 0], (found[:, 1], found[:, 2])
 
     def weighted_sum(self, scale: Tensor, sanitise: bool, positive: bool = False) -> Tensor:
         """``sum_b scale_b G_b`` in ``D``'s shape; ``positive`` says that no factor is zero."""
@@ -178,6 +179,10 @@ class OneHot:
     index: Tensor
     right: Tensor
     rows: int
+
+    def lengths(self) -> Tensor:
+        """How long the terms are, (B, T)."""
+        return torch.linalg.vector_norm(self.right, dim=2)
 
 
 Contribution = Dense | Aligned | Outer | OneHot

@@ -123,19 +123,21 @@ class ConvOuter(Outer):
     def _unit(self) -> Tensor | None:
         return None if self.units is None else self.units[0] * self.units[1]
 
-    def kernel_norms(self) -> tuple[Tensor, Tensor | float] | None:
+    def kernel_norms(self) -> tuple[Tensor, tuple[Tensor, Tensor] | None] | None:
         _, _, tokens, p, q = self.dims
         positions, channels = math.prod(self.a.shape[2:]), self.a.shape[1]
         # Gram matrices of images, whose shifted parts add up to those of patches: tokens² is all that is read again.
         gram = positions**2 * channels + tokens**2 * (p + 8 * math.prod(self.kernel))
         if 2 * gram < tokens * p * q:
             ours, theirs = self._image_gram(), self._grad_gram()
-            squared, size = (ours * theirs).sum((1, 2)), _trace(ours) * _trace(theirs)
+            squared, lengths = (ours * theirs).sum((1, 2)), _roots(ours) * _roots(theirs)
             unit = self._unit
-            return (squared, size) if unit is None else (squared * unit * unit, size * unit * unit)
+            if unit is not None:
+                squared, lengths = squared * unit * unit, lengths * unit[:, None]
+            return squared, (lengths.square().sum(1), lengths.sum(1))
         if 4 * p * q <= self.grad.element_size() * (tokens * p + positions * channels):
             return None
-        return convolutions.conv_norms(self.grad, self.a, self._unit, *self._settings), 0.0
+        return convolutions.conv_norms(self.grad, self.a, self._unit, *self._settings), None
 
     def _grad_gram(self) -> Tensor:
         return convolutions.self_products(self.grad.flatten(2))
@@ -180,13 +182,6 @@ class ConvOuter(Outer):
         lead, (rows, channels) = product.shape[:-3], self.sizes[:2]
         return product.reshape(*lead, rows, *self.kernel, channels).movedim(-1, len(lead) + 1)
 
-    def size(self) -> Tensor:
-        # Each element of the input lies in at most as many patches as the kernel has elements.
-        a = self.layout.rows(widen(self.a)).square().sum(1) * math.prod(self.kernel)
-        size = self.layout.rows(widen(self.grad)).square().sum(1) * a
-        unit = self._unit
-        return size if unit is None else size * unit * unit
-
     def weighted_sum(self, scale: Tensor, sanitise: bool, positive: bool = False) -> Tensor:
         grad, a = (clean(self.grad), clean(self.a)) if sanitise else (self.grad, self.a)
         if self.by_kernel:
@@ -222,8 +217,9 @@ def _reached(
     return F.pad(x, both) if any(both) else x
 
 
-def _trace(gram: Tensor) -> Tensor:
-    return gram.diagonal(dim1=1, dim2=2).sum(1)
+def _roots(gram: Tensor) -> Tensor:
+    """The lengths of the rows that a Gram matrix is made of."""
+    return gram.diagonal(dim1=1, dim2=2).sqrt()
 
 
 def _tokens(tensor: Tensor, layout: Layout, groups: int, rank: int) -> Tensor:
