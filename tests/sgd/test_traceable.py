@@ -11,7 +11,8 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tacit import sgd
-from tacit.sgd.clip import clip, engine_of
+from tacit.sgd.bounds import clip
+from tacit.sgd.clip import engine_of
 from tacit.sgd.engine import Engine
 
 assert zoo_more

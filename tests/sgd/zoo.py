@@ -417,6 +417,42 @@ def windows() -> Case:
     return Case(Windows(), classify, images())
 
 
+class CosineWindows(nn.Module):
+    """Swin v2's attention: windows of an image that is padded with zeros, queries and keys of length one.
+
+    Keys have no bias. Those of padding are zero, and ``F.normalize`` divides their cotangents by 1e-12.
+    """
+
+    def __init__(self, d: int = 24, heads: int = 2) -> None:
+        super().__init__()
+        self.patch, self.norm, self.head = nn.Conv2d(3, d, 2, 2), nn.LayerNorm(d), nn.Linear(d, 4)
+        self.qkv, self.out, self.heads = nn.Linear(d, 3 * d), nn.Linear(d, d), heads
+        self.scale = nn.Parameter(torch.full((heads, 1, 1), 10.0).log())
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.patch(x).permute(0, 2, 3, 1))
+        return self.head((h + self.attend(h)).mean((1, 2)))
+
+    def attend(self, x: Tensor) -> Tensor:
+        high, wide = x.shape[1:3]
+        x = torch.roll(F.pad(x, (0, 0, 0, -wide % 2, 0, -high % 2)), (-1, -1), (1, 2))
+        b, a, c, d = x.shape
+        x = x.view(b, a // 2, 2, c // 2, 2, d).transpose(2, 3).reshape(-1, 4, d)
+        with_bias = torch.ones(3, d, dtype=x.dtype, device=x.device)
+        with_bias[1] = 0
+        qkv = F.linear(x, self.qkv.weight, self.qkv.bias * with_bias.flatten())
+        q, k, v = qkv.view(-1, 4, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT * self.scale.clamp(max=4.6).exp()
+        x = self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(-1, 4, d))
+        x = x.view(b, a // 2, c // 2, 2, 2, d).transpose(2, 3).reshape(b, a, c, d)
+        return torch.roll(x, (1, 1), (1, 2))[:, :high, :wide]
+
+
+@architecture("swin-v2-windows", "cosine attention in shifted windows of padded images, in the style of Swin v2")
+def cosine_windows() -> Case:
+    return Case(CosineWindows(), classify, {"x": torch.randn(4, 3, 6, 6), "y": torch.randint(4, (4,))})
+
+
 class Mixer(nn.Module):
     def __init__(self, d: int = 6, t: int = 4) -> None:
         super().__init__()

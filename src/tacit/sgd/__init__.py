@@ -16,7 +16,7 @@ from tacit.sgd.checkpoint import CheckpointError
 from tacit.sgd.clip import ClippedGradients, clipped_grad
 from tacit.sgd.compiled import NotCompiled
 from tacit.sgd.data import records, table
-from tacit.sgd.errors import BatchMixing, ClippingError, SelfCheckFailed, UncoveredUse
+from tacit.sgd.errors import BatchMixing, ClippingError, GradientsLost, SelfCheckFailed, UncoveredUse
 from tacit.sgd.fit import Fit, fit
 from tacit.sgd.fix import fix
 from tacit.sgd.optimizers import DPAdam
@@ -38,6 +38,7 @@ __all__ = [
     "ClippingError",
     "DPAdam",
     "Fit",
+    "GradientsLost",
     "NotCompiled",
     "Plan",
     "Privacy",

@@ -18,6 +18,8 @@ from torch import Tensor
 
 #: A byte that is neither true nor false.
 UNKNOWN = 2
+#: True, with something to say about it.
+REMARKED = 3
 
 
 class Answer:
@@ -43,8 +45,8 @@ class Answer:
         self.byte[0] = UNKNOWN
 
     def send(self, value: Tensor) -> None:
-        """In the program: put the value on its way, behind what was launched so far."""
-        self.place.view(torch.bool).copy_(value.reshape(1), non_blocking=True)
+        """In the program: put the value, a byte, on its way, behind what was launched so far."""
+        self.place.copy_(value.reshape(1).view(torch.uint8), non_blocking=True)
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
@@ -59,9 +61,18 @@ class Answer:
         """Wait for the answer; where everything is ``done`` and none came, it is the value itself."""
         while self.byte[0] == UNKNOWN:
             if done() and self.byte[0] == UNKNOWN:
-                return bool(value)
+                self.byte[0] = int(value)
             time.sleep(0)
         return bool(self.byte[0])
+
+
+def remarked(value: Tensor, remark: Tensor) -> Tensor:
+    """A truth value as a byte, :data:`REMARKED` where it is true and the remark is, too.
+
+    >>> [int(remarked(torch.tensor(v), torch.tensor(r))) for v in (False, True) for r in (False, True)]
+    [0, 0, 1, 3]
+    """
+    return value.to(torch.uint8) * (1 + 2 * remark.to(torch.uint8))
 
 
 #: Who awaits an answer in this thread: another run, in another thread, must not get it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from tacit.sgd.distributed.spread import Spread
 from tacit.sgd.engine import Gradients
-from tacit.sgd.errors import ClippingError
+from tacit.sgd.errors import ClippingError, GradientsLost
 from tacit.sgd.norms import Norms
 from tacit.sgd.rules.base import clean, wide
 
@@ -90,8 +91,9 @@ def _by_pattern(kind: Mapping[str, float], names: list[str]) -> Clipping:
 
 def factors(
     squared: Tensor, safe: Tensor, bounds: Tensor, good: Tensor, mask: Tensor | None, stabiliser: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Norms and clip factors, ``(B, groups)``, from squared norms and norms with their margins; which examples are bad.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Norms and clip factors, ``(B, groups)``, from squared norms and norms with their margins; which examples are bad,
+    and which are mostly lost to their margin: some factor is less than half of what the norm alone would give.
 
     Guarantee: ``factor * norm <= bound`` for every example and group; an example that is masked, not ``good``, or not
     finite in any group, has factor zero in all of them.
@@ -104,24 +106,28 @@ def factors(
     # Rounding of the factor itself and of the product with it, four units at the most.
     below = 1.0 - 4 * torch.finfo(safe.dtype).eps
     safe = torch.where(kept, safe, 0.0)
+    norms = squared.clamp(min=0).sqrt()
     if stabiliser:
         scale = bounds / (safe + stabiliser) * below
+        lost = safe > 2 * norms + stabiliser
     else:
         scale = torch.where(safe > bounds, bounds / safe.clamp(min=torch.finfo(safe.dtype).tiny) * below, 1.0)
-    norms = torch.where(bad.unsqueeze(1), torch.inf, squared.clamp(min=0).sqrt())
+        lost = safe > 2 * torch.maximum(norms, bounds)
+    norms = torch.where(bad.unsqueeze(1), torch.inf, norms)
     if mask is not None:
         norms = torch.where(mask.bool().unsqueeze(1), norms, 0.0)
-    return norms, torch.where(kept, scale, 0.0), bad
+    return norms, torch.where(kept, scale, 0.0), bad, (lost & kept).any(1)
 
 
 @dataclass
 class Clipped:
-    """Norms and factors (B, groups), which examples count as zero, and the clipped sums (a function: of what is left
-    of the gradients when all norms are known)."""
+    """Norms and factors (B, groups), which examples count as zero, which are mostly lost to rounding, and the clipped
+    sums (a function: of what is left of the gradients when all norms are known)."""
 
     norms: Tensor
     scale: Tensor
     bad: Tensor
+    lost: Tensor
     squared: Tensor
     sums: Callable[..., dict[str, Tensor]]
 
@@ -269,7 +275,7 @@ def clip(
     if bounds is None:
         bounds = torch.tensor(clipping.bounds, dtype=safe_BG.dtype, device=safe_BG.device)
     bounds = bounds.to(safe_BG.dtype)
-    norms_BG, scale_BG, bad = factors(squared_BG, safe_BG, bounds, good, mask, clipping.stabiliser)
+    norms_BG, scale_BG, bad, lost = factors(squared_BG, safe_BG, bounds, good, mask, clipping.stabiliser)
 
     def sums(sanitise: bool, positive: bool = False, told_BG: Tensor | None = None) -> dict[str, Tensor]:
         used_BG = scale_BG if told_BG is None else told_BG
@@ -293,4 +299,58 @@ def clip(
             found[n] = total if spread is None else spread.place(n, total)
         return found
 
-    return Clipped(norms_BG, scale_BG, bad, squared_BG, sums)
+    return Clipped(norms_BG, scale_BG, bad, lost, squared_BG, sums)
+
+
+def clip_and_look(
+    gradients: Gradients,
+    names: list[str],
+    clipping: Clipping,
+    good: Tensor,
+    mask: Tensor | None,
+    spread: Spread | None = None,
+    together: bool = False,
+) -> tuple[Clipped, dict[str, Tensor], str | None]:
+    """As :func:`clip`, outside a program, where numbers may be looked at: also the sums, and why examples are lost.
+
+    Squares leave the range of float32 where the gradients themselves do not, when one factor is long and the other
+    short. Norms that are not finite are therefore computed once more, of balanced factors.
+
+    Guarantee: that of :func:`clip`; an example that is bad after that counts as zero.
+    """
+    found = clip(gradients, names, clipping, good, mask, spread=spread, together=together)
+    # On their way to a GPU before the question is waited for, whose answer is nearly always no. Ranks add up their sums
+    # together: not before it is known which.
+    sums = found.sums(False) if spread is None else None
+    bad, lost = torch.stack([found.bad.any(), found.lost.any()]).tolist()
+    if bad:
+        found = clip(gradients.balanced(), names, clipping, good, mask, spread=spread)
+        lost = bool(found.lost.any())
+    if bad or sums is None:
+        # An example counted as zero would poison a product with its infinities: only then are all factors cleaned.
+        sums = found.sums(bad)
+    if bad:
+        real = found.bad if mask is None else found.bad[mask.bool()]
+        if len(real) > 1 and bool(real.all()):
+            return found, sums, NOTHING_FINITE
+    return found, sums, HIDDEN if lost else None
+
+
+#: Why training learns little, or nothing, from examples.
+HIDDEN = (
+    "rounding may hide the gradient of some example: terms that cancel are so much larger than it that its clip factor "
+    "is less than half of what its norm gives, and training learns little from it. The bound holds all the same. Look "
+    "for a division by a tiny number (the eps of a normalisation, say) or values of very different size, or train in "
+    "float64 (model.double())"
+)
+NOTHING_FINITE = (
+    "no example of a batch has a finite gradient: all count as zero, and training learns nothing from them. Look for a "
+    "derivative that does not exist (a root or torch.linalg.norm at zero, attention with every key masked) or overflows"
+)
+
+
+def warn_once(why: str | None, said: set[str], level: int) -> None:
+    """Say why examples are lost, the first time. It says no more, for it is about private data."""
+    if why is not None and why not in said:
+        said.add(why)
+        warnings.warn(f"{why}. Said once, to the operator: not for release", GradientsLost, stacklevel=level + 1)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tacit.sgd import checks, company, planning, programs
 from tacit.sgd.batches import Loss, example_losses, plain, rows_of, take
-from tacit.sgd.bounds import Clipping, clip
+from tacit.sgd.bounds import HIDDEN, Clipping, clip_and_look, warn_once
 from tacit.sgd.distributed.spread import spread_of
 from tacit.sgd.engine import Engine, Glance, Gradients
 from tacit.sgd.norms import full_precision
@@ -227,6 +227,7 @@ def _one(
             engine, loss, losses_of, batch, examples, spec, mask, views, check, due, by_compiler, lend, meanwhile
         )
         if done is not None:
+            warn_once(HIDDEN if done.lost else None, engine.said, level=3)
             return done.sums, done.norms, done.losses, done.scale
     gradients: Gradients | None
     if method == "examples":
@@ -240,7 +241,6 @@ def _one(
         good = torch.zeros_like(good)
         gradients = Gradients(examples, engine.pieces, [[] for _ in names])
     with torch.no_grad(), torch.autocast(losses.device.type, enabled=False), full_precision():
-        found = clip(gradients, names, spec, good, mask, spread=engine.spread)
-        # An example counted as zero would poison a product with its infinities: only then are all factors cleaned.
-        sums = found.sums(bool(found.bad.any()))
+        found, sums, why = clip_and_look(gradients, names, spec, good, mask, engine.spread)
+    warn_once(why, engine.said, level=3)
     return sums, found.norms, losses, found.scale

@@ -65,12 +65,13 @@ class Unsettled(Exception):
 
 @dataclass
 class Result:
-    """Clipped sums, norms (B, groups), losses and factors of one physical batch."""
+    """Clipped sums, norms (B, groups), losses and factors of one physical batch; whether rounding hides an example."""
 
     sums: dict[str, Tensor]
     norms: Tensor
     losses: Tensor
     scale: Tensor
+    lost: bool
 
 
 def flat(batch: Any) -> tuple[Any, Any]:
@@ -204,6 +205,7 @@ class Program:
                 # An example counted as zero may hold infinities that poison a product: such a batch runs uncompiled.
                 fine = ~found.bad.any() & found.comparable(weighted.LEAST)
                 fine = fine & kept if kept is not None else fine
+                fine = answers.remarked(fine, found.lost.any())
                 factors = answers.tell(fine, found.scale) if self.device.type == "cuda" else found.scale
                 marks.append(_last_node())
                 totals = found.sums(False, True, factors)
@@ -363,9 +365,12 @@ class Program:
         sums = {name: by_name[name] for name in self.names}
         if meanwhile is not None:
             meanwhile(sums)
-        if not (bool(fine) if answer is None else answer.read(fine, torch.cuda.current_stream(self.device).query)):
-            return None
-        return Result(sums, norms, losses, scale)
+        if answer is not None:
+            if not answer.read(fine, torch.cuda.current_stream(self.device).query):
+                return None
+            return Result(sums, norms, losses, scale, answer.byte[0] == answers.REMARKED)
+        told = int(fine)
+        return Result(sums, norms, losses, scale, told == answers.REMARKED) if told else None
 
 
 @contextmanager

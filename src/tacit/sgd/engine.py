@@ -88,6 +88,11 @@ class Gradients:
             total = Norms(total.squared + part.squared, total.gram + part.gram, total.product + part.product)
         return total
 
+    def balanced(self) -> Gradients:
+        """The same gradients, of factors that are nearly as long as each other."""
+        groups = [[(frame, group.balanced()) for frame, group in some] for some in self.groups]
+        return Gradients(self.batch, self.parameters, groups)
+
     def weighted_sum(self, k: int, scale: Tensor, sanitise: bool = False, positive: bool = False) -> Tensor:
         """``sum_b scale_b G_b`` for the ``k``-th parameter; ``positive`` says that no factor is zero."""
         parameter = self.parameters[k]
@@ -217,6 +222,7 @@ class Engine:
         self.mutable: set[str] = set()
         self.surveyed = False
         self.calls = 0
+        self.said: set[str] = set()
 
     @property
     def model(self) -> nn.Module:

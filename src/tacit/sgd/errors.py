@@ -20,3 +20,7 @@ class BatchMixing(ClippingError):
 
 class SelfCheckFailed(ClippingError):
     """The captured gradients differ from autograd's own."""
+
+
+class GradientsLost(UserWarning):
+    """Training learns little or nothing from some examples, whose gradients rounding hides or which are not finite."""

@@ -389,8 +389,8 @@ def agreement(left: Tensor, right: Tensor) -> choices.Check:
 
 @torch.library.custom_op("tacit::factor_norms", mutates_args=())  # type: ignore[untyped-decorator]
 def factor_norms(left: Tensor, right: Tensor) -> Tensor:
-    """``|L_b.T R_b|²`` for each example of (B, T, p) and (B, T, q), and of the lengths of its terms, ``|l_t| |r_t|``, the
-    sum of squares and the sum: (B, 3) in float32.
+    """``|L_b.T R_b|²`` for each example of (B, T, p) and (B, T, q), and, of the lengths of its terms, ``|l_t| |r_t|``,
+    the sum of squares and the sum: (B, 3) in float32.
 
     Guarantee: the rounding of float32 accumulation, in whichever way it is computed; narrow factors are not rounded.
     """

@@ -23,7 +23,7 @@ from tacit.ledger import OperatorView
 from tacit.noise.keys import Key
 from tacit.noise.process import OneProcess
 from tacit.noise.tensor import add_normal_many_, normal
-from tacit.sgd.bounds import Clipping, clip
+from tacit.sgd.bounds import Clipping, clip_and_look, warn_once
 from tacit.sgd.calls import Call
 from tacit.sgd.clip import engine_of
 from tacit.sgd.draws import Piece, PrivateBatches, Spent
@@ -89,6 +89,7 @@ class Loop(OneProcess):
         self._closed = -1
         # The pass over the loader, that of the last release, and the empty draws of it that the loop left out.
         self._pass = self._pass_of_release = self._left_out = 0
+        self._said: set[str] = set()
         self._forget()
         self._last: tuple[Tensor, Tensor] | None = None
         self._released: tuple[Tensor, float] | None = None
@@ -214,12 +215,9 @@ class Loop(OneProcess):
         spec = self.spec()
         names = list(self.parameters)
         with torch.no_grad(), torch.autocast(good.device.type, enabled=False), full_precision():
-            found = clip(gradients, names, spec, good, mask, together=True)
-            # On their way to the GPU before the question is waited for, whose answer is nearly always no.
-            sums = found.sums(False)
-            if bool(found.bad.any()):
-                sums = found.sums(True)
+            found, sums, why = clip_and_look(gradients, names, spec, good, mask, together=True)
             self.add_sums(sums, found.norms, spec, mask)
+        warn_once(why, self._said, level=2)
 
     def add_sums(self, sums: dict[str, Tensor], norms: Tensor, spec: Clipping, mask: Tensor | None) -> None:
         """Add sums that are clipped already."""

@@ -14,8 +14,8 @@ itself. Rows are taken one by one: a term is exactly zero where one of its rows 
 
 * The sum of the terms in precision ``u`` is off by about ``sqrt(T) u S``: errors of one step after another are
   independent (Higham and Mary, 2019, "A new approach to probabilistic rounding error analysis").
-* An element of a Gram matrix is off by about ``u |l_s| |l_t|``, the inner product of two such matrices by ``u S²``. Here
-  errors are not independent: those of equal tokens are equal.
+* An element of a Gram matrix is off by about ``u |l_s| |l_t|``, the inner product of two such matrices by ``u S²``.
+  Here errors are not independent: those of equal tokens are equal.
 
 Tensor cores do not round but cut off, always towards zero: a norm by the kernels falls behind by
 :func:`tacit.sgd.kernels.cut_off`, which the margin makes good. The clip factor is computed from norm plus margin, so
@@ -178,6 +178,13 @@ class Group:
         size = outer.lengths().sum(2).square().sum(1)
         found = _margins(torch.cat(squares), size, tokens, roundoff(outer.left))
         return Norms(found.squared, 0.0, 4 * found.product)  # norm and sum are products, each with its own rounding
+
+    def balanced(self) -> Group:
+        """The same gradients, of factors that are nearly as long as each other."""
+        if self.dense is not None or self.outer is None:
+            return self
+        found: list[Contribution] = [part.balanced() for part in self.parts]
+        return Group.of(found if self.lookup is None else [*found, self.lookup], self.shape)
 
     # -- the weighted sum -------------------------------------------------------------------------------------------
 

@@ -121,6 +121,17 @@ class Outer:
         left, right = (torch.linalg.vector_norm(t, dim=3, dtype=wide(t.dtype)) for t in (self.left, self.right))
         return left * right
 
+    def balanced(self) -> Outer:
+        """The same products, each row of a factor multiplied by a power of two and that of the other divided by it, so
+        that squares of both stay in range where their product does; zero where one is and the other is finite."""
+        left, right = widen(self.left), widen(self.right)
+        longest = [t.abs().amax(3, keepdim=True) for t in (left, right)]
+        one, two = (torch.frexp(t).exponent for t in longest)
+        shift = ((two - one) // 2).clamp(-126, 126)
+        none = ((longest[0] == 0) | (longest[1] == 0)) & torch.isfinite(longest[0] + longest[1])
+        left, right = (torch.where(none, 0.0, torch.ldexp(t, by)) for t, by in ((left, shift), (right, -shift)))
+        return Outer(left, right, self.sizes, self.order)
+
     def _aligned(self, sanitise: bool = False) -> tuple[Tensor, Tensor]:
         """Both factors as the kernels read them: (B, T, width) with widths that whole lines of memory hold."""
         pair = (self.left[:, 0], self.right[:, 0])
