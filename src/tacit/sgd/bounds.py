@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -349,8 +350,12 @@ NOTHING_FINITE = (
 )
 
 
-def warn_once(why: str | None, said: set[str], level: int) -> None:
-    """Say why examples are lost, the first time. It says no more, for it is about private data."""
-    if why is not None and why not in said:
-        said.add(why)
-        warnings.warn(f"{why}. Said once, to the operator: not for release", GradientsLost, stacklevel=level + 1)
+def warn_once(why: str | None, said: set[str]) -> None:
+    """Say why examples are lost, the first time, where tacit was called. It says no more: this is about private data."""
+    if why is None or why in said:
+        return
+    said.add(why)
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("tacit."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"{why}. Said once, to the operator: not for release", GradientsLost, stacklevel=level)

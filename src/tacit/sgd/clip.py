@@ -227,7 +227,7 @@ def _one(
             engine, loss, losses_of, batch, examples, spec, mask, views, check, due, by_compiler, lend, meanwhile
         )
         if done is not None:
-            warn_once(HIDDEN if done.lost else None, engine.said, level=3)
+            warn_once(HIDDEN if done.lost else None, engine.said)
             return done.sums, done.norms, done.losses, done.scale
     gradients: Gradients | None
     if method == "examples":
@@ -242,5 +242,5 @@ def _one(
         gradients = Gradients(examples, engine.pieces, [[] for _ in names])
     with torch.no_grad(), torch.autocast(losses.device.type, enabled=False), full_precision():
         found, sums, why = clip_and_look(gradients, names, spec, good, mask, engine.spread)
-    warn_once(why, engine.said, level=3)
+    warn_once(why, engine.said)
     return sums, found.norms, losses, found.scale

@@ -217,7 +217,7 @@ class Loop(OneProcess):
         with torch.no_grad(), torch.autocast(good.device.type, enabled=False), full_precision():
             found, sums, why = clip_and_look(gradients, names, spec, good, mask, together=True)
             self.add_sums(sums, found.norms, spec, mask)
-        warn_once(why, self._said, level=2)
+        warn_once(why, self._said)
 
     def add_sums(self, sums: dict[str, Tensor], norms: Tensor, spec: Clipping, mask: Tensor | None) -> None:
         """Add sums that are clipped already."""

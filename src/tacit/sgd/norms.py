@@ -159,12 +159,12 @@ class Group:
             squared = (gram_left * gram_right).sum((1, 2, 3))
             squares_left, squares_right = (g.diagonal(dim1=2, dim2=3) for g in (gram_left, gram_right))
             size = (squares_left.sqrt() * squares_right.sqrt()).sum(2).square().sum(1)
-            found = _margins(squared, size, tokens, roundoff(left))
-            if outer.by_convolution and left.is_cuda:
+            norms = _margins(squared, size, tokens, roundoff(left))
+            if left.is_cuda and any(part.by_convolution and not part.by_kernel for part in self.parts):
                 # The vendor's convolution may transform whole images, in which rows are no longer apart.
                 whole = (squares_left.sum(2) * squares_right.sum(2)).sum(1)
-                found.product = _margins(squared, whole, tokens, roundoff(left, True)).product
-            return found
+                norms.product = _margins(squared, whole, tokens, roundoff(left, True)).product
+            return norms
         if self.lookup is None:
             # Smaller than the factors it is made of: kept, so that the sum is cheap and of exactly these numbers.
             product = outer.product()
@@ -176,8 +176,8 @@ class Group:
             for k in range(0, batch, chunk)
         ]
         size = outer.lengths().sum(2).square().sum(1)
-        found = _margins(torch.cat(squares), size, tokens, roundoff(outer.left))
-        return Norms(found.squared, 0.0, 4 * found.product)  # norm and sum are products, each with its own rounding
+        norms = _margins(torch.cat(squares), size, tokens, roundoff(outer.left))
+        return Norms(norms.squared, 0.0, 4 * norms.product)  # norm and sum are products, each with its own rounding
 
     def balanced(self) -> Group:
         """The same gradients, of factors that are nearly as long as each other."""
