@@ -351,7 +351,7 @@ NOTHING_FINITE = (
 
 
 def warn_once(why: str | None, said: set[str]) -> None:
-    """Say why examples are lost, the first time, where tacit was called. It says no more: this is about private data."""
+    """Say why examples are lost, the first time, where tacit was called; no more, for it is about private data."""
     if why is None or why in said:
         return
     said.add(why)
