@@ -3,7 +3,7 @@
 A checkpoint holds the state between two steps. Together with the secret key, kept in a file of its own elsewhere, it
 determines the rest of the run bit by bit: batches and noise are functions of (key, step). So a run that is killed and
 resumed makes the releases it would have made, and nothing is charged twice. Everything that would break this, other
-data, another plan, another model or optimizer, is a *fork*: new key, new charge.
+data, another plan, other code (:mod:`tacit.sgd.identity`), is a *fork*: new key, new charge.
 
 The file is written beside the old one, flushed to disk and renamed over it. A keyed tag binds it to its key.
 """
@@ -144,7 +144,7 @@ def configuration(
     scheduler: Any,
     ema: float | None,
 ) -> dict[str, Any]:
-    """What decides the gradients beside plan and data: were it changed, the noise must not be used again."""
+    """What all ranks must have alike, in words. :mod:`tacit.sgd.identity` knows what computes behind the names."""
     groups = [{k: repr(v) for k, v in g.items() if k not in ("params", "lr")} for g in optimizer.param_groups]
     rates = [float(g.get("initial_lr", g["lr"])) for g in optimizer.param_groups]
     name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)

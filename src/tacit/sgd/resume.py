@@ -22,6 +22,7 @@ from tacit.ledger.fingerprint import fingerprint
 from tacit.noise.keys import Key
 from tacit.noise.process import OneProcess
 from tacit.sgd import checkpoint as checkpoints
+from tacit.sgd import identity
 from tacit.sgd.ahead import Ahead
 from tacit.sgd.checkpoint import CheckpointError
 from tacit.sgd.data import Records, Units
@@ -67,6 +68,7 @@ class Resumable(OneProcess):
     _ended: tuple[str, bool] | None
     _retired: Key | None
     _settings: dict[str, Any]
+    _parts: identity.Parts
     _draws: Ahead
     _entry: dict[str, str] | None = None
 
@@ -93,6 +95,7 @@ class Resumable(OneProcess):
                 version_of_tacit=__version__,
                 plan=self.plan.digest(),
                 configuration=repr(self._settings),
+                code=repr(self._parts),
                 data_set=self._data_name(),
                 step=self.steps_executed,
             )
@@ -159,6 +162,7 @@ class Resumable(OneProcess):
             "plan": self.plan.to_dict(),
             "mechanism": self.plan.mechanism.to_dict(),
             "configuration": self._settings,
+            "identity": self._computes(key),
             "step": self.steps_executed,
             "clip_norm": self.clip_norm,
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
@@ -200,6 +204,9 @@ class Resumable(OneProcess):
         secret = checkpoints.secret(key, "data")
         found = self.records.fingerprint(secret)
         return found if self.units is None else fingerprint([found, self.units.order, self.units.starts], secret)
+
+    def _computes(self, key: Key) -> dict[str, list[str | None]]:
+        return identity.keyed(self._parts, checkpoints.secret(key, "identity"))
 
     # -- going on ----------------------------------------------------------------------------------------------------
 
@@ -245,6 +252,11 @@ class Resumable(OneProcess):
                 folder.verify(path, state, key, self.ranks)
             if self.ranks.any(self._name_of_data(key) != state["data"]):
                 changed.append("the data")
+            told = identity.differences(state.get("identity"), self._computes(key))
+            if self.ranks.any(bool(told)):
+                # The same in more words; names alone are compared where nothing was drawn yet.
+                changed = [name for name in changed if name not in self._parts]
+                changed += told or ["what another rank computes"]
         elif not finished:
             changed.append("the key, which is gone")
         if changed:

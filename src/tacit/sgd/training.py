@@ -28,7 +28,7 @@ from tacit.ledger import Charge, Ledger, OperatorView
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_many_, normal
 from tacit.sgd import checkpoint as checkpoints
-from tacit.sgd import laplace, validation
+from tacit.sgd import identity, laplace, validation
 from tacit.sgd.ahead import Ahead
 from tacit.sgd.augment import Augment, repeat, views_of
 from tacit.sgd.batches import Loss
@@ -233,6 +233,11 @@ class Training(Resumable):
         self._settings = checkpoints.configuration(model, self.parameters, loss, optimizer, scheduler, ema)
         if augment is not None:
             self._settings["the augmentation"] = [getattr(augment, "__qualname__", type(augment).__name__), views]
+        self._parts = {}
+        if self._checkpoint is not None:
+            told = {"the augmentation": (augment, views)} if augment is not None else {}
+            self._parts = identity.parts_of(model, loss, optimizer, scheduler, **told)
+            validation.warn_unnamed(self._parts)
         whole = [*model.parameters(), *model.buffers()]
         self.ranks.begin_alike(t for t in whole if self.spread is None or not self.spread.holds(t))
         self._take_part(key)

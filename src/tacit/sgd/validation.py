@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,18 @@ def check_ledger(
             f"the number of {terms.unit}s in {dataset!r} is private: give size=, a number chosen without looking at it"
         )
     return terms.adjacency
+
+
+def warn_unnamed(parts: Mapping[str, tuple[str, bytes | None]], level: int = 3) -> None:
+    """Say aloud what keeps a run from being resumed."""
+    unnamed = [f"{part} ({word})" for part, (word, name) in parts.items() if name is None]
+    if unnamed:
+        warnings.warn(
+            f"{', '.join(unnamed)} cannot be told from another in a later process: should this run be killed, it "
+            "cannot be resumed, and what goes on from its checkpoint is a fork, which is charged again",
+            PrivacyWarning,
+            stacklevel=level,
+        )
 
 
 def warn_about(plan: Plan, units: int, level: int) -> None:
