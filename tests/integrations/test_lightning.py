@@ -123,6 +123,24 @@ def test_a_resumed_run_draws_the_dropout_that_it_would_have_drawn(tmp_path, monk
     assert all(torch.equal(v, resumed.state_dict()[n]) for n, v in whole.state_dict().items())
 
 
+def test_a_resumed_module_with_another_activation_takes_a_new_key(tmp_path):
+    def module(activation):
+        made = Module()
+        made.body = torch.nn.Sequential(torch.nn.Linear(20, 16), activation)
+        return made
+
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, index):
+            if trainer.global_step == 13:
+                trainer.save_checkpoint(tmp_path / "at13.ckpt")
+                raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit):
+        fit(tmp_path, module=module(torch.nn.Tanh()), callbacks=[Stop()])
+    _, private, _ = fit(tmp_path, module=module(torch.nn.ReLU()), checkpoint=tmp_path / "at13.ckpt")
+    assert not private.run._same_noise
+
+
 @pytest.mark.slow
 def test_two_processes_train_the_model_that_one_trains(tmp_path):
     told = {}

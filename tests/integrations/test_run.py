@@ -27,12 +27,12 @@ class Read(Dataset):
         return picture, k % 2
 
 
-def stamp(data, collate=default_collate):
+def stamp(data, collate=default_collate, activation=None, **more):
     run = Run(noise_multiplier=1.0, target_epsilon=None, target_delta=1e-5, max_grad_norm=1.0)
     run.batches = PrivateBatches(Poisson(len(data), 8), None, len(data))
-    model = torch.nn.Linear(2, 2)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), activation or torch.nn.Tanh())
     torch.manual_seed(0)  # as whoever seeds each life of a run does
-    return run.stamp(model, data, collate)
+    return run.stamp(model, data, collate, **more)
 
 
 def test_any_record_in_memory_is_in_the_stamp():
@@ -52,6 +52,30 @@ def test_data_that_are_read_at_random_fit_no_other_run(where):
     made = {"data": Read(noise=1.0)} if where == "records" else {"data": Read(), "collate": masked}
     assert stamp(Read()) == stamp(Read())
     assert stamp(**made) != stamp(**made)
+
+
+def test_what_computes_is_in_the_stamp():
+    def loss(weight):
+        return lambda model, batch: weight * model(batch[0]).sum(1)
+
+    assert stamp(Read()) != stamp(Read(), activation=torch.nn.ReLU())
+    assert stamp(Read(), loss=loss(1.0)) == stamp(Read(), loss=loss(1.0)) != stamp(Read(), loss=loss(2.0))
+
+
+def test_a_checkpoint_does_not_tell_whether_a_guess_of_the_records_is_right(tmp_path):
+    run = Run(
+        noise_multiplier=1.0, target_epsilon=None, target_delta=1e-5, max_grad_norm=1.0, key_file=tmp_path / "run.key"
+    )
+    run.batches = PrivateBatches(Poisson(40, 8), None, 40)
+    model = torch.nn.Linear(2, 2)
+    made = run.stamp(model, Read(), default_collate)
+    run.take_key(made)
+    run.begin(model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
+    names = {name.hex() for _, name in run._parts.values()}
+    told = repr(run.state())
+    assert made not in told
+    assert not any(name[:32] in told for name in names)
+    run.end()
 
 
 def test_looking_leaves_the_generator_alone():

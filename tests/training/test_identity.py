@@ -365,7 +365,7 @@ model.register_forward_hook(lambda module, given, result: result)
 optimizer = torch.optim.AdamW([{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1:].parameters()}])
 schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, warm(10)), torch.optim.lr_scheduler.StepLR(optimizer, 5)]
 schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, schedules, [10])
-parts = identity.parts_of(model, functools.partial(loss, weight=WEIGHT), optimizer, schedule
+parts = identity.parts_of(model, functools.partial(loss, weight=WEIGHT), optimizer, schedule)
 print(json.dumps(identity.keyed(parts, b"secret")))
 """
 

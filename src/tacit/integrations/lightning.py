@@ -245,7 +245,8 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
             raise ValueError("give max_epochs= or max_steps=: the noise depends on how many steps there will be")
         steps = int(planned)
         (optimizer,) = trainer.optimizers
-        told = {"module": type(pl_module).__qualname__, "optimizer": type(optimizer).__name__}
+        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+        told = {"optimizer": optimizer, "schedule": schedules[0] if schedules else None}
         told |= {"precision": str(trainer.precision), "hparams": repr(dict(pl_module.hparams))}
         stamp = run.stamp(pl_module, self._loader.dataset, self._loader.collate_fn, steps=steps, **told)
         if trainer.world_size > 1:

@@ -21,6 +21,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Ledger, LedgerError, OperatorView
 from tacit.noise.keys import Key
 from tacit.opacus.accountants import IAccountant, create_accountant
+from tacit.sgd import checkpoint, identity
 from tacit.sgd.checkpoint import CheckpointError, key_folder
 from tacit.sgd.draws import PrivateBatches, Spent
 from tacit.sgd.loop import Loop
@@ -138,17 +140,35 @@ class Run:
         self._key_place: tuple[str, str | None] = ("", None)
         self._handle: Any = None
         self._stamp = ""
+        self._parts: identity.Parts = {}
+        self._marks: dict[str, Any] = {}
         self._same_noise = False
 
     # -- beginning --------------------------------------------------------------------------------------------------
 
-    def stamp(self, model: nn.Module, dataset: Any, collate: Any = None, **told: Any) -> str:
+    def stamp(
+        self,
+        model: nn.Module,
+        dataset: Any,
+        collate: Any = None,
+        *,
+        loss: Any = None,
+        optimizer: Optimizer | None = None,
+        schedule: Any = None,
+        **told: Any,
+    ) -> str:
         """A short name of all that decides the gradients: with any of it changed, old noise must not be used again.
 
         Records that are read or put together at random (augmentation, masked tokens) are others in a resumed run, so
-        the stamp of such data fits no other run.
+        the stamp of such data fits no other run. Nor does that of code that cannot be named
+        (:mod:`tacit.sgd.identity`).
         """
         assert self.batches is not None
+        inner = getattr(collate, "collate", collate)
+        code = inner if isinstance(inner, FunctionType) else type(inner)
+        others = {"the collate function": code, "the data set": type(dataset)}
+        self._parts = identity.parts_of(model, loss, optimizer, schedule, moved=True, **others)
+        unnamed = any(name is None for _, name in self._parts.values())
         with torch.random.fork_rng(devices=[]):
             contents, at_random = _contents(dataset), _at_random(dataset, collate)
         whole = {
@@ -159,7 +179,8 @@ class Run:
             "noise": self.noise_multiplier,
             "parameters": [[n, list(p.shape)] for n, p in model.named_parameters() if p.requires_grad],
             "data": [getattr(dataset, "_fingerprint", None), contents],
-            "random": os.urandom(16).hex() if at_random else "",
+            "code": {part: name.hex() for part, (_, name) in self._parts.items() if name is not None},
+            "random": os.urandom(16).hex() if at_random or unnamed else "",
         }
         return hashlib.blake2b(json.dumps(whole, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
@@ -178,6 +199,7 @@ class Run:
             self._keep(key)
         self.key = key
         self._key_place = (key.fingerprint(), key._path)
+        self._marks = self._marked(key)
         self.batches._key = key.derive("sampler " + stamp)
 
     def _keep(self, key: Key) -> None:
@@ -194,12 +216,16 @@ class Run:
 
     def _old_key(self, saved: Mapping[str, Any]) -> Key | None:
         place = Path(saved["key_file"])
+        key = Key.load(place) if place.exists() else None
         why = ""
-        if saved["stamp"] != self._stamp:
-            changed = "data, batch size, model, loss, noise, length or learning rate"
-            why = f"this is not the run that was saved: {changed} changed, or records are read at random"
-        elif not place.exists():
+        if key is None:
             why = f"the key of the saved run is gone from {place}"
+        elif key.fingerprint() != saved["key"]:
+            raise CheckpointError(f"{place} is the key of another run")
+        elif saved["stamp"] != (now := self._marked(key))["stamp"]:
+            parts = identity.differences(saved.get("computes"), now["computes"])
+            changed = ", ".join(parts) or "data, batch size, noise, length or settings"
+            why = f"this is not the run that was saved: {changed} changed, or records are read at random"
         if why:
             warnings.warn(
                 f"{why}. It goes on with a new key. The earlier life may have gone on after the checkpoint: its plan "
@@ -208,10 +234,12 @@ class Run:
                 stacklevel=2,
             )
             return None
-        key = Key.load(place)
-        if key.fingerprint() != saved["key"]:
-            raise CheckpointError(f"{place} is the key of another run")
         return key
+
+    def _marked(self, key: Key) -> dict[str, Any]:
+        """Stamp and code as a checkpoint keeps them: keyed, because a guess of the records could be tried on the stamp."""
+        stamp = key.stream("stamp", 0, self._stamp).tobytes().hex()
+        return {"stamp": stamp, "computes": identity.keyed(self._parts, checkpoint.secret(key, "identity"))}
 
     def begin(self, model: nn.Module, optimizer: Optimizer, steps: int, **options: Any) -> Loop:
         """Choose the noise for ``steps`` steps, and stand at the model's border."""
@@ -365,7 +393,7 @@ class Run:
             "noise_multiplier": self.loop.noise_multiplier,
             "key": self._key_place[0],
             "key_file": self._key_place[1],
-            "stamp": self._stamp,
+            **self._marks,
             "ledger": self.paid.entry() if self.paid is not None else None,
         }
 

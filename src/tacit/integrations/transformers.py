@@ -110,13 +110,14 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         saved = state.stateful_callbacks.get(type(self).__name__)
         run.resume(saved.get("attributes") if isinstance(saved, dict) else None, state.global_step)
         learning = [str(getattr(args, name, None)) for name in LEARNING]
-        name = getattr(self.loss, "__qualname__", type(self.loss).__name__)
         # The length too: learning rates that follow a schedule depend on it.
-        told = {"learning": learning, "loss": name, "bf16": args.bf16, "steps": state.max_steps}
+        told = {"learning": learning, "bf16": args.bf16, "steps": state.max_steps}
         assert self.private is not None
+        optimizer, schedule = kwargs["optimizer"], kwargs.get("lr_scheduler")
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        told |= {"loss": self.loss, "optimizer": optimizer, "schedule": getattr(schedule, "scheduler", schedule)}
         run.take_key(run.stamp(trainer.model, self.private.dataset, self.private.collate_fn, **told))
-        optimizer = kwargs["optimizer"]
-        run.begin(trainer.model, getattr(optimizer, "optimizer", optimizer), state.max_steps, summed=True)
+        run.begin(trainer.model, optimizer, state.max_steps, summed=True)
         if state.global_step and not args.ignore_data_skip:
             # The trainer itself will pass over this many batches.
             run.batches.behind = (state.global_step % run.batches.steps) * (run.batches.parts or 1)

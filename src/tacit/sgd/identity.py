@@ -39,7 +39,7 @@ from torch.optim import Optimizer
 from tacit.sgd.distributed.spread import class_of
 
 #: What holds no part of the function that is computed: where it runs, who drives it.
-MACHINERY = ("torch.distributed.", "lightning.", "pytorch_lightning.", "accelerate.")
+MACHINERY = ("torch.distributed.", "lightning.", "pytorch_lightning.", "accelerate.", "torchmetrics.")
 #: Installed, and not named by version: torch, whose version is told apart, and what is compared with the run itself.
 UNVERSIONED = {"torch", "numpy", "tacit"}
 #: What a class holds beside its code and its values.
@@ -67,6 +67,7 @@ _NOT_CODE = {
 #: What a module holds that is compared otherwise, an optimizer that is its state, a schedule that it counts.
 _KEPT_APART = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_is_full_backward_hook"}
 _STATE = {"state", "param_groups", "step", "_opt_called", "_zero_grad_profile_name", "_patch_step_function"}
+_STATE |= {"_warned_capturable_if_run_uncaptured", "_need_device_dtype_check_for_fused"}
 _COUNTS = {"last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_initial_step", "_is_initial"}
 _COUNTS |= {"best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i", "optimizer", "step"}
 _PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType, types.NotImplementedType)
@@ -183,6 +184,9 @@ class _Names:
             return self.module(value)
         if isinstance(value, Optimizer):
             return self.optimizer(value, {})
+        if cls is functools.partial:
+            given = (self.all(value.args), self.members(value.keywords), self.members(value.__dict__))
+            return _hash("partial", self.of(value.func), *given)
         if isinstance(value, property):
             return _hash("property", self.all((value.fget, value.fset, value.fdel)))
         if isinstance(value, classmethod | staticmethod):
@@ -203,7 +207,7 @@ class _Names:
             return _hash("operation", str(value))
         if isinstance(value, weakref.ref):
             return _hash("weak", self.of(value()))
-        if isinstance(value, _BY_CLASS) or f"{cls.__module__}.".startswith(MACHINERY):
+        if isinstance(value, _BY_CLASS) or (_drives(cls) and not isinstance(value, dict)):
             return _hash("object", f"{cls.__module__}.{cls.__qualname__}")
         return self._object(value, cls)
 
@@ -322,6 +326,8 @@ class _Names:
         if isinstance(module, torch.jit.ScriptModule):
             raise Unnameable(f"{type(module).__qualname__}, a scripted module")
         held = vars(module)
+        if _drives(type(module)):
+            return self.of(type(module))
         if isinstance(getattr(module, "_orig_mod", None), nn.Module):  # torch.compile
             return self.of(module._orig_mod)
         hooks = {name: list(held[name].values()) for name in held if name.endswith("_hooks") and held[name]}
@@ -341,7 +347,7 @@ class _Names:
         for group in optimizer.param_groups:
             # A schedule moves the rate, and what it keeps is where the rate began; some move the momentum as well.
             moved = {"params"} | ({"lr"} if "initial_lr" in group or not rates else set())
-            if "base_momentum" in group or not rates:
+            if "base_momentum" in group:
                 moved |= {"momentum", "betas"}
             who = [names.get(id(p), "") for p in group["params"]]
             groups.append(_hash("group", self.all(who), self.members(group, moved)))
@@ -352,9 +358,15 @@ class _Names:
 
     def schedule(self, scheduler: Any) -> bytes:
         """A schedule: its class and settings; not how far it is."""
+        if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+            return self.of(scheduler)
         inner = getattr(scheduler, "_schedulers", ())
         plain = self.members({n: v for n, v in vars(scheduler).items() if n not in _COUNTS and n != "_schedulers"})
         return _hash("schedule", self.of(type(scheduler)), plain, *(self.schedule(one) for one in inner))
+
+
+def _drives(cls: type) -> bool:
+    return f"{cls.__module__}.".startswith(MACHINERY)
 
 
 def _is_plain(cls: type) -> bool:
@@ -411,17 +423,23 @@ Parts = dict[str, tuple[str, bytes | None]]
 
 
 def parts_of(
-    model: nn.Module, loss: Any, optimizer: Optimizer, scheduler: Any = None, *, moved: bool = False, **others: Any
+    model: nn.Module,
+    loss: Any,
+    optimizer: Optimizer | None,
+    scheduler: Any = None,
+    *,
+    moved: bool = False,
+    **others: Any,
 ) -> Parts:
-    """What a run computes, part by part. ``moved``: optimizer and schedule were taken up from a checkpoint.
+    """What a run computes, part by part; ``others`` are further functions and settings, by their names in messages.
 
-    ``others`` are further functions and settings, by the names that messages give them.
+    ``moved``: the optimizer may have been taken up from a checkpoint already, with the rates that a schedule left.
     """
     layers = list(model.named_modules())
     tensors, saved = [*model.named_parameters(), *model.named_buffers()], set(model.state_dict())
     known: list[tuple[object, str]] = [(layer, f"layer {name}") for name, layer in layers]
     known += [(tensor, f"tensor {name}") for name, tensor in tensors if name in saved]
-    known.append((optimizer, "the optimizer"))
+    known += [(optimizer, "the optimizer")] if optimizer is not None else []
     names = _Names(known)
     where = {id(p): name for name, p in model.named_parameters()}
     found: Parts = {}
@@ -439,7 +457,12 @@ def parts_of(
         part = f"the model's {path}" if path else "the model"
         put(part, cls.__qualname__, functools.partial(names.module, layer, cls, layer=True))
     put("the loss", _word(loss), lambda: names.of(loss))
-    put("the optimizer", _word(optimizer), lambda: names.optimizer(optimizer, where, rates=not moved))
+    if optimizer is not None:
+        put(
+            "the optimizer",
+            _word(optimizer),
+            lambda: names.optimizer(optimizer, where, rates=not moved or scheduler is None),
+        )
     if scheduler is not None:
         put("the schedule", _word(scheduler), lambda: names.schedule(scheduler))
     for part, value in others.items():

@@ -235,7 +235,9 @@ class Training(Resumable):
             self._settings["the augmentation"] = [getattr(augment, "__qualname__", type(augment).__name__), views]
         self._parts = {}
         if self._checkpoint is not None:
-            told = {"the augmentation": (augment, views)} if augment is not None else {}
+            told: dict[str, Any] = {"the augmentation": (augment, views)} if augment is not None else {}
+            if rows.items is not None:
+                told["the data set"] = type(rows.items)
             self._parts = identity.parts_of(model, loss, optimizer, scheduler, **told)
             validation.warn_unnamed(self._parts)
         whole = [*model.parameters(), *model.buffers()]
