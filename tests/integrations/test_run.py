@@ -75,7 +75,7 @@ def test_a_checkpoint_does_not_tell_whether_a_guess_of_the_records_is_right(tmp_
     told = repr(run.state())
     assert made not in told
     assert not any(name[:32] in told for name in names)
-    run.end()
+    run.leave()
 
 
 def test_looking_leaves_the_generator_alone():

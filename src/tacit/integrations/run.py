@@ -237,7 +237,7 @@ class Run:
         return key
 
     def _marked(self, key: Key) -> dict[str, Any]:
-        """Stamp and code as a checkpoint keeps them: keyed, because a guess of the records could be tried on the stamp."""
+        """Stamp and code as a checkpoint keeps them: keyed, so that no guess of the records can be tried on them."""
         stamp = key.stream("stamp", 0, self._stamp).tobytes().hex()
         return {"stamp": stamp, "computes": identity.keyed(self._parts, checkpoint.secret(key, "identity"))}
 

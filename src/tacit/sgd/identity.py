@@ -36,10 +36,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tacit.noise.process import OneProcess
 from tacit.sgd.distributed.spread import class_of
 
 #: What holds no part of the function that is computed: where it runs, who drives it.
 MACHINERY = ("torch.distributed.", "lightning.", "pytorch_lightning.", "accelerate.", "torchmetrics.")
+MACHINERY += ("tacit.integrations.", "tacit.ledger.", "tacit.sgd.watch.")
 #: Installed, and not named by version: torch, whose version is told apart, and what is compared with the run itself.
 UNVERSIONED = {"torch", "numpy", "tacit"}
 #: What a class holds beside its code and its values.
@@ -366,7 +368,7 @@ class _Names:
 
 
 def _drives(cls: type) -> bool:
-    return f"{cls.__module__}.".startswith(MACHINERY)
+    return f"{cls.__module__}.".startswith(MACHINERY) or issubclass(cls, OneProcess)
 
 
 def _is_plain(cls: type) -> bool:
