@@ -40,8 +40,16 @@ from tacit.noise.process import OneProcess
 from tacit.sgd.distributed.spread import class_of
 
 #: What holds no part of the function that is computed: where it runs, who drives it.
-MACHINERY = ("torch.distributed.", "lightning.", "pytorch_lightning.", "accelerate.", "torchmetrics.")
-MACHINERY += ("tacit.integrations.", "tacit.ledger.", "tacit.sgd.watch.")
+MACHINERY = (
+    "torch.distributed.",
+    "lightning.",
+    "pytorch_lightning.",
+    "accelerate.",
+    "torchmetrics.",
+    "tacit.integrations.",
+    "tacit.ledger.",
+    "tacit.sgd.watch.",
+)
 #: Installed, and not named by version: torch, whose version is told apart, and what is compared with the run itself.
 UNVERSIONED = {"torch", "numpy", "tacit"}
 #: What a class holds beside its code and its values.
@@ -233,8 +241,8 @@ class _Names:
         elif isinstance(value, list | tuple | collections.deque):
             parts.append(self.all(value))
         elif isinstance(value, _PLAIN):  # a number or a text of a class of its own
-            base = next(kind for kind in _PLAIN if isinstance(value, kind))
-            parts.append(self.of(base(value)))
+            base: Any = next(kind for kind in _PLAIN if isinstance(value, kind))
+            parts.append(_hash(base.__name__, base.__repr__(value)))
         elif not _is_plain(cls):
             try:
                 reduce = copyreg.dispatch_table.get(cls)
@@ -298,7 +306,8 @@ class _Names:
         """What ``value.a.b`` is: of a module, or an object that holds settings, only what is read."""
         left = list(attributes)
         while left and id(value) not in self._told:
-            inside = isinstance(value, types.ModuleType) or type(value).__getattribute__ is object.__getattribute__
+            usual: Any = object.__getattribute__
+            inside = isinstance(value, types.ModuleType) or type(value).__getattribute__ is usual
             held = getattr(value, "__dict__", {}) if inside and not isinstance(value, type | nn.Module) else {}
             if left[0] not in held:
                 break
@@ -451,6 +460,8 @@ def parts_of(
             found[part] = word, name()
         except Unnameable as reason:
             found[part] = f"{word} with {reason}" if word != str(reason) else word, None
+        except Exception as error:  # noqa: BLE001 an object that cannot even be looked at has no name, and a warning says so
+            found[part] = f"{word}, where {type(error).__name__} was raised by something in it", None
 
     for version, number in _versions().items():
         found[f"the version of {version}"] = number, _hash("version", number)
