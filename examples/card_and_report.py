@@ -28,6 +28,7 @@ def main() -> None:
         "mean hours of work",
         mechanism,
         delta=1e-12,
+        adjacency="zero-out",  # the number of people, by which the sum is divided, is public
         method="Laplace mechanism",
         parameters={"lower": 0, "upper": 80, "scale": 160.0},
         covered=("the noisy mean",),

@@ -294,12 +294,12 @@ def test_a_vote_that_was_cut_short_goes_on_and_its_file_is_private(language, tmp
 
 
 def test_bad_teachers_are_refused(language):
-    with pytest.raises(PromptError, match="need at least 400 private records; there are 100"):
+    with pytest.raises(PromptError, match="need at least 400 private records, and there are fewer"):
         PromptTeachers(language, ASK, WORDS, tiny.reviews(100), 1, 200)
     with pytest.raises(PromptError, match="there are no queries"):
         PromptTeachers(language, ASK, WORDS, tiny.reviews(100), 1, 5).vote([])
     small = LanguageModel(tiny.llama(context=40), tiny.tokenizer())
-    with pytest.raises(PromptError, match=r"tokens and the model takes 40: use fewer or shorter"):
+    with pytest.raises(PromptError, match=r"more tokens than the 40 that the model takes"):
         PromptTeachers(small, ASK, WORDS, tiny.reviews(100), 3, 2).vote(QUERIES)
 
 

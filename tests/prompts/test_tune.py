@@ -201,7 +201,7 @@ def test_what_cannot_be_tuned_is_refused_with_what_to_do():
         run(words=Verbalizer({"no": "very bad", "yes": "very good"}, first_token=True))
     with pytest.raises(PromptError, match="no token for the label word"):
         run(words={"no": "bad", "yes": "splendid"})
-    with pytest.raises(PromptError, match=r"a prompt has \d+ tokens and the model takes 60"):
+    with pytest.raises(PromptError, match="a prompt has more tokens than the 60 that the model takes"):
         run(method="soft", virtual_tokens=4, data=[("film " * 70, "no")] * 8)
     with pytest.raises(PromptError, match=r"needs \{mask\}"):
         run(model=tiny.bert())

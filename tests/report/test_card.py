@@ -71,7 +71,7 @@ def test_the_card_answers_the_checklists(card, ledger):
     told = json.loads(to_json(card))
     guarantee = told["guarantee"]
     assert guarantee["epsilon"]["lower"] <= guarantee["epsilon"]["upper"] <= guarantee["epsilon"]["claimed"] <= 2.0
-    assert (guarantee["delta"], guarantee["adjacency"], guarantee["unit"]) == (1e-6, "add-remove", "person")
+    assert (guarantee["delta"], guarantee["adjacency"], guarantee["unit"]) == (1e-6, "zero-out", "person")
     assert told["mechanism"]["steps_planned"] == told["mechanism"]["steps_executed"] == 20
     assert told["mechanism"]["parameters"]["clip"] == [[1.0, 20]]
     assert told["mechanism"]["parameters"]["sampler"] == {"name": "poisson", "size": 300, "batch_size": 30}

@@ -135,11 +135,8 @@ def _with_numbers(frame: Any, schema: Schema) -> Any:
         text = frame[column.name].str.strip_chars().str.to_lowercase()
         words = text.replace_strict({"true": 1.0, "false": 0.0, "nan": float("nan")}, default=None)
         numbers = text.cast(pl.Float64, strict=False).fill_null(words.cast(pl.Float64))
-        wrong = (numbers.is_null() & text.is_not_null() & (text != "")).arg_true()
-        if len(wrong):
-            raise SchemaError(
-                f"column {column.name!r}: row {wrong[0]} holds text, not a number; convert the column first"
-            )
+        if (numbers.is_null() & text.is_not_null() & (text != "")).any():
+            raise SchemaError(f"column {column.name!r} holds text that is no number; convert the column first")
         frame = frame.with_columns(numbers.alias(column.name))
     return frame
 

@@ -270,7 +270,7 @@ def make_search(
         where = Ray(num_cpus=search["num_cpus"], num_gpus=search["num_gpus"])
     threshold = search["threshold"]
     if threshold is not None:  # given as accuracy (or minus the mean loss) on the expected number of rows
-        threshold = float(threshold) * whole / every
+        threshold = float(threshold) * (settings.size or whole) / every
     first = train({}, 1.0) if settings.adjacency is None else None
     return PrivateSearch(
         _space(space, settings),
@@ -443,7 +443,9 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, made: PrivateS
         results = tuple(evaluated)
         listed = ", ".join(f"{key} = {value}" for key, value in found.best.items())
         basis = f"selected, and covered by the guarantee: {listed}"
-    fields = found.for_card()
+    fields, counted = found.for_card(), settings.size is None
+    if counted and fields["adjacency"] == "add-remove":  # as for a training run: the number of records is on the card
+        fields |= {"adjacency": "zero-out", "epsilon": None}
     described = Run(
         folder.name,
         fields.pop("mechanism"),
@@ -456,7 +458,7 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, made: PrivateS
         + ("score: exact, from ChaCha12 under a secret of each run; " if made.cluster is not None else "score, ")
         + "number of runs and choice: exact, from the operating system",
         uncovered=settings.uncovered,
-        records_public=settings.size is None,
+        records_public=counted,
         public_sources=job.public_sources(settings, prepared),
         assumed=prepared.assumed,
         pretrained=None if ":" in settings.model else (),

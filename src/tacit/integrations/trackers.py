@@ -82,7 +82,9 @@ def record(source: Any, delta: float | None = None) -> Release:
         "epsilon": public(float(bound.upper), PRICE),
         "epsilon_lower": public(float(bound.lower), PRICE),
         "delta": public(delta, CHOSEN),
-        "adjacency": public(bound.adjacency, CHOSEN),
+        # The rate was made of the number of records, which is then public: zero-out neighbours have it in common, and
+        # Poisson sampling costs the same under them.
+        "adjacency": public("zero-out" if bound.adjacency == "add-remove" else bound.adjacency, CHOSEN),
         "unit": public(bound.unit, CHOSEN),
         "steps": public(loop.steps, "the number of steps, which is in the price"),
         "noise_multiplier": public(float(loop.noise_multiplier), CHOSEN),

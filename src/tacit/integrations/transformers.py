@@ -143,8 +143,7 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
                     company.unfelt(self.loss, model, dict(inputs), piece.rows, piece.padded)
             losses = self.loss(model, inputs)
         if losses.shape != (piece.rows,):
-            shape = tuple(losses.shape)
-            raise ValueError(f"the loss must return one value per example, shape ({piece.rows},), not {shape}")
+            raise ValueError("the loss must return one value per example, a vector as long as the batch")
         losses.sum().backward()
         return losses.detach().mean()
 

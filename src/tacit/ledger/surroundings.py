@@ -6,6 +6,7 @@ only the callers know. They are found on the stack. What fits many times is refu
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from collections.abc import Iterator
@@ -155,3 +156,29 @@ def note_pipeline() -> tuple[str, ...]:
         stacklevel=4,
     )
     return (f"NOT covered: what {words} of the pipeline learned from the rows",)
+
+
+@contextlib.contextmanager
+def messages_without_values() -> Iterator[None]:
+    """scikit-learn's checks of a table, where their messages would print values or counts of it or know no ``fill``."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        if "could not convert" in text:
+            told = "the table holds text where a number is needed: convert the column, or describe it by a schema"
+        elif text.startswith("Complex data"):
+            told = "Complex data not supported"
+        elif text.startswith("Input X contains NaN"):
+            told = "Input X contains NaN: remove those rows, or give fill=, public constants for missing values"
+        elif text.startswith("Expected 2D array"):
+            told = text.partition(":")[0] + ": " + text[text.index("Reshape your data") :]
+        elif text.startswith("Found input variables with inconsistent"):
+            told = "X and y have different numbers of rows"
+        elif text.startswith("y should be a 1d array"):
+            told = "y should be a 1d array: it holds one value a row"
+        else:
+            raise
+    else:
+        return
+    raise ValueError(told) from None

@@ -159,7 +159,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         if y is None or isinstance(y, str):
             y = self._column(table, y)
         if len(y) != len(x):
-            raise ValueError(f"X has {len(x)} rows and y has {len(y)}")
+            raise ValueError("X and y have different numbers of rows")
         if schema.unit.column is not None:
             if groups is not None:
                 raise ValueError(
@@ -186,7 +186,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             column = _fetch(X, y)
             X, y = X.drop(columns=[y]) if hasattr(X, "iloc") else X.drop(y), column
         finite: bool | str = True if self.fill is None else "allow-nan"
-        with _messages_without_values():
+        with surroundings.messages_without_values():
             X, y = validate_data(
                 self,
                 X,
@@ -269,13 +269,13 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _stream_target(self, y: Any) -> Floats:
         middle, half_width = target_of(self.target_bounds, self.bounds)
-        with _messages_without_values():
+        with surroundings.messages_without_values():
             values = np.asarray(y, dtype=np.float64)
         declared = self.bounds.target if isinstance(self.bounds, Schema) else None
         if self.target_bounds is None and isinstance(declared, Numeric) and declared.fill is not None:
             values = np.where(np.isnan(values), declared.fill, values)
         if values.ndim != 1:
-            raise ValueError(f"y holds one number a row, not an array of shape {values.shape}")
+            raise ValueError(f"y holds one number a row, not an array of {values.ndim} dimensions")
         if not np.isfinite(values).all():
             raise ValueError("Input y contains NaN or infinity: remove those rows or replace them by a public constant")
         scaled = scale(values, middle, half_width)
@@ -323,7 +323,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         if self._features.schema is not None:
             return self._features.encode(X)
         finite: bool | str = True if self._features.fill is None else "allow-nan"
-        with _messages_without_values():
+        with surroundings.messages_without_values():
             X = validate_data(self, X, dtype=np.float64, ensure_all_finite=finite, reset=False)
         return self._encode(X, self._features)
 
@@ -344,28 +344,6 @@ def unscale(theta: Floats, features: Features, intercept: bool, middle: float, h
     if intercept:
         matrix[0, 0] = half_width
     return matrix
-
-
-@contextlib.contextmanager
-def _messages_without_values() -> Iterator[None]:
-    """scikit-learn's checks of a table, where their messages would print values of it or know of no ``fill``."""
-    try:
-        yield
-    except ValueError as error:
-        text = str(error)
-        if "could not convert" in text:
-            told = "the table holds text where a number is needed: convert the column, or describe it by a schema"
-        elif text.startswith("Complex data"):
-            told = "Complex data not supported"
-        elif text.startswith("Input X contains NaN"):
-            told = "Input X contains NaN: remove those rows, or give fill=, public constants for missing values"
-        elif text.startswith("Expected 2D array"):
-            told = text.partition(":")[0] + ": " + text[text.index("Reshape your data") :]
-        else:
-            raise
-    else:
-        return
-    raise ValueError(told) from None
 
 
 def _peak(middle: float, half_width: float) -> float:

@@ -92,7 +92,7 @@ def as_table(table: Any, schema: Schema, columns: tuple[str, ...] | None = None)
         names = columns or tuple(column.name for column in schema.features)
         if array.ndim != 2 or array.shape[1] != len(names):
             raise SchemaError(
-                f"an array of shape {array.shape} does not fit the schema's {len(names)} feature columns; give a data "
+                f"this array does not fit the schema's {len(names)} feature columns; give a data "
                 "frame, or an array with one column for each of them in order"
             )
         return {name: array[:, i] for i, name in enumerate(names)}

@@ -146,8 +146,8 @@ class FunctionalLogisticRegression(_Functional, LinearClassifier):
     def _stream_target(self, y: Any) -> Any:
         if len(self.classes_) != 2:
             raise ValueError(
-                f"Only binary classification is supported. The type of the target is multiclass with "
-                f"{len(self.classes_)} classes; LogisticRegression takes several"
+                "Only binary classification is supported. The type of the target is multiclass; LogisticRegression "
+                "takes several classes"
             )
         return 2 * super()._stream_target(y) - 1
 

@@ -79,7 +79,7 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         """Class numbers, as floats (binary: 0 or 1)."""
         labels = np.asarray(y)
         if labels.ndim != 1:
-            raise ValueError(f"y holds one label a row, not an array of shape {labels.shape}")
+            raise ValueError(f"y holds one label a row, not an array of {labels.ndim} dimensions")
         declared = self.classes_
         if isinstance(self.bounds, Schema) and self.bounds.classes and self.classes is None:
             numbers = _by_schema(self.bounds, labels)

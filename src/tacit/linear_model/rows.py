@@ -104,7 +104,7 @@ def first_rows(groups: Any, count: int, max_rows: int | None) -> npt.NDArray[np.
         )
     listed = groups.to_list() if hasattr(groups, "to_list") else np.asarray(groups, dtype=object).tolist()
     if len(listed) != count or any(isinstance(owner, (list, tuple)) for owner in listed):
-        raise ValueError(f"groups holds one id for each row: {count} of them")
+        raise ValueError("groups holds one id for each row, and as many of them as there are rows")
     if any(owner is None or type(owner).__name__ == "NAType" or owner != owner for owner in listed):
         raise ValueError("groups has missing ids: every row needs an owner")
     kinds = {_kind(type(owner)) for owner in listed}
@@ -143,7 +143,7 @@ def check_weights(weights: Any, count: int, max_weight: float | None) -> Floats:
     if given.ndim != 1:
         raise ValueError("Sample weights must be 1D array or scalar")
     if given.shape != (count,):
-        raise ValueError(f"sample_weight.shape == {given.shape}, expected {(count,)}!")
+        raise ValueError("sample_weight and X have different numbers of rows")
     if not np.isfinite(given).all() or (given < 0).any():
         raise ValueError("sample_weight must be finite and not negative")
     if count and not given.any():

@@ -245,7 +245,7 @@ def sampler_of(data_loader: DataLoader, *, poisson: bool) -> Sampler:
     own: Any = getattr(data_loader.batch_sampler, "sampler", None)
     if isinstance(data_loader.batch_sampler, PrivateBatches) and isinstance(own, Poisson):
         if own.size != len(dataset):
-            raise ValueError(f"the sampler draws from {own.size} records, and the data set has {len(dataset)}")
+            raise ValueError("the sampler draws from another number of records than the data set has")
         return own  # a Poisson loader already: its own rate, drawn by the key of this run
     size, batch = len(dataset), batch_size_of(data_loader)
     batch = min(batch, size)

@@ -91,7 +91,7 @@ class Teachers:
         if unit is None:
             people = range(len(self.y)) if partition == "positions" else dealing.contents(self.x, self.y)
         if len(people) != len(self.y):
-            raise ValueError(f"unit names the person of every row: {len(self.y)} of them, not {len(people)}")
+            raise ValueError("unit names the person of every row: as many as there are rows")
         if partition == "keyed":
             where = dealing.keyed(people, self.n, key if key is not None else Key.generate())
         else:
@@ -215,14 +215,17 @@ class Teachers:
     def _report(self) -> None:
         if not self._failed:
             return
-        first = next(iter(self._failed.values()))
+        # What an error says may hold records: its kind is told here, its text is in the diagnostics.
+        first = next(iter(self._failed.values())).partition(":")[0]
         busy = sum(1 for part in self._parts if len(part))
         if len(self._failed) >= max(busy, 1):
             self._fitted = None
-            raise RuntimeError(f"every teacher failed, the first of them with: {first}")
+            raise RuntimeError(
+                f"every teacher failed, the first of them with {first}; diagnostics() has the text for the operator"
+            )
         warnings.warn(
             f"{len(self._failed)} of {self.n} teachers failed {RETRIES + 1} times and vote by a fixed pattern "
-            f"(the first: {first}) [operator view: not covered by the guarantee]",
+            f"(the first: {first}; diagnostics() has the text) [operator view: not covered by the guarantee]",
             TeacherWarning,
             stacklevel=3,
         )
@@ -305,8 +308,8 @@ class Teachers:
             place = {label: i for i, label in enumerate(self.labels)}
             try:
                 return np.array([place[v] for v in values.tolist()], dtype=np.int64)
-            except KeyError as error:
-                raise ValueError(f"the label {error} is not among the public classes {self.labels}") from None
+            except KeyError:
+                raise ValueError(f"a label is not among the public classes {self.labels}") from None
         if values.dtype.kind not in "iub" or values.ndim != 1:
             raise ValueError("labels are whole numbers from 0; for others give classes=, the public list of them")
         if values.size and (values.min() < 0 or (self.classes is not None and values.max() >= self.classes)):
@@ -454,7 +457,7 @@ def _predicted(model: Any, kind: str, x: Any, classes: int | None) -> NDArray[np
     if not np.array_equal(whole, labels) or whole.min(initial=0) < 0:
         raise ValueError("a teacher's labels are whole numbers from 0")
     if classes is not None and whole.max(initial=0) >= classes:
-        raise ValueError(f"a teacher gave the label {whole.max()}; there are {classes} classes")
+        raise ValueError(f"a teacher gave a label that is none of the {classes} classes")
     return whole
 
 

@@ -207,7 +207,7 @@ class LanguageModel:
     def _fits(self, length: int) -> None:
         if length > self.context:
             raise PromptError(
-                f"a prompt has {length} tokens and the model takes {self.context}: use fewer or shorter "
+                f"a prompt has more tokens than the {self.context} that the model takes: use fewer or shorter "
                 "demonstrations, a shorter instruction, or cut long texts first"
             )
 
@@ -221,7 +221,8 @@ class LanguageModel:
         ids = self.prefix_ids(template, verbalizer, demonstrations)
         if len(ids) > self.context:
             raise PromptError(
-                f"the demonstrations have {len(ids)} tokens and the model takes {self.context}: use fewer or shorter"
+                f"the demonstrations have more tokens than the {self.context} that the model takes: use fewer of them, "
+                "or shorter ones"
             )
         if self.masked or not ids or hasattr(self.model, "peft_config"):
             return Prefix(tuple(ids))

@@ -72,10 +72,10 @@ class PromptTeachers:
         if len(rows) < needed:
             raise PromptError(
                 f"{n} teachers with {shots} demonstration{'s' if shots > 1 else ''}{' of each class' * per_class} need "
-                f"at least {needed} private records; there are {len(rows)}: use fewer teachers or fewer shots"
+                f"at least {needed} private records, and there are fewer: use fewer teachers or fewer shots"
             )
         if unit is not None and len(unit) != len(rows):
-            raise PromptError(f"unit must name one owner for each of the {len(rows)} records, not {len(unit)}")
+            raise PromptError("unit must name one owner for each record")
         self.n, self.shots, self.calibration = int(n), int(shots), calibration
         self.unit = "record" if unit is None else "person"
         self._key = key or Key.generate()

@@ -307,7 +307,7 @@ def unlabelled(language: LanguageModel, template: Template | None, data: Any) ->
         if len(ids) < 2:
             raise PromptError("a text without a single token cannot be learned")
         if len(ids) > language.context:
-            raise PromptError(f"a text has {len(ids)} tokens and the model takes {language.context}: cut it first")
+            raise PromptError(f"a text has more tokens than the {language.context} that the model takes: cut it first")
         rows.append(ids)
         first.append(max(1, len(context)))
     return {**padded(rows), "first": torch.tensor(first)}

@@ -30,6 +30,8 @@ from tacit.report.run import NOT_STATED, Run
 CHOSEN = "chosen before the data were seen"
 PRICE = "price of the mechanism, computed without the data"
 STATED = "stated by the user"
+#: What is added to the reason of a value that follows from the number of records too.
+COUNTED = "; it follows from the number of records too, which is public: these neighbours have it in common"
 LEDGER = "entry of the ledger: how the data were used, not what they hold"
 #: δ at which the card states ε beside its own.
 DELTAS = tuple(10.0**-k for k in range(3, 11))
@@ -89,15 +91,17 @@ def _guarantee(run: Run) -> Release:
     finite = math.isfinite(bound.upper)
     profile = _profile(run) if finite else None
     tradeoff = profile.tradeoff() if profile is not None else None
-    others = [a for a in run.mechanism.adjacencies() if a != run.adjacency]
+    counted = bool(run.records_public)
+    hidden = {run.adjacency} | ({"add-remove"} if counted else set())
+    others = [a for a in run.mechanism.adjacencies() if a not in hidden]
     deltas = sorted({*DELTAS, run.delta} - {0.0}, reverse=True)
     values = {
-        "claim": words.claim(bound),
-        "formula": words.formula(bound),
+        "claim": words.claim(bound, counted),
+        "formula": words.formula(bound, counted),
         "attacker": words.attacker(tradeoff),
         "delta": run.delta,
         "adjacency": run.adjacency,
-        "neighbours": bound.terms,
+        "neighbours": words.neighbours(bound, counted),
         "unit": run.unit,
         "setting": "central: whoever runs the training sees the data; the guarantee is about what leaves",
         "other_adjacencies": [_stated(run, a) for a in others] if run.delta > 0 else [],
@@ -109,7 +113,8 @@ def _guarantee(run: Run) -> Release:
         "over_steps": _over_steps(run) if finite else None,
     }
     epsilon = {"lower": bound.lower, "upper": bound.upper, "claimed": words.rounded(bound.upper)}
-    return _all(values, PRICE) | {"epsilon": _all(epsilon | {"tight": bound.tight}, PRICE)}
+    why = _why(run, PRICE)
+    return _all(values, why) | {"epsilon": _all(epsilon | {"tight": bound.tight}, why)}
 
 
 def _profile(run: Run) -> acc.Profile:
@@ -151,14 +156,20 @@ def _over_steps(run: Run) -> dict[str, Any] | None:
     return _curve("steps", counts, lower, [b.upper for b in bounds])
 
 
+def _why(run: Run, because: str) -> str:
+    """Why a value may leave; where the number of records was counted, with that."""
+    return because + COUNTED if run.records_public else because
+
+
 def _mechanism(run: Run) -> Release:
+    chosen = _why(run, CHOSEN)
     return Release(
         {
-            "words": public(repr(run.mechanism), CHOSEN),
-            "description": public(run.mechanism.to_dict(), CHOSEN),
-            "parameters": public(dict(run.parameters), CHOSEN),
-            "sampler": public(run.sampler, CHOSEN),
-            "steps_planned": public(run.steps_planned, CHOSEN),
+            "words": public(repr(run.mechanism), chosen),
+            "description": public(run.mechanism.to_dict(), chosen),
+            "parameters": public(dict(run.parameters), chosen),
+            "sampler": public(run.sampler, chosen),
+            "steps_planned": public(run.steps_planned, chosen),
             "steps_executed": public(run.steps_executed, "how far the run went; the ledger holds the plan"),
             "basis": public(run.basis, "how the run ended, in the operator's words"),
             "noise_generator": public(run.generator, "how the library draws noise"),
@@ -181,7 +192,7 @@ def _accountant(run: Run) -> Release:
             "assumptions": assumptions,
             "comparison": _comparison(run),
         },
-        PRICE,
+        _why(run, PRICE),
     )
 
 
@@ -222,12 +233,14 @@ def _accesses(run: Run) -> Release:
             "tuning_words": words.tuning(run.tuning),
             "tuning_note": run.tuning_note,
             "records_public": run.records_public,
-            "records": run.records,
             "public_data": listed(run.public_sources),
             "pretrained": listed(run.pretrained),
         },
         STATED,
-    ) | {"limits": public(limits, "true of every guarantee of this kind")}
+    ) | {
+        "records": public(run.records, "public: these neighbours have it in common" if run.records_public else STATED),
+        "limits": public(limits, "true of every guarantee of this kind"),
+    }
 
 
 def _ledger(run: Run) -> Release | Public:

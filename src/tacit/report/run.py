@@ -101,7 +101,9 @@ class Run:
     ``after`` prices the first so many steps. ``parameters`` names every parameter of the mechanism. ``covered`` lists
     the accesses to the private data that the number covers, ``uncovered`` what was released beside it (None: not
     stated), ``assumed`` what was taken for true of the data and not checked. ``records`` is the number of records where
-    it is treated as public. ``ledger``, ``dataset`` and ``charge`` (its number) say where it was charged.
+    it is treated as public (``records_public``): neighbours have the same number of records then, replace-one or
+    zero-out, because a card under add/remove that shows the exact number, or a rate that was computed from it, would
+    tell whether one record is there. ``ledger``, ``dataset`` and ``charge`` (its number) say where it was charged.
 
     >>> Run("count", acc.Laplace(10.0), delta=0.0).adjacency
     'add-remove'
@@ -147,6 +149,12 @@ class Run:
             raise ValueError(f"tuning is one of {', '.join(TUNING)}, not {self.tuning!r}")
         if self.records is not None and self.records_public is not True:
             raise ValueError("the number of records is on the card only where it is treated as public")
+        if self.records_public and self.adjacency == "add-remove":
+            raise ValueError(
+                "the number of records is treated as public, and add/remove neighbours differ in it: state "
+                "adjacency='zero-out' or 'replace-one', or price with a number that was chosen without the data "
+                "(records_public=False)"
+            )
         if self.epsilon is not None and (self.epsilon.adjacency, self.epsilon.unit) != (self.adjacency, self.unit):
             raise ValueError(f"the price is stated for {self.epsilon.terms}, the run for one {self.unit}")
         if (self.ledger is None) != (self.dataset is None) or (self.charge is not None and self.ledger is None):
@@ -172,6 +180,10 @@ class Run:
 def describe(training: Training, name: str, **rest: Any) -> Run:
     """The run of a :class:`tacit.sgd.Training`, with ``rest`` for what only the user knows.
 
+    Without ``size=`` the number of units was counted, and the card shows it, and the rate that follows from it. The
+    guarantee is then stated and priced for neighbours of the same number: zero-out where the run itself was planned
+    under add/remove (docs/report.md).
+
     >>> import torch
     >>> from tacit.sgd import Training
     >>> model = torch.nn.Linear(2, 2)
@@ -185,7 +197,8 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
     from tacit.sgd.canaries import AuditedTraining  # torch is there where a training run is
 
     plan, privacy = training.plan, training.privacy
-    mechanism = plan.mechanism if "without looking" not in privacy.basis else plan.prefix(privacy.steps_executed)
+    steps = privacy.steps_executed if "without looking" in privacy.basis else None
+    mechanism = plan.mechanism if steps is None else plan.prefix(steps)
     if plan.earlier is not None:
         mechanism = plan.earlier + mechanism
     hidden = ("mechanism", "earlier", "steps", "delta", "adjacency", "unit", "size", "generator")
@@ -202,12 +215,14 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
         planted = training.canaries.count
         parameters["canaries"] = {"kind": training.canaries.kind, "count": planted}
     parameters["learning_rate"] = [float(g.get("initial_lr", g["lr"])) for g in training.optimizer.param_groups]
-    checked = plan.kind == "gaussian" and training._check != "never" and training.steps_executed > 0
     exact = plan.sampler.exact or not plan.size_given
+    adjacency = "zero-out" if exact and plan.adjacency == "add-remove" else plan.adjacency
+    stated = dataclasses.replace(plan, adjacency=adjacency)
+    checked = plan.kind == "gaussian" and training._check != "never" and training.steps_executed > 0
     usual: dict[str, Any] = {
-        "adjacency": plan.adjacency,
-        "epsilon": privacy.epsilon,
-        "after": plan.price,
+        "adjacency": adjacency,
+        "epsilon": privacy.epsilon if stated == plan else stated.price(steps),
+        "after": stated.price,
         "method": "DP-SGD: per-example gradients are clipped and summed, noise is added to the sum (Abadi et al. 2016)"
         if plan.kind == "gaussian"
         else "DP-SGD with Laplace noise: per-example gradients are clipped in L1 norm",
@@ -255,15 +270,17 @@ def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:
         "assumed": list(privacy.assumed),
     }
     uncovered = tuple(note for note in privacy.assumed if note.startswith("NOT covered"))
+    counted = any("public" in note and "number of" in note for note in privacy.assumed)
+    kept = not (counted and privacy.adjacency == "add-remove")  # as for a training run
     usual: dict[str, Any] = {
-        "adjacency": privacy.adjacency,
-        "epsilon": privacy.epsilon,
+        "adjacency": privacy.adjacency if kept else "zero-out",
+        "epsilon": privacy.epsilon if kept else None,
         "method": f"{type(fitted).__name__}, {privacy.method}",
         "parameters": parameters,
         "generator": privacy.generator,
         "covered": ("the coefficients with their covariance, and everything computed from them",),
         "uncovered": uncovered or None,
-        "records_public": any("public" in note and "number of" in note for note in privacy.assumed),
+        "records_public": counted,
         "schema": scaled.schema.name if scaled.schema is not None else "",
     }
     if "sampling" in privacy.method:  # DP-SGD; every other method uses all rows

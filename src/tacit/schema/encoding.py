@@ -176,7 +176,7 @@ def _numbers(name: str, values: NDArray[Any], missing: NDArray[np.bool_]) -> NDA
                 out[row] = np.inf if value > 0 else -np.inf
         else:
             raise SchemaError(
-                f"column {name!r}: row {row} holds {type(value).__name__}, not a number; convert the column first"
+                f"column {name!r} holds {type(value).__name__} where a number belongs; convert the column first"
             )
     return out
 
@@ -277,7 +277,7 @@ def _codes(column: Categorical | Boolean, lookup: dict[str, int], table: Fetched
             code = known.get(key)
         except TypeError as error:
             raise SchemaError(
-                f"column {column.name!r}: row {row} holds {type(value).__name__}, which cannot be a category"
+                f"column {column.name!r} holds {type(value).__name__}, which cannot be a category"
             ) from error
         if code is None:
             code = known[key] = find(canonical(value))
@@ -369,7 +369,7 @@ def encode(
     rows = len(fetched[wanted[0]][0])
     for name, (values, _) in fetched.items():
         if len(values) != rows:
-            raise SchemaError(f"column {name!r} has {len(values)} rows and column {wanted[0]!r} has {rows}")
+            raise SchemaError(f"columns {name!r} and {wanted[0]!r} have different numbers of rows")
 
     tally = _Tally()
     features = np.zeros((rows, len(schema.feature_names)), dtype=dtype)

@@ -38,8 +38,9 @@ def rows_of(batch: Any) -> int:
     """The common leading dimension of a batch."""
     sizes = {leaf.shape[0] if leaf.dim() else None for leaf in leaves(batch)}
     if len(sizes) != 1 or None in sizes:
-        found = sorted({tuple(leaf.shape) for leaf in leaves(batch)})
-        raise ValueError(f"every tensor of the batch must have the examples in its first dimension; shapes are {found}")
+        raise ValueError(
+            "every tensor of the batch must have the examples in its first dimension, all as many as others"
+        )
     return int(sizes.pop())  # type: ignore[arg-type]
 
 
@@ -117,8 +118,8 @@ def example_losses(model: nn.Module, loss: Loss, batch: Any, rows: int, views: i
     """One loss per example: the mean over its views."""
     losses = row_losses(model, loss, batch)
     if not isinstance(losses, Tensor) or losses.shape != (rows,):
-        shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        raise ValueError(f"the loss must return one value per example, shape ({rows},), not {shape}")
+        what = f"a tensor of {losses.dim()} dimensions" if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(f"the loss must return one value per example, a vector as long as the batch, not {what}")
     if not losses.requires_grad:
         raise ClippingError("the loss does not depend on any trainable parameter")
     losses = losses.to(torch.promote_types(losses.dtype, torch.float32))

@@ -136,10 +136,10 @@ def clipped_grad(
     batch = batch if usual else plain(batch)
     rows = len(batch[0]) if usual and len({len(t) for t in batch}) == 1 else rows_of(batch)
     if views < 1 or rows % views:
-        raise ValueError(f"{rows} rows are not a whole number of examples with {views} views each")
+        raise ValueError(f"the rows are not a whole number of examples with {views} views each")
     examples = rows // views
     if mask is not None and mask.shape != (examples,):
-        raise ValueError(f"mask must have shape ({examples},), not {tuple(mask.shape)}")
+        raise ValueError("mask must be a vector with one entry for each example")
     if compile not in (False, True, "traced"):
         raise ValueError(f"compile must be True, False or 'traced', not {compile!r}")
     if method not in ("operations", "examples"):

@@ -52,9 +52,7 @@ class Records:
             sizes = {len(leaf) if leaf.dim() else -1 for leaf in _tensors(tree)}
             if len(sizes) != 1 or -1 in sizes:
                 raise ValueError(
-                    f"the arrays of the data must have as many rows as each other, not {sorted(sizes)}"
-                    if sizes
-                    else "the data hold no array"
+                    "the arrays of the data must have as many rows as each other" if sizes else "the data hold no array"
                 )
             self.rows = int(sizes.pop())
         else:
@@ -321,7 +319,7 @@ class Units:
         """Units from one id for each record."""
         array = ids.cpu().numpy() if isinstance(ids, Tensor) else np.asarray(ids)
         if array.ndim != 1 or len(array) != rows:
-            raise ValueError(f"unit must give one id for each of the {rows} records, not shape {array.shape}")
+            raise ValueError("unit must give one id for each record, in one dimension")
         _, inverse = np.unique(array, return_inverse=True)
         order = np.argsort(inverse, kind="stable").astype(np.int64)
         counts = np.bincount(inverse)

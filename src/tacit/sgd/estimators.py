@@ -97,7 +97,8 @@ class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
 
     def _outputs(self, x: Any) -> npt.NDArray[np.float64]:
         _validation.check_is_fitted(self)
-        x = _validation.validate_data(self, x, reset=False)
+        with surroundings.messages_without_values():
+            x = _validation.validate_data(self, x, reset=False)
         with torch.no_grad():
             return np.asarray(self.model_(torch.from_numpy(self._scaled(x))).double().numpy())
 
@@ -153,7 +154,8 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
     def fit(self, X: Any, y: Any, groups: Any = None) -> Classifier:
         """Train on a table; ``groups`` says whose row each row is."""
         noted = self._around()
-        X, y = _validation.validate_data(self, X, y)
+        with surroundings.messages_without_values():
+            X, y = _validation.validate_data(self, X, y)
         _multiclass.check_classification_targets(y)
         self.classes_ = np.unique(y) if self.classes is None else np.asarray(sorted(self.classes))
         if len(self.classes_) < 2:
@@ -227,7 +229,8 @@ class Regressor(_base.RegressorMixin, _Estimator):  # type: ignore[name-defined,
     def fit(self, X: Any, y: Any, groups: Any = None) -> Regressor:
         """Train on a table; ``groups`` says whose row each row is."""
         noted = self._around()
-        X, y = _validation.validate_data(self, X, y, y_numeric=True)
+        with surroundings.messages_without_values():
+            X, y = _validation.validate_data(self, X, y, y_numeric=True)
         low, high = self.target_bounds
         if not low < high:
             raise ValueError("target_bounds are (lower, upper), with lower below upper")

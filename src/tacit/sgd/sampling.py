@@ -45,7 +45,7 @@ class Sampler:
                 raise ValueError(f"{name} is a positive whole number, not {value!r}")
             object.__setattr__(self, name, int(value))
         if self.batch_size > self.size:
-            raise ValueError(f"batch_size={self.batch_size} is more than the {self.size} units of data there are")
+            raise ValueError(f"batch_size={self.batch_size} is more than there are units of data")
 
     @property
     def steps_per_epoch(self) -> int:
@@ -72,8 +72,8 @@ class Sampler:
         """An error, for the operator, where these data cannot be sampled as described."""
         if self.exact and units != self.size:
             raise ValueError(
-                f"sampler {self.name!r} needs the true number of units, {units}, to be public; size={self.size} was "
-                "given. Use sampler='poisson', whose rate and divisor do not depend on it"
+                f"sampler {self.name!r} needs the true number of units to be public, and size={self.size} is another. "
+                "Use sampler='poisson', whose rate and divisor do not depend on it"
             )
 
     def draw(self, key: Key, step: int, units: int) -> Indices:
@@ -185,7 +185,7 @@ class TruncatedPoisson(Poisson):
     def check(self, units: int) -> None:
         if units > self.size:
             raise ValueError(
-                f"size={self.size} is less than the {units} units there are: batches would overflow more often than "
+                f"size={self.size} is less than the number of units there are: batches would overflow more often than "
                 "is accounted for"
             )
 
@@ -212,6 +212,7 @@ class FixedSize(_EachStep):
     """
 
     name: ClassVar[str] = "fixed"
+    adjacency: ClassVar[str] = "zero-out"
 
     def draw(self, key: Key, step: int, units: int) -> Indices:
         words = uniform(key, step, units)

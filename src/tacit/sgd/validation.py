@@ -176,7 +176,7 @@ def warn_about(plan: Plan, units: int, level: int) -> None:
         )
     if plan.delta >= 1 / plan.sampler.size:
         warnings.warn(
-            f"δ={plan.delta:g} is not below 1 / {plan.sampler.size}: releasing one {plan.unit} at random in full "
+            f"δ={plan.delta:g} is not below 1 / number of {plan.unit}s: releasing one {plan.unit} at random in full "
             "would be allowed by it. Choose δ well below",
             PrivacyWarning,
             stacklevel=level,

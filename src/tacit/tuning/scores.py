@@ -102,8 +102,8 @@ def correct_count(
     wanted = np.asarray(targets)
     if wanted.ndim < 1 or wanted.size != len(wanted):
         raise TuningError(
-            f"targets of shape {wanted.shape}: one answer for each record, or one record would move the count by more "
-            "than 1. For several answers a record, write a Score that says by how much"
+            f"targets of {wanted.ndim} dimensions: one answer for each record, or one record would move the count by "
+            "more than 1. For several answers a record, write a Score that says by how much"
         )
     owners, name = _owners(unit, unit_name, len(wanted))
     count = _RightAnswers(inputs, wanted, predict or _predict, owners)
@@ -174,9 +174,7 @@ class _RightAnswers:
     def __call__(self, model: Any) -> float:
         given = np.asarray(self.predict(model, self.inputs))
         if given.shape != self.wanted.shape:
-            raise TuningError(
-                f"the model gives answers of shape {given.shape} for targets of shape {self.wanted.shape}"
-            )
+            raise TuningError("the model gives other than one answer for each of the records that are scored")
         return _total((given == self.wanted).reshape(-1).astype(np.float64), self.owner)
 
 
@@ -189,7 +187,7 @@ class _CutLosses:
     def __call__(self, model: Any) -> float:
         each = np.asarray(self.losses(model), dtype=np.float64)
         if each.ndim < 1 or each.size != len(each):
-            raise TuningError(f"losses of shape {each.shape}: one for each record, please")
+            raise TuningError(f"losses of {each.ndim} dimensions: one for each record, please")
         cut = np.clip(np.nan_to_num(each / self.bound, nan=1.0, posinf=1.0, neginf=1.0), 0.0, 1.0)
         return -_total(cut.reshape(-1), self.owner) * self.bound
 
