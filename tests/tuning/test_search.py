@@ -379,7 +379,7 @@ def test_failures_are_outcomes_like_any_other() -> None:
     models = {search(train=train, method="poisson", runs=40).run().model for _ in range(5)}
     assert models == {"fair"}
     assert search(train=train, method="exponential", choice_epsilon=0.5).run().model == "fair"
-    with pytest.raises(SearchFailed, match="RuntimeError: this one never works"):
+    with pytest.raises(SearchFailed, match=r"RuntimeError \(its text may hold rows\)"):
         search(train=train, space={"which": ["good"]}).run()
 
 

@@ -58,7 +58,10 @@ def run_one(train: Train, judge: Judge, candidate: Candidate, noise: float, pric
             model = made
         score = float(judge(model))
     except Exception as error:  # noqa: BLE001 - see above
-        return Outcome(candidate, None, -math.inf, lot, f"{type(error).__name__}: {error}")
+        # What somebody else's code says when it fails may hold rows; what this library says does not.
+        own = type(error).__module__.startswith("tacit.")
+        told = f"{type(error).__name__}: {error}" if own else f"{type(error).__name__} (its text may hold rows)"
+        return Outcome(candidate, None, -math.inf, lot, told)
     return Outcome(candidate, model, -math.inf if math.isnan(score) else score, lot)
 
 

@@ -418,8 +418,8 @@ class PrivateSearch:
                 scratch.delete()
         if chosen is not None and chosen.error:
             raise SearchFailed(
-                f"every run failed; the selected one with {chosen.error.partition(':')[0]} (its text may hold rows). "
-                "Try train(candidate, noise) and score(model) on made-up data first"
+                f"every run failed; the selected one with {chosen.error}. Try train(candidate, noise) and score(model) "
+                "on made-up data first"
             )
         if charge is not None:
             charge.confirm()
