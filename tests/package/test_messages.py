@@ -95,7 +95,8 @@ def search() -> None:
 
 def prompts(rows: int, **settings: Any) -> None:
     words = Verbalizer({"a": "x", "b": "y"})
-    PromptTeachers(Endpoint("http://localhost", "m"), Template("{text}:"), words, [("t", "a"), ("u", "b")] * (rows // 2), 1, **settings)
+    model, private = Endpoint("http://localhost", "m"), [("t", "a"), ("u", "b")] * (rows // 2)
+    PromptTeachers(model, Template("{text}:"), words, private, 1, **settings)
 
 
 FAILING: dict[str, Callable[[], Any]] = {
@@ -130,6 +131,7 @@ FAILING: dict[str, Callable[[], Any]] = {
     "a label beyond the classes": lambda: teach(y=np.full(COUNT, 987654), classes=2),
     "every run of a search fails": search,
     "targets of two columns": lambda: correct_count(X, X),
+    "ids of fewer than are scored": lambda: correct_count(X, Y, unit=Y[1:], unit_name="person"),
     "answers of another shape": lambda: correct_count(X, Y, predict=lambda model, x: Y[1:]).exact(None),
     "losses of two columns": lambda: bounded_loss(lambda model: X).exact(None),
     "too few records for the teachers": lambda: prompts(COUNT - 1, n=5000),

@@ -110,7 +110,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         unit = unit_of(_word(known), groups is not None, "Give their ids: fit(X, y, groups=ids)")
         whose = np.arange(len(X)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
         if whose.shape != (len(X),):
-            raise TuningError(f"groups holds one id for each of the {len(X)} rows, not shape {whose.shape}")
+            raise TuningError("groups holds one id for each row: as many, please")
         # Independent coins: a row (or owner) more or fewer changes nothing about the others.
         held = bernoulli(1 / every, len(np.unique(whose)))[whose]
         if held.all() or not held.any():

@@ -143,7 +143,7 @@ def _owners(unit: Any, unit_name: str | None, records: int | None = None) -> tup
         return None, name
     ids = np.asarray(unit)
     if ids.ndim != 1 or (records is not None and len(ids) != records):
-        raise TuningError(f"unit holds one id for each validation record, not shape {ids.shape}")
+        raise TuningError("unit holds one id for each validation record, in one dimension")
     return np.unique(ids, return_inverse=True)[1], name
 
 
@@ -155,7 +155,7 @@ def _total(each: NDArray[np.float64], owner: NDArray[np.intp] | None) -> float:
     """
     if owner is not None:
         if len(owner) != len(each):
-            raise TuningError(f"unit holds {len(owner)} ids for {len(each)} records: one for each, please")
+            raise TuningError("unit holds one id for each record that is scored: as many, please")
         # The mean of each owner's values in their own order: what others hold changes not a bit of it.
         each = np.bincount(owner, weights=each) / np.bincount(owner)
     return int(np.rint(each * GRID).astype(np.int64).sum()) / GRID
