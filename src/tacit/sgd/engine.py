@@ -428,7 +428,7 @@ class Engine:
                 )
             raise UncoveredUse(
                 f"cannot tell which elements of the output of {use.name!r} (with {names}) in {use.where} belong "
-                f"to which example: shape {tuple(shape)} for a batch of {batch}. {SLOWLY}."
+                f"to which example. {SLOWLY}."
             )
         if len(found) > 1 and after is not None:
             found = unmoved(found, use.outputs[j], after, example) or found

@@ -155,9 +155,9 @@ class Watch:
         lost = self._without_examples(call, rows, reached)
         if lost is not None:
             raise ClippingError(
-                f"{type(call.module).__name__} returned shape {tuple(lost.shape)} for a batch of {rows} examples: "
-                "no dimension holds the examples. Each row must be one example of the batch that the private data "
-                "loader handed out, in the first dimension (in the second with batch_first=False)"
+                f"no dimension holds the examples in what {type(call.module).__name__} returned ({lost.dim()} dimensions): "
+                "each row must be one example of the batch that the private data loader handed out, in the first "
+                "dimension (in the second with batch_first=False)"
             )
         return rows
 
