@@ -140,6 +140,20 @@ def test_squares_that_leave_the_range_of_float32_do_not_cost_an_example_its_grad
         assert (found.sums[name] - total).norm() <= 1e-4 * total.norm()
 
 
+@pytest.mark.parametrize("layer", ["one token", "tokens", "kernel"])
+def test_squares_that_come_out_as_zero_hide_no_contribution(layer):
+    """2.6e-23 squared is zero in float32; 4096 such numbers times 3e18 are a gradient of length 0.01 for each token."""
+    tokens = 1 if layer == "one token" else 3
+    left, right = torch.full((1, tokens, 4096), 2.6e-23), torch.full((1, tokens, 8), 3e18)
+    shape = torch.Size((4096, 8))
+    if layer == "kernel":
+        norms = kernels._gram_by_products(left, right, 1)[:, 0].sqrt()
+    else:
+        found = Group.of([Outer(left[:, None], right[:, None], tuple(shape), (0, 1))], shape).norms()
+        norms = (found.squared + found.gram).sqrt()
+    assert norms >= (left.double().mT @ right.double()).norm()
+
+
 def repeated(seed: int, tokens: int, width: int, noise: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Factors whose tokens are all the same but for their sign, and cancel to some noise."""
     torch.manual_seed(seed)
@@ -170,6 +184,16 @@ def test_tokens_that_are_the_same_and_cancel_cannot_hide_a_contribution(seed, to
     lookup = OneHot(torch.zeros(right.shape[:2], dtype=torch.long), right, width)
     parts = {"lookup": [lookup], "both": [outer, lookup]}.get(way, [outer])
     assert added(Group.of(parts, torch.Size((width, width)))) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5])
+@pytest.mark.parametrize("width", [512, 4096, 30_000])
+def test_numbers_that_are_all_the_same_add_no_more_than_others(width, tokens):
+    """They are rounded the same way at every step."""
+    shape = torch.Size((width, 8))
+    for value in (0.1, 0.7, 1.3):
+        left, right = torch.full((1, 1, tokens, width), value), torch.full((1, 1, tokens, 8), 1 / value)
+        assert added(Group.of([Outer(left, right, tuple(shape), (0, 1))], shape)) <= 1 + 1e-6
 
 
 def test_without_the_margin_a_contribution_would_hide():

@@ -59,9 +59,10 @@ def _gram_tile(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _gram_note(place, first, second, twice, BT: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gram_note(place, first, second, twice, T, p, q, BT: tl.constexpr):  # type: ignore[no-untyped-def]
     """What one tile of two Gram matrices adds to the squared norm and, on the diagonal, to the lengths of the terms: to
-    their squares, and to themselves."""
+    their squares, and to themselves. The norm gets what squares below the range of float32 may have taken from it, as
+    :func:`tacit.sgd.kernels.underflow` says."""
     total = tl.sum(first * second)
     if twice:
         tl.store(place, 2 * total)
@@ -69,9 +70,12 @@ def _gram_note(place, first, second, twice, BT: tl.constexpr):  # type: ignore[n
         tl.store(place + 2, 0.0)
     else:
         corner = tl.arange(0, BT)[:, None] == tl.arange(0, BT)[None, :]
-        tl.store(place, total)
-        squares = tl.sum(tl.where(corner, first, 0.0), 1)
-        lengths = tl.sqrt(squares) * tl.sqrt(tl.sum(tl.where(corner, second, 0.0), 1))
+        ours = tl.sum(tl.where(corner, first, 0.0), 1)
+        theirs = tl.sum(tl.where(corner, second, 0.0), 1)
+        # 2^-149 in two steps, neither of which is out of range itself.
+        lost = (tl.sum(ours) * 7.888609052210118e-31) * (q * 1.0) + (tl.sum(theirs) * 7.888609052210118e-31) * (p * 1.0)
+        tl.store(place, total + lost * (T * 1.7763568394002505e-15))
+        lengths = tl.sqrt(ours) * tl.sqrt(theirs)
         tl.store(place + 1, tl.sum(lengths * lengths))
         tl.store(place + 2, tl.sum(lengths))
 
@@ -101,15 +105,15 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
     place = out + tl.program_id(0).to(tl.int64) * 3
     further = tl.num_programs(0).to(tl.int64) * 3
     second = _gram_tile(one, example, row, column, T, q1, one_b, one_t, one_q, same, FETCH, BT, BK, PRECISION)
-    _gram_note(place, first, second, rest > 0, BT)
+    _gram_note(place, first, second, rest > 0, T, p, q1, BT)
     if COUNT > 1:
         second = _gram_tile(two, example, row, column, T, q2, two_b, two_t, two_q, same, FETCH, BT, BK, PRECISION)
-        _gram_note(place + further, first, second, rest > 0, BT)
+        _gram_note(place + further, first, second, rest > 0, T, p, q2, BT)
     if COUNT > 2:
         second = _gram_tile(
             three, example, row, column, T, q3, three_b, three_t, three_q, same, FETCH, BT, BK, PRECISION
         )
-        _gram_note(place + 2 * further, first, second, rest > 0, BT)
+        _gram_note(place + 2 * further, first, second, rest > 0, T, p, q3, BT)
 
 
 def block(size: int, most: int = 128) -> int:

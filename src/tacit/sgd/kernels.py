@@ -60,12 +60,13 @@ def _product_kernel(  # type: ignore[no-untyped-def]
 
 @jit
 def _pair_kernel(  # type: ignore[no-untyped-def]
-    one, two, out, rows, columns, place, places, BR: tl.constexpr, BC: tl.constexpr
+    one, two, out, rows, columns, place, places, T, p, q, BR: tl.constexpr, BC: tl.constexpr
 ):
     """The inner product of some rows of two Gram matrices of one example, and the lengths of the terms of these rows:
     their squares, and they, added up.
 
-    The matrices (rows, columns) begin on the diagonal; what lies right of the square on it counts twice.
+    The matrices (rows, columns) begin on the diagonal; what lies right of the square on it counts twice. Factors are
+    (T, p) and (T, q): the norm gets what :func:`underflow` may have taken from it.
     """
     parts = tl.cdiv(rows, BR)
     example = (tl.program_id(0) // parts).to(tl.int64)
@@ -86,8 +87,11 @@ def _pair_kernel(  # type: ignore[no-untyped-def]
         first += tl.where(corner, a, 0.0)
         second += tl.where(corner, b, 0.0)
     spot = out + (example * places + place + part) * 3
-    tl.store(spot, tl.sum(total))
-    lengths = tl.sqrt(tl.sum(first, 1)) * tl.sqrt(tl.sum(second, 1))
+    ours = tl.sum(first, 1)
+    theirs = tl.sum(second, 1)
+    lost = (tl.sum(ours) * 7.888609052210118e-31) * (q * 1.0) + (tl.sum(theirs) * 7.888609052210118e-31) * (p * 1.0)
+    tl.store(spot, tl.sum(total) + lost * (T * 1.7763568394002505e-15))
+    lengths = tl.sqrt(ours) * tl.sqrt(theirs)
     tl.store(spot + 1, tl.sum(lengths * lengths))
     tl.store(spot + 2, tl.sum(lengths))
 
@@ -247,7 +251,7 @@ def _gram(left: Tensor, right: Tensor, **tile: Any) -> Tensor:
 
 def _gram_by_products(left: Tensor, right: Tensor, bands: int) -> Tensor:
     """By batched products: bands of rows of the Gram matrices, each from the diagonal on, some examples at a time."""
-    batch, tokens, _ = left.shape
+    (batch, tokens, p), q = left.shape, right.shape[2]
     height = -(-tokens // bands)
     chunk = max(1, _room(left, right) // (8 * height * tokens))
     found = []
@@ -264,16 +268,31 @@ def _gram_by_products(left: Tensor, right: Tensor, bands: int) -> Tensor:
             if _on_chip(first):
                 launch(
                     _pair_kernel, (count * len(one),), first, second, out, rows, columns, place, sum(places),
-                    BR=16, BC=128, num_warps=4,
+                    tokens, p, q, BR=16, BC=128, num_warps=4,
                 )  # fmt: skip
             else:
                 weight = torch.where(torch.arange(columns, device=first.device) < rows, 1.0, 2.0)
-                ours, theirs = (g.diagonal(dim1=1, dim2=2).sqrt() for g in (first, second))
+                ours, theirs = (g.diagonal(dim1=1, dim2=2) for g in (first, second))
+                squared = (first * second * weight).sum((1, 2)) + underflow(
+                    ours[:, None], theirs[:, None], p, q, tokens
+                )
                 out[:, place : place + count] = 0
-                out[:, place] = _told((first * second * weight).sum((1, 2)), ours * theirs)
+                out[:, place] = _told(squared, ours.sqrt() * theirs.sqrt())
             place += count
         found.append(out.sum(1))
     return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def underflow(squares_left: Tensor, squares_right: Tensor, p: int, q: int, tokens: int = 0) -> Tensor:
+    """What squares below the range of the type may take from squared norms by Gram matrices, from the squares of some
+    rows (B, G, some) of factors with so many tokens (all, unless told).
+
+    An inner product of ``p`` numbers is off by one of the smallest positive numbers for each, and is multiplied by one
+    of the other factor: ``sum_st p |r_s| |r_t|`` times that in all, no more than ``T p |R|²``.
+    """
+    info, tokens = torch.finfo(squares_left.dtype), tokens or squares_left.shape[2]
+    ours, theirs = (t.sum((1, 2)) * info.tiny for t in (squares_left, squares_right))
+    return ours * (q * tokens * info.eps) + theirs * (p * tokens * info.eps)
 
 
 def _told(squared: Tensor, lengths: Tensor) -> Tensor:

@@ -17,6 +17,9 @@ itself. Rows are taken one by one: a term is exactly zero where one of its rows 
 * An element of a Gram matrix is off by about ``u |l_s| |l_t|``, the inner product of two such matrices by ``u S²``.
   Here errors are not independent: those of equal tokens are equal.
 
+Squares below the range of the type come out as zero, and may be multiplied by huge ones: what that can hide is added
+(:func:`tacit.sgd.kernels.underflow`).
+
 Tensor cores do not round but cut off, always towards zero: a norm by the kernels falls behind by
 :func:`tacit.sgd.kernels.cut_off`, which the margin makes good. The clip factor is computed from norm plus margin, so
 what rounding adds is inside the bound.
@@ -139,8 +142,8 @@ class Group:
     def _outer_norms(self, outer: Outer) -> Norms:
         batch, groups, tokens, p, q = outer.dims
         if tokens == 1:
-            left, right = widen(outer.left), widen(outer.right)
-            return Norms((left.square().sum((2, 3)) * right.square().sum((2, 3))).sum(1))
+            squares = [widen(t).square().sum(3) for t in (outer.left, outer.right)]
+            return Norms((squares[0] * squares[1]).sum((1, 2)), kernels.underflow(*squares, p, q))
         if outer.by_kernel:
             found = outer.kernel_norms()
             if found is not None:
@@ -158,8 +161,12 @@ class Group:
             gram_left, gram_right = left @ left.mT, right @ right.mT
             squared = (gram_left * gram_right).sum((1, 2, 3))
             squares_left, squares_right = (g.diagonal(dim1=2, dim2=3) for g in (gram_left, gram_right))
-            size = (squares_left.sqrt() * squares_right.sqrt()).sum(2).square().sum(1)
-            norms = _margins(squared, size, tokens, roundoff(left))
+            lengths = squares_left.sqrt() * squares_right.sqrt()
+            norms = _margins(squared, lengths.sum(2).square().sum(1), tokens, roundoff(left))
+            # Numbers that are all the same are rounded the same way at every step of an inner product.
+            alike = math.sqrt(p + q) * float(torch.finfo(left.dtype).eps)
+            norms.gram = norms.gram + alike * (squared.clamp(min=0) + lengths.square().sum((1, 2)))
+            norms.gram = norms.gram + kernels.underflow(squares_left, squares_right, p, q)
             if left.is_cuda and any(part.by_convolution and not part.by_kernel for part in self.parts):
                 # The vendor's convolution may transform whole images, in which rows are no longer apart.
                 whole = (squares_left.sum(2) * squares_right.sum(2)).sum(1)

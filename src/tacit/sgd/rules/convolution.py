@@ -130,7 +130,9 @@ class ConvOuter(Outer):
         gram = positions**2 * channels + tokens**2 * (p + 8 * math.prod(self.kernel))
         if 2 * gram < tokens * p * q:
             ours, theirs = self._image_gram(), self._grad_gram()
-            squared, lengths = (ours * theirs).sum((1, 2)), _roots(ours) * _roots(theirs)
+            rows, patches = (g.diagonal(dim1=1, dim2=2) for g in (theirs, ours))
+            squared = (ours * theirs).sum((1, 2)) + kernels.underflow(rows[:, None], patches[:, None], p, q)
+            lengths = rows.sqrt() * patches.sqrt()
             unit = self._unit
             if unit is not None:
                 squared, lengths = squared * unit * unit, lengths * unit[:, None]
@@ -215,11 +217,6 @@ def _reached(
     ]
     both = [end for pair in zip(reversed(pads), reversed(ends), strict=True) for end in pair]
     return F.pad(x, both) if any(both) else x
-
-
-def _roots(gram: Tensor) -> Tensor:
-    """The lengths of the rows that a Gram matrix is made of."""
-    return gram.diagonal(dim1=1, dim2=2).sqrt()
 
 
 def _tokens(tensor: Tensor, layout: Layout, groups: int, rank: int) -> Tensor:
