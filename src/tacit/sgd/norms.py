@@ -142,8 +142,8 @@ class Group:
     def _outer_norms(self, outer: Outer) -> Norms:
         batch, groups, tokens, p, q = outer.dims
         if tokens == 1:
-            squares = [widen(t).square().sum(3) for t in (outer.left, outer.right)]
-            return Norms((squares[0] * squares[1]).sum((1, 2)), kernels.underflow(*squares, p, q))
+            ours, theirs = (widen(t).square().sum((2, 3)) for t in (outer.left, outer.right))
+            return Norms((ours * theirs).sum(1), kernels.underflow(ours[:, :, None], theirs[:, :, None], p, q))
         if outer.by_kernel:
             found = outer.kernel_norms()
             if found is not None:
