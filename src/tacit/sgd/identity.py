@@ -76,6 +76,7 @@ _NOT_CODE = {
 }
 #: What a module holds that is compared otherwise, an optimizer that is its state, a schedule that it counts.
 _KEPT_APART = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_is_full_backward_hook"}
+_SPREAD = ("__composable_api_state", "_is_fsdp", "_fsdp")  # where fully_shard keeps its notes
 _STATE = {"state", "param_groups", "step", "_opt_called", "_zero_grad_profile_name", "_patch_step_function"}
 _STATE |= {"_warned_capturable_if_run_uncaptured", "_need_device_dtype_check_for_fused"}
 _COUNTS = {"last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_initial_step", "_is_initial"}
@@ -337,12 +338,15 @@ class _Names:
         if isinstance(module, torch.jit.ScriptModule):
             raise Unnameable(f"{type(module).__qualname__}, a scripted module")
         held = vars(module)
-        if _drives(type(module)):
-            return self.of(type(module))
+        cls = cls or class_of(module)
+        if _drives(cls):
+            return self.of(cls)
         if isinstance(getattr(module, "_orig_mod", None), nn.Module):  # torch.compile
             return self.of(module._orig_mod)
-        hooks = {name: list(held[name].values()) for name in held if name.endswith("_hooks") and held[name]}
-        plain = {n: v for n, v in held.items() if n not in _KEPT_APART and "_hooks" not in n}
+        running = [name for name in held if name.endswith(("ward_hooks", "ward_pre_hooks"))]
+        hooks = {name: _of_people(held[name]) for name in running if _of_people(held[name])}
+        apart = {n for n in held if n in _KEPT_APART or "_hooks" in n or n.startswith(_SPREAD)}
+        plain = {n: v for n, v in held.items() if n not in apart}
         buffers = dict(module._buffers)
         if layer:
             buffers = {n: v for n, v in buffers.items() if n in module._non_persistent_buffers_set}
@@ -350,7 +354,7 @@ class _Names:
         tensors = {**module._parameters, **module._buffers} if layer else {}
         shapes = {n: None if t is None else [t.dtype, tuple(t.shape), t.requires_grad] for n, t in tensors.items()}
         parts = (plain, hooks, buffers, inner, shapes)
-        return _hash("layer", self.of(cls or type(module)), *(self.members(part) for part in parts))
+        return _hash("layer", self.of(cls), *(self.members(part) for part in parts))
 
     def optimizer(self, optimizer: Optimizer, names: Mapping[int, str], *, rates: bool = True) -> bytes:
         """An optimizer: its class, the settings of its groups and who is in them, its hooks; not its state."""
@@ -393,6 +397,18 @@ def _is_plain(cls: type) -> bool:
 
 #: Py_TPFLAGS_HEAPTYPE: made by a class statement, or by a C library that makes its types as that does.
 _HEAP = 1 << 9
+
+
+def _of_people(hooks: Mapping[Any, Any]) -> list[Any]:
+    """The hooks that change what is computed, without those that spread it over ranks."""
+
+    def spreads(hook: Any) -> bool:
+        hook = hook.func if isinstance(hook, functools.partial) else hook
+        if isinstance(hook, types.MethodType):
+            return _drives(type(hook.__self__))
+        return isinstance(hook, types.FunctionType) and f"{hook.__module__}.".startswith(MACHINERY)
+
+    return [hook for hook in hooks.values() if not spreads(hook)]
 
 
 def _cell(cell: Any) -> Any:
