@@ -155,7 +155,13 @@ class Ledger:
     # -- charging ------------------------------------------------------------------------------------------------------
 
     def charge(
-        self, dataset: str, mechanism: acc.Mechanism, *, delta: float | None = None, purpose: str = ""
+        self,
+        dataset: str,
+        mechanism: acc.Mechanism,
+        *,
+        delta: float | None = None,
+        purpose: str = "",
+        number: str | None = None,
     ) -> Charge:
         """Reserve ``mechanism`` on the budget, before anything it computes is seen by anybody.
 
@@ -163,11 +169,18 @@ class Ledger:
         which confirms it at the end, or call :meth:`Charge.confirm`. ``delta`` is the charge's part of the
         data set's δ. ``purpose`` is public: write it for readers of the card.
 
+        ``number`` is for work that survives a crash: a number of the caller's own, drawn at random and kept *before*
+        this call. Where the chain holds it already, for the same mechanism at the same δ, that charge is taken up
+        (see :meth:`resume`) and nothing is charged again; one that was confirmed comes back confirmed. As there, what is
+        computed must be what was computed before, with the same random numbers.
+
         Raises :class:`BudgetExceeded`, with what would still fit, and then nothing is recorded.
         """
         terms, price = self._priced(dataset, mechanism, delta)
         rule = terms.rule
-        number = uuid.uuid4().hex
+        if number is not None and (there := self._taken_up(dataset, number, mechanism, price)) is not None:
+            return there
+        number = number or uuid.uuid4().hex
         refused: list[Totals] = []
 
         def decide(last: Row) -> dict[str, Any]:
@@ -218,6 +231,20 @@ class Ledger:
             raise ChargeError(f"charge {number} was confirmed; what it paid for was released. Make a new charge")
         row = self._store.append(dataset, lambda last: self._follow(last, "resume", number))
         return Charge(self, dataset, number, record.mechanism, record.price, row.hash, record.purpose)
+
+    def _taken_up(self, dataset: str, number: str, mechanism: acc.Mechanism, price: Price) -> Charge | None:
+        """The charge of this number, where it was made before."""
+        record = next((record for record in self.history(dataset) if record.charge == number), None)
+        if record is None:
+            return None
+        if (record.mechanism, record.price.delta) != (mechanism, price.delta):
+            raise ChargeError(f"charge {number} on {dataset!r} was for something else; this needs a charge of its own")
+        if not record.confirmed:
+            return self.resume(dataset, number)
+        last = [row for row in self._store.rows(dataset)[0] if row.read().get("charge") == number][-1]
+        charge = Charge(self, dataset, number, mechanism, record.price, last.hash, record.purpose)
+        charge.confirmed = True
+        return charge
 
     def _confirm(self, dataset: str, number: str) -> str:
         return self._store.append(dataset, lambda last: self._follow(last, "confirm", number)).hash

@@ -25,6 +25,7 @@ from tacit import accounting as acc
 from tacit.ledger import Release, public
 from tacit.ledger.release import Charged, Public, _plain
 from tacit.report import check, words
+from tacit.report.files import write_whole
 from tacit.report.run import NOT_STATED, Run
 
 CHOSEN = "chosen before the data were seen"
@@ -316,10 +317,8 @@ def to_json(card: Release) -> str:
 
 
 def write_card(card: Release, path: str | os.PathLike[str]) -> Path:
-    """Write ``privacy.json``."""
-    target = Path(path)
-    target.write_text(to_json(card), encoding="utf-8")
-    return target
+    """Write ``privacy.json``, whole or not at all."""
+    return write_whole(path, to_json(card))
 
 
 def read_card(path: str | os.PathLike[str]) -> Release:

@@ -17,6 +17,7 @@ from typing import Any
 from tacit.ledger import OperatorView, PrivateValueError, Release
 from tacit.ledger.release import MARK
 from tacit.report import plots
+from tacit.report.files import write_whole
 from tacit.report.page import _headline, opening
 from tacit.report.plots import Axis, Line
 from tacit.report.words import number
@@ -78,12 +79,7 @@ def make_operator_page(card: Release, views: Sequence[OperatorView]) -> str:
 
 def write_operator_page(card: Release, views: Sequence[OperatorView], path: str | os.PathLike[str]) -> Path:
     """Write the operator's page so that only its owner can read it."""
-    text, target = make_operator_page(card, views), Path(path)
-    target.unlink(missing_ok=True)  # an older file may be open to others
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    return target
+    return write_whole(path, make_operator_page(card, views), 0o600)  # in place of an older file: others may read that
 
 
 def _marked(drawing: str, title: str) -> str:

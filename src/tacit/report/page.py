@@ -19,6 +19,7 @@ from typing import Any
 from tacit.ledger import PrivateValueError, Release
 from tacit.report import plots
 from tacit.report.card import sources
+from tacit.report.files import write_whole
 from tacit.report.plots import Axis, Line
 from tacit.report.words import number, rounded
 
@@ -65,10 +66,8 @@ def make_page(card: Release) -> str:
 
 
 def write_page(card: Release, path: str | os.PathLike[str]) -> Path:
-    """Write ``report.html``."""
-    target = Path(path)
-    target.write_text(make_page(card), encoding="utf-8")
-    return target
+    """Write ``report.html``, whole or not at all."""
+    return write_whole(path, make_page(card))
 
 
 def opening(title: str) -> str:

@@ -17,6 +17,7 @@ from tacit.ledger import OperatorView, Release, charged, public
 from tacit.pate import Answers
 from tacit.pate.privacy import NOT_PUBLISHABLE
 from tacit.report import plots
+from tacit.report.files import write_whole
 from tacit.report.operator import NOT_COVERED, _marked, make_operator_page
 from tacit.report.page import _figure, _get, _over_steps, _table_of, make_page
 from tacit.report.plots import Axis, Line
@@ -103,10 +104,8 @@ def _has_curve(card: Release) -> bool:
 
 
 def write_votes_page(card: Release, path: str | os.PathLike[str]) -> Path:
-    """Write ``report.html``."""
-    target = Path(path)
-    target.write_text(make_votes_page(card), encoding="utf-8")
-    return target
+    """Write ``report.html``, whole or not at all."""
+    return write_whole(path, make_votes_page(card))
 
 
 def _against_queries(card: Release) -> str:
@@ -161,12 +160,7 @@ def make_votes_operator_page(card: Release, views: Sequence[OperatorView]) -> st
 
 def write_votes_operator_page(card: Release, views: Sequence[OperatorView], path: str | os.PathLike[str]) -> Path:
     """Write the operator's page so that only its owner can read it."""
-    text, target = make_votes_operator_page(card, views), Path(path)
-    target.unlink(missing_ok=True)
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    return target
+    return write_whole(path, make_votes_operator_page(card, views), 0o600)
 
 
 def _margins(values: dict[str, Any]) -> str:

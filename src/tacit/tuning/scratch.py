@@ -78,6 +78,11 @@ class Scratch:
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, self.path / STATE)
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the new name must survive a power cut as well
+        finally:
+            os.close(folder)
 
     def delete(self) -> None:
         """Remove the folder and everything in it."""

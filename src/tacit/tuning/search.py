@@ -18,6 +18,7 @@ import json
 import math
 import os
 import sys
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -386,42 +387,51 @@ class PrivateSearch:
 
     def run(self) -> Found:
         """Draw, train, score, select. One charge, before anything is computed from the data; one model."""
+        try:
+            found = self.select()
+        except SearchFailed:
+            self.end()
+            raise
+        self.end()
+        return found
+
+    def select(self) -> Found:
+        """:meth:`run` for who keeps the result: the scratch folder stays, and with it the result, until :meth:`end`.
+
+        Called again, by whichever process, it gives the same model for the same charge, down to the bit.
+        """
         with contextlib.nullcontext() if self.cluster is None else self.cluster.ready():
             return self._run()
 
+    def end(self) -> None:
+        """Delete the scratch folder, after what :meth:`select` gave is safe; the same search is a new one from then."""
+        Scratch(self._where).delete()
+
     def _run(self) -> Found:
         scratch = Scratch(self._where)
-        finished = False
-        try:
-            state = scratch.load()
-            if state is not None and "secret" not in state:
-                raise TuningError(
-                    f"the search in {scratch.path} was begun by an older tacit; delete it and start again"
-                )
-            if state is None:
-                state = self._begin()
-                scratch.save(state)
-            elif state["digest"] != self._digest():
-                raise TuningError(
-                    f"the scratch folder {scratch.path} belongs to a search with other settings; name another folder"
-                )
-            else:
-                self._settle(state["noises"])  # the noise that finished runs had, and that was charged
-            charge = self._charge(state, scratch)
-            with runs.silence() as stream:
-                shown = stream.isatty() if self.progress is None else self.progress
-                with runs.clock(stream, shown):
-                    chosen = self._select(state, scratch)
-            finished = True
-        finally:
-            if finished:
-                scratch.delete()
+        state = scratch.load()
+        if state is not None and "secret" not in state:
+            raise TuningError(f"the search in {scratch.path} was begun by an older tacit; delete it and start again")
+        if state is None:
+            state = self._begin()
+            scratch.save(state)
+        elif state["digest"] != self._digest():
+            raise TuningError(
+                f"the scratch folder {scratch.path} belongs to a search with other settings; name another folder"
+            )
+        else:
+            self._settle(state["noises"])  # the noise that finished runs had, and that was charged
+        charge = self._charge(state, scratch)
+        with runs.silence() as stream:
+            shown = stream.isatty() if self.progress is None else self.progress
+            with runs.clock(stream, shown):
+                chosen = self._select(state, scratch)
         if chosen is not None and chosen.error:
             raise SearchFailed(
                 f"every run failed; the selected one with {chosen.error}. Try train(candidate, noise) and score(model) "
                 "on made-up data first"
             )
-        if charge is not None:
+        if charge is not None and not charge.confirmed:
             charge.confirm()
         if chosen is None:
             return Found(None, None, None, self.privacy, None, charge)
@@ -461,12 +471,12 @@ class PrivateSearch:
     def _charge(self, state: dict[str, Any], scratch: Scratch) -> Charge | None:
         if self.ledger is None or self.dataset is None:
             return None
-        if state["charge"] is not None:
-            return self.ledger.resume(self.dataset, state["charge"])
-        charge = self.ledger.charge(self.dataset, self.mechanism, delta=self.delta, purpose=self.purpose)
-        state["charge"] = charge.number
-        scratch.save(state)
-        return charge
+        if state["charge"] is None:  # known before it is made: killed between the two, a search is charged once
+            state["charge"] = uuid.uuid4().hex
+            scratch.save(state)
+        return self.ledger.charge(
+            self.dataset, self.mechanism, delta=self.delta, purpose=self.purpose, number=state["charge"]
+        )
 
     def _select(self, state: dict[str, Any], scratch: Scratch) -> Outcome | None:
         self._root = state["secret"]
