@@ -15,8 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tacit.cli import job
+from tacit.cli.journal import Journal
 from tacit.cli.settings import Settings
 from tacit.ledger import Ledger, Release
+from tacit.report import read_card
 
 EPSILON, DELTA = 1.0, 1e-6
 
@@ -65,7 +67,8 @@ def main() -> None:
     """Train, evaluate, report."""
     console = Console(highlight=False)
     torch.set_num_threads(1)  # the model is small: threads would wait for each other
-    folder = job.new_folder(Path("runs"), None, "demo")
+    journal = Journal.begin(Path("runs"), None, "demo", {})
+    folder = journal.folder
     where = folder / "private" / "ledger.db"
     chosen = settings(where)
     prepared = job.prepare(chosen)
@@ -83,7 +86,9 @@ def main() -> None:
         f"{training.plan.noise[0]:.4f}, clip norm {chosen.clip_norm:g}"
     )
     job.drive(training, folder, quiet=False)
-    card, _ = job.publish(chosen, folder, prepared, training)
+    job.release(chosen, journal, prepared, training)
+    journal.publish()
+    card = read_card(folder / "privacy.json")
     check(card, ledger)
 
     guarantee = card["guarantee"]

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from tacit.audit.evidence import best_one_run
 from tacit.cli import build, job, settings
+from tacit.cli.journal import Journal
 from tacit.ledger import Ledger
 from tacit.report import describe, read_card
 from tacit.sgd.canaries import Planted
@@ -140,7 +141,7 @@ def test_a_size_that_is_given_is_that_of_the_records_and_canaries_have_slots_bes
         data="clinic.csv", schema="clinic.toml", noise=1.0, delta=1e-5, steps=3, batch=50, sampler=sampler, size=ROWS,
         audit_canaries=100,
     )  # fmt: skip
-    folder = job.new_folder(tmp_path / "runs", None, chosen.data)
+    folder = Journal.begin(tmp_path / "runs", None, "clinic", {}).folder
     training = job.start(chosen, folder, job.prepare(chosen), lambda text: None)
     assert training.plan.sampler.size == ROWS + 100
     assert describe(training, "sized").records == (ROWS if training.plan.sampler.exact else None)

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import io
 import math
-import os
 import signal
 import sys
 import warnings
@@ -24,12 +23,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tacit.cli.journal import Journal
 from tacit.cli.live import Live
 from tacit.cli.models import ModelError, build
 from tacit.cli.settings import Settings, SettingsError
 from tacit.ledger import EvaluationData, Ledger, OperatorLog, OperatorView, Release
 from tacit.ledger.release import Charged, Public, public
 from tacit.report import Evaluation, PublicSource, Statement, describe, make_card, write_card, write_page
+from tacit.report.files import write_whole
 from tacit.schema import Boolean, Categorical, Numeric, Schema, SchemaError
 from tacit.schema.encoding import PUBLIC_KEY
 from tacit.sgd import NotCompiled, PrivacyWarning, Training
@@ -325,7 +326,9 @@ def _buffers(model: nn.Module) -> dict[str, Tensor]:
 def _keep_buffers(model: nn.Module, path: Path) -> None:
     """Buffers as they are before any record was seen. These are published, whatever a forward pass writes into them."""
     if not path.exists():
-        torch.save(_buffers(model), path)
+        buffer = io.BytesIO()
+        torch.save(_buffers(model), buffer)
+        write_whole(path, buffer.getvalue())
     else:
         model.load_state_dict(torch.load(path, weights_only=True), strict=False)
 
@@ -529,14 +532,15 @@ def evaluate(settings: Settings, prepared: Prepared, model: nn.Module) -> tuple[
     return found, []
 
 
-def publish(settings: Settings, folder: Path, prepared: Prepared, training: Training) -> tuple[Release, list[Any]]:
-    """Write model, card and report of a run that has ended; what only the operator may see is returned beside."""
+def release(settings: Settings, journal: Journal, prepared: Prepared, training: Training) -> list[OperatorView]:
+    """Model, card and report of a run whose steps are done, decided; what only the operator may see is returned."""
+    stage = journal.stage()
     if isinstance(training, AuditedTraining):
-        training.planted().save(folder / "private" / CANARIES)
-    training.model.load_state_dict(torch.load(folder / "private" / "buffers.pt", weights_only=True), strict=False)
+        training.planted().save(journal.private / CANARIES)
+    training.model.load_state_dict(torch.load(journal.private / "buffers.pt", weights_only=True), strict=False)
     buffer = io.BytesIO()
     torch.save({name: t.detach().cpu() for name, t in training.model.state_dict().items()}, buffer)
-    (folder / "model.pt").write_bytes(buffer.getvalue())
+    write_whole(stage / "model.pt", buffer.getvalue())
     name = hashlib.sha256(buffer.getvalue()).hexdigest()
     results, views = evaluate(settings, prepared, training.model)
     sources = public_sources(settings, prepared)
@@ -544,7 +548,7 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, training: Trai
         sources += (_canaries(settings.audit_canaries, prepared.schema.unit.name),)
     run = describe(
         training,
-        folder.name,
+        journal.folder.name,
         data=prepared.name,
         schema=prepared.schema.description or prepared.schema.name,
         tuning=settings.tuning,
@@ -558,12 +562,26 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, training: Trai
         statement=Statement(settings.trust_model, settings.release, settings.contact),
     )
     card = make_card(run)
-    write_card(card, folder / "privacy.json")
-    write_page(card, folder / "report.html")
-    log = OperatorLog(folder / "private" / "operator.jsonl")
+    write_card(card, stage / "privacy.json")
+    write_page(card, stage / "report.html")
+    log = OperatorLog(journal.private / "operator.jsonl")
     for view in views:
         log.write(view)
-    return card, views
+    planted = {"canaries": settings.audit_canaries} if settings.audit_canaries is not None else {}
+    journal.decide(summary(card) | planted | {"files": {"card": "privacy.json", "report": "report.html", "model": "model.pt"}})
+    return views
+
+
+def summary(card: Release) -> dict[str, Any]:
+    """What a card claims and shows, in plain values."""
+    guarantee, results = card["guarantee"], card["evaluation"]
+    return {
+        "epsilon": guarantee["epsilon"]["claimed"],
+        "delta": guarantee["delta"],
+        "neighbours": guarantee["neighbours"],
+        "claim": guarantee["claim"],
+        "results": [results[key].to_dict() for key in results],
+    }
 
 
 def public_sources(settings: Settings, prepared: Prepared) -> tuple[PublicSource, ...]:
@@ -611,18 +629,4 @@ def _vouched(name: str, training: Training) -> Charged | Public:
     return public(name, "hash of the released weights, which the stated guarantee covers")
 
 
-def new_folder(root: Path, name: str | None, data: str) -> Path:
-    """A new folder for a run, with its private part closed to others."""
-    if name is not None:
-        folder = root / name
-        if folder.exists():
-            raise SettingsError(f"name: {folder} exists; choose another name, or go on with --resume {folder}")
-    else:
-        stem = Path(data).stem
-        folder = next(f for i in range(1, 1_000_000) if not (f := root / f"{stem}-{i}").exists())
-    (folder / "private").mkdir(parents=True)
-    os.chmod(folder / "private", 0o700)
-    return folder
-
-
-__all__ = ["DataError", "Interrupted", "ModelError", "drive", "new_folder", "prepare", "publish", "start"]
+__all__ = ["DataError", "Interrupted", "ModelError", "drive", "prepare", "release", "start"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
 import sys
 from pathlib import Path
@@ -10,20 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacit.cli.common import EXIT_USAGE, fail
+from tacit.cli.common import EXIT_BUDGET, EXIT_INTERRUPTED, EXIT_USAGE, brought_out, fail, resumable
 
 if TYPE_CHECKING:
+    from tacit.cli.journal import Journal
     from tacit.cli.settings import Settings
-    from tacit.ledger import Release
     from tacit.sgd import Training
-
-#: Exit codes beside those of every command, documented in docs/cli.md.
-EXIT_BUDGET = 3
-EXIT_INTERRUPTED = 130
 
 EPILOG = """
 A run lives in its folder: config.toml, model.pt, privacy.json and report.html may be published; private/ may not.
-Ctrl-C ends it between two steps, and --resume goes on as if nothing had happened.
+Ctrl-C ends it between two steps. After that, a kill, a crash or a full disk, at whatever moment, --resume goes on:
+the same model, the same claim, one charge. A run that has ended is left as it is.
 With --audit-canaries N, records of nobody are planted beside the data, each in by a fair coin.
 tacit audit then proves a lower bound on ε from them; the more there are, the higher it can be.
 Each needs a parameter of its own, they cost a little accuracy, and such a run is not resumed.
@@ -114,8 +113,6 @@ def train(
             base = reading.read(resume / "config.toml")
             base["ledger"] = reading.again(base.get("ledger"), ledger)
             chosen = reading.make(base, str(resume / "config.toml"))
-            if chosen.audit_canaries is not None:
-                raise reading.SettingsError(f"{resume}: {again(resume)}")
         else:
             reading.check_keys(given)
             base = reading.read(config) if config is not None else {}
@@ -145,90 +142,79 @@ def run(
     """Do the work; leave with a message and an exit code where it cannot be done."""
     from tacit.accounting import AccountingError
     from tacit.cli import job
+    from tacit.cli.journal import Journal, NameTaken
     from tacit.cli.settings import SettingsError
     from tacit.datasets import DatasetError
     from tacit.ledger import BudgetExceeded, LedgerError
-    from tacit.report import read_card
     from tacit.schema import SchemaError
     from tacit.sgd import CheckpointError, ClippingError, PrivacyWarning
 
-    folder = resume
+    journal: Journal | None = None
     training: Training | None = None
-    try:
-        job.check_device(chosen.device)
-        prepared = job.prepare(chosen)
-        if folder is None:
-            folder = job.new_folder(runs, name, chosen.data)
-            absolute: dict[str, Any] = {k: str(Path(v).resolve()) for k in ("data", "schema", "evaluate", "ledger")
-                        if (v := getattr(chosen, k)) and "://" not in v and Path(v).exists()}  # fmt: skip
-            (folder / "config.toml").write_text(dataclasses.replace(chosen, **absolute).to_toml(), encoding="utf-8")
-        training = job.start(chosen, folder, prepared, lambda text: typer.echo(f"tacit: warning: {text}", err=True))
-        published = all((folder / part).exists() for part in ("model.pt", "privacy.json", "report.html"))
-        if training.done and published:  # what an audit has found stays on the card
-            return _summary(read_card(folder / "privacy.json"), folder)
-        if chosen.compile and not quiet:
-            typer.echo("tacit: the first steps compile the model's step, which takes seconds to a minute", err=True)
-        job.drive(training, folder, quiet)
-        card, views = job.publish(chosen, folder, prepared, training)
-    except job.Interrupted:
-        assert folder is not None
-        how = f"go on with: tacit train --resume {folder}" if chosen.audit_canaries is None else again(folder)
-        typer.echo(f"tacit: stopped between two steps; {how}", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    except BudgetExceeded as error:
-        _remove_unused(folder, resume, training)
-        fail(str(error), EXIT_BUDGET)
-    except SettingsError as error:
-        _remove_unused(folder, resume, training)
-        fail(str(error), EXIT_USAGE)
-    except PrivacyWarning as error:
-        fail(f"{error}. A run is resumed as it was, or not at all")
-    except (
-        SchemaError,
-        DatasetError,
-        LedgerError,
-        CheckpointError,
-        ClippingError,
-        AccountingError,
-        ValueError,
-    ) as error:
-        _remove_unused(folder, resume, training)
-        fail(str(error))
+    views: list[Any] = []
+    with resumable("train", lambda: journal.folder if journal else None), contextlib.ExitStack() as stack:
+        try:
+            job.check_device(chosen.device)
+            if resume is not None:
+                journal = stack.enter_context(Journal.open(resume, "config.toml"))
+                if chosen.audit_canaries is not None and (journal.ended or not journal.decided):
+                    raise SettingsError(f"{resume}: {again(resume)}")
+            if journal is None or not journal.decided:
+                prepared = job.prepare(chosen)
+                if journal is None:
+                    absolute: dict[str, Any] = {k: str(Path(v).resolve()) for k in ("data", "schema", "evaluate", "ledger")
+                                if (v := getattr(chosen, k)) and "://" not in v and Path(v).exists()}  # fmt: skip
+                    text = dataclasses.replace(chosen, **absolute).to_toml()
+                    journal = stack.enter_context(
+                        Journal.begin(runs, name, Path(chosen.data).stem, {"config.toml": text})
+                    )
+                warn = functools.partial(typer.echo, err=True)
+                training = job.start(chosen, journal.folder, prepared, lambda text: warn(f"tacit: warning: {text}"))
+                if chosen.compile and not quiet and not training.done:
+                    warn("tacit: the first steps compile the model's step, which takes seconds to a minute")
+                job.drive(training, journal.folder, quiet)
+                views = job.release(chosen, journal, prepared, training)
+            told = brought_out(journal)
+        except job.Interrupted:
+            assert journal is not None
+            folder = journal.folder
+            how = f"go on with: tacit train --resume {folder}" if chosen.audit_canaries is None else again(folder)
+            typer.echo(f"tacit: stopped between two steps; {how}", err=True)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except BudgetExceeded as error:
+            _remove_unused(journal, resume, training)
+            fail(str(error), EXIT_BUDGET)
+        except (SettingsError, NameTaken) as error:
+            _remove_unused(journal, resume, training)
+            fail(str(error), EXIT_USAGE)
+        except PrivacyWarning as error:
+            fail(f"{error}. A run is resumed as it was, or not at all")
+        except (
+            SchemaError,
+            DatasetError,
+            LedgerError,
+            CheckpointError,
+            ClippingError,
+            AccountingError,
+            ValueError,
+        ) as error:
+            _remove_unused(journal, resume, training)
+            fail(str(error))
     for view in views:
         if sys.stderr.isatty() and not quiet:  # the operator's own screen; anything else may be read by others
             typer.echo(repr(view), err=True)
         else:
-            typer.echo(f"tacit: the evaluation on private rows is in {folder / 'private' / 'operator.jsonl'}", err=True)
-    return _summary(card, folder) | ({"canaries": chosen.audit_canaries} if chosen.audit_canaries is not None else {})
+            log = journal.private / "operator.jsonl"
+            typer.echo(f"tacit: the evaluation on private rows is in {log}", err=True)
+    return told
 
 
-def _remove_unused(folder: Path | None, resume: Path | None, training: Training | None) -> None:
+def _remove_unused(journal: Journal | None, resume: Path | None, training: Training | None) -> None:
     """Take away the folder of a run that never began: nothing was charged."""
-    if folder is None or resume is not None or (folder / "private" / "checkpoint.pt").exists():
+    if journal is None or resume is not None:
         return
-    if training is not None and training._begun:
-        return
-    private = folder / "private"
-    for path in (folder / "config.toml", private / "operator.jsonl", private / "buffers.pt"):
-        path.unlink(missing_ok=True)
-    for path in (private, folder):
-        if not any(path.iterdir()):
-            path.rmdir()
-
-
-def _summary(card: Release, folder: Path) -> dict[str, Any]:
-    guarantee, results = card["guarantee"], card["evaluation"]
-    return {
-        "run": str(folder),
-        "epsilon": guarantee["epsilon"]["claimed"],
-        "delta": guarantee["delta"],
-        "neighbours": guarantee["neighbours"],
-        "claim": guarantee["claim"],
-        "results": [results[key].to_dict() for key in results],
-        "card": str(folder / "privacy.json"),
-        "report": str(folder / "report.html"),
-        "model": str(folder / "model.pt"),
-    }
+    if training is None or (training.charge is None and not training._begun):
+        journal.discard()
 
 
 def show(told: dict[str, Any]) -> None:

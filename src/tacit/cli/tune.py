@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacit.cli.common import EXIT_USAGE, fail
-from tacit.cli.train import EXIT_BUDGET, EXIT_INTERRUPTED
+from tacit.cli.common import EXIT_BUDGET, EXIT_USAGE, brought_out, fail, resumable
 
 if TYPE_CHECKING:
     from tacit.cli.job import Prepared
+    from tacit.cli.journal import Journal
     from tacit.cli.settings import Settings
-    from tacit.ledger import Release
     from tacit.tuning import Found, PrivateSearch
 
 #: What a candidate may set.
@@ -44,7 +43,8 @@ SEARCH: dict[str, Any] = {
 EPILOG = """
 The file holds what [bold]tacit train[/bold] takes, with epsilon and delta as the budget of the whole search, and two
 tables: \\[space], what to choose from, and \\[search], how. Nothing about the runs that are not selected is shown or
-kept, not even their number; while it runs you see the time. Ctrl-C ends it, and --resume goes on.
+kept, not even their number; while it runs you see the time. After Ctrl-C, a kill, a crash or a full disk, at whatever
+moment, --resume goes on: the same model, the same claim, one charge. A search that has ended is left as it is.
 
 [bold]Example[/bold] (config.toml)
 
@@ -99,8 +99,6 @@ def tune(
         if resume is not None:
             if not (resume / "config.toml").exists():
                 raise SettingsError(f"{resume} is not the folder of a run: it has no config.toml")
-            if not (resume / "private" / "rows.key").exists():
-                raise SettingsError(f"{resume} holds no search that is still to be finished")
             chosen, space, search = read(resume / "config.toml")
             chosen = dataclasses.replace(chosen, ledger=again(chosen.ledger, ledger))
         else:
@@ -306,6 +304,7 @@ def run(
     """Do the work; leave with a message and an exit code where it cannot be done."""
     from tacit.accounting import AccountingError
     from tacit.cli import job
+    from tacit.cli.journal import Journal, NameTaken
     from tacit.cli.settings import SettingsError
     from tacit.cluster import ClusterError
     from tacit.datasets import DatasetError
@@ -313,46 +312,45 @@ def run(
     from tacit.schema import SchemaError
     from tacit.sgd import ClippingError
 
-    folder, made = resume, None
-    try:
-        job.check_device(settings.device)  # here too with a cluster: the price is of a model that is made here
-        prepared = job.prepare(settings)
-        if plan:
-            return _planned(make_search(settings, space, search, prepared, Path("."), os.urandom(16)))
-        if folder is None:
-            folder = job.new_folder(runs, name, settings.data)
-            _write_private(folder / "private" / "rows.key", os.urandom(16))
-            (folder / "config.toml").write_text(_to_toml(settings, space, search), encoding="utf-8")
-        key = (folder / "private" / "rows.key").read_bytes()
-        made = make_search(settings, space, search, prepared, folder, key)
-        made.progress = False if quiet else None
-        with contextlib.redirect_stdout(sys.stderr):  # Ray tells of lost workers on standard output
-            found = made.run()
-        card = publish(settings, folder, prepared, made, found)
-        (folder / "private" / "rows.key").unlink()
-        os.utime(folder / "config.toml")  # how long a search took tells how many runs it made
-    except KeyboardInterrupt:
-        typer.echo(f"tacit: interrupted; go on with: tacit tune --resume {folder}", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    except BudgetExceeded as error:
-        _remove_unused(folder, resume)
-        fail(str(error), EXIT_BUDGET)
-    except SettingsError as error:
-        _remove_unused(folder, resume)
-        fail(str(error), EXIT_USAGE)
-    except (
-        SchemaError,
-        DatasetError,
-        LedgerError,
-        ClippingError,
-        AccountingError,
-        ClusterError,
-        ModuleNotFoundError,
-        ValueError,
-    ) as error:
-        _remove_unused(folder, resume)
-        fail(str(error))
-    return _summary(card, folder, found)
+    journal: Journal | None = None
+    with resumable("tune", lambda: journal.folder if journal else None), contextlib.ExitStack() as stack:
+        try:
+            job.check_device(settings.device)  # here too with a cluster: the price is of a model that is made here
+            if resume is not None:
+                journal = stack.enter_context(Journal.open(resume, "config.toml"))
+            if journal is None or not journal.decided:
+                prepared = job.prepare(settings)
+                if plan:
+                    return _planned(make_search(settings, space, search, prepared, Path("."), os.urandom(16)))
+                if journal is None:
+                    text = _to_toml(settings, space, search)
+                    stem = Path(settings.data).stem
+                    journal = stack.enter_context(Journal.begin(runs, name, stem, {"config.toml": text}, keyed=True))
+                made = make_search(settings, space, search, prepared, journal.folder, journal.secret("rows")[:16])
+                made.progress = False if quiet else None
+                with contextlib.redirect_stdout(sys.stderr):  # Ray tells of lost workers on standard output
+                    found = made.select()
+                release(settings, journal, prepared, made, found)
+            return brought_out(journal)
+        except BudgetExceeded as error:
+            if journal is not None and resume is None:  # nothing was charged
+                journal.discard()
+            fail(str(error), EXIT_BUDGET)
+        except (SettingsError, NameTaken) as error:
+            _remove_unused(journal, resume)
+            fail(str(error), EXIT_USAGE)
+        except (
+            SchemaError,
+            DatasetError,
+            LedgerError,
+            ClippingError,
+            AccountingError,
+            ClusterError,
+            ModuleNotFoundError,
+            ValueError,
+        ) as error:
+            _remove_unused(journal, resume)
+            fail(str(error))
 
 
 def _planned(made: PrivateSearch) -> dict[str, Any]:
@@ -364,12 +362,6 @@ def _planned(made: PrivateSearch) -> dict[str, Any]:
         "basis": privacy.basis,
         "noise": [made.noise_of(c) for c in made.space.candidates] if made.space.candidates else made.noise,
     }
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
 
 
 def _to_toml(settings: Settings, space: dict[str, Any], search: dict[str, Any]) -> str:
@@ -395,26 +387,23 @@ def _to_toml(settings: Settings, space: dict[str, Any], search: dict[str, Any]) 
     return "\n".join(lines) + "\n"
 
 
-def _remove_unused(folder: Path | None, resume: Path | None) -> None:
+def _remove_unused(journal: Journal | None, resume: Path | None) -> None:
     """Take away the folder of a search that never began."""
-    if folder is None or resume is not None or (folder / "private" / "search" / "state").exists():
-        return
-    for path in (folder / "config.toml", folder / "private" / "rows.key"):
-        path.unlink(missing_ok=True)
-    for path in (folder / "private" / "search", folder / "private", folder):
-        if path.exists() and not any(path.iterdir()):
-            path.rmdir()
+    if journal is not None and resume is None and not (journal.private / "search" / "state").exists():
+        journal.discard()
 
 
-def publish(settings: Settings, folder: Path, prepared: Prepared, made: PrivateSearch, found: Found) -> Release:
-    """Write model, card and report of the selected run; nothing where nothing was selected but the card."""
+def release(settings: Settings, journal: Journal, prepared: Prepared, made: PrivateSearch, found: Found) -> None:
+    """Model, card and report of the selected run, decided; where nothing was selected, card and report alone."""
     import torch
 
     from tacit.cli import job
     from tacit.cli.models import build
     from tacit.ledger.release import Charged, Public, public
     from tacit.report import Run, Statement, make_card, write_card, write_page
+    from tacit.report.files import write_whole
 
+    stage = journal.stage()
     results: tuple[Any, ...] = ()
     model_file: Charged | Public | None = None
     basis = "nothing was selected, as the law of the runs allows"
@@ -433,7 +422,7 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, made: PrivateS
         fresh.load_state_dict(weights, strict=False)
         buffer = io.BytesIO()
         torch.save(fresh.state_dict(), buffer)
-        (folder / "model.pt").write_bytes(buffer.getvalue())
+        write_whole(stage / "model.pt", buffer.getvalue())
         name = hashlib.sha256(buffer.getvalue()).hexdigest()
         if found.charge is not None:
             model_file = Charged(name, found.charge.dataset, found.charge.number)
@@ -447,7 +436,7 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, made: PrivateS
     if counted and fields["adjacency"] == "add-remove":  # as for a training run: the number of records is on the card
         fields |= {"adjacency": "zero-out", "epsilon": None}
     described = Run(
-        folder.name,
+        journal.folder.name,
         fields.pop("mechanism"),
         **fields,
         purpose=made.purpose,
@@ -472,27 +461,11 @@ def publish(settings: Settings, folder: Path, prepared: Prepared, made: PrivateS
         statement=Statement(settings.trust_model, settings.release, settings.contact),
     )
     card = make_card(described)
-    write_card(card, folder / "privacy.json")
-    write_page(card, folder / "report.html")
-    return card
-
-
-def _summary(card: Release, folder: Path, found: Found) -> dict[str, Any]:
-    guarantee, results = card["guarantee"], card["evaluation"]
-    return {
-        "run": str(folder),
-        "epsilon": guarantee["epsilon"]["claimed"],
-        "delta": guarantee["delta"],
-        "neighbours": guarantee["neighbours"],
-        "claim": guarantee["claim"],
-        "tuning": card["accesses"]["tuning_words"],
-        "best": found.best,
-        "score": found.score,
-        "results": [results[key].to_dict() for key in results],
-        "card": str(folder / "privacy.json"),
-        "report": str(folder / "report.html"),
-        "model": None if found.best is None else str(folder / "model.pt"),
-    }
+    write_card(card, stage / "privacy.json")
+    write_page(card, stage / "report.html")
+    files = {"card": "privacy.json", "report": "report.html"} | ({} if found.best is None else {"model": "model.pt"})
+    told = {"tuning": card["accesses"]["tuning_words"], "best": found.best, "score": found.score, "model": None}
+    journal.decide(job.summary(card) | told | {"files": files}, scratch=["search"])
 
 
 def show(told: dict[str, Any]) -> None:
