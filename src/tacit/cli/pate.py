@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacit.cli.common import EXIT_ERROR, EXIT_USAGE, fail
+from tacit.cli.common import EXIT_BUDGET, EXIT_ERROR, EXIT_USAGE, brought_out, fail, resumable
 
 if TYPE_CHECKING:
+    from tacit.cli.journal import Journal
     from tacit.cluster import Ray
+    from tacit.noise import Key
     from tacit.pate import Aggregator, Answers, VoteCounts
 
-#: Exit codes beside those of every command, documented in docs/cli.md.
-EXIT_BUDGET = 3
 MODELS = ("logistic", "forest", "boosting")
+#: What is taken where nothing else is said.
+USUAL: dict[str, Any] = {"teachers": 100, "model": "boosting", "delta": 1e-5, "sanitise": False}
+#: The settings of a run, in its folder.
+CONFIG = "pate.config.json"
 
 EPILOG = """
 Teachers are trained on disjoint people of the private table; public rows are labelled by their noisy votes; a student
 learns from the answers. A run lives in its folder: labels.csv, student.joblib, privacy.json and report.html may be
-published; private/ (the votes, the operator's page) may not.
+published; private/ (the votes, the operator's page) may not. After Ctrl-C, a kill, a crash or a full disk, at whatever
+moment, --resume goes on: the same answers, the same claim, one charge. A run that has ended is left as it is.
 
 [bold]Examples[/bold]
 
@@ -43,6 +48,8 @@ Many teachers on a Ray cluster (the one RAY_ADDRESS names, or one of this machin
 Votes that were counted elsewhere, and a sanitised data-dependent ε that may be published:
 
     $ tacit pate votes.npz --queries 640 --threshold 200 --check-noise 150 --vote-noise 40 --sanitise
+
+    $ tacit pate --resume runs/adult-1
 """
 
 
@@ -52,24 +59,27 @@ def _option(help_text: str, *names: str) -> Any:
 
 def pate(
     source: Annotated[
-        str, typer.Argument(help="A private table, a known data set, or votes (.npz).", show_default=False)
-    ],
-    vote_noise: Annotated[float, _option("Standard deviation of the noise on every count of votes.")],
+        str | None, typer.Argument(help="A private table, a known data set, or votes (.npz).", show_default=False)
+    ] = None,
+    vote_noise: Annotated[float | None, _option("Standard deviation of the noise on every count of votes.")] = None,
     public: Annotated[str | None, _option("Public rows to label: a table, or a split of a known set.")] = None,
     schema: Annotated[str | None, _option("The public schema of a table (TOML).")] = None,
-    teachers: Annotated[int, typer.Option(help="How many teachers.")] = 100,
-    model: Annotated[str, typer.Option(help="Teachers and student: logistic, forest or boosting.")] = "boosting",
+    teachers: Annotated[int | None, _option("How many teachers. Default: 100.")] = None,
+    model: Annotated[
+        str | None, _option("Teachers and student: logistic, forest or boosting. Default: boosting.")
+    ] = None,
     threshold: Annotated[float | None, _option("Answer only where the noisy largest count reaches this.")] = None,
     check_noise: Annotated[float | None, _option("Standard deviation of the check's noise.")] = None,
     queries: Annotated[int | None, _option("How many public rows to ask about: fixed in advance.")] = None,
     answers: Annotated[int | None, _option("With --queries: at most so many answers.")] = None,
     epsilon: Annotated[float | None, _option("Or ask until this ε, by the data-independent cost.")] = None,
-    delta: Annotated[float, typer.Option(help="The δ of (ε, δ).")] = 1e-5,
-    sanitise: Annotated[bool, typer.Option("--sanitise", help="Also release a data-dependent ε; it costs.")] = False,
+    delta: Annotated[float | None, _option("The δ of (ε, δ). Default: 1e-05.")] = None,
+    sanitise: Annotated[bool | None, _option("Also release a data-dependent ε; it costs.", "--sanitise")] = None,
     ledger: Annotated[str | None, _option("The ledger that is charged: a file or postgresql://…")] = None,
     dataset: Annotated[str | None, _option("The data's name in the ledger.")] = None,
     data_dir: Annotated[str | None, _option("The folder of the known data sets.")] = None,
     name: Annotated[str | None, _option("The run's name. Default: the data's name and a number.")] = None,
+    resume: Annotated[Path | None, _option("The folder of a run to go on with.")] = None,
     runs: Annotated[Path, typer.Option(help="Where runs live.")] = Path("runs"),
     jobs: Annotated[int, typer.Option(help="Processes that train teachers.")] = 1,
     backend: Annotated[str, typer.Option(help="Where teachers train: local or ray.")] = "local",
@@ -77,106 +87,156 @@ def pate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Label public rows by teachers' noisy votes; account three ways; train a student."""
-    from tacit.accounting import AccountingError
-    from tacit.cli.job import DataError, new_folder
-    from tacit.cluster import BACKENDS, ClusterError, Ray
-    from tacit.datasets import DatasetError
-    from tacit.ledger import BudgetExceeded, LedgerError
-    from tacit.schema import SchemaError
+    here = ("name", "resume", "runs", "jobs", "backend", "cpus", "as_json")
+    given = {key: value for key, value in locals().items() if key not in (*here, "here") and value is not None}
+    from tacit.cluster import BACKENDS
 
-    folder, unsanitised = None, None
-    aggregator_of = _aggregator(threshold, check_noise, vote_noise)
-    if (queries is None) == (epsilon is None):
-        fail("give --queries (fixed in advance) or --epsilon (a filter), one of the two", EXIT_USAGE)
-    if (ledger is None) != (dataset is None):
-        fail("give --ledger and --dataset together: the ledger, and the data's name in it", EXIT_USAGE)
-    if model not in MODELS:
-        fail(f"--model is one of {', '.join(MODELS)}, not {model!r}", EXIT_USAGE)
     if backend not in BACKENDS:
         fail(f"--backend is one of {', '.join(BACKENDS)}, not {backend!r}", EXIT_USAGE)
     if backend == "ray" and jobs != 1:
         fail("--jobs is for --backend local; the cluster's size says how many teachers train at once", EXIT_USAGE)
-    try:
-        where = Ray(num_cpus=cpus) if backend == "ray" else backend
-        if source.endswith(".npz"):
-            from tacit.pate import VoteCounts
-
-            votes = VoteCounts.load(source)
-        else:
-            with contextlib.redirect_stdout(sys.stderr):  # Ray tells of lost workers on standard output
-                votes = _teach(source, public, schema, teachers, model, data_dir, jobs, where)
-        asked: dict[str, Any] = {"queries": queries, "answers": answers, "epsilon": epsilon, "delta": delta}
-        if ledger is not None:
-            from tacit.ledger import Ledger
-
-            asked |= {"ledger": Ledger(ledger), "dataset": dataset, "purpose": f"labels by the votes on {source}"}
-        folder = new_folder(runs, name, source)  # before anything is charged: a name that is taken costs nothing
-        found = aggregator_of(votes.classes).answer(votes, **asked)
-        if sanitise:
-            try:
-                found.privacy.sanitise()
-            except (LedgerError, ValueError) as error:  # the labels are drawn and paid for: they are not thrown away
-                unsanitised = error
-        told = _publish(found, votes, source, folder, model)
-    except BudgetExceeded as error:
-        _remove_empty(folder)
-        fail(str(error), EXIT_BUDGET)
-    except (
-        AccountingError,
-        ClusterError,
-        DataError,
-        DatasetError,
-        LedgerError,
-        SchemaError,
-        ModuleNotFoundError,
-        ValueError,
-        OSError,
-    ) as error:
-        _remove_empty(folder)
-        fail(str(error))
+    if resume is not None and (given or name is not None):
+        fail("--resume takes the settings of the run; no others can be given", EXIT_USAGE)
+    if resume is None:
+        _check(given)
+    told = run(given, runs, name, resume, jobs=jobs, backend=backend, cpus=cpus)
+    unsanitised = told.pop("unsanitised", None)
     if as_json:
         typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
     else:
         _show(told)
     if unsanitised is not None:
-        fail(
-            f"the labels are released, but no sanitised ε: {unsanitised}",
-            EXIT_BUDGET if isinstance(unsanitised, BudgetExceeded) else EXIT_ERROR,
-        )
+        text, code = unsanitised
+        fail(f"the labels are released, but no sanitised ε: {text}", code)
 
 
-def _remove_empty(folder: Path | None) -> None:
-    """Take back the folder of a run that released nothing, so that its name is free again."""
-    if folder is not None and not any(path.is_file() for path in folder.rglob("*")):
-        (folder / "private").rmdir()
-        folder.rmdir()
+def _check(given: dict[str, Any]) -> None:
+    """Refuse settings that cannot be meant before anything is read, written or charged."""
+    if "source" not in given or "vote_noise" not in given:
+        fail("name a private table, a known data set or votes (.npz), and --vote-noise; or a run with --resume", EXIT_USAGE)
+    if ("queries" in given) == ("epsilon" in given):
+        fail("give --queries (fixed in advance) or --epsilon (a filter), one of the two", EXIT_USAGE)
+    if ("ledger" in given) != ("dataset" in given):
+        fail("give --ledger and --dataset together: the ledger, and the data's name in it", EXIT_USAGE)
+    if ("threshold" in given) != ("check_noise" in given):
+        fail("give --threshold and --check-noise together, or neither: then every query is answered", EXIT_USAGE)
+    if given.get("model", MODELS[0]) not in MODELS:
+        fail(f"--model is one of {', '.join(MODELS)}, not {given['model']!r}", EXIT_USAGE)
 
 
-def _aggregator(threshold: float | None, check_noise: float | None, vote_noise: float) -> Any:
-    """What makes the aggregator once the number of classes is known."""
+def run(
+    given: dict[str, Any],
+    runs: Path,
+    name: str | None,
+    resume: Path | None,
+    *,
+    jobs: int = 1,
+    backend: str = "local",
+    cpus: float = 1,
+) -> dict[str, Any]:
+    """Do the work; leave with a message and an exit code where it cannot be done."""
+    from tacit.accounting import AccountingError
+    from tacit.cli.job import DataError
+    from tacit.cli.journal import Journal, JournalError, NameTaken
+    from tacit.cluster import ClusterError, Ray
+    from tacit.datasets import DatasetError
+    from tacit.ledger import BudgetExceeded, LedgerError
+    from tacit.schema import SchemaError
+
+    journal: Journal | None = None
+    with resumable("pate", lambda: journal.folder if journal else None), contextlib.ExitStack() as stack:
+        try:
+            if resume is not None:
+                journal = stack.enter_context(Journal.open(resume, CONFIG))
+                given = json.loads((resume / CONFIG).read_text(encoding="utf-8"))
+            else:
+                text = json.dumps(_absolute(given), indent=2, ensure_ascii=False) + "\n"
+                stem = Path(given["source"]).stem
+                journal = stack.enter_context(Journal.begin(runs, name, stem, {CONFIG: text}, keyed=True))
+            if not journal.decided:
+                where = Ray(num_cpus=cpus) if backend == "ray" else backend
+                _answer(journal, USUAL | given, jobs, where)
+            return brought_out(journal)
+        except (BudgetExceeded, NameTaken) as error:
+            _remove_unused(journal, resume, given)
+            fail(str(error), EXIT_BUDGET if isinstance(error, BudgetExceeded) else EXIT_ERROR)
+        except (
+            AccountingError,
+            ClusterError,
+            DataError,
+            DatasetError,
+            JournalError,
+            LedgerError,
+            SchemaError,
+            ModuleNotFoundError,
+            ValueError,
+        ) as error:
+            _remove_unused(journal, resume, given)
+            fail(str(error))
+
+
+def _absolute(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings with paths that hold wherever the run is resumed from."""
+    paths = {key: given[key] for key in ("source", "public", "schema", "ledger", "data_dir") if key in given}
+    there = {key: str(Path(v).resolve()) for key, v in paths.items() if "://" not in v and Path(v).exists()}
+    return given | there
+
+
+def _remove_unused(journal: Journal | None, resume: Path | None, given: dict[str, Any]) -> None:
+    """Take back the folder of a run that charged and released nothing, so that its name is free again."""
+    from tacit.cli.votes import VOTES, charge_number
+    from tacit.ledger import Ledger, LedgerError
+
+    if journal is None or resume is not None or journal.decided:
+        return
+    paid = "ledger" in given and (journal.private / VOTES).exists()
+    if paid:
+        with contextlib.suppress(LedgerError):  # a ledger that does not answer may hold the charge
+            number = charge_number(journal, "answers")
+            paid = any(record.charge == number for record in Ledger(given["ledger"]).history(given["dataset"]))
+    if not paid:
+        journal.discard()
+
+
+def _aggregator(given: dict[str, Any], classes: int) -> Aggregator:
     from tacit.pate import ConfidentGNMax, GNMax
 
-    if (threshold is None) != (check_noise is None):
-        fail("give --threshold and --check-noise together, or neither: then every query is answered", EXIT_USAGE)
-
-    def make(classes: int) -> Aggregator:
-        if threshold is None or check_noise is None:
-            return GNMax(vote_noise=vote_noise, classes=classes)
-        return ConfidentGNMax(threshold=threshold, check_noise=check_noise, vote_noise=vote_noise, classes=classes)
-
-    return make
+    settings = {key: given[key] for key in ("threshold", "check_noise", "vote_noise") if key in given}
+    return (ConfidentGNMax if "threshold" in given else GNMax)(classes=classes, **settings)
 
 
-def _teach(
-    source: str,
-    public: str | None,
-    schema_file: str | None,
-    count: int,
-    model: str,
-    data_dir: str | None,
-    jobs: int,
-    backend: str | Ray,
-) -> VoteCounts:
+def _answer(journal: Journal, given: dict[str, Any], jobs: int, where: str | Ray) -> None:
+    """Votes, one charge, noisy answers; then the release is decided."""
+    from tacit.cli import votes as drawing
+    from tacit.ledger import BudgetExceeded, Ledger, LedgerError
+    from tacit.noise import Key
+    from tacit.pate import VoteCounts
+
+    source = given["source"]
+    asked: dict[str, Any] = {key: given.get(key) for key in ("queries", "answers", "epsilon", "delta")}
+    if "ledger" in given:
+        asked |= {"ledger": Ledger(given["ledger"]), "dataset": given["dataset"]}
+        asked["purpose"] = f"labels by the votes on {Path(source).name}"
+        asked["ledger"].dataset(given["dataset"])  # now: teachers that nobody can pay for are not trained
+
+    def count() -> VoteCounts:
+        if source.endswith(".npz"):
+            return VoteCounts.load(source)
+        with contextlib.redirect_stdout(sys.stderr):  # Ray tells of lost workers on standard output
+            return _teach(given, jobs, where, Key(journal.secret("teachers")))
+
+    votes = drawing.kept(journal, count)
+    found = drawing.answered(journal, _aggregator(given, votes.classes), votes, **asked)
+    unsanitised = None
+    if given["sanitise"]:
+        try:
+            drawing.sanitise(journal, found)
+        except (LedgerError, ValueError) as error:  # the labels are drawn and paid for: they are not thrown away
+            unsanitised = [str(error), EXIT_BUDGET if isinstance(error, BudgetExceeded) else EXIT_ERROR]
+    _release(journal, found, votes, given, unsanitised)
+
+
+def _teach(given: dict[str, Any], jobs: int, backend: str | Ray, key: Key) -> VoteCounts:
     """Train teachers on the private rows and let them vote on the public ones."""
     import numpy as np
     import polars as pl
@@ -187,13 +247,14 @@ def _teach(
     from tacit.pate.partition import contents
     from tacit.schema import Schema
 
+    source, public, schema_file = given["source"], given.get("public"), given.get("schema")
     if public is None:
         raise DataError("--public: name the rows to be labelled, a table or a split of the known data set")
     known = source in datasets.CATALOG and not Path(source).exists()
     if Path(public).exists() and Path(source).exists() and Path(public).samefile(source):
         raise DataError(f"--public: {public} is the private table itself; its rows would enter the student uncovered")
     if known:
-        data = datasets.load(source, data_dir)
+        data = datasets.load(source, given.get("data_dir"))
         if public not in data.splits and not Path(public).exists():
             raise DataError(f"--public: {public} is neither a file nor a split of {source} ({', '.join(data.splits)})")
         if public in data.splits and data[public] is data.train:
@@ -217,13 +278,14 @@ def _teach(
         rows, _ = schema.encode(frame)
     x, y = np.asarray(encoded.features), np.asarray(encoded.target).astype(np.int64)
     trained = Teachers(
-        _model(model),
+        _model(given["model"]),
         (x, y),
-        n=count,
+        n=given["teachers"],
         # Without a column of ids the schema says that every row is another one; equal rows count as one.
         unit=encoded.units if encoded.units is not None else contents(x, y),
         unit_name=schema.unit.name,
         classes=len(schema.classes),
+        key=key,
         backend=backend,
     )
     return trained.fit(n_jobs=jobs).vote(np.asarray(rows.features))
@@ -241,40 +303,43 @@ def _model(name: str) -> Any:
     return GradientBoostingClassifier(n_estimators=40, max_depth=2, subsample=0.8, max_features=0.3)
 
 
-def _publish(answers: Answers, votes: VoteCounts, source: str, folder: Path, model: str) -> dict[str, Any]:
-    """Write what may be published, and in private/ what may not."""
+def _release(
+    journal: Journal, answers: Answers, votes: VoteCounts, given: dict[str, Any], unsanitised: list[Any] | None
+) -> None:
+    """Labels, student, card and report, decided; in private/ what may not be published."""
     import importlib
 
+    from tacit.cli import votes as drawing
+    from tacit.cli.job import summary
     from tacit.ledger import OperatorLog
     from tacit.report import make_card, write_card
     from tacit.report import votes as showing
+    from tacit.report.files import write_whole
 
+    stage, source = journal.stage(), Path(given["source"]).name
     lines = ["query,label"] + [f"{i},{'' if label < 0 else label}" for i, label in enumerate(answers.labels.tolist())]
-    (folder / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    told: dict[str, Any] = {"run": str(folder), "labels": str(folder / "labels.csv")}
-    card = make_card(showing.describe_answers(answers, folder.name, data=Path(source).name))
-    told["card"] = str(write_card(card, folder / "privacy.json"))
-    told["report"] = str(showing.write_votes_page(card, folder / "report.html"))
-    private = folder / "private"
+    write_whole(stage / "labels.csv", "\n".join(lines) + "\n")
+    files = {"labels": "labels.csv", "card": "privacy.json", "report": "report.html", "operator": "private/operator.html"}
+    described = showing.describe_answers(answers, journal.folder.name, data=source, generator=drawing.GENERATOR)
+    card = make_card(described)
+    write_card(card, stage / "privacy.json")
+    showing.write_votes_page(card, stage / "report.html")
     view = showing.votes_view(answers)
-    OperatorLog(private / "operator.jsonl").write(view)
-    told["operator"] = str(showing.write_votes_operator_page(card, [view], private / "operator.html"))
-    if not source.endswith(".npz"):
-        votes.save(private / "votes.npz")
-    if votes.x is not None and int(answers.answered.sum()):  # last: what is released has its card by now
-        importlib.import_module("joblib").dump(answers.fit(_model(model)), folder / "student.joblib")
-        told["student"] = str(folder / "student.joblib")
-    bound = answers.privacy.data_independent
-    told |= {
+    OperatorLog(journal.private / "operator.jsonl").write(view)
+    showing.write_votes_operator_page(card, [view], journal.private / "operator.html")
+    if votes.x is not None and int(answers.answered.sum()):
+        with drawing.student(journal):
+            importlib.import_module("joblib").dump(answers.fit(_model(given["model"])), stage / "student.joblib")
+        files["student"] = "student.joblib"
+    told = summary(card) | {
         "asked": answers.privacy.asked,
         "answered": answers.privacy.answered,
-        "epsilon": card["guarantee"]["epsilon"]["claimed"],
-        "delta": bound.given,
-        "neighbours": bound.terms,
-        "claim": card["guarantee"]["claim"],
         "sanitised": None if answers.privacy.sanitised is None else answers.privacy.sanitised.epsilon,
     }
-    return told
+    if unsanitised is not None:
+        told["unsanitised"] = unsanitised
+    own = [drawing.VOTES] if source.endswith(".npz") else []  # their owner has them already
+    journal.decide(told | {"files": files}, scratch=[drawing.QUERIES, *own])
 
 
 def _show(told: dict[str, Any]) -> None:

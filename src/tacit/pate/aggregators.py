@@ -117,6 +117,7 @@ class Aggregator:
         dataset: str | None = None,
         charge_delta: float | None = None,
         purpose: str = "labels by teachers' noisy votes",
+        number: str | None = None,
         source: Source | None = None,
     ) -> Answers:
         """Put the first queries of ``votes`` to the teachers and release the noisy answers.
@@ -133,8 +134,9 @@ class Aggregator:
 
         ``votes`` is what :meth:`Teachers.vote` gave, or a plain table of counts; then ``teachers`` (default: the
         largest row sum) and ``unit`` say what is public about them. With ``ledger`` and ``dataset`` it is charged
-        before a noise is drawn. ``scores`` are the student's, for :class:`InteractiveGNMax`. ``source`` replaces the
-        operating system's entropy in tests.
+        before a noise is drawn; ``number`` is that of the charge where the caller kept one beforehand, so as to draw
+        again what a crash lost (:meth:`tacit.ledger.Ledger.charge`). ``scores`` are the student's, for
+        :class:`InteractiveGNMax`. ``source`` replaces the operating system's entropy in tests.
         """
         table = given(votes, self.classes, teachers, unit)
         if (queries is None) == (epsilon is None):
@@ -158,12 +160,12 @@ class Aggregator:
         mechanism, limit, most, fits = self._budget(table, limit, most, epsilon, delta, adjacency)
         charge = None
         if ledger is not None and dataset is not None:
-            charge = ledger.charge(dataset, mechanism, delta=charge_delta, purpose=purpose)
+            charge = ledger.charge(dataset, mechanism, delta=charge_delta, purpose=purpose, number=number)
         asked = table[:limit]
         shown = None if public is None else public[:limit]
         labels, answered = self._draw(asked, shown, most, fits, source)
         result = self._result(table, labels, answered, shown, mechanism, delta, adjacency, charge)
-        if charge is not None:
+        if charge is not None and not charge.confirmed:
             charge.confirm()
         return result
 

@@ -203,13 +203,14 @@ class Privacy:
         ledger: Ledger | None = None,
         dataset: str | None = None,
         delta: float | None = None,
+        number: str | None = None,
     ) -> Sanitised:
         """Publish the data-dependent divergence with noise of its smooth sensitivity. Once; it costs.
 
         Guarantee: the release is the mechanism ``SmoothRelease(beta, noise)`` on one changed teacher; it is charged
         (to the ledger that the answers were charged to, unless another is given) before it is drawn and added to
         :attr:`mechanism`, so that :attr:`data_independent` covers it. ``order``, ``beta`` and ``noise`` must be chosen
-        without looking at the votes, as the defaults are.
+        without looking at the votes, as the defaults are. ``number``: of the charge, where one was kept beforehand.
         """
         if self.sanitised is not None:
             raise ValueError("a sanitised ε was published already; a second one would cost again")
@@ -224,7 +225,7 @@ class Privacy:
             if dataset is None:
                 raise ValueError("name the data set in the ledger: dataset=")
             self.release_charge = ledger.charge(
-                dataset, mechanism, delta=delta, purpose="sanitised data-dependent price of teachers' votes"
+                dataset, mechanism, delta=delta, purpose="sanitised data-dependent price of teachers' votes", number=number
             )
         # A constant floor keeps it a smooth bound, and the noise above zero.
         scale = max(smooth.smooth_sensitivity(local, mechanism.beta), GRID)
@@ -233,7 +234,7 @@ class Privacy:
         epsilon = float(convert(np.array([order]), np.array([found + cost]), self.delta)[0])
         self.sanitised = Sanitised(epsilon, self.delta, order, found, cost, mechanism.beta, mechanism.noise)
         self.mechanism = self.mechanism + mechanism
-        if self.release_charge is not None:
+        if self.release_charge is not None and not self.release_charge.confirmed:
             self.release_charge.confirm()
         return self.sanitised
 

@@ -104,9 +104,13 @@ def check_entry(path: Path, state: dict[str, Any], ledger: Ledger | None, datase
         raise CheckpointError(f"{path} belongs to a run charged on {entry['dataset']!r}: pass ledger= and dataset=")
     if entry["dataset"] != dataset:
         raise CheckpointError(f"{path} belongs to a run charged on {entry['dataset']!r}, not {dataset!r}")
+    if state.get("prepared") and not entry["head"]:  # written before the charge, which is made when the run begins
+        return None
     record = next((r for r in ledger.history(dataset) if r.charge == entry["charge"]), None)
     if record is None:
         raise CheckpointError(f"the ledger has no charge {entry['charge']} on {dataset!r}: {path} is refused")
+    if state.get("prepared") and record.confirmed:
+        raise CheckpointError(f"charge {entry['charge']} is used up, but {path} says that nothing was drawn: it is refused")
     found = ledger.verify(dataset, heads=[entry["head"]])
     if not found.ok:
         raise CheckpointError(f"the ledger's record of {dataset!r} was altered: {'; '.join(found.problems)}")
@@ -118,7 +122,7 @@ def check_entry(path: Path, state: dict[str, Any], ledger: Ledger | None, datase
 def take_up(state: dict[str, Any], ledger: Ledger | None) -> Charge | None:
     """The charge of a resumed run, reserved and not yet confirmed."""
     entry = state["ledger"]
-    if entry is None or ledger is None:
+    if entry is None or ledger is None or not entry["head"]:
         return None
     record = next(r for r in ledger.history(entry["dataset"]) if r.charge == entry["charge"])
     return None if record.confirmed else ledger.resume(entry["dataset"], entry["charge"])

@@ -8,6 +8,7 @@ and what is refused to one is refused to all.
 from __future__ import annotations
 
 import dataclasses
+import uuid
 import warnings
 from pathlib import Path
 from typing import Any
@@ -103,22 +104,28 @@ class Resumable(OneProcess):
     def _begin(self) -> None:
         """Before the first batch is drawn: charge the ledger, save the key, write the first checkpoint.
 
-        A checkpoint marked as prepared stands before the key is saved: killed there, the next attempt knows that
-        nothing was drawn, takes up the charge and makes another key. Killed between the charge and that, it charges
-        again: too much is counted, never too little.
+        A checkpoint marked as prepared, with the number that the charge will have, stands before the charge is made and
+        before the key is saved: killed there, the next attempt knows that nothing was drawn, takes up the charge if it
+        was made, and makes another key. (A fork that is killed between its charge and its first checkpoint is charged
+        again: too much is counted, never too little.)
         """
         self.check_process()
         if self._begun:
             return
         assert self._key is not None
         self.ranks.first(self._room_for_the_key)
-        if self.ledger is not None and self.dataset is not None and self._entry is None:
-            self._entry = self.ranks.first(self._pay)
-        if self._retired is not None:
-            self._retired.destroy()  # of the run this one forked from, whose checkpoint is overwritten now
         if self._checkpoint is not None and self._own_key:
             name = f"{self._key.fingerprint()}.key"
             self._key_file = self._key_file or self.ranks.first(lambda: str(checkpoints.key_folder() / name))
+        if self.ledger is not None and self.dataset is not None and (self._entry is None or not self._entry["head"]):
+            number = self._entry["charge"] if self._entry is not None else self.ranks.first(lambda: uuid.uuid4().hex)
+            if self._checkpoint is not None and self.plan.earlier is None:  # a fork's would overwrite a run that can go on
+                self._entry = {"dataset": self.dataset, "charge": number, "head": ""}
+                self._write(prepared=True)
+            self._entry = self.ranks.first(lambda: self._pay(number))
+        if self._retired is not None:
+            self._retired.destroy()  # of the run this one forked from, whose checkpoint is overwritten now
+        if self._checkpoint is not None and self._own_key:
             self._write(prepared=True)
             self.ranks.first(lambda: self._key.save(self._key_file))  # type: ignore[union-attr]
         self._begun = True
@@ -133,10 +140,14 @@ class Resumable(OneProcess):
         if self._retired is None or Key.load(place).fingerprint() != self._retired.fingerprint():
             raise CheckpointError(f"{place} is the key of another run: choose another key_file")
 
-    def _pay(self) -> dict[str, str]:
+    def _pay(self, number: str) -> dict[str, str]:
         assert self.ledger is not None
         assert self.dataset is not None
-        charge = self.ledger.charge(self.dataset, self.plan.mechanism, delta=self.plan.delta, purpose=self.purpose)
+        charge = self.ledger.charge(
+            self.dataset, self.plan.mechanism, delta=self.plan.delta, purpose=self.purpose, number=number
+        )
+        if charge.confirmed:
+            raise CheckpointError(f"charge {number} is used up, but nothing was drawn yet: {self._checkpoint} is refused")
         self.charge = charge
         return {"dataset": self.dataset, "charge": charge.number, "head": charge.head}
 
@@ -283,9 +294,9 @@ class Resumable(OneProcess):
         return charges[0]
 
     def _discard_key(self, state: dict[str, Any]) -> None:
-        """Of an attempt that was killed before it drew anything: its key is replaced."""
-        left = Path(state["key_file"])
-        if left.exists():
+        """Of an attempt that was killed before it drew anything: its key is replaced, unless it was given."""
+        left = Path(state["key_file"]) if state["key_file"] is not None else None
+        if left is not None and left.exists():
             key = Key.load(left)
             if key.fingerprint() != state["key"]:
                 raise CheckpointError(f"{left} is the key of another run: choose another key_file")
