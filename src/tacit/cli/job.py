@@ -568,7 +568,9 @@ def release(settings: Settings, journal: Journal, prepared: Prepared, training: 
     for view in views:
         log.write(view)
     planted = {"canaries": settings.audit_canaries} if settings.audit_canaries is not None else {}
-    journal.decide(summary(card) | planted | {"files": {"card": "privacy.json", "report": "report.html", "model": "model.pt"}})
+    journal.decide(
+        summary(card) | planted | {"files": {"card": "privacy.json", "report": "report.html", "model": "model.pt"}}
+    )
     return views
 
 

@@ -23,7 +23,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,9 @@ class Journal:
         after the release is published.
         """
         draft = self.private / "release.new"
-        names = sorted(str(path.relative_to(draft / "files")) for path in (draft / "files").rglob("*") if path.is_file())
+        names = sorted(
+            str(path.relative_to(draft / "files")) for path in (draft / "files").rglob("*") if path.is_file()
+        )
         names.sort(key=lambda name: name == LAST)
         digests = {name: hashlib.sha256((draft / "files" / name).read_bytes()).hexdigest() for name in names}
         manifest = {"told": dict(told), "files": digests, "scratch": [KEY, *scratch]}
@@ -151,7 +153,9 @@ class Journal:
         for name, digest in manifest["files"].items():
             content = (release / "files" / name).read_bytes()
             if hashlib.sha256(content).hexdigest() != digest:
-                raise JournalError(f"{release / 'files' / name} was changed since the run was decided: nothing is published")
+                raise JournalError(
+                    f"{release / 'files' / name} was changed since the run was decided: nothing is published"
+                )
             self._install(name, content)
         for name in manifest["scratch"]:
             self._delete(self.private / name)

@@ -113,7 +113,10 @@ def pate(
 def _check(given: dict[str, Any]) -> None:
     """Refuse settings that cannot be meant before anything is read, written or charged."""
     if "source" not in given or "vote_noise" not in given:
-        fail("name a private table, a known data set or votes (.npz), and --vote-noise; or a run with --resume", EXIT_USAGE)
+        fail(
+            "name a private table, a known data set or votes (.npz), and --vote-noise; or a run with --resume",
+            EXIT_USAGE,
+        )
     if ("queries" in given) == ("epsilon" in given):
         fail("give --queries (fixed in advance) or --epsilon (a filter), one of the two", EXIT_USAGE)
     if ("ledger" in given) != ("dataset" in given):
@@ -319,7 +322,12 @@ def _release(
     stage, source = journal.stage(), Path(given["source"]).name
     lines = ["query,label"] + [f"{i},{'' if label < 0 else label}" for i, label in enumerate(answers.labels.tolist())]
     write_whole(stage / "labels.csv", "\n".join(lines) + "\n")
-    files = {"labels": "labels.csv", "card": "privacy.json", "report": "report.html", "operator": "private/operator.html"}
+    files = {
+        "labels": "labels.csv",
+        "card": "privacy.json",
+        "report": "report.html",
+        "operator": "private/operator.html",
+    }
     described = showing.describe_answers(answers, journal.folder.name, data=source, generator=drawing.GENERATOR)
     card = make_card(described)
     write_card(card, stage / "privacy.json")

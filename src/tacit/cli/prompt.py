@@ -7,22 +7,21 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
-from tacit.cli.common import EXIT_USAGE, fail
-from tacit.cli.train import EXIT_BUDGET, EXIT_INTERRUPTED
+from tacit.cli.common import EXIT_BUDGET, EXIT_USAGE, brought_out, fail, resumable
 
-if TYPE_CHECKING:
-    from tacit.cli.prompt_job import Told
-
+#: The settings of a run, in its folder.
+CONFIG = "prompt.config.json"
 TUNE_EPILOG = """
 DATA is a .csv or .parquet file with the columns text and label, or a known data set (sst2, trec, …); with --task
 generate only text is read, and the model learns to continue what stands before {text}. A run lives in its folder:
-adapter/, privacy.json and report.html may be published; private/ may not. Ctrl-C ends it between two steps.
+adapter/, privacy.json and report.html may be published; private/ may not. After Ctrl-C, a kill, a crash or a full
+disk, at whatever moment, --resume goes on: the same adapter, the same claim, one charge.
 
 [bold]Examples[/bold]
 
@@ -41,7 +40,8 @@ adapter/, privacy.json and report.html may be published; private/ may not. Ctrl-
 PATE_EPILOG = """
 Teachers are prompts with disjoint private demonstrations; they vote on public texts, and the noisy labels make a
 student prompt. Only answers of the model are needed: --endpoint asks one over HTTP (whoever runs it sees the
-demonstrations). What was voted is kept, so that a run that was cut short goes on; answers are charged once.
+demonstrations). After Ctrl-C, a kill, a crash, a full disk or an endpoint that is gone, at whatever moment, --resume
+goes on: what was voted is kept, the answers are the same, and they are charged once.
 
 [bold]Examples[/bold]
 
@@ -197,7 +197,7 @@ def evaluate_prompt(
     settings = {k: v for k, v in _given(locals()).items() if k != "prompt"}
     from tacit.cli import prompt_job as job
 
-    with _told():
+    with _told("eval"):
         found = job.evaluate(prompt, settings)
     metric = "perplexity" if isinstance(found, job.Fluency) else "accuracy"
     if as_json:
@@ -208,41 +208,49 @@ def evaluate_prompt(
 
 
 def _run(kind: str, given: dict[str, Any], name: str | None, runs: Path, resume: Path | None, as_json: bool) -> None:
-    from tacit.cli import job as running
     from tacit.cli import prompt_job as job
+    from tacit.cli.journal import Journal
     from tacit.cli.settings import again
 
     if resume is not None:
         if given.keys() - {"ledger"} or name is not None:
             fail("--resume takes the settings of the run; no others can be given", EXIT_USAGE)
-        if not (resume / "prompt.config.json").exists():
-            fail(f"{resume} is not the folder of a run: it has no prompt.config.json", EXIT_USAGE)
-        saved = json.loads((resume / "prompt.config.json").read_text(encoding="utf-8"))
+        if not (resume / CONFIG).exists():
+            fail(f"{resume} is not the folder of a run: it has no {CONFIG}", EXIT_USAGE)
+        saved = json.loads((resume / CONFIG).read_text(encoding="utf-8"))
         if saved.pop("command") != kind:
             fail(f"{resume} is a run of another command", EXIT_USAGE)
-        with _told():
+        with _told(kind):
             found = again(saved.get("ledger"), given.get("ledger"))
         given = {**saved, "ledger": found} if found else saved
     if "data" not in given:
         fail("say which private texts: a .csv or .parquet file with the columns text and label, or a known set")
-    folder = resume
-    with _told(lambda: folder):
-        prepared = job.prepare(kind, given)
-        if folder is None:
-            folder = running.new_folder(runs, name, given["data"])
-            text = json.dumps({"command": kind, **job.absolute(given)}, indent=2, ensure_ascii=False)
-            (folder / "prompt.config.json").write_text(text + "\n", encoding="utf-8")
-        told = job.tune(prepared, folder) if kind == "tune" else job.pate(prepared, folder)
+    journal: Journal | None = None
+    views: list[Any] = []
+    with _told(kind, lambda: journal.folder if journal else None), ExitStack() as stack:
+        if resume is not None:
+            journal = stack.enter_context(Journal.open(resume, CONFIG))
+        if journal is None or not journal.decided:
+            prepared = job.prepare(kind, given)
+            if journal is None:
+                text = json.dumps({"command": kind, **job.absolute(given)}, indent=2, ensure_ascii=False) + "\n"
+                begun = Journal.begin(runs, name, Path(given["data"]).stem, {CONFIG: text}, keyed=kind == "pate")
+                journal = stack.enter_context(begun)
+            views = job.tune(prepared, journal) if kind == "tune" else job.pate(prepared, journal)
+        told = brought_out(journal)
+    files = {what: told.pop(what) for what in ("adapter", "prompt", "card", "report") if what in told}
     if as_json:
-        typer.echo(json.dumps(told.to_dict(), indent=2, ensure_ascii=False))
+        shown = {key: told[key] for key in ("epsilon", "delta", "neighbours", "results")} | {"files": files}
+        typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
     else:
-        _show(told)
+        _show(told, files, views)
 
 
 @contextmanager
-def _told(folder: Any = lambda: None) -> Iterator[None]:
+def _told(kind: str, folder: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
     """What can go wrong, as a message and an exit code."""
     from tacit.accounting import AccountingError
+    from tacit.cli.journal import NameTaken
     from tacit.cli.settings import SettingsError
     from tacit.datasets import DatasetError
     from tacit.ledger import BudgetExceeded, LedgerError
@@ -250,31 +258,29 @@ def _told(folder: Any = lambda: None) -> Iterator[None]:
     from tacit.sgd import CheckpointError, ClippingError, PrivacyWarning
 
     try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(f"tacit: stopped; go on with --resume {folder()}", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        with resumable(f"prompt {kind}", folder):
+            yield
     except BudgetExceeded as error:
         fail(str(error), EXIT_BUDGET)
-    except SettingsError as error:
+    except (SettingsError, NameTaken) as error:
         fail(str(error), EXIT_USAGE)
     except PrivacyWarning as error:
         fail(f"{error}. A run is resumed as it was, or not at all")
     except EndpointError as error:
-        fail(f"{error}; go on with --resume {folder()}" if folder() else str(error))
+        fail(f"{error}; go on with: tacit prompt {kind} --resume {folder()}" if folder() else str(error))
     except (AccountingError, DatasetError, LedgerError, PromptError, CheckpointError, ClippingError) as error:
         fail(str(error))
     except ValueError as error:
         fail(str(error))
 
 
-def _show(told: Told) -> None:
-    typer.echo(f"ε = {told.epsilon:.6g} at δ = {told.delta:g}, {told.neighbours}")
-    for line in told.lines:
+def _show(told: dict[str, Any], files: dict[str, str], views: list[Any]) -> None:
+    typer.echo(f"ε = {told['epsilon']:.6g} at δ = {told['delta']:g}, {told['neighbours']}")
+    for line in told["lines"]:
         typer.echo(line)
-    for line in told.operator if sys.stderr.isatty() else ():
-        typer.echo(line, err=True)
-    for what, path in told.files.items():
+    for view in views if sys.stderr.isatty() else ():
+        typer.echo(repr(view), err=True)
+    for what, path in files.items():
         typer.echo(f"{what:<8}{path}")
 
 

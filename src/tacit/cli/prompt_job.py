@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -14,15 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.cli.job import read_table
+from tacit.cli import votes as drawing
+from tacit.cli.job import read_table, summary
+from tacit.cli.journal import Journal
 from tacit.cli.settings import SettingsError, written
-from tacit.ledger import EvaluationData, Ledger, OperatorLog, OperatorView, Release
+from tacit.ledger import EvaluationData, Ledger, OperatorLog, OperatorView
 from tacit.ledger.release import Charged, Public, public
 from tacit.noise import Key
-from tacit.pate import ConfidentGNMax
+from tacit.pate import ConfidentGNMax, VoteCounts
 from tacit.prompts import Accuracy, Endpoint, Prompt, PromptTeachers, Template, Verbalizer, choose, load
 from tacit.prompts import tune as train
-from tacit.prompts.models import Scorer, optional
+from tacit.prompts.models import optional
 from tacit.prompts.students import FEWEST
 from tacit.prompts.text import examples, texts
 from tacit.prompts.tuning import text_losses
@@ -30,6 +31,8 @@ from tacit.report import Evaluation, PublicSource, Run, describe, make_card, wri
 from tacit.sgd import PrivacyWarning
 
 TASKS = ("classify", "generate")
+#: What each teacher said, for as long as they vote.
+BALLOTS = "votes"
 #: How the known text sets are asked about, unless the user says otherwise: body, instruction, words.
 KNOWN: dict[str, tuple[str, str, dict[str, str]]] = {
     "sst2": ("Review: {text}\nSentiment:", "", {}),
@@ -57,26 +60,6 @@ KNOWN: dict[str, tuple[str, str, dict[str, str]]] = {
         {"ham": "normal", "spam": "spam"},
     ),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Told:
-    """What is said at the end: the guarantee, results that may be shown, and where things are."""
-
-    epsilon: float
-    delta: float
-    neighbours: str
-    lines: tuple[str, ...]
-    files: dict[str, str]
-    results: tuple[dict[str, Any], ...] = ()
-    operator: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """For programs; without what only the operator may see."""
-        found = dataclasses.asdict(self)
-        found.pop("operator")
-        found.pop("lines")
-        return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -343,31 +326,28 @@ class Fluency:
 
 
 def _finish(
-    prepared: Prepared, folder: Path, run: Run, views: list[OperatorView], files: dict[str, str], lines: list[str]
-) -> Told:
-    card: Release = make_card(run)
-    write_card(card, folder / "privacy.json")
-    write_page(card, folder / "report.html")
-    log = OperatorLog(folder / "private" / "operator.jsonl")
+    journal: Journal,
+    run: Run,
+    views: list[OperatorView],
+    files: dict[str, str],
+    lines: list[str],
+    scratch: tuple[str, ...] = (),
+) -> None:
+    """Card and report beside what is staged; then the release is decided."""
+    card, stage = make_card(run), journal.private / "release.new" / "files"
+    write_card(card, stage / "privacy.json")
+    write_page(card, stage / "report.html")
+    log = OperatorLog(journal.private / "operator.jsonl")
     for view in views:
         log.write(view)
     if views:
-        lines.append(f"what only the operator may see is in {folder / 'private' / 'operator.jsonl'}")
-    shown = [result.to_dict() for key in card["evaluation"] for result in [card["evaluation"][key]]]
-    for result in shown:
+        lines.append("what only the operator may see is in private/operator.jsonl")
+    told = summary(card)
+    for result in told["results"]:
         form = ".1%" if result["metric"] == "accuracy" else ".2f"
         lines.append(f"  {result['metric']} of {result['model']}: {result['value']:{form}} ({result['note']})")
-    guarantee = card["guarantee"]
-    files = {**files, "card": str(folder / "privacy.json"), "report": str(folder / "report.html")}
-    return Told(
-        guarantee["epsilon"]["claimed"],
-        guarantee["delta"],
-        guarantee["neighbours"],
-        (guarantee["claim"], *lines),
-        files,
-        tuple(shown),
-        tuple(repr(view) for view in views),
-    )
+    files = {**files, "card": "privacy.json", "report": "report.html"}
+    journal.decide(told | {"lines": [told.pop("claim"), *lines], "files": files}, scratch)
 
 
 def _hash(path: Path, charge: str | None, dataset: str | None) -> Charged | Public:
@@ -380,8 +360,8 @@ def _hash(path: Path, charge: str | None, dataset: str | None) -> Charged | Publ
 # -- with weights at hand ----------------------------------------------------------------------------------------------
 
 
-def tune(prepared: Prepared, folder: Path) -> Told:
-    """PromptDPSGD: train, save the adapter, write card and report."""
+def tune(prepared: Prepared, journal: Journal) -> list[OperatorView]:
+    """PromptDPSGD: train; then adapter, card and report are decided. What only the operator may see is returned."""
     given = prepared.given
     language = _scorer(given)
     found: dict[str, Accuracy | Fluency] = {}
@@ -404,13 +384,13 @@ def tune(prepared: Prepared, folder: Path) -> Told:
             prepared.private,
             ledger=prepared.ledger,
             dataset=given.get("dataset"),
-            checkpoint=folder / "private" / "checkpoint.pt",
+            checkpoint=journal.private / "checkpoint.pt",
             checkpoint_every=given.get("checkpoint_every", 20),
             unit=prepared.owners,
             unit_name=prepared.unit,
             **settings,
         )
-    adapter = done.save(folder / "adapter")
+    adapter = done.save(journal.stage() / "adapter")
     if prepared.test is not None and prepared.verbalizer is None:
         found = {"private": Fluency(done.losses(prepared.test)), **found}
     elif prepared.test is not None:
@@ -422,7 +402,7 @@ def tune(prepared: Prepared, folder: Path) -> Told:
     charge = training.charge.number if training.charge is not None else (training._entry or {}).get("charge")
     run = describe(
         training,
-        folder.name,
+        journal.folder.name,
         method=f"PromptDPSGD: {_METHODS.get(done.method, 'an adapter')} trained by DP-SGD (Duan et al. 2023)",
         data=prepared.name,
         schema=prepared.schema,
@@ -432,7 +412,8 @@ def tune(prepared: Prepared, folder: Path) -> Told:
         model_file=_hash(adapter / "adapter_model.safetensors", charge, given.get("dataset")),
     )
     lines = [f"{done.parameters:,} weights were trained in {done.fit.seconds:,.0f} s"]
-    return _finish(prepared, folder, run, views, {"adapter": str(adapter)}, lines)
+    _finish(journal, run, views, {"adapter": "adapter"}, lines)
+    return views
 
 
 _METHODS = {"soft": "a soft prompt", "prefix": "a prefix", "lora": "LoRA"}
@@ -451,8 +432,8 @@ def _sources(prepared: Prepared) -> tuple[PublicSource, ...]:
 # -- with answers alone ------------------------------------------------------------------------------------------------
 
 
-def pate(prepared: Prepared, folder: Path) -> Told:
-    """PromptPATE: teachers vote, noisy labels are released and charged, a student prompt is chosen."""
+def pate(prepared: Prepared, journal: Journal) -> list[OperatorView]:
+    """PromptPATE: teachers vote, noisy labels are drawn and charged, a student prompt is chosen; then it is decided."""
     given, (template, words) = prepared.given, prepared.asking()
     scorer = _scorer(given)
     count = int(given.get("teachers", 200))
@@ -467,15 +448,39 @@ def pate(prepared: Prepared, folder: Path) -> Told:
     most = min(int(given.get("answers", 110)), len(queries))
     if most < FEWEST:
         raise SettingsError(f"queries and answers: a student is chosen by at least {FEWEST} answers, not {most}")
-    released = folder / "private" / "answers.json"
-    lines = []
-    plan = aggregator.plan(len(queries), most, partition="keyed", unit=prepared.unit)
-    if released.exists():  # released and charged before: what is left is free
-        about = json.loads(released.read_text(encoding="utf-8"))
-    else:
-        about = _answers(prepared, folder, scorer, aggregator, queries, most)
-    lines.append(f"{about['answered']} of {about['asked']} queries were answered by {count} teachers")
-    labelled = [(queries[i], words.classes[label]) for i, label in about["labels"]]
+
+    def count_votes() -> VoteCounts:
+        shots = int(given.get("shots", 1))
+        key = Key(journal.secret("teachers"))
+        teachers = PromptTeachers(
+            scorer,
+            template,
+            words,
+            prepared.private,
+            shots,
+            count,
+            unit=prepared.owners,
+            calibration=calibration,
+            key=key,
+        )
+        return dataclasses.replace(teachers.vote(queries, checkpoint=journal.private / BALLOTS), unit=prepared.unit)
+
+    votes = drawing.kept(journal, count_votes)
+    queries = [str(query) for query in votes.x]
+    answers = drawing.answered(
+        journal,
+        aggregator,
+        votes,
+        queries=len(queries),
+        answers=most,
+        delta=float(given["delta"]),
+        ledger=prepared.ledger,
+        dataset=given.get("dataset"),
+        purpose="private prompt by teachers' votes",
+    )
+    answered, privacy = int(answers.answered.sum()), answers.privacy
+    lines = [f"{answered} of {len(answers)} queries were answered by {count} teachers"]
+    labelled = [(queries[i], words.classes[label]) for i, label in enumerate(answers.labels) if label >= 0]
     student = choose(
         scorer,
         template,
@@ -485,20 +490,24 @@ def pate(prepared: Prepared, folder: Path) -> Told:
         calibration=calibration,
         unlabelled=prepared.public[:1000],
     )
-    student.save(folder / "prompt.json")
+    stage = journal.stage()
+    student.save(stage / "prompt.json")
     lines.append(f"the student asks {len(student.members)} prompt{'s' if student.others else ''} for each answer")
     found: dict[str, Accuracy | Fluency] = {}
     if prepared.test is not None:
         bare = Prompt(template, words)
         found = {"private": student.accuracy(scorer, prepared.test), "zero-shot": bare.accuracy(scorer, prepared.test)}
     shown, views = _results(prepared, found)
-    if about.get("theorem6") is not None:
-        views.append(OperatorView(epsilon_theorem6=about["theorem6"], epsilon_exact=about["exact"]))
+    exact = privacy.exact
+    views.append(
+        OperatorView(epsilon_theorem6=float(privacy.theorem6), epsilon_exact=None if exact is None else float(exact))
+    )
+    charge = privacy.charge.number if privacy.charge is not None else None
     run = Run(
-        folder.name,
-        plan,
+        journal.folder.name,
+        privacy.mechanism,
         delta=float(given["delta"]),
-        adjacency=about["adjacency"],
+        adjacency=privacy.adjacency,
         method="PromptPATE: noisy votes of privately prompted teachers label public texts (Duan et al. 2023)",
         purpose="private prompt by teachers' votes",
         parameters={
@@ -508,7 +517,7 @@ def pate(prepared: Prepared, folder: Path) -> Told:
             **dataclasses.asdict(aggregator),
         },
         sampler="none: every teacher votes on every query",
-        generator="exact Gaussian noise from the operating system's entropy",
+        generator=drawing.GENERATOR,
         covered=("the labels of the public queries, which of them have none, and everything computed from them",),
         pretrained=_pretrained(given),
         public_sources=_sources(prepared),
@@ -516,70 +525,12 @@ def pate(prepared: Prepared, folder: Path) -> Told:
         schema=prepared.schema,
         ledger=prepared.ledger,
         dataset=given.get("dataset"),
-        charge=about["charge"],
-        model_file=_hash(folder / "prompt.json", about["charge"], given.get("dataset")),
+        charge=charge,
+        model_file=_hash(stage / "prompt.json", charge, given.get("dataset")),
         evaluations=tuple(shown),
     )
-    return _finish(prepared, folder, run, views, {"prompt": str(folder / "prompt.json")}, lines)
-
-
-def _answers(
-    prepared: Prepared,
-    folder: Path,
-    scorer: Scorer,
-    aggregator: ConfidentGNMax,
-    queries: list[str],
-    most: int,
-) -> dict[str, Any]:
-    """Votes, then one charge, then the noisy labels, kept so that they are never drawn again."""
-    given, private = prepared.given, folder / "private"
-    secret = private / "teachers.key"
-    if secret.exists():
-        key = Key.load(secret)
-    else:
-        key = Key.generate()
-        key.save(secret)
-    teachers = PromptTeachers(
-        scorer,
-        *prepared.asking(),
-        prepared.private,
-        int(given.get("shots", 1)),
-        int(given.get("teachers", 200)),
-        unit=prepared.owners,
-        calibration=str(given.get("calibration", "batch")),
-        key=key,
-    )
-    votes = dataclasses.replace(teachers.vote(queries, checkpoint=private / "votes"), unit=prepared.unit)
-    answers = aggregator.answer(
-        votes,
-        queries=len(queries),
-        answers=most,
-        delta=float(given["delta"]),
-        ledger=prepared.ledger,
-        dataset=given.get("dataset"),
-        purpose="private prompt by teachers' votes",
-    )
-    exact = answers.privacy.exact
-    about = {
-        "labels": [[i, int(label)] for i, label in enumerate(answers.labels) if label >= 0],
-        "asked": len(answers),
-        "answered": int(answers.answered.sum()),
-        "adjacency": answers.privacy.adjacency,
-        "charge": answers.privacy.charge.number if answers.privacy.charge is not None else None,
-        "theorem6": float(answers.privacy.theorem6),  # of private votes: this file stays with the operator
-        "exact": float(exact) if exact is not None else None,
-    }
-    target = private / "answers.json"
-    part = target.with_suffix(".part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(about, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, target)
-    key.destroy()
-    (private / "votes").unlink(missing_ok=True)
-    return about
+    _finish(journal, run, views, {"prompt": "prompt.json"}, lines, (BALLOTS, drawing.VOTES, drawing.QUERIES))
+    return views
 
 
 # -- what it is worth --------------------------------------------------------------------------------------------------

@@ -162,8 +162,9 @@ def run(
             if journal is None or not journal.decided:
                 prepared = job.prepare(chosen)
                 if journal is None:
-                    absolute: dict[str, Any] = {k: str(Path(v).resolve()) for k in ("data", "schema", "evaluate", "ledger")
-                                if (v := getattr(chosen, k)) and "://" not in v and Path(v).exists()}  # fmt: skip
+                    names = ("data", "schema", "evaluate", "ledger")
+                    there = {k: v for k in names if (v := getattr(chosen, k)) and "://" not in v and Path(v).exists()}
+                    absolute: dict[str, Any] = {k: str(Path(v).resolve()) for k, v in there.items()}
                     text = dataclasses.replace(chosen, **absolute).to_toml()
                     journal = stack.enter_context(
                         Journal.begin(runs, name, Path(chosen.data).stem, {"config.toml": text})

@@ -171,8 +171,8 @@ class Ledger:
 
         ``number`` is for work that survives a crash: a number of the caller's own, drawn at random and kept *before*
         this call. Where the chain holds it already, for the same mechanism at the same δ, that charge is taken up
-        (see :meth:`resume`) and nothing is charged again; one that was confirmed comes back confirmed. As there, what is
-        computed must be what was computed before, with the same random numbers.
+        (see :meth:`resume`) and nothing is charged again; one that was confirmed comes back confirmed. As there, what
+        is computed must be what was computed before, with the same random numbers.
 
         Raises :class:`BudgetExceeded`, with what would still fit, and then nothing is recorded.
         """

@@ -225,7 +225,11 @@ class Privacy:
             if dataset is None:
                 raise ValueError("name the data set in the ledger: dataset=")
             self.release_charge = ledger.charge(
-                dataset, mechanism, delta=delta, purpose="sanitised data-dependent price of teachers' votes", number=number
+                dataset,
+                mechanism,
+                delta=delta,
+                purpose="sanitised data-dependent price of teachers' votes",
+                number=number,
             )
         # A constant floor keeps it a smooth bound, and the noise above zero.
         scale = max(smooth.smooth_sensitivity(local, mechanism.beta), GRID)

@@ -110,7 +110,9 @@ def check_entry(path: Path, state: dict[str, Any], ledger: Ledger | None, datase
     if record is None:
         raise CheckpointError(f"the ledger has no charge {entry['charge']} on {dataset!r}: {path} is refused")
     if state.get("prepared") and record.confirmed:
-        raise CheckpointError(f"charge {entry['charge']} is used up, but {path} says that nothing was drawn: it is refused")
+        raise CheckpointError(
+            f"charge {entry['charge']} is used up, but {path} says that nothing was drawn: it is refused"
+        )
     found = ledger.verify(dataset, heads=[entry["head"]])
     if not found.ok:
         raise CheckpointError(f"the ledger's record of {dataset!r} was altered: {'; '.join(found.problems)}")

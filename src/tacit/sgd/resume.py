@@ -119,7 +119,9 @@ class Resumable(OneProcess):
             self._key_file = self._key_file or self.ranks.first(lambda: str(checkpoints.key_folder() / name))
         if self.ledger is not None and self.dataset is not None and (self._entry is None or not self._entry["head"]):
             number = self._entry["charge"] if self._entry is not None else self.ranks.first(lambda: uuid.uuid4().hex)
-            if self._checkpoint is not None and self.plan.earlier is None:  # a fork's would overwrite a run that can go on
+            if (
+                self._checkpoint is not None and self.plan.earlier is None
+            ):  # a fork's would overwrite a run that can go on
                 self._entry = {"dataset": self.dataset, "charge": number, "head": ""}
                 self._write(prepared=True)
             self._entry = self.ranks.first(lambda: self._pay(number))
@@ -147,7 +149,9 @@ class Resumable(OneProcess):
             self.dataset, self.plan.mechanism, delta=self.plan.delta, purpose=self.purpose, number=number
         )
         if charge.confirmed:
-            raise CheckpointError(f"charge {number} is used up, but nothing was drawn yet: {self._checkpoint} is refused")
+            raise CheckpointError(
+                f"charge {number} is used up, but nothing was drawn yet: {self._checkpoint} is refused"
+            )
         self.charge = charge
         return {"dataset": self.dataset, "charge": charge.number, "head": charge.head}
 
