@@ -101,7 +101,7 @@ class Journal:
 
     @property
     def ended(self) -> bool:
-        """Whether the release is published. (Before there was a journal, a whole card was the last thing to be told.)"""
+        """Whether the release is published. Of runs older than the journal a whole card says so."""
         if (self.private / "released").exists():
             return True
         return not (self.private / "release").exists() and _parses(self.folder / LAST)
@@ -233,8 +233,8 @@ def _locked(folder: Path, path: Path) -> int:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             raise JournalError(f"another process is at work on {folder}: wait until it has ended") from None
         raise JournalError(
-            f"{folder} lies where files cannot be locked ({error.strerror}), so that two processes could work on one run: "
-            "put runs elsewhere with --runs"
+            f"{folder} lies where files cannot be locked ({error.strerror}), so that two processes could work on one "
+            "run: put runs elsewhere with --runs"
         ) from None
     return descriptor
 

@@ -1,0 +1,270 @@
+"""A run that is killed, at whatever moment, is resumed to the same release: the same bytes, one claim, one charge."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.cli.test_tune import SCHEMA
+from tests.prompts import tiny
+
+from tacit.cli.journal import Journal, JournalError, NameTaken
+from tacit.ledger import Ledger
+
+ROOT = Path(__file__).parents[2]
+USUAL = ("--ledger", "my.db", "--dataset", "people", "--name", "run")
+TABLE = ("clinic.csv", "--schema", "clinic.toml")
+ASK = ("--template", "review: {text} .", "--words", "no=bad,yes=good", "--delta", "1e-5", "--model", "llm")
+#: Each command: its line, and a moment in the middle of its work as (function, which call of it).
+COMMANDS = {
+    "train": (
+        ("train", *TABLE, "--noise", "2", "--delta", "1e-5", "--steps", "3", "--batch", "90", "--model", "linear"),
+        ("tacit.sgd.training.Training.step", 2),
+    ),
+    "tune": (("tune", "search.toml"), ("tacit.tuning.scratch.Scratch.save", 1)),
+    "pate": (
+        ("pate", *TABLE, "--public", "public.csv", "--teachers", "4", "--model", "boosting", "--queries", "9")
+        + ("--vote-noise", "30"),
+        ("tacit.pate.aggregators.Aggregator.answer", -1),
+    ),
+    "prompt tune": (
+        ("prompt", "tune", "notes.csv", *ASK, "--noise", "1", "--steps", "2", "--batch", "9", "--checkpoint-every", "1"),
+        ("tacit.sgd.training.Training.step", 2),
+    ),
+    "prompt pate": (
+        ("prompt", "pate", "notes.csv", *ASK, "--public", "forum.csv", "--teachers", "3", "--queries", "6", "--answers")
+        + ("6", "--threshold", "1", "--check-noise", "30", "--vote-noise", "30", "--candidates", "2", "--members", "1"),
+        ("tacit.pate.aggregators.Aggregator.answer", -1),
+    ),
+}
+#: Where every command is killed besides: before this call of this function.
+PHASES = [
+    ("tacit.report.card.to_json", 1),  # the card is being made
+    ("tacit.cli.journal.Journal._install", 1),  # the release is decided, and none of it is published
+    ("tacit.cli.journal.Journal._install", 2),  # a part of it is
+    ("tacit.cli.journal.Journal._delete", 1),  # all of it is
+    ("tacit.cli.journal.Journal._delete", 2),  # the secret is deleted
+]
+CONFIG = """
+data = "clinic.csv"
+schema = "clinic.toml"
+model = "linear"
+epsilon = 9.0
+delta = 1e-5
+steps = 2
+batch = 90
+size = 90
+
+[space]
+learning_rate = [0.5, 1.5]
+
+[search]
+runs = 2
+"""
+# Loads everything once and forks a child for each life of a run. What a life draws from the operating system is known,
+# and another life draws something else.
+SCRIPT = """
+import functools, hashlib, importlib, json, os, signal, sys, traceback
+import joblib, numpy, peft, polars, sklearn.ensemble, torch, transformers
+from tacit.cli import build, job, journal, pate, prompt_job, train, tune, votes
+from tacit.report import card
+from tests.training.common import finish, run
+
+torch.set_num_threads(1)
+finish(run(steps=1))  # what torch imports on first use
+card.POINTS, card.COUNTS, card.DELTAS = 2, 1, ()  # a card with few points: what is drawn on it is not at stake here
+
+def fatal(real, name, wanted, count):
+    @functools.wraps(real)
+    def call(*rest, **more):
+        count[name] = count.get(name, 0) + 1
+        after = wanted < 0 and count[name] == -wanted
+        if count[name] == wanted:
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = real(*rest, **more)
+        if after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+    return call
+
+def life(line, number, names, wanted):
+    draws = iter(range(1 << 60))
+    os.urandom = lambda size: hashlib.shake_256(f"{number} {next(draws)}".encode()).digest(size)
+    count = {}
+    for name in names:
+        module, rest = name.split(".")[0], name.split(".")[1:]
+        place = importlib.import_module(module)
+        while len(rest) > 1:
+            module = f"{module}.{rest[0]}"
+            place = getattr(place, rest[0], None) or importlib.import_module(module)
+            rest = rest[1:]
+        label = name if len(names) == 1 else "any"
+        setattr(place, rest[0], fatal(getattr(place, rest[0]), label, wanted, count))
+    build()(line)
+
+for task in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            folder, rest = json.loads(task)
+            os.chdir(folder)
+            log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            life(*rest)
+            code = 0
+        except SystemExit as left:
+            code = left.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    """Live through a command once: ``live(folder, line, number, names, wanted)`` gives the exit code."""
+    pytest.importorskip("peft")
+    state = tmp_path_factory.mktemp("state")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(state), "POLARS_MAX_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+    def life(folder: Path, line: tuple[str, ...], number: int = 0, names: tuple[str, ...] = (), wanted: int = 0) -> int:
+        process.stdin.write(json.dumps([str(folder), [list(line), number, list(names), wanted]]) + "\n")
+        process.stdin.flush()
+        return int(process.stdout.readline())
+
+    yield life
+    process.stdin.close()
+    process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tiny.llama(context=256).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path, model):
+    """Makes a folder with everything that a command reads, and a ledger."""
+
+    def make(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        generator = np.random.default_rng(5)
+        for file, rows in {"clinic.csv": 90, "public.csv": 12}.items():
+            age, smokes = generator.integers(18, 90, rows), generator.integers(0, 2, rows)
+            lines = [f"{a},{s},{int(a > 50)}" for a, s in zip(age, smokes, strict=True)]
+            (folder / file).write_text("\n".join(["age,smokes,back", *lines]) + "\n")
+        for file, texts in {"notes.csv": tiny.reviews(30), "forum.csv": tiny.reviews(9, 7)}.items():
+            (folder / file).write_text("\n".join(["text,label", *(f"{t},{label}" for t, label in texts)]) + "\n")
+        (folder / "clinic.toml").write_text(SCHEMA)
+        (folder / "search.toml").write_text(CONFIG)
+        (folder / "llm").symlink_to(model)
+        ledger = Ledger(folder / "my.db")
+        ledger.register("people", unit="patient", epsilon=1e4, delta=1e-2)
+        ledger.register("texts", unit="record", epsilon=1e4, delta=1e-2)
+        return folder
+
+    return make
+
+
+def line_of(command: str) -> tuple[str, ...]:
+    line = (*COMMANDS[command][0], *USUAL)
+    return tuple("texts" if word == "people" and "prompt" in command else word for word in line)
+
+
+def again(command: str) -> tuple[str, ...]:
+    return (*command.split(), "--resume", "runs/run")
+
+
+def released(folder: Path) -> dict[str, bytes | str]:
+    """What a run published, without the time of its card and report and the head of the ledger."""
+    run = folder / "runs" / "run"
+    assert (run / "privacy.json").exists(), (folder / "log").read_text()
+    files = [p for p in run.rglob("*") if p.is_file() and p.relative_to(run).parts[0] != "private"]
+    card = json.loads((run / "privacy.json").read_text())
+    left_out = ("privacy.json", "report.html", "config.toml", "pate.config.json", "prompt.config.json")
+    found = {str(p.relative_to(run)): p.read_bytes() for p in files if p.name not in left_out}
+    return found | {"claim": json.dumps(card["guarantee"]), "model": json.dumps(card["run"].get("model"))}
+
+
+def charges(folder: Path, command: str) -> list[bool]:
+    history = Ledger(folder / "my.db").history("texts" if "prompt" in command else "people")
+    return [record.confirmed for record in history]
+
+
+def check_alike(whole: Path, killed: Path, command: str) -> None:
+    assert released(killed) == released(whole)
+    assert charges(killed, command) == charges(whole, command)
+    assert all(charges(killed, command))
+    left = {p.name for p in (killed / "runs" / "run" / "private").iterdir()}
+    assert not left & {"run.key", "release", "release.new", "search", "queries.npy", "votes"}
+
+
+def killed_before(live, folder: Path, line: tuple[str, ...], number: int, name: str, wanted: int) -> None:
+    assert live(folder, line, number, (name,), wanted) == -signal.SIGKILL, (folder / "log").read_text()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_killed_in_every_phase_a_run_ends_with_the_same_bytes_and_one_charge(live, place, command):
+    whole, killed = place("whole"), place("killed")
+    for folder in (whole, killed):  # the charge is made, and nothing is drawn
+        killed_before(live, folder, line_of(command), 0, "tacit.ledger.core.Ledger.charge", -1)
+    assert live(whole, again(command), 1) == 0, (whole / "log").read_text()
+    for number, (name, wanted) in enumerate([COMMANDS[command][1], *PHASES], 1):
+        if name.endswith("_delete") and wanted == 2 and command in ("train", "prompt tune"):
+            continue  # they delete one thing
+        killed_before(live, killed, again(command), number, name, wanted)
+    assert live(killed, again(command), 99) == 0, (killed / "log").read_text()
+    check_alike(whole, killed, command)
+    assert len(charges(killed, command)) == 1
+    # What has ended stays as it is, and a file that is lost or torn comes back.
+    before = released(killed) | {"card": (killed / "runs" / "run" / "privacy.json").read_bytes()}
+    torn = killed / "runs" / "run" / "report.html"
+    page = torn.read_bytes()
+    torn.write_bytes(page[:100])
+    assert live(killed, again(command), 100) == 0
+    assert "put back what was lost or torn: report.html" in (killed / "log").read_text()
+    assert torn.read_bytes() == page
+    assert live(killed, again(command), 101) == 0
+    assert "tacit: runs/run has ended; nothing is changed" in (killed / "log").read_text()
+    assert before == released(killed) | {"card": (killed / "runs" / "run" / "privacy.json").read_bytes()}
+    assert live(killed, line_of(command), 102) != 0  # a new run does not take the place of another
+    assert charges(killed, command) == charges(whole, command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_killed_before_any_change_on_the_disk_a_run_ends_with_the_same_bytes_and_one_charge(live, place, command):
+    names = ("os.replace", "os.rename", "os.unlink", "shutil.rmtree", "tacit.ledger.sql.SqlStore.append")
+    whole = place("whole")
+    killed_before(live, whole, line_of(command), 0, "tacit.ledger.core.Ledger.charge", -1)
+    assert live(whole, again(command), 1) == 0
+    for moment in range(1, 1000):
+        killed = place(f"killed{moment}")
+        killed_before(live, killed, line_of(command), 0, "tacit.ledger.core.Ledger.charge", -1)
+        code = live(killed, again(command), 1, names, moment)
+        if code == -signal.SIGKILL:
+            code = live(killed, again(command), 99)
+        else:
+            assert moment > 10
+            break
+        assert code == 0, (killed / "log").read_text()
+        check_alike(whole, killed, command)
