@@ -452,7 +452,8 @@ def test_resuming_a_run_that_has_ended_keeps_what_an_audit_found(clinic):
     card.write_text(json.dumps(told))
     again = tacit("--resume", "runs/done", "--quiet")
     assert again.exit_code == 0, again.output
-    assert again.output == first.output
+    assert again.stdout == first.stdout
+    assert again.stderr == "tacit: runs/done has ended; nothing is changed\n"
     assert json.loads(card.read_text())["checks"]["audit"]["verdict"] == "refuted"
 
 

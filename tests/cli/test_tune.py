@@ -85,10 +85,12 @@ def test_a_search_leaves_one_model_one_charge_and_a_card_that_says_so() -> None:
     assert told["tuning"] == "tuning: charged"
     assert told["epsilon"] <= 2.0
     assert told["best"]["learning_rate"] in (0.0001234, 1.5)
-    # the folder: what may be published, and an empty private part
+    # the folder: what may be published, and in the private part a copy of that
     assert {p.name for p in folder.iterdir()} == {"config.toml", "model.pt", "privacy.json", "report.html", "private"}
     assert stat.S_IMODE((folder / "private").stat().st_mode) == 0o700
-    assert not list((folder / "private").iterdir())
+    kept = folder / "private" / "released" / "files"
+    assert {p.name for p in (folder / "private").iterdir()} == {"lock", "released"}
+    assert all(p.read_bytes() == (folder / p.name).read_bytes() for p in kept.iterdir())
     weights = torch.load(folder / "model.pt", weights_only=True)
     assert set(weights) == {"weight", "bias"}
     # the card: the selection's price and statement
@@ -156,8 +158,8 @@ def test_an_interrupted_search_is_resumed() -> None:
     told = json.loads(tacit("tune", "--resume", "runs/one", "--json"))
     assert told["best"] is not None
     assert not state.parent.exists()
-    assert not (Path("runs/one/private/rows.key")).exists()
-    tacit("tune", "--resume", "runs/one", status=2)
+    assert not (Path("runs/one/private/run.key")).exists()
+    assert "nothing is changed" in tacit("tune", "--resume", "runs/one")
 
 
 @pytest.mark.parametrize(
