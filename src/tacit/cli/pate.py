@@ -95,7 +95,7 @@ def pate(
         fail(f"--backend is one of {', '.join(BACKENDS)}, not {backend!r}", EXIT_USAGE)
     if backend == "ray" and jobs != 1:
         fail("--jobs is for --backend local; the cluster's size says how many teachers train at once", EXIT_USAGE)
-    if resume is not None and (given or name is not None):
+    if resume is not None and (given.keys() - {"ledger"} or name is not None):
         fail("--resume takes the settings of the run; no others can be given", EXIT_USAGE)
     if resume is None:
         _check(given)
@@ -141,6 +141,7 @@ def run(
     from tacit.accounting import AccountingError
     from tacit.cli.job import DataError
     from tacit.cli.journal import Journal, JournalError, NameTaken
+    from tacit.cli.settings import again
     from tacit.cluster import ClusterError, Ray
     from tacit.datasets import DatasetError
     from tacit.ledger import BudgetExceeded, LedgerError
@@ -151,7 +152,9 @@ def run(
         try:
             if resume is not None:
                 journal = stack.enter_context(Journal.open(resume, CONFIG))
-                given = json.loads((resume / CONFIG).read_text(encoding="utf-8"))
+                saved = json.loads((resume / CONFIG).read_text(encoding="utf-8"))
+                ledger = again(saved.get("ledger"), given.get("ledger"))
+                given = saved | ({"ledger": ledger} if ledger is not None else {})
             else:
                 text = json.dumps(_absolute(given), indent=2, ensure_ascii=False) + "\n"
                 stem = Path(given["source"]).stem
@@ -179,10 +182,12 @@ def run(
 
 
 def _absolute(given: dict[str, Any]) -> dict[str, Any]:
-    """The settings with paths that hold wherever the run is resumed from."""
+    """The settings with paths that hold wherever the run is resumed from, and without the ledger's password."""
+    from tacit.cli.settings import written
+
     paths = {key: given[key] for key in ("source", "public", "schema", "ledger", "data_dir") if key in given}
     there = {key: str(Path(v).resolve()) for key, v in paths.items() if "://" not in v and Path(v).exists()}
-    return given | there
+    return given | ({"ledger": written(given["ledger"])} if "ledger" in given else {}) | there
 
 
 def _remove_unused(journal: Journal | None, resume: Path | None, given: dict[str, Any]) -> None:
