@@ -74,6 +74,21 @@ def test_a_reserved_charge_is_resumed_without_paying_again(ledger):
     ledger.verify(reprice=True).require()
 
 
+def test_a_charge_whose_number_was_kept_beforehand_is_made_once(ledger):
+    ledger.register("people", epsilon=1.0, delta=0.0)
+    number = "5" * 32
+    for _ in range(3):  # killed after the charge, twice
+        charge = ledger.charge("people", acc.PureDP(0.75), number=number)
+        assert (charge.number, charge.confirmed) == (number, False)
+    charge.confirm()
+    after = ledger.charge("people", acc.PureDP(0.75), number=number)
+    assert (after.confirmed, after.head) == (True, ledger.head("people"))
+    assert ledger.budget("people").spent_epsilon == pytest.approx(0.75)
+    with pytest.raises(ChargeError, match="something else"):
+        ledger.charge("people", acc.PureDP(0.25), number=number)
+    ledger.verify("people", reprice=True).require()
+
+
 def test_a_refused_charge_leaves_no_trace(ledger):
     ledger.register("people", epsilon=1.0, delta=0.0)
     head = ledger.head("people")

@@ -328,6 +328,23 @@ def test_an_interrupted_search_goes_on_with_the_same_charge_and_leaves_no_trace(
     assert not place.exists()
 
 
+def test_what_was_selected_is_kept_until_the_search_is_ended(tmp_path: Path) -> None:
+    ledger = Ledger()
+    ledger.register("people", epsilon=3.5, delta=4e-6)
+    place = tmp_path / "scratch"
+
+    def again() -> PrivateSearch:
+        return search(ledger=ledger, dataset="people", method="exponential", scratch=place)
+
+    first = again().select()
+    for _ in range(3):  # whoever was killed with the result in hand gets the same one, and pays nothing
+        found = again().select()
+        assert (found.best, found.model) == (first.best, first.model)
+    again().end()
+    assert not place.exists()
+    assert [record.confirmed for record in ledger.history("people")] == [True]
+
+
 @pytest.mark.parametrize("method", ["geometric", "threshold", "exponential"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_that_was_interrupted_is_done_again_as_it_was(tmp_path: Path, method: str, workers: int) -> None:

@@ -238,7 +238,7 @@ def _run(kind: str, given: dict[str, Any], name: str | None, runs: Path, resume:
                 journal = stack.enter_context(begun)
             views = job.tune(prepared, journal) if kind == "tune" else job.pate(prepared, journal)
         told = brought_out(journal)
-    files = {what: told.pop(what) for what in ("adapter", "prompt", "card", "report") if what in told}
+    files: dict[str, str] = {what: told.pop(what) for what in ("adapter", "prompt", "card", "report") if what in told}
     if as_json:
         shown = {key: told[key] for key in ("epsilon", "delta", "neighbours", "results")} | {"files": files}
         typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
