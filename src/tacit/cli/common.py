@@ -39,7 +39,8 @@ def resumable(command: str, folder: Callable[[], Path | None]) -> Iterator[None]
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except OSError as error:
         where = f" ({error.filename})" if error.filename is not None else ""
-        fail(f"{error.strerror or error}{where}; nothing is lost: when that is mended, {how()}")
+        mended = "nothing is lost: when that is mended, " if folder() is not None else ""
+        fail(f"{error.strerror or error}{where}; {mended}{how()}")
 
 
 def brought_out(journal: Journal) -> dict[str, Any]:
