@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import traceback
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tacit.cli import build, prompt_job, tune
+from tacit.cli import build, job, pate, prompt_job, tune
 from tacit.cli.settings import Settings
 from tacit.ledger import Ledger, StorageError
 from tacit.ledger.sql import public_address
@@ -50,6 +52,7 @@ def test_no_file_text_or_error_holds_the_password(address):
     told = [settings.to_toml(), repr(settings), repr(ledger), str(vars(ledger._store)["_url"])]
     told.append(tune._to_toml(settings, {"batch": [64, 128]}, {}))
     told.append(json.dumps(prompt_job.absolute({"data": "clinic.csv", "ledger": address})))
+    told.append(json.dumps(pate._absolute({"source": "clinic.csv", "ledger": address})))
     with pytest.raises(StorageError) as error:
         ledger.datasets()
     told += ["".join(traceback.format_exception(error.value)), repr(ledger._store._engine())]
@@ -83,8 +86,10 @@ def test_a_run_is_resumed_with_the_password_given_again(postgres, tmp_path, monk
         return CliRunner().invoke(build(), ["train", *words, "-q"])
 
     usual = ("--epsilon", "3", "--delta", "1e-5", "--epochs", "1", "--batch", "50", "--model", "linear")
+    shown = job.Live.update
+    monkeypatch.setattr(job.Live, "update", lambda *rest: os.kill(os.getpid(), signal.SIGINT))  # Ctrl-C after a step
     told = tacit("clinic.csv", "--schema", "schema.toml", *usual, "--ledger", address, "--dataset", "people")
-    assert told.exit_code == 0, told.output
+    assert told.exit_code == 130, told.output
     run = Path("runs/clinic-1")
     assert f"team@127.0.0.1:{postgres.port}" in (run / "config.toml").read_text()
     for path in [p for p in tmp_path.rglob("*") if p.is_file()]:
@@ -96,7 +101,8 @@ def test_a_run_is_resumed_with_the_password_given_again(postgres, tmp_path, monk
     other = tacit("--resume", str(run), "--ledger", address + "x")
     assert other.exit_code == 2
     assert "the ledger of the run" in other.output
-    assert tacit("--resume", str(run), "--ledger", address).exit_code == 0
+    assert tacit("--resume", str(run), "--ledger", address).exit_code == 130
+    monkeypatch.setattr(job.Live, "update", shown)
     monkeypatch.setenv("PGPASSWORD", SECRET)
     assert tacit("--resume", str(run)).exit_code == 0
     assert SECRET not in told.output + refused.output + other.output
