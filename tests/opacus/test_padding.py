@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from tacit import sgd
 from tacit.opacus import PrivacyEngine
+from tacit.sgd import padding
 from tacit.sgd.errors import BatchMixing
 
 CLASSES, WORDS = 3, 11
@@ -136,3 +137,62 @@ def test_a_first_batch_of_equal_lengths_does_not_hide_padding(method):
     masked = Pooling(masked=True)
     for batch in (even, uneven):
         sgd.clipped_grad(masked, losses, batch, method=method)
+
+
+def with_longest(records):
+    x, y = padded_right(records)
+    return x, y, torch.tensor(x.shape[1])
+
+
+def cut_to_shortest(records):
+    shortest = min(len(x) for x, _ in records)
+    return padded_right([(x[:shortest], y) for x, y in records])
+
+
+def blanked_at_random(records):
+    x, y = padded_left(records)
+    return torch.where(torch.rand(x.shape) < 0.2, torch.full_like(x, WORDS - 1) * (x != 0), x), (x != 0).long(), y
+
+
+def two_fields(records):
+    x, y = padded_right(records)
+    return torch.stack([x, x]).transpose(0, 1)[:, 0], pad_sequence([x[:3] for x, _ in records], batch_first=True), y
+
+
+@pytest.mark.parametrize(("collate", "what"), [(with_longest, "no single record"), (cut_to_shortest, "shortest")])
+def test_a_collate_function_through_which_records_reach_each_other_is_refused(collate, what):
+    records = [Texts([3, 4, 20, 5])[k] for k in range(4)]
+    with pytest.raises(sgd.ClippingError, match=what):
+        padding.alone(collate, records, collate(records))
+
+
+def test_a_collate_function_may_draw_at_random_and_pad_several_fields():
+    records = [Texts([2, 4, 20, 5] * 2)[k] for k in range(8)]
+    torch.manual_seed(0)
+    for _ in range(20):
+        found = padding.alone(blanked_at_random, records, blanked_at_random(records))
+        assert found is not None
+        assert found.left
+    assert padding.alone(two_fields, records, two_fields(records)) is not None
+
+
+def test_numbers_for_each_example_may_come_as_a_list():
+    class Summed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.head = nn.Embedding(WORDS, 6), nn.Linear(6, CLASSES)
+
+        def forward(self, x, lengths):
+            return self.head(self.words(x).cumsum(1)[torch.arange(len(x)), torch.tensor(lengths) - 1])
+
+    def losses(m, batch):
+        return F.cross_entropy(m(batch[0], batch[1]), batch[2], reduction="none")
+
+    torch.manual_seed(0)
+    model = Summed()
+    for seed in range(3):
+        texts = Texts([3, 4, 3, 5, 9, 4], seed)
+        x, y = padded_right([texts[k] for k in range(6)])
+        batch = (x, [len(t) for t in texts.texts], y)
+        norms = sgd.clipped_grad(model, losses, batch).norms
+        torch.testing.assert_close(norms, sgd.clipped_grad(model, losses, batch, method="examples").norms)

@@ -162,3 +162,85 @@ def test_ordinary_passes_are_not_doubted_after_the_first(monkeypatch):
     for seed in range(3):
         sgd.clipped_grad(model, loss, sequences([5, 2, 7, 1, 8, 3, 6, 4], seed))
     assert not asked
+
+
+# -- what an attack from outside found ------------------------------------------------------------------------------
+
+
+@torch.jit.script
+def scripted_count(x):
+    return int((x.abs() > 3).sum().item())
+
+
+class Keeping(nn.Module):
+    """Keeps the largest value it has seen, and multiplies by it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.most = nn.Linear(ROWS * 2, 3), 1.0
+
+    def forward(self, x):
+        self.most = max(self.most, float(x.abs().max()) / 2)
+        return self.inner(x) * self.most
+
+
+LEAKS = {
+    "size of a selection": lambda m, x: m(x) * (1 + x[x.abs() > 3].shape[0]),
+    "size of unique values": lambda m, x: m(x) * (x.abs() > 3).long().unique().numel(),
+    "largest of each feature": lambda m, x: m(x - F.relu(x.amax(0) - 2)),
+    "softmax over the batch": lambda m, x: m(x) * (1 + 50 * F.relu(0.05 - x.softmax(0)).amax(1, keepdim=True)),
+    "sums along the batch": lambda m, x: m(x) * (1 + F.relu(x - 2).cumsum(0)[:, :1]),
+    "every row with every other": lambda m, x: m(x) * (1 + F.relu(torch.cdist(x, x) - 10).sum(1, keepdim=True)),
+    "row of another, by data": lambda m, x: m(x) * (1 + F.relu(x[(x @ x.T).argmax(1)][:, :1] - 2).detach()),
+    "scripted number": lambda m, x: m(x) * (1 + scripted_count(x)),
+    "state of the model": lambda m, x: m(x),
+}
+
+
+@pytest.mark.parametrize("kind", LEAKS)
+def test_a_value_of_the_batch_that_quiet_batches_hide_is_refused_when_it_shows(kind):
+    torch.manual_seed(0)
+    model = Keeping() if kind == "state of the model" else nn.Linear(ROWS * 2, 3)
+
+    def loss(model, batch):
+        return F.cross_entropy(LEAKS[kind](model, batch[0]), batch[1], reduction="none")
+
+    quiet, y = torch.randn(ROWS, ROWS * 2) * 0.1, torch.arange(ROWS) % 3
+    for _ in range(2):
+        sgd.clipped_grad(model, loss, (quiet, y))
+    loud = quiet.clone()
+    loud[-1] = 6.0
+    loud[:-1, 0] += 1.0
+    with pytest.raises(sgd.BatchMixing):
+        sgd.clipped_grad(model, loss, (loud, y))
+
+
+def by_hook(model, batch):
+    z = model[0](batch[0]).tanh()
+    if z.requires_grad:
+        z.register_hook(lambda gradient: gradient * batch[0].abs().amax())
+    return F.cross_entropy(model[1](z), batch[1], reduction="none")
+
+
+def straight_through(model, batch):
+    losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    return losses.detach() + batch[0].abs().amax() * (losses - losses.detach())
+
+
+@pytest.mark.parametrize("loss", [by_hook, straight_through])
+def test_a_gradient_that_depends_on_others_is_refused_though_the_loss_does_not(loss):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, 4), nn.Linear(4, 3))
+    with pytest.raises(sgd.BatchMixing, match="gradient"):
+        sgd.clipped_grad(model, loss, (torch.randn(6, WIDTH), torch.arange(6) % 3))
+
+
+def test_a_loss_that_depends_on_the_size_of_the_batch_is_refused_once_sizes_differ():
+    model, y = nn.Linear(WIDTH, 3), torch.arange(8) % 3
+
+    def loss(model, batch):
+        return F.cross_entropy(model(batch[0]) * len(batch[0]), batch[1], reduction="none")
+
+    sgd.clipped_grad(model, loss, (torch.randn(8, WIDTH), y))
+    with pytest.raises(sgd.BatchMixing, match="how many examples"):
+        sgd.clipped_grad(model, loss, (torch.randn(7, WIDTH), y[:7]))

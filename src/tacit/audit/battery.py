@@ -161,7 +161,8 @@ def later_batches_are_bounded(seed: int) -> list[Finding]:
     generator = torch.Generator().manual_seed(seed)
 
     def batch(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.randn(len(lengths), max(lengths), 5, generator=generator), torch.tensor(lengths)
+        inside = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
+        return torch.randn(*inside.shape, 5, generator=generator) * inside.unsqueeze(2), torch.tensor(lengths)
 
     def sorted_by_length(model: Any, some: Any) -> torch.Tensor:
         order = sorted(range(len(some[1])), key=lambda k: int(some[1][k]))

@@ -30,7 +30,7 @@ from tacit.integrations.trackers import record
 from tacit.ledger import Ledger
 from tacit.ledger.surroundings import count_or_refuse
 from tacit.opacus.data_loader import DPDataLoader
-from tacit.sgd import company
+from tacit.sgd import checks, company
 from tacit.sgd.draws import PrivateBatches
 from tacit.sgd.loop import warn_about_noise
 from tacit.sgd.sampling import Poisson
@@ -141,9 +141,13 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             if piece.padded is not None:
                 with loop.watch.off():
                     company.unfelt(self.loss, model, dict(inputs), piece.rows, piece.padded)
+            rewind = checks.remember(self.trainer.args.device)
             losses = self.loss(model, inputs)
-        if losses.shape != (piece.rows,):
-            raise ValueError("the loss must return one value per example, a vector as long as the batch")
+            if losses.shape != (piece.rows,):
+                raise ValueError("the loss must return one value per example, a vector as long as the batch")
+            if self.loss is not per_example_loss and piece.rows > 1:  # what it does with the batch is not known
+                with loop.watch.off():
+                    company.of_loss(self.loss, model, dict(inputs), losses, rewind)
         losses.sum().backward()
         return losses.detach().mean()
 

@@ -44,11 +44,24 @@ def rows_of(batch: Any) -> int:
     return int(sizes.pop())  # type: ignore[arg-type]
 
 
+def numbers(value: Any, rows: int) -> bool:
+    """Whether this is a list of plain numbers, one for each row (lengths, say)."""
+    return type(value) in (list, tuple) and len(value) == rows and all(isinstance(v, int | float) for v in value)
+
+
 def take(batch: Any, index: Any) -> Any:
     """Some rows of a batch."""
-    if isinstance(index, Tensor):
-        return pytree.tree_map_only(Tensor, lambda t: t[index.to(t.device)], batch)
-    return pytree.tree_map_only(Tensor, lambda t: t[index], batch)
+    rows = rows_of(batch)
+
+    def some(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value[index.to(value.device) if isinstance(index, Tensor) else index]
+        if numbers(value, rows):
+            chosen = index.tolist() if isinstance(index, Tensor) else range(rows)[index]
+            return type(value)(value[k] for k in chosen)
+        return value
+
+    return pytree.tree_map(some, batch, is_leaf=lambda value: numbers(value, rows))
 
 
 _OUTPUT_NAMES: tuple[str, ...] = ("input", "output", "outputs", "out", "logits", "scores", "pred", "preds")

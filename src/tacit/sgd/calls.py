@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tacit.sgd import checks
-from tacit.sgd.engine import modules_of
+from tacit.sgd.batches import numbers
+from tacit.sgd.engine import Attributes, modules_of
 from tacit.sgd.errors import ClippingError, UncoveredUse
 from tacit.sgd.layout import owner_weights
 from tacit.sgd.padding import Padded
@@ -32,14 +33,24 @@ class Call:
 
     def __init__(self, watch: Watch, module: nn.Module, args: Any, kwargs: Any, piece: Any) -> None:
         self.watch, self.module, self.piece = watch, module, piece
-        self.leaves, self.spec = pytree.tree_flatten((args, kwargs))
+        rows = piece.rows if piece is not None else -1
+        self.leaves, self.spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda v: numbers(v, rows))
         self.linked: list[tuple[Tensor, Tensor]] = []
         for k, leaf in enumerate(self.leaves):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
                 self.linked.append((leaf, leaf.detach().requires_grad_()))
                 self.leaves[k] = self.linked[-1][1]
         self.device = next(iter(watch.engine.parameters.values())).device
-        self.rewind = checks.remember(self.device)
+        drawn = checks.remember(self.device)
+        doubted = watch.engine.doubted_as(("loop", id(module))) in watch.engine.doubted
+        state = Attributes(watch.engine.model) if doubted else None
+
+        def rewind() -> None:
+            drawn()
+            if state is not None:
+                state.restore()
+
+        self.rewind = rewind
         on = torch.is_autocast_enabled(self.device.type)
         self.autocast = torch.get_autocast_dtype(self.device.type) if on else None
         self.training = tuple(m.training for m in modules_of(module))
@@ -53,6 +64,11 @@ class Call:
         self.weighed: list[tuple[Tensor, list[list[Tensor | None]]]] = []
         self.doubt = ""
         self.rows = 0
+
+    @property
+    def lists(self) -> bool:
+        """Whether a list of numbers, one for each example, went in."""
+        return any(isinstance(leaf, list | tuple) for leaf in self.leaves)
 
     @property
     def data(self) -> list[Tensor]:
@@ -204,26 +220,20 @@ class Call:
         common = tuple(slice(0, min(a, b)) for a, b in zip(one.shape, two.shape, strict=True))
         return one[common], two[common]
 
-    def feels(self, padded: Padded, whole: list[Tensor], own: list[Tensor], tolerance: float) -> bool:
-        """Whether outputs for a batch of one, weighed as its loss weighs them, change when padding is taken off."""
+    def single_value(self, padded: Padded, outs: list[Tensor]) -> Tensor:
+        """What the loss makes of the outputs for a batch of this one example, with or without its padding."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         for k in self.whole:
-            one, two = whole[k].detach().double(), own[k].detach().double()
-            if not bool((one - two).abs() <= tolerance * (1e-2 + one.abs())):
-                return True
+            total = total + outs[k].double()
         for k, cotangent in self.cotangents.items():
+            if self.whole:
+                continue  # they follow from it
             dim = self.watch.place_of(self, k, self.rows)
             assert dim is not None
             weight = cotangent.narrow(dim, padded.row, 1).double()
-            one = whole[k].detach().double() * weight
-            cut = one.dim() if one.shape != own[k].shape else 0
-            two = own[k].detach().double() * padded.strip(weight, dim, cut)
-            kept = padded.strip(one, dim, cut)
-            if kept.shape != two.shape:
-                return True
-            away = (kept - two).norm().square() + one.norm().square() - kept.norm().square()  # padding that counts
-            if not bool(away <= (tolerance * one.norm()).square() + 1e-24):
-                return True
-        return False
+            weight = padded.strip(weight, dim, weight.dim()) if weight.shape != outs[k].shape else weight
+            total = total + (outs[k].double() * weight).sum()
+        return total
 
     def again(self, leaves: list[Any]) -> dict[int, Tensor]:
         """The cotangents that a loss computed in the model has for these inputs."""
@@ -249,6 +259,8 @@ class Call:
                 dim = self.watch.dim_of(leaf, self.rows) if leaf.dim() else None
                 if dim is not None and not (square and sum(s == self.rows for s in leaf.shape) > 1):
                     leaf, any_moved = leaf.index_select(dim, examples.to(leaf.device)), True
+            elif numbers(leaf, self.rows):
+                leaf = type(leaf)(leaf[k] for k in examples.tolist())
             found.append(leaf)
         return found if any_moved else None
 

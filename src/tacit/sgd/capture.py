@@ -24,11 +24,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit.sgd.distributed.spread import held, is_spread, local
 from tacit.sgd.errors import SLOWLY, UncoveredUse
 from tacit.sgd.functions import (
     ABOUT,
+    ALONG,
     CASTING,
     CONSTANT,
     EMBEDDING,
@@ -37,6 +39,7 @@ from tacit.sgd.functions import (
     PACKING,
     REARRANGING,
     SELECTING,
+    SIZED,
     SORTING,
     from_torch,
     function_name,
@@ -44,6 +47,19 @@ from tacit.sgd.functions import (
     opened,
 )
 from tacit.sgd.uses import HERE, Derived, Use, arguments_of, substitute, tensors_in
+
+
+class Scalars(TorchDispatchMode):  # type: ignore[misc]
+    """Sees that values are read by code that no function mode sees: what scripted functions do is dispatched, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.read = self.read or func is torch.ops.aten._local_scalar_dense.default
+        with torch._C.DisableTorchFunction():  # what was called is seen by its own name already
+            return func(*args, **(kwargs or {}))
 
 
 class Constants:
@@ -104,6 +120,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         self._constants = Constants() if constants is None else constants
         self._made: dict[int, Any] = {}
         self._mixed: dict[int, Any] = {}
+        self._mixed_storages: set[int] = set()  # which _tainted_storages keeps alive
         self.names = list(params)
         self.uses: list[Use] = []
         self.covers = covers
@@ -155,14 +172,50 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
     def mixed(self, tensor: Tensor) -> bool:
         """Whether a value without room for one element per row of the batch went into this tensor."""
         known = self._mixed.get(id(tensor))
-        return known is not None and known() is tensor
+        if known is not None and known() is tensor:
+            return True
+        return bool(self._mixed_storages) and _storage(tensor) in self._mixed_storages
 
-    def _mix(self, inputs: list[Tensor], results: list[Tensor]) -> None:
-        if self.rows > 1:
-            worse = bool(self._mixed) and any(self.mixed(t) for t in inputs)
-            for tensor in results:
-                if worse or not any(size % self.rows == 0 for size in tensor.shape):
-                    self._mixed[id(tensor)] = weakref.ref(tensor)
+    def _mix(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor], results: list[Tensor]
+    ) -> None:
+        """Note results that may hold something of several rows: elements along the batch, or two rows, have met."""
+        rows = self.rows
+        if rows <= 1:
+            return
+        worse = bool(self._mixed) and any(self.mixed(t) for t in inputs)
+        worse = worse or (name in ALONG and _batch_dim(inputs[0], rows) in _dims(name, args, kwargs, inputs[0]))
+        worse = worse or (name in REARRANGING and self._moves_rows(name, args, kwargs))
+        for tensor in results:
+            alone = any(size % rows == 0 for size in tensor.shape)
+            if alone and len(inputs) > 1:
+                # Every row with every other: what has the batch in two dimensions, made of tensors that have it in one.
+                pairs = sum(size == rows for size in tensor.shape)
+                alone = pairs < 2 or any(sum(n == rows for n in t.shape) > 1 for t in inputs if self.tainted(t))
+                alone = alone or sum(self.tainted(t) for t in inputs) < 2
+            if worse or not alone:
+                self._mixed[id(tensor)] = weakref.ref(tensor)
+                if self._tainted_storages and _storage(tensor) in self._tainted_storages:  # written in place
+                    self._mixed_storages.add(_storage(tensor))
+
+    def _moves_rows(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether values of the batch decide which of its rows are taken: those of others may be among them."""
+        if not args or not isinstance(args[0], Tensor) or not self.tainted(args[0]):
+            return False
+        index = args[1] if len(args) > 1 else kwargs.get("dim")
+        if isinstance(index, int):
+            index = (
+                kwargs.get("index", args[2] if len(args) > 2 else None) if index % max(1, args[0].dim()) == 0 else None
+            )
+        elif isinstance(index, tuple):
+            index = index[0] if index else None
+        return isinstance(index, Tensor) and self.tainted(index)
+
+    def _tells_by_size(self, name: str, args: tuple[Any, ...], inputs: list[Tensor]) -> bool:
+        """Whether how many elements come out depends on values of the batch."""
+        if name in SIZED or (name == "where" and len(args) == 1):
+            return True
+        return name == "__getitem__" and any(t.dtype == torch.bool and self.tainted(t) for t in inputs[1:])
 
     def order_of(self, tensor: Tensor) -> Tensor | None:
         """The index by which the examples of packed sequences were sorted, where that was seen."""
@@ -298,7 +351,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
         versions = [t._version for t in inputs]
         out = func(*args, **kwargs)
         told = out is not None and not isinstance(out, Tensor | list | tuple | dict)
-        if tainted and (name in ESCAPES or (told and name not in ABOUT)):
+        if tainted and (name in ESCAPES or (told and name not in ABOUT) or self._tells_by_size(name, args, inputs)):
             self.doubt = self.doubt or f"{name!r} in {self._place()} reads values of the batch"
         changed = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
         if name == "__set__":
@@ -317,7 +370,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
                 self._taint(tensor, moved)
             for tensor in changed:
                 self._taint_memory(tensor, moved)
-            self._mix(inputs, results + changed)
+            self._mix(name, args, kwargs, inputs, results + changed)
             if name in PACKING:
                 self._follow_order(name, args, results)
             return out
@@ -414,7 +467,7 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
                 results.append(tensor)
         for tensor in results:
             self._taint(tensor, moved)
-        self._mix(inputs, results)
+        self._mix(name, args, kwargs, inputs, results)
         self._record(func, name, kept[0], kept[1], derived, results, inplace, moved)
         return out
 
@@ -495,6 +548,23 @@ def _standing_alone(out: Tensor, inputs: list[Tensor]) -> Tensor:
         return out
     alone: Tensor = torch.ops.aten._unsafe_view(out, out.shape)
     return alone
+
+
+def _batch_dim(tensor: Tensor, rows: int) -> int:
+    """The dimension that most likely holds the rows of a batch."""
+    return next((d for d, size in enumerate(tensor.shape) if size % rows == 0), -1)
+
+
+def _dims(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor) -> tuple[int, ...]:
+    """The dimensions along which an operation brings elements together; none where it is not told."""
+    given = next((kwargs[k] for k in ("dim", "dims", "axis") if k in kwargs), None)
+    if given is None and len(args) > ALONG[name]:
+        given = args[ALONG[name]]
+    if isinstance(given, int) and not isinstance(given, bool):
+        given = (given,)
+    if not isinstance(given, tuple | list) or not all(isinstance(d, int) for d in given):
+        return ()
+    return tuple(d % max(1, tensor.dim()) for d in given)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -130,11 +130,13 @@ def _surveyed(
         run, original = forward(batch), run
     chosen = a_few(examples, CHECKED_EXAMPLES)
     outputs: Outputs | None = None
+    same = True
     if examples > 1:
         for example in reversed(chosen):
             outputs = None  # of the last one only, and not beside another pass
             swapped = forward(alike(example))
             outputs, losses = swapped.outputs(), swapped.losses.detach()
+            same = same and (not check or gradients_stay(engine, run, swapped, example))
             del swapped
             if check:
                 isolated(engine, losses_of, batch, alike(example), run, losses, example, rewind)
@@ -142,6 +144,8 @@ def _surveyed(
         known = engine.plans.get(engine.signature(run, run.output_gradients(retain=True)))
         plan, gradients = engine.make_plan(run, outputs, chosen[0], original)
         plan.checked = known is not None and known.checked
+        if not same:
+            raise mixing(ITS_GRADIENT)
         if check:
             agree(engine, run, gradients, chosen)
             plan.checked = True
@@ -197,6 +201,25 @@ def isolated(
     if bool((before - after).abs() <= TOLERANCE[narrow] * (1e-3 + before.abs())):
         return
     raise mixing(culprit(engine, losses_of, batch, alike, run.batch, example, rewind))
+
+
+ITS_GRADIENT = "a hook, a custom autograd function or a value without a gradient changed its gradient, which"
+
+
+def gradients_stay(engine: Engine, run: Pass, swapped: Pass, example: int) -> bool:
+    """Whether the gradient of an example's loss, too, is the same when every other example is replaced."""
+    if engine.spread is not None:
+        return True  # the answer would have to be the same on all ranks
+    everything, size, away = list(range(len(engine.parameters))), 0.0, 0.0
+    one, two = (by_backward(engine, p, everything, _one_hot(p.losses, example)) for p in (run, swapped))
+    for a, b in zip(one, two, strict=True):
+        first, second = (None if g is None else _dense(g).double() for g in (a, b))
+        size += 0.0 if first is None else float(first.square().sum())
+        if first is None or second is None:
+            away += sum(float(g.square().sum()) for g in (first, second) if g is not None)
+        else:
+            away += float((first - second).square().sum())
+    return not math.isfinite(size) or math.sqrt(away) <= 10 * TOLERANCE[precision(engine, run)] * math.sqrt(size) + 1e-9
 
 
 def mixing(what: str) -> BatchMixing:

@@ -9,6 +9,7 @@ padded to their longest example, an example must come out the same without its p
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tacit.sgd import checks, padding
-from tacit.sgd.batches import leaves
+from tacit.sgd.batches import leaves, numbers
 from tacit.sgd.engine import Engine, Pass
 from tacit.sgd.errors import BatchMixing, ClippingError
 
@@ -31,6 +32,10 @@ Values = Callable[[Any], tuple[Tensor, Any]]
 UNMOVED = 2e-5
 
 
+RESIZED = (
+    "how many examples the batch has changes what is computed for each of them, and under Poisson sampling that is "
+    "private: one person more reaches all others. Use a constant (the expected batch size) in its place"
+)
 #: What a model raises that does not run on rows in another order, or cut to another length.
 REFUSED = (RuntimeError, ValueError, IndexError)
 
@@ -59,6 +64,28 @@ def in_company(
         ):
             if not fine:
                 raise checks.mixing(checks.culprit(engine, losses_of, batch, other, examples, int(stay[0]), rewind))
+
+
+def of_loss(
+    loss: Callable[[nn.Module, Any], Tensor], model: nn.Module, batch: Any, known: Tensor, rewind: Callable[[], None]
+) -> None:
+    """As :func:`in_company`, for a loss that is called outside the engine and gave ``known`` for this batch."""
+    rows = len(known)
+
+    def losses(some: Any) -> tuple[Tensor, Any]:
+        rewind()
+        with torch.no_grad():
+            return loss(model, some).double(), [t.shape for t in leaves(some)]
+
+    def pick(index: Tensor) -> Any:
+        return pytree.tree_map_only(Tensor, lambda t: t[index.to(t.device)] if t.dim() and len(t) == rows else t, batch)
+
+    before = known.detach().double(), [t.shape for t in leaves(batch)]
+    tolerance = checks.TOLERANCE[checks.narrowest([p.dtype for p in model.parameters()], known.device)]
+    with kept(known.device):
+        for _, _, fine in compared(losses, before, batch, pick, rows, model, tolerance):
+            if not fine:
+                raise checks.mixing("the loss function")
 
 
 def compared(
@@ -168,6 +195,28 @@ def after_lengths(engine: Engine, losses_of: Losses, batch: Any, examples: int, 
         unfelt(losses, engine.model, batch, examples * views, whole, views)
 
 
+def resized(engine: Engine, losses_of: Losses, batch: Any, examples: int, views: int, tolerance: float) -> None:
+    """Refuse losses that depend on how many examples a batch has, once batches have been seen to differ in that."""
+    if not engine.lengths.differs((engine.context, "examples"), examples) or examples < 2:
+        return
+    keep = torch.tensor(sorted(checks.a_few(examples, (examples + 1) // 2)))
+
+    def losses(some: Any) -> Tensor:
+        with engine.protected_buffers(), torch.enable_grad():
+            return losses_of(some)().detach().double()
+
+    with kept(next(iter(engine.parameters.values())).device), evaluating(engine.model):
+        try:
+            one, two = losses(batch), losses(checks.picked(batch, keep, views))
+        except REFUSED as error:
+            if isinstance(error, ClippingError | torch.OutOfMemoryError):
+                raise
+            return  # a model that wants whole batches of one size does not run on another
+    one = one[keep.to(one.device)]
+    if bool(((one - two).abs() > tolerance * (1e-1 + one.abs())).any()):
+        raise BatchMixing(RESIZED)
+
+
 def unfelt(
     losses: Callable[[nn.Module, Any], Tensor],
     model: nn.Module,
@@ -187,22 +236,47 @@ def unfelt(
             return tensor
         return padded.strip(tensor[place.to(tensor.device)], 0, most)
 
-    def run(most: int) -> Tensor:
-        some = pytree.tree_map_only(Tensor, lambda t: single(t, most), batch)
+    def cut(value: Any, most: int) -> Any:
+        if isinstance(value, Tensor):
+            return single(value, most)
+        return type(value)(value[k] for k in place.tolist()) if numbers(value, rows) else value
+
+    def run(most: int) -> tuple[Tensor, list[Tensor]]:
+        some = pytree.tree_map(lambda v: cut(v, most), batch, is_leaf=lambda v: numbers(v, rows))
         with torch.enable_grad():
-            return losses(model, some).detach()
+            found = losses(model, some)
+        return found.detach().double(), gradients(found.sum(), model)
 
     device = next(model.parameters()).device
     with kept(device), evaluating(model):
-        whole = run(0)
-        narrow = checks.narrowest([whole.dtype, *(p.dtype for p in model.parameters())], device)
-        before = whole.double()
+        before, whole = run(0)
+        tolerance = checks.TOLERANCE[checks.narrowest([p.dtype for p in model.parameters()], device)]
         for most in (9, 1):  # a dimension of features may have the size of a padded one
             try:
-                after = run(most).double()
-            except REFUSED:
+                after, own = run(most)
+            except REFUSED as error:
+                if isinstance(error, ClippingError | torch.OutOfMemoryError):
+                    raise
                 continue
-            if bool((before - after).abs().le(checks.TOLERANCE[narrow] * (1e-2 + before.abs())).all()):
+            same = bool((before - after).abs().le(tolerance * (1e-2 + before.abs())).all())
+            if same and alike(whole, own, tolerance):
                 return
             raise BatchMixing(padding.FELT)
     raise ClippingError(padding.UNTOLD)
+
+
+def gradients(value: Tensor, model: nn.Module) -> list[Tensor]:
+    """The gradient of a number in every trained parameter it depends on; with zeros for the others."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    found = torch.autograd.grad(value, trained, allow_unused=True)
+    return [
+        torch.zeros_like(p) if g is None else (g.to_dense() if g.is_sparse else g)
+        for p, g in zip(trained, found, strict=True)
+    ]
+
+
+def alike(one: list[Tensor], two: list[Tensor], tolerance: float) -> bool:
+    """Whether two gradients differ by no more than rounding."""
+    away = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(one, two, strict=True))
+    size = sum(float(a.double().square().sum()) for a in one)
+    return not math.isfinite(size) or math.sqrt(away) <= 10 * tolerance * math.sqrt(size) + 1e-9

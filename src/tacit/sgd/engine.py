@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.sgd import frames
-from tacit.sgd.capture import Capture, Constants, module_names
+from tacit.sgd.capture import Capture, Constants, Scalars, module_names
 from tacit.sgd.distributed.spread import Spread, cut_alike, local
 from tacit.sgd.errors import SLOWLY, BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.frames import Frame
@@ -152,6 +152,33 @@ class Glance:
                     stack.append(child)
 
 
+class Attributes:
+    """Numbers and small tensors that modules keep beside their buffers, as they are now.
+
+    A model that reads its data may keep what it read, and the next pass would depend on it: such a pass begins and ends
+    as the one before.
+    """
+
+    MOST = 4096
+
+    def __init__(self, model: nn.Module) -> None:
+        self._held: list[tuple[dict[str, Any], str, Any, Tensor | None]] = []
+        for module in modules_of(model):
+            for name, value in vars(module).items():
+                if isinstance(value, Tensor) and value.numel() <= self.MOST and not value.requires_grad:
+                    self._held.append((vars(module), name, value, value.detach().clone()))
+                elif isinstance(value, int | float) and name != "training":
+                    self._held.append((vars(module), name, value, None))
+
+    def restore(self) -> None:
+        """Put them back."""
+        for owner, name, value, copy in self._held:
+            if name in owner:
+                owner[name] = value
+                if copy is not None:
+                    value.data.copy_(copy)
+
+
 class Pass:
     """One watched forward pass: its uses and the losses of its examples (already averaged over views).
 
@@ -217,6 +244,8 @@ class Engine:
         # What the model consisted of when it was last looked at.
         self.identity: list[int] = []
         self.buffers: list[int] = []
+        #: contexts in which a pass was to be doubted, and why every pass is, where single ones do not show it
+        self.doubted: dict[Any, str] = {}
         self.constants = Constants()
         self.lengths = Lengths()
         self.mutable: set[str] = set()
@@ -248,14 +277,31 @@ class Engine:
     def forward(self, losses: Losses, data: list[Tensor], batch: int, named: bool = False) -> Pass:
         """Run the model once, watched. ``named`` keeps module names (for messages) and outputs (for evidence)."""
         capture = self.capture(data, max((len(t) for t in data if t.dim()), default=batch), named)
-        with self.protected_buffers(), self._uncompiled(), torch.enable_grad():
-            if named:
-                with module_names(self.model, capture.where), capture:
-                    values = losses()
-            else:
-                with capture:
-                    values = losses()
-        return Pass(capture.uses, values, batch, capture.unrolled, capture.doubts([values]))
+        scalars = Scalars() if named and self.spread is None else nullcontext()
+        where = self.doubted_as(self.context)
+        state = Attributes(self.model) if where in self.doubted else None
+        try:
+            with self.protected_buffers(), self._uncompiled(), torch.enable_grad():
+                if named:
+                    with module_names(self.model, capture.where), scalars, capture:
+                        values = losses()
+                else:
+                    with capture:
+                        values = losses()
+        finally:
+            if state is not None:
+                state.restore()
+        if isinstance(scalars, Scalars) and scalars.read:
+            self.doubted[where] = "the model reads values of the batch"
+        doubt = capture.doubts([values]) or self.doubted.get(where, "")
+        if doubt:
+            self.doubted.setdefault(where, "")
+        return Pass(capture.uses, values, batch, capture.unrolled, doubt)
+
+    @staticmethod
+    def doubted_as(context: Any) -> Any:
+        """By what doubt is remembered: in a loop that somebody else wrote, by the module that is called."""
+        return context[:2] if context and context[0] == "loop" else context
 
     def capture(self, data: list[Tensor], rows: int, named: bool = False) -> Capture:
         """What watches one pass over a batch of so many rows."""

@@ -53,6 +53,17 @@ ABOUT = _words(
     "__dlpack_device__ names is_coalesced dense_dim sparse_dim __hash__ _is_view backward dtype device shape"
 )
 
+# The size of what comes out tells something of the values that went in.
+SIZED = _words("nonzero argwhere unique unique_consecutive masked_select bincount one_hot repeat_interleave")
+# These bring elements along a dimension together, by the place of that dimension among the arguments.
+_ALONG = {
+    1: "sum mean amax amin max min any all prod std var std_mean var_mean median nanmedian mode logsumexp nansum "
+    "nanmean cumsum cumprod cummax cummin logcumsumexp softmax log_softmax softmin sort argsort argmax argmin "
+    "count_nonzero flip",
+    2: "norm quantile nanquantile topk kthvalue roll diff normalize vector_norm renorm",
+}
+ALONG = {name: place for place, names in _ALONG.items() for name in names.split()}
+
 EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 _GETTERS = {
     getattr(torch.Tensor, name).__get__: name for name in ("T", "mT", "H", "mH", "data", "grad", "real", "imag")

@@ -29,6 +29,8 @@ from tacit.sgd.errors import BatchMixing, ClippingError
 #: How many records of a batch are collated by themselves, to find one that was padded.
 TRIED = 8
 
+_CHOICE = random.Random()  # of its own: what a collate function draws is not touched
+
 FELT = (
     "how far an example is padded changes what is computed for it, and how far depends on the longest example of its "
     "batch: one person's length reaches all others, and no per-example bound exists. Pad every example to one public "
@@ -41,6 +43,23 @@ UNTOLD = (
 )
 
 
+OF_NO_RECORD = (
+    "the collate function returns a tensor that belongs to no single record (a length of the batch, a maximum, tokens "
+    "of all records without offsets), through which one record can reach all others: return tensors with the records "
+    "in the first dimension (the second with batch_first=False)"
+)
+OTHER_VALUES = (
+    "the collate function gives a record other values in another batch, so one person's record reaches those of "
+    "others, and no per-example bound exists: compute what a record is from that record alone"
+)
+SHORTENED = (
+    "the collate function cuts records to the shortest of their batch, so one person's length reaches all others, and "
+    "no per-example bound exists: cut every record to one public length"
+)
+#: How often a batch is collated again to see whether the collate function draws at random.
+REPEATED = 8
+
+
 @dataclass(frozen=True)
 class Padded:
     """An example of a batch that is shorter than the batch: its row, and its own size for each padded one."""
@@ -50,13 +69,17 @@ class Padded:
     left: bool
 
     def strip(self, tensor: Tensor, keep: int, most: int) -> Tensor:
-        """The part of a tensor that is not padding; dimension ``keep`` holds examples, ``most`` others are cut."""
-        cut = 0
+        """The part of a tensor that is not padding; dimension ``keep`` holds examples, ``most`` others are cut.
+
+        Two dimensions may have been padded to one size (images): their own sizes come in the same order.
+        """
+        found: dict[int, int] = {}
         for dim, size in enumerate(tensor.shape):
-            own = dict(self.sizes).get(size)
-            if dim != keep and own is not None and cut < most:
-                tensor = tensor.narrow(dim, size - own if self.left else 0, own)
-                cut += 1
+            own = [one for big, one in self.sizes if big == size]
+            if dim != keep and own and sum(found.values()) < most:
+                one = own[min(found.get(size, 0), len(own) - 1)]
+                found[size] = found.get(size, 0) + 1
+                tensor = tensor.narrow(dim, size - one if self.left else 0, one)
         return tensor
 
 
@@ -86,7 +109,7 @@ def alone(collate: Callable[[list[Any]], Any], records: list[Any], batch: Any, d
     step = max(1, len(records) // TRIED)
     found: Padded | None = None
     with _nothing_drawn():
-        for k in range(0, len(records), step):
+        for k in range(_CHOICE.randrange(step), len(records), step):
             padded = _compared(collate, records, k, together, dim)
             if padded is not None and (found is None or padded.sizes < found.sizes):
                 found = padded
@@ -97,34 +120,67 @@ def _compared(
     collate: Callable[[list[Any]], Any], records: list[Any], k: int, together: list[Tensor], dim: int
 ) -> Padded | None:
     single = leaves(collate([records[k]]))
-    pairs = [
-        (one.select(dim, 0), many.movedim(dim, 0))
-        for one, many in zip(single, together, strict=False)
-        if one.dim() == many.dim() > dim and one.shape[dim] == 1 and many.shape[dim] == len(records)
-    ]
+    pairs, owned = [], dict[int, list[int]]()
+    for one, many in zip(single, together, strict=False):
+        if one.dim() == many.dim() > dim and one.shape[dim] == 1 and many.shape[dim] == len(records):
+            pairs.append((one.select(dim, 0), many.movedim(dim, 0)))
+            padded_to: dict[int, list[int]] = {}
+            for small, big in zip(pairs[-1][0].shape, pairs[-1][1].shape[1:], strict=True):
+                if small != big:
+                    padded_to.setdefault(big, []).append(small)
+            for big, small in padded_to.items():
+                longer = len(small) > len(owned.get(big, []))
+                if not longer and owned[big][: len(small)] != small:
+                    return None  # two fields were padded to one size: another record, or batch, tells
+                owned[big] = small if longer else owned[big]
+        elif not _same(one, many):
+            if _in_one_row(collate, records, together):
+                return None
+            raise ClippingError(OF_NO_RECORD)
     if len(single) != len(together) or not pairs:
-        raise ClippingError(
-            "the collate function makes something else of one record than of several, so what a record is in its batch "
-            "is not known: return tensors with the records in the first dimension"
-        )
-    sizes = {
-        (big, own) for one, many in pairs for own, big in zip(one.shape, many.shape[1:], strict=True) if own != big
-    }
-    for left in (False, True):
+        raise ClippingError(OF_NO_RECORD)
+    sizes = [(big, small) for big, found in sorted(owned.items()) for small in found]
+    if any(big < small for big, small in sizes):
+        raise BatchMixing(SHORTENED)
+    matches: dict[bool, int] = {}
+    for left in (False, True) if sizes else (False,):
         for row in (k, *range(len(records))):  # most keep the order; some sort by length
-            padded = Padded(row, tuple(sorted(sizes)), left)
-            if all(_same(one, padded.strip(many[row], -1, many.dim())) for one, many in pairs):
+            padded = Padded(row, tuple(sizes), left)
+            same = [_same(one, padded.strip(many[row], -1, many.dim())) for one, many in pairs]
+            if all(same):
                 return padded if sizes else None
-        if not sizes:
-            break
-    again = leaves(collate([records[k]]))
-    if all(_same(a, b) for a, b in zip(single, again, strict=True)):
-        raise BatchMixing(
-            "the collate function gives a record other values in another batch, so one person's record reaches those "
-            "of others, and no per-example bound exists: compute what a record is from that record alone"
-        )
-    # It draws at random (masked tokens, say): sizes are known, and the side is where most collators pad.
-    return Padded(k, tuple(sorted(sizes)), False) if sizes else None
+            matches.setdefault(left, sum(same))
+    if not _at_random(collate, records, together):
+        raise BatchMixing(OTHER_VALUES)
+    # It draws at random (masked tokens, say): sizes are known, and what is not drawn (a mask) tells the side.
+    return Padded(k, tuple(sizes), max(matches, key=lambda left: matches[left])) if sizes else None
+
+
+def _in_one_row(collate: Callable[[list[Any]], Any], records: list[Any], together: list[Tensor]) -> bool:
+    """Whether a batch is its records one behind the other, with offsets or lengths, as for ``nn.EmbeddingBag``."""
+    every = [leaves(collate([record])) for record in records]
+    if any(len(single) != len(together) or any(t.dim() == 0 for t in single) for single in every):
+        return False
+    behind = [
+        torch.cat(parts) if len({t.shape[1:] for t in parts}) == 1 else None for parts in zip(*every, strict=True)
+    ]
+    long = [k for k, t in enumerate(behind) if t is not None and len(t) != len(records) and _same(t, together[k])]
+    lengths = [torch.tensor([len(single[j]) for single in every]) for j in long]
+    known = [made for n in lengths for made in (n, n.cumsum(0), n.cumsum(0) - n)]
+    for k, t in enumerate(behind):
+        explained = k in long or (t is not None and _same(t, together[k]))
+        if not explained and not any(torch.equal(together[k].long(), made) for made in known):
+            return False
+    return bool(long)
+
+
+def _at_random(collate: Callable[[list[Any]], Any], records: list[Any], together: list[Tensor]) -> bool:
+    """Whether collating the same records again gives something else."""
+    for _ in range(REPEATED):
+        again = leaves(collate(records))
+        if len(again) != len(together) or not all(_same(a, b) for a, b in zip(again, together, strict=True)):
+            return True
+    return False
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
@@ -143,6 +199,10 @@ class Lengths:
         self._seen: dict[Any, list[tuple[int, ...]]] = {}
         self._varying: dict[Any, set[tuple[int, int]]] = {}
 
+    def differs(self, key: Any, rows: int) -> bool:
+        """Whether an earlier batch had another number of examples."""
+        return self._seen.setdefault(key, [(rows,)]) != [(rows,)]
+
     def varying(self, key: Any, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> set[int]:
         """The sizes in this batch of what has had another size in an earlier one; ``dims`` hold the examples."""
         shapes = [tuple(t.shape) for t in tensors]
@@ -160,27 +220,36 @@ def _filled(tensor: Tensor) -> Tensor:
     value = flat[int(ends.argmax()), 0]
     where = (flat == value).all(2).long()
     ends = where.cumprod(1).sum(1)
-    return ends * bool((ends == where.sum(1)).all()) * (ends > 1)
+    shared = bool((ends == where.sum(1)).all()) and int((ends > 0).sum()) > 1
+    return ends * shared * (ends > 1)
+
+
+def _constant_behind(tensor: Tensor, lengths: Tensor) -> bool:
+    """Whether one value fills the places behind these lengths, in all rows."""
+    flat = tensor.reshape(*tensor.shape[:2], -1)
+    behind = flat[torch.arange(flat.shape[1], device=flat.device) >= lengths.to(flat.device).unsqueeze(1)]
+    return bool((behind == behind[:1]).all())
 
 
 def guessed(tensors: Sequence[Tensor], dims: Sequence[int | None], rows: int, size: int) -> Padded | None:
     """The example with most padding in a dimension of this size, as masks, lengths or constant ends tell it."""
     found: list[tuple[int, int, bool]] = []
     held = [t.detach().movedim(d, 0) for t, d in zip(tensors, dims, strict=True) if d is not None]
-    long = [t for t in held if t.dim() > 1 and t.shape[1] == size]
-    masks = [t.reshape(rows, size, -1)[..., 0] for t in long if t.dim() == 2 and bool(((t == 0) | (t == 1)).all())]
-    counts = [t for t in held if t.dim() == 1 and not t.is_floating_point() and bool((t <= size).all())]
+    long = [t.movedim(d, 1) for t in held for d in range(1, t.dim()) if t.shape[d] == size]
+    masks = [t for t in long if t.dim() == 2 and bool(((t == 0) | (t == 1)).all())]
+    flat = [t.reshape(rows) for t in held if t.numel() == rows and not t.is_floating_point() and t.dtype != torch.bool]
     for left in (False, True):
         own: Tensor | None = None
-        for mask in masks:
+        for mask in [m.bool() for m in masks] + [~m for m in masks if m.dtype == torch.bool]:
             count = mask.long().sum(1)
             place = torch.arange(size, device=mask.device)
             inside = place >= size - count.unsqueeze(1) if left else place < count.unsqueeze(1)
-            if bool((inside == mask.bool()).all()) and bool((count > 0).all()):
+            if bool((inside == mask).all()) and bool((count > 0).all()):
                 own = count
         if own is None and not left:
-            own = next((t.long() for t in counts if bool((t > 0).all()) and int(t.max()) == size), None)
-        if own is None and not masks and long:
+            fits = (t.long() for t in flat if bool((t > 0).all()) and int(t.max()) == size)
+            own = next((n for n in fits if any(_constant_behind(t, n) for t in long)), None)
+        if own is None and long and not masks:
             own = size - torch.stack([_filled(t if left else t.flip(1)) for t in long]).amin(0)
         if own is not None and int(own.min()) < size:
             found.append((int(own.min()), int(own.argmin()), left))

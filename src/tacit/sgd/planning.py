@@ -53,7 +53,8 @@ def planned(
     if engine.spread is not None:
         # Ranks gather parameters from one another: what one has to run again, all run again.
         wanted = engine.spread.any(wanted)
-    if checks.anyone(engine, plan is None) or wanted:
+    anew = checks.anyone(engine, plan is None) or wanted
+    if anew:
         losses = run.losses.detach()
         del run, grads
         rewind()
@@ -72,8 +73,11 @@ def planned(
             )
     if checks.anyone(engine, bool(run.doubt)) and check != "never":
         company.in_company(engine, losses_of, batch, examples, views, run, rewind)
-    if check != "never":
+    if check != "never" and engine.spread is None:
         company.after_lengths(engine, losses_of, batch, examples, views)
+        if anew:
+            tolerance = checks.TOLERANCE[checks.precision(engine, run)]
+            company.resized(engine, losses_of, batch, examples, views, tolerance)
     assert plan is not None
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         return engine.gradients(run, grads, plan), run.losses

@@ -28,7 +28,7 @@ from tacit.sgd import checks, company, padding
 from tacit.sgd.adapt import Template, adapted, merged, outline
 from tacit.sgd.calls import Border, Call, live
 from tacit.sgd.capture import Capture
-from tacit.sgd.engine import Engine, Gradients, Outputs, Pass, Plan, agrees
+from tacit.sgd.engine import Attributes, Engine, Gradients, Outputs, Pass, Plan, agrees
 from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
 
 UNWATCHED = (
@@ -155,7 +155,7 @@ class Watch:
         lost = self._without_examples(call, rows, reached)
         if lost is not None:
             raise ClippingError(
-                f"no dimension holds the examples in what {type(call.module).__name__} returned ({lost.dim()} dimensions): "
+                f"no dimension holds the examples in what {type(call.module).__name__} returned: "
                 "each row must be one example of the batch that the private data loader handed out, in the first "
                 "dimension (in the second with batch_first=False)"
             )
@@ -232,7 +232,12 @@ class Watch:
         call.outs = [t for t in live(out) if capture.derived(t) is None]
         if not call.outs or not (call.uses or call.linked):
             return None
-        call.doubt = capture.doubts([t for t in call.outs if t.dim()])
+        where = self.engine.doubted_as(call.key)
+        call.doubt = capture.doubts([t for t in call.outs if t.dim()]) or self.engine.doubted.get(where, "")
+        if call.lists:
+            call.doubt = call.doubt or "numbers for each example came in that no tensor holds"
+        if call.doubt:
+            self.engine.doubted.setdefault(where, "")
         cut = Border.apply(call, self._anchor, *(original for original, _ in call.linked))
         return pytree.tree_map(
             lambda leaf: next((c for c, o in zip(cut, call.outs, strict=True) if o is leaf), leaf), out
@@ -299,16 +304,20 @@ class Watch:
 
     def _in_company(self, call: Call) -> None:
         """What is asked of every batch: examples must not notice who else is in it, nor how far it was padded."""
-        after = checks.remember(call.device)
+        padded = call.piece.padded or self._guessed(call)
+        replaced = call.rows > 1 and bool(call.doubt or call.whole)
+        if padded is None and not replaced:
+            return
+        after, state = checks.remember(call.device), Attributes(self.engine.model)
         try:
             with self.off(), torch.enable_grad():
-                if call.rows > 1 and (call.doubt or call.whole):
+                if replaced:
                     self._replaced(call)
-                padded = call.piece.padded or self._guessed(call)
                 if padded is not None:
                     self._stripped(call, padded)
         finally:
             after()
+            state.restore()
 
     def _replaced(self, call: Call) -> None:
         def losses(leaves: list[Any]) -> tuple[Tensor, Any]:
@@ -338,6 +347,33 @@ class Watch:
     def _tolerance(self, call: Call) -> float:
         return checks.TOLERANCE[checks.precision(self.engine, Pass(call.uses, torch.ones(1), 1))]
 
+    def _resized(self, call: Call) -> None:
+        """How many examples a batch has is private: half of them must give what all of them give."""
+        keep = torch.tensor(sorted(checks.a_few(call.rows, (call.rows + 1) // 2)))
+        leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
+        half = call.picked(keep, False)
+        apart = all(self.dim_of(t, call.rows) is not None for t in call.data if t.dim())
+        if call.rows < 2 or half is None or not apart:  # records in one long row cannot be picked
+            return
+        with company.evaluating(self.engine.model):
+            try:
+                whole, part = call.outputs(leaves), call.outputs(half)
+                for k, cotangent in call.cotangents.items():
+                    dim = self.place_of(call, k, call.rows)
+                    assert dim is not None
+                    one, weight = (
+                        t.detach().index_select(dim, keep.to(t.device)).double() for t in (whole[k], cotangent)
+                    )
+                    one, two = call.overlapping(one, part[k].detach().double())
+                    one, weight = call.overlapping(one, weight)
+                    two, weight = call.overlapping(two, weight)
+                    if not bool(((one - two) * weight).norm() <= self._tolerance(call) * (one * weight).norm() + 1e-12):
+                        raise BatchMixing(company.RESIZED)
+            except company.REFUSED as error:
+                if isinstance(error, ClippingError | torch.OutOfMemoryError):
+                    raise
+                # A model that wants whole batches of one size: it does not run on another.
+
     def _guessed(self, call: Call) -> padding.Padded | None:
         """An example with padding, where batches have been seen to differ in length."""
         tensors = [t.detach() for t in call.data]
@@ -353,18 +389,26 @@ class Watch:
         dims = [
             self.dim_of(leaf, call.rows) if isinstance(leaf, Tensor) and leaf.dim() else None for leaf in call.leaves
         ]
-        with company.evaluating(self.engine.model):
-            whole = call.outputs(single)
+        tolerance, model = self._tolerance(call), self.engine.model
+
+        def gradients(leaves: list[Any]) -> list[Tensor]:
+            call.rewind()
+            return company.gradients(call.single_value(padded, call.outputs(leaves)), model)
+
+        with company.evaluating(model):
             for most in (9, 1):  # a dimension of features may have the size of a padded one
                 cut = [
                     padded.strip(leaf, dim, most) if isinstance(leaf, Tensor) and dim is not None else leaf
                     for leaf, dim in zip(single, dims, strict=True)
                 ]
                 try:
-                    own = call.outputs(cut)
-                except company.REFUSED:
+                    own = gradients(cut)
+                    whole = gradients(single)
+                except company.REFUSED as error:
+                    if isinstance(error, ClippingError | torch.OutOfMemoryError):
+                        raise
                     continue
-                if call.feels(padded, whole, own, self._tolerance(call)):
+                if not company.alike(whole, own, tolerance):
                     raise BatchMixing(padding.FELT)
                 return
         raise ClippingError(padding.UNTOLD)
@@ -407,6 +451,8 @@ class Watch:
                 if self.check:
                     checks.agree(engine, run, gradients, chosen)
                 plan.checked = True
+            if self.check and not call.whole:
+                self._resized(call)
             return True
         finally:
             after()
@@ -429,9 +475,10 @@ class Watch:
                 # several examples' losses depend on.
                 return None
             outputs, after = swapped.outputs(), swapped.losses.detach()[example].double()
+            same = not self.check or checks.gradients_stay(self.engine, run, swapped, example)
             del swapped
             near = checks.TOLERANCE[narrow] * (1e-3 + before.abs())
-            if not self.check or bool((before - after).abs() <= near):
+            if not self.check or (same and bool((before - after).abs() <= near)):
                 if self.check and call.whole:
                     self._weighed(call, alike, torch.tensor([example]))
                 return outputs
