@@ -147,7 +147,7 @@ def _compared(
         for row in (k, *range(len(records))):  # most keep the order; some sort by length
             padded = Padded(row, tuple(sizes), left)
             same = [_same(one, padded.strip(many[row], -1, many.dim())) for one, many in pairs]
-            if all(same):
+            if all(same) and (row == k or all(_is_filled(padded, many[row]) for _, many in pairs)):
                 return padded if sizes else None
             matches.setdefault(left, sum(same))
     if not _at_random(collate, records, together):
@@ -181,6 +181,14 @@ def _at_random(collate: Callable[[list[Any]], Any], records: list[Any], together
         if len(again) != len(together) or not all(_same(a, b) for a, b in zip(again, together, strict=True)):
             return True
     return False
+
+
+def _is_filled(padded: Padded, tensor: Tensor) -> bool:
+    """Whether one value fills what is not the example's own."""
+    outside = torch.ones_like(tensor, dtype=torch.bool)
+    padded.strip(outside, -1, tensor.dim()).fill_(False)
+    rest = tensor[outside]
+    return bool((rest == rest[:1]).all())
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
