@@ -22,7 +22,7 @@ X, Y = data()
         ({"source": (torch.where(X > 2, torch.nan, X), Y)}, "NaN"),
         ({"source": (X, Y + 1)}, "labels must lie between 0 and 2"),
         ({"source": (X, Y[:-1])}, "as many rows"),
-        ({"batch_size": ROWS + 1}, "more than the 120"),
+        ({"batch_size": ROWS + 1}, "more than there are units"),
         ({"batch_size": 0}, "batch_size"),
         ({"clip_norm": 0.0}, "clip_norm"),
         ({"clip_norm": -1.0}, "clip_norm"),

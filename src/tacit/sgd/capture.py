@@ -190,7 +190,10 @@ class Capture(TorchFunctionMode):  # type: ignore[misc]
             alone = any(size % rows == 0 for size in tensor.shape)
             if alone and len(inputs) > 1:
                 # Every row with every other: what has the batch in two dimensions, made of tensors that have it in one.
-                pairs = sum(size == rows for size in tensor.shape)
+                first = (
+                    tensor.shape[_batch_dim(tensor, rows)] == rows
+                )  # else the batch is folded into another dimension
+                pairs = sum(size == rows for size in tensor.shape) if first else 0
                 alone = pairs < 2 or any(sum(n == rows for n in t.shape) > 1 for t in inputs if self.tainted(t))
                 alone = alone or sum(self.tainted(t) for t in inputs) < 2
             if worse or not alone:

@@ -291,7 +291,7 @@ class Engine:
         finally:
             if state is not None:
                 state.restore()
-        if isinstance(scalars, Scalars) and scalars.read:
+        if isinstance(scalars, Scalars) and scalars.read and not capture.doubt:  # by scripted code, say
             self.doubted[where] = "the model reads values of the batch"
         doubt = capture.doubts([values]) or self.doubted.get(where, "")
         if doubt:
