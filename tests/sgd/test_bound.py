@@ -13,6 +13,7 @@ from tests.sgd.zoo import GPT, Recurrent, tagging
 from torch import nn
 
 from tacit import sgd
+from tacit.sgd.bounds import Clipped
 from tacit.sgd.norms import full_precision
 
 WIDE = st.floats(-(2.0**100), 2.0**100, width=32)
@@ -183,3 +184,11 @@ def test_norms_and_sums_use_full_precision_and_put_the_setting_back():
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def test_masked_examples_do_not_stop_a_compiled_step_whatever_is_added_to_their_norms():
+    """What underflow can hide is added to every squared norm, to those of masked examples too: their factor is zero."""
+    scale, squared = torch.tensor([[0.5], [0.4], [0.0]]), torch.tensor([[4.0], [6.0], [1e-30]])
+    found = Clipped(squared.sqrt(), scale, torch.zeros(3, dtype=torch.bool), torch.zeros(3), squared, dict)
+    assert bool(found.comparable(1e-12, torch.tensor([True, True, False])))
+    assert not bool(found.comparable(1e-12, None))

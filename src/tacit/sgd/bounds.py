@@ -132,13 +132,15 @@ class Clipped:
     squared: Tensor
     sums: Callable[..., dict[str, Tensor]]
 
-    def comparable(self, least: float) -> Tensor:
+    def comparable(self, least: float, mask: Tensor | None) -> Tensor:
         """Whether every example that adds something has a factor above ``least`` times the largest: a traced truth.
 
-        Then ``sums(False, True)`` may be asked for, in which the factors of the others are not zero but one.
+        Then ``sums(False, True)`` may be asked for, in which the factors of the others are not zero but one. Examples
+        that are masked add nothing: their gradients must be zero (their squared norms may hold what underflow hides).
         """
         used = (self.scale > 0) & (self.scale >= least * self.scale.amax())
-        return (used | (self.squared == 0)).all()
+        fine = used | (self.squared == 0)
+        return (fine if mask is None else fine | ~mask.bool().unsqueeze(1)).all()
 
 
 #: Elements of a parameter whose gradients are laid beside others: a copy of larger ones would cost more than it saves.

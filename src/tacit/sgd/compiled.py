@@ -203,7 +203,7 @@ class Program:
                     gradients, self.names, spec, torch.isfinite(losses), mask, bounds, together=True, lasting=data
                 )
                 # An example counted as zero may hold infinities that poison a product: such a batch runs uncompiled.
-                fine = ~found.bad.any() & found.comparable(weighted.LEAST)
+                fine = ~found.bad.any() & found.comparable(weighted.LEAST, mask)
                 fine = fine & kept if kept is not None else fine
                 fine = answers.remarked(fine, found.lost.any())
                 factors = answers.tell(fine, found.scale) if self.device.type == "cuda" else found.scale
