@@ -17,9 +17,9 @@ from torch.utils import _pytree as pytree
 
 from tacit.sgd import checks
 from tacit.sgd.batches import numbers
-from tacit.sgd.engine import Attributes, modules_of
 from tacit.sgd.errors import ClippingError, UncoveredUse
 from tacit.sgd.layout import owner_weights
+from tacit.sgd.outside import Attributes, modules_of
 from tacit.sgd.padding import Padded
 from tacit.sgd.rules.base import wide
 from tacit.sgd.uses import Use

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit.sgd.distributed.spread import held, is_spread, local
 from tacit.sgd.errors import SLOWLY, UncoveredUse
@@ -46,50 +45,8 @@ from tacit.sgd.functions import (
     mutates,
     opened,
 )
+from tacit.sgd.outside import Constants
 from tacit.sgd.uses import HERE, Derived, Use, arguments_of, substitute, tensors_in
-
-
-class Scalars(TorchDispatchMode):  # type: ignore[misc]
-    """Sees that values are read by code that no function mode sees: what scripted functions do is dispatched, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.read = self.read or func is torch.ops.aten._local_scalar_dense.default
-        with torch._C.DisableTorchFunction():  # what was called is seen by its own name already
-            return func(*args, **(kwargs or {}))
-
-
-class Constants:
-    """Tensors that were there before a pass began, so that nothing in it can have made them of the batch.
-
-    One that a pass meets for the first time may have been made in it, unseen (by scripted code, in another thread). One
-    that was there in the pass before, and has not been written to since, was not. Buffers of the model are put back
-    after every pass.
-    """
-
-    def __init__(self, buffers: Sequence[Tensor] = ()) -> None:
-        self._known: dict[int, tuple[Any, int]] = {}
-        self._met: list[tuple[Any, int]] = []
-        self._buffers = {id(b) for b in buffers}
-
-    def __contains__(self, tensor: Tensor) -> bool:
-        if id(tensor) in self._buffers:
-            return True
-        known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor and known[1] == tensor._version:
-            return True
-        self._met.append((weakref.ref(tensor), tensor._version))
-        return False
-
-    def next(self, buffers: Sequence[Tensor]) -> Constants:
-        """What a new pass knows: what the last one met, and is still there."""
-        alive = [(ref, version) for ref, version in [*self._known.values(), *self._met] if ref() is not None]
-        after = Constants(buffers)
-        after._known = {id(ref()): (ref, version) for ref, version in alive}
-        return after
 
 
 class Capture(TorchFunctionMode):  # type: ignore[misc]

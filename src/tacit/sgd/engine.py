@@ -22,12 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from tacit.sgd import frames
-from tacit.sgd.capture import Capture, Constants, Scalars, module_names
+from tacit.sgd.capture import Capture, module_names
 from tacit.sgd.distributed.spread import Spread, cut_alike, local
 from tacit.sgd.errors import SLOWLY, BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.frames import Frame
 from tacit.sgd.layout import Evidence, Layout, candidates, digit_weights, follows, owner_weights, unmoved
 from tacit.sgd.norms import Group, Norms
+from tacit.sgd.outside import Attributes, Constants, Scalars, modules_of
 from tacit.sgd.padding import Lengths
 from tacit.sgd.rules import DECOMPOSE, RULES, SHAPE_ONLY
 from tacit.sgd.rules.base import Contributions, NotCovered, wide
@@ -110,18 +111,6 @@ class Gradients:
         return total
 
 
-def modules_of(model: nn.Module) -> list[nn.Module]:
-    """All modules of a model, each once; ``model.modules()`` in a fraction of its time, for every step asks."""
-    found: dict[int, nn.Module] = {}
-    stack = [model]
-    while stack:
-        module = stack.pop()
-        if id(module) not in found:
-            found[id(module)] = module
-            stack.extend(child for child in module._modules.values() if child is not None)
-    return list(found.values())
-
-
 class Glance:
     """What has to be as it was for what is known of a model to hold: asked at every step, so all in one walk.
 
@@ -150,33 +139,6 @@ class Glance:
             for child in module._modules.values():
                 if child is not None:
                     stack.append(child)
-
-
-class Attributes:
-    """Numbers and small tensors that modules keep beside their buffers, as they are now.
-
-    A model that reads its data may keep what it read, and the next pass would depend on it: such a pass begins and ends
-    as the one before.
-    """
-
-    MOST = 4096
-
-    def __init__(self, model: nn.Module) -> None:
-        self._held: list[tuple[dict[str, Any], str, Any, Tensor | None]] = []
-        for module in modules_of(model):
-            for name, value in vars(module).items():
-                if isinstance(value, Tensor) and value.numel() <= self.MOST and not value.requires_grad:
-                    self._held.append((vars(module), name, value, value.detach().clone()))
-                elif isinstance(value, int | float) and name != "training":
-                    self._held.append((vars(module), name, value, None))
-
-    def restore(self) -> None:
-        """Put them back."""
-        for owner, name, value, copy in self._held:
-            if name in owner:
-                owner[name] = value
-                if copy is not None:
-                    value.data.copy_(copy)
 
 
 class Pass:

@@ -28,8 +28,9 @@ from tacit.sgd import checks, company, padding
 from tacit.sgd.adapt import Template, adapted, merged, outline
 from tacit.sgd.calls import Border, Call, live
 from tacit.sgd.capture import Capture
-from tacit.sgd.engine import Attributes, Engine, Gradients, Outputs, Pass, Plan, agrees
+from tacit.sgd.engine import Engine, Gradients, Outputs, Pass, Plan, agrees
 from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
+from tacit.sgd.outside import Attributes
 
 UNWATCHED = (
     "parameter {!r} received a gradient outside the watched calls of the model, which is neither clipped nor noised. "
