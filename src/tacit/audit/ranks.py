@@ -26,6 +26,14 @@ class RankFailed(RuntimeError):
     """A rank raised, died, or waited in vain for the others."""
 
 
+class _Silent(RankFailed):
+    """No rank answered at all: a lock that a library's thread held while the process was forked stops every child."""
+
+
+#: How often ranks that are all silent are started anew. Ranks that wait for each other say so after ``each`` seconds.
+ATTEMPTS = 3
+
+
 def possible() -> bool:
     """Whether several ranks can be tried here: torch with its distributed part, and an operating system that forks."""
     import torch
@@ -46,11 +54,20 @@ def on_ranks(
 
     Raises :class:`RankFailed` where a rank raises or does not answer in ``timeout`` seconds; once one has answered, the
     others have ``grace`` seconds where that is given; ``each`` is how long a rank waits for the others at a time. With
-    ``group=False`` no process group is made.
+    ``group=False`` no process group is made. Where no rank answers at all, the ranks are started anew, twice.
 
     >>> on_ranks(2, lambda rank: rank * 10, group=False)
     [0, 10]
     """
+    for _ in range(ATTEMPTS - 1):
+        with contextlib.suppress(_Silent):
+            return _once(world, work, timeout, grace, each or timeout, group)
+    return _once(world, work, timeout, grace, each or timeout, group)
+
+
+def _once(
+    world: int, work: Callable[[int], Any], timeout: float, grace: float | None, each: float, group: bool
+) -> list[Any]:
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="tacit-ranks-") as folder:
         pipes, processes = [], []
@@ -60,7 +77,7 @@ def on_ranks(
             for rank in range(world):
                 ours, theirs = context.Pipe(duplex=False)
                 process = context.Process(
-                    target=_rank, args=(rank, world, work, theirs, Path(folder) / "store", each or timeout, group)
+                    target=_rank, args=(rank, world, work, theirs, Path(folder) / "store", each, group)
                 )
                 process.start()
                 theirs.close()
@@ -74,7 +91,8 @@ def on_ranks(
                 ready: list[Any] = wait(list(waiting), max(0.0, end - time.monotonic()))
                 if not ready:
                     missing = ", ".join(map(str, waiting.values()))
-                    raise RankFailed(f"rank {missing} did not answer in time")
+                    kind = RankFailed if found else _Silent
+                    raise kind(f"rank {missing} did not answer in time")
                 for pipe in ready:
                     rank = waiting[pipe]
                     try:

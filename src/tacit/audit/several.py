@@ -23,7 +23,7 @@ RANKS, STEPS, BATCH = 2, 30, 2
 #: Steps with nearly no noise, in which the sum itself is seen, and that noise.
 PLAIN, LITTLE = 8, 1e-7
 #: Seconds: for all ranks, for the others once one of them is through, and at one step, at which they meet.
-PATIENCE, GRACE, EACH = 180.0, 10.0, 20.0
+PATIENCE, GRACE, EACH = 90.0, 10.0, 20.0
 
 
 def _watched(seed: int, sharded: bool, **settings: Any) -> tuple[int, list[Any], list[Any]]:
