@@ -38,7 +38,7 @@ from tacit.ledger import Ledger
 from tacit.noise.keys import Key
 from tacit.noise.tensor import normal
 from tacit.sgd import Training
-from tacit.sgd.distributed.spread import add_noise_
+from tacit.sgd.sharding.shards import add_noise_
 
 SECRET = bytes(range(32))
 STEPS = 20

@@ -2,8 +2,8 @@
 
     python -m benchmarks tiles [--only gpt2 vit] [--seconds 60] [--json FILE]
 
-What :mod:`tacit.sgd.choices` measures at first use, for all shapes of some workloads at once: each way with its time,
-next to a plain product of the same size. The winners go into the record that later runs read
+What :mod:`tacit.sgd.kernels.autotune` measures at first use, for all shapes of some workloads at once: each way with
+its time, next to a plain product of the same size. The winners go into the record that later runs read
 (``TACIT_CHOICES``), so that many processes that share a GPU need not measure next to each other.
 """
 
@@ -39,7 +39,7 @@ Case = tuple[str, str, tuple[int, ...], Any, str, Any, tuple[torch.Tensor, ...]]
 
 def cases(only: list[str], device: str) -> Iterator[Case]:
     """Workload, kind, shape, ways, plain way, check and factors of all that is to be measured, shape by shape."""
-    from tacit.sgd import kernels, weighted
+    from tacit.sgd.kernels import products, weighted
 
     for name in only:
         for batch, tokens, p, q in SHAPES[name]:
@@ -47,28 +47,28 @@ def cases(only: list[str], device: str) -> Iterator[Case]:
                 batch, tokens, p, q = 2, max(2, tokens // 64), max(2, p // 64), max(2, q // 64)
             left, right = (torch.zeros(batch, tokens, n, dtype=torch.bfloat16, device=device) for n in (p, q))
             scale = torch.ones(batch, device=device)
-            shape, norms = (batch, tokens, p, q), kernels.norm_ways(left, right)
+            shape, norms = (batch, tokens, p, q), products.norm_ways(left, right)
             plain = next((n for n in norms if "by products" in n), [*norms][-1])
-            yield name, "norms", shape, norms, plain, kernels.agreement(left, right), (left, right)
+            yield name, "norms", shape, norms, plain, products.agreement(left, right), (left, right)
             ways = weighted.sum_ways(left, right)
             yield name, "sum", shape, ways, "two products", weighted.agreement(left), (left, right, scale)
 
 
 def compile_all(only: list[str], device: str) -> None:
     """Every kernel that any shape may take, side by side."""
-    from tacit.sgd import choices, launch
+    from tacit.sgd.kernels import autotune, launch
 
     if device == "cuda" and launch.compiles_together():
         with launch.together(os.cpu_count()):
             for _, _, _, ways, _, _, tensors in cases(only, device):
                 for name, way in ways.items():
                     if "products" not in name:
-                        choices._attempt(way, tensors)
+                        autotune._attempt(way, tensors)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure what the record does not hold yet, and print every way of every shape."""
-    from tacit.sgd import choices
+    from tacit.sgd.kernels import autotune
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--only", nargs="*", default=list(SHAPES), choices=list(SHAPES))
@@ -83,8 +83,8 @@ def main(argv: list[str] | None = None) -> int:
     began = time.perf_counter()
     compile_all(options.only, options.device)
     print(f"compiled after {time.perf_counter() - began:.1f} s", flush=True)
-    timer = choices.on_device if not small else lambda run, seconds: (run(), 1e-6)[1]
-    chooser = choices.Chooser(choices.Record.read(choices.place()), timer, seconds=options.seconds)
+    timer = autotune.on_device if not small else lambda run, seconds: (run(), 1e-6)[1]
+    chooser = autotune.Chooser(autotune.Record.read(autotune.place()), timer, seconds=options.seconds)
     told: list[dict[str, Any]] = []
     plain: dict[tuple[int, ...], float] = {}
     for name, kind, shape, ways, reference, check, tensors in cases(options.only, options.device):
@@ -92,11 +92,11 @@ def main(argv: list[str] | None = None) -> int:
             print(f"no time left for {name} {kind} {shape}")
             continue
         if shape not in plain:
-            one, two = choices.made_up(*tensors[:2]) or tensors[:2]
+            one, two = autotune.made_up(*tensors[:2]) or tensors[:2]
             one, two = one.flatten(0, 1), two.flatten(0, 1)
             plain[shape] = timer(lambda one=one, two=two: torch.mm(one.mT, two), 0.005)  # type: ignore[misc]
         way = chooser.pick(kind, ways, reference, check, tensors)
-        where = choices._told(choices._alike(tensors))
+        where = autotune._told(autotune._alike(tensors))
         known = chooser.record.entries if chooser.record else {}
         entry = next((e for k, e in known.items() if k.startswith(kind) and k.endswith(where)), {})
         row = {"workload": name, "kind": kind, "shape": list(shape), "plain_us": plain[shape] * 1e6, "way": way}

@@ -18,7 +18,7 @@ from tacit.ledger import OperatorView, PrivateValueError
 from tacit.ledger.release import _plain
 from tacit.report import describe, make_card, make_page, read_card, write_card
 from tacit.sgd import fit
-from tacit.sgd.canaries import AuditedTraining, Canaries, Planted
+from tacit.sgd.training.canaries import AuditedTraining, Canaries, Planted
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

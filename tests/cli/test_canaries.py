@@ -16,7 +16,7 @@ from tacit.cli import build, job, settings
 from tacit.cli.journal import Journal
 from tacit.ledger import Ledger
 from tacit.report import describe, read_card
-from tacit.sgd.canaries import Planted
+from tacit.sgd.training.canaries import Planted
 
 ROWS = 300
 SCHEMA = """

@@ -20,7 +20,7 @@ from tacit.cli import build, journal
 from tacit.cli.journal import Journal, JournalError, NameTaken
 from tacit.ledger import Ledger
 from tacit.pate import VoteCounts
-from tacit.sgd import checkpoint
+from tacit.sgd.training import checkpoint
 
 ROOT = Path(__file__).parents[2]
 USUAL = ("--ledger", "my.db", "--dataset", "people", "--name", "run")
@@ -32,7 +32,7 @@ VOTING += ("--vote-noise", "30")
 COMMANDS = {
     "train": (
         ("train", *TABLE, "--noise", "2", "--delta", "1e-5", "--steps", "3", "--batch", "90", "--model", "linear"),
-        ("tacit.sgd.training.Training.step", 2),
+        ("tacit.sgd.training.training.Training.step", 2),
     ),
     "tune": (("tune", "search.toml"), ("tacit.tuning.scratch.Scratch.save", 1)),
     "pate": (
@@ -54,7 +54,7 @@ COMMANDS = {
             "--checkpoint-every",
             "1",
         ),
-        ("tacit.sgd.training.Training.step", 2),
+        ("tacit.sgd.training.training.Training.step", 2),
     ),
     "prompt pate": (
         ("prompt", "pate", "notes.csv", *ASK, *VOTING, "--queries", "6", "--candidates", "2", "--members", "1"),

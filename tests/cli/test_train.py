@@ -371,12 +371,12 @@ def test_a_model_that_cannot_be_made_is_told(clinic, model, message):
 
 @pytest.mark.filterwarnings("always:the step runs uncompiled")
 def test_a_run_that_is_to_be_compiled_says_why_where_it_cannot_be(clinic, monkeypatch):
-    from tacit.sgd import programs
+    from tacit.sgd.compile import cache
 
     def never(*args):
-        raise programs.CannotCompile("it is Sunday")
+        raise cache.CannotCompile("it is Sunday")
 
-    monkeypatch.setattr(programs, "Program", never)
+    monkeypatch.setattr(cache, "Program", never)
     told = own("--model", "linear", "--name", "usual")
     assert "compile" not in told.stderr
     told = own("--model", "linear", "--compile", "--name", "quick")

@@ -8,9 +8,9 @@ import torch
 from tacit import accounting as acc
 from tacit.integrations.run import Run
 from tacit.ledger import BudgetExceeded, Ledger, TermsError
-from tacit.sgd.checkpoint import CheckpointError
-from tacit.sgd.draws import PrivateBatches
-from tacit.sgd.sampling import Poisson
+from tacit.sgd.hooked.draws import PrivateBatches
+from tacit.sgd.training.checkpoint import CheckpointError
+from tacit.sgd.training.sampling import Poisson
 
 DELTA = 1e-5
 

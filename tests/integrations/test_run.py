@@ -7,9 +7,9 @@ import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from tacit.integrations.run import Run
-from tacit.sgd.checkpoint import CheckpointError
-from tacit.sgd.draws import PrivateBatches
-from tacit.sgd.sampling import Poisson
+from tacit.sgd.hooked.draws import PrivateBatches
+from tacit.sgd.training.checkpoint import CheckpointError
+from tacit.sgd.training.sampling import Poisson
 
 
 class Read(Dataset):

@@ -111,7 +111,7 @@ def test_a_mechanism_of_ones_own_is_refused_before_it_is_charged(mechanism):
 
 
 def test_everything_that_is_built_in_is_read_by_a_process_that_knows_only_the_ledger(tmp_path):
-    from tacit.sgd.draws import Accumulated  # what a loop with gradient accumulation is priced as
+    from tacit.sgd.hooked.draws import Accumulated  # what a loop with gradient accumulation is priced as
 
     found = {**MECHANISMS, "Accumulated": Accumulated(acc.PoissonSampled(acc.Gaussian(1.0), 0.1), 2)}
     for mechanism in found.values():

@@ -16,7 +16,7 @@ from tacit.opacus import PrivacyEngine
 from tacit.opacus.accountants import create_accountant
 from tacit.opacus.schedulers import ExponentialGradClip, ExponentialNoise, LambdaNoise, StepNoise
 from tacit.sgd import PrivacyWarning
-from tacit.sgd.checkpoint import CheckpointError
+from tacit.sgd.training.checkpoint import CheckpointError
 
 
 def train(model, optimizer, loader, epochs=1, limit=None):

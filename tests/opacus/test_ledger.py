@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from tacit.ledger import BudgetExceeded, ChargeError, Ledger, TermsError
 from tacit.opacus import PrivacyEngine
 from tacit.sgd import PrivacyWarning
-from tacit.sgd.checkpoint import CheckpointError
+from tacit.sgd.training.checkpoint import CheckpointError
 
 DELTA = 1e-5
 

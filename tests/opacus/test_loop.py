@@ -18,8 +18,8 @@ from tacit import sgd
 from tacit.opacus import PrivacyEngine
 from tacit.opacus.utils.batch_memory_manager import BatchMemoryManager
 from tacit.sgd import BatchMixing, ClippingError, PrivacyWarning, UncoveredUse
-from tacit.sgd.draws import Spent
-from tacit.sgd.sampling import Poisson
+from tacit.sgd.hooked.draws import Spent
+from tacit.sgd.training.sampling import Poisson
 
 
 def grads(model):
@@ -541,7 +541,7 @@ def test_a_model_is_private_once():
 
 
 def test_the_self_check_of_the_first_step_is_kept(monkeypatch):
-    from tacit.sgd import rules
+    from tacit.sgd.gradients import rules
 
     model = net()
     _, optimizer, loader = private(model, data(), batch_size=16)

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from tacit import sgd
 from tacit.opacus import PrivacyEngine
-from tacit.sgd import padding
 from tacit.sgd.errors import BatchMixing
+from tacit.sgd.gradients import padding
 
 CLASSES, WORDS = 3, 11
 

@@ -21,8 +21,8 @@ from tacit.audit.ranks import RankFailed, on_ranks, possible
 from tacit.ledger import BudgetExceeded, Ledger
 from tacit.noise.keys import Key
 from tacit.sgd import CheckpointError, Training
-from tacit.sgd.distributed.ranks import DistributedError, Ranks
-from tacit.sgd.distributed.spread import spread_of
+from tacit.sgd.sharding.ranks import DistributedError, Ranks
+from tacit.sgd.sharding.shards import spread_of
 
 pytestmark = pytest.mark.skipif(not possible(), reason="needs torch.distributed and fork")
 

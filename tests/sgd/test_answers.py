@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tacit import sgd
-from tacit.sgd.answers import Answer, tell
+from tacit.sgd.compile.answers import Answer, tell
 
 
 def nothing() -> None:

@@ -15,10 +15,10 @@ from tests.sgd.harness import build, compare, single_gradients, truth
 from torch import nn
 
 from tacit import sgd
-from tacit.sgd import rules
-from tacit.sgd.capture import Capture
-from tacit.sgd.layout import Evidence, Layout, digit_weights
-from tacit.sgd.rules.base import Dense, Outer
+from tacit.sgd.gradients import rules
+from tacit.sgd.gradients.capture import Capture
+from tacit.sgd.gradients.layout import Evidence, Layout, digit_weights
+from tacit.sgd.gradients.rules.base import Dense, Outer
 
 
 def squares(model, x):
@@ -152,11 +152,11 @@ def test_a_use_that_is_not_seen_stops_training(monkeypatch):
 
 
 def test_the_check_runs_on_the_first_step_and_every_so_many(monkeypatch):
-    from tacit.sgd import checks
+    from tacit.sgd.gradients import verify
 
     case, seen = build(zoo.mlp, torch.float32), []
-    agree = checks.agree
-    monkeypatch.setattr(checks, "agree", lambda *a: (seen.append(1), agree(*a)))
+    agree = verify.agree
+    monkeypatch.setattr(verify, "agree", lambda *a: (seen.append(1), agree(*a)))
     for check, wanted in (("never", 0), ("first", 1), ("first", 1), ("always", 2), ("always", 3)):
         sgd.clipped_grad(case.model, case.loss, case.batch, check=check)
         assert len(seen) == wanted
@@ -485,7 +485,7 @@ def test_a_long_array_of_numbers_is_not_known_by_its_ends():
 
 def test_a_gather_by_length_at_the_end_needs_no_new_plan(monkeypatch):
     """The usual pooling of classifiers indexes with the data after all parameters have been used."""
-    from tacit.sgd import checks
+    from tacit.sgd.gradients import verify
 
     class Pooled(nn.Module):
         def __init__(self):
@@ -497,8 +497,8 @@ def test_a_gather_by_length_at_the_end_needs_no_new_plan(monkeypatch):
 
     model = Pooled().double()
     calls = []
-    survey = checks.survey
-    monkeypatch.setattr(checks, "survey", lambda *a: (calls.append(1), survey(*a))[1])
+    survey = verify.survey
+    monkeypatch.setattr(verify, "survey", lambda *a: (calls.append(1), survey(*a))[1])
     for seed in range(3):
         torch.manual_seed(seed)
         batch = {"ids": torch.randint(7, (4, 5)), "n": torch.randint(5, (4,))}

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from tacit.sgd import choices, kernels, weighted
+from tacit.sgd.kernels import autotune, products, weighted
 
 FACTORS = torch.ones(4, 6, 3), torch.ones(4, 6, 5)
 
@@ -31,7 +31,7 @@ class Bench:
     def __init__(self, path, times, seconds=1.0):
         self.now, self.times, self.measured = 0.0, times, []
         self.ways = {name: self.way(name, function) for name, function in WAYS.items()}
-        self.chooser = choices.Chooser(choices.Record.read(path), self.timer, lambda: self.now, seconds)
+        self.chooser = autotune.Chooser(autotune.Record.read(path), self.timer, lambda: self.now, seconds)
 
     def way(self, name, function):
         def run(*tensors):
@@ -63,7 +63,7 @@ def test_the_fastest_right_way_is_taken_and_the_record_says_what_was_left_out(pa
     bench = Bench(path, TIMES)
     assert bench.pick() == "quick"
     assert bench.measured == ["usual", "quick", "plain"]
-    (entry,) = choices.Record.read(path).entries.values()
+    (entry,) = autotune.Record.read(path).entries.values()
     assert entry["left_out"] == {"wrong": "wrong", "broken": "RuntimeError: out of shared memory"}
     assert entry["microseconds"] == {"usual": 3000.0, "quick": 2000.0, "plain": 4000.0}
 
@@ -91,7 +91,7 @@ def test_a_difference_as_small_as_noise_changes_nothing(path):
 def test_measuring_ends_when_its_time_is_over(path):
     bench = Bench(path, TIMES, seconds=0.025)
     assert bench.pick() == "usual"  # ten runs of it take 30 ms: nothing else is tried
-    (entry,) = choices.Record.read(path).entries.values()
+    (entry,) = autotune.Record.read(path).entries.values()
     assert entry["left_out"]["quick"] == "no time left"
     assert bench.pick(kind="sum") == "usual"
     assert bench.measured == ["usual"]
@@ -112,7 +112,7 @@ def test_two_processes_keep_both_what_they_found(path):
     one, two = Bench(path, TIMES), Bench(path, TIMES)
     one.pick()
     two.pick(kind="sum")
-    assert len(choices.Record.read(path).entries) == 2
+    assert len(autotune.Record.read(path).entries) == 2
 
 
 def test_a_folder_that_cannot_be_written_does_no_harm(path):
@@ -125,41 +125,41 @@ def test_a_folder_that_cannot_be_written_does_no_harm(path):
 def test_the_environment_turns_it_off_or_names_a_file(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TACIT_CHOICES", raising=False)
-    assert choices.place() == tmp_path / "tacit" / "choices.json"
+    assert autotune.place() == tmp_path / "tacit" / "choices.json"
     monkeypatch.setenv("TACIT_CHOICES", "default")
-    assert choices.place() is None
-    assert choices.Chooser(None).pick("norms", WAYS, "plain", torch.equal, FACTORS) == "usual"
+    assert autotune.place() is None
+    assert autotune.Chooser(None).pick("norms", WAYS, "plain", torch.equal, FACTORS) == "usual"
     monkeypatch.setenv("TACIT_CHOICES", "pinned.json")
-    assert choices.place().name == "pinned.json"
+    assert autotune.place().name == "pinned.json"
     monkeypatch.setenv("TACIT_CHOICES", "off")
     with pytest.raises(ValueError, match="'default' or the name of a"):
-        choices.place()
+        autotune.place()
 
 
 def test_a_forced_way_is_taken_on_any_device():
     left, right = (torch.randn(3, 8, n) for n in (20, 30))
-    assert not choices.chooses("norms", left)
-    with choices.forced(norms="gram by products in 1"):
-        assert choices.chooses("norms", left)
-        by_gram = kernels.factor_norms(left, right)
-    assert torch.allclose(by_gram, kernels.factor_norms(left, right), rtol=1e-5)
+    assert not autotune.chooses("norms", left)
+    with autotune.forced(norms="gram by products in 1"):
+        assert autotune.chooses("norms", left)
+        by_gram = products.factor_norms(left, right)
+    assert torch.allclose(by_gram, products.factor_norms(left, right), rtol=1e-5)
 
 
 def test_numbers_are_made_up_in_the_same_order_and_within_a_limit():
     large = torch.empty(64, 10, 6).transpose(1, 2)
-    (some,) = choices.made_up(large, most=64 * 6 * 4 * 10)
+    (some,) = autotune.made_up(large, most=64 * 6 * 4 * 10)
     assert some.shape == (64, 6, 10)
     assert some.stride() == large.stride()
     assert some.std() > 0.9
-    (few,) = choices.made_up(large, most=1000)
+    (few,) = autotune.made_up(large, most=1000)
     assert few.shape == (4, 6, 10)
-    assert choices.made_up(large, most=100) is None
+    assert autotune.made_up(large, most=100) is None
 
 
 def test_made_up_numbers_differ_and_no_part_of_a_product_or_gram_matrix_is_negligible():
-    left, right = choices.made_up(torch.empty(2, 64, 48), torch.empty(2, 64, 48))
+    left, right = autotune.made_up(torch.empty(2, 64, 48), torch.empty(2, 64, 48))
     assert not torch.equal(left, right)
-    whole = kernels.factor_norms(left, right)[:, 0]
+    whole = products.factor_norms(left, right)[:, 0]
     grams = (left @ left.mT) * (right @ right.mT)
     for i in range(0, 64, 16):
         for j in range(0, 64, 16):
@@ -167,11 +167,11 @@ def test_made_up_numbers_differ_and_no_part_of_a_product_or_gram_matrix_is_negli
 
 
 def test_sums_that_cut_off_are_right_and_sums_that_leave_out_a_token_or_round_a_factor_are_not():
-    left, right, scale = choices.made_up(torch.empty(4, 256, 40), torch.empty(4, 256, 30), torch.empty(4))
+    left, right, scale = autotune.made_up(torch.empty(4, 256, 40), torch.empty(4, 256, 30), torch.empty(4))
     left, right = left.bfloat16(), right.bfloat16()
-    wanted = kernels.weighted_product(left, right, scale)
+    wanted = products.weighted_product(left, right, scale)
     check = partial(weighted._sums_agree, terms=1024)
-    assert check(wanted * (1 - 1024 * choices.CUT_OFF), wanted)
+    assert check(wanted * (1 - 1024 * autotune.CUT_OFF), wanted)
     assert not check(wanted - scale[1] * left[1, 7, :, None].float() * right[1, 7].float(), wanted)
     rounded = (left.float() * scale[:, None, None]).bfloat16().float()
     assert not check(torch.einsum("btp,btq->pq", rounded, right.float()), wanted)

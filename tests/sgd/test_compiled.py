@@ -17,10 +17,11 @@ from torch import nn
 
 from tacit import sgd
 from tacit.noise.keys import Key
-from tacit.sgd import compiled, kernels
 from tacit.sgd.clip import engine_of
-from tacit.sgd.expected import Expected
-from tacit.sgd.graphs import mutates
+from tacit.sgd.compile import program
+from tacit.sgd.compile.comparison import Expected
+from tacit.sgd.compile.rewrites import mutates
+from tacit.sgd.kernels import products
 
 assert zoo_more
 
@@ -41,7 +42,7 @@ def network():
 
 @pytest.fixture
 def traced_only(monkeypatch):
-    monkeypatch.setattr(compiled, "inductor", lambda graph, inputs, options: graph)
+    monkeypatch.setattr(program, "inductor", lambda graph, inputs, options: graph)
 
 
 def program_of(model):
@@ -53,7 +54,7 @@ def program_of(model):
 @pytest.mark.parametrize("split", [False, True])
 def test_a_compiled_step_agrees_with_one_example_at_a_time(name, split, traced_only, monkeypatch):
     if split:  # as on a GPU where the model multiplies in tf32: norms and sums in a program of their own
-        monkeypatch.setattr(compiled, "needs_full_precision", lambda *_: True)
+        monkeypatch.setattr(program, "needs_full_precision", lambda *_: True)
     case = build(zoo.ZOO[name][1], torch.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -100,8 +101,8 @@ def test_an_example_far_longer_than_the_others_is_summed_with_its_own_factor(tra
 
 
 def test_images_may_have_their_channels_innermost(traced_only, monkeypatch):
-    monkeypatch.setattr(compiled, "wants_channels_last", lambda device: True)
-    monkeypatch.setattr(compiled, "innermost", lambda graph: True)
+    monkeypatch.setattr(program, "wants_channels_last", lambda device: True)
+    monkeypatch.setattr(program, "innermost", lambda graph: True)
     torch.manual_seed(0)
     x, y = torch.randn(4, 3, 6, 6, dtype=torch.float64), torch.randint(3, (4,))
     layers = [nn.Conv2d(3, 8, 3, 1, 1), nn.GroupNorm(4, 8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.GroupNorm(2, 4)]
@@ -123,8 +124,8 @@ class Viewed(nn.Module):
 
 
 def test_an_odd_number_of_classes_is_filled_up_in_the_weight_alone(traced_only, monkeypatch):
-    monkeypatch.setattr(kernels, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and not convolution)
-    monkeypatch.setattr(kernels, "to_tf32", lambda t: t)
+    monkeypatch.setattr(products, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and not convolution)
+    monkeypatch.setattr(products, "to_tf32", lambda t: t)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(67, 16), nn.Linear(16, 67))
     batch = torch.randint(67, (4, 5)), torch.randint(67, (4, 5))
@@ -134,7 +135,7 @@ def test_an_odd_number_of_classes_is_filled_up_in_the_weight_alone(traced_only, 
         return nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
 
     graphs = []
-    monkeypatch.setattr(compiled, "inductor", lambda graph, *_: graphs.append(graph) or graph)
+    monkeypatch.setattr(program, "inductor", lambda graph, *_: graphs.append(graph) or graph)
     found = sgd.clipped_grad(model, loss, batch, 0.05, mask=torch.arange(4) < 3, compile=True)
     wanted = sgd.clipped_grad(model, loss, batch, 0.05, mask=torch.arange(4) < 3)
     pads = [n.args[0] for n in graphs[0].graph.nodes if n.target == torch.ops.aten.constant_pad_nd.default]
@@ -146,10 +147,10 @@ def test_an_odd_number_of_classes_is_filled_up_in_the_weight_alone(traced_only, 
 
 def test_norms_stand_right_behind_the_gradients_they_read_also_beside_several_biases(monkeypatch):
     """The sum of biases laid side by side is a vector times a matrix, which torch ends with a change in place."""
-    monkeypatch.setattr(kernels, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and not convolution)
-    monkeypatch.setattr(kernels, "to_tf32", lambda t: t)
+    monkeypatch.setattr(products, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and not convolution)
+    monkeypatch.setattr(products, "to_tf32", lambda t: t)
     graphs = []
-    monkeypatch.setattr(compiled, "inductor", lambda graph, *_: graphs.append(graph) or graph)
+    monkeypatch.setattr(program, "inductor", lambda graph, *_: graphs.append(graph) or graph)
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(40, 40) for _ in range(3)), nn.Flatten(), nn.Linear(120, 3))
     sgd.clipped_grad(model, CRITERION, (torch.randn(4, 3, 40), torch.randint(3, (4,))), 0.5, compile=True)
@@ -219,9 +220,9 @@ def test_where_the_compiler_fails_the_traced_step_runs_and_says_so_once(split, m
     def no_compiler(graph, inputs, options):
         raise OSError("no C compiler")
 
-    monkeypatch.setattr(compiled, "inductor", no_compiler)
+    monkeypatch.setattr(program, "inductor", no_compiler)
     if split:
-        monkeypatch.setattr(compiled, "needs_full_precision", lambda *_: True)
+        monkeypatch.setattr(program, "needs_full_precision", lambda *_: True)
     model, batch = network(), batch_of()
     wanted = sgd.clipped_grad(model, CRITERION, batch, 0.3)
     with pytest.warns(sgd.NotCompiled, match="runs as it was traced, not compiled: .*no C compiler"):
@@ -236,7 +237,7 @@ def test_where_the_compiler_fails_the_traced_step_runs_and_says_so_once(split, m
 
 
 def test_a_step_that_is_only_traced_asks_no_compiler(monkeypatch):
-    monkeypatch.setattr(compiled, "inductor", lambda *_: pytest.fail("the compiler was called"))
+    monkeypatch.setattr(program, "inductor", lambda *_: pytest.fail("the compiler was called"))
     model, batch = network(), batch_of()
     wanted = sgd.clipped_grad(model, CRITERION, batch, 0.3)
     with warnings.catch_warnings():
@@ -278,7 +279,7 @@ def test_a_program_that_computes_something_else_is_not_used(monkeypatch):
         graph.recompile()
         return graph
 
-    monkeypatch.setattr(compiled, "inductor", wrong)
+    monkeypatch.setattr(program, "inductor", wrong)
     model, batch = network(), batch_of()
     plain, _ = sgd.clipped_grad(model, CRITERION, batch)
     with pytest.warns(sgd.NotCompiled, match="sums differ"):
@@ -345,7 +346,7 @@ def test_parameters_with_the_same_gradient_have_sums_of_their_own(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(compiled, "inductor", merging)
+    monkeypatch.setattr(program, "inductor", merging)
     sums = sgd.clipped_grad(Twice(), CRITERION, batch_of(), 0.5, compile=True).sums
     assert torch.equal(sums["inner.bias"], sums["extra"])
     assert sums["inner.bias"].data_ptr() != sums["extra"].data_ptr()

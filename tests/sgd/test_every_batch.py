@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tacit import sgd
-from tacit.sgd import company
+from tacit.sgd.gradients import company
 
 LENGTH, WIDTH, ROWS = 6, 5, 8
 

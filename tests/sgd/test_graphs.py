@@ -13,8 +13,9 @@ from torch._inductor.graph import GraphLowering
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tacit import sgd
-from tacit.sgd import compiled, kernels
-from tacit.sgd.graphs import CHANNELS_LAST, mutates, name_of, reduce_once, view_anew
+from tacit.sgd.compile import program
+from tacit.sgd.compile.rewrites import CHANNELS_LAST, mutates, name_of, reduce_once, view_anew
+from tacit.sgd.kernels import products
 
 aten = torch.ops.aten
 
@@ -23,9 +24,9 @@ aten = torch.ops.aten
 def graphs(monkeypatch):
     """The graphs given to the compiler; float32 factors take the way that narrow ones take on a GPU."""
     seen = []
-    monkeypatch.setattr(kernels, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and not convolution)
-    monkeypatch.setattr(kernels, "to_tf32", lambda t: t)
-    monkeypatch.setattr(compiled, "inductor", lambda graph, *_: seen.append(graph) or graph)
+    monkeypatch.setattr(products, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and not convolution)
+    monkeypatch.setattr(products, "to_tf32", lambda t: t)
+    monkeypatch.setattr(program, "inductor", lambda graph, *_: seen.append(graph) or graph)
     return seen
 
 
@@ -145,8 +146,8 @@ def test_group_normalisation_written_out_loses_no_digits_far_from_zero():
 
 
 def test_statistics_and_sums_of_a_group_normalisation_are_computed_once_and_no_image_by_groups(graphs, monkeypatch):
-    monkeypatch.setattr(compiled, "wants_channels_last", lambda device: True)
-    monkeypatch.setattr(compiled, "innermost", lambda graph: True)
+    monkeypatch.setattr(program, "wants_channels_last", lambda device: True)
+    monkeypatch.setattr(program, "innermost", lambda graph: True)
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1)) for _ in range(3)]
     model = nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), *layers, nn.Flatten(), nn.Linear(8 * 36, 5)).double()
@@ -195,8 +196,8 @@ def test_only_reductions_of_equal_numbers_are_made_once():
 @pytest.mark.slow
 def test_the_compiler_keeps_no_normalised_image_for_the_backward_pass(monkeypatch):
     """Between two convolutions it keeps what each of them reads and gives, and a few numbers for each example."""
-    monkeypatch.setattr(compiled, "wants_channels_last", lambda device: True)
-    monkeypatch.setattr(compiled, "innermost", lambda graph: True)
+    monkeypatch.setattr(program, "wants_channels_last", lambda device: True)
+    monkeypatch.setattr(program, "innermost", lambda graph: True)
     codes = []
     monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(codes.append))
     torch.manual_seed(0)

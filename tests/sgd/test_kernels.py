@@ -14,10 +14,10 @@ from tests.sgd.operations import OPERATIONS
 from torch import nn
 
 from tacit import sgd
-from tacit.sgd import choices, convolutions, kernels, weighted
-from tacit.sgd.norms import Group
-from tacit.sgd.rules import convolution
-from tacit.sgd.rules.base import OneHot, Outer
+from tacit.sgd.gradients.norms import Group
+from tacit.sgd.gradients.rules import convolution
+from tacit.sgd.gradients.rules.base import OneHot, Outer
+from tacit.sgd.kernels import autotune, convolutions, products, weighted
 
 assert zoo_more
 
@@ -29,10 +29,10 @@ CASES |= {name: zoo.ZOO[name][1] for name in ("cnn", *SLOW)}
 @pytest.fixture
 def kernels_on_cpu(monkeypatch):
     """float32 factors take the way that narrow ones take on a GPU."""
-    monkeypatch.setattr(kernels, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and not convolution)
-    monkeypatch.setattr(kernels, "to_tf32", lambda t: t)
-    monkeypatch.setattr(kernels, "multiplies_convolutions", lambda t: t.dtype == torch.float32)
-    monkeypatch.setattr(kernels, "sums_tokens", lambda t: t.dtype == torch.float32)
+    monkeypatch.setattr(products, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and not convolution)
+    monkeypatch.setattr(products, "to_tf32", lambda t: t)
+    monkeypatch.setattr(products, "multiplies_convolutions", lambda t: t.dtype == torch.float32)
+    monkeypatch.setattr(products, "sums_tokens", lambda t: t.dtype == torch.float32)
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (c in SLOW)) for c in CASES])
@@ -47,14 +47,14 @@ def agree(left, right, scale):
     lengths = left.double().norm(dim=2) * right.double().norm(dim=2)
     wanted = torch.stack([product.square().sum((1, 2)), lengths.square().sum(1), lengths.sum(1)], 1)
     total = torch.tensordot(scale.double(), product, 1)
-    norms, sums = kernels.norm_ways(left, right), weighted.sum_ways(left, right)
+    norms, sums = products.norm_ways(left, right), weighted.sum_ways(left, right)
     batch, tokens, _ = left.shape
-    cut = (tokens + batch * tokens // 128) * choices.CUT_OFF  # what one program adds up
+    cut = (tokens + batch * tokens // 128) * autotune.CUT_OFF  # what one program adds up
     for name in (None, *norms):
-        with choices.forced(**({} if name is None else {"norms": name})):
-            assert torch.allclose(kernels.factor_norms(left, right).double(), wanted, rtol=1e-4), name
+        with autotune.forced(**({} if name is None else {"norms": name})):
+            assert torch.allclose(products.factor_norms(left, right).double(), wanted, rtol=1e-4), name
     for name in (None, *(sums if weighted.fits(left, right) or not left.is_cuda else ())):
-        with choices.forced(**({} if name is None else {"sum": name})):
+        with autotune.forced(**({} if name is None else {"sum": name})):
             found = weighted.scaled_sum(left, right, scale).double()
             exact = 3e-6 if weighted.fits(left, right) and name != "two products" else 2e-5
             assert (found - total).norm() <= (exact + cut) * total.norm(), name
@@ -72,9 +72,9 @@ def test_every_way_to_norms_and_sums_is_exact(tokens, p, q):
 def test_a_long_gram_matrix_is_made_in_bands_from_the_diagonal_on():
     torch.manual_seed(0)
     left, right = torch.randn(3, 90, 12), torch.randn(3, 90, 10)
-    one, four = (kernels._gram_by_products(left, right, bands) for bands in (1, 4))
+    one, four = (products._gram_by_products(left, right, bands) for bands in (1, 4))
     assert torch.allclose(one, four, rtol=1e-5)
-    assert torch.allclose(one, kernels.factor_norms(left, right), rtol=1e-5)
+    assert torch.allclose(one, products.factor_norms(left, right), rtol=1e-5)
 
 
 def test_a_tied_head_in_bf16_is_bounded_with_the_rounding_of_its_sum():
@@ -85,15 +85,15 @@ def test_a_tied_head_in_bf16_is_bounded_with_the_rounding_of_its_sum():
     lookup = OneHot(torch.randint(400, (2, 9)), torch.randn(2, 9, 100), 400)
     group = Group.of([outer, lookup], torch.Size((400, 100)))
     size = outer.lengths().sum((1, 2)).square()
-    assert (group.norms().product >= kernels.SPLIT_ERROR[torch.bfloat16] ** 2 * size).all()
+    assert (group.norms().product >= products.SPLIT_ERROR[torch.bfloat16] ** 2 * size).all()
 
 
 def test_rounding_to_tf32_keeps_ten_bits_and_what_is_not_finite():
     x = torch.randn(1000) * torch.logspace(-30, 30, 1000)
-    rounded = kernels.to_tf32(x)
+    rounded = products.to_tf32(x)
     assert ((rounded - x).abs() <= 2.0**-11 * x.abs()).all()
-    assert torch.equal(kernels.to_tf32(rounded), rounded)
-    assert not torch.isfinite(kernels.to_tf32(torch.tensor([torch.nan, torch.inf, -torch.inf]))).any()
+    assert torch.equal(products.to_tf32(rounded), rounded)
+    assert not torch.isfinite(products.to_tf32(torch.tensor([torch.nan, torch.inf, -torch.inf]))).any()
 
 
 def mean_square(model, batch):
@@ -132,8 +132,8 @@ def test_convolutions_by_kernels_make_no_patches(kernels_on_cpu, monkeypatch):
 @pytest.mark.parametrize("size", [1.0, 1e-12])
 def test_convolutions_in_tf32_are_clipped_as_the_numbers_in_half_precision_that_stand_for_them(size, monkeypatch):
     """With eleven digits, those of tf32, however small the gradients are."""
-    monkeypatch.setattr(kernels, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and convolution)
-    monkeypatch.setattr(kernels, "multiplies_convolutions", lambda t: t.dtype == torch.float32)
+    monkeypatch.setattr(products, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and convolution)
+    monkeypatch.setattr(products, "multiplies_convolutions", lambda t: t.dtype == torch.float32)
     halves = []
     halved = convolutions.halved
     monkeypatch.setattr(convolutions, "halved", lambda *t: halves.append(1) or halved(*t))
@@ -188,12 +188,12 @@ def test_an_example_of_more_than_two_billion_numbers_is_read_to_its_end():
     left, right = (torch.randn(1, tokens, n, device="cuda", dtype=torch.bfloat16) for n in (64, tokens))
     right[:, tokens // 2 :] *= 4  # what is read at a wrong place is seen
     agree(left, right, torch.ones(1, device="cuda"))
-    wanted = kernels.factor_norms(left, right)
-    for name, tile in kernels.gram_tiles(left, right).items():
-        assert torch.allclose(kernels._gram(left, right, **tile), wanted, rtol=1e-3), name
+    wanted = products.factor_norms(left, right)
+    for name, tile in products.gram_tiles(left, right).items():
+        assert torch.allclose(products._gram(left, right, **tile), wanted, rtol=1e-3), name
     narrow = right[:, :, :32].contiguous()
-    found = kernels._gram_by_products(left, narrow, 1)  # a Gram matrix of so many numbers
-    assert torch.allclose(found, kernels.factor_norms(left, narrow), rtol=1e-3)
+    found = products._gram_by_products(left, narrow, 1)  # a Gram matrix of so many numbers
+    assert torch.allclose(found, products.factor_norms(left, narrow), rtol=1e-3)
 
 
 @pytest.mark.gpu
@@ -204,9 +204,9 @@ def test_an_example_of_more_than_two_billion_numbers_is_read_to_its_end():
 def test_tokens_are_added_up_in_float32_and_in_the_same_order_every_time(shape):
     torch.manual_seed(0)
     values = torch.randn(*shape, device="cuda").to(torch.bfloat16)
-    found = kernels.token_sums(values)
+    found = products.token_sums(values)
     assert torch.allclose(found.double(), values.double().sum(1), rtol=1e-5, atol=1e-5 * shape[1] ** 0.5)
-    assert torch.equal(found, kernels.token_sums(values))
+    assert torch.equal(found, products.token_sums(values))
 
 
 @pytest.mark.gpu
@@ -215,16 +215,16 @@ def test_the_fastest_way_is_measured_once_and_kept(tmp_path):
     left, right = (torch.randn(8, 256, n, device="cuda").to(torch.bfloat16) for n in (256, 512))
     path = tmp_path / "choices.json"
     for k in range(2):
-        chooser = choices.Chooser(choices.Record.read(path))
-        with choices.using(chooser):
-            kernels.factor_norms(left, right)
+        chooser = autotune.Chooser(autotune.Record.read(path))
+        with autotune.using(chooser):
+            products.factor_norms(left, right)
             weighted.scaled_sum(left, right, torch.ones(8, device="cuda"))
-        assert (chooser.left < choices.SECONDS) is (k == 0)
-    entries = choices.Record.read(path).entries
+        assert (chooser.left < autotune.SECONDS) is (k == 0)
+    entries = autotune.Record.read(path).entries
     assert len(entries) == 2
     for entry in entries.values():
         assert "wrong" not in entry["left_out"].values(), entry
-        assert entry["microseconds"][entry["way"]] <= min(entry["microseconds"].values()) / choices.CLEARLY**4
+        assert entry["microseconds"][entry["way"]] <= min(entry["microseconds"].values()) / autotune.CLEARLY**4
 
 
 @pytest.mark.gpu
@@ -282,8 +282,8 @@ def test_a_product_that_is_kept_is_made_of_whole_lines_of_memory(monkeypatch):
     left, right = torch.randn(3, 1, 200, 67).bfloat16(), torch.randn(3, 1, 200, 20).bfloat16()
     outer = Outer(left, right, (67, 20), (0, 1), by_kernel=True)
     seen = []
-    real = kernels.products
-    monkeypatch.setattr(kernels, "products", lambda a, b: seen.append((a.shape[2], b.shape[2])) or real(a, b))
+    real = products.products
+    monkeypatch.setattr(products, "products", lambda a, b: seen.append((a.shape[2], b.shape[2])) or real(a, b))
     group = Group.of([outer], torch.Size((67, 20)))
     wanted = left[:, 0].double().mT @ right[:, 0].double()
     assert torch.allclose(group.norms().squared.double(), wanted.square().sum((1, 2)), rtol=1e-5)

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tacit.sgd import layout
-from tacit.sgd.layout import Evidence, Layout, digit_weights, unmoved
+from tacit.sgd.gradients import layout
+from tacit.sgd.gradients.layout import Evidence, Layout, digit_weights, unmoved
 
 BATCH = 10
 

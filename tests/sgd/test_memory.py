@@ -14,7 +14,9 @@ from torch._inductor import inductor_prims
 from torch._inductor.graph import GraphLowering
 
 from tacit import sgd
-from tacit.sgd import bounds, compiled, convolutions, kernels
+from tacit.sgd.compile import program
+from tacit.sgd.gradients import bounds
+from tacit.sgd.kernels import convolutions, products
 
 aten = torch.ops.aten
 CRITERION = nn.CrossEntropyLoss(reduction="none")
@@ -24,7 +26,7 @@ CRITERION = nn.CrossEntropyLoss(reduction="none")
 def graphs(monkeypatch):
     """The graphs given to the compiler."""
     seen = []
-    monkeypatch.setattr(compiled, "inductor", lambda graph, *_: seen.append(graph) or graph)
+    monkeypatch.setattr(program, "inductor", lambda graph, *_: seen.append(graph) or graph)
     return seen
 
 
@@ -120,8 +122,8 @@ class Skipping(nn.Module):
 
 
 def test_the_sum_of_two_images_of_a_library_is_stored_and_not_the_images(graphs, monkeypatch):
-    monkeypatch.setattr(compiled, "wants_channels_last", lambda device: True)
-    monkeypatch.setattr(compiled, "innermost", lambda graph: True)
+    monkeypatch.setattr(program, "wants_channels_last", lambda device: True)
+    monkeypatch.setattr(program, "innermost", lambda graph: True)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), Skipping(), Skipping(), nn.Flatten(), nn.Linear(8 * 36, 5))
     batch = torch.randn(4, 3, 6, 6), torch.randint(5, (4,))
@@ -137,4 +139,4 @@ def test_products_of_a_batch_with_itself():
     torch.manual_seed(0)
     x = torch.randn(3, 5, 4)
     torch.library.opcheck(convolutions.self_products, (x,))
-    assert torch.equal(convolutions.self_products(x), kernels.products(x, x))
+    assert torch.equal(convolutions.self_products(x), products.products(x, x))

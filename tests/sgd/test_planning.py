@@ -10,13 +10,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tacit.sgd import BatchMixing, SelfCheckFailed, checks, clipped_grad, planning
+from tacit.sgd import BatchMixing, SelfCheckFailed, clipped_grad
+from tacit.sgd.gradients import survey, verify
 
 
 @pytest.fixture
 def scarce(monkeypatch):
     """Memory for a survey of so many examples; returns the sizes that were tried."""
-    tried, survey = [], checks.survey
+    tried, survey = [], verify.survey
 
     def limit(most):
         def short(engine, losses_of, batch, examples, *rest):
@@ -25,7 +26,7 @@ def scarce(monkeypatch):
                 raise torch.OutOfMemoryError("as if")
             return survey(engine, losses_of, batch, examples, *rest)
 
-        monkeypatch.setattr(checks, "survey", short)
+        monkeypatch.setattr(verify, "survey", short)
         return tried
 
     return limit
@@ -101,7 +102,7 @@ def test_examples_that_mix_in_the_whole_batch_alone_are_found_in_it(scarce):
 
 def test_a_plan_that_is_wrong_for_the_whole_batch_is_found_in_it(scarce, monkeypatch):
     scarce(3)
-    real = planning.adapted
+    real = survey.adapted
 
     def wrong(known, run):
         plan, _ = real(known, run)
@@ -109,7 +110,7 @@ def test_a_plan_that_is_wrong_for_the_whole_batch_is_found_in_it(scarce, monkeyp
             use.layouts = [y and type(y)(y.dim, y.outer * y.inner, y.batch, 1) for y in use.layouts]
         return plan, False
 
-    monkeypatch.setattr(planning, "adapted", wrong)
+    monkeypatch.setattr(survey, "adapted", wrong)
     with pytest.raises(SelfCheckFailed):
         clipped_grad(Columns(), columns_loss, torch.randint(11, (6, 5)))
 

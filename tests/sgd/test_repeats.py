@@ -12,8 +12,8 @@ from torch import nn
 from torch.fx import symbolic_trace
 
 from tacit import sgd
-from tacit.sgd import compiled, repeats
 from tacit.sgd.clip import engine_of
+from tacit.sgd.compile import program, repeated
 
 
 class Layer(nn.Module):
@@ -40,8 +40,8 @@ def deep(layers=4, d=8):
 def compilations(monkeypatch):
     """What the compiler is given; it gives it back as it is."""
     seen = []
-    monkeypatch.setattr(repeats, "WORTH", 100)
-    monkeypatch.setattr(compiled, "inductor", lambda graph, inputs, options: seen.append(graph) or graph)
+    monkeypatch.setattr(repeated, "WORTH", 100)
+    monkeypatch.setattr(program, "inductor", lambda graph, inputs, options: seen.append(graph) or graph)
     return seen
 
 
@@ -101,7 +101,7 @@ class Torn(nn.Module):
 def test_several_results_of_one_operation_are_not_torn_from_it():
     graph = symbolic_trace(Torn())
     nodes = [n for n in graph.graph.nodes if n.op not in ("placeholder", "output")]
-    found = repeats.stretches(nodes) if len(nodes) >= 2 * repeats.SHORTEST else []
+    found = repeated.stretches(nodes) if len(nodes) >= 2 * repeated.SHORTEST else []
     for stretch in found:
         for k in range(stretch.times + 1):
             before = set(nodes[: stretch.start + k * stretch.length])
@@ -115,7 +115,7 @@ def test_what_is_read_no_more_is_let_go():
     for node in chain_graph.graph.nodes:
         if node.op == "output":
             node.args = ([node.args[0]],)
-    chain = repeats.Chain(chain_graph, lambda piece, inputs: piece, [(0, 1, len(nodes))])
+    chain = repeated.Chain(chain_graph, lambda piece, inputs: piece, [(0, 1, len(nodes))])
     assert [len(call.spent) for call in chain.calls] == [0, 1, 1, 1]
     (out,) = chain(torch.tensor([-1.0, 2.0]))
     assert out.tolist() == [0.0, 2.0]

@@ -16,9 +16,9 @@ from tests.sgd.harness import build
 from torch import nn
 
 from tacit import sgd
-from tacit.sgd import choices, kernels
-from tacit.sgd.norms import Group
-from tacit.sgd.rules.base import OneHot, Outer
+from tacit.sgd.gradients.norms import Group
+from tacit.sgd.gradients.rules.base import OneHot, Outer
+from tacit.sgd.kernels import autotune, products
 
 WAYS = [False, "traced"]
 
@@ -147,7 +147,7 @@ def test_squares_that_come_out_as_zero_hide_no_contribution(layer):
     left, right = torch.full((1, tokens, 4096), 2.6e-23), torch.full((1, tokens, 8), 3e18)
     shape = torch.Size((4096, 8))
     if layer == "kernel":
-        norms = kernels._gram_by_products(left, right, 1)[:, 0].sqrt()
+        norms = products._gram_by_products(left, right, 1)[:, 0].sqrt()
     else:
         found = Group.of([Outer(left[:, None], right[:, None], tuple(shape), (0, 1))], shape).norms()
         norms = (found.squared + found.gram).sqrt()
@@ -212,7 +212,7 @@ def test_every_way_to_lengths_of_terms_takes_rows_of_zeros_out():
     left, right = torch.randn(2, 70, 33), torch.randn(2, 70, 20)
     left[:, :9], right[:, :9], right[:, 60:], left[:, 60:] = 0.0, 1e15, 0.0, 1e15
     lengths = left.double().norm(dim=2) * right.double().norm(dim=2)
-    for name, norms in kernels.norm_ways(left, right).items():
+    for name, norms in products.norm_ways(left, right).items():
         told = norms(left, right).double()
         assert torch.allclose(told[:, 1], lengths.square().sum(1), rtol=1e-4), name
         assert torch.allclose(told[:, 2], lengths.sum(1), rtol=1e-4), name
@@ -292,8 +292,8 @@ def test_tokens_that_are_the_same_and_cancel_cannot_hide_a_contribution_on_a_gpu
     for seed in range(20):
         left, right = (t.cuda().to(dtype) for t in repeated(seed, tokens, width, 1e-2))
         if dtype == torch.float32:
-            left, right = kernels.to_tf32(left), kernels.to_tf32(right)
+            left, right = products.to_tf32(left), products.to_tf32(right)
         outer = Outer(left[:, None], right[:, None], (width, width), (0, 1), True)
-        for name in kernels.norm_ways(left, right):
-            with choices.forced(norms=name):
+        for name in products.norm_ways(left, right):
+            with autotune.forced(norms=name):
                 assert added(Group.of([outer], torch.Size((width, width)))) <= 1 + 1e-6, (name, seed)

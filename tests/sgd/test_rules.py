@@ -8,7 +8,7 @@ from tests.sgd.harness import TOLERANCE, build, compare
 from tests.sgd.operations import OPERATIONS
 
 from tacit import sgd
-from tacit.sgd.rules import DECOMPOSE, RULES
+from tacit.sgd.gradients.rules import DECOMPOSE, RULES
 
 # Operators reach the rules under the names of the methods they stand for.
 OPERATORS = {name for name in RULES if name.startswith("__")} - {"__getitem__"}

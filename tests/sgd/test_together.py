@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tacit import sgd
-from tacit.sgd import choices, compiled, kernels, together, weighted
+from tacit.sgd.compile import program
+from tacit.sgd.kernels import autotune, products, together, weighted
 
 
 def exact(left: Tensor, right: Tensor) -> Tensor:
@@ -76,7 +77,7 @@ def test_sums_at_once_have_the_bits_of_the_sums_one_by_one_also_when_replayed(ba
     sizes = [(768, 2304), (768, 768), (3072, 768), (768, 3072), (2048, 2048)]
     lefts, rights = ([torch.randn(batch, tokens, s[k], device="cuda").bfloat16() for s in sizes] for k in range(2))
     scales = [torch.rand(batch, device="cuda") + 0.1 for _ in sizes]
-    with choices.using(choices.Chooser(choices.Record.read(tmp_path / "choices.json"))) as chooser:
+    with autotune.using(autotune.Chooser(autotune.Record.read(tmp_path / "choices.json"))) as chooser:
         wanted = [weighted.scaled_sum(*given) for given in zip(lefts, rights, scales, strict=True)]
         chooser.forced["sums"] = "at once"
         for _ in range(2):
@@ -101,7 +102,7 @@ def test_every_way_to_compute_them_at_once_is_exact_and_the_same_every_time(batc
     ways = together.together_ways(lefts, rights, owners)
     assert len(ways) > 2
     for name in ways:
-        with choices.forced(together=name):
+        with autotune.forced(together=name):
             found = together.norms_together(lefts, rights, owners)
             assert torch.allclose(found.double(), wanted, rtol=1e-4), name
             if name != "one by one":
@@ -115,7 +116,7 @@ def test_what_runs_side_by_side_waits_for_what_was_before_and_is_waited_for():
     lefts, rights, owners = many("cuda", 4, 1024, torch.bfloat16)
     names = [name for name in together.together_ways(lefts, rights, owners) if name.startswith("at once")]
     for name in names[:2]:
-        with choices.forced(together=name):
+        with autotune.forced(together=name):
             for _ in range(2):
                 together.norms_together(lefts, rights, owners)
             torch.cuda.synchronize()
@@ -133,11 +134,11 @@ def test_what_runs_side_by_side_waits_for_what_was_before_and_is_waited_for():
 
 def test_norms_are_gathered_but_not_those_that_wait_for_others():
     def step(x: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, ...]:
-        one = kernels.factor_norms(g, x)
+        one = products.factor_norms(g, x)
         small = one[:, 0].sqrt()
-        two = kernels.factor_norms(h, x.clone() * 2)
-        three = kernels.factor_norms(x, h)
-        late = kernels.factor_norms(g * three[:, :1, None], h)
+        two = products.factor_norms(h, x.clone() * 2)
+        three = products.factor_norms(x, h)
+        late = products.factor_norms(g * three[:, :1, None], h)
         return small, two, three[:, 0] + 1, late
 
     torch.manual_seed(0)
@@ -172,10 +173,10 @@ def test_sums_are_gathered_and_what_is_made_of_them_follows():
 
 def test_a_group_whose_members_another_one_moved_is_gathered_where_the_last_of_them_is_now():
     def step(x: Tensor, g: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        one = kernels.factor_norms(g, x)
-        late = kernels.factor_norms(y * one[0, 0], y)  # of the second group, and waits for the first
-        early = kernels.factor_norms(y + 1, y)
-        return one, late, early, kernels.factor_norms(x + 1, g)
+        one = products.factor_norms(g, x)
+        late = products.factor_norms(y * one[0, 0], y)  # of the second group, and waits for the first
+        early = products.factor_norms(y + 1, y)
+        return one, late, early, products.factor_norms(x + 1, g)
 
     torch.manual_seed(0)
     given = [torch.randn(2, 4, 64), torch.randn(2, 4, 32), torch.randn(2, 5, 64)]
@@ -200,7 +201,7 @@ class Block(nn.Module):
 
 @pytest.mark.parametrize("clipping", ["flat", "per_layer"])
 def test_a_compiled_step_with_gathered_norms_is_the_step_without(monkeypatch, clipping):
-    monkeypatch.setattr(kernels, "narrow", lambda t: t.dtype == torch.bfloat16)
+    monkeypatch.setattr(products, "narrow", lambda t: t.dtype == torch.bfloat16)
     torch.manual_seed(0)
     model = nn.Sequential(*(Block(96) for _ in range(3))).bfloat16()
     batch = torch.randn(5, 8, 96).bfloat16(), torch.randn(5, 8, 96).bfloat16()
@@ -214,7 +215,7 @@ def test_a_compiled_step_with_gathered_norms_is_the_step_without(monkeypatch, cl
         return (model(batch[0]) - batch[1]).float().square().mean((1, 2))
 
     plain = sgd.clipped_grad(model, loss, batch, 0.5, clipping=clipping)
-    monkeypatch.setattr(compiled, "inductor", as_traced)
+    monkeypatch.setattr(program, "inductor", as_traced)
     found = sgd.clipped_grad(model, loss, batch, 0.5, clipping=clipping, compile=True)
     assert sum(gathered) == 12
     assert torch.allclose(found.norms, plain.norms, rtol=1e-4)

@@ -11,9 +11,9 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tacit import sgd
-from tacit.sgd.bounds import clip
 from tacit.sgd.clip import engine_of
-from tacit.sgd.engine import Engine
+from tacit.sgd.gradients.bounds import clip
+from tacit.sgd.gradients.engine import Engine
 
 assert zoo_more
 assert zoo_transformers

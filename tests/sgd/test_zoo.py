@@ -41,7 +41,7 @@ def test_the_zoo_is_as_large_as_promised():
 @pytest.mark.parametrize("name", ["gpt-tied", "hf-gpt2", "wrn-groupnorm", "lstm-tagger"])
 def test_the_harness_notices_a_wrong_answer(name, monkeypatch):
     """The truth is not computed by what it judges: a norm that is off by a thousandth is seen."""
-    from tacit.sgd import norms
+    from tacit.sgd.gradients import norms
 
     whole = norms.Group.norms
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tacit.noise.keys import Key
-from tacit.sgd.ahead import Ahead
-from tacit.sgd.data import Batch, records
-from tacit.sgd.sampling import SAMPLERS, Poisson, make_sampler
+from tacit.sgd.training.data import Batch, records
+from tacit.sgd.training.prefetch import Ahead
+from tacit.sgd.training.sampling import SAMPLERS, Poisson, make_sampler
 
 
 def draw(sampler, key, step):

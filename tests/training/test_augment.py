@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tacit.sgd import CheckpointError
-from tacit.sgd.augment import crops, views_of
+from tacit.sgd.training.augment import crops, views_of
 from tests.training.common import LOSS, data, key, network, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::tacit.sgd.PrivacyWarning")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tacit.sgd import AdaptiveClipping
-from tacit.sgd import training as training_module
+from tacit.sgd.training import training as training_module
 from tests.training.common import data, finish, network, run, same, weights
 
 pytestmark = [

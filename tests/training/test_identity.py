@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from tacit.ledger import Ledger
-from tacit.sgd import CheckpointError, PrivacyWarning, Training, identity
+from tacit.sgd import CheckpointError, PrivacyWarning, Training
+from tacit.sgd.training import identity
 from tests.training.common import CLASSES, FEATURES, data
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ import torch
 from tacit import accounting as acc
 from tacit.noise.tensor import normal
 from tacit.sgd import Plan, Training
-from tacit.sgd.sampling import Poisson, Sampler, Shuffle
+from tacit.sgd.training.sampling import Poisson, Sampler, Shuffle
 from tests.training.common import LOSS, data, finish, key, network, same, weights
 
 ROWS, BATCH, STEPS = 110, 20, 12  # the batch does not divide the data: 1 / len(loader) is another number than the rate

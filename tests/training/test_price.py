@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tacit import accounting as acc
-from tacit.sgd.plan import generator_delta
-from tacit.sgd.sampling import SAMPLERS
+from tacit.sgd.training.plan import generator_delta
+from tacit.sgd.training.sampling import SAMPLERS
 from tests.training.common import ROWS, finish, run, start
 
 RATE = 20 / ROWS

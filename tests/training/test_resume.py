@@ -16,7 +16,8 @@ import torch
 from tacit import accounting as acc
 from tacit.ledger import BudgetExceeded, Ledger
 from tacit.noise.keys import Key
-from tacit.sgd import AdaptiveClipping, CheckpointError, DPAdam, PrivacyWarning, checkpoint
+from tacit.sgd import AdaptiveClipping, CheckpointError, DPAdam, PrivacyWarning
+from tacit.sgd.training import checkpoint
 from tests.training.common import data, finish, key, network, run, same, weights
 
 ROOT = Path(__file__).parents[2]

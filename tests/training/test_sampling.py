@@ -8,7 +8,7 @@ from scipy import stats
 
 from tacit import accounting as acc
 from tacit.noise.keys import Key
-from tacit.sgd.sampling import SAMPLERS, Poisson, TruncatedPoisson, make_sampler
+from tacit.sgd.training.sampling import SAMPLERS, Poisson, TruncatedPoisson, make_sampler
 
 UNITS, BATCH, STEPS = 60, 12, 4000
 

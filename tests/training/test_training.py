@@ -14,8 +14,8 @@ from tacit import accounting as acc
 from tacit.ledger import BudgetExceeded, Ledger
 from tacit.noise.tensor import normal
 from tacit.sgd import AdaptiveClipping, PrivacyWarning, Training, UncoveredUse, clipped_grad
-from tacit.sgd import training as training_module
-from tacit.sgd.sampling import SAMPLERS
+from tacit.sgd.training import training as training_module
+from tacit.sgd.training.sampling import SAMPLERS
 from tests.training.common import CLASSES, FEATURES, LOSS, ROWS, data, finish, key, network, run, same, start, weights
 
 RATE = 20 / ROWS

@@ -28,8 +28,8 @@ from tacit.audit.several import ranks_train_as_one
 from tacit.ledger import BudgetExceeded, Ledger
 from tacit.noise.keys import Key
 from tacit.sgd import clip as clip_module
-from tacit.sgd.data import Records
 from tacit.sgd.errors import BatchMixing, ClippingError
+from tacit.sgd.training.data import Records
 
 #: No more findings than this in all checks together.
 MOST = 100

@@ -27,7 +27,7 @@ from tacit import accounting as acc
 from tacit.audit import bounds, statistics
 from tacit.audit.findings import FAMILY_WISE, Finding, holds
 from tacit.audit.pipeline import Floats, Pipeline, chosen, has_floats, joined, scaled
-from tacit.sgd.data import Records
+from tacit.sgd.training.data import Records
 
 #: Noise numbers that the variance test pools: enough to see noise that is 3% too small.
 NOISE_NUMBERS = 40_000

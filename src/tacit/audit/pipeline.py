@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tacit.sgd import Training
-from tacit.sgd import training as training_module
-from tacit.sgd.batches import Loss, row_losses
-from tacit.sgd.data import Records, records
+from tacit.sgd.gradients.batches import Loss, row_losses
+from tacit.sgd.training import training as training_module
+from tacit.sgd.training.data import Records, records
 
 Floats = npt.NDArray[np.float64]
 

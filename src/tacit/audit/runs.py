@@ -27,11 +27,11 @@ from tacit.audit.pipeline import Pipeline
 from tacit.audit.result import Audit
 from tacit.noise.keys import Key
 from tacit.sgd import Fit
-from tacit.sgd.batches import Loss
-from tacit.sgd.canaries import Planted
-from tacit.sgd.data import Records, records
 from tacit.sgd.errors import ClippingError
-from tacit.sgd.plan import Plan
+from tacit.sgd.gradients.batches import Loss
+from tacit.sgd.training.canaries import Planted
+from tacit.sgd.training.data import Records, records
+from tacit.sgd.training.plan import Plan
 
 #: Records that the implementation audit looks at.
 FEW = 24

@@ -17,7 +17,7 @@ import torch
 from tacit.audit import scenes, statistics
 from tacit.audit.findings import Finding, holds
 from tacit.audit.ranks import RankFailed, on_ranks, possible
-from tacit.sgd import training as training_module
+from tacit.sgd.training import training as training_module
 
 RANKS, STEPS, BATCH = 2, 30, 2
 #: Steps with nearly no noise, in which the sum itself is seen, and that noise.

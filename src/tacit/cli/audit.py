@@ -161,7 +161,7 @@ def _own_canaries(run: Path, chosen: Settings, significance: float) -> Audit | N
     """What the canaries prove that the run itself held, where they were kept."""
     from tacit.audit import audit_run
     from tacit.cli.job import CANARIES
-    from tacit.sgd.canaries import Planted
+    from tacit.sgd.training.canaries import Planted
 
     kept = run / "private" / CANARIES
     if kept.exists():

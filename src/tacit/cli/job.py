@@ -34,7 +34,7 @@ from tacit.report.files import write_whole
 from tacit.schema import Boolean, Categorical, Numeric, Schema, SchemaError
 from tacit.schema.encoding import PUBLIC_KEY
 from tacit.sgd import NotCompiled, PrivacyWarning, Training
-from tacit.sgd.canaries import AuditedTraining
+from tacit.sgd.training.canaries import AuditedTraining
 
 #: Edges of the norm histogram, in clip norms; 1 is one of them.
 EDGES = [float(e) for e in np.round(np.logspace(-2, 2, 33), 12)]

@@ -150,7 +150,7 @@ def train(
     ``after(step, model)`` is called every ``every`` steps: what it measures is for benchmark data only.
     """
     from tacit.sgd import Training
-    from tacit.sgd.augment import crops
+    from tacit.sgd.training.augment import crops
 
     torch.manual_seed(seed)
     x, y = split.train

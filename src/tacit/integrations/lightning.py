@@ -33,9 +33,9 @@ from tacit.ledger import Ledger, OperatorView
 from tacit.ledger.surroundings import SearchRefused
 from tacit.opacus.data_loader import DPDataLoader, batch_size_of
 from tacit.opacus.validators import ModuleValidator
-from tacit.sgd.draws import PrivateBatches
-from tacit.sgd.loop import Loop, warn_about_noise
-from tacit.sgd.sampling import Poisson
+from tacit.sgd.hooked.draws import PrivateBatches
+from tacit.sgd.hooked.loop import Loop, warn_about_noise
+from tacit.sgd.training.sampling import Poisson
 
 try:
     import lightning.pytorch as pl

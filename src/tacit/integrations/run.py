@@ -1,10 +1,10 @@
 """What does a private run need that lives inside somebody else's trainer? Noise, key, loop, and a way to go on.
 
 A trainer decides when to step, save and resume. :class:`Run` is what it carries: the noise for the steps that are
-planned, the secret key in a file of its own until the end, the :class:`~tacit.sgd.loop.Loop` that clips and releases,
-and a state of plain values for the trainer's checkpoint. Draws and noise are functions of (key, step), so a run that
-was killed and resumed makes the releases it would have made. Where anything that decides the gradients has changed, or
-the key is gone, the resumed run has a new key, and what its earlier life had planned stays claimed.
+planned, the secret key in a file of its own until the end, the :class:`~tacit.sgd.hooked.loop.Loop` that clips and
+releases, and a state of plain values for the trainer's checkpoint. Draws and noise are functions of (key, step), so a
+run that was killed and resumed makes the releases it would have made. Where anything that decides the gradients has
+changed, or the key is gone, the resumed run has a new key, and what its earlier life had planned stays claimed.
 
 With a ledger all planned steps are charged when the run begins. Resumed with its key it goes on under that charge; with
 a new key the steps that are left are charged anew.
@@ -35,13 +35,13 @@ from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Ledger, LedgerError, OperatorView
 from tacit.noise.keys import Key
 from tacit.opacus.accountants import IAccountant, create_accountant
-from tacit.sgd import checkpoint, identity
-from tacit.sgd.checkpoint import CheckpointError, key_folder
-from tacit.sgd.draws import PrivateBatches, Spent
-from tacit.sgd.loop import Loop
-from tacit.sgd.plan import Plan, make_plan
-from tacit.sgd.prepaid import Prepaid, check_charged, check_terms, planned
-from tacit.sgd.sampling import Poisson
+from tacit.sgd.hooked.draws import PrivateBatches, Spent
+from tacit.sgd.hooked.loop import Loop
+from tacit.sgd.hooked.prepaid import Prepaid, check_charged, check_terms, planned
+from tacit.sgd.training import checkpoint, identity
+from tacit.sgd.training.checkpoint import CheckpointError, key_folder
+from tacit.sgd.training.plan import Plan, make_plan
+from tacit.sgd.training.sampling import Poisson
 
 #: Records that are put together twice, to see whether that is done at random.
 LOOKED_AT = 32
@@ -103,7 +103,7 @@ class Run:
     ``ledger`` and ``dataset`` (its name there) say where all planned steps are charged when a run begins.
 
     Guarantee: everything computed from the weights of all runs together is (``bound(δ).upper``, δ)-DP for adding or
-    removing one record, whatever made a run stop. Each release is that of :class:`~tacit.sgd.loop.Loop`.
+    removing one record, whatever made a run stop. Each release is that of :class:`~tacit.sgd.hooked.loop.Loop`.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Run:
 
         Records that are read or put together at random (augmentation, masked tokens) are others in a resumed run, so
         the stamp of such data fits no other run. Nor does that of code that cannot be named
-        (:mod:`tacit.sgd.identity`).
+        (:mod:`tacit.sgd.training.identity`).
         """
         assert self.batches is not None
         inner = getattr(collate, "collate", collate)

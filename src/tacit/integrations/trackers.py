@@ -20,7 +20,7 @@ from typing import Any
 
 from tacit.integrations.run import Run
 from tacit.ledger import PrivateValueError, Release, public
-from tacit.sgd.loop import Loop
+from tacit.sgd.hooked.loop import Loop
 
 Sink = Callable[[Mapping[str, float], int], None]
 

@@ -30,10 +30,10 @@ from tacit.integrations.trackers import record
 from tacit.ledger import Ledger
 from tacit.ledger.surroundings import count_or_refuse
 from tacit.opacus.data_loader import DPDataLoader
-from tacit.sgd import checks, company
-from tacit.sgd.draws import PrivateBatches
-from tacit.sgd.loop import warn_about_noise
-from tacit.sgd.sampling import Poisson
+from tacit.sgd.gradients import company, verify
+from tacit.sgd.hooked.draws import PrivateBatches
+from tacit.sgd.hooked.loop import warn_about_noise
+from tacit.sgd.training.sampling import Poisson
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -141,7 +141,7 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             if piece.padded is not None:
                 with loop.watch.off():
                     company.unfelt(self.loss, model, dict(inputs), piece.rows, piece.padded)
-            rewind = checks.remember(self.trainer.args.device)
+            rewind = verify.remember(self.trainer.args.device)
             losses = self.loss(model, inputs)
             if losses.shape != (piece.rows,):
                 raise ValueError("the loss must return one value per example, a vector as long as the batch")

@@ -1,8 +1,8 @@
 """Which records come next, and how does an empty batch look? The data loader that ``make_private`` returns.
 
 It reads the same data set with the same workers and collate function as the user's loader; who takes part is drawn by
-a secret key (:mod:`tacit.sgd.draws`). Poisson batches can be empty: such a batch has the structure of any other, with
-zero rows.
+a secret key (:mod:`tacit.sgd.hooked.draws`). Poisson batches can be empty: such a batch has the structure of any other,
+with zero rows.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data import default_collate as torch_collate
 
 from tacit.noise.keys import Key
-from tacit.sgd.draws import PoissonAtRate, PrivateBatches
-from tacit.sgd.loop import Loop
-from tacit.sgd.padding import Padded, alone
-from tacit.sgd.sampling import Chunks, Poisson, Sampler, Shuffle
+from tacit.sgd.gradients.padding import Padded, alone
+from tacit.sgd.hooked.draws import PoissonAtRate, PrivateBatches
+from tacit.sgd.hooked.loop import Loop
+from tacit.sgd.training.sampling import Chunks, Poisson, Sampler, Shuffle
 
 
 class EmptyCollate:
     """The user's collate function, which also makes a batch of no records; ``blank`` makes one of zeros instead.
 
     With ``telling`` it gives a pair: the batch, and one of its records that was padded
-    (:func:`tacit.sgd.padding.alone`).
+    (:func:`tacit.sgd.gradients.padding.alone`).
     """
 
     def __init__(self, collate: Any, dataset: Any, batch_dim: int = 0, blank: bool = False) -> None:

@@ -33,13 +33,13 @@ from tacit.opacus.optimizers import (
 )
 from tacit.opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from tacit.opacus.validators import ModuleValidator
-from tacit.sgd.checkpoint import CheckpointError
-from tacit.sgd.draws import PrivateBatches
-from tacit.sgd.loop import Loop, warn_about_noise
-from tacit.sgd.plan import AdaptiveClipping, Plan, make_plan
-from tacit.sgd.prepaid import Asked, Prepaid, check_charged, check_terms, planned
-from tacit.sgd.sampling import Poisson, Sampler
-from tacit.sgd.validation import check_length
+from tacit.sgd.hooked.draws import PrivateBatches
+from tacit.sgd.hooked.loop import Loop, warn_about_noise
+from tacit.sgd.hooked.prepaid import Asked, Prepaid, check_charged, check_terms, planned
+from tacit.sgd.training.checkpoint import CheckpointError
+from tacit.sgd.training.plan import AdaptiveClipping, Plan, make_plan
+from tacit.sgd.training.sampling import Poisson, Sampler
+from tacit.sgd.training.validation import check_length
 
 Path = str | os.PathLike[str] | BinaryIO | IO[bytes]
 MODES = ("hooks", "ew", "functorch", "ghost", "ghost_fsdp", "no_op", "tp")

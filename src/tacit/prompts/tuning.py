@@ -25,7 +25,7 @@ from tacit.prompts.errors import PromptError
 from tacit.prompts.models import LanguageModel, label_logits, padded
 from tacit.prompts.text import Template, Verbalizer, examples, texts
 from tacit.sgd import Fit, Privacy, fit
-from tacit.sgd.data import Records
+from tacit.sgd.training.data import Records
 
 #: Learning rates of Adam that work for each method; LoRA's is that of Hanke et al. (2024).
 LEARNING_RATE = {"soft": 5e-3, "prefix": 5e-3, "lora": 1e-3}

@@ -194,7 +194,7 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
     >>> describe(training, "small").steps_planned
     3
     """
-    from tacit.sgd.canaries import AuditedTraining  # torch is there where a training run is
+    from tacit.sgd.training.canaries import AuditedTraining  # torch is there where a training run is
 
     plan, privacy = training.plan, training.privacy
     steps = privacy.steps_executed if "without looking" in privacy.basis else None

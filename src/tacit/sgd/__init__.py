@@ -11,21 +11,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tacit.accounting.errors import PrivacyWarning as PrivacyWarning
-from tacit.sgd.bounds import Clipping
-from tacit.sgd.checkpoint import CheckpointError
 from tacit.sgd.clip import ClippedGradients, clipped_grad
-from tacit.sgd.compiled import NotCompiled
-from tacit.sgd.data import records, table
+from tacit.sgd.compile.program import NotCompiled
 from tacit.sgd.errors import BatchMixing, ClippingError, GradientsLost, SelfCheckFailed, UncoveredUse
-from tacit.sgd.fit import Fit, fit
 from tacit.sgd.fix import fix
-from tacit.sgd.optimizers import DPAdam
-from tacit.sgd.plan import AdaptiveClipping, Plan, Privacy
-from tacit.sgd.report import Check, check
-from tacit.sgd.training import Training
+from tacit.sgd.gradients.bounds import Clipping
+from tacit.sgd.inspect import Check, check
+from tacit.sgd.training.checkpoint import CheckpointError
+from tacit.sgd.training.data import records, table
+from tacit.sgd.training.fit import Fit, fit
+from tacit.sgd.training.optimizers import DPAdam
+from tacit.sgd.training.plan import AdaptiveClipping, Plan, Privacy
+from tacit.sgd.training.training import Training
 
 if TYPE_CHECKING:
-    from tacit.sgd.estimators import Classifier, Regressor
+    from tacit.sgd.training.estimators import Classifier, Regressor
 
 __all__ = [
     "AdaptiveClipping",
@@ -58,7 +58,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """The estimators need scikit-learn, which training itself does not: loaded on first use."""
     if name in ("Classifier", "Regressor"):
-        from tacit.sgd import estimators
+        from tacit.sgd.training import estimators
 
         return getattr(estimators, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

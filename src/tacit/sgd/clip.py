@@ -16,12 +16,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from tacit.sgd import checks, company, planning, programs
-from tacit.sgd.batches import Loss, example_losses, plain, rows_of, take
-from tacit.sgd.bounds import HIDDEN, Clipping, clip_and_look, warn_once
-from tacit.sgd.distributed.spread import spread_of
-from tacit.sgd.engine import Engine, Glance, Gradients
-from tacit.sgd.norms import full_precision
+from tacit.sgd.compile import cache
+from tacit.sgd.gradients import company, survey, verify
+from tacit.sgd.gradients.batches import Loss, example_losses, plain, rows_of, take
+from tacit.sgd.gradients.bounds import HIDDEN, Clipping, clip_and_look, warn_once
+from tacit.sgd.gradients.engine import Engine, Glance, Gradients
+from tacit.sgd.gradients.norms import full_precision
+from tacit.sgd.sharding.shards import spread_of
 
 Check = Literal["first", "always", "never"] | int
 Method = Literal["operations", "examples"]
@@ -145,14 +146,14 @@ def clipped_grad(
     if method not in ("operations", "examples"):
         raise ValueError(f"method must be 'operations' or 'examples', not {method!r}")
     spread_of(model)  # first of all: it lets the model hold its pieces
-    glance = Glance(model, checks.SUSPECTS)
+    glance = Glance(model, verify.SUSPECTS)
     engine = engine_of(model, glance)
     engine.context = context_of(model, loss, views, glance)
     engine.buffers = glance.buffers
     names = list(engine.parameters)
     spec = Clipping.of(clipping, clip_norm, names, stabiliser)
     if glance.suspicious:
-        checks.no_known_obstacles(model)
+        verify.no_known_obstacles(model)
     if microbatch is not None and microbatch < 1:
         raise ValueError(f"microbatch must be at least 1, not {microbatch}")
     size = 1 if method == "examples" else microbatch or max(1, examples)
@@ -161,7 +162,7 @@ def clipped_grad(
         raise ValueError(
             "a model that is spread over ranks is not compiled, and every rank runs at least one (masked) row"
         )
-    due = checks.due(engine, check)
+    due = verify.due(engine, check)
     if method == "examples" and check != "never":
         company.after_lengths(
             engine, lambda b: lambda: example_losses(model, loss, b, rows_of(b), views), batch, examples, views
@@ -223,7 +224,7 @@ def _one(
 
     if compile and method == "operations":
         by_compiler = compile != "traced"
-        done = programs.attempt(
+        done = cache.attempt(
             engine, loss, losses_of, batch, examples, spec, mask, views, check, due, by_compiler, lend, meanwhile
         )
         if done is not None:
@@ -231,9 +232,9 @@ def _one(
             return done.sums, done.norms, done.losses, done.scale
     gradients: Gradients | None
     if method == "examples":
-        gradients, losses = checks.by_autograd(engine, losses_of(batch))
+        gradients, losses = verify.by_autograd(engine, losses_of(batch))
     else:
-        gradients, losses = planning.planned(engine, losses_of, batch, examples, views, check, due)
+        gradients, losses = survey.planned(engine, losses_of, batch, examples, views, check, due)
     names = list(engine.parameters)
     losses = losses.detach()
     good = torch.isfinite(losses)

@@ -272,9 +272,9 @@ def _planned(
     """The plan of an estimator of ``tacit.sgd``, by the same functions that make it in a fit."""
     if not type(made).__module__.startswith("tacit.sgd"):
         return None
-    from tacit.sgd.plan import make_plan
-    from tacit.sgd.sampling import make_sampler
-    from tacit.sgd.validation import check_length
+    from tacit.sgd.training.plan import make_plan
+    from tacit.sgd.training.sampling import make_sampler
+    from tacit.sgd.training.validation import check_length
 
     known = made.get_params()
     outputs = (

@@ -8,7 +8,7 @@ from typing import Any
 from tacit import accounting as acc
 from tacit.audit.mutants.base import mutant, replaced
 from tacit.sgd import Classifier, Plan, Training
-from tacit.sgd.resume import Resumable
+from tacit.sgd.training.resume import Resumable
 
 
 @mutant("one step is not priced", "accounting")
@@ -95,7 +95,7 @@ def lost_on_clone() -> Iterator[None]:
 @mutant("a search fits many times and states one ε", "accounting")
 def search_free() -> Iterator[None]:
     """An estimator sees one fit and prices one; a grid search around it spends that again with every fit."""
-    from tacit.sgd.estimators import _Estimator
+    from tacit.sgd.training.estimators import _Estimator
 
     with replaced(_Estimator, "_around", lambda self: ()):
         yield

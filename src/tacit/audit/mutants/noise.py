@@ -13,7 +13,7 @@ from tacit.audit.mutants.base import adding, mutant, replaced
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_, add_normal_many_
 from tacit.sgd import AdaptiveClipping, Training
-from tacit.sgd import training as module
+from tacit.sgd.training import training as module
 
 Add = Callable[[Sequence[Tensor], Key, int, Sequence[Any], float], None]
 

@@ -15,9 +15,9 @@ from tacit.audit.mutants.sampling import skipping
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_many_
 from tacit.sgd import Training
-from tacit.sgd import training as module
-from tacit.sgd.distributed import spread
-from tacit.sgd.distributed.ranks import Ranks
+from tacit.sgd.sharding import shards
+from tacit.sgd.sharding.ranks import Ranks
+from tacit.sgd.training import training as module
 
 
 @mutant("each rank adds noise of σ / ranks of its own", "ranks")
@@ -48,7 +48,7 @@ def one_seed() -> Iterator[None]:
     def add(tensors: Any, key: Key, step: int, names: Any, scale: float, *, offsets: Any) -> None:
         add_normal_many_(tensors, key, step, names, scale)
 
-    with replaced(spread, "add_normal_many_", add):
+    with replaced(shards, "add_normal_many_", add):
         yield
 
 
@@ -70,14 +70,14 @@ def own_draws() -> Iterator[None]:
 def unsummed_shards() -> Iterator[None]:
     """What should be scattered and summed is only cut: a shard holds the records of one rank, under the whole noise."""
 
-    def cut(self: spread.Spread, name: str, total: Tensor) -> Tensor:
+    def cut(self: shards.Spread, name: str, total: Tensor) -> Tensor:
         for dimension, _, rank, count in self.places[name].cuts:
             if dimension is not None:
                 each = -(-total.shape[dimension] // count)
                 total = total.narrow(dimension, min(rank * each, total.shape[dimension]), self.shape(name)[dimension])
         return total.contiguous()
 
-    with replaced(spread.Spread, "place", cut):
+    with replaced(shards.Spread, "place", cut):
         yield
 
 

@@ -13,7 +13,7 @@ from tacit.audit.mutants.base import mutant, replaced
 from tacit.noise.keys import Key
 from tacit.noise.sampling import bernoulli_mask, uniform
 from tacit.sgd import Training
-from tacit.sgd.sampling import FixedSize, Indices, Poisson, Shuffle
+from tacit.sgd.training.sampling import FixedSize, Indices, Poisson, Shuffle
 
 
 @mutant("shuffled batches priced as Poisson", "sampling")

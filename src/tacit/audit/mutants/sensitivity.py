@@ -11,12 +11,13 @@ from torch import Tensor
 
 from tacit.audit.mutants.base import mutant, replaced
 from tacit.audit.scenes import PROMPT, WIDTH
-from tacit.sgd import Clipping, Training, company
+from tacit.sgd import Clipping, Training
 from tacit.sgd import clip as clip_module
-from tacit.sgd import training as module
-from tacit.sgd.capture import Capture
-from tacit.sgd.engine import Gradients
-from tacit.sgd.norms import Group, Norms
+from tacit.sgd.gradients import company
+from tacit.sgd.gradients.capture import Capture
+from tacit.sgd.gradients.engine import Gradients
+from tacit.sgd.gradients.norms import Group, Norms
+from tacit.sgd.training import training as module
 
 
 @mutant("the batch is clipped instead of its examples", "sensitivity")

@@ -16,8 +16,8 @@ from typing import Any
 from tacit import accounting as acc
 from tacit.opacus.accountants.analysis import gdp, rdp
 from tacit.opacus.accountants.history import Entry, History
-from tacit.sgd.draws import PoissonAtRate, Spent, priced
-from tacit.sgd.sampling import Sampler, make_sampler
+from tacit.sgd.hooked.draws import PoissonAtRate, Spent, priced
+from tacit.sgd.training.sampling import Sampler, make_sampler
 
 
 class IAccountant:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tacit.sgd.loop import Loop
+from tacit.sgd.hooked.loop import Loop
 
 
 class DPOptimizer(Optimizer):  # type: ignore[misc]

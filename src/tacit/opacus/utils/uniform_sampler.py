@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tacit.opacus.data_loader import _key
-from tacit.sgd.draws import PoissonAtRate, PrivateBatches
+from tacit.sgd.hooked.draws import PoissonAtRate, PrivateBatches
 
 
 class UniformWithReplacementSampler(PrivateBatches):

@@ -1,0 +1,1 @@
+"""How does a private step become one program? Trace, rewrites, repeated layers, CUDA graph, comparison, cache."""

@@ -1,0 +1,363 @@
+"""How are per-example gradients bounded, and what sensitivity follows? Clip norms, clip factors and clipped sums."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import sys
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tacit.sgd.errors import ClippingError, GradientsLost
+from tacit.sgd.gradients.engine import Gradients
+from tacit.sgd.gradients.norms import Norms
+from tacit.sgd.gradients.rules.base import clean, wide
+from tacit.sgd.sharding.shards import Spread
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """How per-example gradients are bounded, and the sensitivity that follows.
+
+    ``groups[k]`` are the names of the parameters bounded together by ``bounds[k]``. Adding or removing one example
+    changes the clipped sum by at most ``sensitivity`` in L2 norm (twice that for replacing one).
+
+    >>> Clipping("per_layer", (("a.weight",), ("b.weight",)), (3.0, 4.0)).sensitivity
+    5.0
+    """
+
+    kind: str
+    groups: tuple[tuple[str, ...], ...]
+    bounds: tuple[float, ...]
+    stabiliser: float = 0.0
+
+    @property
+    def sensitivity(self) -> float:
+        """L2 sensitivity of the clipped sum under add/remove-one adjacency: the root of the sum of squared bounds."""
+        return self.bounds[0] if len(self.bounds) == 1 else math.sqrt(sum(c * c for c in self.bounds))
+
+    @staticmethod
+    def of(kind: Any, clip_norm: float, names: list[str], stabiliser: float = 0.01) -> Clipping:
+        """The clipping a user asked for, over these parameters.
+
+        ``"flat"`` bounds the whole gradient. ``"per_layer"`` bounds the parameters of each module together by
+        ``clip_norm / sqrt(number of modules)``, so that the total is ``clip_norm``. A mapping from name patterns to
+        bounds gives each group its own. ``"automatic"`` scales every gradient to (nearly) ``clip_norm``, long or
+        short.
+
+        >>> Clipping.of({"head.*": 0.3, "*": 0.4}, 1.0, ["body.weight", "head.weight"]).sensitivity
+        0.5
+        """
+        if not (math.isfinite(clip_norm) and clip_norm > 0):
+            raise ValueError(f"clip_norm must be positive and finite, not {clip_norm}")
+        if not names:
+            raise ClippingError("the model has no trainable parameters")
+        if isinstance(kind, Mapping):
+            return _by_pattern(kind, names)
+        if kind == "per_layer":
+            layers: dict[str, list[str]] = {}
+            for name in names:
+                layers.setdefault(name.rpartition(".")[0], []).append(name)
+            bound = clip_norm / math.sqrt(len(layers))
+            # Rounded down, so that the bounds do not add up to more than clip_norm.
+            bound = math.nextafter(bound, 0.0)
+            return Clipping("per_layer", tuple(map(tuple, layers.values())), (bound,) * len(layers))
+        if kind == "flat":
+            return Clipping("flat", (tuple(names),), (clip_norm,))
+        if kind == "automatic":
+            return Clipping("automatic", (tuple(names),), (clip_norm,), stabiliser)
+        raise ValueError(f"clipping must be 'flat', 'per_layer', 'automatic' or a mapping of patterns, not {kind!r}")
+
+
+def _by_pattern(kind: Mapping[str, float], names: list[str]) -> Clipping:
+    groups: dict[str, list[str]] = {pattern: [] for pattern in kind}
+    for name in names:
+        pattern = next((p for p in kind if fnmatch.fnmatchcase(name, p)), None)
+        if pattern is None:
+            raise ValueError(f"no pattern in clipping covers parameter {name!r}: it would be unbounded")
+        groups[pattern].append(name)
+    empty = [pattern for pattern, members in groups.items() if not members]
+    if empty:
+        raise ValueError(f"no parameter matches {empty[0]!r}")
+    bounds = tuple(float(kind[p]) for p in groups)
+    if not all(math.isfinite(c) and c > 0 for c in bounds):
+        raise ValueError("every bound must be positive and finite")
+    return Clipping("groups", tuple(map(tuple, groups.values())), bounds)
+
+
+def factors(
+    squared: Tensor, safe: Tensor, bounds: Tensor, good: Tensor, mask: Tensor | None, stabiliser: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Norms and clip factors, ``(B, groups)``, from squared norms and norms with their margins; which examples are bad,
+    and which are mostly lost to their margin: some factor is less than half of what the norm alone would give.
+
+    Guarantee: ``factor * norm <= bound`` for every example and group; an example that is masked, not ``good``, or not
+    finite in any group, has factor zero in all of them.
+    """
+    good = good & torch.isfinite(safe).all(1)
+    bad = ~good
+    if mask is not None:
+        good = good & mask.bool()
+    kept = good.unsqueeze(1)
+    # Rounding of the factor itself and of the product with it, four units at the most.
+    below = 1.0 - 4 * torch.finfo(safe.dtype).eps
+    safe = torch.where(kept, safe, 0.0)
+    norms = squared.clamp(min=0).sqrt()
+    if stabiliser:
+        scale = bounds / (safe + stabiliser) * below
+        lost = safe > 2 * norms + stabiliser
+    else:
+        scale = torch.where(safe > bounds, bounds / safe.clamp(min=torch.finfo(safe.dtype).tiny) * below, 1.0)
+        lost = safe > 2 * torch.maximum(norms, bounds)
+    norms = torch.where(bad.unsqueeze(1), torch.inf, norms)
+    if mask is not None:
+        norms = torch.where(mask.bool().unsqueeze(1), norms, 0.0)
+    return norms, torch.where(kept, scale, 0.0), bad, (lost & kept).any(1)
+
+
+@dataclass
+class Clipped:
+    """Norms and factors (B, groups), which examples count as zero, which are mostly lost to rounding, and the clipped
+    sums (a function: of what is left of the gradients when all norms are known)."""
+
+    norms: Tensor
+    scale: Tensor
+    bad: Tensor
+    lost: Tensor
+    squared: Tensor
+    sums: Callable[..., dict[str, Tensor]]
+
+    def comparable(self, least: float, mask: Tensor | None) -> Tensor:
+        """Whether every example that adds something has a factor above ``least`` times the largest: a traced truth.
+
+        Then ``sums(False, True)`` may be asked for, in which the factors of the others are not zero but one. Examples
+        that are masked add nothing: their gradients must be zero (their squared norms may hold what underflow hides).
+        """
+        used = (self.scale > 0) & (self.scale >= least * self.scale.amax())
+        fine = used | (self.squared == 0)
+        return (fine if mask is None else fine | ~mask.bool().unsqueeze(1)).all()
+
+
+#: Elements of a parameter whose gradients are laid beside others: a copy of larger ones would cost more than it saves.
+SMALL = 1 << 14
+
+
+@dataclass
+class Side:
+    """Per-example gradients of several parameters, one beside the other (B, elements); number and shape of each."""
+
+    values: Tensor
+    members: list[tuple[int, torch.Size]]
+
+    def weighted_sums(self, scale: Tensor, sanitise: bool) -> list[tuple[int, Tensor]]:
+        """The weighted sum of each, by its number."""
+        values = clean(self.values) if sanitise else self.values
+        whole = scale.to(values.dtype) @ values
+        parts = whole.split([shape.numel() for _, shape in self.members])
+        return [(k, part.reshape(shape)) for (k, shape), part in zip(self.members, parts, strict=True)]
+
+
+#: Numbers of which a copy takes longer than a launch.
+MANY = 1 << 20
+
+
+def _place(tensor: Tensor) -> int:
+    """Where a tensor begins in memory."""
+    return int(tensor.data_ptr())
+
+
+def _shifts(gradients: Gradients, group_of: list[int]) -> dict[int, int]:
+    """Biases whose gradient is the very tensor that is a factor of their weight's, by their number; that of the weight.
+
+    Of a layer with one token per example that is the gradient of its output: many numbers, kept for the weight anyway.
+    """
+    owners: dict[tuple[int, int], int] = {}
+    for k, groups in enumerate(gradients.groups):
+        if len(groups) == 1 and groups[0][0].index is None and groups[0][1].single_token:
+            left = groups[0][1].parts[0].left
+            if left.is_contiguous():  # the same place and size are then the same numbers in the same order
+                owners[_place(left), left.numel()] = k
+    found = {}
+    for k, groups in enumerate(gradients.groups):
+        dense = groups[0][1].dense if len(groups) == 1 and groups[0][0].index is None else None
+        if dense is None or not dense.is_contiguous() or dense.numel() < MANY:
+            continue
+        owner = owners.pop((_place(dense), dense.numel()), None)
+        if owner is not None and group_of[k] == group_of[owner]:
+            found[k] = owner
+    return found
+
+
+def _side_by_side(gradients: Gradients, group_of: list[int], but: Collection[int]) -> dict[int, Side]:
+    """The gradients that are at hand as they are, by clip group; those of one type, the usual one."""
+    found: dict[int, list[tuple[int, Tensor]]] = {}
+    for k, groups in enumerate(gradients.groups):
+        if k not in but and len(groups) == 1 and groups[0][0].index is None:
+            dense = groups[0][1].dense
+            small = dense is not None and gradients.parameters[k].numel() <= SMALL
+            if dense is not None and small and dense.dtype == torch.float32 == wide(gradients.parameters[k].dtype):
+                found.setdefault(group_of[k], []).append((k, dense))
+    return {
+        g: Side(
+            torch.cat([d.reshape(len(d), -1) for _, d in some], 1),
+            [(k, gradients.parameters[k].shape) for k, _ in some],
+        )
+        for g, some in found.items()
+        if len(some) > 1
+    }
+
+
+def _reads(gradients: Gradients, k: int, places: set[int]) -> bool:
+    """Whether a factor of the ``k``-th parameter's gradients begins at one of these places."""
+    parts = [part for _, group in gradients.groups[k] if group.single_token for part in group.parts]
+    return any(_place(t) in places for part in parts for t in (part.left, part.right))
+
+
+def clip(
+    gradients: Gradients,
+    names: list[str],
+    clipping: Clipping,
+    good: Tensor,
+    mask: Tensor | None,
+    bounds: Tensor | None = None,
+    spread: Spread | None = None,
+    together: bool = False,
+    lasting: Sequence[Tensor] = (),
+) -> Clipped:
+    """Sums, norms and factors from per-example gradients; static shapes, no data-dependent Python.
+
+    ``bounds`` are those of ``clipping`` as a tensor, where they are an input of a traced step. ``sums(True)`` is for
+    batches with bad examples: what they hold is cleaned of infinities before it is multiplied by their factor, zero.
+    ``sums(False, True)`` is for batches in which every example of factor zero has no gradient (:meth:`comparable`):
+    its factor is then as good as one, and all factors are positive; a third argument is the factors again, from where
+    the sums are to wait for them. ``spread`` says where parameters lie on several
+    ranks: norms are then those of the whole gradient, and sums are added up over ranks and cut to this rank's pieces.
+    ``together``: small gradients that are at hand (biases, scales) are laid side by side first, for there are many, and
+    large ones that are a factor of a weight's are summed with it. ``lasting`` are tensors that outlive the step: sums
+    that they are a factor of come last.
+    """
+    group_of = {name: g for g, members in enumerate(clipping.groups) for name in members}
+    numbers = [group_of[n] for n in names]
+    shifts = _shifts(gradients, numbers) if together and spread is None else {}
+    sides = _side_by_side(gradients, numbers, shifts) if together else {}
+    shift_of = {weight: bias for bias, weight in shifts.items()}
+    # A factor that outlives the step is copied to be scaled, and not given back: last, when the others are gone.
+    places = {_place(t) for t in lasting}
+    order = sorted(range(len(names)), key=lambda k: bool(places) and _reads(gradients, k, places))
+    beside = {k for side in sides.values() for k, _ in side.members}
+    squared: list[Any] = [None] * len(clipping.groups)
+    margin: list[Any] = [None] * len(clipping.groups)
+    product: list[Any] = [None] * len(clipping.groups)
+    for g, side in sides.items():
+        squared[g] = side.values.square().sum(1)
+    for k, name in enumerate(names):
+        if k in beside:
+            continue
+        norms = gradients.norms(k)
+        if spread is not None and not spread.counted(name):
+            norms = Norms(torch.zeros_like(norms.squared))
+        g = group_of[name]
+        squared[g] = norms.squared if squared[g] is None else squared[g] + norms.squared
+        if isinstance(norms.gram, Tensor):  # differences of large numbers: may come out below zero
+            missing = norms.gram - norms.squared.clamp(max=0)
+            margin[g] = missing if margin[g] is None else margin[g] + missing
+        if isinstance(norms.product, Tensor):
+            product[g] = norms.product if product[g] is None else product[g] + norms.product
+    none = [torch.zeros_like(s) for s in squared]
+    margin, product = ([z if v is None else v for v, z in zip(vs, none, strict=True)] for vs in (margin, product))
+    safe_squared = [s + m for s, m in zip(squared, margin, strict=True)]
+    squared_BG, safe_squared_BG, product_BG = (torch.stack(values, 1) for values in (squared, safe_squared, product))
+    if spread is not None:
+        squared_BG, safe_squared_BG, product_BG = spread.combine(squared_BG, safe_squared_BG, product_BG)
+    safe_BG = safe_squared_BG.sqrt() + product_BG.sqrt()
+    if bounds is None:
+        bounds = torch.tensor(clipping.bounds, dtype=safe_BG.dtype, device=safe_BG.device)
+    bounds = bounds.to(safe_BG.dtype)
+    norms_BG, scale_BG, bad, lost = factors(squared_BG, safe_BG, bounds, good, mask, clipping.stabiliser)
+
+    def sums(sanitise: bool, positive: bool = False, told_BG: Tensor | None = None) -> dict[str, Tensor]:
+        used_BG = scale_BG if told_BG is None else told_BG
+        used_BG = torch.where(used_BG > 0, used_BG, 1.0) if positive else used_BG
+        columns = [used_BG[:, g] for g in range(len(clipping.groups))]
+        found = dict.fromkeys((names[k] for k in order), squared_BG)
+        for g, side in sides.items():
+            for k, total in side.weighted_sums(columns[g], sanitise):
+                found[names[k]] = total
+        for k in order:
+            n = names[k]
+            if k in beside or (k in shifts and not sanitise):
+                continue
+            if k in shift_of and not sanitise:
+                bias = shift_of[k]
+                pair = gradients.groups[k][0][1].with_shift(columns[group_of[n]])
+                for j, total in zip((k, bias), pair, strict=True):
+                    found[names[j]] = total.reshape(gradients.parameters[j].shape).contiguous()
+                continue
+            total = gradients.weighted_sum(k, columns[group_of[n]], sanitise, positive)
+            found[n] = total if spread is None else spread.place(n, total)
+        return found
+
+    return Clipped(norms_BG, scale_BG, bad, lost, squared_BG, sums)
+
+
+def clip_and_look(
+    gradients: Gradients,
+    names: list[str],
+    clipping: Clipping,
+    good: Tensor,
+    mask: Tensor | None,
+    spread: Spread | None = None,
+    together: bool = False,
+) -> tuple[Clipped, dict[str, Tensor], str | None]:
+    """As :func:`clip`, outside a program, where numbers may be looked at: also the sums, and why examples are lost.
+
+    Squares leave the range of float32 where the gradients themselves do not, when one factor is long and the other
+    short. Norms that are not finite are therefore computed once more, of balanced factors.
+
+    Guarantee: that of :func:`clip`; an example that is bad after that counts as zero.
+    """
+    found = clip(gradients, names, clipping, good, mask, spread=spread, together=together)
+    # On their way to a GPU before the question is waited for, whose answer is nearly always no. Ranks add up their sums
+    # together: not before it is known which.
+    sums = found.sums(False) if spread is None else None
+    bad, lost = torch.stack([found.bad.any(), found.lost.any()]).tolist()
+    if bad:
+        found = clip(gradients.balanced(), names, clipping, good, mask, spread=spread)
+        lost = bool(found.lost.any())
+    if bad or sums is None:
+        # An example counted as zero would poison a product with its infinities: only then are all factors cleaned.
+        sums = found.sums(bad)
+    if bad:
+        real = found.bad if mask is None else found.bad[mask.bool()]
+        if len(real) > 1 and bool(real.all()):
+            return found, sums, NOTHING_FINITE
+    return found, sums, HIDDEN if lost else None
+
+
+#: Why training learns little, or nothing, from examples.
+HIDDEN = (
+    "rounding may hide the gradient of some example: terms that cancel are so much larger than it that its clip factor "
+    "is less than half of what its norm gives, and training learns little from it. The bound holds all the same. Look "
+    "for a division by a tiny number (the eps of a normalisation, say) or values of very different size, or train in "
+    "float64 (model.double())"
+)
+NOTHING_FINITE = (
+    "no example of a batch has a finite gradient: all count as zero, and training learns nothing from them. Look for a "
+    "derivative that does not exist (a root or torch.linalg.norm at zero, attention with every key masked) or overflows"
+)
+
+
+def warn_once(why: str | None, said: set[str]) -> None:
+    """Say why examples are lost, the first time, where tacit was called; no more, for it is about private data."""
+    if why is None or why in said:
+        return
+    said.add(why)
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("tacit."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"{why}. Said once, to the operator: not for release", GradientsLost, stacklevel=level)

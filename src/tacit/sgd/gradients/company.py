@@ -1,0 +1,283 @@
+"""What changes for an example when it is in other company? What is asked of every batch, not only of the first.
+
+A plan, and the checks of it, hold for batches with which a pass does the same. Where it may do something else with each
+batch (:attr:`~tacit.sgd.gradients.capture.Capture.doubt`: values of the data are read, or one of the whole batch goes
+into the losses), the losses of each half of the examples must stay the same when the other is replaced. And where
+batches are padded to their longest example, an example must come out the same without its padding
+(:mod:`~tacit.sgd.gradients.padding`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from tacit.sgd.errors import BatchMixing, ClippingError
+from tacit.sgd.gradients import padding, verify
+from tacit.sgd.gradients.batches import leaves, numbers
+from tacit.sgd.gradients.engine import Engine, Pass
+
+Losses = Callable[[Any], Callable[[], Tensor]]
+#: Losses of a batch, and shapes on the way to them.
+Values = Callable[[Any], tuple[Tensor, Any]]
+
+#: How far the loss of an example may move in other company, relative to one plus its size. The same kernels on the same
+#: row give the same bits: this is not about the precision of the model.
+UNMOVED = 2e-5
+
+
+RESIZED = (
+    "how many examples the batch has changes what is computed for each of them, and under Poisson sampling that is "
+    "private: one person more reaches all others. Use a constant (the expected batch size) in its place"
+)
+#: What a model raises that does not run on rows in another order, or cut to another length.
+REFUSED = (RuntimeError, ValueError, IndexError)
+
+
+def in_company(
+    engine: Engine,
+    losses_of: Losses,
+    batch: Any,
+    examples: int,
+    views: int,
+    run: Pass,
+    rewind: Callable[[], None],
+) -> None:
+    """No half of the examples may notice that the other half is replaced."""
+
+    def losses(some: Any) -> tuple[Tensor, Any]:
+        rewind()
+        again = engine.forward(losses_of(some), leaves(some), examples)
+        return again.losses.detach().double(), [use.shapes for use in again.uses]
+
+    known = run.losses.detach().double(), [use.shapes for use in run.uses]
+    tolerance = verify.TOLERANCE[verify.precision(engine, run)]
+    with kept(run.losses.device):
+        for stay, other, fine in compared(
+            losses, known, batch, lambda index: verify.picked(batch, index, views), examples, engine.model, tolerance
+        ):
+            if not fine:
+                raise verify.mixing(verify.culprit(engine, losses_of, batch, other, examples, int(stay[0]), rewind))
+
+
+def of_loss(
+    loss: Callable[[nn.Module, Any], Tensor], model: nn.Module, batch: Any, known: Tensor, rewind: Callable[[], None]
+) -> None:
+    """As :func:`in_company`, for a loss that is called outside the engine and gave ``known`` for this batch."""
+    rows = len(known)
+
+    def losses(some: Any) -> tuple[Tensor, Any]:
+        rewind()
+        with torch.no_grad():
+            return loss(model, some).double(), [t.shape for t in leaves(some)]
+
+    def pick(index: Tensor) -> Any:
+        return pytree.tree_map_only(Tensor, lambda t: t[index.to(t.device)] if t.dim() and len(t) == rows else t, batch)
+
+    before = known.detach().double(), [t.shape for t in leaves(batch)]
+    tolerance = verify.TOLERANCE[verify.narrowest([p.dtype for p in model.parameters()], known.device)]
+    with kept(known.device):
+        for _, _, fine in compared(losses, before, batch, pick, rows, model, tolerance):
+            if not fine:
+                raise verify.mixing("the loss function")
+
+
+def compared(
+    losses: Values,
+    known: tuple[Tensor, Any],
+    batch: Any,
+    pick: Callable[[Tensor], Any],
+    examples: int,
+    model: nn.Module,
+    tolerance: float,
+) -> Iterator[tuple[Tensor, Any, bool]]:
+    """Those who stay, the batch in which all others are replaced, and whether they notice; for each half.
+
+    ``pick`` makes a batch of the examples of these numbers.
+    """
+    for stay, index in halves(examples):
+        other = pick(index)
+        try:
+            yield stay, other, stays(losses, known, batch, other, stay, model, tolerance)
+        except REFUSED as error:
+            if isinstance(error, ClippingError | torch.OutOfMemoryError):
+                raise
+            # A batch that has to be sorted, say: with one of it in all places it always is.
+            other = pick(torch.full((examples,), int(stay[0])))
+            yield stay[:1], other, stays(losses, known, batch, other, stay[:1], model, tolerance)
+
+
+def halves(examples: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each of two halves of the examples, at random, and all places with one of it in place of every other example.
+
+    So whoever reaches all others is replaced once, whoever it is.
+    """
+    order = torch.tensor(verify.a_few(examples, examples))
+    for stay in (order[: examples // 2], order[examples // 2 :]):
+        index = torch.full((examples,), int(stay[0]))
+        index[stay] = stay
+        yield stay, index
+
+
+def stays(
+    losses: Values,
+    known: tuple[Tensor, Any],
+    batch: Any,
+    other: Any,
+    stay: Tensor,
+    model: nn.Module,
+    tolerance: float,
+) -> bool:
+    """Whether the losses of those who stay are the same in two batches.
+
+    ``losses`` gives them, and shapes on the way there; ``known`` is what it gave for ``batch``.
+    """
+
+    def same(one: Tensor, two: Tensor, within: float) -> bool:
+        one, two = one[stay.to(one.device)], two[stay.to(two.device)]
+        return not bool(((one - two).abs() > within * (1 + one.abs())).any())  # also where one is not finite
+
+    before, shapes = known
+    after, others = losses(other)
+    if same(before, after, UNMOVED):
+        return True
+    if shapes == others:
+        # A GPU may add up in no fixed order.
+        noise = ((losses(batch)[0] - before).abs() / (1 + before.abs())).nan_to_num(0.0, 0.0, 0.0).amax().item()
+        return same(before, after, min(UNMOVED + 8 * noise, tolerance))
+    # Other shapes are computed by other kernels, and dropout then draws other masks for the same example.
+    with evaluating(model):
+        return same(losses(batch)[0], losses(other)[0], tolerance)
+
+
+@contextmanager
+def kept(device: torch.device) -> Iterator[None]:
+    """The random state after is the one before."""
+    back = verify.remember(device)
+    try:
+        yield
+    finally:
+        back()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model without dropout and the like, for a while."""
+    training = [m for m in model.modules() if m.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def after_lengths(engine: Engine, losses_of: Losses, batch: Any, examples: int, views: int) -> None:
+    """Refuse losses that depend on padding, once batches have been seen to differ in length."""
+    tensors = leaves(batch)
+    for size in engine.lengths.varying(engine.context, tensors, [0] * len(tensors)):
+        padded = padding.guessed(tensors, [0] * len(tensors), examples * views, size)
+        if padded is None:
+            continue
+        whole = dataclasses.replace(padded, row=padded.row // views)
+
+        def losses(_: Any, some: Any) -> Tensor:
+            with engine.protected_buffers():
+                return losses_of(some)()
+
+        unfelt(losses, engine.model, batch, examples * views, whole, views)
+
+
+def resized(engine: Engine, losses_of: Losses, batch: Any, examples: int, views: int, tolerance: float) -> None:
+    """Refuse losses that depend on how many examples a batch has, once batches have been seen to differ in that."""
+    if not engine.lengths.differs((engine.context, "examples"), examples) or examples < 2:
+        return
+    keep = torch.tensor(sorted(verify.a_few(examples, (examples + 1) // 2)))
+
+    def losses(some: Any) -> Tensor:
+        with engine.protected_buffers(), torch.enable_grad():
+            return losses_of(some)().detach().double()
+
+    with kept(next(iter(engine.parameters.values())).device), evaluating(engine.model):
+        try:
+            one, two = losses(batch), losses(verify.picked(batch, keep, views))
+        except REFUSED as error:
+            if isinstance(error, ClippingError | torch.OutOfMemoryError):
+                raise
+            return  # a model that wants whole batches of one size does not run on another
+    one = one[keep.to(one.device)]
+    if bool(((one - two).abs() > tolerance * (1e-1 + one.abs())).any()):
+        raise BatchMixing(RESIZED)
+
+
+def unfelt(
+    losses: Callable[[nn.Module, Any], Tensor],
+    model: nn.Module,
+    batch: Any,
+    rows: int,
+    padded: padding.Padded,
+    views: int = 1,
+) -> None:
+    """Refuse a loss per example that changes when the padding of an example is taken off.
+
+    The example is a batch by itself both times, without dropout.
+    """
+    place = torch.arange(padded.row * views, (padded.row + 1) * views)
+
+    def single(tensor: Tensor, most: int) -> Tensor:
+        if not tensor.dim() or len(tensor) != rows:
+            return tensor
+        return padded.strip(tensor[place.to(tensor.device)], 0, most)
+
+    def cut(value: Any, most: int) -> Any:
+        if isinstance(value, Tensor):
+            return single(value, most)
+        return type(value)(value[k] for k in place.tolist()) if numbers(value, rows) else value
+
+    def run(most: int) -> tuple[Tensor, list[Tensor]]:
+        some = pytree.tree_map(lambda v: cut(v, most), batch, is_leaf=lambda v: numbers(v, rows))
+        with torch.enable_grad():
+            found = losses(model, some)
+        return found.detach().double(), gradients(found.sum(), model)
+
+    device = next(model.parameters()).device
+    with kept(device), evaluating(model):
+        before, whole = run(0)
+        tolerance = verify.TOLERANCE[verify.narrowest([p.dtype for p in model.parameters()], device)]
+        for most in (9, 1):  # a dimension of features may have the size of a padded one
+            try:
+                after, own = run(most)
+            except REFUSED as error:
+                if isinstance(error, ClippingError | torch.OutOfMemoryError):
+                    raise
+                continue
+            same = bool((before - after).abs().le(tolerance * (1e-2 + before.abs())).all())
+            if same and alike(whole, own, tolerance):
+                return
+            raise BatchMixing(padding.FELT)
+    raise ClippingError(padding.UNTOLD)
+
+
+def gradients(value: Tensor, model: nn.Module) -> list[Tensor]:
+    """The gradient of a number in every trained parameter it depends on; with zeros for the others."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    found = torch.autograd.grad(value, trained, allow_unused=True)
+    return [
+        torch.zeros_like(p) if g is None else (g.to_dense() if g.is_sparse else g)
+        for p, g in zip(trained, found, strict=True)
+    ]
+
+
+def alike(one: list[Tensor], two: list[Tensor], tolerance: float) -> bool:
+    """Whether two gradients differ by no more than rounding."""
+    away = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(one, two, strict=True))
+    size = sum(float(a.double().square().sum()) for a in one)
+    return not math.isfinite(size) or math.sqrt(away) <= 10 * tolerance * math.sqrt(size) + 1e-9

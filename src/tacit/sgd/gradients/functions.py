@@ -1,0 +1,116 @@
+"""What does a torch function do, as far as its name tells? And how is one opened that is made of others?
+
+Sets of names, for :class:`~tacit.sgd.gradients.capture.Capture`: whose result does not depend on the values that went
+in, which select elements of their input or cast it, which put elements into places that the data decide, where data
+leave torch.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# The value of the result does not depend on the value of the argument.
+CONSTANT = _words(
+    "zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_empty "
+    "new_full new_tensor new_empty_strided size dim numel stride is_contiguous is_floating_point is_complex "
+    "element_size get_device storage_offset ndimension nelement __len__ has_names "
+    "requires_grad_ retain_grad register_hook is_signed is_pinned is_inference"
+)
+
+# A derived value made by these holds a selection of the parameter's own elements, moved but not changed.
+SELECTING = _words(
+    "view reshape t transpose permute movedim moveaxis swapaxes swapdims expand expand_as broadcast_to repeat "
+    "tile repeat_interleave chunk split split_with_sizes tensor_split unbind select narrow __getitem__ "
+    "index_select embedding unsqueeze squeeze flatten unflatten ravel contiguous clone adjoint flip roll diagonal "
+    "unfold view_as reshape_as T mT H mH"
+)
+CASTING = _words("to float double bfloat16 half type type_as")
+
+JOINING = _words("cat concat concatenate")
+
+# With an index that depends on the data these may put elements of one example where another's were in the last batch.
+REARRANGING = _words(
+    "__getitem__ __setitem__ index_select gather take take_along_dim index_put index_put_ index_add index_add_ "
+    "index_copy index_copy_ scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ "
+    "masked_select masked_scatter masked_scatter_ repeat_interleave unique unique_consecutive "
+    "_pack_padded_sequence index_fill index_fill_ index_reduce nonzero"
+)
+SORTING = _words("sort msort topk kthvalue argsort")
+PACKING = _words("index_select _pack_padded_sequence")
+# The data leave torch here; what comes back as an index may depend on them unseen. So do they wherever a function gives
+# anything but tensors, unless it tells about the tensor and not about its values.
+ESCAPES = _words("tolist numpy __array__ __dlpack__ __cuda_array_interface__ __set__ data_ptr untyped_storage storage")
+ABOUT = _words(
+    "type is_same_size is_set_to is_shared is_conj is_neg is_distributed is_tensor is_storage result_type can_cast "
+    "__dlpack_device__ names is_coalesced dense_dim sparse_dim __hash__ _is_view backward dtype device shape"
+)
+
+# The size of what comes out tells something of the values that went in.
+SIZED = _words("nonzero argwhere unique unique_consecutive masked_select bincount one_hot repeat_interleave")
+# These bring elements along a dimension together, by the place of that dimension among the arguments.
+_ALONG = {
+    1: "sum mean amax amin max min any all prod std var std_mean var_mean median nanmedian mode logsumexp nansum "
+    "nanmean cumsum cumprod cummax cummin logcumsumexp softmax log_softmax softmin sort argsort argmax argmin "
+    "count_nonzero flip",
+    2: "norm quantile nanquantile topk kthvalue roll diff normalize vector_norm renorm",
+}
+ALONG = {name: place for place, names in _ALONG.items() for name in names.split()}
+
+EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+_GETTERS = {
+    getattr(torch.Tensor, name).__get__: name for name in ("T", "mT", "H", "mH", "data", "grad", "real", "imag")
+}
+
+
+def function_name(func: Callable[..., Any]) -> str:
+    """The name an operation goes by, whether it was called as a function, a method or an operator."""
+    if func in _GETTERS:
+        return _GETTERS[func]
+    name = getattr(func, "__name__", str(func))
+    if name == "__get__":
+        return "__get__"
+    return name
+
+
+def from_torch(func: Callable[..., Any]) -> bool:
+    module = getattr(func, "__module__", None)
+    return module is None or module == "torch" or module.startswith("torch.")
+
+
+_opened: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
+    """A composite torch function, with its own dispatch to the mode switched off so that what it calls is seen.
+
+    Such a function first asks ``has_torch_function`` and hands itself to the mode; run under the mode it would do so
+    for ever. The copy made here has the same code and looks that question up in globals of its own, where the answer
+    is no.
+    """
+    if not isinstance(func, types.FunctionType) or not from_torch(func):
+        return None
+    if func not in _opened:
+        scope = dict(func.__globals__)
+        for question in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
+            scope[question] = lambda *_: False
+        copy = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
+        copy.__kwdefaults__ = func.__kwdefaults__
+        _opened[func] = copy
+    return _opened[func]
+
+
+def mutates(name: str, kwargs: dict[str, Any]) -> bool:
+    if name == "__setitem__" or kwargs.get("out") is not None:
+        return True
+    if name.startswith("__i") and name.endswith("__"):
+        return name not in ("__invert__", "__index__", "__int__")
+    return name.endswith("_") and not name.endswith("__")

@@ -1,0 +1,440 @@
+"""Is the answer right, and does a per-example bound exist at all?
+
+Three checks stop training with an error. *Agreement*: for a few examples the captured gradient equals the gradient of
+that example's own loss by autograd, parameter by parameter, and so does its norm; and the captured sum equals
+autograd's. *Isolation*: the loss of an example stays the same when every other example of the batch is replaced.
+*Batch statistics*: a normalisation layer that averages over the batch is named before anything runs.
+
+The sum alone would not be enough: a value shared by the whole batch gives the right sum and wrong norms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit.sgd.errors import BatchMixing, ClippingError, SelfCheckFailed, UncoveredUse
+from tacit.sgd.gradients.batches import leaves, take
+from tacit.sgd.gradients.engine import Engine, Gradients, Outputs, Pass, Plan
+from tacit.sgd.gradients.frames import Frame
+from tacit.sgd.gradients.norms import Group
+from tacit.sgd.gradients.rules.base import wide
+from tacit.sgd.gradients.uses import tensors_in
+
+CHECKED_EXAMPLES = 2
+# How far two ways of computing the same gradient may lie apart, relative to its norm.
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
+
+
+def due(engine: Engine, check: Any) -> bool:
+    """Whether this call is one of the periodic ones."""
+    if isinstance(check, bool) or (not isinstance(check, int) and check not in ("first", "always", "never")):
+        raise ValueError(f"check must be 'first', 'always', 'never' or a number of steps, not {check!r}")
+    count = engine.calls
+    engine.calls += 1
+    if isinstance(check, int):
+        if check < 1:
+            raise ValueError("a check every so many steps needs a positive number")
+        return count % check == 0
+    return bool(check == "always")
+
+
+#: Layers that :func:`no_known_obstacles` may refuse.
+SUSPECTS = (nn.modules.batchnorm._BatchNorm, nn.Embedding, nn.EmbeddingBag)
+
+
+def no_known_obstacles(model: nn.Module) -> None:
+    """Refuse, before anything runs, layers that average over the batch or write what they see into their weights."""
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+            raise BatchMixing(
+                f"module {name!r} ({kind}) normalises with statistics of the whole batch, so one example's loss "
+                "depends on the others and no per-example bound exists. tacit.sgd.fix(model) replaces it by GroupNorm."
+            )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise UncoveredUse(
+                f"module {name!r} ({kind}) rescales the rows that the batch looks up, without noise: set max_norm=None"
+            )
+
+
+def remember(device: torch.device) -> Callable[[], None]:
+    """A function that rewinds the random state to what it is now."""
+    cpu = torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def rewind() -> None:
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda, device)
+
+    return rewind
+
+
+def survey(
+    engine: Engine,
+    losses_of: Callable[[Any], Callable[[], Tensor]],
+    batch: Any,
+    examples: int,
+    views: int,
+    rewind: Callable[[], None],
+    check: bool,
+) -> Plan | None:
+    """Make the plan for this batch, and check the answers it gives; ``None`` when no example has a finite gradient."""
+
+    def forward(some: Any) -> Pass:
+        rewind()
+        return engine.forward(losses_of(some), leaves(some), examples, named=True)
+
+    run = forward(batch)
+    finite = is_finite(engine, run)
+    whole: AbstractContextManager[None] = nullcontext()
+    if engine.spread is not None and engine.spread.any(not finite):
+        # How often a rank runs the model now depends on its records: nothing is gathered while it does.
+        whole = engine.spread.whole()
+    with whole:
+        return _surveyed(engine, forward, losses_of, batch, examples, views, rewind, check, run, finite)
+
+
+def _surveyed(
+    engine: Engine,
+    forward: Callable[[Any], Pass],
+    losses_of: Callable[[Any], Callable[[], Tensor]],
+    batch: Any,
+    examples: int,
+    views: int,
+    rewind: Callable[[], None],
+    check: bool,
+    run: Pass,
+    finite: bool,
+) -> Plan | None:
+    original = None
+
+    def alike(example: int) -> Any:
+        return picked(batch, torch.full((examples,), example), views)
+
+    if not finite:
+        # Evidence and comparisons need finite numbers: the survey runs on good examples in place of the bad ones.
+        good: list[int] = []
+        for k in torch.isfinite(run.losses.detach()).nonzero().flatten().tolist():
+            if len(good) < CHECKED_EXAMPLES and is_finite(engine, forward(alike(k))):
+                good.append(k)
+        if not good:
+            return None
+        batch = picked(batch, torch.tensor([good[k % len(good)] for k in range(examples)]), views)
+        run, original = forward(batch), run
+    chosen = a_few(examples, CHECKED_EXAMPLES)
+    outputs: Outputs | None = None
+    same = True
+    if examples > 1:
+        for example in reversed(chosen):
+            outputs = None  # of the last one only, and not beside another pass
+            swapped = forward(alike(example))
+            outputs, losses = swapped.outputs(), swapped.losses.detach()
+            same = same and (not check or gradients_stay(engine, run, swapped, example))
+            del swapped
+            if check:
+                isolated(engine, losses_of, batch, alike(example), run, losses, example, rewind)
+    with torch.no_grad(), torch.autocast(run.losses.device.type, enabled=False):
+        known = engine.plans.get(engine.signature(run, run.output_gradients(retain=True)))
+        plan, gradients = engine.make_plan(run, outputs, chosen[0], original)
+        plan.checked = known is not None and known.checked
+        if not same:
+            raise mixing(ITS_GRADIENT)
+        if check:
+            agree(engine, run, gradients, chosen)
+            plan.checked = True
+    return plan
+
+
+def is_finite(engine: Engine, run: Pass) -> bool:
+    """Whether all losses are finite, and the gradient of their sum so far from overflow that it can be squared."""
+    finite = bool(torch.isfinite(run.losses).all())
+    if not finite and engine.spread is None:
+        return False
+    norms = []
+    for part in _portions(engine):
+        found = by_backward(engine, run, part, torch.ones_like(run.losses))
+        norms += [_dense(g).double().norm() for g in found if g is not None]
+    if not norms:
+        return finite
+    norm = torch.stack(norms).norm()
+    return finite and bool(norm < torch.finfo(wide(run.losses.dtype)).max ** 0.4)
+
+
+def picked(batch: Any, examples: Tensor, views: int) -> Any:
+    """The batch made of these examples, each with all its views, wherever its tensors live."""
+    rows = (examples.unsqueeze(1) * views + torch.arange(views)).flatten()
+    return take(batch, rows)
+
+
+_choice = torch.Generator()
+_choice.seed()
+
+
+def a_few(examples: int, count: int) -> list[int]:
+    """A few examples at random, by randomness that is not the model's."""
+    return [int(k) for k in torch.randperm(examples, generator=_choice)[:count]]
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def isolated(
+    engine: Engine,
+    losses_of: Callable[[Any], Callable[[], Tensor]],
+    batch: Any,
+    alike: Any,
+    run: Pass,
+    losses: Tensor,
+    example: int,
+    rewind: Callable[[], None],
+) -> None:
+    before, after = run.losses[example].detach().double(), losses[example].double()
+    narrow = precision(engine, run)
+    if bool((before - after).abs() <= TOLERANCE[narrow] * (1e-3 + before.abs())):
+        return
+    raise mixing(culprit(engine, losses_of, batch, alike, run.batch, example, rewind))
+
+
+ITS_GRADIENT = "a hook, a custom autograd function or a value without a gradient changed its gradient, which"
+
+
+def gradients_stay(engine: Engine, run: Pass, swapped: Pass, example: int) -> bool:
+    """Whether the gradient of an example's loss, too, is the same when every other example is replaced."""
+    if engine.spread is not None:
+        return True  # the answer would have to be the same on all ranks
+    everything, size, away = list(range(len(engine.parameters))), 0.0, 0.0
+    one, two = (by_backward(engine, p, everything, _one_hot(p.losses, example)) for p in (run, swapped))
+    for a, b in zip(one, two, strict=True):
+        first, second = (None if g is None else _dense(g).double() for g in (a, b))
+        size += 0.0 if first is None else float(first.square().sum())
+        if first is None or second is None:
+            away += sum(float(g.square().sum()) for g in (first, second) if g is not None)
+        else:
+            away += float((first - second).square().sum())
+    return not math.isfinite(size) or math.sqrt(away) <= 10 * TOLERANCE[precision(engine, run)] * math.sqrt(size) + 1e-9
+
+
+def mixing(what: str) -> BatchMixing:
+    return BatchMixing(
+        f"the loss of an example changed when other examples of the batch were replaced: {what} mixes examples, so no "
+        "per-example bound exists. tacit.sgd.fix(model) replaces batch normalisation; anything else has to treat each "
+        "example by itself (a mean over all tokens of the batch does not: divide by the example's own)."
+    )
+
+
+def culprit(
+    engine: Engine,
+    losses_of: Callable[[Any], Callable[[], Tensor]],
+    batch: Any,
+    alike: Any,
+    examples: int,
+    example: int,
+    rewind: Callable[[], None],
+) -> str:
+    """The first module whose output for the example changes although its input for it did not."""
+    names = {id(m): n for n, m in engine.model.named_modules()}
+    records: list[list[tuple[str, str, list[Tensor], list[Tensor]]]] = []
+    for data in (batch, alike):
+        record: list[tuple[str, str, list[Tensor], list[Tensor]]] = []
+
+        def note(module: nn.Module, args: Any, out: Any, record: Any = record) -> None:
+            if id(module) in names:
+                inside, outside = ([t.detach() for t in tensors_in(v)] for v in (args, out))
+                record.append((names[id(module)], type(module).__name__, inside, outside))
+
+        handle = nn.modules.module.register_module_forward_hook(note)
+        try:
+            rewind()
+            with torch.no_grad(), engine.protected_buffers():
+                losses_quietly(losses_of(data))
+        finally:
+            handle.remove()
+        records.append(record)
+
+    def same(a: list[Tensor], b: list[Tensor]) -> bool:
+        for x, y in zip(a, b, strict=False):
+            if x.shape == y.shape and x.dim() and x.shape[0] % examples == 0 and x.is_floating_point():
+                own = x.shape[0] // examples
+                one, two = x[example * own : (example + 1) * own], y[example * own : (example + 1) * own]
+                if not torch.allclose(one, two, rtol=1e-3, atol=1e-5, equal_nan=True):
+                    return False
+        return True
+
+    for (name, kind, in_a, out_a), (_, _, in_b, out_b) in zip(*records, strict=False):
+        if same(in_a, in_b) and not same(out_a, out_b):
+            return f"module {name!r} ({kind})" if name else f"the model ({kind}) itself"
+    return "the loss function"
+
+
+def losses_quietly(losses: Callable[[], Tensor]) -> None:
+    """Run a forward pass for its side effects on hooks; without gradients the loss cannot be asked for one."""
+    try:
+        losses()
+    except ClippingError:
+        return
+
+
+def precision(engine: Engine, run: Pass) -> torch.dtype:
+    """The narrowest floating type anything was computed in."""
+    types = {t for use in run.uses for t in use.types}
+    return narrowest([*types, *(p.dtype for p in engine.parameters.values())])
+
+
+def narrowest(types: Iterable[torch.dtype], device: torch.device | None = None) -> torch.dtype:
+    """The narrowest of these floating types, and of what autocast now makes of them on a device."""
+    found = {t for t in types if t in TOLERANCE}
+    if device is not None and torch.is_autocast_enabled(device.type):
+        found.add(torch.get_autocast_dtype(device.type))
+    return max(found, key=lambda t: TOLERANCE[t])
+
+
+def _rounds(losses: Tensor, chosen: list[int]) -> list[tuple[str, Tensor]]:
+    """What is compared with autograd, as weights of the losses."""
+    rounds = [(f"example {k}", _one_hot(losses, k)) for k in chosen]
+    return [*rounds, ("the sum over the batch", torch.ones_like(losses))]
+
+
+def truth(engine: Engine, run: Pass, chosen: list[int]) -> list[list[Tensor | None]]:
+    """What :func:`agree` compares with, by autograd, for all parameters at once."""
+    everything = list(range(len(engine.parameters)))
+    return [by_backward(engine, run, everything, weights) for _, weights in _rounds(run.losses, chosen)]
+
+
+def agree(
+    engine: Engine,
+    run: Pass,
+    gradients: Gradients,
+    chosen: list[int],
+    known: list[list[Tensor | None]] | None = None,
+    grads: list[list[Tensor | None]] | None = None,
+) -> None:
+    """Compare single examples' gradients and norms, and the sum, with autograd.
+
+    ``known`` is the :func:`truth` and ``grads`` the gradients at the outputs, where the graph of the pass is gone.
+    """
+    names = list(engine.parameters)
+    tolerance = TOLERANCE[precision(engine, run)]
+    norms = [gradients.norms(k).squared for k in range(len(names))]
+    for number, (what, weights) in enumerate(_rounds(run.losses, chosen)):
+        index = int(weights.argmax()) if what.startswith("example") else None
+        found: list[tuple[int, float, float, float | None]] = []  # parameter, error, true norm, own norm
+        for part in _portions(engine):
+            true = by_backward(engine, run, part, weights) if known is None else known[number]
+            for k, gradient in zip(part, true, strict=True):
+                own = gradients.weighted_sum(k, weights)
+                wanted = torch.zeros_like(own) if gradient is None else _dense(gradient).to(own.dtype)
+                own_norm = None if index is None else norms[k][index].clamp(min=0).sqrt().item()
+                found.append((k, (own - wanted).double().norm().item(), wanted.double().norm().item(), own_norm))
+                if index is None and engine.spread is not None:
+                    _copies_agree(engine, names[k], own, tolerance)
+        size = math.hypot(*(norm for _, _, norm, _ in found))
+        limit = tolerance * size + 1e-12
+        doubtful = []
+        if size < float("inf"):  # else there is nothing to compare with, and such examples count as zero
+            for k, error, norm, own_norm in found:
+                if not error <= limit:
+                    doubtful.append((k, what, error, False))
+                if own_norm is not None and not abs(own_norm - norm) <= limit:
+                    doubtful.append((k, f"the norm of {what}", abs(own_norm - norm), not math.isfinite(own_norm)))
+        if not anyone(engine, bool(doubtful)):
+            continue
+        at_outputs = run.output_gradients(retain=True) if grads is None else grads
+        for k, of_what, error, endless in doubtful:
+            if endless and _overflows(run, k, at_outputs):
+                continue  # such an example counts as zero
+            if not error <= tolerance * size + _rounding(run, k, at_outputs, of_what != what):
+                raise SelfCheckFailed(_message(engine, run, k, names[k], of_what, error, size))
+
+
+def anyone(engine: Engine, flag: bool) -> bool:
+    """Whether it is so here, or on any rank that a spread model gathers parameters from."""
+    return flag if engine.spread is None else engine.spread.any(flag)
+
+
+def _portions(engine: Engine) -> list[list[int]]:
+    """The numbers of all parameters: at once, or as many at a time as one rank of several is meant to hold."""
+    return [list(range(len(engine.parameters)))] if engine.spread is None else engine.spread.parts()
+
+
+def by_backward(engine: Engine, run: Pass, part: list[int], weights: Tensor) -> list[Tensor | None]:
+    """Gradients of the weighted sum of the losses, by autograd itself."""
+    parameters = list(engine.parameters.values())
+    chosen = [parameters[k] for k in part]
+    found = torch.autograd.grad(run.losses, chosen, weights, retain_graph=True, allow_unused=True)
+    if engine.spread is None:
+        return list(found)
+    return [engine.spread.own(k, gradient) for k, gradient in zip(part, found, strict=True)]
+
+
+def _copies_agree(engine: Engine, name: str, own: Tensor, tolerance: float) -> None:
+    assert engine.spread is not None
+    if not engine.spread.copies_agree(name, own, tolerance):
+        raise SelfCheckFailed(
+            f"parameter {name!r} is held whole by every tensor-parallel rank, and they computed different gradients of "
+            "it: each saw only its own part of the data it is used on, so its norm would be too small"
+        )
+
+
+def _rounding(run: Pass, k: int, all_grads: list[list[Tensor | None]], squared: bool = False) -> float:
+    """What rounding may do to a gradient whose terms cancel: relative to the size of the terms, not of their sum."""
+    size = 0.0
+    for use, grads in zip(run.uses, all_grads, strict=True):
+        if any(k in d.params for d in use.derived):
+            known = [d.tensor for d in use.derived]
+            inputs = [t for t in tensors_in((use.args, use.kwargs)) if not any(t is d for d in known)]
+            reach = [t.double().norm().item() for t in inputs if t.is_floating_point() and not t.is_meta]
+            size += sum(g.double().norm().item() for g in grads if g is not None) * (1.0 + max(reach, default=0.0))
+    eps = float(torch.finfo(wide(run.losses.dtype)).eps)
+    # A squared norm loses twice as many digits to cancellation as the gradient itself.
+    return size * (2 * eps**0.5 if squared else 16 * eps)
+
+
+def _overflows(run: Pass, k: int, all_grads: list[list[Tensor | None]]) -> bool:
+    """Whether the use of a parameter sees numbers whose squares leave the range of the type."""
+    limit = float(torch.finfo(wide(run.losses.dtype)).max) ** 0.25
+    for use, grads in zip(run.uses, all_grads, strict=True):
+        if any(k in d.params for d in use.derived):
+            values = [*tensors_in((use.args, use.kwargs)), *(g for g in grads if g is not None)]
+            seen = [v for v in values if v.is_floating_point() and v.numel() and not v.is_meta]
+            if any(bool(v.abs().amax() > limit) for v in seen):
+                return True
+    return False
+
+
+def _message(engine: Engine, run: Pass, k: int, name: str, what: str, error: float, size: float) -> str:
+    uses = sorted({u.name for u in run.uses if any(k in d.params for d in u.derived)})
+    return (
+        f"captured gradient of parameter {name!r} differs from autograd's for {what} by {error:.3g} "
+        f"(gradient norm {size:.3g}). It is used by {', '.join(uses) or 'no operation that was seen'}. "
+        "Training must not go on with this model; "
+        "method='examples' is slower and does not rely on captured operations."
+    )
+
+
+def _one_hot(like: Tensor, k: int) -> Tensor:
+    one = torch.zeros_like(like)
+    one[k] = 1.0
+    return one
+
+
+def by_autograd(engine: Engine, losses: Callable[[], Tensor]) -> tuple[Gradients, Tensor]:
+    """The gradient of a batch of one, by autograd itself."""
+    with engine.protected_buffers(), torch.enable_grad():
+        values = losses()
+    parameters = list(engine.parameters.values())
+    found = torch.autograd.grad(values.sum(), parameters, allow_unused=True)
+    if engine.spread is not None:
+        found = tuple(engine.spread.own(k, g) for k, g in enumerate(found))
+    groups = []
+    for p, g in zip(engine.pieces, found, strict=True):
+        dense = torch.zeros_like(p) if g is None else _dense(g)
+        groups.append([(Frame("root"), Group(p.shape, dense=dense.detach().to(wide(p.dtype)).unsqueeze(0)))])
+    return Gradients(1, engine.pieces, groups), values

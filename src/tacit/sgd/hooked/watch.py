@@ -1,0 +1,504 @@
+"""How are per-example gradients found in a training loop that somebody else wrote?
+
+The loop calls the model, computes a loss from what it returns, and calls ``loss.backward()``. :class:`Watch` stands at
+the border of the model: it watches each outermost call of a module (with the same capture that
+:func:`tacit.sgd.clipped_grad` uses), hands out its outputs cut off from the graph behind them, and where the loop's
+backward pass arrives at those outputs it goes on to the outputs of the watched operations and no further. So no weight
+gradient is ever computed, and ``p.grad`` stays empty until noise has been added. One such
+call is a :class:`~tacit.sgd.hooked.calls.Call`.
+
+What the loss does is not seen, only the gradient with which it arrives. With the cotangent ``c_b`` of example ``b``,
+the function ``<out_b, c_b>`` has the same gradient in the parameters as the example's own loss, which is what the
+self-check compares with autograd, and what must not change when all other examples are replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
+from tacit.sgd.gradients import company, padding, verify
+from tacit.sgd.gradients.capture import Capture
+from tacit.sgd.gradients.engine import Engine, Gradients, Outputs, Pass, Plan, agrees
+from tacit.sgd.gradients.outside import Attributes
+from tacit.sgd.gradients.reuse import Template, adapted, merged, outline
+from tacit.sgd.hooked.calls import Border, Call, live
+
+UNWATCHED = (
+    "parameter {!r} received a gradient outside the watched calls of the model, which is neither clipped nor noised. "
+    "A penalty on the weights belongs into the optimizer (weight_decay); call the model itself rather than its "
+    "forward(); outputs must be tensors in tuples, lists, dicts or registered classes; activation checkpointing needs "
+    "use_reentrant=False."
+)
+
+
+MIXES = (
+    "the output of {} for an example changed when other examples of the batch were replaced: the model mixes examples, "
+    "so no per-example bound exists. tacit.sgd.fix(model) replaces batch normalisation; anything else has to treat "
+    "each example by itself."
+)
+
+
+class _Hook:
+    """A hook that does not travel: a copy or a pickle of the model holds a hook that does nothing."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method = method
+
+    def __call__(self, *args: Any) -> Any:
+        return self.method(*args)
+
+    def __reduce__(self) -> Any:
+        return _left_behind, ()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return nothing
+
+
+def nothing(*_: Any) -> None:
+    """What is left of a hook in a copy of the model."""
+
+
+def _left_behind() -> Callable[..., None]:
+    return nothing
+
+
+_watching: WeakKeyDictionary[nn.Module, Watch] = WeakKeyDictionary()
+
+
+class Watch:
+    """Per-example gradients of every batch that a loop puts through ``model``, which stays as it is.
+
+    ``rows`` says how many examples a call has (the batch that the loop was handed), ``mean`` whether the loop's losses
+    are averaged over them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        engine: Engine,
+        *,
+        piece: Callable[[], Any],
+        mean: bool = True,
+        batch_dim: int = 0,
+        check: bool = True,
+    ) -> None:
+        verify.no_known_obstacles(model)
+        before = _watching.get(model)
+        if before is not None and before._handles:
+            raise ClippingError(
+                "the model is private already, and its batches would be charged to two runs: call detach() of the "
+                "private optimizer first"
+            )
+        _watching[model] = self
+        self.engine, self.mean, self.batch_dim, self.check = engine, mean, batch_dim, check
+        self.piece = piece
+        #: what the loop divided its losses by, besides the number of examples
+        self.scale = 1.0
+        self.pending: list[Call] = []
+        self._all = list(model.parameters())
+        self._flags = [p.requires_grad for p in self._all]
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._inside: list[Call] = []
+        self._off = 0
+        self._templates: dict[Any, Template] = {}
+        self._handles: list[Any] = []
+        for module in model.modules():
+            if any(p.requires_grad for p in module.parameters()):
+                self._handles.append(module.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True))
+                self._handles.append(
+                    module.register_forward_hook(_Hook(self._leave), with_kwargs=True, always_call=True)
+                )
+        for name, parameter in engine.parameters.items():
+            self._handles.append(parameter.register_post_accumulate_grad_hook(_Hook(self._unwatched(name))))
+
+    def close(self) -> None:
+        """Leave the model alone from now on."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.pending.clear()
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        """Calls inside are not watched."""
+        self._off += 1
+        try:
+            yield
+        finally:
+            self._off -= 1
+
+    def _unwatched(self, name: str) -> Callable[[Tensor], None]:
+        def complain(parameter: Tensor) -> None:
+            parameter.grad = None
+            raise UncoveredUse(UNWATCHED.format(name))
+
+        return complain
+
+    # -- what a call is about ---------------------------------------------------------------------------------------
+
+    def rows_of(self, call: Call, reached: list[int]) -> int:
+        """How many examples a call has; ``reached`` are the outputs that the loop's loss depends on."""
+        if call.piece is None:
+            raise ClippingError(
+                "this batch did not come from the private data loader, so how it was sampled is not known: iterate "
+                "over the data_loader that make_private returned, and take one step for each batch"
+            )
+        rows: int = call.piece.rows
+        lost = self._without_examples(call, rows, reached)
+        if lost is not None:
+            raise ClippingError(
+                f"no dimension holds the examples in what {type(call.module).__name__} returned: "
+                "each row must be one example of the batch that the private data loader handed out, in the first "
+                "dimension (in the second with batch_first=False)"
+            )
+        return rows
+
+    def _without_examples(self, call: Call, rows: int, reached: list[int]) -> Tensor | None:
+        """An output of the call that cannot hold the examples of the batch in hand."""
+        # Of a loss that the model computed itself any output may be what it was computed from.
+        chosen = [k for k in reached if call.outs[k].dim()] or [k for k, out in enumerate(call.outs) if out.dim()]
+        outs = [call.outs[k] for k in chosen]
+        lost = next((call.outs[k] for k in chosen if self.place_of(call, k, rows) is None), None)
+        if lost is None and outs and not any(self._holds(tensor, rows) for tensor in (*call.data, *outs)):
+            # As many classes or tokens as there are examples: a dimension of that size does not make it the examples'.
+            return outs[0]
+        return lost
+
+    def _holds(self, tensor: Tensor, rows: int) -> bool:
+        """Whether the examples can be where the loop says that they are."""
+        return bool(tensor.dim() > self.batch_dim and tensor.shape[self.batch_dim] == rows)
+
+    def factor(self, call: Call) -> float:
+        return self.scale * (float(call.rows) if self.mean and call.rows else 1.0)
+
+    def dim_of(self, tensor: Tensor, rows: int) -> int | None:
+        """The dimension of a tensor that holds the examples."""
+        if self._holds(tensor, rows):
+            return self.batch_dim
+        same = [k for k, size in enumerate(tensor.shape) if size == rows]
+        return same[0] if len(same) == 1 else None
+
+    def place_of(self, call: Call, k: int, rows: int) -> int | None:
+        """:meth:`dim_of` of an output, also of one with two dimensions of the batch's size: then the first of them.
+
+        The state of a recurrent layer is (layers, examples, features), and a batch may happen to have as many examples
+        as there are features. Were it the other one, the examples would be seen to be mixed.
+        """
+        out = call.outs[k]
+        found = self.dim_of(out, rows)
+        if found is None and any(self._holds(tensor, rows) for tensor in call.data):
+            return next((d for d, size in enumerate(out.shape) if size == rows), None)
+        return found
+
+    def first(self, call: Call) -> bool:
+        """Whether no plan was made yet for this module."""
+        return not any(key[0][1] == id(call.module) for key in self._templates)
+
+    # -- hooks ------------------------------------------------------------------------------------------------------
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self._off or self._inside or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            return None
+        if [p.requires_grad for p in self._all] != self._flags:
+            raise ClippingError(
+                "requires_grad of a parameter was changed after make_private: decide what is trained before it"
+            )
+        piece = self.piece()
+        call = Call(self, module, args, kwargs, piece)
+        engine = self.engine
+        capture = engine.capture(call.data, piece.rows if piece is not None else 1)
+        call.uses = capture.uses
+        call.context.enter_context(engine.protected_buffers())
+        call.context.enter_context(engine._uncompiled())
+        call.context.enter_context(capture)
+        call.capture = capture  # type: ignore[attr-defined]
+        self._inside.append(call)
+        return call.arguments(call.leaves)
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+        if not self._inside or self._inside[-1].module is not module or self._off:
+            return None
+        call = self._inside.pop()
+        call.context.close()
+        capture: Capture = call.__dict__.pop("capture")
+        call.outs = [t for t in live(out) if capture.derived(t) is None]
+        if not call.outs or not (call.uses or call.linked):
+            return None
+        where = self.engine.doubted_as(call.key)
+        call.doubt = capture.doubts([t for t in call.outs if t.dim()]) or self.engine.doubted.get(where, "")
+        if call.lists:
+            call.doubt = call.doubt or "numbers for each example came in that no tensor holds"
+        if call.doubt:
+            self.engine.doubted.setdefault(where, "")
+        cut = Border.apply(call, self._anchor, *(original for original, _ in call.linked))
+        return pytree.tree_map(
+            lambda leaf: next((c for c, o in zip(cut, call.outs, strict=True) if o is leaf), leaf), out
+        )
+
+    # -- per-example gradients --------------------------------------------------------------------------------------
+
+    def gradients(self, calls: list[Call]) -> tuple[Gradients, Tensor]:
+        """Per-example gradients of one batch, put through the model in these calls, and which examples are finite."""
+        rows = calls[0].rows
+        device = calls[0].device
+        good = torch.ones(rows, dtype=torch.bool, device=device)
+        found: list[Gradients] = []
+        for call in calls:
+            for k, cotangent in call.cotangents.items():
+                dim = self.place_of(call, k, rows)
+                assert dim is not None
+                good &= torch.isfinite(cotangent).movedim(dim, 0).reshape(rows, -1).all(1)
+            if call.uses:
+                gradients = self._one(call)
+                if gradients is None:
+                    good = torch.zeros_like(good)
+                else:
+                    found.append(gradients)
+                    if self.check:
+                        self._in_company(call)
+        return merged(found, rows, list(self.engine.parameters.values())), good
+
+    def _one(self, call: Call) -> Gradients | None:
+        engine = self.engine
+        assert call.grads is not None
+        run = Pass(call.uses, torch.ones(call.rows, device=call.device), call.rows)
+        engine.context = call.key
+        plan = self._holding(engine.plan_for(run, call.grads), call)
+        quiet = torch.no_grad(), torch.autocast(call.device.type, enabled=False)
+        if plan is None:
+            plan, same = adapted(self._templates.get(outline(engine.context, run, call.grads)), run)
+            plan = self._holding(plan, call)
+            if plan is not None:
+                with quiet[0], quiet[1]:
+                    gradients = engine.gradients(run, call.grads, plan, planning=not same)
+                engine.plans[engine.signature(run, call.grads)] = plan
+                return gradients
+            with self.off():
+                if not self._survey(call):
+                    return None
+            engine.context = call.key
+            plan = engine.plans.get(engine.signature(run, call.grads))
+            if plan is None:
+                raise ClippingError(
+                    "the model takes another path through its operations each time it runs on the same batch"
+                )
+            if plan.settled and call.rows > 1 and not any(use.rearranged for use in call.uses):
+                self._templates[outline(engine.context, run, call.grads)] = Template(plan, call.uses)
+        with quiet[0], quiet[1]:
+            return engine.gradients(run, call.grads, plan)
+
+    @staticmethod
+    def _holding(plan: Plan | None, call: Call) -> Plan | None:
+        """The plan, if the examples of this very batch are where it has them, as far as that was in doubt."""
+        grads = call.grads or []
+        holds = plan is not None and all(agrees(plan, grads, told, weights) for weights, told in call.weighed)
+        return plan if holds else None
+
+    def _in_company(self, call: Call) -> None:
+        """What is asked of every batch: examples must not notice who else is in it, nor how far it was padded."""
+        padded = call.piece.padded or self._guessed(call)
+        replaced = call.rows > 1 and bool(call.doubt or call.whole)
+        if padded is None and not replaced:
+            return
+        after, state = verify.remember(call.device), Attributes(self.engine.model)
+        try:
+            with self.off(), torch.enable_grad():
+                if replaced:
+                    self._replaced(call)
+                if padded is not None:
+                    self._stripped(call, padded)
+        finally:
+            after()
+            state.restore()
+
+    def _replaced(self, call: Call) -> None:
+        def losses(leaves: list[Any]) -> tuple[Tensor, Any]:
+            call.rewind()
+            values, shapes = call.values_of(call.outputs(leaves), overlap=True)
+            return values.detach().double(), shapes
+
+        leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
+        values, shapes = call.values_of(call.outs)
+        known = values.detach().double(), shapes
+        if call.picked(torch.arange(call.rows), False) is None:
+            return
+        pick = functools.partial(call.picked, square=False)
+        try:
+            for stay, other, fine in company.compared(
+                losses, known, leaves, pick, call.rows, self.engine.model, self._tolerance(call)
+            ):
+                if not fine:
+                    raise BatchMixing(MIXES.format(type(call.module).__name__))
+                if call.whole:
+                    self._weighed(call, other, stay)
+        except company.REFUSED as error:
+            if isinstance(error, ClippingError | torch.OutOfMemoryError):
+                raise
+            # Rows cannot be exchanged at all, as in _isolated: where the examples are was found in this very batch.
+
+    def _tolerance(self, call: Call) -> float:
+        return verify.TOLERANCE[verify.precision(self.engine, Pass(call.uses, torch.ones(1), 1))]
+
+    def _resized(self, call: Call) -> None:
+        """How many examples a batch has is private: half of them must give what all of them give."""
+        keep = torch.tensor(sorted(verify.a_few(call.rows, (call.rows + 1) // 2)))
+        leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
+        half = call.picked(keep, False)
+        apart = all(self.dim_of(t, call.rows) is not None for t in call.data if t.dim())
+        if call.rows < 2 or half is None or not apart:  # records in one long row cannot be picked
+            return
+        with company.evaluating(self.engine.model):
+            try:
+                whole, part = call.outputs(leaves), call.outputs(half)
+                for k, cotangent in call.cotangents.items():
+                    dim = self.place_of(call, k, call.rows)
+                    assert dim is not None
+                    one, weight = (
+                        t.detach().index_select(dim, keep.to(t.device)).double() for t in (whole[k], cotangent)
+                    )
+                    one, two = call.overlapping(one, part[k].detach().double())
+                    one, weight = call.overlapping(one, weight)
+                    two, weight = call.overlapping(two, weight)
+                    if not bool(((one - two) * weight).norm() <= self._tolerance(call) * (one * weight).norm() + 1e-12):
+                        raise BatchMixing(company.RESIZED)
+            except company.REFUSED as error:
+                if isinstance(error, ClippingError | torch.OutOfMemoryError):
+                    raise
+                # A model that wants whole batches of one size: it does not run on another.
+
+    def _guessed(self, call: Call) -> padding.Padded | None:
+        """An example with padding, where batches have been seen to differ in length."""
+        tensors = [t.detach() for t in call.data]
+        dims = [self.dim_of(t, call.rows) if t.dim() else None for t in tensors]
+        sizes = self.engine.lengths.varying((id(call.module), "loop"), tensors, dims)
+        found = [padding.guessed(tensors, dims, call.rows, size) for size in sorted(sizes)]
+        return next((padded for padded in found if padded is not None), None)
+
+    def _stripped(self, call: Call, padded: padding.Padded) -> None:
+        single = call.picked(torch.tensor([padded.row]), False)
+        if single is None:
+            return
+        dims = [
+            self.dim_of(leaf, call.rows) if isinstance(leaf, Tensor) and leaf.dim() else None for leaf in call.leaves
+        ]
+        tolerance, model = self._tolerance(call), self.engine.model
+
+        def gradients(leaves: list[Any]) -> list[Tensor]:
+            call.rewind()
+            return company.gradients(call.single_value(padded, call.outputs(leaves)), model)
+
+        with company.evaluating(model):
+            for most in (9, 1):  # a dimension of features may have the size of a padded one
+                cut = [
+                    padded.strip(leaf, dim, most) if isinstance(leaf, Tensor) and dim is not None else leaf
+                    for leaf, dim in zip(single, dims, strict=True)
+                ]
+                try:
+                    own = gradients(cut)
+                    whole = gradients(single)
+                except company.REFUSED as error:
+                    if isinstance(error, ClippingError | torch.OutOfMemoryError):
+                        raise
+                    continue
+                if not company.alike(whole, own, tolerance):
+                    raise BatchMixing(padding.FELT)
+                return
+        raise ClippingError(padding.UNTOLD)
+
+    def _survey(self, call: Call) -> bool:
+        """Make the plan for a call and check it, as :func:`tacit.sgd.gradients.verify.survey` does; False where nothing
+        is finite.
+        """
+        engine, rows = self.engine, call.rows
+
+        def forward(leaves: list[Any]) -> Pass:
+            call.rewind()
+            engine.context = call.key
+            data = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            with torch.enable_grad():
+                return engine.forward(call.surrogate(leaves), data, rows, named=True)
+
+        after = verify.remember(call.device)
+        try:
+            leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
+            run, original = forward(leaves), None
+            if not verify.is_finite(engine, run):
+                good: list[int] = []
+                for k in torch.isfinite(run.losses.detach()).nonzero().flatten().tolist():
+                    single = call.picked(torch.full((rows,), k), False)
+                    if single is not None and len(good) < 2 and verify.is_finite(engine, forward(single)):
+                        good.append(k)
+                mended = call.picked(torch.tensor([good[k % len(good)] for k in range(rows)]), False) if good else None
+                if mended is None:
+                    return False
+                leaves = mended
+                run, original = forward(leaves), run
+            chosen = verify.a_few(rows, verify.CHECKED_EXAMPLES)
+            outputs: Outputs | None = None
+            if rows > 1:
+                for example in reversed(chosen):
+                    outputs = self._isolated(call, forward, run, leaves, example)
+            with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
+                plan, gradients = engine.make_plan(run, outputs, chosen[0], original)
+                if self.check:
+                    verify.agree(engine, run, gradients, chosen)
+                plan.checked = True
+            if self.check and not call.whole:
+                self._resized(call)
+            return True
+        finally:
+            after()
+
+    def _isolated(
+        self, call: Call, forward: Callable[[list[Any]], Pass], run: Pass, leaves: list[Any], example: int
+    ) -> Outputs | None:
+        """The values of all operations when every other example is replaced; the example itself must not notice."""
+        everyone = torch.full((call.rows,), example)
+        narrow = verify.precision(self.engine, run)
+        before = run.losses[example].detach().double()
+        for square in (False, True):
+            alike = call.picked(everyone, square)
+            if alike is None:
+                return None
+            try:
+                swapped = forward(alike)
+            except (ValueError, RuntimeError, IndexError):
+                # Bags of different lengths and the like: rows cannot be exchanged. Mixing then shows as elements that
+                # several examples' losses depend on.
+                return None
+            outputs, after = swapped.outputs(), swapped.losses.detach()[example].double()
+            same = not self.check or verify.gradients_stay(self.engine, run, swapped, example)
+            del swapped
+            near = verify.TOLERANCE[narrow] * (1e-3 + before.abs())
+            if not self.check or (same and bool((before - after).abs() <= near)):
+                if self.check and call.whole:
+                    self._weighed(call, alike, torch.tensor([example]))
+                return outputs
+        raise BatchMixing(MIXES.format(type(call.module).__name__))
+
+    def _weighed(self, call: Call, alike: list[Any], kept: Tensor) -> None:
+        """A loss computed in the model must not weigh an example by what the others are."""
+        for k, now in call.again(alike).items():
+            dim = self.place_of(call, k, call.rows)
+            assert dim is not None
+            one, two = call.overlapping(call.cotangents[k], now)
+            one, two = (t.index_select(dim, kept.to(t.device)).double() for t in (one, two))
+            near = 1e-4 if call.cotangents[k].dtype in (torch.float32, torch.float64) else 2e-2
+            if not bool((one - two).norm() <= near * one.norm() + 1e-12):
+                raise BatchMixing(
+                    f"the loss that {type(call.module).__name__} returns weighs an example by how many tokens the "
+                    "others have (a mean over all tokens of the batch), so no per-example bound exists. Compute it "
+                    "outside, one mean for each example (tacit.integrations.losses.per_example_loss)"
+                )
+
+
+__all__ = ["Watch"]

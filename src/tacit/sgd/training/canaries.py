@@ -1,0 +1,301 @@
+"""How is a run made so that it can be attacked afterwards? Canaries: records of nobody, each in by a fair coin.
+
+:class:`Canaries` says which; :class:`AuditedTraining` plants them beside the data and keeps what an attacker who sees
+every step can compute; :mod:`tacit.audit` turns that into a lower bound on ε.
+
+A *gradient canary* is a unit vector of its own, as long as clipping allows: the worst record that there can be. Its
+score is the likelihood ratio of what the noisy sums hold in its direction, less what the real records put there, which
+the attacker of the definition knows. An *input canary* is a record that is given by the user; its score is how much its
+loss fell.
+
+Guarantee: canaries are records like any other. They take slots beside the data, whose number of records grows by
+theirs, and the stated ε holds for each of them and for each real record. Scores of input canaries are computed from
+released weights and may leave. Scores of gradient canaries are the run's own noise and coins: beside the weights they
+would give the exact sums, so they are for the operator only (:func:`tacit.audit.audit_run`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from tacit.noise.keys import Key
+from tacit.noise.sampling import bernoulli_mask
+from tacit.sgd.gradients.batches import Loss, row_losses
+from tacit.sgd.training.data import Batch, Records, Table, records
+from tacit.sgd.training.training import Training
+
+if TYPE_CHECKING:
+    from tacit.sgd import Clipping
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Canaries:
+    """``count`` gradient canaries, or the records in ``inputs`` as canaries.
+
+    >>> Canaries(1000).kind
+    'gradient'
+    >>> Canaries.of((torch.randn(50, 3), torch.randint(2, (50,)))).count
+    50
+    """
+
+    count: int
+    inputs: Records | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 2:
+            raise ValueError(f"audit_canaries is a whole number, 2 or more, not {self.count!r}")
+
+    @property
+    def kind(self) -> str:
+        """``gradient`` or ``input``."""
+        return "gradient" if self.inputs is None else "input"
+
+    @staticmethod
+    def of(wanted: Any) -> Canaries:
+        """Canaries from a number, or from records to plant."""
+        if isinstance(wanted, Canaries):
+            return wanted
+        if isinstance(wanted, int):
+            return Canaries(wanted)
+        rows = records(wanted)
+        return Canaries(len(rows), rows)
+
+
+@dataclasses.dataclass(eq=False)
+class Planted:
+    """What an audited run leaves: which canaries were in, their scores, and what was claimed."""
+
+    kind: str
+    member: npt.NDArray[np.bool_]
+    scores: npt.NDArray[np.float64]
+    epsilon: float
+    delta: float
+    adjacency: str
+    unit: str
+    steps: int
+
+    def save(self, path: str | Path) -> Path:
+        """Write it as one ``.npz`` file that only its owner can read: it may hold the noise of the run."""
+        target = Path(path)
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)
+            plain: dict[str, Any] = {f.name: np.asarray(getattr(self, f.name)) for f in dataclasses.fields(self)}
+            np.savez(file, **plain)
+        return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> Planted:
+        """Read such a file."""
+        try:
+            with np.load(path, allow_pickle=False) as found:
+                plain = {f.name: found[f.name] for f in dataclasses.fields(cls)}
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError(f"{path} does not hold the canaries of a run: {error}") from None
+        return cls(**{name: value if value.ndim else value.item() for name, value in plain.items()})
+
+
+class _Slots(Records):
+    """Records with slots for canaries behind them."""
+
+    def __init__(self, real: Records, canaries: Canaries) -> None:
+        self.real, self.canaries = real, canaries
+        self.tree = self.items = self._survey = None
+        self.scan = real.scan
+        self.rows = len(real) + canaries.count
+        self.take(np.array([0, len(real)], dtype=np.int64))  # canaries that do not look like the data are refused now
+
+    def take(self, index: npt.NDArray[np.int64] | Tensor) -> Any:
+        index = np.asarray(index)
+        own = self.canaries.inputs
+        if own is None or not bool((index >= len(self.real)).any()):
+            return self.real.take(np.minimum(index, len(self.real) - 1))
+        real = self.real.take(np.minimum(index, len(self.real) - 1))
+        planted = own.take(np.maximum(index - len(self.real), 0))
+        chosen = torch.from_numpy(index >= len(self.real))
+
+        def mixed(a: Tensor, b: Tensor) -> Tensor:
+            if a.shape[1:] != b.shape[1:] or a.is_floating_point() != b.is_floating_point():
+                raise ValueError(
+                    f"canaries must look like the data: {tuple(b.shape[1:])} of {b.dtype} beside {tuple(a.shape[1:])} "
+                    f"of {a.dtype}"
+                )
+            where = chosen.to(a.device).view(-1, *[1] * (a.dim() - 1))
+            return torch.where(where, b.to(a.device, a.dtype), a)
+
+        return pytree.tree_map(mixed, real, planted)
+
+    def check_finite(self) -> None:
+        self.real.check_finite()
+        if self.canaries.inputs is not None:
+            self.canaries.inputs.check_finite()
+
+    def labels(self) -> Tensor | None:
+        found, own = self.real.labels(), self.canaries.inputs.labels() if self.canaries.inputs is not None else None
+        return found if found is None or own is None else torch.cat([found.flatten().cpu(), own.flatten().cpu()])
+
+    def fingerprint(self, secret: bytes) -> str:
+        return self.real.fingerprint(secret)
+
+
+class AuditedTraining(Training):
+    """A private training run with canaries; everything else is that of :class:`Training`.
+
+    A canary that lost its coin keeps an empty slot, so that the sampler tells nothing about it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        data: Any,
+        *,
+        canaries: Any,
+        unit: Any = None,
+        checkpoint: Any = None,
+        **settings: Any,
+    ) -> None:
+        self.canaries = Canaries.of(canaries)
+        if checkpoint is not None:
+            raise ValueError("a run with canaries is not resumed, because its scores are not saved: no checkpoint=")
+        if settings.get("compile"):
+            raise ValueError("a run with canaries looks into every step: compile=False")
+        first = next(p for p in model.parameters() if p.requires_grad)
+        if unit is not None:
+            if self.canaries.kind == "input":
+                raise ValueError("input canaries are single records: with unit= plant gradient canaries (a number)")
+            if isinstance(unit, str):
+                if not isinstance(data, Table):
+                    raise TypeError("unit='column' needs a table; for other data pass the ids themselves")
+                unit = data.column(unit)
+            ids = unit.cpu().numpy() if isinstance(unit, Tensor) else np.asarray(unit)
+            _, known = np.unique(ids, return_inverse=True)
+            unit = np.concatenate([known, known.max() + 1 + np.arange(self.canaries.count)])
+        real = data.records if isinstance(data, Table) else records(data, first.dtype)
+        self._real = len(real)
+        self._found = np.zeros(self.canaries.count)
+        self._present: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        super().__init__(model, optimizer, loss, _Slots(real, self.canaries), unit=unit, **settings)
+        if self.ranks.world > 1 or self.spread is not None:
+            raise ValueError("a run with canaries is one process, whose steps are looked into: distributed=False")
+        if self.canaries.kind == "gradient":
+            self._place_directions()
+            self._hook = optimizer.register_step_pre_hook(self._look)
+        else:
+            self._before = self._losses()
+
+    # -- planting ------------------------------------------------------------------------------------------------------
+
+    def _use(self, key: Key) -> None:
+        super()._use(key)
+        with key.derive("canaries") as coins:
+            self.member = bernoulli_mask(coins, 0, self.canaries.count, 0.5)
+            sizes = [p.numel() for p in self.parameters.values()]
+            if self.canaries.kind == "gradient" and sum(sizes) < self.canaries.count:
+                raise ValueError(
+                    f"each gradient canary needs a parameter of its own: at most {sum(sizes)} of them in this model"
+                )
+            seed = int.from_bytes(coins.stream("directions", 0, 0).tobytes()[:8], "little")
+        self._places = np.random.default_rng(seed).choice(sum(sizes), self.canaries.count, replace=False)
+
+    def _place_directions(self) -> None:
+        """Where in each parameter which canaries point."""
+        self._directions: dict[str, tuple[Tensor, Tensor]] = {}
+        start = 0
+        for name, p in self.parameters.items():
+            here = np.flatnonzero((self._places >= start) & (self._places < start + p.numel()))
+            where = torch.from_numpy(self._places[here] - start).to(p.device)
+            self._directions[name] = torch.from_numpy(here).to(p.device), where
+            start += p.numel()
+
+    def _draw(self, step: int) -> Batch:
+        batch = super()._draw(step)
+        first = batch.rows if batch.rows.ndim == 1 else batch.rows[:, 0]
+        slot = first - self._real
+        chosen = slot >= 0
+        present = chosen.copy()
+        present[chosen] = self.member[slot[chosen]]
+        self._present = slot[present]
+        keep = ~chosen if self.canaries.kind == "gradient" else ~chosen | present
+        weights = batch.weights if batch.weights is None else batch.weights[keep]
+        return Batch(step, batch.rows[keep], weights, self.records, self.device)
+
+    def _sums(self, batch: Batch, clipping: Clipping) -> tuple[dict[str, Tensor], Tensor | float]:
+        sums, inside = super()._sums(batch, clipping)
+        if self.canaries.kind == "gradient":
+            bounds = {n: c for members, c in zip(clipping.groups, clipping.bounds, strict=True) for n in members}
+            there = torch.zeros(self.canaries.count, dtype=torch.float64, device=self.device)
+            there[torch.from_numpy(self._present).to(self.device)] = 1.0
+            self._without: dict[str, Tensor] = {}
+            self._lengths, self._sensitivity = bounds, clipping.sensitivity
+            for name, total in sums.items():
+                which, where = self._directions[name]
+                flat = total.view(-1)
+                self._without[name] = flat[where].double()
+                flat[where] += (there[which] * bounds[name]).to(flat.dtype)
+        return sums, inside
+
+    def _look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """What the noisy sum of this step says about each canary, less what real records put there."""
+        divisor = self.plan.sampler.divisor
+        rate = min(1.0, divisor / self.plan.sampler.size)
+        noise = self.plan.noise_at(self.steps_executed) * self._sensitivity
+        for name, p in self.parameters.items():
+            which, where = self._directions[name]
+            if p.grad is None or not len(which):
+                continue
+            seen = p.grad.detach().reshape(-1)[where].double() * divisor - self._without[name]
+            seen = seen / self._lengths[name]
+            spread = noise / self._lengths[name]
+            if spread > 0 and self.plan.kind == "gaussian":
+                # (1 - q) N(0, σ²) + q N(1, σ²) against N(0, σ²): the best test there is, step by step.
+                seen = torch.log1p(rate * torch.expm1(((2 * seen - 1) / (2 * spread**2)).clamp(max=500.0)))
+            self._found[which.cpu().numpy()] += seen.cpu().numpy()
+
+    def _losses(self) -> npt.NDArray[np.float64]:
+        """The loss of every input canary with the weights as they are."""
+        rows = self.canaries.inputs
+        assert rows is not None
+        was_training = self.model.training
+        self.model.eval()
+        found = []
+        try:
+            with torch.no_grad():
+                for start in range(0, len(rows), 1024):
+                    index = np.arange(start, min(start + 1024, len(rows)), dtype=np.int64)
+                    batch = pytree.tree_map_only(Tensor, lambda t: t.to(self.device), rows.take(index))
+                    found.append(row_losses(self.model, self.loss, batch).double().cpu().numpy())
+        finally:
+            self.model.train(was_training)
+        return np.concatenate(found)
+
+    def planted(self) -> Planted:
+        """Coins, scores and claim, for :func:`tacit.audit.audit_run`; after the last step."""
+        if not self.done:
+            raise RuntimeError("the canaries are read after the last step")
+        if self.canaries.kind == "gradient":
+            self._hook.remove()
+            scores = self._found
+        else:
+            scores = self._before - self._losses()
+        claim = self.privacy
+        return Planted(
+            self.canaries.kind,
+            self.member,
+            np.nan_to_num(scores, nan=0.0),
+            claim.upper,
+            claim.delta,
+            claim.adjacency,
+            claim.unit,
+            self.steps_executed,
+        )

@@ -1,0 +1,244 @@
+"""How do I train a private model on a table, without writing PyTorch? Estimators with the scikit-learn API.
+
+scikit-learn is imported here and nowhere else in this room; ``tacit.sgd.Classifier`` loads this file on first use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from tacit.accounting.base import unit_of
+from tacit.ledger import Ledger, surroundings
+from tacit.sgd.training.data import optional
+from tacit.sgd.training.plan import Privacy
+from tacit.sgd.training.training import Training
+
+_base = optional("sklearn.base", "an estimator of tacit.sgd")
+_validation = optional("sklearn.utils.validation", "an estimator of tacit.sgd")
+_multiclass = optional("sklearn.utils.multiclass", "an estimator of tacit.sgd")
+
+
+class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
+    """What classifier and regressor share."""
+
+    def _scaled(self, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """Features to [-1, 1] by their public bounds; without bounds, each record is shortened to length 1 at most."""
+        x = np.asarray(x, dtype=np.float64)
+        if self.bounds is not None:
+            low, high = (np.broadcast_to(np.asarray(b, dtype=np.float64), x.shape[1:]) for b in self.bounds)
+            if not (high > low).all():
+                raise ValueError("bounds are (lower, upper) with lower below upper, each a number or one per feature")
+            return np.asarray(2 * (np.clip(x, low, high) - low) / (high - low) - 1, dtype=np.float32)
+        largest = np.abs(x).max(1, keepdims=True).clip(1e-30)
+        length = largest * np.linalg.norm(x / largest, axis=1, keepdims=True)
+        return np.asarray(x / np.maximum(length, 1.0), dtype=np.float32)
+
+    def _network(self, inputs: int, outputs: int) -> nn.Module:
+        layers: list[nn.Module] = []
+        for width in self.hidden:
+            layers += [nn.Linear(inputs, width), nn.Tanh()]
+            inputs = width
+        return nn.Sequential(*layers, nn.Linear(inputs, outputs))
+
+    def _around(self) -> tuple[str, ...]:
+        """Refuse one of many fits that nobody counts; what the pipeline around this fit adds to the guarantee."""
+        surroundings.refuse_uncounted_search(self.ledger, type(self).__name__)
+        return surroundings.note_pipeline()
+
+    def _train(
+        self,
+        x: npt.NDArray[Any],
+        y: npt.NDArray[Any],
+        groups: Any,
+        outputs: int,
+        loss: nn.Module,
+        noted: tuple[str, ...],
+    ) -> None:
+        if self.random_state is not None:
+            seed = np.random.RandomState(self.random_state) if isinstance(self.random_state, int) else self.random_state
+            torch.manual_seed(int(seed.randint(2**31)))
+        model = self._network(x.shape[1], outputs)
+        if not self.hidden:  # zero is the usual start of a convex problem
+            nn.init.zeros_(model[-1].weight)
+            nn.init.zeros_(model[-1].bias)
+        optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9)
+        count = len(x) if groups is None else len(np.unique(np.asarray(groups)))
+        delta = self.delta if self.delta is not None else min(1e-5, 0.1 / count)
+        training = Training(
+            model,
+            optimizer,
+            loss,
+            (self._scaled(x), y),
+            batch_size=min(self.batch_size or max(1, count // 10), count),
+            epochs=self.epochs,
+            epsilon=self.epsilon,
+            delta=delta,
+            clip_norm=self.clip_norm,
+            ema=0.95,
+            ledger=self.ledger,
+            dataset=self.dataset,
+            unit=groups,
+            unit_name=unit_of(self.unit_name, groups is not None, "Give their ids: fit(X, y, groups=ids)"),
+        )
+        for batch in training:
+            training.step(batch)
+        with training.averaged():
+            self.model_ = self._network(x.shape[1], outputs)
+            self.model_.load_state_dict(model.state_dict())
+        privacy = training.privacy
+        self.privacy_: Privacy = dataclasses.replace(privacy, basis="; ".join([privacy.basis, *noted]))
+
+    def _outputs(self, x: Any) -> npt.NDArray[np.float64]:
+        _validation.check_is_fitted(self)
+        with surroundings.messages_without_values():
+            x = _validation.validate_data(self, x, reset=False)
+        with torch.no_grad():
+            return np.asarray(self.model_(torch.from_numpy(self._scaled(x))).double().numpy())
+
+
+class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-defined,misc]
+    """A private logistic regression, or with ``hidden`` a private neural network, trained by DP-SGD.
+
+    ``bounds=(lower, upper)`` are public bounds of the features, numbers or one for each; without them every record is
+    scaled to length 1 at most. ``classes`` are the public class names; left out, the names found in ``y`` are treated
+    as public. ``delta`` defaults to the smaller of 1e-5 and a tenth of 1/n.
+
+    Guarantee: ``privacy_``, add/remove one row; with ``groups`` in ``fit``, one id for each row, one ``unit_name``,
+    which gives at most one of its rows a step. The number of rows (or ids) is treated as public. A fit inside a search,
+    cross-validation or ensemble is refused unless ``ledger`` counts it.
+
+    >>> x = np.random.default_rng(0).uniform(-1, 1, (1000, 2))
+    >>> private = Classifier(epsilon=2.0, bounds=(-1, 1)).fit(x, x[:, 0] > 0)
+    >>> private.privacy_.upper <= 2.0, bool(private.score(x, x[:, 0] > 0) > 0.8)
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float | None = None,
+        *,
+        hidden: Sequence[int] = (),
+        epochs: int = 20,
+        batch_size: int | None = None,
+        learning_rate: float = 2.0,
+        clip_norm: float = 1.0,
+        bounds: Any = None,
+        classes: Any = None,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        unit_name: str | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.hidden = hidden
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.clip_norm = clip_norm
+        self.bounds = bounds
+        self.classes = classes
+        self.ledger = ledger
+        self.dataset = dataset
+        self.unit_name = unit_name
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Classifier:
+        """Train on a table; ``groups`` says whose row each row is."""
+        noted = self._around()
+        with surroundings.messages_without_values():
+            X, y = _validation.validate_data(self, X, y)
+        _multiclass.check_classification_targets(y)
+        self.classes_ = np.unique(y) if self.classes is None else np.asarray(sorted(self.classes))
+        if len(self.classes_) < 2:
+            raise ValueError("Classifier can't train when only one class is present.")
+        place = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
+        if (self.classes_[place] != y).any():
+            raise ValueError("y has labels that are not among classes (for the operator's eyes only)")
+        self._train(X, place.astype(np.int64), groups, len(self.classes_), nn.CrossEntropyLoss(reduction="none"), noted)
+        return self
+
+    def decision_function(self, X: Any) -> npt.NDArray[np.float64]:
+        """Scores of the classes; of the second one against the first where there are two."""
+        scores = self._outputs(X)
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+    def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
+        """Probabilities of the classes."""
+        scores = self._outputs(X)
+        powers = np.exp(scores - scores.max(1, keepdims=True))
+        return np.asarray(powers / powers.sum(1, keepdims=True))
+
+    def predict(self, X: Any) -> npt.NDArray[Any]:
+        """The most probable classes."""
+        best = self._outputs(X).argmax(1)
+        return np.asarray(self.classes_[best])
+
+
+class Regressor(_base.RegressorMixin, _Estimator):  # type: ignore[name-defined,misc]
+    """A private linear regression, or with ``hidden`` a private neural network, trained by DP-SGD.
+
+    ``target_bounds=(lower, upper)`` are public bounds of the target, which is clipped to them. The rest, and the
+    guarantee, are those of :class:`Classifier`.
+
+    >>> x = np.random.default_rng(0).uniform(-1, 1, (1000, 2))
+    >>> private = Regressor(epsilon=2.0, bounds=(-1, 1), target_bounds=(-3, 3)).fit(x, 2 * x[:, 0] - x[:, 1])
+    >>> private.privacy_.upper <= 2.0, bool(private.score(x, 2 * x[:, 0] - x[:, 1]) > 0.8)
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float | None = None,
+        *,
+        target_bounds: Any = (-1.0, 1.0),
+        hidden: Sequence[int] = (),
+        epochs: int = 20,
+        batch_size: int | None = None,
+        learning_rate: float = 0.2,
+        clip_norm: float = 1.0,
+        bounds: Any = None,
+        ledger: Ledger | None = None,
+        dataset: str | None = None,
+        unit_name: str | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.target_bounds = target_bounds
+        self.hidden = hidden
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.clip_norm = clip_norm
+        self.bounds = bounds
+        self.ledger = ledger
+        self.dataset = dataset
+        self.unit_name = unit_name
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Regressor:
+        """Train on a table; ``groups`` says whose row each row is."""
+        noted = self._around()
+        with surroundings.messages_without_values():
+            X, y = _validation.validate_data(self, X, y, y_numeric=True)
+        low, high = self.target_bounds
+        if not low < high:
+            raise ValueError("target_bounds are (lower, upper), with lower below upper")
+        scaled = (2 * (np.clip(np.asarray(y, dtype=np.float64), low, high) - low) / (high - low) - 1).astype(np.float32)
+        self._train(X, scaled[:, None], groups, 1, nn.MSELoss(reduction="none"), noted)
+        return self
+
+    def predict(self, X: Any) -> npt.NDArray[np.float64]:
+        """Predictions, inside the target's bounds."""
+        low, high = self.target_bounds
+        return np.asarray(low + (np.clip(self._outputs(X)[:, 0], -1, 1) + 1) / 2 * (high - low))

@@ -1,0 +1,367 @@
+"""What will a run do to the data, and what does that cost? The frozen description of a training run.
+
+A :class:`Plan` is fixed before the first step: who samples, how much noise each step has, where gradients are clipped,
+how many steps there are. ``plan.mechanism`` is what the accountant prices, the ledger charges and the card shows, and
+the run takes its noise and its batches from the same object.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tacit import accounting as acc
+from tacit.noise.stream import UNRESOLVED_PAIR
+from tacit.noise.tensor import GENERATOR, tail_delta
+from tacit.sgd.training.sampling import Sampler
+
+Schedule = float | Sequence[float] | Callable[[int], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveClipping:
+    """The clip norm follows a quantile of the gradient norms, by a noisy count (Andrew et al. 2021).
+
+    At each step the number of norms below the clip norm is counted with Gaussian noise of standard deviation
+    ``count_noise`` (default: a twentieth of the batch), and the clip norm is multiplied by
+    exp(-``rate`` · (noisy fraction - ``quantile``)).
+
+    The count, centred by ½ for each participant, has sensitivity ½: noise multiplier 2·``count_noise``. Sum and count
+    together are one Gaussian mechanism of multiplier z with z⁻² = z_gradient⁻² + (2·count_noise)⁻² (theorem 1 there).
+    z is what the plan states and what is priced; the gradient gets the larger z_gradient.
+
+    >>> AdaptiveClipping(count_noise=10.0).gradient_noise(1.0)
+    1.00125...
+    """
+
+    quantile: float = 0.5
+    rate: float = 0.2
+    count_noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quantile < 1:
+            raise ValueError(f"quantile lies between 0 and 1, not {self.quantile}")
+        if not (self.rate > 0 and math.isfinite(self.rate)):
+            raise ValueError(f"the rate of adaptive clipping is positive, not {self.rate}")
+        if not (self.count_noise >= 0 and math.isfinite(self.count_noise)):
+            raise ValueError(f"count_noise is a positive number, not {self.count_noise}")
+
+    def gradient_noise(self, noise_multiplier: float) -> float:
+        """The multiplier of the gradient's noise, such that gradient and count together have ``noise_multiplier``."""
+        if noise_multiplier == 0:
+            return 0.0
+        rest = noise_multiplier**-2 - (2 * self.count_noise) ** -2
+        if rest <= 0:
+            raise ValueError(
+                f"the count alone (count_noise={self.count_noise:g}) costs more than noise multiplier "
+                f"{noise_multiplier:g} allows: count_noise must be above {noise_multiplier / 2:g}"
+            )
+        # One unit up, so that rounding never makes the noise smaller than what is priced.
+        return math.nextafter(rest**-0.5 * (1 + 4e-16), math.inf)
+
+
+def schedule(values: Schedule, steps: int, name: str) -> tuple[float, ...]:
+    """A schedule evaluated for every step, before training, so that nothing in it can depend on the data.
+
+    >>> schedule(lambda step: 1.0 + step, 3, "clip_norm")
+    (1.0, 2.0, 3.0)
+    """
+    if callable(values):
+        found = tuple(float(values(step)) for step in range(steps))
+    elif isinstance(values, Sequence) and not isinstance(values, str):
+        found = tuple(float(v) for v in values)
+        if len(found) != steps:
+            raise ValueError(f"{name} has {len(found)} values for {steps} steps")
+    else:
+        found = (float(values),) * steps
+    if not all(math.isfinite(v) for v in found):
+        raise ValueError(f"{name} must be finite")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The description of a run; everything in it is public.
+
+    ``noise`` holds one noise multiplier for each step (with adaptive clipping: of gradient and count together),
+    ``clip`` one clip norm. ``elements`` is how many noise numbers a step draws, ``tail`` what the generator's tail
+    adds to δ. ``earlier`` is what was spent on the weights the run starts from, where it continues another run.
+
+    >>> from tacit.sgd.training.sampling import Poisson
+    >>> plan = Plan(Poisson(1000, 100), (1.0,) * 50, (1.0,) * 50, delta=1e-5)
+    >>> plan.mechanism
+    PoissonSampled(Gaussian(1), rate=0.1) * 50
+    """
+
+    sampler: Sampler
+    noise: tuple[float, ...]
+    clip: tuple[float, ...]
+    delta: float
+    adjacency: str = "add-remove"
+    unit: str = "record"
+    clipping: str = "flat"
+    kind: str = "gaussian"
+    adaptive: AdaptiveClipping | None = None
+    records_per_unit: int = 1
+    elements: int = 0
+    tail: float = 0.0
+    size_given: bool = False
+    earlier: acc.Mechanism | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.noise) != len(self.clip):
+            raise ValueError(f"{len(self.noise)} noise multipliers and {len(self.clip)} clip norms")
+        if not self.noise:
+            raise ValueError("a run has at least one step")
+        if min(self.noise) < 0:
+            raise ValueError("a noise multiplier is 0 or more")
+        if min(self.clip) <= 0:
+            raise ValueError(f"clip_norm must be positive, not {min(self.clip):g}")
+        if self.kind not in ("gaussian", "laplace"):
+            raise ValueError(f"the noise is 'gaussian' or 'laplace', not {self.kind!r}")
+
+    @property
+    def steps(self) -> int:
+        """How many steps the run is planned for."""
+        return len(self.noise)
+
+    def prefix(self, steps: int) -> acc.Mechanism:
+        """What the first ``steps`` steps are, the generator's tail of the whole run included."""
+        kind = acc.Gaussian if self.kind == "gaussian" else acc.Laplace
+        made = {z: kind(z, unit=self.unit) for z in set(self.noise[:steps])}
+        mechanism = self.sampler.describe([made[z] for z in self.noise[:steps]]) if steps else acc.nothing(self.unit)
+        if self.tail and steps:
+            mechanism = mechanism + acc.ApproxDP(0.0, self.tail, unit=self.unit)
+        return mechanism
+
+    @functools.cached_property
+    def mechanism(self) -> acc.Mechanism:
+        """What the accountant prices and the ledger charges."""
+        return self.prefix(self.steps)
+
+    def price(self, steps: int | None = None) -> acc.Bound:
+        """The certified ε of the whole plan, or of its first ``steps`` steps, with what was spent earlier."""
+        spent = self.mechanism if steps is None else self.prefix(steps)
+        if self.earlier is not None:
+            spent = self.earlier + spent
+        if self.delta == 0:
+            return _pure(spent, self.adjacency)
+        return acc.epsilon(spent, self.delta, adjacency=self.adjacency)
+
+    def noise_at(self, step: int) -> float:
+        """The multiplier of the gradient's own noise at a step."""
+        return self.adaptive.gradient_noise(self.noise[step]) if self.adaptive else self.noise[step]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for the card and the checkpoint; runs of equal values are written once."""
+        return {
+            "sampler": self.sampler.to_dict(),
+            "steps": self.steps,
+            "noise": _runs(self.noise),
+            "clip": _runs(self.clip),
+            "delta": self.delta,
+            "adjacency": self.adjacency,
+            "unit": self.unit,
+            "clipping": self.clipping,
+            "kind": self.kind,
+            "adaptive": dataclasses.asdict(self.adaptive) if self.adaptive else None,
+            "records_per_unit": self.records_per_unit,
+            "size": "given" if self.size_given else "number of records treated as public",
+            "divisor": self.sampler.divisor,
+            "generator": self.generator,
+            "tail_delta": self.tail,
+            "elements": self.elements,
+            "mechanism": self.mechanism.to_dict(),
+            "earlier": self.earlier.to_dict() if self.earlier is not None else None,
+        }
+
+    @property
+    def generator(self) -> str:
+        """Where the noise comes from, for the card."""
+        return GENERATOR if self.kind == "gaussian" else "exact Laplace on a grid, bits from ChaCha12"
+
+    def digest(self) -> str:
+        """A short name of the whole description; two plans have the same only if they are the same."""
+        text = json.dumps(self.to_dict(), sort_keys=True, ensure_ascii=False)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def make_plan(
+    sampler: Sampler,
+    *,
+    steps: int,
+    epsilon: float | None,
+    noise_multiplier: Schedule | None,
+    noise_schedule: Schedule = 1.0,
+    clip_norm: Schedule,
+    delta: float,
+    adjacency: str,
+    elements: int,
+    adaptive: AdaptiveClipping | None = None,
+    **rest: Any,
+) -> Plan:
+    """A plan that costs at most ``epsilon``, or one with the noise that is given.
+
+    ``noise_schedule`` gives the noise of each step relative to the multiplier that is sought or given.
+    """
+    shape = schedule(noise_schedule, steps, "noise_schedule")
+    if min(shape) <= 0:
+        raise ValueError("noise_schedule is relative to the noise multiplier: its values are positive")
+    clip = schedule(clip_norm, steps, "clip_norm")
+    blank = Plan(sampler, (1.0,) * steps, clip, delta, adjacency, elements=elements, adaptive=adaptive, **rest)
+    gaussian = blank.kind == "gaussian"
+
+    if noise_multiplier is not None:
+        base = schedule(noise_multiplier, steps, "noise_multiplier")
+        plan = dataclasses.replace(blank, noise=tuple(a * b for a, b in zip(base, shape, strict=True)))
+        if gaussian and elements:
+            plan = _with_tail(plan)
+    else:
+        assert epsilon is not None
+        claimed = epsilon
+
+        def planned(noise: float) -> Plan:
+            plan = dataclasses.replace(blank, noise=tuple(noise * f for f in shape))
+            return dataclasses.replace(plan, tail=_tail(plan, claimed)) if gaussian else plan
+
+        def family(noise: float) -> acc.Mechanism:
+            return planned(noise).mechanism
+
+        if delta > 0:
+            noise = acc.calibrate(family, epsilon=epsilon, delta=delta, adjacency=adjacency)
+        else:
+            noise = _calibrate_pure(family, epsilon, adjacency)
+        plan = planned(noise)
+    if adaptive is not None:
+        for z in set(plan.noise):
+            adaptive.gradient_noise(z)
+    return plan
+
+
+def generator_delta(noise: Sequence[float], elements: int, shift: float) -> float:
+    """What the part of the tail that the noise generator does not resolve adds to δ, over all steps.
+
+    A pair of noise numbers is resolved unless its radius is above a = √(160 ln 2), which has probability p = 2⁻⁸⁰
+    (docs/noise.md). Write P, Q for the ideal outputs of a step on neighbours, given which other units take part, P', Q'
+    for the real ones, and R for the outputs in which no pair lies further than a from any value that Q can have before
+    noise. Then P'(S) ≤ P(S) + mp for m pairs, and Q'(S) ≥ Q(S ∩ R), so that P'(S) - e^ε Q'(S) ≤ δ(ε) + mp + P(Rᶜ).
+    The hockey-stick divergence is jointly convex, so this holds for the sampled step as well, and a pair with an
+    additional mass at infinity dominates it, which composes.
+
+    The values before noise lie at most s = ``shift`` / noise multiplier apart. A pair that is moved by v leaves the
+    radius a with probability at most p e^{av}. Over pairs with Σv² ≤ s² these add up to at most
+    p·(m + 1.72·a·s·√m + max(1.72(as)², e^{as})): (e^x - 1)/x ≤ 1.72 where x = av ≤ 1, and where it is above,
+    (e^x - 1)/x² is at most the larger of its ends. Q has at most two values given the others: twice that.
+
+    >>> 0 < generator_delta([1.0] * 1000, 26_000, 1.0) < 1e-15
+    True
+    """
+    pairs = elements  # at most: two numbers share a pair
+    radius = math.sqrt(160 * math.log(2))
+    total = 0.0
+    counts: dict[float, int] = {}
+    for z in noise:
+        counts[z] = counts.get(z, 0) + 1
+    for z, times in counts.items():
+        if z <= 0:
+            return 1.0
+        x = radius * shift / z
+        if x > 600 or shift / z >= radius:
+            return 1.0
+        moved = pairs + 1.72 * x * math.sqrt(pairs) + max(1.72 * x * x, math.exp(x))
+        total += times * UNRESOLVED_PAIR * (pairs + 2 * moved) * (1 + 1e-9)
+    return min(1.0, total)
+
+
+def _tail(plan: Plan, claimed: float) -> float:
+    """The smaller of two bounds on what the generator's tail adds to δ at the ε that is claimed."""
+    shift = 2.0 if plan.adjacency == "replace-one" or plan.sampler.name == "fixed" else 1.0
+    return min(generator_delta(plan.noise, plan.elements, shift), tail_delta(plan.steps * plan.elements, claimed))
+
+
+def _with_tail(plan: Plan) -> Plan:
+    """The plan with what the tail adds to δ at the ε that is then claimed."""
+    claimed = plan.price().upper
+    for _ in range(20):
+        if math.isinf(claimed):
+            return plan  # nothing is claimed
+        plan = dataclasses.replace(plan, tail=_tail(plan, claimed))
+        again = plan.price().upper
+        if again <= claimed:
+            return plan
+        claimed = again * (1 + 1e-9)
+    return dataclasses.replace(plan, tail=1.0)
+
+
+def _pure(mechanism: acc.Mechanism, adjacency: str) -> acc.Bound:
+    """ε at δ = 0: the largest privacy loss there is, which composes by adding up.
+
+    >>> _pure(acc.Laplace(10.0) * 5, "add-remove").upper
+    0.5...
+    """
+    if adjacency not in mechanism.adjacencies():
+        raise acc.AdjacencyError(f"{mechanism!r} states no guarantee under {adjacency!r}")
+    total = 0.0
+    for part, times in mechanism.parts():
+        losses = [part.pair(adjacency, direction) for direction in ("remove", "add")]
+        total += times * max(math.inf if loss is None or loss.infinity else loss.supremum for loss in losses)
+    # Rounded up: each product and sum may have lost half a unit.
+    upper = total * (1 + 1e-12)
+    return acc.Bound(total * (1 - 1e-12), upper, given=0.0, adjacency=adjacency, unit=mechanism.unit)
+
+
+def _calibrate_pure(family: Callable[[float], acc.Mechanism], epsilon: float, adjacency: str) -> float:
+    """The least Laplace noise at which the largest loss is at most ``epsilon``."""
+    low, high = 1e-6, 1.0
+    while _pure(family(high), adjacency).upper > epsilon:
+        low, high = high, 2 * high
+        if high > 1e12:
+            raise ValueError(f"no noise reaches ε={epsilon:g} at δ=0 here")
+    while high - low > 1e-9 * high:
+        middle = 0.5 * (low + high)
+        if _pure(family(middle), adjacency).upper > epsilon:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _runs(values: Sequence[float]) -> list[list[float]]:
+    """[value, how often] for stretches of equal values."""
+    found: list[list[float]] = []
+    for value in values:
+        if found and found[-1][0] == value:
+            found[-1][1] += 1
+        else:
+            found.append([value, 1])
+    return found
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Privacy(acc.Stated):
+    """The guarantee of a run, with everything that has to be said beside the number.
+
+    ``epsilon`` is an interval certified to hold the true value; ``upper`` is what is claimed.
+    """
+
+    steps_planned: int
+    steps_executed: int
+    sampler: str
+    basis: str
+    size: str
+    generator: str
+    records_per_unit: int = 1
+
+    def __repr__(self) -> str:
+        steps = f"{self.steps_executed:,} of {self.steps_planned:,} steps"
+        if self.steps_executed == self.steps_planned:
+            steps = f"{self.steps_planned:,} steps"
+        shown = [repr(self.epsilon), f"{steps} ({self.basis})", self.sampler]
+        if self.records_per_unit > 1:
+            shown.append(f"at most {self.records_per_unit} records a {self.unit} and step")
+        return ", ".join([*shown, self.size, f"noise: {self.generator}"])

@@ -1,0 +1,387 @@
+"""How does a run begin, pause, go on after it was killed, and end? Its key, its charge and its checkpoints.
+
+:class:`Resumable` is the half of :class:`~tacit.sgd.training.training.Training` that outlives a process. Where several
+ranks train together, rank 0 alone charges the ledger, keeps the key in a file and reads what was saved; the others are
+told, and what is refused to one is refused to all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit import accounting as acc
+from tacit.accounting.errors import PrivacyWarning
+from tacit.ledger import Charge, Ledger
+from tacit.ledger.fingerprint import fingerprint
+from tacit.noise.keys import Key
+from tacit.noise.process import OneProcess
+from tacit.sgd.sharding import checkpoints as sharded
+from tacit.sgd.sharding.ranks import Ranks
+from tacit.sgd.sharding.shards import Spread
+from tacit.sgd.training import checkpoint as checkpoints
+from tacit.sgd.training import identity
+from tacit.sgd.training.checkpoint import CheckpointError
+from tacit.sgd.training.data import Records, Units
+from tacit.sgd.training.plan import Plan
+from tacit.sgd.training.prefetch import Ahead
+
+
+class Resumable(OneProcess):
+    """Key, charge and checkpoints of a run.
+
+    Guarantee: the plan is charged once, before the first batch is drawn, by one rank. A run that was killed makes the
+    releases it would have made, because batches and noise are functions of (key, step); so nothing is charged twice. On
+    another number of ranks, sums are rounded in another order: what was computed after the last checkpoint and is made
+    again must then not have left the machines before. It belongs to the process that made it: a fork of it, and a copy,
+    are refused.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    parameters: dict[str, Tensor]
+    records: Records
+    units: Units | None
+    device: torch.device
+    plan: Plan
+    ledger: Ledger | None
+    dataset: str | None
+    purpose: str
+    ranks: Ranks
+    spread: Spread | None
+    steps_executed: int
+    clip_norm: float
+    physical_batch: int
+    charge: Charge | None
+    _average: dict[str, Tensor] | None
+    _checkpoint: Path | None
+    _key_file: Any
+    _key: Key | None
+    _own_key: bool
+    _begun: bool
+    _ended: tuple[str, bool] | None
+    _retired: Key | None
+    _settings: dict[str, Any]
+    _parts: identity.Parts
+    _draws: Ahead
+    _entry: dict[str, str] | None = None
+
+    def _use(self, key: Key) -> None:
+        self._key = key
+        self._noise_key, self._sampler_key = key.derive("noise"), key.derive("sampler")
+        self._member_key = key.derive("members")
+
+    # -- beginning ---------------------------------------------------------------------------------------------------
+
+    def _take_part(self, key: Key | None) -> None:
+        """Resume, fork or begin: afterwards every rank has the same key, and is known to have the same data."""
+        key = self.ranks.key(key)
+        path = self._checkpoint
+        if path is not None and self.ranks.first(path.exists):
+            self._continue(key)
+        if self._key is None and self._ended is None:
+            self._use(self.ranks.send_key(key or (Key.generate() if self.ranks.rank == 0 else None)))
+        if self.ranks.world > 1 and self._key is not None:
+            from tacit import __version__
+
+            self.ranks.same(
+                version_of_torch=torch.__version__.partition("+")[0],
+                version_of_tacit=__version__,
+                plan=self.plan.digest(),
+                configuration=repr(self._settings),
+                code=repr(self._parts),
+                data_set=self._data_name(),
+                step=self.steps_executed,
+            )
+
+    def _begin(self) -> None:
+        """Before the first batch is drawn: charge the ledger, save the key, write the first checkpoint.
+
+        A checkpoint marked as prepared, with the number that the charge will have, stands before the charge is made and
+        before the key is saved: killed there, the next attempt knows that nothing was drawn, takes up the charge if it
+        was made, and makes another key. (A fork that is killed between its charge and its first checkpoint is charged
+        again: too much is counted, never too little.)
+        """
+        self.check_process()
+        if self._begun:
+            return
+        assert self._key is not None
+        self.ranks.first(self._room_for_the_key)
+        if self._checkpoint is not None and self._own_key:
+            name = f"{self._key.fingerprint()}.key"
+            self._key_file = self._key_file or self.ranks.first(lambda: str(checkpoints.key_folder() / name))
+        if self.ledger is not None and self.dataset is not None and (self._entry is None or not self._entry["head"]):
+            number = self._entry["charge"] if self._entry is not None else self.ranks.first(lambda: uuid.uuid4().hex)
+            if (
+                self._checkpoint is not None and self.plan.earlier is None
+            ):  # a fork's would overwrite a run that can go on
+                self._entry = {"dataset": self.dataset, "charge": number, "head": ""}
+                self._write(prepared=True)
+            self._entry = self.ranks.first(lambda: self._pay(number))
+        if self._retired is not None:
+            self._retired.destroy()  # of the run this one forked from, whose checkpoint is overwritten now
+        if self._checkpoint is not None and self._own_key:
+            self._write(prepared=True)
+            self.ranks.first(lambda: self._key.save(self._key_file))  # type: ignore[union-attr]
+        self._begun = True
+        if self._checkpoint is not None:
+            self.save()
+
+    def _room_for_the_key(self) -> None:
+        """Refuse a key file that is another run's, before anything is charged."""
+        place = self._key_file
+        if self._checkpoint is None or not self._own_key or place is None or not Path(place).exists():
+            return
+        if self._retired is None or Key.load(place).fingerprint() != self._retired.fingerprint():
+            raise CheckpointError(f"{place} is the key of another run: choose another key_file")
+
+    def _pay(self, number: str) -> dict[str, str]:
+        assert self.ledger is not None
+        assert self.dataset is not None
+        charge = self.ledger.charge(
+            self.dataset, self.plan.mechanism, delta=self.plan.delta, purpose=self.purpose, number=number
+        )
+        if charge.confirmed:
+            raise CheckpointError(
+                f"charge {number} is used up, but nothing was drawn yet: {self._checkpoint} is refused"
+            )
+        self.charge = charge
+        return {"dataset": self.dataset, "charge": charge.number, "head": charge.head}
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write the checkpoint: the state between two steps, without the key. All ranks call it together."""
+        if self._checkpoint is None:
+            raise ValueError("give checkpoint=, a path")
+        if self._key is None:
+            raise RuntimeError("the run has ended; its last checkpoint is written")
+        self._begin()
+        self._write()
+
+    def _write(self, prepared: bool = False) -> None:
+        path, key = self._checkpoint, self._key
+        assert path is not None
+        assert key is not None
+        if self.spread is not None:
+            self.spread.rest()  # somebody may have looked at results since the last step
+        state = {
+            "prepared": prepared,
+            "plan": self.plan.to_dict(),
+            "mechanism": self.plan.mechanism.to_dict(),
+            "configuration": self._settings,
+            "identity": self._computes(key),
+            "step": self.steps_executed,
+            "clip_norm": self.clip_norm,
+            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+            "physical_batch": self.physical_batch,
+            "ranks": self.ranks.world,
+            "random": self.ranks.all(checkpoints.random_state(self.device)),
+            "data": self._data_name(),
+            "key": key.fingerprint(),
+            "key_file": str(self._key_file) if self._key_file is not None else None,
+            "ledger": self._entry,
+            "ended": list(self._ended) if self._ended is not None else None,
+        }
+        if self._in_folder():
+            tensors, plain = sharded.flat(self.model, self.optimizer, self._average)
+            sharded.write(path, state | {"plain": plain}, tensors, key, self.ranks)
+            return
+        state |= {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": self._average,
+        }
+        self.ranks.first(lambda: checkpoints.write(path, state, key))
+
+    def _in_folder(self) -> bool:
+        """Whether the checkpoint is a folder that ranks write together: as it is, or as these ranks begin it."""
+        path = self._checkpoint
+        assert path is not None
+        if not hasattr(self, "_folder"):
+            self._folder: bool = self.ranks.first(lambda: path.is_dir() if path.exists() else self.ranks.active)
+        return self._folder
+
+    def _data_name(self) -> str:
+        if not hasattr(self, "_fingerprint"):
+            assert self._key is not None
+            self._fingerprint = self._name_of_data(self._key)
+        return self._fingerprint
+
+    def _name_of_data(self, key: Key) -> str:
+        secret = checkpoints.secret(key, "data")
+        found = self.records.fingerprint(secret)
+        return found if self.units is None else fingerprint([found, self.units.order, self.units.starts], secret)
+
+    def _computes(self, key: Key) -> dict[str, list[str | None]]:
+        return identity.keyed(self._parts, checkpoints.secret(key, "identity"))
+
+    # -- going on ----------------------------------------------------------------------------------------------------
+
+    def _continue(self, given: Key | None) -> None:
+        """Resume the run of the checkpoint, or fork from it."""
+        path = self._checkpoint
+        assert path is not None
+        found: list[Key] = []
+
+        def examine() -> tuple[dict[str, Any], list[str], acc.Mechanism | None, bool]:
+            state, body, tag = checkpoints.read(sharded.manifest(path))
+            charged = checkpoints.check_entry(path, state, self.ledger, self.dataset)
+            changed = checkpoints.differences(state, self.plan, self._settings)
+            if state["key_file"] is not None:
+                Key.sweep(state["key_file"])
+            if _nothing_drawn(state, changed):
+                self._discard_key(state)
+                return state, changed, charged, False
+            key = given
+            if key is None and state["key_file"] is not None and Path(state["key_file"]).exists():
+                key = Key.load(state["key_file"])
+            elif key is None and state["key_file"] is not None and self._key_file and Path(self._key_file).exists():
+                moved = Key.load(self._key_file)  # the run was moved since, and its key with it
+                if moved.fingerprint() == state["key"]:
+                    key, state["key_file"] = moved, str(self._key_file)
+            if key is not None and key.fingerprint() != state["key"]:
+                raise CheckpointError(f"{path} belongs to another key")
+            if key is not None:
+                checkpoints.check_tag(path, body, tag, key)
+                found.append(key)
+            return state, changed, charged, key is not None
+
+        state, changed, charged, kept = self.ranks.first(examine)
+        if _nothing_drawn(state, changed):
+            if not changed:
+                self._load(state)
+                self.charge, self._entry = self._take_up(state), state["ledger"]
+            return
+        key = self.ranks.send_key(found[0] if found else None) if kept else None
+        finished = state["ended"] is not None or state["step"] >= state["plan"]["steps"]
+        if key is not None:
+            if "folder" in state:
+                sharded.verify(path, state, key, self.ranks)
+            if self.ranks.any(self._name_of_data(key) != state["data"]):
+                changed.append("the data")
+            told = identity.differences(state.get("identity"), self._computes(key))
+            if self.ranks.any(bool(told)):
+                # The same in more words; names alone are compared where nothing was drawn yet.
+                changed = [name for name in changed if name not in self._parts]
+                changed += told or ["what another rank computes"]
+        elif not finished:
+            changed.append("the key, which is gone")
+        if changed:
+            self._fork(path, state, changed, charged, key)
+            return
+        if key is not None:
+            self._use(key)
+            self._key_file = state["key_file"]
+        self._load(state)
+        self._begun, self._entry = True, state["ledger"]
+        self.charge = self._take_up(state)
+        if finished:  # killed after the last step: end what was left open
+            self._ended = tuple(state["ended"]) if state["ended"] is not None else ("the plan was used up", True)
+            self._close()
+
+    def _take_up(self, state: dict[str, Any]) -> Charge | None:
+        """The charge of the run, in the hands of the rank that made it."""
+        charges: list[Charge | None] = [None]
+
+        def take() -> None:
+            charges[0] = checkpoints.take_up(state, self.ledger)
+
+        self.ranks.first(take)
+        return charges[0]
+
+    def _discard_key(self, state: dict[str, Any]) -> None:
+        """Of an attempt that was killed before it drew anything: its key is replaced, unless it was given."""
+        left = Path(state["key_file"]) if state["key_file"] is not None else None
+        if left is not None and left.exists():
+            key = Key.load(left)
+            if key.fingerprint() != state["key"]:
+                raise CheckpointError(f"{left} is the key of another run: choose another key_file")
+            key.destroy()
+
+    def _fork(
+        self, path: Path, state: dict[str, Any], changed: list[str], charged: acc.Mechanism | None, key: Key | None
+    ) -> None:
+        """Go on from the weights of another run, with a new key and a charge of its own."""
+        what = f"{path} does not continue: {', '.join(changed)} changed"
+        if charged is None:
+            raise CheckpointError(
+                f"{what}. A fork is a new run on weights that have cost something already, and needs a ledger to be "
+                "charged to; or remove the checkpoint and begin anew"
+            )
+        if charged.unit != self.plan.unit or self.plan.adjacency not in charged.adjacencies():
+            raise CheckpointError(f"{what}, and the two runs protect different things: they do not compose")
+        warnings.warn(
+            f"{what}: this is a fork, with a new key and a new charge; privacy is stated for both runs together",
+            PrivacyWarning,
+            stacklevel=6,
+        )
+        earlier = charged if state["plan"]["earlier"] is None else charged + acc.from_dict(state["plan"]["earlier"])
+        self.plan = dataclasses.replace(self.plan, earlier=earlier)
+        if "folder" in state:
+            tensors, _ = sharded.flat(self.model, self.optimizer, None)
+            weights = {n: t for n, t in tensors.items() if n.startswith("model/")}
+            read = sharded.read(path, state, weights, {}, self.ranks, weights_only=True)
+            self.model.load_state_dict({n.partition("/")[2]: t for n, t in read.items()} | state["plain"]["extra"])
+        else:
+            self.model.load_state_dict(state["model"])
+        if self._own_key:
+            self._retired = key  # until the new charge is granted, the other run can still be resumed
+
+    def _load(self, state: dict[str, Any]) -> None:
+        if "folder" in state:
+            assert self._checkpoint is not None
+            tensors, _ = sharded.flat(self.model, self.optimizer, self._average)
+            everything = dict(self.model.named_parameters())
+            read = sharded.read(self._checkpoint, state, tensors, everything, self.ranks)
+            average = sharded.restore(read, state["plain"], self.model, self.optimizer)
+        else:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            average = state["average"]
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        if self._average is not None:
+            self._average = {n: t.to(self.device) for n, t in average.items()}
+        self.steps_executed, self.clip_norm = state["step"], state["clip_norm"]
+        if state["plan"]["earlier"] is not None:
+            self.plan = dataclasses.replace(self.plan, earlier=acc.from_dict(state["plan"]["earlier"]))
+        if state.get("ranks", 1) == self.ranks.world:  # a checkpoint of one process alone need not say so
+            self.physical_batch = state["physical_batch"]
+            random = state["random"]
+            mine = random[self.ranks.rank] if isinstance(random, list) else random
+            checkpoints.set_random_state(mine, self.device)
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        self.check_process()
+        if self._checkpoint is not None:
+            self.save()
+        self._close()
+
+    def _close(self) -> None:
+        self.ranks.first(self._confirm)
+        if self._key is not None:
+            self._draws.forget()
+            for derived in (self._noise_key, self._sampler_key, self._member_key):
+                derived.destroy()
+            if self._own_key:
+                self._key.destroy()
+            self._key = None
+
+    def _confirm(self) -> None:
+        if self.charge is not None and not self.charge.confirmed:
+            self.charge.confirm()
+
+
+def _nothing_drawn(state: dict[str, Any], changed: list[str]) -> bool:
+    """Whether the attempt that wrote this was killed before it drew anything."""
+    return bool(state["prepared"] and not (changed and state["plan"]["earlier"] is not None))

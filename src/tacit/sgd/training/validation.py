@@ -1,0 +1,191 @@
+"""Is this a run that can start? Every question that can be answered before the first step, with a clear error.
+
+Some errors depend on the data (NaN, labels out of range, empty data). They are for the operator, who has the data
+anyway; an error text is not covered by the guarantee and must not be published.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tacit.accounting.errors import PrivacyWarning
+from tacit.ledger import Ledger
+from tacit.sgd.clip import trainable
+from tacit.sgd.sharding.ranks import DistributedError, Ranks
+from tacit.sgd.sharding.shards import Spread
+from tacit.sgd.training.data import Records
+from tacit.sgd.training.plan import Plan
+from tacit.sgd.training.sampling import Sampler
+
+ONLY_OPERATOR = "(This message is about private data: it is for the operator and must not be published.)"
+
+
+def check_target(epsilon: float | None, noise_multiplier: Any, delta: float | None, kind: str) -> float:
+    """Exactly one of ε and noise, both in range; returns δ."""
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ValueError("give epsilon= or noise_multiplier=, one of the two: each decides the other")
+    if epsilon is not None and not (isinstance(epsilon, int | float) and 0 < epsilon < math.inf):
+        raise ValueError(f"epsilon must be positive and finite, not {epsilon!r}")
+    if isinstance(noise_multiplier, int | float) and not 0 <= noise_multiplier < math.inf:
+        raise ValueError(f"noise_multiplier must be finite and not negative, not {noise_multiplier!r}")
+    if kind == "laplace" and (delta is None or delta == 0):
+        return 0.0
+    if delta is None:
+        raise ValueError("give delta=, the probability the guarantee leaves open: well below 1 / number of records")
+    if not (isinstance(delta, int | float) and 0 < delta < 1):
+        raise ValueError(f"delta must lie strictly between 0 and 1, not {delta!r}")
+    return float(delta)
+
+
+def check_length(steps: int | None, epochs: int | None, sampler: Sampler) -> int:
+    """The number of steps."""
+    if (steps is None) == (epochs is None):
+        raise ValueError("give epochs= or steps=, one of the two")
+    for name, value in (("steps", steps), ("epochs", epochs)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} is a positive whole number, not {value!r}")
+    return steps if steps is not None else sampler.steps_per_epoch * int(epochs)  # type: ignore[arg-type]
+
+
+def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The trainable parameters, which must be those that the optimizer updates."""
+    parameters = trainable(model)
+    if not parameters:
+        raise ValueError("the model has no trainable parameters")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS evaluates the loss as often as it likes; each evaluation would be another release")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError("SparseAdam takes sparse gradients, and noise is on every element: use Adam")
+    known = {id(p) for p in parameters.values()}
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.requires_grad and id(p) not in known:
+                raise ValueError("the optimizer holds a parameter that is not the model's: it would get no noise")
+    left = [name for name, p in parameters.items() if id(p) not in held]
+    if left:
+        raise ValueError(
+            f"parameter {left[0]!r} is trainable but not in the optimizer: its gradient would be clipped and noised "
+            "for nothing; freeze it with requires_grad_(False) or give it to the optimizer"
+        )
+    return parameters
+
+
+def check_ranks(ranks: Ranks, spread: Spread | None, mechanism: str, compile: bool | str) -> None:
+    """Refuse what cannot be right on parameters that are spread over ranks."""
+    if spread is None:
+        return
+    if not ranks.active:
+        raise DistributedError(
+            f"the model's parameters are {spread.words}, over ranks that train together: leave distributed=False out"
+        )
+    if mechanism != "gaussian":
+        raise ValueError("Laplace noise is for small models, which every rank holds whole: leave fully_shard out")
+    if compile:
+        raise ValueError(
+            f"compile=True traces a whole step, and the parameters of this model are {spread.words}: they are gathered "
+            "layer by layer while it runs. Leave compile out"
+        )
+    spread.check(ranks.world)
+
+
+def check_method(method: str, mechanism: str, spread: Spread | None) -> Any:
+    """How per-example gradients are found."""
+    if method not in ("operations", "examples"):
+        raise ValueError(f"method must be 'operations' or 'examples', not {method!r}")
+    if method == "examples" and (mechanism != "gaussian" or spread is not None):
+        raise ValueError("method='examples' is for Gaussian noise, and for a model that every rank holds whole")
+    return method
+
+
+def check_labels(model: nn.Module, loss: Any, records: Records, device: torch.device) -> None:
+    """Class numbers outside the model's outputs, where loss and data show what the classes are."""
+    if not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+        return
+    targets = records.labels()
+    if targets is None:
+        return
+    inputs = records.take(np.zeros(1, dtype=np.int64))[0]
+    if not isinstance(inputs, Tensor):
+        return
+    training = model.training
+    model.eval()
+    try:
+        # On a blank of the same shape: a model that writes what it sees into a buffer must not see a record here.
+        blank = torch.zeros_like(inputs).to(device)
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        with torch.no_grad():
+            classes = model(blank).shape[1]
+            for buffer, before in buffers:
+                buffer.copy_(before)
+    finally:
+        model.train(training)
+    wrong = (targets != loss.ignore_index) & ((targets < 0) | (targets >= classes))
+    if bool(wrong.any()):
+        raise ValueError(f"labels must lie between 0 and {classes - 1}, the outputs of the model. {ONLY_OPERATOR}")
+
+
+def check_ledger(
+    ledger: Ledger | None, dataset: str | None, adjacency: str | None, unit: str, size: int | None
+) -> str | None:
+    """The adjacency of the ledger's terms, where there is one; it must be the one asked for."""
+    if (ledger is None) != (dataset is None):
+        raise ValueError("give ledger= and dataset= together: the ledger, and the name the data are registered under")
+    if ledger is None or dataset is None:
+        return adjacency
+    terms = ledger.dataset(dataset)
+    if adjacency is not None and adjacency != terms.adjacency:
+        raise ValueError(f"{dataset!r} is registered for {terms.adjacency}, not {adjacency}")
+    if unit != terms.unit:
+        raise ValueError(
+            f"{dataset!r} is registered for one {terms.unit}, and this run protects one {unit}: pass "
+            f"unit=, one id for each record, with unit_name={terms.unit!r}; if every record is another {terms.unit}, "
+            "number them: range(number of records)"
+        )
+    if not terms.size_public and size is None:
+        raise ValueError(
+            f"the number of {terms.unit}s in {dataset!r} is private: give size=, a number chosen without looking at it"
+        )
+    return terms.adjacency
+
+
+def warn_unnamed(parts: Mapping[str, tuple[str, bytes | None]], level: int = 3) -> None:
+    """Say aloud what keeps a run from being resumed."""
+    unnamed = [f"{part} ({word})" for part, (word, name) in parts.items() if name is None]
+    if unnamed:
+        warnings.warn(
+            f"{', '.join(unnamed)} cannot be told from another in a later process: should this run be killed, it "
+            "cannot be resumed, and what goes on from its checkpoint is a fork, which is charged again",
+            PrivacyWarning,
+            stacklevel=level,
+        )
+
+
+def warn_about(plan: Plan, units: int, level: int) -> None:
+    """Say aloud what weakens the guarantee."""
+    if min(plan.noise) == 0:
+        warnings.warn(
+            "noise_multiplier is 0: ε=inf, this run has NO privacy guarantee at all", PrivacyWarning, stacklevel=level
+        )
+    if plan.delta >= 1 / plan.sampler.size:
+        warnings.warn(
+            f"δ={plan.delta:g} is not below 1 / number of {plan.unit}s: releasing one {plan.unit} at random in full "
+            "would be allowed by it. Choose δ well below",
+            PrivacyWarning,
+            stacklevel=level,
+        )
+    if plan.sampler.name in ("shuffle", "chunks"):
+        warnings.warn(
+            f"sampler={plan.sampler.name!r} is priced with no amplification: whoever knows where a record lies in a "
+            "pass gains from it, and no theorem in use here bounds how much less the others learn. "
+            "sampler='poisson' gives a far smaller ε for the same noise",
+            PrivacyWarning,
+            stacklevel=level,
+        )
