@@ -34,8 +34,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from experiments.functional import Split, encoded
 from tacit import datasets
-from tacit.experiments.functional import Split, encoded
 from tacit.linear_model import (
     FunctionalLinearRegression,
     FunctionalLogisticRegression,

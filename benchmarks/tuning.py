@@ -10,9 +10,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from experiments import tuning
+from experiments.table import Table
 from tacit.datasets import MissingDataError
-from tacit.experiments import tuning
-from tacit.experiments.table import Table
 
 
 def main(argv: list[str]) -> int:

@@ -19,7 +19,6 @@ _ROOMS = (
     "accounting",
     "audit",
     "datasets",
-    "experiments",
     "integrations",
     "ledger",
     "linear_model",

@@ -6,9 +6,9 @@ import os
 import pytest
 from typer.testing import CliRunner
 
+from experiments import load, names
+from experiments.table import Table, mean_sd
 from tacit.cli import build
-from tacit.experiments import load, names
-from tacit.experiments.table import Table, mean_sd
 
 #: Experiments whose small version needs files of TACIT_DATA and minutes.
 NEEDS_DATA = {"prompts"}

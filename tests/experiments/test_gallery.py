@@ -1,13 +1,16 @@
 """What the gallery shows is what was measured: the headline is drawn from kept rows, and choices come before tests."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from experiments import GROUPS, about, headline, load, members, names, records_tables
 from tacit import accounting as acc
 from tacit.cli import build
-from tacit.experiments import GROUPS, about, headline, load, members, names, records_tables
+from tacit.cli import reproduce as command
 
 
 def _write(folder, name, rows):
@@ -47,6 +50,47 @@ def test_the_headline_is_drawn_anew_when_rows_change(tmp_path):
         headline.run(table)
         ours.append([r["seeds"] for r in table.rows if r["who"] == "tacit" and r["data"] == "mnist"])
     assert ours == [[1], [2]]
+
+
+def test_the_headline_shows_our_kept_rows_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(build(), ["reproduce", "headline"])
+    assert done.exit_code == 0, done.output
+    rows = [line.split("|")[3].strip() for line in done.output.splitlines() if line.startswith("| MNIST")]
+    assert any(rows)
+
+
+def _installed_elsewhere(folder, monkeypatch):
+    """The command as it would be in site-packages: no source tree above it."""
+    installed = folder / "lib" / "python3" / "site-packages" / "tacit" / "cli" / "reproduce.py"
+    monkeypatch.setattr(command, "__file__", str(installed))
+    monkeypatch.chdir(folder)
+
+
+def test_without_a_source_tree_the_command_says_where_the_experiments_are(tmp_path, monkeypatch):
+    _installed_elsewhere(tmp_path, monkeypatch)
+    for arguments in (["reproduce"], ["reproduce", "headline"]):
+        done = CliRunner().invoke(build(), arguments)
+        assert done.exit_code == 1
+        assert "source tree" in done.output
+        assert "clone" in done.output
+    assert not (tmp_path / "results").exists()
+    shown = CliRunner().invoke(build(), ["reproduce", "--help"], env={"COLUMNS": "300"})
+    assert shown.exit_code == 0
+    assert "clone the project" in " ".join(shown.output.split())
+
+
+def test_an_installed_command_finds_the_clone_that_it_is_called_in(tmp_path, monkeypatch):
+    _installed_elsewhere(tmp_path, monkeypatch)
+    (tmp_path / "src" / "tacit").mkdir(parents=True)
+    (tmp_path / "src" / "tacit" / "__init__.py").touch()
+    assert not (tmp_path / "experiments").exists()
+    with pytest.raises(FileNotFoundError):
+        command.source_tree()
+    shutil.copytree(Path(headline.__file__).parent, tmp_path / "experiments", ignore=shutil.ignore_patterns("*.jsonl"))
+    (tmp_path / "docs").mkdir()
+    monkeypatch.chdir(tmp_path / "docs")
+    assert command.source_tree() == tmp_path
 
 
 def test_no_test_row_is_measured_before_every_choice_on_its_table_is_logged(tmp_path, monkeypatch):

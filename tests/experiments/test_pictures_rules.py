@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from tacit.experiments import abadi, fashion, pate_mnist, pate_recipe
-from tacit.experiments.pate_mnist import Recipe
-from tacit.experiments.table import Table
+from experiments import abadi, fashion, pate_mnist, pate_recipe
+from experiments.pate_mnist import Recipe
+from experiments.table import Table
 from tacit.pate import VoteCounts
 
 

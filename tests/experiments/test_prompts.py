@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tacit.experiments import prompts, prompts_page
-from tacit.experiments.table import Table
+from experiments import prompts, prompts_page
+from experiments.table import Table
 
 pytest.importorskip("peft")
 TUNED = {"weights": 10, "steps": 60, "batch_size": 512, "learning_rate": 0.005, "low": 0.8, "high": 0.9}

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 
+from experiments import priors, processes, records
+from experiments.heads import Features, Recipe, Runner, private_mean
+from experiments.pictures import DELTA, Split, _made_up
+from experiments.table import Table
 from tacit import accounting as acc
-from tacit.experiments import priors, processes, records
-from tacit.experiments.heads import Features, Recipe, Runner, private_mean
-from tacit.experiments.pictures import DELTA, Split, _made_up
-from tacit.experiments.table import Table
 from tacit.noise.keys import Key
 
 

@@ -6,11 +6,11 @@ import signal
 import pytest
 import torch
 
+from experiments import priors, records, tuned
+from experiments.heads import Features, Recipe, Runner
+from experiments.pictures import DELTA, Split
+from experiments.table import Table
 from tacit import accounting as acc
-from tacit.experiments import priors, records, tuned
-from tacit.experiments.heads import Features, Recipe, Runner
-from tacit.experiments.pictures import DELTA, Split
-from tacit.experiments.table import Table
 from tacit.sgd import clipped_grad
 
 

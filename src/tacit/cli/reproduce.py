@@ -1,12 +1,24 @@
-"""``tacit reproduce``: run a known result again and put it next to the published figures."""
+"""``tacit reproduce``: run a known result again and put it next to the published figures.
+
+The experiments and their kept rows are a folder of the source tree, not of the installed package. :func:`source_tree`
+finds it: tacit runs from a clone (an editable install, say), or the current folder is in one.
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+
+ELSEWHERE = (
+    "the experiments and their rows are in tacit's source tree, not in the installed package, and no source tree was "
+    "found: clone the project, change into the clone and run tacit reproduce there"
+)
 
 
 class Listing(TyperCommand):
@@ -16,7 +28,11 @@ class Listing(TyperCommand):
         """The help of the command, then the results."""
         from rich.markup import escape
 
-        self.epilog = "[bold]Results[/bold]\n\n" + "\n\n".join(escape(line) for line in listing())
+        try:
+            lines = listing()
+        except FileNotFoundError as error:
+            lines = [str(error)]
+        self.epilog = "[bold]Results[/bold]\n\n" + "\n\n".join(escape(line) for line in lines)
         super().format_help(ctx, formatter)
 
 
@@ -25,11 +41,27 @@ def register(app: typer.Typer) -> None:
     app.command("reproduce", cls=Listing)(reproduce)
 
 
+def source_tree() -> Path:
+    """The clone that tacit runs from, else the one that the current folder is in."""
+    here = Path.cwd()
+    for folder in (Path(__file__).parents[3], here, *here.parents):
+        if (folder / "src" / "tacit" / "__init__.py").is_file() and (folder / "experiments" / "__init__.py").is_file():
+            return folder
+    raise FileNotFoundError(ELSEWHERE)
+
+
+def experiments() -> ModuleType:
+    """The package ``experiments`` of the source tree."""
+    folder = str(source_tree())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module("experiments")
+
+
 def listing() -> list[str]:
     """One line for each result."""
-    from tacit.experiments import GROUPS, about, names
-
-    return [f"{name:16} {about(name)}" for name in sorted([*names(), *GROUPS])]
+    known = experiments()
+    return [f"{name:16} {known.about(name)}" for name in sorted([*known.names(), *known.GROUPS])]
 
 
 def reproduce(
@@ -42,7 +74,8 @@ def reproduce(
 ) -> None:
     """Run a known result again, with real data, honest accounting and several seeds.
 
-    Rows are kept as they are measured: the same command goes on where an earlier one was stopped.
+    Rows are kept as they are measured: the same command goes on where an earlier one was stopped. The results come with
+    the source tree: run this in a clone.
 
     Examples:
 
@@ -56,15 +89,15 @@ def reproduce(
     """
     from tacit.cli.common import fail
     from tacit.datasets import DatasetError
-    from tacit.experiments import members
-    from tacit.experiments.__main__ import reproduce as run
 
-    if name is None:
-        for line in listing():
-            typer.echo(line)
-        return
     try:
-        for member in members(name):
-            run(member, out, seeds, small, data_dir, device)
+        if name is None:
+            for line in listing():
+                typer.echo(line)
+            return
+        members = experiments().members(name)
+        run = importlib.import_module("experiments.__main__").reproduce
+        for member in members:
+            run(member, out, seeds, small=small, data=data_dir, device=device)
     except (ValueError, FileNotFoundError, DatasetError) as error:
         fail(str(error))

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from tacit.experiments.table import Row, markdown
+from experiments.table import Row, markdown
 
 #: name in the rows -> name in tables and pictures
 METHODS = {"soft": "soft prompt", "prefix": "prefix", "lora": "LoRA", "lora2": "LoRA, longer"}

@@ -2,9 +2,10 @@
 
 An experiment is a module of this folder with ``ABOUT`` (one line), ``SEEDS`` (how many by default), ``run(table)``,
 which measures rows one by one, ``summary(rows)``, which puts them in a table, and where a picture says more,
-``plot(rows, folder)``. ``tacit reproduce NAME`` and ``python -m tacit.experiments NAME`` run one; the second needs only
-torch, numpy and scipy, so that it also runs on a bare machine with a GPU. Rows are kept as they are measured: a run
-that was cut short goes on where it stopped.
+``plot(rows, folder)``. In a clone, ``tacit reproduce NAME`` and ``python -m experiments NAME`` run one; the second
+needs only torch, numpy and scipy (and ``PYTHONPATH=src`` where tacit is not installed), so that it also runs on a bare
+machine with a GPU. Rows are kept as they are measured: a run that was cut short goes on where it stopped. The rows
+behind the documentation are in ``rows/``. None of this is part of the installed package.
 """
 
 from __future__ import annotations
@@ -76,4 +77,4 @@ def load(name: str) -> ModuleType:
     """The module of one experiment, with an error that lists them all."""
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no experiment {name!r}; there are {', '.join(names())}")
-    return importlib.import_module(f"tacit.experiments.{EXPERIMENTS[name]}")
+    return importlib.import_module(f"experiments.{EXPERIMENTS[name]}")

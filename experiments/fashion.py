@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tacit.experiments import pictures
-from tacit.experiments.pictures import Recipe
-from tacit.experiments.table import Row, Table, markdown, mean_sd
+from experiments import pictures
+from experiments.pictures import Recipe
+from experiments.table import Row, Table, markdown, mean_sd
 
 ABOUT = "Fashion-MNIST, ten epochs: rate x noise, clip norm, optimizers, and accuracy against ε at clip norm 5"
 SEEDS = 3

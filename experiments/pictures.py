@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.experiments.scattering import scatter
-from tacit.experiments.table import Table
+from experiments.scattering import scatter
+from experiments.table import Table
 
 DELTA = 1e-5
 #: Rows at the end of the training split on which settings are chosen; a final run trains on them too.

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from experiments.table import Row, Table, markdown, mean_sd
 from tacit import accounting as acc
-from tacit.experiments.table import Row, Table, markdown, mean_sd
 
 ABOUT = "best accuracy on Adult and ACS at ε = .1, 1: whitened descent, logit and network by DP-SGD, not private"
 SEEDS = 5

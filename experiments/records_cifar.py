@@ -1,14 +1,14 @@
 """What is the best accuracy at each ε on CIFAR-10 in minutes of training, without public data?
 
-Rows and rules are those of :mod:`tacit.experiments.records`.
+Rows and rules are those of :mod:`experiments.records`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tacit.experiments import records
-from tacit.experiments.table import Row, Table
+from experiments import records
+from experiments.table import Row, Table
 
 ABOUT = "accuracy of plain DP-SGD on CIFAR-10 at ε = 1, 3, 8 with features from random processes"
 SEEDS = records.SEEDS_CIFAR

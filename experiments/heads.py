@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from experiments import priors
+from experiments.pictures import DELTA, HELD_OUT, Split
+from experiments.scattering import Scattering
+from experiments.tuned import Tuning
 from tacit import accounting as acc
-from tacit.experiments import priors
-from tacit.experiments.pictures import DELTA, HELD_OUT, Split
-from tacit.experiments.scattering import Scattering
-from tacit.experiments.tuned import Tuning
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_, tail_delta
 
@@ -38,7 +38,7 @@ class Recipe:
 
     ``blocks`` are of "scatter", "prior" (last maps of the encoder) and "middle" (the maps before). ``network`` is
     "head" (linear), "maps" (two convolutions of ``width`` maps) or "tuned" (those on a stage of the prior that is
-    trained too, :mod:`~tacit.experiments.tuned`). ``centre`` is the noise multiplier with which the mean of a head's
+    trained too, :mod:`~experiments.tuned`). ``centre`` is the noise multiplier with which the mean of a head's
     features is released, or None. Of a tuned network, ``share`` is the part of the squared clip norm that the stage of
     the prior has, and ``slower`` its learning rate next to that of the new layers.
     """

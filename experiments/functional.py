@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tacit.experiments.table import Row, Table, markdown, mean_sd
+from experiments.table import Row, Table, markdown, mean_sd
 
 ABOUT = "functional mechanism on the censuses acs2018 and brazil2010: loss against ε and against the split of ε"
 SEEDS = 5

@@ -1,6 +1,6 @@
 """What can a network learn from pictures that nobody took? Features for private training, at no cost in privacy.
 
-An :class:`Encoder` is trained to recognise a picture of a random process (:mod:`tacit.experiments.processes`) among
+An :class:`Encoder` is trained to recognise a picture of a random process (:mod:`experiments.processes`) among
 others by another view of it (contrastive learning; for private training with such priors see Tang et al. 2023,
 "Differentially private image classification by learning priors from random processes"). No picture of the world, public
 or private, is used. What it computes of a private picture is a function of that picture alone.
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tacit.experiments import processes
+from experiments import processes
 
 
 def _unit(before: int, after: int) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""``python -m tacit.experiments NAME``: the command for machines that have only torch, numpy and scipy."""
+"""``python -m experiments NAME``: the command for machines that have only torch, numpy and scipy."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import argparse
 import importlib.util
 from pathlib import Path
 
-from tacit.experiments import GROUPS, load, members, names
-from tacit.experiments.table import Table
+from experiments import GROUPS, load, members, names
+from experiments.table import Table
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one experiment; draw its plot where matplotlib is installed."""
-    parser = argparse.ArgumentParser(prog="python -m tacit.experiments", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
     parser.add_argument("name", choices=[*names(), *GROUPS])
     parser.add_argument("--small", action="store_true", help="seconds: shows that it runs, not what it gives")
     parser.add_argument("--seeds", type=int, help="how many repetitions (default: what the experiment asks for)")
@@ -21,10 +21,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     chosen = parser.parse_args(arguments)
     for name in members(chosen.name):
-        reproduce(name, chosen.out, chosen.seeds, chosen.small, chosen.data_dir, chosen.device)
+        reproduce(name, chosen.out, chosen.seeds, small=chosen.small, data=chosen.data_dir, device=chosen.device)
 
 
-def reproduce(name: str, out: Path, seeds: int | None, small: bool, data: Path | None, device: str) -> Table:
+def reproduce(
+    name: str, out: Path, seeds: int | None, *, small: bool = False, data: Path | None = None, device: str = "cpu"
+) -> Table:
     """Measure the rows of an experiment that are missing, then write its table and plot."""
     experiment = load(name)
     table = Table(name, out, seeds or (1 if small else experiment.SEEDS), small, data, device)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.experiments.pate_mnist import PARTITION, SeededSource, kept_votes, prices, summary
-from tacit.experiments.table import Table
+from experiments.pate_mnist import PARTITION, SeededSource, kept_votes, prices, summary
+from experiments.table import Table
 from tacit.noise import Key
 from tacit.pate import ConfidentGNMax, Teachers, VoteCounts
 

@@ -1,6 +1,6 @@
 """How far does a prior go when its upper part is trained privately too, and not only a model on its features?
 
-The lower part of an encoder that has learned from random processes (:mod:`~tacit.experiments.priors`) stays fixed: its
+The lower part of an encoder that has learned from random processes (:mod:`~experiments.priors`) stays fixed: its
 maps of several random views of every picture are computed once and kept on the device. The stage above it, with its
 normalisation folded into the convolutions so that every picture is alone, starts as the prior left it; two
 convolutions on top start anew (for both see Tang et al. 2023, "Differentially private image classification by learning
@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from experiments import priors
+from experiments.pictures import DELTA, Split
 from tacit import accounting as acc
-from tacit.experiments import priors
-from tacit.experiments.pictures import DELTA, Split
 
 if TYPE_CHECKING:
-    from tacit.experiments.heads import Recipe
+    from experiments.heads import Recipe
 
 #: Random views of a picture that are kept, of which each step takes some.
 KEPT = 8
@@ -107,7 +107,7 @@ class Body(nn.Module):  # type: ignore[misc]
 class Tuned(nn.Module):  # type: ignore[misc]
     """Scores of pictures from maps of the fixed part: the tuned stage, two new convolutions, a linear layer.
 
-    ``views`` rows in turn belong to one example. The new layers are those of :class:`~tacit.experiments.heads.Maps`.
+    ``views`` rows in turn belong to one example. The new layers are those of :class:`~experiments.heads.Maps`.
     """
 
     def __init__(self, encoder: priors.Encoder, side: int, width: int = 64, views: int = 1) -> None:

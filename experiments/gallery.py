@@ -1,7 +1,7 @@
-"""How are the headline picture and its table renewed? ``python -m benchmarks._gallery [FOLDER ...]``, in a clone.
+"""How are the headline picture and its table renewed? ``python -m experiments.gallery [FOLDER ...]``
 
 Rows of the experiments behind them are looked for below each folder (``**/NAME/rows.jsonl``) and added to those kept in
-``benchmarks/results/NAME.jsonl``; a row that is already there, with the same key, is not taken twice, and a row of a
+``rows/NAME.jsonl``; a row that is already there, with the same key, is not taken twice, and a row of a
 run that failed (no memory, say) is not taken. Then
 ``docs/results/headline.png`` and ``headline.txt``, which docs/results.md includes, are made from what is kept.
 """
@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tacit.experiments import headline
-from tacit.experiments.__main__ import reproduce
+from experiments import headline
+from experiments.__main__ import reproduce
 
 ROOT = Path(__file__).parents[1]
 KEY = ("part", "data", "epsilon", "method", "candidate", "columns", "trial", "seed")
@@ -47,7 +47,7 @@ def _rows(file: Path) -> list[dict[str, Any]]:
 def main(argv: list[str]) -> int:
     """Collect rows, then draw."""
     for name in headline.SOURCES:
-        target = ROOT / headline.KEPT / f"{name}.jsonl"
+        target = headline.KEPT / f"{name}.jsonl"
         before = _rows(target)
         rows = before
         for folder in argv:
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
             lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             target.write_text(lines, encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
-        table = reproduce("headline", Path(folder), 1, False, None, "cpu")
+        table = reproduce("headline", Path(folder), 1)
         shutil.copy(table.folder / "headline.png", ROOT / "docs" / "results" / "headline.png")
         shutil.copy(table.folder / "table.md", ROOT / "docs" / "results" / "headline.txt")
     return 0

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.table import Row, Table, markdown
 from tacit import accounting as acc
-from tacit.experiments.table import Row, Table, markdown
 
 ABOUT = "ε against steps by basic and advanced composition, moments accountant, Rényi DP and certified intervals"
 SEEDS = 1

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from experiments.table import Row, Table, mean_sd
 from tacit import accounting as acc
-from tacit.experiments.table import Row, Table, mean_sd
 from tacit.sgd import Training
 
 ABOUT = "five ways of tuning at one total ε = 3: defaults, public data, private selection, exponential, cheating"

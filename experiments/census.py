@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tacit.experiments.table import Row, Table, markdown, mean_sd
+from experiments.table import Row, Table, markdown, mean_sd
 
 ABOUT = "employment on census microdata (PUMS, Fulton County): accuracy and unemployment rate against ε"
 SEEDS = 5

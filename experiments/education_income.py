@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tacit.experiments.table import Row, Table, markdown, mean_sd
+from experiments.table import Row, Table, markdown, mean_sd
 
 ABOUT = "schooling and income (PUMS, Fulton County) by three private methods, with an attack on the exact fit"
 SEEDS = 20

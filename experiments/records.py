@@ -1,8 +1,8 @@
 """What is the best accuracy at each ε on small pictures, without public data? Plain DP-SGD, tight accounting.
 
-For each data set an encoder learns from random processes (:mod:`~tacit.experiments.priors`; no one's data), then small
-models are trained privately on its features and on scattering maps (:mod:`~tacit.experiments.heads`), for CIFAR-10
-together with a stage of the encoder itself (:mod:`~tacit.experiments.tuned`). Settings are
+For each data set an encoder learns from random processes (:mod:`~experiments.priors`; no one's data), then small
+models are trained privately on its features and on scattering maps (:mod:`~experiments.heads`), for CIFAR-10
+together with a stage of the encoder itself (:mod:`~experiments.tuned`). Settings are
 found in rounds by a fixed rule on the last 10,000 training pictures: the rows with ``part`` "trial" are what was tried,
 those with "choice" what was chosen, written before its test rows, which train on all pictures. Test rows decide
 nothing: the figure of an ε is that of its choice with the best trial. The figures do not pay for the choice:
@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from experiments import heads, pictures, priors
+from experiments.heads import Recipe
+from experiments.table import Row, Table, markdown, mean_sd
 from tacit import accounting as acc
-from tacit.experiments import heads, pictures, priors
-from tacit.experiments.heads import Recipe
-from tacit.experiments.table import Row, Table, markdown, mean_sd
 
 ABOUT = "best accuracy of plain DP-SGD on MNIST and Fashion-MNIST at ε = .5, 1, 2, 3, 8"
 SEEDS = 5

@@ -1,8 +1,8 @@
 """How does our accuracy at a given ε compare with what is published? One picture, from rows that were measured before.
 
 Nothing is trained here. The rows of ``records``, ``records-tables`` and the like are read from the folder of results
-(``--out``) and, in the repository, from ``benchmarks/results``, where the rows behind the documentation are kept. To
-renew the picture: put new ``NAME.jsonl`` there and run ``tacit reproduce headline`` again.
+(``--out``), else from ``rows`` beside this file, where the rows behind the documentation are kept. To renew the
+picture: put new ``NAME.jsonl`` there and run ``tacit reproduce headline`` again.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tacit.experiments import records
-from tacit.experiments.table import Row, Table, markdown, mean_sd
+from experiments import records
+from experiments.table import Row, Table, markdown, mean_sd
 
 ABOUT = "accuracy against ε, ours and published, on pictures and Adult: drawn from kept rows, trains nothing"
 SEEDS = 1
 TITLES = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "adult": "Adult"}
 #: Experiments that measured on a test split, with settings fixed before.
 SOURCES = ("records", "records-cifar10", "records-tables")
-KEPT = Path("benchmarks", "results")
+KEPT = Path(__file__).parent / "rows"
 
 #: Published, as (ε, per cent); pictures are those of ``records``. All at δ = 1e-5 but diffprivlib, which claims δ = 0.
 PUBLISHED: dict[str, dict[str, list[tuple[float, float]]]] = {
@@ -49,7 +49,7 @@ def run(table: Table) -> None:
 
 
 def kept(out: Path) -> dict[str, list[Row]]:
-    """The rows of each experiment: those in ``out``, else those in the repository."""
+    """The rows of each experiment: those in ``out``, else the kept ones."""
     found: dict[str, list[Row]] = {}
     for name in SOURCES:
         for file in (out / name / "rows.jsonl", KEPT / f"{name}.jsonl"):

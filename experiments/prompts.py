@@ -1,7 +1,7 @@
 """What does privacy cost when a language model is adapted to private text? SmolLM2-135M on SST-2, TREC and AG News.
 
 PromptDPSGD (soft prompt, prefix, LoRA), PromptPATE, and the baselines without a guarantee, after Duan et al. (2023).
-``python -m tacit.experiments.prompts --parts lora,pate --device cuda`` measures some of the rows; every row is kept as
+``python -m experiments.prompts --parts lora,pate --device cuda`` measures some of the rows; every row is kept as
 soon as it is known. Needs torch, numpy, scipy, transformers and peft; the model is a folder (``--model``) or smollm2.
 """
 
@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tacit.experiments.prompts_page import plot, summary
-from tacit.experiments.table import Row, Table
+from experiments.prompts_page import plot, summary
+from experiments.table import Row, Table
 
 __all__ = ["plot", "run", "summary"]
 
@@ -535,7 +535,7 @@ def run(table: Table) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure the rows of some parts."""
-    parser = argparse.ArgumentParser(prog="python -m tacit.experiments.prompts", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.prompts", description=__doc__)
     parser.add_argument(
         "--parts",
         default=",".join(PARTS),

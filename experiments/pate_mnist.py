@@ -3,7 +3,7 @@
 Papernot et al. (2018, table 1) report 98.5% at ε = 1.97, δ = 1e-5 (286 of 640 queries answered; threshold 200, noise
 150 and 40; without privacy 99.2%). Here as there: the 60,000 training images are private, the first 9,000 test images
 are public and unlabelled, the student is tested on the last 1,000. How the student is taught was chosen on training
-images (:mod:`tacit.experiments.pate_recipe`); the labels of the test split are read when a student has been trained,
+images (:mod:`experiments.pate_recipe`); the labels of the test split are read when a student has been trained,
 to test it, and nowhere else.
 """
 
@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tacit.experiments.table import Row, Table, markdown, mean_sd
+from experiments.table import Row, Table, markdown, mean_sd
 from tacit.noise import Key
 from tacit.pate import Answers, ConfidentGNMax, Teachers, VoteCounts, augment
 from tacit.pate.learner import probabilities

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from experiments import pictures
+from experiments.pictures import Recipe
+from experiments.table import Row, Table, markdown, mean_sd
 from tacit import accounting as acc
-from tacit.experiments import pictures
-from tacit.experiments.pictures import Recipe
-from tacit.experiments.table import Row, Table, markdown, mean_sd
 
 ABOUT = "Abadi et al. 2016 on MNIST: accuracy against epoch at three noise levels, ε as published and as certified"
 SEEDS = 3

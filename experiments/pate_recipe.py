@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tacit.experiments import pate_mnist
-from tacit.experiments.pate_mnist import Recipe
-from tacit.experiments.scattering import scatter
-from tacit.experiments.table import Row, Table, markdown, mean_sd
+from experiments import pate_mnist
+from experiments.pate_mnist import Recipe
+from experiments.scattering import scatter
+from experiments.table import Row, Table, markdown, mean_sd
 from tacit.pate import VoteCounts
 from tacit.pate.learner import Options, committee, probabilities
 

@@ -18,7 +18,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, log_expit
 from torch import nn
 
-from tacit.experiments.table import Row, Table, markdown, mean_sd
+from experiments.table import Row, Table, markdown, mean_sd
 
 ABOUT = "being married by schooling (PUMS, Fulton County): private logits with intervals, DP-SGD on the likelihood"
 SEEDS = 20
