@@ -171,7 +171,7 @@ def _block(x: Tensor, kind: str, network: str) -> Tensor:
 # -- models ----------------------------------------------------------------------------------------------------------
 
 
-class Head(nn.Module):  # type: ignore[misc]
+class Head(nn.Module):
     """A linear model of centred features ``(B, views, D)``."""
 
     centre: Tensor
@@ -188,7 +188,7 @@ class Head(nn.Module):  # type: ignore[misc]
         return out
 
 
-class Maps(nn.Module):  # type: ignore[misc]
+class Maps(nn.Module):
     """Two convolutions over normalised maps ``(B, views, C, H, W)``, each followed by normalisation."""
 
     def __init__(self, depth: int, side: int, width: int = 64) -> None:

@@ -266,7 +266,7 @@ def labels(folder: Path, which: str) -> NDArray[np.int64]:
     return np.frombuffer(content, np.uint8, offset=8).astype(np.int64)
 
 
-class Unfolded(nn.Module):  # type: ignore[misc]
+class Unfolded(nn.Module):
     """A 3 x 3 convolution as a product of matrices: stacked, hundreds of them are one batched product."""
 
     def __init__(self, channels: int, filters: int) -> None:

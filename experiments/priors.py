@@ -26,7 +26,7 @@ def _unit(before: int, after: int) -> list[nn.Module]:
     return [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
 
 
-class _Residual(nn.Module):  # type: ignore[misc]
+class _Residual(nn.Module):
     """Two convolutions beside a short cut."""
 
     def __init__(self, width: int) -> None:
@@ -37,7 +37,7 @@ class _Residual(nn.Module):  # type: ignore[misc]
         return x + self.inner(x)
 
 
-class Encoder(nn.Module):  # type: ignore[misc]
+class Encoder(nn.Module):
     """Maps of pictures: three halvings of the size, each with a residual block.
 
     Its batch normalisation has learned its statistics on random processes and is frozen afterwards, so that pictures

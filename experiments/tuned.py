@@ -44,7 +44,7 @@ COMPILED = False
 # -- the model -------------------------------------------------------------------------------------------------------
 
 
-class SideBySide(nn.Conv2d):  # type: ignore[misc]
+class SideBySide(nn.Conv2d):
     """A 3x3 convolution of ``views`` pictures an example as one of a strip of them, with zeros between.
 
     Its outputs are those of the same convolution on each picture: what the strip has between them is left out. The
@@ -83,7 +83,7 @@ def fold(conv: nn.Conv2d, norm: nn.BatchNorm2d, views: int = 1) -> SideBySide:
     return found
 
 
-class Body(nn.Module):  # type: ignore[misc]
+class Body(nn.Module):
     """The second stage of an encoder, which starts as the prior left it.
 
     >>> encoder = priors.Encoder(3, width=4).eval()
@@ -104,7 +104,7 @@ class Body(nn.Module):  # type: ignore[misc]
         return h + F.relu(self.third(F.relu(self.second(h))))
 
 
-class Tuned(nn.Module):  # type: ignore[misc]
+class Tuned(nn.Module):
     """Scores of pictures from maps of the fixed part: the tuned stage, two new convolutions, a linear layer.
 
     ``views`` rows in turn belong to one example. The new layers are those of :class:`~experiments.heads.Maps`.

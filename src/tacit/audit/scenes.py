@@ -57,7 +57,7 @@ def network(seed: int, **settings: Any) -> Pipeline:
     return Pipeline(_drawn(model, seed), CRITERION, _table(seed), **(usual | settings))
 
 
-class Tied(nn.Module):  # type: ignore[misc]
+class Tied(nn.Module):
     """A language model of bags of words whose head is its embedding."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Tied(nn.Module):  # type: ignore[misc]
         return found
 
 
-class Prompted(nn.Module):  # type: ignore[misc]
+class Prompted(nn.Module):
     """A soft prompt, one for the whole batch, before frozen word vectors; a trained head."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ class ModelError(ValueError):
     """A model that is not known, does not fit the data, or could not be made."""
 
 
-class AsImage(nn.Module):  # type: ignore[misc]
+class AsImage(nn.Module):
     """Rows of pixels back to pictures, channels first."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:

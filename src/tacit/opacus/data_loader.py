@@ -68,7 +68,7 @@ class EmptyCollate:
         )
 
 
-class DPDataLoader(DataLoader):  # type: ignore[misc]
+class DPDataLoader(DataLoader):
     """A data loader whose batches are drawn privately; ``sample_rate`` is the probability of each record.
 
     >>> data = torch.utils.data.TensorDataset(torch.randn(100, 3), torch.zeros(100))

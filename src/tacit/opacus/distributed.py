@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 
-class DifferentiallyPrivateDistributedDataParallel(nn.Module):  # type: ignore[misc]
+class DifferentiallyPrivateDistributedDataParallel(nn.Module):
     """Opacus' wrapper; cannot be built."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

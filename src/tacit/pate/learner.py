@@ -209,7 +209,7 @@ def learn(learners: Sequence[Learner], seed: int) -> list[nn.Module]:
         return [learner.finish() for learner in learners]
 
 
-class Committee(nn.Module):  # type: ignore[misc]
+class Committee(nn.Module):
     """Several students as one: its outputs are logarithms of the mean of their probabilities."""
 
     def __init__(self, members: Sequence[nn.Module]) -> None:

@@ -120,7 +120,7 @@ def _layers(cache: Any) -> list[tuple[Tensor, Tensor]]:
     return [(pair[0], pair[1]) for pair in cache]
 
 
-class Trained(nn.Module):  # type: ignore[misc]
+class Trained(nn.Module):
     """An adapted model whose state is what is trained: a checkpoint holds the adapter, not the language model."""
 
     def __init__(self, adapted: nn.Module) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 
-class AbstractGradSampleModule(nn.Module):  # type: ignore[misc]
+class AbstractGradSampleModule(nn.Module):
     """Stands for Opacus' wrapper; cannot be built."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tacit.opacus.layers.saved import as_torch
 
 
-class SequenceBias(nn.Module):  # type: ignore[misc]
+class SequenceBias(nn.Module):
     """Adds one learned element to the end of every sequence.
 
     >>> SequenceBias(16)(torch.randn(20, 4, 16)).shape
@@ -29,7 +29,7 @@ class SequenceBias(nn.Module):  # type: ignore[misc]
         return torch.cat([x, self.bias.expand(shape)], dim=along)
 
 
-class DPMultiheadAttention(nn.MultiheadAttention):  # type: ignore[misc]
+class DPMultiheadAttention(nn.MultiheadAttention):
     """``torch.nn.MultiheadAttention``, which also reads the weights that Opacus' layer of this name saved.
 
     >>> x = torch.randn(5, 2, 8)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from tacit.opacus.layers.saved import as_torch
 
 
-class RNNLinear(nn.Linear):  # type: ignore[misc]
+class RNNLinear(nn.Linear):
     """``torch.nn.Linear``: several uses of a weight are clipped as one."""
 
 
-class DPRNNCellBase(nn.Module):  # type: ignore[misc]
+class DPRNNCellBase(nn.Module):
     """One step of a recurrent layer: what comes in goes through ``ih``, what is remembered through ``hh``."""
 
     has_cell_state: ClassVar[bool] = False
@@ -96,7 +96,7 @@ class DPLSTMCell(DPRNNCellBase):
         return torch.sigmoid(leave) * torch.tanh(cell), cell
 
 
-class DPRNNBase(nn.RNNBase):  # type: ignore[misc]
+class DPRNNBase(nn.RNNBase):
     """What the three layers share; there is no layer made of cells of one's own."""
 
     has_cell_state: ClassVar[bool] = False

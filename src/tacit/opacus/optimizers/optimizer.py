@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from tacit.sgd.hooked.loop import Loop
 
 
-class DPOptimizer(Optimizer):  # type: ignore[misc]
+class DPOptimizer(Optimizer):
     """The user's optimizer, private: ``step`` releases a noisy gradient and lets the original use it.
 
     ``noise_multiplier`` and ``max_grad_norm`` may be set between steps; each step is charged with the noise it had.

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 
-class DPLossFastGradientClipping(nn.Module):  # type: ignore[misc]
+class DPLossFastGradientClipping(nn.Module):
     """The user's criterion, averaged within each example and then over examples.
 
     So the loss of one example does not depend on how many tokens the others have. What it returns is an ordinary tensor

@@ -79,7 +79,7 @@ def remarked(value: Tensor, remark: Tensor) -> Tensor:
 _here = threading.local()
 
 
-@torch.library.custom_op("tacit::tell", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op("tacit::tell", mutates_args=())
 def tell(value: Tensor, factors: Tensor) -> Tensor:
     """Send a value to whoever awaits it. What is to follow takes its factors from here: a compiler may put operations
     in another order, and would otherwise send the value at the very end."""
@@ -89,18 +89,18 @@ def tell(value: Tensor, factors: Tensor) -> Tensor:
     return factors.clone()
 
 
-@tell.register_fake  # type: ignore[untyped-decorator]
+@tell.register_fake
 def _(value: Tensor, factors: Tensor) -> Tensor:
     return torch.empty_like(factors)
 
 
-@torch.library.custom_op("tacit::apart", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op("tacit::apart", mutates_args=())
 def apart(value: Tensor) -> Tensor:
     """The value, made where it stands. A compiler joins a small value to whatever reads it last: losses, to the answer
     at the end, and keeps the logits that they are made of for as long."""
     return value.clone()
 
 
-@apart.register_fake  # type: ignore[untyped-decorator]
+@apart.register_fake
 def _(value: Tensor) -> Tensor:
     return torch.empty_like(value)

@@ -172,14 +172,14 @@ def _from_convolution(node: Any) -> bool:
     return bool(given.target in (aten.convolution.default, aten.convolution_backward.default))
 
 
-@torch.library.custom_op("tacit::full_product", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op("tacit::full_product", mutates_args=())
 def full_product(left: Tensor, right: Tensor) -> Tensor:
     """A product of matrices, or of batches of them, in full float32, whatever torch is set to."""
     with products.full_precision():
         return torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)
 
 
-@full_product.register_fake  # type: ignore[untyped-decorator]
+@full_product.register_fake
 def _(left: Tensor, right: Tensor) -> Tensor:
     return left.new_empty((*left.shape[:-1], right.shape[-1]))
 

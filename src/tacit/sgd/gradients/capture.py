@@ -49,7 +49,7 @@ from tacit.sgd.gradients.uses import HERE, Derived, Use, arguments_of, substitut
 from tacit.sgd.sharding.shards import held, is_spread, local
 
 
-class Capture(TorchFunctionMode):  # type: ignore[misc]
+class Capture(TorchFunctionMode):
     """Record every use of ``params`` (name to tensor) while the model runs on the tensors of ``batch``.
 
     ``covers`` says whether a rule knows an operation whole (otherwise composite functions are opened), and

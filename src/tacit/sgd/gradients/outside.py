@@ -27,7 +27,7 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
     return list(found.values())
 
 
-class Scalars(TorchDispatchMode):  # type: ignore[misc]
+class Scalars(TorchDispatchMode):
     """Sees that values are read by code that no function mode sees: what scripted functions do is dispatched, too."""
 
     def __init__(self) -> None:

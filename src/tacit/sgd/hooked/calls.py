@@ -265,7 +265,7 @@ class Call:
         return found if any_moved else None
 
 
-class Border(torch.autograd.Function):  # type: ignore[misc]
+class Border(torch.autograd.Function):
     """Outputs without what is behind them; the backward pass goes on in :meth:`Call.arrived`."""
 
     @staticmethod

@@ -43,7 +43,7 @@ class Piece:
     padded: Padded | None = None
 
 
-class PrivateBatches(TorchSampler[list[int]]):  # type: ignore[misc]
+class PrivateBatches(TorchSampler[list[int]]):
     """Batches of record numbers for a ``DataLoader(batch_sampler=…)``.
 
     A draw is a function of the key and its number, and each number is used once. Pieces are written into ``handed`` in

@@ -154,7 +154,7 @@ def _unfolded(
     return found if scale is None else found * scale.float()[:, None, None, None, None]
 
 
-@torch.library.custom_op("tacit::conv_norms", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op("tacit::conv_norms", mutates_args=())
 def conv_norms(
     grad: Tensor,
     x: Tensor,
@@ -174,12 +174,12 @@ def conv_norms(
     return _conv(_rows(grad), x, unit, kernel, stride, padding, dilation, exact, "norms")
 
 
-@conv_norms.register_fake  # type: ignore[untyped-decorator]
+@conv_norms.register_fake
 def _(grad: Tensor, x: Tensor, unit: Tensor | None, kernel: list[int], *_: object) -> Tensor:
     return grad.new_empty((grad.shape[0],), dtype=torch.float32)
 
 
-@torch.library.custom_op("tacit::conv_sum", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op("tacit::conv_sum", mutates_args=())
 def conv_sum(
     grad: Tensor,
     x: Tensor,
@@ -196,12 +196,12 @@ def conv_sum(
     return _conv(_rows(grad), x, scale, kernel, stride, padding, dilation, exact, "sum")
 
 
-@conv_sum.register_fake  # type: ignore[untyped-decorator]
+@conv_sum.register_fake
 def _(grad: Tensor, x: Tensor, scale: Tensor, kernel: list[int], *_: object) -> Tensor:
     return grad.new_empty((grad.shape[1], x.shape[1], kernel[0], kernel[1]), dtype=torch.float32)
 
 
-@torch.library.custom_op("tacit::conv_products", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op("tacit::conv_products", mutates_args=())
 def conv_products(
     grad: Tensor,
     x: Tensor,
@@ -221,19 +221,19 @@ def conv_products(
     return _conv(_rows(grad), x, unit, kernel, stride, padding, dilation, exact, "products")
 
 
-@conv_products.register_fake  # type: ignore[untyped-decorator]
+@conv_products.register_fake
 def _(grad: Tensor, x: Tensor, unit: Tensor | None, kernel: list[int], *_: object) -> Tensor:
     return grad.new_empty((grad.shape[0], grad.shape[1], kernel[0], kernel[1], x.shape[1]), dtype=torch.float32)
 
 
-@torch.library.custom_op("tacit::self_products", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op("tacit::self_products", mutates_args=())
 def self_products(x: Tensor) -> Tensor:
     """``X_b.T X_b`` in float32, (B, T, T), of (B, C, T): a compiled step copies no factor twice that is one tensor."""
     found: Tensor = products.products(x, x)
     return found
 
 
-@self_products.register_fake  # type: ignore[untyped-decorator]
+@self_products.register_fake
 def _(x: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], x.shape[2], x.shape[2]), dtype=torch.float32)
 

@@ -189,19 +189,19 @@ def to_tf32(tensor: Tensor) -> Tensor:
     return torch.where(torch.isfinite(tensor), rounded, tensor)
 
 
-@torch.library.custom_op("tacit::quick_product", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op("tacit::quick_product", mutates_args=())
 def quick_product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     """A product of matrices in tf32, whatever torch is set to, with a bias added."""
     with _tf32_allowed():
         return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
 
 
-@quick_product.register_fake  # type: ignore[untyped-decorator]
+@quick_product.register_fake
 def _(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     return left.new_empty((left.shape[0], right.shape[1]))
 
 
-class QuickLinear(torch.autograd.Function):  # type: ignore[misc]
+class QuickLinear(torch.autograd.Function):
     """``F.linear`` of two dimensions in tf32."""
 
     @staticmethod
@@ -408,7 +408,7 @@ def agreement(left: Tensor, right: Tensor) -> autotune.Check:
     return partial(norms_agree, cut=cut_off(left.shape[1], left.shape[2], right.shape[2]))
 
 
-@torch.library.custom_op("tacit::factor_norms", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op("tacit::factor_norms", mutates_args=())
 def factor_norms(left: Tensor, right: Tensor) -> Tensor:
     """``|L_b.T R_b|²`` for each example of (B, T, p) and (B, T, q), and, of the lengths of its terms, ``|l_t| |r_t|``,
     the sum of squares and the sum: (B, 3) in float32.
@@ -423,12 +423,12 @@ def factor_norms(left: Tensor, right: Tensor) -> Tensor:
     return ways[autotune.chooser().pick("norms", ways, plain, agreement(left, right), (left, right))](left, right)
 
 
-@factor_norms.register_fake  # type: ignore[untyped-decorator]
+@factor_norms.register_fake
 def _(left: Tensor, right: Tensor) -> Tensor:
     return left.new_empty((left.shape[0], 3), dtype=torch.float32)
 
 
-@torch.library.custom_op("tacit::split_product", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op("tacit::split_product", mutates_args=())
 def split_product(high: Tensor, low: Tensor, right: Tensor) -> Tensor:
     """``high.T right + low.T right`` in float32, for (N, p) and (N, q) of one type; float32 ones hold tf32 numbers."""
     if not high.is_cuda:
@@ -440,7 +440,7 @@ def split_product(high: Tensor, low: Tensor, right: Tensor) -> Tensor:
         return torch.mm(high.mT, right).add_(torch.mm(low.mT, right))
 
 
-@split_product.register_fake  # type: ignore[untyped-decorator]
+@split_product.register_fake
 def _(high: Tensor, low: Tensor, right: Tensor) -> Tensor:
     return high.new_empty((high.shape[1], right.shape[1]), dtype=torch.float32)
 
@@ -468,7 +468,7 @@ def weighted_product(left: Tensor, right: Tensor, scale: Tensor) -> Tensor:
     return total.mT if flip else total
 
 
-@torch.library.custom_op("tacit::products", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op("tacit::products", mutates_args=())
 def products(left: Tensor, right: Tensor) -> Tensor:
     """``L_b.T R_b`` in float32, (B, p, q): for narrow factors that are larger than it."""
     if left.is_cuda and left.dtype in (*_NARROW, torch.float16):
@@ -477,7 +477,7 @@ def products(left: Tensor, right: Tensor) -> Tensor:
         return left.float().mT @ right.float()
 
 
-@products.register_fake  # type: ignore[untyped-decorator]
+@products.register_fake
 def _(left: Tensor, right: Tensor) -> Tensor:
     return left.new_empty((left.shape[0], left.shape[2], right.shape[2]), dtype=torch.float32)
 
@@ -487,7 +487,7 @@ def sums_tokens(tensor: Tensor) -> bool:
     return narrow(tensor)
 
 
-@torch.library.custom_op("tacit::token_sums", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op("tacit::token_sums", mutates_args=())
 def token_sums(values: Tensor) -> Tensor:
     """The sum over tokens of each example, (B, T, p) to (B, p) in float32: gradients of biases.
 
@@ -511,6 +511,6 @@ def token_sums(values: Tensor) -> Tensor:
     return out.view(batch, p) if parts == 1 else out.sum(1)
 
 
-@token_sums.register_fake  # type: ignore[untyped-decorator]
+@token_sums.register_fake
 def _(values: Tensor) -> Tensor:
     return values.new_empty((values.shape[0], values.shape[2]), dtype=torch.float32)

@@ -87,7 +87,7 @@ def together_ways(lefts: Sequence[Tensor], rights: Sequence[Tensor], owners: Seq
     return ways
 
 
-@torch.library.custom_op("tacit::norms_together", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op("tacit::norms_together", mutates_args=())
 def norms_together(lefts: Sequence[Tensor], rights: Sequence[Tensor], owners: Sequence[int]) -> Tensor:
     """:func:`tacit.sgd.kernels.products.factor_norms` of each of ``rights`` with the one of ``lefts`` that owns it.
 
@@ -102,7 +102,7 @@ def norms_together(lefts: Sequence[Tensor], rights: Sequence[Tensor], owners: Se
     return ways[autotune.chooser().pick("together", ways, "one by one", check, (*lefts, *rights))](*lefts, *rights)
 
 
-@norms_together.register_fake  # type: ignore[untyped-decorator]
+@norms_together.register_fake
 def _(lefts: Sequence[Tensor], rights: Sequence[Tensor], owners: Sequence[int]) -> Tensor:
     return lefts[0].new_empty((len(rights), lefts[0].shape[0], 3), dtype=torch.float32)
 
@@ -143,7 +143,7 @@ def _all_agree(found: list[Tensor], wanted: list[Tensor], check: autotune.Check)
     return all(check(one, other) for one, other in zip(found, wanted, strict=True))
 
 
-@torch.library.custom_op("tacit::sums_together", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op("tacit::sums_together", mutates_args=())
 def sums_together(lefts: Sequence[Tensor], rights: Sequence[Tensor], scales: Sequence[Tensor]) -> list[Tensor]:
     """:func:`tacit.sgd.kernels.weighted.scaled_sum` of each three.
 
@@ -158,7 +158,7 @@ def sums_together(lefts: Sequence[Tensor], rights: Sequence[Tensor], scales: Seq
     return found
 
 
-@sums_together.register_fake  # type: ignore[untyped-decorator]
+@sums_together.register_fake
 def _(lefts: Sequence[Tensor], rights: Sequence[Tensor], scales: Sequence[Tensor]) -> list[Tensor]:
     return [
         left.new_empty((left.shape[2], right.shape[2]), dtype=torch.float32)

@@ -225,7 +225,7 @@ def agreement(left: Tensor) -> autotune.Check:
     return partial(_sums_agree, terms=left.shape[0] * left.shape[1])
 
 
-@torch.library.custom_op("tacit::scaled_sum", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op("tacit::scaled_sum", mutates_args=())
 def scaled_sum(left: Tensor, right: Tensor, scale: Tensor) -> Tensor:
     """``sum_b scale_b L_b.T R_b`` in float32, for (B, T, p) and (B, T, q); factors are positive.
 
@@ -245,6 +245,6 @@ def chosen(left: Tensor, right: Tensor, scale: Tensor) -> tuple[autotune.Way, tu
     return ways[autotune.chooser().pick("sum", ways, "two products", agreement(left), given)], given
 
 
-@scaled_sum.register_fake  # type: ignore[untyped-decorator]
+@scaled_sum.register_fake
 def _(left: Tensor, right: Tensor, scale: Tensor) -> Tensor:
     return left.new_empty((left.shape[2], right.shape[2]), dtype=torch.float32)

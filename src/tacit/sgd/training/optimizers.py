@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 
-class DPAdam(torch.optim.Optimizer):  # type: ignore[misc]
+class DPAdam(torch.optim.Optimizer):
     """Adam with bias correction for the noise: DP-AdamBC (Tang, Shpilevskiy and Lécuyer 2024).
 
     The second moment estimate, less the variance (σC/B)² of the noise in each coordinate of the gradient, is floored at
@@ -46,7 +46,7 @@ class DPAdam(torch.optim.Optimizer):  # type: ignore[misc]
         #: Variance of the noise in each coordinate of the gradient that the next step sees.
         self.noise_variance = 0.0
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:
         """One update."""
         if closure is not None:
