@@ -14,11 +14,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from tacit.cli import job
-from tacit.cli.journal import Journal
-from tacit.cli.settings import Settings
 from tacit.ledger import Ledger, Release
 from tacit.report import read_card
+from tacit.runs import train as job
+from tacit.runs.journal import Journal
+from tacit.runs.settings import Settings
 
 EPSILON, DELTA = 1.0, 1e-6
 

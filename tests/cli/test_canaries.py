@@ -12,10 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from tacit.audit.evidence import best_one_run
-from tacit.cli import build, job, settings
-from tacit.cli.journal import Journal
+from tacit.cli import build
 from tacit.ledger import Ledger
 from tacit.report import describe, read_card
+from tacit.runs import settings
+from tacit.runs import train as job
+from tacit.runs.journal import Journal
 from tacit.sgd.training.canaries import Planted
 
 ROWS = 300

@@ -16,10 +16,11 @@ from tests.cli.test_tune import SCHEMA
 from tests.prompts import tiny
 from typer.testing import CliRunner
 
-from tacit.cli import build, journal
-from tacit.cli.journal import Journal, JournalError, NameTaken
+from tacit.cli import build
 from tacit.ledger import Ledger
 from tacit.pate import VoteCounts
+from tacit.runs import journal
+from tacit.runs.journal import Journal, JournalError, NameTaken
 from tacit.sgd.training import checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -64,10 +65,10 @@ COMMANDS = {
 #: Where every command is killed besides: before this call of this function.
 PHASES = [
     ("tacit.report.card.to_json", 1),  # the card is being made
-    ("tacit.cli.journal.Journal._install", 1),  # the release is decided, and none of it is published
-    ("tacit.cli.journal.Journal._install", 2),  # a part of it is
-    ("tacit.cli.journal.Journal._delete", 1),  # all of it is
-    ("tacit.cli.journal.Journal._delete", 2),  # the secret is deleted
+    ("tacit.runs.journal.Journal._install", 1),  # the release is decided, and none of it is published
+    ("tacit.runs.journal.Journal._install", 2),  # a part of it is
+    ("tacit.runs.journal.Journal._delete", 1),  # all of it is
+    ("tacit.runs.journal.Journal._delete", 2),  # the secret is deleted
 ]
 CONFIG = """
 data = "clinic.csv"
@@ -90,7 +91,9 @@ runs = 2
 SCRIPT = """
 import functools, hashlib, importlib, json, os, signal, sys, traceback
 import joblib, numpy, peft, polars, sklearn.ensemble, torch, transformers
-from tacit.cli import build, job, journal, pate, prompt_job, train, tune, votes
+from tacit.cli import build, pate, tune
+from tacit.cli import prompt as _, train as _
+from tacit.runs import journal, prompt, train, votes
 from tacit.report import card
 from tests.training.common import finish, run
 

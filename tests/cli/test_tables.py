@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tacit.cli.job import read_table
+from tacit.runs.train import read_table
 from tacit.schema import Boolean, Categorical, Numeric, Schema, SchemaError, Unit
 
 SCHEMA = Schema(
@@ -39,7 +39,7 @@ def test_text_among_numbers_is_named_by_its_column_and_not_shown(tmp_path):
 
 def test_texts_and_labels_for_prompts_are_read_as_they_are_written(tmp_path):
     """Whatever the other rows hold: types guessed from all of them would let one row change everybody's."""
-    from tacit.cli.prompt_job import _frame
+    from tacit.runs.prompt import _frame
 
     for last in ("7", "seven"):
         path = tmp_path / "texts.csv"

@@ -21,11 +21,11 @@ from tests.report.common import shown
 from typer.testing import CliRunner
 
 from tacit.cli import build
-from tacit.cli.job import prepare
-from tacit.cli.settings import Settings
 from tacit.ledger import Ledger
 from tacit.report import read_card
 from tacit.report.card import sources
+from tacit.runs.settings import Settings
+from tacit.runs.train import prepare
 
 SCHEMA = """
 name = "clinic"
@@ -458,7 +458,7 @@ def test_resuming_a_run_that_has_ended_keeps_what_an_audit_found(clinic):
 
 
 def test_a_run_is_not_resumed_on_other_data(clinic, monkeypatch):
-    from tacit.cli import job
+    from tacit.runs import train as job
 
     real = job.Live.update
 

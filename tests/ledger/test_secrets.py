@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tacit.cli import build, job, pate, prompt_job, tune
-from tacit.cli.settings import Settings
+from tacit.cli import build, pate, tune
 from tacit.ledger import Ledger, StorageError
 from tacit.ledger.sql import public_address
+from tacit.runs import prompt, train
+from tacit.runs.settings import Settings
 
 SECRET = "correct-horse-7"
 #: Every way in which an address of PostgreSQL can hold a secret.
@@ -51,7 +52,7 @@ def test_no_file_text_or_error_holds_the_password(address):
     settings, ledger = _settings(address), Ledger(address)
     told = [settings.to_toml(), repr(settings), repr(ledger), str(vars(ledger._store)["_url"])]
     told.append(tune._to_toml(settings, {"batch": [64, 128]}, {}))
-    told.append(json.dumps(prompt_job.absolute({"data": "clinic.csv", "ledger": address})))
+    told.append(json.dumps(prompt.absolute({"data": "clinic.csv", "ledger": address})))
     told.append(json.dumps(pate._absolute({"source": "clinic.csv", "ledger": address})))
     with pytest.raises(StorageError) as error:
         ledger.datasets()
@@ -86,8 +87,8 @@ def test_a_run_is_resumed_with_the_password_given_again(postgres, tmp_path, monk
         return CliRunner().invoke(build(), ["train", *words, "-q"])
 
     usual = ("--epsilon", "3", "--delta", "1e-5", "--epochs", "1", "--batch", "50", "--model", "linear")
-    shown = job.Live.update
-    monkeypatch.setattr(job.Live, "update", lambda *rest: os.kill(os.getpid(), signal.SIGINT))  # Ctrl-C after a step
+    shown = train.Live.update
+    monkeypatch.setattr(train.Live, "update", lambda *rest: os.kill(os.getpid(), signal.SIGINT))  # Ctrl-C after a step
     told = tacit("clinic.csv", "--schema", "schema.toml", *usual, "--ledger", address, "--dataset", "people")
     assert told.exit_code == 130, told.output
     run = Path("runs/clinic-1")
@@ -102,7 +103,7 @@ def test_a_run_is_resumed_with_the_password_given_again(postgres, tmp_path, monk
     assert other.exit_code == 2
     assert "the ledger of the run" in other.output
     assert tacit("--resume", str(run), "--ledger", address).exit_code == 130
-    monkeypatch.setattr(job.Live, "update", shown)
+    monkeypatch.setattr(train.Live, "update", shown)
     monkeypatch.setenv("PGPASSWORD", SECRET)
     assert tacit("--resume", str(run)).exit_code == 0
     assert SECRET not in told.output + refused.output + other.output

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from tacit.audit import Audit
     from tacit.audit.attacks import Membership
-    from tacit.cli.settings import Settings
     from tacit.ledger import Release
+    from tacit.runs.settings import Settings
 
 #: Exit code where an audit refutes the claim, or a mutant is not caught; documented in docs/audit.md.
 EXIT_FAILED = 4
@@ -73,11 +73,11 @@ def audit(
 ) -> None:
     """Attack a run; show a lower bound next to the claim; write both into card and report."""
     from tacit.accounting import AccountingError
-    from tacit.cli import settings as reading
-    from tacit.cli.models import ModelError
     from tacit.datasets import DatasetError
     from tacit.ledger import OperatorLog, PrivateValueError
     from tacit.report import CardError, read_card, write_card, write_page
+    from tacit.runs import settings as reading
+    from tacit.runs.models import ModelError
     from tacit.schema import SchemaError
 
     if not (run / "config.toml").exists():
@@ -160,7 +160,7 @@ def _audit_run(
 def _own_canaries(run: Path, chosen: Settings, significance: float) -> Audit | None:
     """What the canaries prove that the run itself held, where they were kept."""
     from tacit.audit import audit_run
-    from tacit.cli.job import CANARIES
+    from tacit.runs.train import CANARIES
     from tacit.sgd.training.canaries import Planted
 
     kept = run / "private" / CANARIES
@@ -191,8 +191,8 @@ def _repeat(
 
 def _go_on(run: Path) -> str:
     """How a run that has not ended is brought to an end."""
-    from tacit.cli import settings as reading
     from tacit.cli.train import again
+    from tacit.runs import settings as reading
 
     with contextlib.suppress(reading.SettingsError):
         if reading.read(run / "config.toml").get("audit_canaries") is not None:
@@ -209,8 +209,8 @@ def _stand_in(chosen: Settings) -> tuple[Any, Any, Any, str]:
     import torch
 
     from tacit import datasets
-    from tacit.cli.job import Prepared, loss_for
-    from tacit.cli.models import build
+    from tacit.runs.models import build
+    from tacit.runs.train import Prepared, loss_for
     from tacit.schema import Schema
 
     known = chosen.data in datasets.CATALOG and not Path(chosen.data).exists()
@@ -265,8 +265,8 @@ def _attack_members(run: Path, chosen: Settings, card: Release) -> Membership:
     import torch
 
     from tacit.audit import membership
-    from tacit.cli import job
-    from tacit.cli.models import build
+    from tacit.runs import train as job
+    from tacit.runs.models import build
 
     prepared = job.prepare(chosen)
     if prepared.test is None or not prepared.schema.classes:

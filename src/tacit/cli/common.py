@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from tacit.cli.journal import Journal
+    from tacit.runs.journal import Journal
 
 #: Exit codes of the command, documented in ``docs/cli.md``.
 EXIT_ERROR = 1
@@ -45,7 +45,7 @@ def resumable(command: str, folder: Callable[[], Path | None]) -> Iterator[None]
 
 def brought_out(journal: Journal) -> dict[str, Any]:
     """Publish what a run has decided; where that was done before, change nothing and say so. What is to be told."""
-    from tacit.cli.journal import JournalError
+    from tacit.runs.journal import JournalError
 
     if journal.ended:
         told, mended = journal.told()

@@ -13,10 +13,10 @@ import typer
 from tacit.cli.common import EXIT_BUDGET, EXIT_ERROR, EXIT_USAGE, brought_out, fail, resumable
 
 if TYPE_CHECKING:
-    from tacit.cli.journal import Journal
     from tacit.cluster import Ray
     from tacit.noise import Key
     from tacit.pate import Aggregator, Answers, VoteCounts
+    from tacit.runs.journal import Journal
 
 MODELS = ("logistic", "forest", "boosting")
 #: What is taken where nothing else is said.
@@ -139,12 +139,12 @@ def run(
 ) -> dict[str, Any]:
     """Do the work; leave with a message and an exit code where it cannot be done."""
     from tacit.accounting import AccountingError
-    from tacit.cli.job import DataError
-    from tacit.cli.journal import Journal, JournalError, NameTaken
-    from tacit.cli.settings import again
     from tacit.cluster import ClusterError, Ray
     from tacit.datasets import DatasetError
     from tacit.ledger import BudgetExceeded, LedgerError
+    from tacit.runs.journal import Journal, JournalError, NameTaken
+    from tacit.runs.settings import again
+    from tacit.runs.train import DataError
     from tacit.schema import SchemaError
 
     journal: Journal | None = None
@@ -183,7 +183,7 @@ def run(
 
 def _absolute(given: dict[str, Any]) -> dict[str, Any]:
     """The settings with paths that hold wherever the run is resumed from, and without the ledger's password."""
-    from tacit.cli.settings import written
+    from tacit.runs.settings import written
 
     paths = {key: given[key] for key in ("source", "public", "schema", "ledger", "data_dir") if key in given}
     there = {key: str(Path(v).resolve()) for key, v in paths.items() if "://" not in v and Path(v).exists()}
@@ -192,8 +192,8 @@ def _absolute(given: dict[str, Any]) -> dict[str, Any]:
 
 def _remove_unused(journal: Journal | None, resume: Path | None, given: dict[str, Any]) -> None:
     """Take back the folder of a run that charged and released nothing, so that its name is free again."""
-    from tacit.cli.votes import VOTES, charge_number
     from tacit.ledger import Ledger, LedgerError
+    from tacit.runs.votes import VOTES, charge_number
 
     if journal is None or resume is not None or journal.decided:
         return
@@ -215,10 +215,10 @@ def _aggregator(given: dict[str, Any], classes: int) -> Aggregator:
 
 def _answer(journal: Journal, given: dict[str, Any], jobs: int, where: str | Ray) -> None:
     """Votes, one charge, noisy answers; then the release is decided."""
-    from tacit.cli import votes as drawing
     from tacit.ledger import BudgetExceeded, Ledger, LedgerError
     from tacit.noise import Key
     from tacit.pate import VoteCounts
+    from tacit.runs import votes as drawing
 
     source = given["source"]
     asked: dict[str, Any] = {key: given.get(key) for key in ("queries", "answers", "epsilon", "delta")}
@@ -250,9 +250,9 @@ def _teach(given: dict[str, Any], jobs: int, backend: str | Ray, key: Key) -> Vo
     import polars as pl
 
     from tacit import datasets
-    from tacit.cli.job import DataError, read_table
     from tacit.pate import Teachers
     from tacit.pate.partition import contents
+    from tacit.runs.train import DataError, read_table
     from tacit.schema import Schema
 
     source, public, schema_file = given["source"], given.get("public"), given.get("schema")
@@ -317,12 +317,12 @@ def _release(
     """Labels, student, card and report, decided; in private/ what may not be published."""
     import importlib
 
-    from tacit.cli import votes as drawing
-    from tacit.cli.job import summary
     from tacit.ledger import OperatorLog
     from tacit.report import make_card, write_card
     from tacit.report import votes as showing
     from tacit.report.files import write_whole
+    from tacit.runs import votes as drawing
+    from tacit.runs.train import summary
 
     stage, source = journal.stage(), Path(given["source"]).name
     lines = ["query,label"] + [f"{i},{'' if label < 0 else label}" for i, label in enumerate(answers.labels.tolist())]

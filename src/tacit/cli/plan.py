@@ -138,7 +138,7 @@ def _public(data: str | None, schema: Path | None, examples: int | None) -> tupl
 def describe(case: Case, schema: Schema, model: str) -> dict[str, Any]:
     """Everything the plan says, as plain values."""
     from tacit import accounting as acc
-    from tacit.cli.models import ModelError
+    from tacit.runs.models import ModelError
 
     noise = case.noise()
     mechanism = acc.PoissonSampled(acc.Gaussian(noise, unit=case.unit), case.rate) * case.steps
@@ -219,8 +219,8 @@ def _measure(case: Case, schema: Schema, model: str, noise: float) -> dict[str, 
     import torch
     from torch import nn
 
-    from tacit.cli.job import squared_error
-    from tacit.cli.models import build
+    from tacit.runs.models import build
+    from tacit.runs.train import squared_error
     from tacit.schema import Numeric
     from tacit.sgd import Training
 

@@ -195,7 +195,7 @@ def evaluate_prompt(
 ) -> None:
     """Count the right answers of a prompt or an adapter on public labelled texts (or take the perplexity of texts)."""
     settings = {k: v for k, v in _given(locals()).items() if k != "prompt"}
-    from tacit.cli import prompt_job as job
+    from tacit.runs import prompt as job
 
     with _told("eval"):
         found = job.evaluate(prompt, settings)
@@ -208,9 +208,9 @@ def evaluate_prompt(
 
 
 def _run(kind: str, given: dict[str, Any], name: str | None, runs: Path, resume: Path | None, as_json: bool) -> None:
-    from tacit.cli import prompt_job as job
-    from tacit.cli.journal import Journal
-    from tacit.cli.settings import again
+    from tacit.runs import prompt as job
+    from tacit.runs.journal import Journal
+    from tacit.runs.settings import again
 
     if resume is not None:
         if given.keys() - {"ledger"} or name is not None:
@@ -250,11 +250,11 @@ def _run(kind: str, given: dict[str, Any], name: str | None, runs: Path, resume:
 def _told(kind: str, folder: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
     """What can go wrong, as a message and an exit code."""
     from tacit.accounting import AccountingError
-    from tacit.cli.journal import NameTaken
-    from tacit.cli.settings import SettingsError
     from tacit.datasets import DatasetError
     from tacit.ledger import BudgetExceeded, LedgerError
     from tacit.prompts import EndpointError, PromptError
+    from tacit.runs.journal import NameTaken
+    from tacit.runs.settings import SettingsError
     from tacit.sgd import CheckpointError, ClippingError, PrivacyWarning
 
     try:

@@ -15,8 +15,8 @@ import typer
 from tacit.cli.common import EXIT_BUDGET, EXIT_INTERRUPTED, EXIT_USAGE, brought_out, fail, resumable
 
 if TYPE_CHECKING:
-    from tacit.cli.journal import Journal
-    from tacit.cli.settings import Settings
+    from tacit.runs.journal import Journal
+    from tacit.runs.settings import Settings
     from tacit.sgd import Training
 
 EPILOG = """
@@ -102,7 +102,7 @@ def train(
         for key, value in locals().items()
         if key not in ("config", "resume", "name", "runs", "quiet", "as_json") and value not in (None, [])
     }
-    from tacit.cli import settings as reading
+    from tacit.runs import settings as reading
 
     try:
         if resume is not None:
@@ -141,11 +141,11 @@ def run(
 ) -> dict[str, Any]:
     """Do the work; leave with a message and an exit code where it cannot be done."""
     from tacit.accounting import AccountingError
-    from tacit.cli import job
-    from tacit.cli.journal import Journal, NameTaken
-    from tacit.cli.settings import SettingsError
     from tacit.datasets import DatasetError
     from tacit.ledger import BudgetExceeded, LedgerError
+    from tacit.runs import train as job
+    from tacit.runs.journal import Journal, NameTaken
+    from tacit.runs.settings import SettingsError
     from tacit.schema import SchemaError
     from tacit.sgd import CheckpointError, ClippingError, PrivacyWarning
 

@@ -18,9 +18,9 @@ import typer
 from tacit.cli.common import EXIT_BUDGET, EXIT_USAGE, brought_out, fail, resumable
 
 if TYPE_CHECKING:
-    from tacit.cli.job import Prepared
-    from tacit.cli.journal import Journal
-    from tacit.cli.settings import Settings
+    from tacit.runs.journal import Journal
+    from tacit.runs.settings import Settings
+    from tacit.runs.train import Prepared
     from tacit.tuning import Found, PrivateSearch
 
 #: What a candidate may set.
@@ -91,7 +91,7 @@ def tune(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Choose hyper-parameters privately: one total budget, one charge, one model."""
-    from tacit.cli.settings import SettingsError, again
+    from tacit.runs.settings import SettingsError, again
 
     try:
         if (config is None) == (resume is None):
@@ -117,7 +117,7 @@ def tune(
 
 def read(path: Path, given: dict[str, Any] | None = None) -> tuple[Settings, dict[str, Any], dict[str, Any]]:
     """The settings of a run, the space and how it is searched, from one file; mistakes are named by their key."""
-    from tacit.cli import settings as reading
+    from tacit.runs import settings as reading
 
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -154,7 +154,7 @@ def read(path: Path, given: dict[str, Any] | None = None) -> tuple[Settings, dic
 
 def _space(space: dict[str, Any], settings: Settings) -> Any:
     """Lists as they are, tables with low and high as distributions; every candidate of a grid is checked now."""
-    from tacit.cli.settings import SettingsError
+    from tacit.runs.settings import SettingsError
     from tacit.tuning import LogUniform, Space, Uniform
 
     made: dict[str, Any] = {}
@@ -207,10 +207,10 @@ def make_search(
     import numpy as np
     import torch
 
-    from tacit.cli import job
-    from tacit.cli.models import build
-    from tacit.cli.settings import SettingsError
     from tacit.cluster import Ray
+    from tacit.runs import train as job
+    from tacit.runs.models import build
+    from tacit.runs.settings import SettingsError
     from tacit.sgd import Training
     from tacit.tuning import PrivateSearch, bounded_loss, correct_count
 
@@ -303,12 +303,12 @@ def run(
 ) -> dict[str, Any]:
     """Do the work; leave with a message and an exit code where it cannot be done."""
     from tacit.accounting import AccountingError
-    from tacit.cli import job
-    from tacit.cli.journal import Journal, NameTaken
-    from tacit.cli.settings import SettingsError
     from tacit.cluster import ClusterError
     from tacit.datasets import DatasetError
     from tacit.ledger import BudgetExceeded, LedgerError
+    from tacit.runs import train as job
+    from tacit.runs.journal import Journal, NameTaken
+    from tacit.runs.settings import SettingsError
     from tacit.schema import SchemaError
     from tacit.sgd import ClippingError
 
@@ -397,11 +397,11 @@ def release(settings: Settings, journal: Journal, prepared: Prepared, made: Priv
     """Model, card and report of the selected run, decided; where nothing was selected, card and report alone."""
     import torch
 
-    from tacit.cli import job
-    from tacit.cli.models import build
     from tacit.ledger.release import Charged, Public, public
     from tacit.report import Run, Statement, make_card, write_card, write_page
     from tacit.report.files import write_whole
+    from tacit.runs import train as job
+    from tacit.runs.models import build
 
     stage = journal.stage()
     results: tuple[Any, ...] = ()

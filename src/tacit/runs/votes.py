@@ -17,8 +17,8 @@ from tacit.pate import VoteCounts
 from tacit.report.files import flush_folder
 
 if TYPE_CHECKING:
-    from tacit.cli.journal import Journal
     from tacit.pate import Aggregator, Answers
+    from tacit.runs.journal import Journal
 
 #: How noise under the secret of a run is told on its card.
 GENERATOR = "exact Gaussian noise from ChaCha12 under a secret of the run"

@@ -23,14 +23,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tacit.cli.journal import Journal
-from tacit.cli.live import Live
-from tacit.cli.models import ModelError, build
-from tacit.cli.settings import Settings, SettingsError
 from tacit.ledger import EvaluationData, Ledger, OperatorLog, OperatorView, Release
 from tacit.ledger.release import Charged, Public, public
 from tacit.report import Evaluation, PublicSource, Statement, describe, make_card, write_card, write_page
 from tacit.report.files import write_whole
+from tacit.runs.journal import Journal
+from tacit.runs.models import ModelError, build
+from tacit.runs.progress import Live
+from tacit.runs.settings import Settings, SettingsError
 from tacit.schema import Boolean, Categorical, Numeric, Schema, SchemaError
 from tacit.schema.encoding import PUBLIC_KEY
 from tacit.sgd import NotCompiled, PrivacyWarning, Training

@@ -13,10 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.cli import votes as drawing
-from tacit.cli.job import read_table, summary
-from tacit.cli.journal import Journal
-from tacit.cli.settings import SettingsError, written
 from tacit.ledger import EvaluationData, Ledger, OperatorLog, OperatorView
 from tacit.ledger.release import Charged, Public, public
 from tacit.noise import Key
@@ -28,6 +24,10 @@ from tacit.prompts.students import FEWEST
 from tacit.prompts.text import examples, texts
 from tacit.prompts.tuning import text_losses
 from tacit.report import Evaluation, PublicSource, Run, describe, make_card, write_card, write_page
+from tacit.runs import votes as drawing
+from tacit.runs.journal import Journal
+from tacit.runs.settings import SettingsError, written
+from tacit.runs.train import read_table, summary
 from tacit.sgd import PrivacyWarning
 
 TASKS = ("classify", "generate")
