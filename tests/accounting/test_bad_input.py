@@ -44,7 +44,7 @@ def test_a_description_that_makes_no_sense_is_refused(build: Callable[[], object
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 2.0, NAN, "1e-5"])
 def test_delta_lies_strictly_between_zero_and_one(delta: float) -> None:
-    for ask in (acc.epsilon, acc.compare, acc.ways.rdp, acc.ways.basic, acc.ways.gdp):
+    for ask in (acc.epsilon, acc.compare, acc.accountants.rdp, acc.accountants.basic, acc.accountants.gdp):
         with pytest.raises(acc.AccountingError, match="δ"):
             ask(acc.Gaussian(1.0), delta)
 
@@ -57,7 +57,7 @@ def test_epsilon_is_not_negative(epsilon: float) -> None:
 
 @pytest.mark.parametrize("group", [0, -1, 1.5, True])
 def test_a_group_has_a_whole_number_of_members(group: int) -> None:
-    for ask in (acc.epsilon, acc.ways.rdp):
+    for ask in (acc.epsilon, acc.accountants.rdp):
         with pytest.raises(acc.AccountingError, match="group"):
             ask(acc.Gaussian(1.0), 1e-5, group=group)
 

@@ -155,7 +155,7 @@ def test_a_filter_stops_before_the_budget_and_charges_nothing_for_what_it_refuse
         budget.spend(acc.Gaussian(8.0))
         ran += 1
     before = budget.spent.copy()
-    with pytest.raises(acc.BudgetExceeded, match="more noise"):
+    with pytest.raises(acc.FilterExceeded, match="more noise"):
         budget.spend(acc.Gaussian(8.0))
     assert np.array_equal(budget.spent, before)
     assert ran > 5
@@ -180,7 +180,7 @@ def test_whatever_a_filter_lets_through_stays_within_the_promise(
 
 def test_a_filter_with_the_order_of_the_plan_lets_most_of_the_plan_run() -> None:
     plan = poisson(0.01, 1.0, 2000)
-    price = acc.ways.rdp(plan, 1e-5).epsilon
+    price = acc.accountants.rdp(plan, 1e-5).epsilon
     budget = acc.RenyiFilter.planned(plan, epsilon=price * 1.001, delta=1e-5)
     budget.spend(plan)
     assert budget.left < 0.01

@@ -123,13 +123,13 @@ def test_replace_one_is_not_priced_as_add_remove() -> None:
     replaced = acc.epsilon(run, 1e-5, adjacency="replace-one")
     assert _contains(replaced, 11.480, 0.00051)
     assert acc.renyi(run, [3.0], adjacency="replace-one") == pytest.approx(4 * acc.renyi(run, [3.0]))
-    assert acc.ways.rdp(run, 1e-5, adjacency="replace-one").epsilon > 11.480
+    assert acc.accountants.rdp(run, 1e-5, adjacency="replace-one").epsilon > 11.480
 
 
 def test_fixed_size_sampling_moves_the_sum_by_two() -> None:
     run = acc.FixedSizeSampled(acc.Gaussian(1.1), 256, 60000) * 3515
     assert acc.epsilon(run, 1e-5).lower >= 7.8155
-    assert acc.ways.rdp(run, 1e-5).epsilon >= 7.8155
+    assert acc.accountants.rdp(run, 1e-5).epsilon >= 7.8155
 
 
 @pytest.mark.parametrize("order", [1.25, 2.5, 7.7, 12.3])
@@ -151,7 +151,7 @@ def test_fractional_renyi_orders_are_right(order: float) -> None:
 
 def test_the_central_limit_is_labelled_and_can_be_below_the_truth() -> None:
     run = poisson(0.01, 0.5, 20)
-    approximate = acc.ways.gdp(run, 1e-5)
+    approximate = acc.accountants.gdp(run, 1e-5)
     assert approximate.approximation
     assert "approximation" in repr(acc.compare(run, 1e-5))
     assert approximate.epsilon < 0.8 * acc.epsilon(run, 1e-5).lower
@@ -174,21 +174,21 @@ def test_sampling_at_rate_one_is_no_sampling() -> None:
 
 def test_the_moments_accountant_gives_what_was_published() -> None:
     for noise, steps, published in ((8, 5370, 0.5), (4, 24644, 2.0), (2, 72824, 8.0)):
-        assert acc.ways.moments(poisson(0.01, noise, steps), 1e-5).epsilon == pytest.approx(published, abs=5e-4)
+        assert acc.accountants.moments(poisson(0.01, noise, steps), 1e-5).epsilon == pytest.approx(published, abs=5e-4)
 
 
 def test_renyi_accounting_is_as_good_as_the_usual_library() -> None:
     usual = {"a1": 0.344027, "a3": 7.246802, "b": 1.281144, "c": 7.045766, "e": 8.131915, "h": 5.732909, "j": 2.746426}
     for name, value in usual.items():
         run, delta, exact = CASES[name][:3]
-        assert exact < acc.ways.rdp(run, delta).epsilon <= value * (1 + 1e-5)
+        assert exact < acc.accountants.rdp(run, delta).epsilon <= value * (1 + 1e-5)
 
 
 def test_the_central_limit_matches_the_usual_library() -> None:
     usual = {"a1": 0.310944, "a3": 6.705877, "b": 1.076994, "c": 6.467664, "e": 7.533908, "j": 1.925647}
     for name, value in usual.items():
         run, delta = CASES[name][:2]
-        assert acc.ways.gdp(run, delta).epsilon == pytest.approx(value, abs=2e-6)
+        assert acc.accountants.gdp(run, delta).epsilon == pytest.approx(value, abs=2e-6)
 
 
 def test_time_does_not_grow_with_the_number_of_steps() -> None:

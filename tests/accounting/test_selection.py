@@ -179,7 +179,7 @@ def test_a_selection_composes_and_calibrates() -> None:
     noise = acc.calibrate(family, epsilon=1.0, delta=1e-6)
     assert 1 - 1e-3 <= acc.epsilon(family(noise), 1e-6).upper <= 1
     both = family(noise) + acc.Gaussian(5.0)
-    assert 1 < acc.epsilon(both, 1e-6).upper < 0.99 * acc.ways.rdp(both, 1e-6).epsilon
+    assert 1 < acc.epsilon(both, 1e-6).upper < 0.99 * acc.accountants.rdp(both, 1e-6).epsilon
 
 
 def test_the_bound_is_the_published_one_for_a_gaussian_base() -> None:

@@ -30,7 +30,7 @@ def test_epsilon_prints_the_interval_the_comparison_and_a_sentence(tacit):
     assert first.startswith("ε in [1.1338")
     assert "at δ=1e-05, add/remove one record" in first
     assert "* 3516" in rest[0]  # 15 · 60000 / 256 = 3515.6, rounded up
-    assert [line.split()[0] for line in rest[4:10]] == list(acc.ways.WAYS)
+    assert [line.split()[0] for line in rest[4:10]] == list(acc.accountants.ACCOUNTANTS)
     assert "With or without any one record" in rest[-1]
     assert rest[-1].endswith("Stated for: add/remove one record.")
 
@@ -40,7 +40,7 @@ def test_json_is_the_same_for_programs(tacit):
     run = acc.PoissonSampled(acc.Gaussian(1.1), 256 / 60000) * 3516
     assert acc.from_dict(told["mechanism"]) == run
     assert told["epsilon"]["upper"] == acc.epsilon(run, 1e-5).upper
-    assert {row["way"] for row in told["comparison"]["ways"]} == set(acc.ways.WAYS)
+    assert {row["accountant"] for row in told["comparison"]["accountants"]} == set(acc.accountants.ACCOUNTANTS)
     assert told["times"] == 3516
     assert "record" in told["sentence"]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tacit import accounting as acc
 from tacit.ledger import Ledger, LedgerTampered
-from tacit.ledger.entries import Head, chain_problems, chained, digest
+from tacit.ledger.entries import ChainHead, chain_problems, chained, digest
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_any_single_change_to_the_rows_is_found(length, data):
     for number in range(length):
         last = chained("people", last, {"kind": "reserve", "charge": number})
         rows.append(last)
-    head = Head(last.seq, last.hash)
+    head = ChainHead(last.seq, last.hash)
     assert chain_problems("people", rows, head) == []
     at = data.draw(st.integers(0, length - 1))
     kind = data.draw(st.sampled_from(["delete", "swap", "flip", "double"]))

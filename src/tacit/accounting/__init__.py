@@ -6,14 +6,15 @@
 True
 """
 
-from tacit.accounting import ways
+from tacit.accounting import accountants
+from tacit.accounting.accountants import AccountantPrice, Comparison, NotApplicable, compare
 from tacit.accounting.alternatives import Either, one_of
 from tacit.accounting.base import ADJACENCIES, Composed, Mechanism, from_dict, nothing
 from tacit.accounting.bound import Bound, Stated
 from tacit.accounting.calibration import calibrate, calibrate_delta, calibrate_rate, calibrate_steps
 from tacit.accounting.curves import Profile, Tradeoff, gdp_equivalent, profile, renyi_curve, tradeoff
 from tacit.accounting.errors import AccountingError, AdjacencyError, PrivacyWarning, UnitError
-from tacit.accounting.filters import BudgetExceeded, RenyiFilter, RenyiOdometer
+from tacit.accounting.filters import FilterExceeded, RenyiFilter, RenyiOdometer
 from tacit.accounting.mechanisms import (
     GDP,
     ZCDP,
@@ -36,23 +37,23 @@ from tacit.accounting.sampling import (
 )
 from tacit.accounting.selection import Selected
 from tacit.accounting.votes import LaplaceVotes, SmoothRelease, VoteCheck, Votes
-from tacit.accounting.ways import Comparison, NotApplicable, Price, compare
 
 __all__ = [
     "ADJACENCIES",
     "GDP",
     "ZCDP",
+    "AccountantPrice",
     "AccountingError",
     "AdjacencyError",
     "ApproxDP",
     "BallsInBins",
     "Bound",
-    "BudgetExceeded",
     "Comparison",
     "Composed",
     "DiscreteGaussian",
     "Either",
     "ExponentialMechanism",
+    "FilterExceeded",
     "FixedSizeSampled",
     "Gaussian",
     "Laplace",
@@ -60,7 +61,6 @@ __all__ = [
     "Mechanism",
     "NotApplicable",
     "PoissonSampled",
-    "Price",
     "PrivacyWarning",
     "Profile",
     "PureDP",
@@ -76,6 +76,7 @@ __all__ = [
     "UnitError",
     "VoteCheck",
     "Votes",
+    "accountants",
     "calibrate",
     "calibrate_delta",
     "calibrate_rate",
@@ -92,5 +93,4 @@ __all__ = [
     "renyi",
     "renyi_curve",
     "tradeoff",
-    "ways",
 ]

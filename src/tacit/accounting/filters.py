@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 ORDERS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 
-class BudgetExceeded(AccountingError):
+class FilterExceeded(AccountingError):
     """A mechanism that the filter's budget does not cover; nothing was charged for it."""
 
 
@@ -99,10 +99,10 @@ class RenyiFilter(_Adaptive):
         return bool(np.any(self.spent + self._cost(mechanism) <= self.budget))
 
     def spend(self, mechanism: Mechanism) -> None:
-        """Charge ``mechanism``, before it runs; raises :class:`BudgetExceeded`, and charges nothing, if it may not."""
+        """Charge ``mechanism``, before it runs; raises :class:`FilterExceeded`, and charges nothing, if it may not."""
         after = self.spent + self._cost(mechanism)
         if not np.any(after <= self.budget):
-            raise BudgetExceeded(
+            raise FilterExceeded(
                 f"{mechanism!r} would exceed (ε, δ) = ({self.epsilon:g}, {self.delta:g}); "
                 f"{self.left:.1%} of the budget is left: use more noise, or stop here"
             )

@@ -343,9 +343,9 @@ def _draw(path: Path, step: acc.Mechanism, times: int, delta: float, adjacency: 
     colors = {"basic": "#b0b0b0", "advanced": "#8c8c8c", "moments": "#c98a2b", "rdp": "#4477aa", "gdp": "#aa4477"}
     ends: list[tuple[float, str, str]] = []
     for name, color in colors.items():
-        way = acc.ways.WAYS[name]
+        accountant = acc.accountants.ACCOUNTANTS[name]
         try:
-            values = [way(step * n, delta, adjacency=adjacency, group=group).epsilon for n in counts]
+            values = [accountant(step * n, delta, adjacency=adjacency, group=group).epsilon for n in counts]
         except acc.NotApplicable:
             continue
         label = "gdp (approximation)" if name == "gdp" else name

@@ -44,7 +44,7 @@ from tacit.ledger.release import (
     public,
 )
 from tacit.ledger.rules import Price
-from tacit.ledger.views import NOT_ADAPTIVE, Budget, Dataset, Record, Verification
+from tacit.ledger.views import NOT_ADAPTIVE, Budget, ChargeRecord, DatasetTerms, Verification
 
 __all__ = [
     "NOT_ADAPTIVE",
@@ -54,9 +54,10 @@ __all__ = [
     "BudgetExceeded",
     "Charge",
     "ChargeError",
+    "ChargeRecord",
     "CopyError",
-    "Dataset",
     "DatasetExists",
+    "DatasetTerms",
     "DiskFull",
     "EvaluationData",
     "FingerprintMismatch",
@@ -71,7 +72,6 @@ __all__ = [
     "PriceError",
     "PrivateValueError",
     "ReadOnlyLedger",
-    "Record",
     "Release",
     "ServerUnreachable",
     "StorageError",

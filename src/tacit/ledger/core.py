@@ -41,7 +41,7 @@ from tacit.ledger.errors import (
 from tacit.ledger.fingerprint import PREFIX, fingerprint
 from tacit.ledger.rules import FAILURE_SHARE, Price, Rule, Totals, make_rule
 from tacit.ledger.store import WHY_NOT_COPIED, MemoryStore, Store
-from tacit.ledger.views import Budget, Dataset, Record, Verification, verify_dataset
+from tacit.ledger.views import Budget, ChargeRecord, DatasetTerms, Verification, verify_dataset
 
 #: How many charges δ is divided into unless the registration says otherwise.
 CHARGES = 100
@@ -90,7 +90,7 @@ class Ledger:
         orders: tuple[float, ...] | list[float] | None = None,
         charges: int = CHARGES,
         failure_share: float = FAILURE_SHARE,
-    ) -> Dataset:
+    ) -> DatasetTerms:
         """Register a data set and fix its terms for ever. Registering it again on the same terms changes nothing.
 
         Guarantee: everything charged to it together is (``epsilon``, ``delta``)-DP for one ``unit`` under
@@ -120,7 +120,7 @@ class Ledger:
         self._warn_of_twins(made)
         return made
 
-    def _warn_of_twins(self, made: Dataset) -> None:
+    def _warn_of_twins(self, made: DatasetTerms) -> None:
         """Say aloud that the same data have a second budget under another name."""
         others = [n for n in self.datasets() if n != made.name] if made.fingerprint is not None else []
         firsts = {n: row for n in others for row in self._store.rows(n)[0][:1]}
@@ -253,7 +253,7 @@ class Ledger:
         totals = self._totals(last).to_dict()
         return {"kind": kind, "charge": number, "time": _now(), "totals": totals}
 
-    def _priced(self, dataset: str, mechanism: acc.Mechanism, delta: float | None) -> tuple[Dataset, Price]:
+    def _priced(self, dataset: str, mechanism: acc.Mechanism, delta: float | None) -> tuple[DatasetTerms, Price]:
         terms = self.dataset(dataset)
         _check_mechanism(terms, mechanism)
         if delta is not None and not (_number(delta) and 0 <= delta < 1):
@@ -277,7 +277,7 @@ class Ledger:
             )
         return Totals.from_dict(last.read()["totals"])
 
-    def _refusal(self, terms: Dataset, mechanism: acc.Mechanism, price: Price, totals: Totals) -> BudgetExceeded:
+    def _refusal(self, terms: DatasetTerms, mechanism: acc.Mechanism, price: Price, totals: Totals) -> BudgetExceeded:
         rule: Rule = terms.rule
         left_epsilon, left_delta = rule.left(totals)
         blank = Advice(terms.name, price.epsilon, price.delta, left_epsilon, left_delta, asked_repeats=1)
@@ -307,13 +307,13 @@ class Ledger:
         """The names that are registered."""
         return self._store.names()
 
-    def dataset(self, name: str) -> Dataset:
+    def dataset(self, name: str) -> DatasetTerms:
         """The terms of a data set."""
         return _dataset(self._store.first(name))
 
-    def history(self, dataset: str) -> list[Record]:
+    def history(self, dataset: str) -> list[ChargeRecord]:
         """Every charge of a data set in order, with whether it was confirmed."""
-        return Record.read(self._store.rows(dataset)[0])
+        return ChargeRecord.read(self._store.rows(dataset)[0])
 
     def mentions(self, dataset: str, charge: str) -> int:
         """How often the chain speaks of a charge: when it is reserved, and each time it is taken up or confirmed."""
@@ -423,14 +423,14 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def _dataset(row: Row) -> Dataset:
+def _dataset(row: Row) -> DatasetTerms:
     entry = row.read()
     if entry["format"] > entries.FORMAT:
         raise NotALedger(
             f"{row.dataset!r} was registered by a newer version of tacit (format {entry['format']}); "
             f"this one reads format {entries.FORMAT}: upgrade tacit"
         )
-    return Dataset.from_terms(row.dataset, entry["terms"])
+    return DatasetTerms.from_terms(row.dataset, entry["terms"])
 
 
 def _check_terms(
@@ -474,7 +474,7 @@ def _share(delta: float, charges: int) -> float:
     return share
 
 
-def _check_mechanism(terms: Dataset, mechanism: acc.Mechanism) -> None:
+def _check_mechanism(terms: DatasetTerms, mechanism: acc.Mechanism) -> None:
     if not isinstance(mechanism, acc.Mechanism):
         _refuse(f"a charge is a mechanism of tacit.accounting, not {mechanism!r}")
     _check_readable(mechanism)

@@ -39,7 +39,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Head:
+class ChainHead:
     """The newest place and hash of a data set, which the store keeps apart from the entries."""
 
     seq: int
@@ -73,7 +73,7 @@ def chained(dataset: str, last: Row | None, entry: dict[str, Any]) -> Row:
     return Row(dataset, seq, body, digest(body))
 
 
-def chain_problems(dataset: str, rows: Iterable[Row], head: Head | None) -> list[str]:
+def chain_problems(dataset: str, rows: Iterable[Row], head: ChainHead | None) -> list[str]:
     """Every place where the chain of one data set does not hold, in words; an empty list where it does."""
     problems: list[str] = []
     expected, previous = 0, START

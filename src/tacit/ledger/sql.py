@@ -20,7 +20,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
-from tacit.ledger.entries import Head, Row, chained
+from tacit.ledger.entries import ChainHead, Row, chained
 from tacit.ledger.errors import (
     AccessDenied,
     DatasetExists,
@@ -142,7 +142,7 @@ class SqlStore:
         with self._transaction() as connection:
             return self._names(connection)
 
-    def rows(self, dataset: str) -> tuple[list[Row], Head | None]:
+    def rows(self, dataset: str) -> tuple[list[Row], ChainHead | None]:
         """All rows of a data set in order, and its head, from one snapshot."""
         if self._absent():
             raise unknown(dataset, [], f"{self.place()} (there is no such file yet)")
@@ -153,7 +153,7 @@ class SqlStore:
             head = connection.execute(sa.select(_heads).where(_heads.c.dataset == dataset)).first()
             if not found and head is None:
                 raise unknown(dataset, self._names(connection), self.place())
-        return [Row(*row) for row in found], None if head is None else Head(head.seq, head.hash)
+        return [Row(*row) for row in found], None if head is None else ChainHead(head.seq, head.hash)
 
     def first(self, dataset: str) -> Row:
         """The registration."""

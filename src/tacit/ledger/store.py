@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from tacit.ledger.entries import Head, Row, chained
+from tacit.ledger.entries import ChainHead, Row, chained
 from tacit.ledger.errors import CopyError, DatasetExists, UnknownDataset
 
 #: Given the last row, the next entry; raises to refuse it.
@@ -36,7 +36,7 @@ class Store(Protocol):
     def names(self) -> list[str]:
         """The registered data sets."""
 
-    def rows(self, dataset: str) -> tuple[list[Row], Head | None]:
+    def rows(self, dataset: str) -> tuple[list[Row], ChainHead | None]:
         """All rows of a data set in order, and its head, read at one moment."""
 
     def first(self, dataset: str) -> Row:
@@ -76,11 +76,11 @@ class MemoryStore:
         """The registered data sets."""
         return sorted(self._rows)
 
-    def rows(self, dataset: str) -> tuple[list[Row], Head | None]:
+    def rows(self, dataset: str) -> tuple[list[Row], ChainHead | None]:
         """All rows of a data set in order, and its head."""
         self._require(dataset)
         rows = list(self._rows[dataset])
-        return rows, Head(rows[-1].seq, rows[-1].hash)
+        return rows, ChainHead(rows[-1].seq, rows[-1].hash)
 
     def first(self, dataset: str) -> Row:
         """The registration."""

@@ -14,7 +14,7 @@ from typing import Any
 from tacit import accounting as acc
 from tacit.accounting.bound import ADJACENCY_WORDS
 from tacit.ledger import entries
-from tacit.ledger.entries import Head, Row, chain_problems
+from tacit.ledger.entries import ChainHead, Row, chain_problems
 from tacit.ledger.errors import LedgerTampered, PriceError, UnreadableEntry
 from tacit.ledger.rules import FAILURE_SHARE, Price, RenyiRule, Rule, Totals, certified, make_rule
 
@@ -23,7 +23,7 @@ NOT_ADAPTIVE = "if the choices had not depended on results"
 
 
 @dataclasses.dataclass(frozen=True)
-class Dataset:
+class DatasetTerms:
     """The terms of a data set, fixed when it was registered."""
 
     name: str
@@ -47,7 +47,7 @@ class Dataset:
         return {name: getattr(self, name) for name in names} | self.rule.to_dict()
 
     @classmethod
-    def from_terms(cls, name: str, terms: dict[str, Any]) -> Dataset:
+    def from_terms(cls, name: str, terms: dict[str, Any]) -> DatasetTerms:
         """Reads what :meth:`to_terms` wrote."""
         orders = tuple(terms["orders"]) if "orders" in terms else None
         share = terms.get("failure_share", FAILURE_SHARE)
@@ -57,7 +57,7 @@ class Dataset:
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class ChargeRecord:
     """One charge as it stands in the history. Its price counts whether or not its mechanism can be read here."""
 
     seq: int
@@ -92,7 +92,7 @@ class Record:
         return repr(self.mechanism) if self.readable else f"{self.description.get('kind')} (cannot be read here)"
 
     @classmethod
-    def read(cls, rows: Sequence[Row]) -> list[Record]:
+    def read(cls, rows: Sequence[Row]) -> list[ChargeRecord]:
         """The charges in these rows, in order."""
         opened = [row.read() for row in rows]
         confirmed = {entry["charge"] for entry in opened if entry["kind"] == "confirm"}
@@ -132,7 +132,7 @@ class Budget:
     price of all charges together at the data set's δ, true *if the choices had not depended on results*.
     """
 
-    dataset: Dataset
+    dataset: DatasetTerms
     spent_epsilon: float
     spent_delta: float
     left_epsilon: float
@@ -145,11 +145,11 @@ class Budget:
     renyi: tuple[tuple[float, float, float], ...] = ()  # order, spent, limit
 
     @classmethod
-    def read(cls, dataset: Dataset, rows: Sequence[Row], head: Head | None) -> Budget:
+    def read(cls, dataset: DatasetTerms, rows: Sequence[Row], head: ChainHead | None) -> Budget:
         """The state after these rows."""
         if head is None:
             raise LedgerTampered(f"the record of the head of {dataset.name!r} is missing")
-        records = Record.read(rows)
+        records = ChargeRecord.read(rows)
         totals = Totals()
         for record in records:
             totals = totals.plus(record.price)
@@ -230,7 +230,7 @@ class Verification:
 
 
 def verify_dataset(
-    name: str, rows: Sequence[Row], head: Head | None, heads: tuple[str, ...], reprice: bool
+    name: str, rows: Sequence[Row], head: ChainHead | None, heads: tuple[str, ...], reprice: bool
 ) -> list[str]:
     """Problems in the chain, the sums and the rule of one data set."""
     problems = chain_problems(name, rows, head)
@@ -250,7 +250,7 @@ def _content_problems(name: str, opened: list[dict[str, Any]], reprice: bool) ->
     problems: list[str] = []
     if opened[0]["kind"] != "register":
         return [f"{name}: entry 0 is not the registration"]
-    terms = Dataset.from_terms(name, opened[0]["terms"])
+    terms = DatasetTerms.from_terms(name, opened[0]["terms"])
     totals = Totals()
     known: set[str] = set()
     for entry in opened[1:]:
@@ -272,7 +272,7 @@ def _content_problems(name: str, opened: list[dict[str, Any]], reprice: bool) ->
     return problems
 
 
-def _price_problems(at: str, terms: Dataset, entry: dict[str, Any], price: Price) -> list[str]:
+def _price_problems(at: str, terms: DatasetTerms, entry: dict[str, Any], price: Price) -> list[str]:
     try:
         mechanism = acc.from_dict(entry["mechanism"])
     except (acc.AccountingError, KeyError, TypeError, ValueError) as error:
@@ -284,7 +284,7 @@ def _price_problems(at: str, terms: Dataset, entry: dict[str, Any], price: Price
     return [f"{at} was charged ε={price.epsilon:.6g}; the accountant asks {again.epsilon:.6g}"] if low else []
 
 
-def _composition(dataset: Dataset, records: Sequence[Record]) -> acc.Bound | None:
+def _composition(dataset: DatasetTerms, records: Sequence[ChargeRecord]) -> acc.Bound | None:
     if not records or dataset.delta == 0:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Ways of composing, side by side."""
+"""Accountants, side by side."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ DELTA = 1e-5
 
 
 def test_basic_composition_adds_up() -> None:
-    assert acc.ways.basic(acc.PureDP(0.5) * 4 + acc.Laplace(2.0), DELTA).epsilon == pytest.approx(2.5)
-    price = acc.ways.basic(acc.ApproxDP(0.1, 1e-7) * 10, DELTA)
+    assert acc.accountants.basic(acc.PureDP(0.5) * 4 + acc.Laplace(2.0), DELTA).epsilon == pytest.approx(2.5)
+    price = acc.accountants.basic(acc.ApproxDP(0.1, 1e-7) * 10, DELTA)
     assert price.epsilon == pytest.approx(1.0)
     with pytest.raises(acc.NotApplicable, match="add up"):
-        acc.ways.basic(acc.ApproxDP(0.1, 1e-6) * 11, DELTA)
+        acc.accountants.basic(acc.ApproxDP(0.1, 1e-6) * 11, DELTA)
 
 
 def test_basic_composition_shares_delta_among_the_steps_that_need_one() -> None:
-    price = acc.ways.basic(acc.Gaussian(5.0) * 8 + acc.PureDP(0.3), DELTA)
+    price = acc.accountants.basic(acc.Gaussian(5.0) * 8 + acc.PureDP(0.3), DELTA)
     assert price.epsilon == pytest.approx(8 * acc.epsilon(acc.Gaussian(5.0), DELTA / 8).upper + 0.3)
     assert "over 8 steps" in price.note
 
 
 def test_advanced_composition_is_the_theorem() -> None:
-    price = acc.ways.advanced(acc.PureDP(0.1) * 200, DELTA)
+    price = acc.accountants.advanced(acc.PureDP(0.1) * 200, DELTA)
     by_hand = 0.1 * math.sqrt(2 * 200 * math.log(1 / DELTA)) + 200 * 0.1 * math.expm1(0.1) / (math.exp(0.1) + 1)
     assert price.epsilon == pytest.approx(by_hand)
 
 
 def test_advanced_composition_of_a_training_run_goes_through_the_lemma_and_says_how_delta_was_split() -> None:
     rate, steps = 0.01, 1000
-    price = acc.ways.advanced(poisson(rate, 4.0, steps), DELTA)
+    price = acc.accountants.advanced(poisson(rate, 4.0, steps), DELTA)
     each = 0.5 * DELTA / steps
     one = math.log1p(rate * math.expm1(acc.epsilon(acc.Gaussian(4.0), each / rate).upper))
     by_hand = one * math.sqrt(2 * steps * math.log(2 / DELTA)) + steps * one * math.tanh(one / 2)
@@ -48,7 +48,7 @@ def test_advanced_composition_of_a_training_run_goes_through_the_lemma_and_says_
 
 def test_the_amplification_lemma_is_valid_for_one_step() -> None:
     step = acc.PoissonSampled(acc.Gaussian(1.0), 0.1)
-    lemma = acc.ways.amplified(acc.epsilon(acc.Gaussian(1.0), DELTA / 0.1).upper, 0.1)
+    lemma = acc.accountants.amplified(acc.epsilon(acc.Gaussian(1.0), DELTA / 0.1).upper, 0.1)
     assert acc.epsilon(step, DELTA).upper <= lemma * (1 + 1e-9)
 
 
@@ -66,7 +66,7 @@ def test_the_table_is_aligned_and_names_its_terms() -> None:
     text = repr(acc.compare(poisson(0.01, 2.0, 1000), DELTA, adjacency="replace-one"))
     lines = text.splitlines()
     assert "δ=1e-05, replace one record" in lines[0]
-    assert [line.split()[0] for line in lines[2:]] == list(acc.ways.WAYS)
+    assert [line.split()[0] for line in lines[2:]] == list(acc.accountants.ACCOUNTANTS)
     column = lines[1].index("what it is")
     assert all(line[column - 1] == " " and line[column] != " " for line in lines[1:])
     assert "not applicable: " in text
@@ -75,7 +75,7 @@ def test_the_table_is_aligned_and_names_its_terms() -> None:
 def test_the_table_is_plain_json() -> None:
     plain = json.loads(json.dumps(acc.compare(acc.Gaussian(0.0), DELTA).to_dict()))
     assert plain["adjacency"] == "add-remove"
-    rows = {row["way"]: row for row in plain["ways"]}
+    rows = {row["accountant"]: row for row in plain["accountants"]}
     assert rows["certified"]["epsilon"] == "inf"
     assert rows["basic"]["applicable"] is False
 
@@ -85,7 +85,7 @@ def test_a_truncated_sampler_pays_for_its_overflow_in_every_renyi_way() -> None:
     roomy = acc.TruncatedPoissonSampled(acc.Gaussian(1.0), 0.05, 2000, 250) * 100
     tight = acc.TruncatedPoissonSampled(acc.Gaussian(1.0), 0.05, 2000, 164) * 100
     hopeless = acc.TruncatedPoissonSampled(acc.Gaussian(1.0), 0.05, 2000, 110) * 100
-    values = [acc.ways.rdp(run, DELTA).epsilon for run in (plain, roomy, tight, hopeless)]
+    values = [acc.accountants.rdp(run, DELTA).epsilon for run in (plain, roomy, tight, hopeless)]
     assert values[0] <= values[1] < values[2]
     assert values[3] == math.inf
     # what it claims must hold: δ of the untruncated run, plus (1 + e^ε)·w, stays within δ
@@ -94,7 +94,7 @@ def test_a_truncated_sampler_pays_for_its_overflow_in_every_renyi_way() -> None:
 
 
 def test_gaussian_dp_adds_squares_exactly_where_no_limit_is_taken() -> None:
-    price = acc.ways.gdp(acc.Gaussian(2.0) * 3 + acc.GDP(0.5), DELTA)
+    price = acc.accountants.gdp(acc.Gaussian(2.0) * 3 + acc.GDP(0.5), DELTA)
     assert price.epsilon == pytest.approx(acc.epsilon(acc.GDP(math.sqrt(3 / 4 + 1 / 4)), DELTA).upper)
     assert price.approximation
 

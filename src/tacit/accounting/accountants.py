@@ -1,8 +1,8 @@
-"""What would other accountants say? Ways of composing, from the first theorem to the certified price, side by side.
+"""What would other accountants say? From the first composition theorem to the certified price, side by side.
 
-Each way is called by name and answers with a :class:`Price`, or raises :class:`NotApplicable` with the reason where its
-theorem does not cover a mechanism. All but ``gdp`` are upper bounds on the true ε; ``gdp`` is an approximation that can
-be too low and is labelled so. :func:`compare` asks them all.
+Each accountant is called by name and answers with an :class:`AccountantPrice`, or raises :class:`NotApplicable` with
+the reason where its theorem does not cover a mechanism. All but ``gdp`` are upper bounds on the true ε; ``gdp`` is an
+approximation that can be too low and is labelled so. :func:`compare` asks them all.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tacit.accounting.sampling import PoissonSampled, amplified
 
 
 class NotApplicable(AccountingError):
-    """A way of composing whose theorem does not cover this mechanism."""
+    """An accountant whose theorem does not cover this mechanism."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Price:
-    """An ε at δ by one way of composing, with the terms it holds under.
+class AccountantPrice:
+    """An ε at δ by one accountant, with the terms it holds under.
 
-    ``lower`` is a proven lower bound on the true ε (0 where the way has none). ``approximation`` says that ``epsilon``
-    is not a bound at all: the truth may be larger.
+    ``lower`` is a proven lower bound on the true ε (0 where the accountant has none). ``approximation`` says that
+    ``epsilon`` is not a bound at all: the truth may be larger.
     """
 
-    way: str
+    accountant: str
     epsilon: float
     delta: float
     adjacency: str
@@ -54,9 +54,7 @@ class Price:
     def __repr__(self) -> str:
         sign = "≈" if self.approximation else "≤"
         note = f" ({self.note})" if self.note else ""
-        return (
-            f"{self.way}: ε {sign} {_shown(self.epsilon, self.approximation)} at δ={self.delta:g}, {self.terms}{note}"
-        )
+        return f"{self.accountant}: ε {sign} {_shown(self.epsilon, self.approximation)} at δ={self.delta:g}, {self.terms}{note}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; infinities are written as the string ``"inf"``."""
@@ -65,72 +63,78 @@ class Price:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The price of one mechanism by every way of composing; prints as a table.
+    """The price of one mechanism by every accountant; prints as a table.
 
-    ``comparison["rdp"]`` is that way's :class:`Price`; where it does not apply, :class:`NotApplicable` is raised.
+    ``comparison["rdp"]`` is that accountant's :class:`AccountantPrice`, or raises :class:`NotApplicable`.
     """
 
     delta: float
     adjacency: str
     unit: str
     group: int
-    prices: dict[str, Price]
+    prices: dict[str, AccountantPrice]
     refused: dict[str, str]
 
-    def __getitem__(self, way: str) -> Price:
-        if way in self.refused:
-            raise NotApplicable(f"{way}: {self.refused[way]}")
-        return self.prices[way]
+    def __getitem__(self, name: str) -> AccountantPrice:
+        if name in self.refused:
+            raise NotApplicable(f"{name}: {self.refused[name]}")
+        return self.prices[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(WAYS)
+        return iter(ACCOUNTANTS)
 
     def __len__(self) -> int:
-        return len(WAYS)
+        return len(ACCOUNTANTS)
 
     def __repr__(self) -> str:
         rows = [("accountant", "ε", "what it is")]
-        for way in WAYS:
-            if way in self.refused:
-                rows.append((way, "-", f"not applicable: {self.refused[way]}"))
+        for name in ACCOUNTANTS:
+            if name in self.refused:
+                rows.append((name, "-", f"not applicable: {self.refused[name]}"))
                 continue
-            price = self.prices[way]
+            price = self.prices[name]
             kind = "approximation, can be too low" if price.approximation else "upper bound"
-            if way == "certified":
+            if name == "certified":
                 kind = f"certified: at least {_shown(price.lower, True)}"
             shown = _shown(price.epsilon, price.approximation)
-            rows.append((way, shown, f"{kind}; {price.note}" if price.note else kind))
+            rows.append((name, shown, f"{kind}; {price.note}" if price.note else kind))
         wide = [max(len(row[i]) for row in rows) for i in range(2)]
-        lines = [f"{name:<{wide[0]}}  {value:>{wide[1]}}  {text}".rstrip() for name, value, text in rows]
+        lines = [f"{one:<{wide[0]}}  {value:>{wide[1]}}  {text}".rstrip() for one, value, text in rows]
         return "\n".join([f"ε at δ={self.delta:g}, {_terms(self.adjacency, self.unit, self.group)}", *lines])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         rows: list[dict[str, Any]] = []
-        for way in WAYS:
-            if way in self.prices:
-                price = self.prices[way].to_dict()
-                keep = ("way", "epsilon", "lower", "approximation", "note")
+        for name in ACCOUNTANTS:
+            if name in self.prices:
+                price = self.prices[name].to_dict()
+                keep = ("accountant", "epsilon", "lower", "approximation", "note")
                 rows.append({"applicable": True, **{k: price[k] for k in keep}})
             else:
-                rows.append({"applicable": False, "way": way, "note": f"not applicable: {self.refused[way]}"})
+                rows.append(
+                    {
+                        "applicable": False,
+                        "accountant": name,
+                        "note": f"not applicable: {self.refused[name]}",
+                    }
+                )
         terms = {"delta": self.delta, "adjacency": self.adjacency, "unit": self.unit, "group": self.group}
-        return {**terms, "ways": rows}
+        return {**terms, "accountants": rows}
 
 
 def compare(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> Comparison:
-    """The ε of ``mechanism`` by every way of composing.
+    """The ε of ``mechanism`` by every accountant.
 
     >>> from tacit.accounting import Gaussian, PoissonSampled
     >>> table = compare(PoissonSampled(Gaussian(8.0), 0.01) * 5370, delta=1e-5)
     >>> round(table["moments"].epsilon, 3), round(table["certified"].epsilon, 3)
     (0.5, 0.312)
     """
-    prices: dict[str, Price] = {}
+    prices: dict[str, AccountantPrice] = {}
     refused: dict[str, str] = {}
-    for name, way in WAYS.items():
+    for name, accountant in ACCOUNTANTS.items():
         try:
-            prices[name] = way(mechanism, delta, adjacency=adjacency, group=group)
+            prices[name] = accountant(mechanism, delta, adjacency=adjacency, group=group)
         except NotApplicable as error:
             refused[name] = str(error)
     return Comparison(float(delta), adjacency, mechanism.unit, int(group), prices, refused)
@@ -139,7 +143,7 @@ def compare(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove"
 # -- the theorems on (ε, δ) ----
 
 
-def basic(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> Price:
+def basic(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> AccountantPrice:
     """Sums of ε and of δ (Dwork & Roth 2014, theorem 3.16), δ shared equally by the steps that need one.
 
     >>> from tacit.accounting import PureDP
@@ -149,10 +153,10 @@ def basic(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", 
     members = _asked(mechanism, delta, adjacency, group)
     steps = _Steps(members, delta, adjacency, group)
     total = math.fsum(times * one for one, times in steps.epsilons)
-    return Price("basic", total, delta, adjacency, mechanism.unit, group, note=steps.note)
+    return AccountantPrice("basic", total, delta, adjacency, mechanism.unit, group, note=steps.note)
 
 
-def advanced(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> Price:
+def advanced(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> AccountantPrice:
     """Advanced composition for steps that may differ (Kairouz, Oh & Viswanath 2015, theorem 3.5).
 
     ε = Σ ε_i (e^{ε_i} - 1)/(e^{ε_i} + 1) + sqrt(2 ln(1/δ') Σ ε_i²). Half of what the stated δ leave is δ', the other
@@ -170,7 +174,7 @@ def advanced(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove
     spread = math.sqrt(-2 * math.log(steps.tail) * square) if square < math.inf else math.inf
     plain = math.fsum(times * one for one, times in steps.epsilons)
     note = steps.note + ("; the plain sum is smaller" if plain < mean + spread else "")
-    return Price("advanced", min(plain, mean + spread), delta, adjacency, mechanism.unit, group, note=note)
+    return AccountantPrice("advanced", min(plain, mean + spread), delta, adjacency, mechanism.unit, group, note=note)
 
 
 class _Steps:
@@ -236,7 +240,7 @@ class _Steps:
 # -- Rényi ----
 
 
-def moments(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> Price:
+def moments(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> AccountantPrice:
     """The moments accountant as first published (Abadi et al. 2016): moments 1 to 32 and the classic conversion.
 
     >>> from tacit.accounting import Gaussian, PoissonSampled
@@ -246,7 +250,7 @@ def moments(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove"
     return _by_renyi("moments", mechanism, delta, adjacency, group)
 
 
-def rdp(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> Price:
+def rdp(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> AccountantPrice:
     """Rényi composition (Mironov 2017) at the best fractional order, with the improved conversion.
 
     >>> from tacit.accounting import Gaussian, PoissonSampled
@@ -256,24 +260,24 @@ def rdp(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", gr
     return _by_renyi("rdp", mechanism, delta, adjacency, group)
 
 
-def _by_renyi(way: str, mechanism: Mechanism, delta: float, adjacency: str, group: int) -> Price:
+def _by_renyi(accountant: str, mechanism: Mechanism, delta: float, adjacency: str, group: int) -> AccountantPrice:
     if not _asked(mechanism, delta, adjacency, group):
-        return Price(way, 0.0, delta, adjacency, mechanism.unit, group)
+        return AccountantPrice(accountant, 0.0, delta, adjacency, mechanism.unit, group)
     curve = RenyiCurve(mechanism, adjacency=adjacency, group=group)
-    value, order = curve.epsilon(delta, MOMENTS, "classic") if way == "moments" else curve.epsilon(delta)
+    value, order = curve.epsilon(delta, MOMENTS, "classic") if accountant == "moments" else curve.epsilon(delta)
     if curve.failure >= delta:
         note = f"events of probability {curve.failure:.3g} have infinite loss"
     elif math.isinf(value):
         note = ""
     else:
-        note = f"moment {order - 1:.0f} of 1 to 32" if way == "moments" else f"order {order:.4g}"
-    return Price(way, value, delta, adjacency, mechanism.unit, group, note=note)
+        note = f"moment {order - 1:.0f} of 1 to 32" if accountant == "moments" else f"order {order:.4g}"
+    return AccountantPrice(accountant, value, delta, adjacency, mechanism.unit, group, note=note)
 
 
 # -- Gaussian DP ----
 
 
-def gdp(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> Price:
+def gdp(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> AccountantPrice:
     """The central limit of Gaussian DP (Bu, Dong, Long & Su 2020): μ² = Σ T q² (e^{1/σ²} - 1). An approximation.
 
     It holds in the limit of many steps at small rates and can be far too low otherwise: never report it as a guarantee.
@@ -304,13 +308,13 @@ def gdp(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", gr
     mu = math.sqrt(square)
     value = certified_epsilon(GDP(mu), delta).upper if members else 0.0
     note = f"μ = {mu:.4g}" + ("" if limits else ", no limit taken: every step is priced as Gaussian")
-    return Price("gdp", value, delta, adjacency, mechanism.unit, group, approximation=True, note=note)
+    return AccountantPrice("gdp", value, delta, adjacency, mechanism.unit, group, approximation=True, note=note)
 
 
 # -- certified ----
 
 
-def certified(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> Price:
+def certified(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> AccountantPrice:
     """The certified price of :func:`tacit.accounting.epsilon`: an interval that contains the true ε.
 
     >>> from tacit.accounting import Gaussian
@@ -320,11 +324,13 @@ def certified(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remov
     """
     bound: Bound = certified_epsilon(mechanism, delta, adjacency=adjacency, group=group)
     note = "" if bound.tight else "only upper bounds are known for this mechanism"
-    return Price("certified", bound.upper, delta, adjacency, mechanism.unit, group, lower=bound.lower, note=note)
+    return AccountantPrice(
+        "certified", bound.upper, delta, adjacency, mechanism.unit, group, lower=bound.lower, note=note
+    )
 
 
-#: Every way of composing by name, from the loosest to the tightest; ``gdp`` is no bound.
-WAYS = {
+#: Every accountant by name, from the loosest to the tightest; ``gdp`` is no bound.
+ACCOUNTANTS = {
     "basic": basic,
     "advanced": advanced,
     "moments": moments,
