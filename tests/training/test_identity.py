@@ -312,7 +312,7 @@ SCRIPT = """
 import argparse, dataclasses, enum, functools, json, pathlib, random, re, sys
 import numpy as np, torch, torch.nn.functional as F
 from torch import nn
-from tacit.sgd import identity
+from tacit.sgd.training import identity
 
 class Kind(enum.Enum):
     ONE = 1
