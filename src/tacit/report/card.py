@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-import tacit
+from tacit import __version__
 from tacit import accounting as acc
 from tacit.ledger import Release, public
 from tacit.ledger.release import Charged, Public, _plain
@@ -57,7 +57,7 @@ def make_card(run: Run) -> Release:
     return Release(
         {
             "card": _all(
-                {"format": "tacit privacy card", "version": 1, "created": now, "library": f"tacit {tacit.__version__}"},
+                {"format": "tacit privacy card", "version": 1, "created": now, "library": f"tacit {__version__}"},
                 "about the card itself",
             ),
             "run": _all({"name": run.name, "purpose": run.purpose, "method": run.method}, CHOSEN)
@@ -188,7 +188,7 @@ def _accountant(run: Run) -> Release:
     return _all(
         {
             "name": "tacit.accounting",
-            "version": tacit.__version__,
+            "version": __version__,
             "method": "exact composition of privacy loss, with certified bounds on every numerical error",
             "assumptions": assumptions,
             "comparison": _comparison(run),

@@ -34,7 +34,7 @@ from tacit.sgd.training.data import Batch, Records, Table, records
 from tacit.sgd.training.training import Training
 
 if TYPE_CHECKING:
-    from tacit.sgd import Clipping
+    from tacit.sgd.gradients.bounds import Clipping
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
