@@ -15,7 +15,7 @@ from tacit.audit.attacks import lira, logit_confidence, rmia
 from tacit.audit.mutants import MUTANTS
 from tacit.audit.pipeline import Pipeline
 from tacit.ledger import OperatorView, PrivateValueError
-from tacit.ledger.release import _plain
+from tacit.ledger.release import json_values
 from tacit.report import describe, make_card, make_page, read_card, write_card
 from tacit.sgd import fit
 from tacit.sgd.training.canaries import AuditedTraining, Canaries, Planted
@@ -193,7 +193,7 @@ def test_scores_of_input_canaries_come_from_released_weights_and_may_leave():
 
 def test_an_audit_enters_card_and_report(planted, tmp_path):
     found = audit_run(planted, made_up=True)
-    card = make_card(describe(planted.training, "audited", audit=_plain(found.to_dict())))
+    card = make_card(describe(planted.training, "audited", audit=json_values(found.to_dict())))
     page = make_page(card)
     assert "ROC of the attack" in page
     assert "Scores of canaries" in page

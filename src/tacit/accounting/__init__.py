@@ -12,7 +12,7 @@ from tacit.accounting.alternatives import Either, one_of
 from tacit.accounting.base import ADJACENCIES, Composed, Mechanism, from_dict, nothing
 from tacit.accounting.bound import Bound, Stated
 from tacit.accounting.calibration import calibrate, calibrate_delta, calibrate_rate, calibrate_steps
-from tacit.accounting.curves import Profile, Tradeoff, gdp_equivalent, profile, renyi_curve, tradeoff
+from tacit.accounting.curves import Profile, Tradeoff, gdp_equivalent, profile, tradeoff
 from tacit.accounting.errors import AccountingError, AdjacencyError, PrivacyWarning, UnitError
 from tacit.accounting.filters import FilterExceeded, RenyiFilter, RenyiOdometer
 from tacit.accounting.mechanisms import (
@@ -91,6 +91,5 @@ __all__ = [
     "one_of",
     "profile",
     "renyi",
-    "renyi_curve",
     "tradeoff",
 ]

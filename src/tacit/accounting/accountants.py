@@ -54,7 +54,8 @@ class AccountantPrice:
     def __repr__(self) -> str:
         sign = "≈" if self.approximation else "≤"
         note = f" ({self.note})" if self.note else ""
-        return f"{self.accountant}: ε {sign} {_shown(self.epsilon, self.approximation)} at δ={self.delta:g}, {self.terms}{note}"
+        shown = _shown(self.epsilon, self.approximation)
+        return f"{self.accountant}: ε {sign} {shown} at δ={self.delta:g}, {self.terms}{note}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; infinities are written as the string ``"inf"``."""

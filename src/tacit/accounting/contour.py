@@ -44,12 +44,6 @@ def log_kappa(c: float) -> float:
     return -c * math.log1p(1 / c) - math.log1p(c)
 
 
-def chernoff(parts: Parts, c: float, epsilon: float) -> float:
-    """An upper bound on log δ(ε) from one real abscissa."""
-    k, e = log_mgf_real(parts, c)
-    return k + e - c * epsilon + log_kappa(c)
-
-
 @dataclasses.dataclass(frozen=True)
 class Abscissa:
     """Where the contour crosses the real axis: near the saddle point, with the spread of the tilted loss."""

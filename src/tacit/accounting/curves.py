@@ -19,7 +19,6 @@ from tacit.accounting.bound import Bound
 from tacit.accounting.errors import AccountingError
 from tacit.accounting.pricing import Ends, delta_of_orders
 from tacit.accounting.pricing import epsilon as certified_epsilon
-from tacit.accounting.renyi import renyi
 
 Array = NDArray[np.float64]
 
@@ -257,24 +256,6 @@ def gaussian_log_delta(mu: float, epsilon: float) -> float:
     first = float(log_ndtr(-epsilon / mu + mu / 2))
     second = epsilon + float(log_ndtr(-epsilon / mu - mu / 2))
     return first + math.log(-math.expm1(second - first)) if second < first else -math.inf
-
-
-def renyi_curve(
-    mechanism: Mechanism,
-    orders: ArrayLike | None = None,
-    *,
-    adjacency: str = "add-remove",
-    group: int = 1,
-) -> tuple[Array, Array]:
-    """Orders and upper bounds on the Rényi divergence at each; without ``orders``, 48 of them from 1.05 to 256.
-
-    >>> from tacit.accounting import Gaussian
-    >>> orders, divergences = renyi_curve(Gaussian(1.0))
-    >>> bool(abs(divergences[-1] - 128) < 1e-9)
-    True
-    """
-    grid = 1 + np.exp(np.linspace(math.log(0.05), math.log(255.0), 48)) if orders is None else np.asarray(orders, float)
-    return grid, renyi(mechanism, grid, adjacency=adjacency, group=group)
 
 
 def _plain(curve: Any) -> dict[str, Any]:

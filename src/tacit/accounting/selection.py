@@ -254,17 +254,3 @@ def _second_order(mechanism: Mechanism, adjacency: str, group: int, gamma: float
         grid = np.exp(np.linspace(math.log(low), math.log(high), 9))
         heights = values(grid)
     return min(float(np.nanmin(heights)), math.log(1 / gamma))
-
-
-def theorem_six(selected: Selected, order: float, *, adjacency: str = "add-remove", group: int = 1) -> float:
-    """The Rényi bound for a Poisson number of runs with δ' from Rényi divergences alone, as first published.
-
-    The price uses the base's exact profile for δ', which is smaller.
-    """
-    curve = RenyiCurve(selected.mechanism, adjacency=adjacency, group=group)
-    c = np.array([order - 1])
-    grid = np.exp(np.linspace(math.log(1e-1), math.log(1e4), 20_000))
-    kappa = -grid * np.log1p(1 / grid) - np.log1p(grid)  # of the improved conversion
-    log_delta = float(np.min(curve.moments(grid).max(axis=0) + kappa - np.log1p(1 / c) * grid))
-    extra = selected.mean * math.exp(min(log_delta, 0.0)) + math.log(selected.mean) / float(c[0])
-    return max(0.0, float(curve.moments(c).max() / c[0]) + extra)

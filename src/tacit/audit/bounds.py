@@ -187,17 +187,6 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(optimize.brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, high, xtol=1e-10))
 
 
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The μ whose ε at δ this is.
-
-    >>> round(gaussian_mu(4.377, 1e-5), 3)
-    1.0
-    """
-    if epsilon <= 0:
-        return 0.0
-    return float(optimize.brentq(lambda mu: gaussian_epsilon(mu, delta) - epsilon, 0.0, 60.0, xtol=1e-10))
-
-
 # -- two worlds --------------------------------------------------------------------------------------------------------
 
 

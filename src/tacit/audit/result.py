@@ -13,9 +13,6 @@ from tacit.audit.findings import FAMILY_WISE, Finding
 from tacit.audit.findings import verdict as verdict_of
 from tacit.ledger import OperatorView, PrivateValueError
 
-#: What a card may say beside the figures.
-NOT_SAFETY = "A lower bound says what an attack achieved, not what another could: a low one is no evidence of safety."
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Audit:

@@ -113,9 +113,9 @@ def audit(
     ) as error:
         fail(str(error))
     if as_json:
-        from tacit.ledger.release import _plain
+        from tacit.ledger.release import json_values
 
-        typer.echo(json.dumps(_plain(found.to_dict()), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(json_values(found.to_dict()), indent=2, ensure_ascii=False))
     else:
         _show(found)
         typer.echo(f"card    {run / 'privacy.json'}\nreport  {run / 'report.html'}")

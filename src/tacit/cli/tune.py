@@ -366,7 +366,7 @@ def _planned(made: PrivateSearch) -> dict[str, Any]:
 
 def _to_toml(settings: Settings, space: dict[str, Any], search: dict[str, Any]) -> str:
     """The configuration with absolute paths, in a form that :func:`read` takes back."""
-    from tacit.schema.toml import _value
+    from tacit.schema.toml import toml_value
 
     absolute: dict[str, Any] = {
         k: str(Path(v).resolve())
@@ -379,11 +379,11 @@ def _to_toml(settings: Settings, space: dict[str, Any], search: dict[str, Any]) 
     lines += ["", "[space]"]
     for key, values in space.items():
         if isinstance(values, dict):
-            inner = ", ".join(f"{k} = {_value(v)}" for k, v in values.items())
+            inner = ", ".join(f"{k} = {toml_value(v)}" for k, v in values.items())
             lines.append(f"{key} = {{ {inner} }}")
         else:
-            lines.append(f"{key} = {_value(values)}")
-    lines += ["", "[search]", *(f"{key} = {_value(value)}" for key, value in search.items() if value is not None)]
+            lines.append(f"{key} = {toml_value(values)}")
+    lines += ["", "[search]", *(f"{key} = {toml_value(value)}" for key, value in search.items() if value is not None)]
     return "\n".join(lines) + "\n"
 
 

@@ -8,7 +8,6 @@ printed on a privacy card and tells an outsider nothing, while the ledger can st
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -31,11 +30,6 @@ def fingerprint(data: Any, key: bytes) -> str:
     state = hashlib.blake2b(key=key, digest_size=16, person=b"tacit data")
     _feed(state, data)
     return PREFIX + state.hexdigest()
-
-
-def matches(data: Any, key: bytes, expected: str) -> bool:
-    """Whether ``data`` has the fingerprint ``expected``."""
-    return hmac.compare_digest(fingerprint(data, key), expected)
 
 
 def _feed(state: hashlib.blake2b, data: Any) -> None:

@@ -131,7 +131,7 @@ class Release(Mapping[str, Any]):
 
     def to_json(self, indent: int | None = 2) -> str:
         """The release as JSON text; infinities are the string ``"inf"``."""
-        return json.dumps(_plain(self.to_dict()), indent=indent, ensure_ascii=False, allow_nan=False)
+        return json.dumps(json_values(self.to_dict()), indent=indent, ensure_ascii=False, allow_nan=False)
 
     def __repr__(self) -> str:
         return f"Release({', '.join(f'{key}={self[key]!r}' for key in self)})"
@@ -221,7 +221,7 @@ class OperatorLog:
         if not isinstance(view, OperatorView):
             raise PrivateValueError(f"an operator log takes an OperatorView, not {type(view).__name__}")
         line = {"time": datetime.datetime.now(datetime.UTC).isoformat(), "note": MARK, **context, **view.reveal()}
-        text = json.dumps(_plain(line), ensure_ascii=False, default=repr) + "\n"
+        text = json.dumps(json_values(line), ensure_ascii=False, default=repr) + "\n"
         descriptor = self._open()
         with open(descriptor, "a", encoding="utf-8") as file:
             file.write(text)
@@ -306,14 +306,14 @@ def _no_operator_view(key: str, value: Any, depth: int = 0) -> None:
             _no_operator_view(key, inner, depth + 1)
 
 
-def _plain(value: Any) -> Any:
+def json_values(value: Any) -> Any:
     """Infinities as text, numpy's scalars and arrays as Python's numbers and lists."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): json_values(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [json_values(v) for v in value]
     if hasattr(value, "tolist"):
-        return _plain(value.tolist())
+        return json_values(value.tolist())
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return str(value)
     return value

@@ -23,7 +23,7 @@ import numpy as np
 from tacit import __version__
 from tacit import accounting as acc
 from tacit.ledger import Release, public
-from tacit.ledger.release import Charged, Public, _plain
+from tacit.ledger.release import Charged, Public, json_values
 from tacit.report import check, words
 from tacit.report.files import write_whole
 from tacit.report.run import NOT_STATED, Run
@@ -307,7 +307,7 @@ def to_json(card: Release) -> str:
     >>> json.loads(to_json(make_card(Run("count", acc.Laplace(10.0), delta=1e-9))))["sources"]["guarantee.delta"]
     'public: price of the mechanism, computed without the data'
     """
-    plain: dict[str, Any] = _plain(card.to_dict())
+    plain: dict[str, Any] = json_values(card.to_dict())
     plain["evaluation"] = list(plain["evaluation"].values())
     plain["sources"] = sources(card)
     found = check.problems(plain)

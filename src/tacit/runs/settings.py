@@ -122,10 +122,10 @@ class Settings:
 
     def to_toml(self) -> str:
         """TOML text that :func:`read` takes back. It may be published: of the ledger's address no secret is in it."""
-        from tacit.schema.toml import _value
+        from tacit.schema.toml import toml_value
 
         shown = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"ledger": written(self.ledger)}
-        lines = [f"{name} = {_value(value)}" for name, value in shown.items() if value is not None]
+        lines = [f"{name} = {toml_value(value)}" for name, value in shown.items() if value is not None]
         return "\n".join(lines) + "\n"
 
 

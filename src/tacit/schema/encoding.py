@@ -197,7 +197,7 @@ def _numeric(column: Numeric, table: Fetched, tally: _Tally) -> NDArray[np.float
             f"column {column.name!r} has {values.ndim} dimensions; declare its shape in the schema, "
             "or give one number a row"
         )
-    return _scale(column, _numbers(column.name, values, missing), missing, tally)
+    return scale_to_bounds(column, _numbers(column.name, values, missing), missing, tally)
 
 
 def _arrays(column: Numeric, values: NDArray[Any], missing: NDArray[np.bool_], tally: _Tally) -> NDArray[np.float64]:
@@ -212,12 +212,15 @@ def _arrays(column: Numeric, values: NDArray[Any], missing: NDArray[np.bool_], t
             f"column {column.name!r} holds {values.dtype} arrays of shape {values.shape[1:]}; the schema says numbers "
             f"of shape {column.shape}"
         )
-    return _scale(column, values.reshape(len(values), -1).astype(np.float64), missing.reshape(len(values), -1), tally)
+    return scale_to_bounds(
+        column, values.reshape(len(values), -1).astype(np.float64), missing.reshape(len(values), -1), tally
+    )
 
 
-def _scale(
+def scale_to_bounds(
     column: Numeric, values: NDArray[np.float64], missing: NDArray[np.bool_], tally: _Tally
 ) -> NDArray[np.float64]:
+    """Values moved into [-1, 1] by the column's public bounds: what one row gives depends on that row alone."""
     absent = np.isnan(values) | missing
     if absent.any():
         if column.fill is None:
@@ -348,23 +351,37 @@ def _has(table: Any, name: str) -> bool:
     return name in (table.dtype.names if names is None else names)
 
 
-def encode(
-    schema: Schema, table: Any, *, dtype: type[np.floating[Any]], with_target: bool
-) -> tuple[Encoded, EncodingDiagnostics]:
-    """The work behind :meth:`tacit.schema.Schema.encode`, which states the guarantee."""
-    _names(table)
+def _refuse_text(schema: Schema) -> None:
     for column in schema.features:
         if isinstance(column, Text):
             raise SchemaError(
                 f"column {column.name!r} is text, which has no encoding by public bounds; tokenise or embed it with a "
                 "model that was not trained on this data"
             )
+
+
+def _owners(name: str, table: Fetched) -> NDArray[Any]:
+    """Whose row each row is."""
+    units, missing = table[name]
+    if missing.any() or (units.dtype.kind == "f" and np.isnan(units).any()):
+        raise SchemaError(f"column {name!r} says whose row it is and has missing values; every row needs an owner")
+    return units
+
+
+def encode(
+    schema: Schema, table: Any, *, dtype: type[np.floating[Any]], with_target: bool
+) -> tuple[Encoded, EncodingDiagnostics]:
+    """The work behind :meth:`tacit.schema.Schema.encode`, which states the guarantee."""
+    _names(table)
+    _refuse_text(schema)
     target = schema.target if with_target else None
     wanted = [column.name for column in schema.features] + ([target.name] if target is not None else [])
     # New rows to predict may come without an owner.
-    owned = schema.unit.column is not None and (with_target or _has(table, schema.unit.column))
-    if owned and schema.unit.column is not None:
-        wanted.append(schema.unit.column)
+    owner = schema.unit.column
+    if owner is not None and (with_target or _has(table, owner)):
+        wanted.append(owner)
+    else:
+        owner = None
     fetched: Fetched = {name: _fetch(table, name) for name in wanted}
     rows = len(fetched[wanted[0]][0])
     for name, (values, _) in fetched.items():
@@ -384,12 +401,6 @@ def encode(
         encoded_target = _categories(target, fetched, tally)
     elif isinstance(target, Boolean):
         encoded_target = _booleans(target, fetched, tally)
-    units = None
-    if owned and schema.unit.column is not None:
-        units, missing = fetched[schema.unit.column]
-        if missing.any() or (units.dtype.kind == "f" and np.isnan(units).any()):
-            raise SchemaError(
-                f"column {schema.unit.column!r} says whose row it is and has missing values; every row needs an owner"
-            )
+    units = None if owner is None else _owners(owner, fetched)
     diagnostics = EncodingDiagnostics(tally.clipped, tally.unknown, tally.filled)
     return Encoded(features, encoded_target, schema.feature_names, units), diagnostics

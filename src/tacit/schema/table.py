@@ -68,10 +68,6 @@ class Schema:
         """TOML text that reads back to an equal schema."""
         return toml.write(self.columns, self.unit, self.name, self.description)
 
-    def write_toml(self, path: str | Path) -> None:
-        """Write the schema to a file."""
-        Path(path).write_text(self.to_toml(), encoding="utf-8")
-
     def __getitem__(self, name: str) -> AnyColumn:
         for column in self.columns:
             if column.name == name:

@@ -95,7 +95,12 @@ def _key(name: str) -> str:
     return name if bare else _string(name)
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it.
+
+    >>> toml_value([True, 0.5, "a"])
+    '[true, 0.5, "a"]'
+    """
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -105,7 +110,7 @@ def _value(value: Any) -> str:
         return repr(float(value))
     if isinstance(value, str):
         return _string(value)
-    return "[" + ", ".join(_value(item) for item in value) + "]"
+    return "[" + ", ".join(toml_value(item) for item in value) + "]"
 
 
 def write(columns: tuple[AnyColumn, ...], unit: Unit, name: str, description: str) -> str:
@@ -119,5 +124,5 @@ def write(columns: tuple[AnyColumn, ...], unit: Unit, name: str, description: st
         for field in fields(column):
             value = getattr(column, field.name)
             if field.name != "name" and (field.default is MISSING or value != field.default):
-                lines.append(f"{field.name} = {_value(value)}")
+                lines.append(f"{field.name} = {toml_value(value)}")
     return "\n".join(lines).lstrip("\n") + "\n"

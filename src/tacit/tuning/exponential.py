@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from tacit import accounting as acc
 from tacit.noise import bernoulli_exp, exponential_choice, uniform_integers
 from tacit.noise.entropy import Source
 from tacit.tuning.errors import TuningError
@@ -109,15 +108,6 @@ def comparisons(
         max((p - other) / (d + e) for other, e in zip(penalised, width, strict=True))
         for p, d in zip(penalised, width, strict=True)
     ]
-
-
-def choice_mechanism(epsilon: float, unit: str = "record") -> acc.Mechanism:
-    """The description of either mechanism for the accountant.
-
-    >>> choice_mechanism(0.5)
-    ExponentialMechanism(0.5)
-    """
-    return acc.ExponentialMechanism(epsilon, unit=unit)
 
 
 def _numbers(values: Sequence[float]) -> list[float]:

@@ -18,13 +18,13 @@ def schema_bounds_from_data() -> Iterator[None]:
     """A column is scaled by its own smallest and largest value, which are two people's."""
     from tacit.schema import encoding
 
-    scale = encoding._scale
+    scale = encoding.scale_to_bounds
 
     def fitted(column: Any, values: Any, missing: Any, tally: Any) -> Any:
         lower, upper = float(np.min(values)), float(np.max(values))
         return scale(dataclasses.replace(column, lower=lower, upper=max(upper, lower + 1e-9)), values, missing, tally)
 
-    with replaced(encoding, "_scale", fitted):
+    with replaced(encoding, "scale_to_bounds", fitted):
         yield
 
 

@@ -29,10 +29,6 @@ class Derived:
     params: frozenset[int]
     chain: tuple[tuple[Callable[..., Any], str, tuple[Any, ...], dict[str, Any], int | None], ...] | None
 
-    @property
-    def is_parameter(self) -> bool:
-        return self.chain == ()
-
 
 class Placeholder:
     """Stands for the derived value among the recorded arguments of an operation."""
