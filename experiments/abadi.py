@@ -315,7 +315,10 @@ def summary(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row], folder: Path) -> None:
-    """Accuracy against epoch, and against ε for each δ; ε of the network against epochs, and its accuracy against ε."""
+    """Accuracy against epoch, and against ε for each δ; ε of the network against epochs, and its accuracy against ε.
+
+    Many branches: four panels, one after the other, each with curves of its own.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 8.5), layout="constrained")

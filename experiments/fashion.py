@@ -115,7 +115,10 @@ def shown(rows: list[Row]) -> tuple[list[Row], str]:
 
 
 def summary(rows: list[Row]) -> str:
-    """Accuracy against ε; the heat map; clip norms; optimizers."""
+    """Accuracy against ε; the heat map; clip norms; optimizers.
+
+    Many branches: four tables, one after the other, each left out where it has no rows.
+    """
     rows, words = shown(rows)
     found = []
     for noise in NOISES:
@@ -160,7 +163,10 @@ def summary(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row], folder: Path) -> None:
-    """Accuracy against ε, the heat map, clip norms and optimizers."""
+    """Accuracy against ε, the heat map, clip norms and optimizers.
+
+    Many branches: four panels, one after the other, each with a selection of its own.
+    """
     from matplotlib.figure import Figure
 
     rows, words = shown(rows)

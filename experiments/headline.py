@@ -111,7 +111,10 @@ def summary(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row], folder: Path) -> None:
-    """One panel for each data set."""
+    """One panel for each data set.
+
+    Many branches: they are comprehensions that select the rows of a panel.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, NullLocator
 

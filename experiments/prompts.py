@@ -281,6 +281,17 @@ def _longer(bench: Bench, task: str, epsilon: float, seed: int) -> dict[str, Any
     return _tuned(bench, task, "lora", epsilon, seed, LONGER)
 
 
+def _settings(bench: Bench, task: str, method: str, epsilon: float | None, over: dict[str, Any]) -> dict[str, Any]:
+    """How a method is trained on a task; without ε without noise."""
+    settings = SETTINGS[method] | OF_TASK.get(task, {}) | over
+    settings |= {"epsilon": epsilon} if epsilon is not None else PLAIN
+    if bench.table.small:
+        settings |= {"steps": 2, "batch_size": 16}
+    if method in ("soft", "prefix"):
+        settings |= _best_start(bench, task)
+    return settings
+
+
 def _tuned(
     bench: Bench, task: str, method: str, epsilon: float | None, seed: int, over: dict[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -293,13 +304,8 @@ def _tuned(
     best = _best_trial(bench, method) if over is None else None
     if best is not None and task == "sst2" and (epsilon, seed) == (EPSILONS[0], best["seed"]):
         return {name: value for name, value in best.items() if name not in ("task", "method", "seconds", "machine")}
-    settings = SETTINGS[method] | OF_TASK.get(task, {})
-    settings |= over or ({} if best is None else TRIALS[method][best["trial"]])
-    settings |= {"epsilon": epsilon} if epsilon is not None else PLAIN
-    if bench.table.small:
-        settings |= {"steps": 2, "batch_size": 16}
-    if method in ("soft", "prefix"):
-        settings |= _best_start(bench, task)
+    over = over or ({} if best is None else TRIALS[method][best["trial"]])
+    settings = _settings(bench, task, method, epsilon, over)
     torch.manual_seed(seed)
 
     def made(weights: list[Any]) -> torch.optim.Optimizer:
@@ -467,7 +473,10 @@ def measure(table: Table, parts: tuple[str, ...], model: str, dtype: str = "floa
 
 
 def _plan(bench: Bench, part: str, seed: int) -> list[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
-    """What a part measures: the key of each row, and how."""
+    """What a part measures: the key of each row, and how.
+
+    Many branches: one for each part, of two or three lines.
+    """
     rows: list[tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = []
     epsilons: tuple[float, ...] = EPSILONS[:1] if bench.table.small else EPSILONS
     part, _, wanted = part.partition(":")

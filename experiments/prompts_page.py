@@ -120,7 +120,10 @@ def summary(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row], folder: Path) -> None:
-    """Accuracy against ε for SST-2 and TREC, with what needs no privacy as lines."""
+    """Accuracy against ε for SST-2 and TREC, with what needs no privacy as lines.
+
+    Many branches: every kind of line and mark selects its own rows.
+    """
     from matplotlib.figure import Figure
 
     shown = [task for task in ("sst2", "trec") if any(r["task"] == task and r["method"] in METHODS for r in rows)]

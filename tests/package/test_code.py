@@ -44,7 +44,6 @@ BRANCHED = {
     "schema": 1,
     "sgd": 28,
     "tuning": 1,
-    "experiments": 7,
 }
 
 
