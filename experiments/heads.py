@@ -200,8 +200,8 @@ class Maps(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.inner(x.float().flatten(0, 1))
-        return out.unflatten(0, x.shape[:2])
+        out: Tensor = self.inner(x.float().flatten(0, 1)).unflatten(0, x.shape[:2])
+        return out
 
 
 def mean_loss(model: nn.Module, batch: Any) -> Tensor:

@@ -273,6 +273,7 @@ class Unfolded(nn.Module):
         super().__init__()
         plain = nn.Conv2d(channels, filters, 3, padding=1)
         self.weight = nn.Parameter(plain.weight.detach().reshape(filters, -1).clone())
+        assert plain.bias is not None
         self.bias = nn.Parameter(plain.bias.detach().clone())
 
     def forward(self, x: Any) -> Any:

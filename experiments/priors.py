@@ -34,7 +34,8 @@ class _Residual(nn.Module):
         self.inner = nn.Sequential(*_unit(width, width), *_unit(width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.inner(x)
+        out: Tensor = x + self.inner(x)
+        return out
 
 
 class Encoder(nn.Module):
@@ -91,10 +92,16 @@ COURSES = {
 }
 
 
+def _placed(encoder: Encoder, device: str) -> Encoder:
+    # torch's types leave memory_format out.
+    encoder.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return encoder
+
+
 def pretrain(course: Course, device: str = "cpu", say: Callable[[str], None] = print) -> tuple[Encoder, dict[str, Any]]:
     """An encoder trained on a random process, in evaluation mode, and what its training took."""
     began = time.perf_counter()
-    encoder = Encoder(course.colours, course.width).to(device, memory_format=torch.channels_last)
+    encoder = _placed(Encoder(course.colours, course.width), device)
     wide = 8 * course.width
     projection = nn.Sequential(nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, 128)).to(device)
     weights = [*encoder.parameters(), *projection.parameters()]
@@ -218,6 +225,6 @@ def save(encoder: Encoder, about: dict[str, Any], path: Path) -> None:
 def restore(path: Path, device: str = "cpu") -> tuple[Encoder, dict[str, Any]]:
     """What :func:`save` wrote."""
     kept = torch.load(path, map_location=device, weights_only=True)
-    encoder = Encoder(kept["colours"], kept["width"]).to(device, memory_format=torch.channels_last)
+    encoder = _placed(Encoder(kept["colours"], kept["width"]), device)
     encoder.load_state_dict({n: t.float() if t.is_floating_point() else t for n, t in kept["state"].items()})
     return encoder.eval().requires_grad_(False), kept["about"]

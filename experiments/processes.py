@@ -85,7 +85,7 @@ def _noise(count: int, size: int, device: str, slope: Tensor) -> Tensor:
     across, along = torch.fft.fftfreq(size, device=device)[:, None], torch.fft.rfftfreq(size, device=device)[None]
     frequency = (across**2 + along**2).sqrt().clamp(min=1 / size)
     wave = torch.fft.rfft2(torch.randn(count, size, size, device=device))
-    field = torch.fft.irfft2(wave * frequency ** (-slope[:, None, None]), s=(size, size))
+    field: Tensor = torch.fft.irfft2(wave * frequency ** (-slope[:, None, None]), s=(size, size))
     return (field / field.std((1, 2), keepdim=True)).unsqueeze(1)
 
 

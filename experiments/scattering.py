@@ -8,6 +8,7 @@ picture becomes 81 maps of a quarter of its width.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +67,7 @@ class Scattering:
             ]
             for j in range(scales)
         ]
-        as_filter = {"dtype": torch.float32, "device": device}
+        as_filter: dict[str, Any] = {"dtype": torch.float32, "device": device}
         # Fourier transforms of the wavelets are real.
         self.waves = torch.tensor(np.real(np.fft.fft2(np.array(waves), axes=(-2, -1))), **as_filter)
         # The window is a product of two, so that averaging at every 2^J-th pixel is a matrix on each side.

@@ -67,13 +67,15 @@ class SideBySide(nn.Conv2d):
         examples = rows // self.views
         strip = F.pad(x, [1] * 4).unflatten(0, (examples, self.views)).permute(0, 2, 3, 1, 4)
         strip = strip.reshape(examples, depth, high + 2, self.views * (wide + 2))
-        y = F.conv2d(strip, self.weight, self.bias)
+        y: Tensor = F.conv2d(strip, self.weight, self.bias)
         y = F.pad(y, [0, 2]).unflatten(3, (self.views, wide + 2))[..., :wide]
         return y.permute(0, 3, 1, 2, 4).reshape(rows, -1, high, wide)
 
 
 def fold(conv: nn.Conv2d, norm: nn.BatchNorm2d, views: int = 1) -> SideBySide:
     """One convolution that does what a convolution and its frozen normalisation do."""
+    assert norm.running_var is not None  # it keeps its statistics
+    assert norm.running_mean is not None
     factor = norm.weight / (norm.running_var + norm.eps).sqrt()
     found: SideBySide = SideBySide(conv.in_channels, conv.out_channels, views).to(conv.weight.device)
     with torch.no_grad():
@@ -94,7 +96,8 @@ class Body(nn.Module):
 
     def __init__(self, encoder: priors.Encoder, views: int = 1) -> None:
         super().__init__()
-        conv, norm, _, _, residual = encoder.stages[1]
+        stage: Any = encoder.stages[1]
+        conv, norm, _, _, residual = stage
         inner = residual.inner
         self.first = fold(conv, norm, views)
         self.second, self.third = fold(inner[0], inner[1], views), fold(inner[3], inner[4], views)
@@ -124,7 +127,7 @@ class Tuned(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_autocast_enabled(x.device.type):
-            x = x.to(self.head[0].weight.dtype)
+            x = x.to(next(self.head.parameters()).dtype)
         out: Tensor = self.head(F.group_norm(self.body(x), math.gcd(8, self.depth)))
         return out
 
@@ -263,7 +266,8 @@ class Tuning:
         maps = self._bank[:train]
         device = images.device
         side = maps.shape[2] // 2
-        model = Tuned(self.encoder, side, recipe.width, recipe.views).to(device, memory_format=torch.channels_last)
+        model = Tuned(self.encoder, side, recipe.width, recipe.views)
+        model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's types
         body = recipe.clip * recipe.share**0.5
         groups = [
             {"params": list(model.head.parameters()), "lr": recipe.rate},

@@ -166,14 +166,17 @@ def later_batches_are_bounded(seed: int) -> list[Finding]:
 
     def sorted_by_length(model: Any, some: Any) -> torch.Tensor:
         order = sorted(range(len(some[1])), key=lambda k: int(some[1][k]))
-        return model(some[0][order]).square().sum((1, 2))[np.argsort(order).tolist()]
+        losses: torch.Tensor = model(some[0][order]).square().sum((1, 2))
+        return losses[np.argsort(order).tolist()]
 
     def over_all_tokens(model: Any, some: Any) -> torch.Tensor:
         inside = torch.arange(some[0].shape[1]) < some[1].unsqueeze(1)
-        return (model(some[0]).square().sum(2) * inside).sum(1) * len(inside) / inside.sum()
+        losses: torch.Tensor = (model(some[0]).square().sum(2) * inside).sum(1) * len(inside) / inside.sum()
+        return losses
 
     def over_padding(model: Any, some: Any) -> torch.Tensor:
-        return model(some[0]).mean(1).square().sum(1)
+        losses: torch.Tensor = model(some[0]).mean(1).square().sum(1)
+        return losses
 
     uneven = [6, 1, 1, 1]
     clip_module.clipped_grad(model, sorted_by_length, batch([3, 4, 5, 6]))

@@ -72,6 +72,8 @@ class Tied(nn.Module):
 class Prompted(nn.Module):
     """A soft prompt, one for the whole batch, before frozen word vectors; a trained head."""
 
+    words: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("words", torch.linspace(-1, 1, VOCABULARY * WIDTH).sin().view(VOCABULARY, WIDTH))
@@ -79,9 +81,8 @@ class Prompted(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        words: Tensor = self.words[tokens]
         prompt = self.prompt.unsqueeze(0).expand(len(tokens), -1, -1)
-        whole = torch.cat([prompt, words], 1)
+        whole = torch.cat([prompt, self.words[tokens]], 1)
         weights = torch.softmax(whole.sum(2), 1)
         found: Tensor = self.head(torch.tanh((whole * weights.unsqueeze(2)).sum(1)))
         return found

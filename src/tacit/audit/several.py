@@ -31,6 +31,7 @@ def _watched(seed: int, sharded: bool, **settings: Any) -> tuple[int, list[Any],
     scene = scenes.network(seed)
     model = copy.deepcopy(scene.model)
     if sharded:
+        assert isinstance(model, torch.nn.Sequential)
         from torch.distributed.fsdp import fully_shard
 
         for module in (model[0], model[2], model):

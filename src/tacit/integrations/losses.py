@@ -36,7 +36,7 @@ def token_losses(logits: Tensor, labels: Tensor, *, shift: bool, ignore_index: i
     return total
 
 
-def base_of(model: nn.Module) -> nn.Module:
+def base_of(model: Any) -> nn.Module:
     """The model inside an adapter of PEFT."""
     found: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model
     return found

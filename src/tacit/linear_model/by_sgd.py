@@ -35,6 +35,7 @@ def train(
     model = nn.Linear(task.width, outputs, bias=False)
     nn.init.zeros_(model.weight)
     inputs = torch.from_numpy(rows.x.astype(np.float32))
+    loss: nn.Module
     if outputs == 1:
         target, loss = torch.from_numpy(rows.y.astype(np.float32))[:, None], nn.BCEWithLogitsLoss(reduction="none")
     else:

@@ -68,7 +68,7 @@ class EmptyCollate:
         )
 
 
-class DPDataLoader(DataLoader):
+class DPDataLoader(DataLoader[Any]):
     """A data loader whose batches are drawn privately; ``sample_rate`` is the probability of each record.
 
     >>> data = torch.utils.data.TensorDataset(torch.randn(100, 3), torch.zeros(100))
@@ -76,6 +76,9 @@ class DPDataLoader(DataLoader):
     >>> len(loader), len(next(iter(loader))) == 2
     (10, True)
     """
+
+    batch_sampler: PrivateBatches
+    collate_fn: EmptyCollate
 
     def __init__(
         self,
@@ -114,7 +117,7 @@ class DPDataLoader(DataLoader):
     @classmethod
     def from_data_loader(
         cls,
-        data_loader: DataLoader,
+        data_loader: DataLoader[Any],
         *,
         distributed: bool = False,
         generator: Any = None,
@@ -123,7 +126,7 @@ class DPDataLoader(DataLoader):
         batches: PrivateBatches | None = None,
     ) -> DPDataLoader:
         """A private loader over the same data set; without ``batches`` at rate batch size / number of records."""
-        dataset = data_loader.dataset
+        dataset: Any = data_loader.dataset
         if batches is None:
             key = _key(generator)
             sampler = sampler_of(data_loader, poisson=True)
@@ -151,7 +154,7 @@ class DPDataLoader(DataLoader):
         rate: float = sampler.rate if isinstance(sampler, Poisson) else sampler.batch_size / sampler.size
         return rate
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator, so that the loop hears of each batch
         self.padded.clear()
         behind = self.batch_sampler.behind
         for number, (batch, padded) in enumerate(self._told()):
@@ -198,17 +201,18 @@ class DPDataLoader(DataLoader):
         return other
 
 
-def switch_generator(*, data_loader: DataLoader, generator: Any) -> DataLoader:
+def switch_generator(*, data_loader: DataLoader[Any], generator: Any) -> DataLoader[Any]:
     """The same loader with another source of randomness for who is in which batch.
 
     A private loader draws by a secret key already: give it a generator only to repeat a run, which gives up secrecy.
     """
-    batches = data_loader.batch_sampler
     if isinstance(data_loader, DPDataLoader):
+        own = data_loader.batch_sampler
         if data_loader.loop is not None:
             raise ValueError("the loader that make_private returned draws by the key of its run: switch before that")
-        again = PrivateBatches(batches.sampler, _key(generator).derive("sampler"), batches.units, blank=batches.blank)
+        again = PrivateBatches(own.sampler, _key(generator).derive("sampler"), own.units, blank=own.blank)
         return DPDataLoader.from_data_loader(data_loader, batches=again)
+    batches = data_loader.batch_sampler
     if not isinstance(batches, BatchSampler) or not hasattr(batches.sampler, "generator"):
         raise ValueError("the loader's sampler has no generator: nothing to switch")
     batches.sampler.generator = generator
@@ -223,7 +227,7 @@ def _key(generator: Any) -> Key:
     return Key(bytes(words.tolist()))
 
 
-def batch_size_of(data_loader: DataLoader) -> int:
+def batch_size_of(data_loader: DataLoader[Any]) -> int:
     """The batch size that a loader was built with."""
     size = data_loader.batch_size
     if size is None:
@@ -235,7 +239,7 @@ def batch_size_of(data_loader: DataLoader) -> int:
     return int(size)
 
 
-def sampler_of(data_loader: DataLoader, *, poisson: bool) -> Sampler:
+def sampler_of(data_loader: DataLoader[Any], *, poisson: bool) -> Sampler:
     """The private sampler in place of a loader's own: rate = batch size / number of records."""
     dataset = data_loader.dataset
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):

@@ -120,7 +120,7 @@ class PrivacyEngine:
         module: nn.Module,
         optimizer: Optimizer,
         criterion: Any = None,
-        data_loader: DataLoader,
+        data_loader: DataLoader[Any],
         noise_multiplier: float,
         max_grad_norm: float | list[float],
         batch_first: bool = True,
@@ -173,7 +173,7 @@ class PrivacyEngine:
         module: nn.Module,
         optimizer: Optimizer,
         criterion: Any = None,
-        data_loader: DataLoader,
+        data_loader: DataLoader[Any],
         target_epsilon: float,
         target_delta: float,
         epochs: int,
@@ -236,7 +236,7 @@ class PrivacyEngine:
         module: nn.Module,
         optimizer: Optimizer,
         criterion: Any,
-        data_loader: DataLoader,
+        data_loader: DataLoader[Any],
         sampler: Sampler,
         noise_multiplier: float,
         max_grad_norm: float | list[float],
@@ -285,8 +285,9 @@ class PrivacyEngine:
             paid.refuse_early()
         key = _key(noise_generator)
         blank = rand_on_empty and isinstance(sampler, Poisson)
+        records: Any = data_loader.dataset
         batches = PrivateBatches(
-            sampler, key.derive("sampler"), len(data_loader.dataset), drop_last=data_loader.drop_last, blank=blank
+            sampler, key.derive("sampler"), len(records), drop_last=data_loader.drop_last, blank=blank
         )
         loop = Loop(
             module,
@@ -345,7 +346,7 @@ class PrivacyEngine:
         share = self.ledger.dataset(self._registered).charge_delta if delta is None else float(delta)
         return planned(sampler, length, noise, share, _elements(module))
 
-    def _same_data(self, data_loader: DataLoader) -> None:
+    def _same_data(self, data_loader: DataLoader[Any]) -> None:
         if self.dataset is not None and self.dataset is not data_loader.dataset:
             warnings.warn(
                 "this engine is used with another data set than before. ε is stated for one data set: take a new "
@@ -355,7 +356,7 @@ class PrivacyEngine:
             )
         self.dataset = data_loader.dataset
 
-    def _say(self, sampler: Sampler, data_loader: DataLoader) -> None:
+    def _say(self, sampler: Sampler, data_loader: DataLoader[Any]) -> None:
         if not isinstance(sampler, Poisson):
             warnings.warn(
                 "poisson_sampling=False is priced with no amplification by sampling: batches of a shuffled pass are "
@@ -378,13 +379,13 @@ class PrivacyEngine:
     # -- the rest ---------------------------------------------------------------------------------------------------
 
     def is_compatible(
-        self, *, module: nn.Module, optimizer: Optimizer | None = None, data_loader: DataLoader | None = None
+        self, *, module: nn.Module, optimizer: Optimizer | None = None, data_loader: DataLoader[Any] | None = None
     ) -> bool:
         """Whether nothing is known to stand in the way of private training."""
         return ModuleValidator.is_valid(module)
 
     def validate(
-        self, *, module: nn.Module, optimizer: Optimizer | None = None, data_loader: DataLoader | None = None
+        self, *, module: nn.Module, optimizer: Optimizer | None = None, data_loader: DataLoader[Any] | None = None
     ) -> None:
         """:meth:`is_compatible`, with an error instead of False."""
         ModuleValidator.validate(module, strict=True)

@@ -66,7 +66,8 @@ class Learner:
         self.options, self.place = options, known.device
         self.model = model.to(self.place).train()
         if options.half:
-            self.model = self.model.to(memory_format=torch.channels_last)
+            # torch's types leave memory_format out.
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.kept = copy.deepcopy(self.model).eval()
         # The model normalises batches that are changed a lot, so its statistics do not fit rows as they are. What
         # labels them goes by their own batch, and :meth:`finish` takes the statistics of all rows.
@@ -144,8 +145,8 @@ class Learner:
         with torch.no_grad():
             for mean, now in zip(self.kept.parameters(), self.model.parameters(), strict=True):
                 mean.lerp_(now, self._blend.to(mean.dtype))
-            for mean, now in self._buffers:
-                mean.copy_(now)
+            for kept, buffer in self._buffers:
+                kept.copy_(buffer)
 
     def _loss(self, semi: bool) -> Tensor:
         options, size = self.options, self.options.batch_size
@@ -164,11 +165,13 @@ class Learner:
     def _logits(self, rows: Tensor, model: nn.Module | None = None) -> Tensor:
         half = torch.autocast(self.place.type, torch.bfloat16, self.options.half, cache_enabled=False)
         with half:  # no cache: a captured step must cast the weights of its own time
-            return (model or self.model)(rows).float()
+            logits: Tensor = (model or self.model)(rows).float()
+        return logits
 
 
 def _batch_norms(model: nn.Module) -> list[Any]:
-    return [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    kinds = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+    return [part for part in model.modules() if isinstance(part, kinds)]
 
 
 def _settled(model: nn.Module, rows: Tensor, batch: int = 1000) -> nn.Module:

@@ -99,7 +99,8 @@ class StackedTeachers:
                     optimizer.step()
                     if average:
                         keep = min(average, (1 + step) / (10 + step))
-                        torch._foreach_lerp_(mean, [p.detach() for p in stack.trainable()], 1 - keep)
+                        for m, p in zip(mean, stack.trainable(), strict=True):
+                            m.lerp_(p.detach(), 1 - keep)
                 if average:
                     with torch.no_grad():
                         for p, m in zip(stack.trainable(), mean, strict=True):
@@ -233,7 +234,8 @@ class _Stack:
 
     def _together(self, x: Tensor, shared: bool) -> Tensor:
         def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], rows: Tensor) -> Tensor:
-            return functional_call(self.base, (parameters, buffers), (rows,))
+            found: Tensor = functional_call(self.base, (parameters, buffers), (rows,))
+            return found
 
         run = vmap(one, in_dims=(0, 0, None if shared else 0), randomness="different")
         return run(self.parameters, self.buffers, x)
@@ -260,8 +262,8 @@ class _Stack:
             for i, model in enumerate(self.models):
                 for name, value in model.named_parameters():
                     value.copy_(self.parameters[name][i])
-                for name, value in model.named_buffers():
-                    value.copy_(self.buffers[name][i])
+                for name, buffer in model.named_buffers():
+                    buffer.copy_(self.buffers[name][i])
 
 
 def _can_stack(models: list[torch.nn.Module]) -> bool:

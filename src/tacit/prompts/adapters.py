@@ -83,17 +83,17 @@ def adapt(
     return adapted.eval()
 
 
-def _encoder(adapted: nn.Module) -> Any:
+def _encoder(adapted: Any) -> Any:
     return adapted.prompt_encoder[adapted.active_adapter]
 
 
-def _start_soft(adapted: nn.Module, ids: list[int]) -> None:
+def _start_soft(adapted: Any, ids: list[int]) -> None:
     table = adapted.get_base_model().get_input_embeddings().weight
     with torch.no_grad():
         _encoder(adapted).embedding.weight.copy_(table[torch.tensor(ids, device=table.device)])
 
 
-def _start_prefix(adapted: nn.Module, language: LanguageModel, ids: list[int]) -> None:
+def _start_prefix(adapted: Any, language: LanguageModel, ids: list[int]) -> None:
     """The keys and values of the start text, laid out as peft cuts its one matrix: layers, key then value, heads."""
     base = adapted.get_base_model()
     with torch.no_grad():

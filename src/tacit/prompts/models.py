@@ -60,7 +60,7 @@ def optional(module: str) -> Any:
 
 
 @contextlib.contextmanager
-def only_at(model: nn.Module, places: Tensor, length: int) -> Iterator[None]:
+def only_at(model: Any, places: Tensor, length: int) -> Iterator[None]:
     """For one pass, send only each example's own place through the output layer.
 
     ``places`` counts from the first of the ``length`` tokens that were passed in; virtual tokens in front are skipped.
@@ -77,7 +77,7 @@ def only_at(model: nn.Module, places: Tensor, length: int) -> Iterator[None]:
         index = at.view(-1, 1, 1).expand(-1, 1, hidden.shape[2])
         return (hidden.gather(1, index), *args[1:])
 
-    def finely(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def finely(module: nn.Linear, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         bias = None if module.bias is None else module.bias.float()
         return nn.functional.linear(args[0].float(), module.weight.float(), bias)
 
@@ -96,7 +96,7 @@ def label_logits(model: nn.Module, batch: dict[str, Tensor], tokens: Tensor) -> 
     ids, mask, at = batch["input_ids"], batch["attention_mask"], batch["at"]
     extra = {} if _masked(model) else {"use_cache": False}
     with only_at(model, at, ids.shape[1]):
-        logits = model(input_ids=ids, attention_mask=mask, **extra).logits
+        logits: Tensor = model(input_ids=ids, attention_mask=mask, **extra).logits
     return logits[:, 0].index_select(1, tokens)
 
 
@@ -107,7 +107,7 @@ def _cut(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return ids[:, :longest], mask[:, :longest], batch["at"]
 
 
-def _masked(model: nn.Module) -> bool:
+def _masked(model: Any) -> bool:
     names = getattr(model.config, "architectures", None) or [type(model).__name__]
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     return any("MaskedLM" in name for name in [type(inner).__name__, *map(str, names)])

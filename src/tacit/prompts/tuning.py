@@ -107,7 +107,7 @@ class Tuned:
     one to ask with: a soft prompt has taken the place of its instruction.
     """
 
-    model: nn.Module
+    model: Any
     template: Template | None
     verbalizer: Verbalizer | None
     method: str

@@ -208,7 +208,8 @@ def _check_groups(schema: Schema, by: tuple[str, ...]) -> None:
 def squared_error(model: nn.Module, batch: Any) -> Tensor:
     """The loss of each record where the target is a number."""
     x, y = batch
-    return (model(x).squeeze(1) - y) ** 2
+    error: Tensor = model(x).squeeze(1) - y
+    return error**2
 
 
 def loss_for(prepared: Prepared) -> Any:

@@ -177,8 +177,7 @@ def clipped_grad(
             kept = kept if kept.device == device else kept.to(device)
         if real < size:
             # Filled up with copies of its last example, masked: every micro-batch has the same shape and the same plan.
-            rows = torch.arange(size * views).clamp(max=real * views - 1) + start * views
-            piece = take(batch, rows)
+            piece = take(batch, torch.arange(size * views).clamp(max=real * views - 1) + start * views)
             filled = torch.zeros(size, dtype=torch.bool, device=device)
             filled[:real] = True if kept is None else kept.bool()
             kept = filled
@@ -186,11 +185,13 @@ def clipped_grad(
             piece = take(batch, slice(start * views, (start + size) * views))
         lent = lend and size >= examples
         early = meanwhile if size >= examples else None
-        part, *rest = _one(engine, loss, piece, spec, kept, views, check, due, method, compile, lent, early, size)
+        part, norms, losses, scale = _one(
+            engine, loss, piece, spec, kept, views, check, due, method, compile, lent, early, size
+        )
         if engine.spread is not None:
             engine.spread.rest()
         sums = {name: sums[name] + part[name] for name in names} if sums else part
-        told.append(tuple(rest) if real == size else tuple(value[:real] for value in rest))
+        told.append((norms[:real], losses[:real], scale[:real]) if real < size else (norms, losses, scale))
     if not told:
         sums = {n: torch.zeros(p.shape, dtype=_wide(p), device=p.device) for n, p in engine.parameters.items()}
         none = torch.zeros((0, len(spec.groups)), device=device)

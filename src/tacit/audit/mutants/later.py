@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tacit import accounting as acc
@@ -61,7 +62,7 @@ def first_piece_only() -> Iterator[None]:
     """The pieces of a large batch that come after the first are added as they are."""
     plain = Training._add
 
-    def add(self: Training, piece: Any, sums: dict[str, Tensor], clipping: Clipping) -> Tensor:
+    def add(self: Training, piece: Any, sums: dict[str, Tensor], clipping: Clipping) -> Tensor | float:
         if not sums:
             return plain(self, piece, sums, clipping)
         kept, self._clipping = self._clipping, "flat"
@@ -85,7 +86,7 @@ def no_cross_term() -> Iterator[None]:
             each = [of([c], shape) for c in contributions]
 
             def norms() -> Norms:
-                return Norms(sum(part.norms().squared for part in each))
+                return Norms(torch.stack([part.norms().squared for part in each]).sum(0))
 
             whole.norms = norms  # type: ignore[method-assign]
         return whole

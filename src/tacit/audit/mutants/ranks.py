@@ -25,7 +25,7 @@ def each_its_own() -> Iterator[None]:
     """Independent noise of σ/W on each of W ranks adds up to σ/√W: too little."""
     add_up, seen = Training._add_up, [0]
 
-    def noisy(self: Training, sums: dict[str, Tensor], inside: Tensor) -> Tensor:
+    def noisy(self: Training, sums: dict[str, Tensor], inside: Tensor | float) -> Tensor | float:
         seen[0] = self.ranks.world
         if self.ranks.world > 1 and self.spread is None:
             scale = self.plan.noise_at(self.steps_executed) * self._clip_at(self.steps_executed).sensitivity
@@ -86,7 +86,7 @@ def before_the_sum() -> Iterator[None]:
     """The same noise W times: the model is worse than it had to be, and its noise is not the one that is stated."""
     add_up = Training._add_up
 
-    def noisy(self: Training, sums: dict[str, Tensor], inside: Tensor) -> Tensor:
+    def noisy(self: Training, sums: dict[str, Tensor], inside: Tensor | float) -> Tensor | float:
         if self.ranks.world > 1 and self.spread is None and self.ranks.rank > 0:
             scale = self.plan.noise_at(self.steps_executed) * self._clip_at(self.steps_executed).sensitivity
             add_normal_many_(list(sums.values()), self._noise_key, self.steps_executed, list(sums), scale)

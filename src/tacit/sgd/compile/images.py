@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ def _in_order(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 def _strided(node: Node, count: int) -> bool:
     """Whether a node looks at so many elements, all of a tensor, in their order."""
-    size, strides, *offset = node.args[1:]
+    size, strides, *offset = cast("tuple[Any, ...]", node.args[1:])
     return math.prod(size) == count and _in_order(size, strides) and (not offset or not offset[0])
 
 
@@ -168,7 +168,7 @@ def _from_convolution(node: Any) -> bool:
     """Whether a tensor is an image, or a gradient of one, that the library of convolutions gave."""
     if not isinstance(node, Node):
         return False
-    given = node.args[0] if node.target is operator.getitem else node
+    given: Any = node.args[0] if node.target is operator.getitem else node
     return bool(given.target in (aten.convolution.default, aten.convolution_backward.default))
 
 

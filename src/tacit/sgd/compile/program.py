@@ -514,7 +514,7 @@ def inductor(graph: GraphModule, inputs: list[Tensor], options: dict[str, Any]) 
 
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compiled: Callable[..., Any] = torch._inductor.compile(graph, inputs, options=options)
+        compiled: Callable[..., Any] = torch._inductor.compile(graph, list(inputs), options=options)
     return compiled
 
 

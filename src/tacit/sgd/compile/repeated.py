@@ -48,7 +48,7 @@ def _numbers(nodes: Sequence[Node]) -> np.ndarray[Any, Any]:
     def shape(value: Any) -> Any:
         if not isinstance(value, Node):
             return repr(value)
-        meta = value.meta.get("tensor_meta")
+        meta: Any = value.meta.get("tensor_meta")
         return (tuple(meta.shape), str(meta.dtype)) if hasattr(meta, "shape") else ""
 
     table: dict[Any, int] = {}

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
@@ -71,7 +72,7 @@ def _writes_into_its_own(node: Node) -> bool:
     """Whether arithmetic in place writes into a tensor that was made for it: no view, and read by nothing else."""
     if node.target not in _WRITING:
         return False
-    own = node.args[0]
+    own: Any = node.args[0]  # a node: what is written into is a tensor
     made = isinstance(own.target, torch._ops.OpOverload) and not own.target._schema.is_mutable
     whole = made and not any(r.alias_info for r in own.target._schema.returns)
     floating = getattr(own.meta.get("tensor_meta"), "dtype", torch.int64).is_floating_point
@@ -117,8 +118,9 @@ def origin_of(node: Node) -> Node:
         before = node.args[0]
         if node.target not in _SAME_ORDER:
             shape = shape_of(before)
-            single = node.target == aten.select.int and shape and shape[int(node.args[1])] == 1
-            still = node.target == aten.permute.default and shape and _only_ones_move(shape, node.args[1])
+            along: Any = node.args[1] if len(node.args) > 1 else None
+            single = node.target == aten.select.int and shape and shape[along] == 1
+            still = node.target == aten.permute.default and shape and _only_ones_move(shape, along)
             if not (single or still):
                 return node
         node = before
@@ -230,7 +232,8 @@ def fill_up_logits(whole: GraphModule) -> dict[Node, Node]:
         product.args = (*longer, left, wider)
         for node in path:
             if node.target in _SAME_ORDER[:3]:
-                node.args = (node.args[0], [*node.args[1][:-1], filled])
+                before, sizes = cast("tuple[Node, list[int]]", node.args)
+                node.args = (before, [*sizes[:-1], filled])
             _set_shape(node, (*shape_of(node)[:-1], filled))
         with graph.inserting_before(softmax):
             device = softmax.meta["val"].device
@@ -277,9 +280,9 @@ def pad_once(whole: GraphModule, filled_up: dict[Node, Node]) -> None:
             and shape_of(n.args[0]) == (rows, width)
             and origin_of(n.args[0]) is origin
         ]
-        cast = origin.target == aten._to_copy.default
-        source = filled_up.get(origin_of(origin.args[0]) if cast else origin)
-        if source is not None and shape_of(source) == (rows, filled) and not cast:
+        is_cast = origin.target == aten._to_copy.default
+        source = filled_up.get(origin_of(origin.all_input_nodes[0]) if is_cast else origin)
+        if source is not None and shape_of(source) == (rows, filled) and not is_cast:
             once = source
         elif source is not None and shape_of(source) == (rows, filled):
             with whole.graph.inserting_after(origin):
@@ -474,7 +477,7 @@ def _group_norm_backward(
 
 
 #: Operations that are written out while a step with images in memory order "channels last" is traced.
-CHANNELS_LAST = {
+CHANNELS_LAST: dict[Any, Callable[..., Any]] = {
     aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: _group_norm_backward,
 }

@@ -176,7 +176,7 @@ class Pass:
             raise
         grads: list[list[Tensor | None]] = []
         for use in self.uses:
-            own = [None if g is None else g.detach() for g in found[: len(use.edges)]]
+            own: list[Tensor | None] = [None if g is None else g.detach() for g in found[: len(use.edges)]]
             grads.append(own if use.placements is None else cut_alike(own, use.placements))
             found = found[len(use.edges) :]
         return grads

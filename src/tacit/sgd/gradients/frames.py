@@ -180,7 +180,7 @@ def batched_vjp(value: Tensor, parameters: list[Tensor], cotangents: Tensor) -> 
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*performance drop.*")
-            found = torch.autograd.grad(
+            found: tuple[Tensor | None, ...] = torch.autograd.grad(
                 value, parameters, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
             )
     except RuntimeError:  # an operation without a batching rule: the same, one cotangent after another

@@ -184,7 +184,7 @@ class Evidence:
         # Slices lie along the first dimension, and meet every entry of the others.
         self.digits.append(
             {
-                dim: tuple(torch.cat(part) for part in zip(*found, strict=True))
+                dim: (torch.cat([h for h, _ in found]), torch.cat([w for _, w in found]))
                 if dim == 0
                 else (torch.stack([h for h, _ in found]).amax(0), torch.stack([w for _, w in found]).amin(0))
                 for dim, found in rows.items()

@@ -161,11 +161,11 @@ class Group:
             gram_left, gram_right = left @ left.mT, right @ right.mT
             squared = (gram_left * gram_right).sum((1, 2, 3))
             squares_left, squares_right = (g.diagonal(dim1=2, dim2=3) for g in (gram_left, gram_right))
-            lengths = squares_left.sqrt() * squares_right.sqrt()
-            norms = _margins(squared, lengths.sum(2).square().sum(1), tokens, roundoff(left))
+            terms = squares_left.sqrt() * squares_right.sqrt()
+            norms = _margins(squared, terms.sum(2).square().sum(1), tokens, roundoff(left))
             # Numbers that are all the same are rounded the same way at every step of an inner product.
             alike = math.sqrt(p + q) * float(torch.finfo(left.dtype).eps)
-            norms.gram = norms.gram + alike * (squared.clamp(min=0) + lengths.square().sum((1, 2)))
+            norms.gram = norms.gram + alike * (squared.clamp(min=0) + terms.square().sum((1, 2)))
             norms.gram = norms.gram + products.underflow(squares_left, squares_right, p, q)
             if left.is_cuda and any(part.by_convolution and not part.by_kernel for part in self.parts):
                 # The vendor's convolution may transform whole images, in which rows are no longer apart.
@@ -256,7 +256,8 @@ def scaled_total(scale: Tensor, values: Tensor) -> Tensor:
     """
     if values.is_cuda and (len(values) <= FEW_EXAMPLES or not values.is_contiguous()):
         return (values * scale.reshape(-1, *(1,) * (values.dim() - 1))).sum(0)
-    return torch.tensordot(scale, values, 1)
+    total: Tensor = torch.tensordot(scale, values, 1)
+    return total
 
 
 def _margins(squared: Tensor, size: Tensor, tokens: int, unit: float) -> Norms:

@@ -31,7 +31,7 @@ class Scalars(TorchDispatchMode):
     """Sees that values are read by code that no function mode sees: what scripted functions do is dispatched, too."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
         self.read = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

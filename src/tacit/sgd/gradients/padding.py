@@ -128,11 +128,11 @@ def _compared(
             for small, big in zip(pairs[-1][0].shape, pairs[-1][1].shape[1:], strict=True):
                 if small != big:
                     padded_to.setdefault(big, []).append(small)
-            for big, small in padded_to.items():
-                longer = len(small) > len(owned.get(big, []))
-                if not longer and owned[big][: len(small)] != small:
+            for big, lengths in padded_to.items():
+                longer = len(lengths) > len(owned.get(big, []))
+                if not longer and owned[big][: len(lengths)] != lengths:
                     return None  # two fields were padded to one size: another record, or batch, tells
-                owned[big] = small if longer else owned[big]
+                owned[big] = lengths if longer else owned[big]
         elif not _same(one, many):
             if _in_one_row(collate, records, together):
                 return None

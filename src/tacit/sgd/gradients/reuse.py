@@ -6,6 +6,7 @@ a fact about the model's code: what was found once holds where shapes agree with
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -112,6 +113,6 @@ def merged(found: list[Gradients], rows: int, parameters: list[Tensor]) -> Gradi
             groups.append(having[0].groups[k] if having else [])
             continue
         one = torch.eye(rows, dtype=wide(parameter.dtype), device=parameter.device)
-        dense = torch.stack([sum(g.weighted_sum(k, row) for g in having) for row in one])
+        dense = torch.stack([reduce(torch.add, [g.weighted_sum(k, row) for g in having]) for row in one])
         groups.append([(Frame("root"), Group(parameter.shape, dense=dense))])
     return Gradients(rows, parameters, groups)

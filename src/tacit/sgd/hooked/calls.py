@@ -123,7 +123,7 @@ class Call:
         """The gradients at the outputs of the uses, and at the inputs, for these at the outputs of the call."""
         outs = [self.outs[k] for k in cotangents]
         edges = [edge for use in self.uses for edge in use.edges]
-        targets = [*edges, *(leaf for _, leaf in self.linked)]
+        targets: list[Any] = [*edges, *(leaf for _, leaf in self.linked)]
         told: Any = (None,) * len(targets)
         if outs and targets:
             told = torch.autograd.grad(outs, targets, list(cotangents.values()), retain_graph=retain, allow_unused=True)

@@ -295,7 +295,7 @@ class Loop(OneProcess):
         norms = torch.stack([norm.float() for norm in torch._foreach_norm(values)])
         self._released = norms, own * sensitivity
         if self.mean:
-            values = torch._foreach_div(values, self.batches.sampler.divisor * draws)
+            values = list(torch._foreach_div(values, self.batches.sampler.divisor * draws))
         for name, value in zip(sums, values, strict=True):
             p = self.parameters[name]
             p.grad = value.to(p.dtype)

@@ -239,7 +239,8 @@ class Watch:
             call.doubt = call.doubt or "numbers for each example came in that no tensor holds"
         if call.doubt:
             self.engine.doubted.setdefault(where, "")
-        cut = Border.apply(call, self._anchor, *(original for original, _ in call.linked))
+        originals = (original for original, _ in call.linked)
+        cut = Border.apply(call, self._anchor, *originals)  # type: ignore[no-untyped-call]  # torch's has no types
         return pytree.tree_map(
             lambda leaf: next((c for c, o in zip(cut, call.outs, strict=True) if o is leaf), leaf), out
         )

@@ -192,7 +192,9 @@ def conv_sum(
 ) -> Tensor:
     """The sum of each example's weight gradient of a 2-d convolution times its factor, in float32."""
     if not _reads(grad, x):
-        return torch.tensordot(scale.float(), _unfolded(grad, x, None, kernel, stride, padding, dilation), 1)
+        each = _unfolded(grad, x, None, kernel, stride, padding, dilation)
+        total: Tensor = torch.tensordot(scale.float(), each, 1)
+        return total
     return _conv(_rows(grad), x, scale, kernel, stride, padding, dilation, exact, "sum")
 
 

@@ -420,7 +420,9 @@ def factor_norms(left: Tensor, right: Tensor) -> Tensor:
         return _with_lengths((one.mT @ two).square().sum((1, 2)), one, two)
     ways = norm_ways(left, right)
     plain = next((name for name in ways if "by products" in name), [*ways][-1])
-    return ways[autotune.chooser().pick("norms", ways, plain, agreement(left, right), (left, right))](left, right)
+    way = autotune.chooser().pick("norms", ways, plain, agreement(left, right), (left, right))
+    norms: Tensor = ways[way](left, right)
+    return norms
 
 
 @factor_norms.register_fake

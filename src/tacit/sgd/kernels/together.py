@@ -99,7 +99,9 @@ def norms_together(lefts: Sequence[Tensor], rights: Sequence[Tensor], owners: Se
     sizes = [(*lefts[k].shape, right.shape[2]) for k, right in zip(owners, rights, strict=True)]
     cut = max(products.cut_off(tokens, p, q) for _, tokens, p, q in sizes)
     check = partial(products.norms_agree, cut=cut)
-    return ways[autotune.chooser().pick("together", ways, "one by one", check, (*lefts, *rights))](*lefts, *rights)
+    way = autotune.chooser().pick("together", ways, "one by one", check, (*lefts, *rights))
+    norms: Tensor = ways[way](*lefts, *rights)
+    return norms
 
 
 @norms_together.register_fake
@@ -193,12 +195,13 @@ def _groups(nodes: list[Node], kind: Any) -> list[list[Node]]:
                 waiting.add(node)
         if node.target is not kind:
             continue
-        left, right = (shape_of(n) for n in node.args[:2])
+        first: Any = node.args[0]
+        left, right = shape_of(first), shape_of(node.args[1])
         if len(left) != 3 or len(right) != 3:
             continue
         if len(node.args) == 2 and not products.prefers_gram(left[1], left[2], right[2]):
             continue
-        key = (left[:2], node.args[0].meta["tensor_meta"].dtype)
+        key = (left[:2], first.meta["tensor_meta"].dtype)
         members, waiting = open_now.get(key, ([], set()))
         if len(members) == MOST or node in waiting or not members:
             members, waiting = [], set()
@@ -222,7 +225,8 @@ def _norms(members: list[Node]) -> tuple[Any, tuple[Any, ...], list[Node]]:
     lefts: dict[Any, Node] = {}
     pairs: list[tuple[Any, Node, Node]] = []
     for node in members:
-        owner, other = sorted(node.args, key=lambda n: -counts[same(n)])
+        factors: list[Any] = list(node.args)
+        owner, other = sorted(factors, key=lambda n: -counts[same(n)])
         lefts.setdefault(same(owner), owner)
         pairs.append((same(owner), other, node))
     place = {key: k for k, key in enumerate(lefts)}

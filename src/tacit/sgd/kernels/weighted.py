@@ -234,7 +234,8 @@ def scaled_sum(left: Tensor, right: Tensor, scale: Tensor) -> Tensor:
     if not autotune.chooses("sum", left):
         return torch.einsum("btp,btq->pq", left.float() * scale.float()[:, None, None], right.float())
     way, given = chosen(left, right, scale)
-    return way(*given).contiguous()
+    total: Tensor = way(*given).contiguous()
+    return total
 
 
 def chosen(left: Tensor, right: Tensor, scale: Tensor) -> tuple[autotune.Way, tuple[Tensor, Tensor, Tensor]]:

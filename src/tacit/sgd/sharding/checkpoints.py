@@ -95,7 +95,7 @@ def restore(
 
 def write(path: Path, state: dict[str, Any], tensors: dict[str, Tensor], key: Key, ranks: Ranks) -> None:
     """Write a checkpoint, all ranks together; the old one is whole until the new one is."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     def room() -> str:
         path.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def write(path: Path, state: dict[str, Any], tensors: dict[str, Tensor], key: Ke
 
     name = ranks.first(room)
     with _quiet():
-        dcp.save(dict(tensors), checkpoint_id=str(path / name), no_dist=not ranks.active)
+        save(dict(tensors), checkpoint_id=str(path / name), no_dist=not ranks.active)
     digests = ranks.first(lambda: sorted(f.name for f in (path / name).iterdir()))
     own = {file: _digest(path / name / file, key) for file in digests[ranks.rank :: ranks.world]}
     told: dict[str, str] = {}
@@ -142,10 +142,12 @@ def read(
     weights_only: bool = False,
 ) -> dict[str, Tensor]:
     """The tensors of a checkpoint, each rank its pieces. ``templates`` say how model and average are spread."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     folder = path / state["folder"]
-    found = dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
+    found = FileSystemReader(str(folder)).read_metadata().state_dict_metadata
     wanted = {name: value for name, value in templates.items() if not name.startswith("optimizer/")}
     missing = sorted(name for name in wanted if name not in found)
     if missing:
@@ -154,13 +156,14 @@ def read(
         if weights_only or not name.startswith("optimizer/"):
             continue
         parameter = parameters[name.partition("/")[2].rpartition("/")[0]]
+        assert isinstance(told, TensorStorageMetadata)  # as every one of templates is a tensor
         if tuple(told.size) == tuple(parameter.shape):
             wanted[name] = torch.zeros_like(parameter, dtype=told.properties.dtype, requires_grad=False)
         else:
             wanted[name] = torch.zeros(told.size, dtype=told.properties.dtype)
     wanted = {name: value.detach() for name, value in wanted.items()}
     with _quiet():
-        dcp.load(wanted, checkpoint_id=str(folder), no_dist=not ranks.active)
+        load(wanted, checkpoint_id=str(folder), no_dist=not ranks.active)
     return wanted
 
 

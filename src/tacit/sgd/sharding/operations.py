@@ -28,7 +28,7 @@ def own_part(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     derived: list[Derived],
-    results: list[Tensor],
+    results: list[Any],
     tainted: Callable[[Tensor], bool],
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[Derived], list[Any]]:
     """Arguments, parameters and layouts of the outputs of an operation, as this rank has them."""

@@ -364,7 +364,8 @@ def weighted(loss: Loss) -> Callable[[nn.Module, Any], Tensor]:
     def losses(model: nn.Module, batch: Any) -> Tensor:
         inner, weights = batch
         rows = row_losses(model, loss, inner)
-        return rows * weights.to(rows.dtype)
+        found: Tensor = rows * weights.to(rows.dtype)
+        return found
 
     return losses
 

@@ -40,7 +40,7 @@ class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
         length = largest * np.linalg.norm(x / largest, axis=1, keepdims=True)
         return np.asarray(x / np.maximum(length, 1.0), dtype=np.float32)
 
-    def _network(self, inputs: int, outputs: int) -> nn.Module:
+    def _network(self, inputs: int, outputs: int) -> nn.Sequential:
         layers: list[nn.Module] = []
         for width in self.hidden:
             layers += [nn.Linear(inputs, width), nn.Tanh()]
@@ -66,8 +66,8 @@ class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
             torch.manual_seed(int(seed.randint(2**31)))
         model = self._network(x.shape[1], outputs)
         if not self.hidden:  # zero is the usual start of a convex problem
-            nn.init.zeros_(model[-1].weight)
-            nn.init.zeros_(model[-1].bias)
+            for parameter in model[-1].parameters():
+                nn.init.zeros_(parameter)
         optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9)
         count = len(x) if groups is None else len(np.unique(np.asarray(groups)))
         delta = self.delta if self.delta is not None else min(1e-5, 0.1 / count)

@@ -47,7 +47,7 @@ class DPAdam(torch.optim.Optimizer):
         self.noise_variance = 0.0
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # no closure, no loss
         """One update."""
         if closure is not None:
             raise ValueError("a closure would compute gradients again, which is another release")

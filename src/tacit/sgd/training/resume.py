@@ -339,7 +339,7 @@ class Resumable(OneProcess):
         if "folder" in state:
             assert self._checkpoint is not None
             tensors, _ = sharded.flat(self.model, self.optimizer, self._average)
-            everything = dict(self.model.named_parameters())
+            everything: dict[str, Tensor] = dict(self.model.named_parameters())
             read = sharded.read(self._checkpoint, state, tensors, everything, self.ranks)
             average = sharded.restore(read, state["plain"], self.model, self.optimizer)
         else:

@@ -112,14 +112,15 @@ class Outer:
         """The per-example gradients, ``(B, G, p, q)``."""
         if self.by_kernel:
             # Rows that begin at odd places in memory are multiplied at a fifth of the speed.
-            whole = products.products(*self._aligned())
+            whole: Tensor = products.products(*self._aligned())
             return whole[:, : self.left.shape[3], : self.right.shape[3]].unsqueeze(1)
         return self.left.mT @ self.right
 
     def lengths(self) -> Tensor:
         """How long the terms of the products are, (B, G, T): what rounding errors are relative to."""
         left, right = (torch.linalg.vector_norm(t, dim=3, dtype=wide(t.dtype)) for t in (self.left, self.right))
-        return left * right
+        lengths: Tensor = left * right
+        return lengths
 
     def balanced(self) -> Outer:
         """The same products, each row of a factor multiplied by a power of two and that of the other divided by it, so
@@ -136,9 +137,10 @@ class Outer:
         """Both factors as the kernels read them: (B, T, width) with widths that whole lines of memory hold."""
         pair = (self.left[:, 0], self.right[:, 0])
         left, right = (clean(t) for t in pair) if sanitise else pair
-        return tuple(
+        left, right = (
             F.pad(t, (0, -t.shape[2] % 64)) if t.shape[2] % 16 and t.shape[2] > 64 else t for t in (left, right)
         )
+        return left, right
 
     def kernel_norms(self) -> tuple[Tensor, tuple[Tensor, Tensor] | None] | None:
         """Squared norms by whichever way is fastest, and the lengths of the terms: their squares and they, added up.
@@ -193,7 +195,8 @@ class OneHot:
 
     def lengths(self) -> Tensor:
         """How long the terms are, (B, T)."""
-        return torch.linalg.vector_norm(self.right, dim=2)
+        lengths: Tensor = torch.linalg.vector_norm(self.right, dim=2)
+        return lengths
 
 
 Contribution = Dense | Aligned | Outer | OneHot

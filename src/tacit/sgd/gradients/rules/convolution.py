@@ -98,12 +98,12 @@ class ConvOuter(Outer):
     # Made anew whenever they are asked for: patches take many times the room of the image, and norms want them once.
 
     @property
-    def left(self) -> Tensor:
+    def left(self) -> Tensor:  # type: ignore[override]  # read only: nobody sets a factor of an Outer
         grad = self.grad if self.units is None else _in_units(self.grad, self.units[0])
         return _tokens(grad, self.layout, self.options.groups, self.rank)
 
     @property
-    def right(self) -> Tensor:
+    def right(self) -> Tensor:  # type: ignore[override]  # as above
         a = self.padded if self.units is None else _in_units(self.padded, self.units[1])
         pieces = patches(a, self.kernel, self.options.stride, self.options.dilation)
         return _tokens(pieces, self.layout, self.options.groups, self.rank)
@@ -142,7 +142,8 @@ class ConvOuter(Outer):
         return convolutions.conv_norms(self.grad, self.a, self._unit, *self._settings), None
 
     def _grad_gram(self) -> Tensor:
-        return convolutions.self_products(self.grad.flatten(2))
+        grams: Tensor = convolutions.self_products(self.grad.flatten(2))
+        return grams
 
     def _image_gram(self) -> Tensor:
         """(B, T, T): inner products of patches, as sums of inner products of pixels."""
@@ -163,7 +164,7 @@ class ConvOuter(Outer):
 
     def product(self) -> Tensor:
         if self.by_kernel:
-            found = convolutions.conv_products(self.grad, self.a, self._unit, *self._settings)
+            found: Tensor = convolutions.conv_products(self.grad, self.a, self._unit, *self._settings)
             return found.reshape(len(found), 1, self.sizes[0], -1)
         if self.grad.is_cuda:  # grouped convolution kernels are slow there, batched products are not
             return self.left.mT @ self.right
@@ -189,7 +190,8 @@ class ConvOuter(Outer):
         if self.by_kernel:
             unit = self._unit
             factors = scale if unit is None else scale.to(torch.float32) * unit
-            return convolutions.conv_sum(grad, a, factors, *self._settings)
+            total: Tensor = convolutions.conv_sum(grad, a, factors, *self._settings)
+            return total
         if grad.numel() <= a.numel():
             grad = grad * self.layout.spread(scale.to(grad.dtype), grad.dim())
         else:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -157,7 +157,7 @@ def _batched_vjp(outs: list[Tensor], leaf: Tensor, cotangents: list[Tensor]) -> 
         warnings.filterwarnings("ignore", message=".*performance drop.*")
         try:
             (piece,) = torch.autograd.grad(outs, leaf, cotangents, is_grads_batched=True, retain_graph=True)
-            return cast(Tensor, piece)
+            return piece
         except RuntimeError:
             # Some kernels have no batched derivative; each row alone is exact.
             rows = zip(*cotangents, strict=True)
