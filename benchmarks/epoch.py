@@ -66,7 +66,7 @@ def private(data: tuple[Tensor, Tensor], batch: int, passes: int, compiled: Any,
             began = time.perf_counter()
     priced = time.perf_counter()
     privacy = training.privacy
-    return seconds, {"epsilon": privacy.epsilon.upper, "pricing_seconds": time.perf_counter() - priced}
+    return seconds, {"epsilon": privacy.claim, "pricing_seconds": time.perf_counter() - priced}
 
 
 def other(method: str, data: tuple[Tensor, Tensor], batch: int, passes: int, device: torch.device) -> Any:

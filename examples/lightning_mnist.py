@@ -61,7 +61,7 @@ def main(records: int, epochs: int, epsilon: float) -> None:
         enable_model_summary=False,
     )
     trainer.fit(Digits(), DataLoader(train, batch_size=100, shuffle=True), DataLoader(test, batch_size=1000))
-    print(f"test accuracy {trainer.callback_metrics['accuracy']:.3f}; {private.bound()}")
+    print(f"test accuracy {trainer.callback_metrics['accuracy']:.3f}; {private.privacy}")
 
 
 if __name__ == "__main__":

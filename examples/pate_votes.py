@@ -34,7 +34,7 @@ def main() -> None:
     student = answers.fit(LogisticRegression())
     print(answers.privacy)  # three accounts, and which of them may be published
     print(f"the student is right on {(student.predict(public_x) == truth).mean():.1%} of public rows")
-    print(answers.privacy.publishable.to_json())
+    print(answers.release().to_json())
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def main() -> None:
     answers = ConfidentGNMax(threshold=3, check_noise=2, vote_noise=1, classes=2).answer(votes, queries=8, delta=1e-5)
     texts, labels, _ = answers.labelled()
     labelled = [(text, WORDS.classes[i]) for text, i in zip(texts, labels, strict=True)]
-    print(f"{len(labelled)} of 8 public notes were labelled, ε = {answers.privacy.data_independent.upper:.1f}")
+    print(f"{len(labelled)} of 8 public notes were labelled, ε = {answers.privacy.claim:.1f}")
     if len(labelled) >= 4:
         student = choose(language, ASK, WORDS, labelled, candidates=2, members=2, calibration="batch")
         print("student, two prompts (PATE): ", student.accuracy(language, test))

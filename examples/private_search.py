@@ -55,7 +55,7 @@ def main() -> None:
         ledger=ledger,
         dataset="women",
     )
-    print(f"before anything runs: {search.privacy.epsilon}, noise multiplier {search.noise:.3f}")
+    print(f"before anything runs: {search.privacy.interval}, noise multiplier {search.noise:.3f}")
     found = search.run()
     right = (found.model(test_x).argmax(1) == test_y).double().mean().item()
     print(f"selected: {found.best}, accuracy {right:.1%} on {len(test_y):,} public rows")

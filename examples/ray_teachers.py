@@ -51,7 +51,7 @@ def main() -> None:
     aggregator = ConfidentGNMax(threshold=45, check_noise=30, vote_noise=15, classes=CLASSES)
     answers = aggregator.answer(there, queries=100)  # noise is added here, once, whoever counted the votes
     right = (answers.labels == truth[:100])[answers.answered].mean()
-    print(f"{answers.privacy.data_independent!r}: {right:.1%} of the answers are right")
+    print(f"{answers.privacy!r}: {right:.1%} of the answers are right")
 
 
 if __name__ == "__main__":

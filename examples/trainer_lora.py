@@ -63,7 +63,7 @@ def main(folder: str, resume: bool) -> None:
     )
     make_private(trainer, target_epsilon=5.0, target_delta=1e-5, max_grad_norm=1.0)
     trainer.train(resume_from_checkpoint=resume)
-    print(f"evaluation loss {trainer.evaluate()['eval_loss']:.3f}; {trainer.privacy.bound()}")
+    print(f"evaluation loss {trainer.evaluate()['eval_loss']:.3f}; {trainer.privacy}")
 
 
 if __name__ == "__main__":

@@ -224,14 +224,14 @@ def _measure(table: Table, data: dict[str, Any], votes: VoteCounts, recipe: Reci
 
 def prices(answers: Answers) -> dict[str, Any]:
     """All three accounts. These data are a public benchmark; of private data the last two stay with the operator."""
-    privacy = answers.privacy
-    assert privacy.exact is not None
+    accounts = answers.accounts
+    assert accounts.exact is not None
     return {
-        "asked": privacy.asked,
-        "answered": privacy.answered,
-        "data_independent": privacy.data_independent.upper,
-        "theorem6": float(privacy.theorem6),
-        "exact": float(privacy.exact),
+        "asked": len(answers),
+        "answered": int(answers.answered.sum()),
+        "data_independent": answers.privacy.claim,
+        "theorem6": float(accounts.theorem6),
+        "exact": float(accounts.exact),
     }
 
 

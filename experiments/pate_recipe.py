@@ -100,7 +100,7 @@ class Trials:
             "recipe": recipe.words(),
             "answered": int(answers.answered.sum()),
             "answers_right": float((answers.labels == asked)[answers.answered].mean()),
-            "theorem6": float(answers.privacy.theorem6),
+            "theorem6": float(answers.accounts.theorem6),
             "accuracy": right(found[-1]),
             "alone": mean_sd([right(member) for member in found[-1].members])[0],
         }

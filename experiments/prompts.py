@@ -447,9 +447,9 @@ def _pate(
         "labels_right": float(np.mean(right)) if right else float("nan"),
         "voting_seconds": round(voted, 1),
         "mean_share": float(counts.counts.max(1).mean() / counts.teachers),
-        "epsilon_data_independent": answers.privacy.data_independent.upper,
-        "epsilon_theorem6": float(answers.privacy.theorem6),
-        "epsilon_exact": float(answers.privacy.exact) if answers.privacy.exact is not None else None,
+        "epsilon_data_independent": answers.privacy.claim,
+        "epsilon_theorem6": float(answers.accounts.theorem6),
+        "epsilon_exact": float(answers.accounts.exact) if answers.accounts.exact is not None else None,
         "delta": VOTE_DELTA,
     }
     if len(labelled) < 4:

@@ -72,7 +72,7 @@ def main(folder, processes):
     keys.fresh_bytes = lambda count: b"k" * count
     torch.set_num_threads(1)
     trainer, private, module = fit(folder, processes=processes)
-    told = {"epsilon": private.bound().upper, "steps": trainer.global_step, "weights": module.state_dict()}
+    told = {"epsilon": private.privacy.claim, "steps": trainer.global_step, "weights": module.state_dict()}
     torch.save(told, folder / f"rank{trainer.global_rank}.pt")
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tacit import accounting as acc
-from tacit.integrations.run import Run
+from tacit.integrations.run import PrivateRun
 from tacit.ledger import BudgetExceeded, Ledger, TermsError
 from tacit.sgd.hooked.draws import PrivateBatches
 from tacit.sgd.training.checkpoint import CheckpointError
@@ -49,7 +49,7 @@ def test_a_trainer_charges_its_plan_once_and_resumes_under_the_same_charge(tmp_p
     ledger, given = book(), {"target_epsilon": None, "noise_multiplier": 1.0}
     made = hugging_face(tmp_path, ledger, **given)
     callback = made.privacy_callback
-    seen, look = looks(ledger, lambda: made.privacy.loop)
+    seen, look = looks(ledger, lambda: made.private_run.loop)
     step = callback.step
 
     def watched(*args):
@@ -69,7 +69,7 @@ def test_a_trainer_charges_its_plan_once_and_resumes_under_the_same_charge(tmp_p
     assert again.state.global_step == 4
     (record,) = ledger.history("people")
     assert record.confirmed
-    assert record.price.epsilon >= again.privacy.bound().upper
+    assert record.price.epsilon >= again.privacy.claim
     assert ledger.verify("people").ok
 
 
@@ -113,7 +113,7 @@ def test_lightning_charges_its_plan_once_and_anew_where_the_key_is_gone(tmp_path
     _, private, _ = lightning(tmp_path, ledger, checkpoint=tmp_path / "saved.ckpt")
     (record,) = ledger.history("people")
     assert record.confirmed
-    assert record.price.epsilon >= private.bound().upper
+    assert record.price.epsilon >= private.privacy.claim
     assert len(private.run.loop.spent) == 20
     # The key ended with the run: from the checkpoint again is other noise, and 17 steps that nobody has paid for.
     _, private, _ = lightning(tmp_path, ledger, checkpoint=tmp_path / "saved.ckpt")
@@ -122,7 +122,7 @@ def test_lightning_charges_its_plan_once_and_anew_where_the_key_is_gone(tmp_path
     assert [max(dict(record.mechanism.parts()).values()) for record in (first, second)] == [20, 17]
     # Both are claimed: the first life may have gone on after the checkpoint, and here it did.
     both = acc.PoissonSampled(acc.Gaussian(1.0), 0.1) * 37
-    assert private.bound().upper == pytest.approx(acc.epsilon(both, DELTA).upper, rel=1e-6)
+    assert private.privacy.claim == pytest.approx(acc.epsilon(both, DELTA).upper, rel=1e-6)
     with pytest.raises(CheckpointError, match="pass ledger= and dataset="):
         lightning(tmp_path, None, private={"dataset": None}, checkpoint=tmp_path / "saved.ckpt")
 
@@ -141,7 +141,7 @@ def test_a_key_is_not_used_again_with_other_noise():
     # The same noise at two scales on the same sum would give the sum away.
     stamps = set()
     for noise in (1.0, 2.0):
-        run = Run(noise_multiplier=noise, target_epsilon=None, target_delta=DELTA, max_grad_norm=1.0)
+        run = PrivateRun(noise_multiplier=noise, target_epsilon=None, target_delta=DELTA, max_grad_norm=1.0)
         run.batches = PrivateBatches(Poisson(10, 5), None, 10)
         stamps |= {run.stamp(torch.nn.Linear(2, 2), list(range(10)), steps=steps) for steps in (3, 4)}
     assert len(stamps) == 4

@@ -32,8 +32,8 @@ def test_a_budget_is_kept_and_logged(tmp_path):
     trainer, private, _ = fit(
         tmp_path, epochs=6, private={"target_epsilon": 8.0, "noise_multiplier": None}, module=Module(lr=1.0)
     )
-    assert 7.9 < private.bound().upper <= 8.0
-    assert private.bound().upper <= trainer.callback_metrics["epsilon"] == pytest.approx(8.0, abs=0.1)
+    assert 7.9 < private.privacy.claim <= 8.0
+    assert private.privacy.claim <= trainer.callback_metrics["epsilon"] == pytest.approx(8.0, abs=0.1)
     assert trainer.callback_metrics["accuracy"] > 0.6
     assert trainer.global_step == 60
     assert not (tmp_path / "run.key").exists()
@@ -203,20 +203,20 @@ def test_every_run_of_a_callback_is_in_what_it_claims(tmp_path):
     private, module = PrivateTraining(target_epsilon=3.0, target_delta=1e-5, key_file=tmp_path / "k"), Module()
     trainer = trainer_with(private)
     trainer.fit(module, loader())
-    assert 2.999 < private.bound().upper <= 3.0
+    assert 2.999 < private.privacy.claim <= 3.0
     trainer.save_checkpoint(tmp_path / "end.ckpt")
     with pytest.warns(PrivacyWarning, match=r"ε will be 3\.9.* above target_epsilon=3"):
         trainer_with(private).fit(module, loader())
     noise = private.run.loop.noise_multiplier
     whole = acc.PoissonSampled(acc.Gaussian(noise), 0.1) * 40
-    assert private.bound().upper == pytest.approx(acc.epsilon(whole, 1e-5).upper, rel=1e-6)
-    assert record(private)["epsilon"] == private.bound().upper
+    assert private.privacy.claim == pytest.approx(acc.epsilon(whole, 1e-5).upper, rel=1e-6)
+    assert record(private)["epsilon"] == private.privacy.claim
     # The checkpoint of a run that has ended carries what was spent, too.
     other = PrivateTraining(target_epsilon=3.0, target_delta=1e-5)
     with pytest.warns(PrivacyWarning) as said:
         trainer_with(other, max_epochs=4).fit(module, loader(), ckpt_path=tmp_path / "end.ckpt", weights_only=False)
     assert any("above target_epsilon" in str(w.message) for w in said)
-    assert other.bound().upper == pytest.approx(private.bound().upper, rel=1e-6)
+    assert other.privacy.claim == pytest.approx(private.privacy.claim, rel=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -224,11 +224,11 @@ def test_a_run_that_stops_early_claims_its_plan_unless_nobody_looked(tmp_path):
     private = PrivateTraining(target_epsilon=3.0, target_delta=1e-5, key_file=tmp_path / "k")
     with pytest.warns(PrivacyWarning, match="5 of 20 planned steps"):
         trainer_with(private, StopAt(5), min_epochs=0).fit(Module(), loader())
-    assert 2.999 < private.bound().upper <= 3.0
+    assert 2.999 < private.privacy.claim <= 3.0
     assert private.run.basis == "the plan is claimed"
     assert not (tmp_path / "k").exists()
     private.stop("the machine was needed", looked_at_results=False)
-    assert private.bound().upper < 2.0
+    assert private.privacy.claim < 2.0
     assert private.run.basis == "stopped: the machine was needed; without looking at results"
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from tacit.integrations.run import Run
+from tacit.integrations.run import PrivateRun
 from tacit.sgd.hooked.draws import PrivateBatches
 from tacit.sgd.training.checkpoint import CheckpointError
 from tacit.sgd.training.sampling import Poisson
@@ -28,7 +28,7 @@ class Read(Dataset):
 
 
 def stamp(data, collate=default_collate, activation=None, **more):
-    run = Run(noise_multiplier=1.0, target_epsilon=None, target_delta=1e-5, max_grad_norm=1.0)
+    run = PrivateRun(noise_multiplier=1.0, target_epsilon=None, target_delta=1e-5, max_grad_norm=1.0)
     run.batches = PrivateBatches(Poisson(len(data), 8), None, len(data))
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), activation or torch.nn.Tanh())
     torch.manual_seed(0)  # as whoever seeds each life of a run does
@@ -63,7 +63,7 @@ def test_what_computes_is_in_the_stamp():
 
 
 def test_a_checkpoint_does_not_tell_whether_a_guess_of_the_records_is_right(tmp_path):
-    run = Run(
+    run = PrivateRun(
         noise_multiplier=1.0, target_epsilon=None, target_delta=1e-5, max_grad_norm=1.0, key_file=tmp_path / "run.key"
     )
     run.batches = PrivateBatches(Poisson(40, 8), None, 40)

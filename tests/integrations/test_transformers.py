@@ -85,14 +85,14 @@ def test_a_step_is_the_clipped_sum_of_the_draw_whatever_its_pieces(tmp_path):
     step = made.privacy_callback.step
     made.privacy_callback.step = lambda m, inputs, context: seen.append(inputs) or step(m, inputs, context)
     grads = {}
-    release = made.privacy.__class__._before
+    release = made.private_run.__class__._before
 
     def keep(self, optimizer, args, kwargs):
         told = release(self, optimizer, args, kwargs)
         grads.update({n: p.grad.clone() for n, p in model.named_parameters() if p.requires_grad})
         return told
 
-    made.privacy._before = keep.__get__(made.privacy)
+    made.private_run._before = keep.__get__(made.private_run)
     made.train()
     assert len(seen) == 2
     twin = build()
@@ -156,9 +156,9 @@ def test_a_run_that_is_killed_and_resumed_ends_where_it_would_have_ended(tmp_pat
 def test_bf16_evaluation_and_accumulation_work_together(tmp_path):
     made = trainer(tmp_path, steps=4, bf16=True)
     made.train()
-    assert made.privacy.bound().upper <= 4.0
+    assert made.privacy.claim <= 4.0
     assert made.evaluate()["eval_loss"] > 0
-    assert made.privacy.loop.steps == 4
+    assert made.private_run.loop.steps == 4
 
 
 def test_what_cannot_be_right_is_refused(tmp_path):
@@ -198,12 +198,12 @@ def quiet(folder, steps=2, **options):
 def test_every_call_of_train_is_in_what_is_claimed(tmp_path):
     made = quiet(tmp_path)
     made.train()
-    assert 3.999 < made.privacy.bound().upper <= 4.0
+    assert 3.999 < made.privacy.claim <= 4.0
     with pytest.warns(PrivacyWarning, match=r"above target_epsilon=4"):
         made.train()
-    step = acc.PoissonSampled(acc.Gaussian(made.privacy.loop.noise_multiplier), 0.16)
-    assert made.privacy.bound().upper == pytest.approx(acc.epsilon(step * 4, 1e-5).upper, rel=1e-6)
-    assert made.state.log_history[-1]["epsilon"] == made.privacy.bound().upper > 4.5
+    step = acc.PoissonSampled(acc.Gaussian(made.private_run.loop.noise_multiplier), 0.16)
+    assert made.privacy.claim == pytest.approx(acc.epsilon(step * 4, 1e-5).upper, rel=1e-6)
+    assert made.state.log_history[-1]["epsilon"] == made.privacy.claim > 4.5
 
 
 def test_a_search_over_a_private_trainer_is_refused(tmp_path):
@@ -234,16 +234,16 @@ def test_however_a_run_ends_its_plan_is_claimed_and_its_key_and_charge_are_in_or
     if how == "stopped":
         with pytest.warns(PrivacyWarning, match="2 of 4 planned steps"):
             made.train()
-        assert made.state.log_history[-1]["epsilon"] == made.privacy.bound().upper
+        assert made.state.log_history[-1]["epsilon"] == made.privacy.claim
     else:
         with pytest.raises(OSError, match="disk"):
             made.train()
-    assert 3.999 < made.privacy.bound().upper <= 4.0
+    assert 3.999 < made.privacy.claim <= 4.0
     assert not (tmp_path / "run.key").exists()  # no checkpoint holds the run
     (charge,) = ledger.history("people")
     assert charge.confirmed
-    made.privacy.stop("a time limit", looked_at_results=False)
-    assert made.privacy.bound().upper < 3.5
+    made.private_run.stop("a time limit", looked_at_results=False)
+    assert made.privacy.claim < 3.5
 
 
 def test_values_that_others_log_are_withheld_unless_they_are_public(tmp_path):

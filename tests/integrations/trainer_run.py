@@ -87,7 +87,7 @@ def main(folder, mode):
     made.train(resume_from_checkpoint=mode == "resumed")
     weights = {n: p.detach() for n, p in made.model.named_parameters() if p.requires_grad}
     torch.save(weights, folder / "weights.pt")
-    told = {"epsilon": made.privacy.bound().upper, "steps": made.state.global_step, "logs": made.state.log_history}
+    told = {"epsilon": made.privacy.claim, "steps": made.state.global_step, "logs": made.state.log_history}
     (folder / "told.json").write_text(json.dumps(told))
 
 

@@ -242,8 +242,8 @@ def test_owners_of_rows_come_from_the_schema(tmp_path):
     with pytest.raises(ValueError, match="max_rows="):
         LinearRegression(5.0, bounds=schema).fit(table)
     private = LinearRegression(5.0, bounds=schema, max_rows=2).fit(table)
-    assert private.privacy_.rows_per_unit == 2
-    assert "at most 2 rows a patient" in repr(private.privacy_)
+    assert private.privacy_.details["max_rows"] == 2
+    assert "max rows: 2" in repr(private.privacy_)
     with pytest.raises(ValueError, match="leave groups= out"):
         LinearRegression(5.0, bounds=schema, max_rows=2).fit(table, groups=np.arange(900))
     with pytest.raises(ValueError, match="belongs to one patient"):
@@ -355,7 +355,7 @@ def test_weights_and_groups_cost_noise_and_not_privacy():
     assert private.coef_ == pytest.approx(COEFFICIENTS, abs=0.1)
     owners = np.repeat(np.arange(1000), 4)
     one = LinearRegression(1.0, method="sufficient-statistics", max_rows=4, **BOUNDS).fit(x, y, groups=owners)
-    assert (one.privacy_.unit, one.privacy_.rows_per_unit) == ("person", 4)
+    assert (one.privacy_.unit, one.privacy_.details["max_rows"]) == ("person", 4)
     alone = LinearRegression(1.0, method="sufficient-statistics", **BOUNDS).fit(x, y)
     widths = [np.diff(fit.confidence_interval()).max() for fit in (one, alone)]
     assert widths[0] > 1.5 * widths[1]

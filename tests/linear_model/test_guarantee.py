@@ -64,12 +64,12 @@ def table(estimator, rows=400):
 def test_every_fit_costs_at_most_what_was_asked_and_nearly_that(estimator, adjacency):
     fitted = clone(estimator).set_params(adjacency=adjacency, epsilon=0.7).fit(*table(estimator))
     privacy = fitted.privacy_
-    assert privacy.adjacency == privacy.epsilon.adjacency == adjacency
+    assert privacy.adjacency == privacy.interval.adjacency == adjacency
     assert 0.68 < privacy.upper <= 0.7
     if privacy.delta:
         assert acc.epsilon(privacy.mechanism, privacy.delta, adjacency=adjacency).upper <= 0.7
     assert "one record" in repr(privacy)
-    assert privacy.to_dict()["epsilon"]["upper"] == privacy.upper
+    assert privacy.to_dict()["interval"]["upper"] == privacy.upper
 
 
 def test_noise_is_as_large_as_the_price_says_under_both_adjacencies():
@@ -127,7 +127,7 @@ def test_the_ledger_is_charged_before_anything_is_computed(monkeypatch):
     estimator.fit(*numbers(200))
     assert ledger.budget("people").charges == 1
     assert ledger.history("people")[0].confirmed
-    assert estimator.privacy_.charge == ledger.history("people")[0].charge
+    assert estimator.privacy_.details["charge"] == ledger.history("people")[0].charge
 
     def never(*args, **kwargs):
         raise AssertionError("computed although the budget was refused")
@@ -225,7 +225,7 @@ def test_a_pipeline_that_learns_from_the_rows_is_not_covered_and_says_so():
     constant = SimpleImputer(strategy="constant", fill_value=0, keep_empty_features=True)
     for step in (PolynomialFeatures(2), public, constant, FunctionTransformer(np.sqrt), "passthrough"):
         fitted = make_pipeline(step, inside).fit(x, y)  # a warning would be an error here
-        assert fitted[-1].privacy_.assumed == ()
+        assert fitted[-1].privacy_.details["assumptions"] == ()
 
 
 def test_terms_of_the_ledger_hold():

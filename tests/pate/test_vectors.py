@@ -101,11 +101,10 @@ def test_where_the_conditions_of_smoothness_fail_nothing_is_released():
 def test_a_sanitised_price_is_published_at_an_order_whose_sensitivity_is_known() -> None:
     """The order that suits the data-independent price is 43.9 here, where the conditions of smoothness do not hold."""
     votes = np.tile([220, 20, 5, 5, 0, 0, 0, 0, 0, 0], (20, 1))
-    privacy = GNMax(vote_noise=40.0, classes=10).answer(votes, queries=20, teachers=250).privacy
-    found = privacy.sanitise()
+    found = GNMax(vote_noise=40.0, classes=10).answer(votes, queries=20, teachers=250).accounts.sanitise()
     assert 20 < found.order < 43
     with pytest.raises(SmoothnessError):  # what is asked for by name is not replaced
-        GNMax(vote_noise=40.0, classes=10).answer(votes, queries=20, teachers=250).privacy.sanitise(order=43.9)
+        GNMax(vote_noise=40.0, classes=10).answer(votes, queries=20, teachers=250).accounts.sanitise(order=43.9)
 
 
 @pytest.mark.parametrize("wrong", ["40", True, None, math.nan, math.inf])

@@ -36,7 +36,8 @@ def test_epsilon_is_the_accountants_for_every_sampler(name):
     expected = acc.epsilon(INDEPENDENT[name](1.7, 15), 1e-5, adjacency=adjacency)
     assert training.privacy.upper == pytest.approx(expected.upper, rel=1e-6)
     assert training.privacy.lower <= training.privacy.upper
-    assert training.privacy.adjacency == adjacency
+    assert training.plan.adjacency == adjacency
+    assert training.privacy.adjacency == "zero-out"  # the number of records was counted, and is the neighbours' too
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -72,7 +73,7 @@ def test_a_public_size_sets_rate_and_divisor():
     training = run(size=200)
     assert training.plan.sampler.rate == 0.1
     assert training.plan.sampler.divisor == 20
-    assert "size given in advance" in repr(training.privacy)
+    assert "size: given in advance" in repr(training.privacy)
     assert "treated as public" in repr(run().privacy)
 
 
@@ -100,7 +101,7 @@ def test_an_epsilon_of_fifty_can_be_asked_for():
 def test_the_statement_names_everything_a_reader_needs():
     training = run(epsilon=2.0, steps=8)
     text = repr(training.privacy)
-    for part in ("ε in [", "δ=1e-05", "add/remove one record", "0 of 8 steps", "Poisson sampling at rate 0.1666"):
+    for part in ("ε in [", "δ=1e-05", "zero out one record", "steps executed: 0", "Poisson sampling at rate 0.1666"):
         assert part in text
     finish(training)
-    assert ", 8 steps (as planned)" in repr(training.privacy)
+    assert "steps planned: 8; steps executed: 8; basis: as planned" in repr(training.privacy)

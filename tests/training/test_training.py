@@ -315,7 +315,7 @@ def test_a_person_is_clipped_once_whatever_the_number_of_records():
             noise = 0.1 * normal(key().derive("noise"), batch.step, n, tuple(p.shape))
             assert torch.allclose(before[n] - p, 0.5 * (sums[n] + noise) / 10, atol=1e-9)
     assert training.privacy.unit == "person"
-    assert "add/remove one person" in repr(training.privacy)
+    assert "zero out one person" in repr(training.privacy)
     assert training.plan.sampler.rate == pytest.approx(1 / 3)
 
 
@@ -457,7 +457,7 @@ def test_a_stop_that_looked_at_nothing_is_priced_at_the_executed_steps():
             training.stop("time limit", looked_at_results=False)
     expected = acc.epsilon(acc.PoissonSampled(acc.Gaussian(1.0), RATE) * 10, 1e-5).upper
     assert training.privacy.upper == pytest.approx(expected, rel=1e-6)
-    assert "10 of 30 steps" in repr(training.privacy)
+    assert "steps planned: 30; steps executed: 10" in repr(training.privacy)
     with pytest.raises(RuntimeError, match="used up, or the run was stopped"):
         training.step(batch)
 

@@ -58,7 +58,7 @@ def test_the_price_of_a_fit_is_that_of_the_plan_it_makes() -> None:
         base = _Base(made, x, target, 1e-6)
         priced = base.mechanism({"hidden": (4,)}, 0.5)
         fitted = base.train({"hidden": (4,)}, 0.5)
-        assert fitted.privacy_.epsilon.upper == acc.epsilon(priced, 1e-6).upper
+        assert fitted.privacy_.upper == acc.epsilon(priced, 1e-6).upper
 
 
 def test_a_regression_is_scored_within_its_bounds() -> None:

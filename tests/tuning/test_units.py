@@ -66,7 +66,7 @@ def test_a_search_over_estimators_deals_out_people():
         search.fit(x, x[:, 0])
     found = search.fit(x, x[:, 0], groups=np.arange(600) // 3)
     assert found.privacy_.unit == found.best_estimator_.privacy_.unit == "patient"
-    assert found.best_estimator_.privacy_.rows_per_unit == 2
+    assert found.best_estimator_.privacy_.details["max_rows"] == 2
 
 
 def test_an_estimator_that_is_trained_by_steps_takes_ids():
@@ -75,4 +75,4 @@ def test_an_estimator_that_is_trained_by_steps_takes_ids():
     with pytest.raises(acc.UnitError, match="groups=ids"):
         made.fit(x, x[:, 0] > 0)
     said = made.fit(x, x[:, 0] > 0, groups=np.arange(600) // 3).privacy_
-    assert (said.unit, "rate 0.1" in said.sampler) == ("patient", True)
+    assert (said.unit, "rate 0.1" in said.details["sampler"]) == ("patient", True)

@@ -10,7 +10,7 @@ from tacit.accounting import accountants
 from tacit.accounting.accountants import AccountantPrice, Comparison, NotApplicable, compare
 from tacit.accounting.alternatives import Either, one_of
 from tacit.accounting.base import ADJACENCIES, Composed, Mechanism, from_dict, nothing
-from tacit.accounting.bound import Bound, Stated
+from tacit.accounting.bound import Bound
 from tacit.accounting.calibration import calibrate, calibrate_delta, calibrate_rate, calibrate_steps
 from tacit.accounting.curves import Profile, Tradeoff, gdp_equivalent, profile, tradeoff
 from tacit.accounting.errors import AccountingError, AdjacencyError, PrivacyWarning, UnitError
@@ -27,6 +27,7 @@ from tacit.accounting.mechanisms import (
 )
 from tacit.accounting.over_steps import StepCurve, epsilon_over_steps
 from tacit.accounting.pricing import delta, epsilon
+from tacit.accounting.privacy import Privacy, stated_adjacency
 from tacit.accounting.renyi import renyi
 from tacit.accounting.sampling import (
     BallsInBins,
@@ -61,6 +62,7 @@ __all__ = [
     "Mechanism",
     "NotApplicable",
     "PoissonSampled",
+    "Privacy",
     "PrivacyWarning",
     "Profile",
     "PureDP",
@@ -69,7 +71,6 @@ __all__ = [
     "Selected",
     "Shuffled",
     "SmoothRelease",
-    "Stated",
     "StepCurve",
     "Tradeoff",
     "TruncatedPoissonSampled",
@@ -91,5 +92,6 @@ __all__ = [
     "one_of",
     "profile",
     "renyi",
+    "stated_adjacency",
     "tradeoff",
 ]

@@ -70,34 +70,6 @@ class Bound:
         return {k: "inf" if isinstance(v, float) and math.isinf(v) else v for k, v in plain.items()}
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class Stated:
-    """A guarantee with the terms it holds under: what every room puts on ``privacy``, with words of its own added.
-
-    ``epsilon`` is an interval certified to hold the true value; ``upper`` is what is claimed.
-    """
-
-    epsilon: Bound
-    delta: float
-    adjacency: str
-    unit: str
-
-    @property
-    def upper(self) -> float:
-        """The ε that is claimed."""
-        return self.epsilon.upper
-
-    @property
-    def lower(self) -> float:
-        """No accountant could claim less than this for the same mechanism."""
-        return self.epsilon.lower
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for a card."""
-        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value.to_dict() if hasattr(value, "to_dict") else value for name, value in plain.items()}
-
-
 def _digits(x: float) -> int:
     """Decimals that show seven significant digits."""
     return 6 if x >= 1 or x <= 0 else 6 - math.floor(math.log10(x))

@@ -57,7 +57,7 @@ def votes_are_as_priced(seed: int) -> list[Finding]:
     mu = math.sqrt(few / check**2 + few * 2 / vote**2)
     exact = bounds.gaussian_epsilon(mu, 1e-5)
     priced = teachers.answer([[high, low]] * few, queries=few, teachers=high + low, ledger=ledger, dataset="people")
-    claimed = priced.privacy.data_independent.upper
+    claimed = priced.privacy.claim
     found.append(
         holds(
             "votes: price",

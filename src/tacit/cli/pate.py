@@ -345,9 +345,9 @@ def _release(
             importlib.import_module("joblib").dump(answers.fit(_model(given["model"])), stage / "student.joblib")
         files["student"] = "student.joblib"
     told = summary(card) | {
-        "asked": answers.privacy.asked,
-        "answered": answers.privacy.answered,
-        "sanitised": None if answers.privacy.sanitised is None else answers.privacy.sanitised.epsilon,
+        "asked": len(answers),
+        "answered": int(answers.answered.sum()),
+        "sanitised": None if answers.accounts.sanitised is None else answers.accounts.sanitised.epsilon,
     }
     if unsanitised is not None:
         told["unsanitised"] = unsanitised

@@ -358,8 +358,8 @@ def _planned(made: PrivateSearch) -> dict[str, Any]:
     return {
         "epsilon": privacy.upper,
         "delta": privacy.delta,
-        "neighbours": privacy.epsilon.terms,
-        "basis": privacy.basis,
+        "neighbours": privacy.interval.terms,
+        "basis": privacy.details["method"],
         "noise": [made.noise_of(c) for c in made.space.candidates] if made.space.candidates else made.noise,
     }
 

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 from tacit import accounting as acc
 from tacit.accounting.errors import PrivacyWarning
-from tacit.integrations.run import Run
+from tacit.integrations.run import PrivateRun
 from tacit.integrations.trackers import record
 from tacit.ledger import Ledger, OperatorView
 from tacit.ledger.surroundings import SearchRefused
@@ -78,7 +78,7 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
     What is logged during training is withheld from loggers and checkpoints, except the names in ``public_logs``, which
     do not depend on private records; ``show_private=True`` is for logs that nobody but the operator sees.
 
-    Guarantee: everything computed from the weights is (``bound().upper``, ``target_delta``)-DP for adding or removing
+    Guarantee: everything computed from the weights is (``privacy.claim``, ``target_delta``)-DP for zeroing out
     one record of the train loader's data set, over all runs of this callback. The plan is claimed, whatever stops a
     run, unless :meth:`stop` declares otherwise. Metrics on a private validation set are not covered.
     """
@@ -98,7 +98,7 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         dataset: str | None = None,
         purpose: str = "",
     ) -> None:
-        self.run = Run(
+        self.run = PrivateRun(
             noise_multiplier=noise_multiplier,
             target_epsilon=target_epsilon,
             target_delta=target_delta,
@@ -302,12 +302,13 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         """From Lightning's checkpoint."""
         self._state = dict(state_dict)
 
-    def bound(self, delta: float | None = None) -> acc.Bound:
-        """The interval that ε lies in, of all runs of this callback; plans are claimed unless :meth:`stop` says why."""
-        return self.run.bound(delta)
+    @property
+    def privacy(self) -> acc.Privacy:
+        """The guarantee of all runs of this callback; plans are claimed unless :meth:`stop` says why."""
+        return self.run.privacy
 
     def stop(self, reason: str, *, looked_at_results: bool = True) -> None:
-        """Say why a run ends, or ended, before its plan (:meth:`tacit.integrations.run.Run.stop`)."""
+        """Say why a run ends, or ended, before its plan (:meth:`tacit.integrations.run.PrivateRun.stop`)."""
         self.run.stop(reason, looked_at_results=looked_at_results)
 
     def diagnostics(self) -> OperatorView:
@@ -315,7 +316,7 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         return self.run.diagnostics()
 
 
-def _share_key(run: Run, stamp: str, rank: int) -> None:
+def _share_key(run: PrivateRun, stamp: str, rank: int) -> None:
     """One key for all processes, made or taken up by the first, which alone keeps it in a file."""
     box: list[Any] = [None]
     if rank == 0:

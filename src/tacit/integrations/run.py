@@ -1,7 +1,7 @@
 """What does a private run need that lives inside somebody else's trainer? Noise, key, loop, and a way to go on.
 
-A trainer decides when to step, save and resume. :class:`Run` is what it carries: the noise for the steps that are
-planned, the secret key in a file of its own until the end, the :class:`~tacit.sgd.hooked.loop.Loop` that clips and
+A trainer decides when to step, save and resume. :class:`PrivateRun` is what it carries: the noise for the planned
+steps, the secret key in a file of its own until the end, the :class:`~tacit.sgd.hooked.loop.Loop` that clips and
 releases, and a state of plain values for the trainer's checkpoint. Draws and noise are functions of (key, step), so a
 run that was killed and resumed makes the releases it would have made. Where anything that decides the gradients has
 changed, or the key is gone, the resumed run has a new key, and what its earlier life had planned stays claimed.
@@ -97,13 +97,13 @@ def _at_random(dataset: Any, collate: Any) -> bool:
     return seen[0] != seen[1]
 
 
-class Run:
+class PrivateRun:
     """The private runs inside a trainer; give ``noise_multiplier`` or ``target_epsilon``.
 
     ``ledger`` and ``dataset`` (its name there) say where all planned steps are charged when a run begins.
 
-    Guarantee: everything computed from the weights of all runs together is (``bound(δ).upper``, δ)-DP for adding or
-    removing one record, whatever made a run stop. Each release is that of :class:`~tacit.sgd.hooked.loop.Loop`.
+    Guarantee: everything computed from the weights of all runs together is (``privacy.claim``, δ)-DP for
+    zeroing out one record, whatever made a run stop. Each release is that of :class:`~tacit.sgd.hooked.loop.Loop`.
     """
 
     def __init__(
@@ -470,7 +470,7 @@ class Run:
 
     @property
     def basis(self) -> str:
-        """What :meth:`bound` is the price of, in words."""
+        """What :attr:`privacy` is the price of, in words."""
         if not self._unfinished:
             return "as planned"
         if self._stopped is None:
@@ -486,11 +486,23 @@ class Run:
             whole.follow(planned)
         return whole
 
-    def bound(self, delta: float | None = None) -> acc.Bound:
-        """The interval that ε lies in, of all runs of this object; plans are claimed, unless :meth:`stop` says why."""
+    @property
+    def privacy(self) -> acc.Privacy:
+        """The guarantee of all runs of this object; plans are claimed, unless :meth:`stop` says why."""
+        return self.priced(self.delta)
+
+    def priced(self, delta: float) -> acc.Privacy:
+        """:attr:`privacy` at another δ."""
         if self.loop is None:
             raise RuntimeError("the run has not begun")
-        return self._claimed(self._planned).bound(self.delta if delta is None else delta)
+        whole = self._claimed(self._planned).privacy(delta)
+        assert self.batches is not None
+        return whole.with_details(
+            steps_planned=whole.details["steps_executed"],
+            steps_executed=len(self.accountant),
+            basis=self.basis,
+            sampler=self.batches.sampler.words,
+        )
 
     def diagnostics(self) -> OperatorView:
         """Clipped fraction and norms of the last step: for the operator, not covered by the guarantee."""

@@ -18,7 +18,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tacit.integrations.run import Run
+from tacit import accounting as acc
+from tacit.integrations.run import PrivateRun
 from tacit.ledger import PrivateValueError, Release, public
 from tacit.sgd.hooked.loop import Loop
 
@@ -35,7 +36,7 @@ def _loop_of(source: Any) -> Loop:
     loops = getattr(source, "loops", None)
     if loops:
         return loops[-1]  # type: ignore[no-any-return]
-    for name in ("loop", "run", "privacy"):
+    for name in ("loop", "run", "private_run"):
         inner = getattr(source, name, None)
         if inner is not None:
             return _loop_of(inner)
@@ -44,7 +45,7 @@ def _loop_of(source: Any) -> Loop:
 
 def _delta_of(source: Any, delta: float | None) -> float:
     found = delta
-    for name in ("", "run", "privacy"):
+    for name in ("", "run", "private_run"):
         holder = getattr(source, name, None) if name else source
         found = found or getattr(holder, "delta", None)
     if not found:
@@ -70,21 +71,18 @@ def record(source: Any, delta: float | None = None) -> Release:
     (5, 'public: computed from the noisy sum, which was released and is in ε')
     """
     loop, delta = _loop_of(source), _delta_of(source, delta)
-    run = next(
-        (r for r in (source, *(getattr(source, n, None) for n in ("run", "privacy"))) if isinstance(r, Run)), None
-    )
+    holders = (source, *(getattr(source, name, None) for name in ("run", "private_run")))
+    run = next((r for r in holders if isinstance(r, PrivateRun)), None)
     accountant = getattr(source, "accountant", None)
     if run is not None:
-        bound = run.bound(delta)  # of the plan
+        bound = run.priced(delta).interval  # of the plan
     else:
-        bound = accountant.bound(delta) if accountant is not None else loop.spent.price(delta)
+        bound = accountant.privacy(delta).interval if accountant is not None else loop.spent.price(delta)
     values: dict[str, Any] = {
         "epsilon": public(float(bound.upper), PRICE),
         "epsilon_lower": public(float(bound.lower), PRICE),
         "delta": public(delta, CHOSEN),
-        # The rate was made of the number of records, which is then public: zero-out neighbours have it in common, and
-        # Poisson sampling costs the same under them.
-        "adjacency": public("zero-out" if bound.adjacency == "add-remove" else bound.adjacency, CHOSEN),
+        "adjacency": public(acc.stated_adjacency(bound.adjacency, counted=True), CHOSEN),
         "unit": public(bound.unit, CHOSEN),
         "steps": public(loop.steps, "the number of steps, which is in the price"),
         "noise_multiplier": public(float(loop.noise_multiplier), CHOSEN),

@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tacit import accounting as acc
 from tacit.accounting.errors import PrivacyWarning
 from tacit.integrations.losses import per_example_loss
-from tacit.integrations.run import Run
+from tacit.integrations.run import PrivateRun
 from tacit.integrations.trackers import record
 from tacit.ledger import Ledger
 from tacit.ledger.surroundings import count_or_refuse
@@ -77,7 +78,7 @@ LEARNING = (
 class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     """The private half of a trainer's run: it begins with the run, is saved in its checkpoints, and ends with it."""
 
-    def __init__(self, trainer: Any = None, run: Run | None = None, loss: Loss | None = None) -> None:
+    def __init__(self, trainer: Any = None, run: PrivateRun | None = None, loss: Loss | None = None) -> None:
         self.trainer, self.run, self.loss = trainer, run, loss or per_example_loss
         self.private: DPDataLoader | None = None
 
@@ -164,22 +165,27 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 class PrivateMixin:
     """What is different about a private ``Trainer``: where batches come from, what a step does, what is logged."""
 
-    privacy: Run
+    private_run: PrivateRun
     privacy_callback: PrivacyCallback
     show_private: bool
     public_logs: frozenset[str]
     #: how the metrics that are being computed begin, where they are not those of the private records
     measured: str | None = None
 
+    @property
+    def privacy(self) -> acc.Privacy:
+        """The guarantee of all calls of ``train()``; plans are claimed unless ``private_run.stop`` says why."""
+        return self.private_run.privacy
+
     def train(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().train(*args, **kwargs)  # type: ignore[misc]
         except BaseException:
-            self.privacy.interrupted()
+            self.private_run.interrupted()
             raise
 
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
-        count_or_refuse(self.privacy.ledger, "a private Trainer", scored=True)
+        count_or_refuse(self.private_run.ledger, "a private Trainer", scored=True)
         return super().hyperparameter_search(*args, **kwargs)  # type: ignore[misc]
 
     def evaluate(
@@ -234,8 +240,8 @@ class PrivateMixin:
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if not self.show_private:
             logs = self._public(logs)
-        if self.privacy.loop is not None and len(self.privacy.loop.spent):
-            told = record(self.privacy)
+        if self.private_run.loop is not None and len(self.private_run.loop.spent):
+            told = record(self.private_run)
             logs.update({name: value for name, value in told.items() if name in ("epsilon", "signal_to_noise")})
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
@@ -280,12 +286,12 @@ def make_private(
     ``ledger`` and ``dataset`` (its name there) say where all planned steps are charged, before the first one.
     ``purpose`` is public and stands beside the charge.
 
-    Guarantee: everything computed from the weights is (``trainer.privacy.bound().upper``, ``target_delta``)-DP for
-    adding or removing one record of ``train_dataset``, over all calls of ``train()``. The plan is claimed, whatever
-    stops a run, unless ``trainer.privacy.stop(reason, looked_at_results=False)`` declares otherwise. Metrics on an
+    Guarantee: everything computed from the weights is (``trainer.privacy.claim``, ``target_delta``)-DP for
+    zeroing out one record of ``train_dataset``, over all calls of ``train()``. The plan is claimed, whatever
+    stops a run, unless ``trainer.private_run.stop(reason, looked_at_results=False)`` declares otherwise. Metrics on an
     evaluation set that is private are not covered.
     """
-    run = Run(
+    run = PrivateRun(
         noise_multiplier=noise_multiplier,
         target_epsilon=target_epsilon,
         target_delta=target_delta,
@@ -316,7 +322,7 @@ def make_private(
     callback = PrivacyCallback(trainer, run, loss)
     kind = type(trainer)
     trainer.__class__ = type(f"Private{kind.__name__}", (PrivateMixin, kind), {"__module__": kind.__module__})
-    trainer.privacy, trainer.privacy_callback, trainer.show_private = run, callback, show_private
+    trainer.private_run, trainer.privacy_callback, trainer.show_private = run, callback, show_private
     trainer.public_logs = frozenset(public_logs)
     trainer.add_callback(callback)
     return trainer

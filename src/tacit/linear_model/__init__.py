@@ -7,21 +7,19 @@
 >>> private.fit(ages, 2 * ages[:, 0]).coef_.round(1).tolist()
 [2.0]
 >>> private.privacy_
-ε in [0.99..., 0.99...] at δ=1e-06, add/remove one record, whitened DP gradient descent, noise: exact, ...
+ε in [0.99..., 0.99...] at δ=1e-06, add/remove one record; method: whitened DP gradient descent; noise: exact, ...
 """
 
 from tacit.accounting.errors import PrivacyWarning as PrivacyWarning
 from tacit.ledger.surroundings import SearchRefused
 from tacit.linear_model.encoder import SchemaEncoder
 from tacit.linear_model.functional_estimators import FunctionalLinearRegression, FunctionalLogisticRegression
-from tacit.linear_model.guarantee import Guarantee
 from tacit.linear_model.linear import LinearRegression, Ridge
 from tacit.linear_model.logistic import LogisticRegression
 
 __all__ = [
     "FunctionalLinearRegression",
     "FunctionalLogisticRegression",
-    "Guarantee",
     "LinearRegression",
     "LogisticRegression",
     "Ridge",

@@ -23,7 +23,6 @@ from tacit.cluster import Ray, backend_of
 from tacit.ledger import Charge, surroundings
 from tacit.linear_model import guarantee, spread, stream
 from tacit.linear_model.bounds import WHY, Features, as_table, features_of, from_origin, scale, target_of
-from tacit.linear_model.guarantee import Guarantee
 from tacit.linear_model.rows import Rows, make_rows
 from tacit.linear_model.sensitivity import Shape
 from tacit.schema import Numeric, Schema, SchemaError
@@ -283,21 +282,19 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     # -- results -------------------------------------------------------------------------------------------------------
 
-    def _guarantee(self, task: Task, mechanism: acc.Mechanism, method: str, charge: Charge | None) -> Guarantee:
+    def _guarantee(self, task: Task, mechanism: acc.Mechanism, method: str, charge: Charge | None) -> acc.Privacy:
         notes = list(task.assumed)
         if task.count is not None:
             notes.append(f"the number of {task.unit}s is public under {task.adjacency}")
-        return Guarantee(
-            guarantee.price(mechanism, task.delta if not _pure(mechanism) else 0.0, task.adjacency),
-            0.0 if _pure(mechanism) else task.delta,
-            task.adjacency,
-            task.unit,
-            mechanism,
-            method,
-            task.shape.rows,
-            tuple(notes),
-            charge=charge.number if charge is not None else None,
-        )
+        details = {
+            "method": method,
+            "max_rows": task.shape.rows if task.shape.rows > 1 else None,
+            "assumptions": tuple(notes),
+            "noise": guarantee.GENERATOR,
+            "charge": charge.number if charge is not None else None,
+        }
+        delta = 0.0 if _pure(mechanism) else task.delta
+        return acc.Privacy(guarantee.price(mechanism, delta, task.adjacency), mechanism, details)
 
     @contextlib.contextmanager
     def _paid(self, task: Task, mechanism: acc.Mechanism, what: str) -> Iterator[Charge | None]:

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from tacit import accounting as acc
 from tacit.ledger import Ledger
 from tacit.linear_model.base import Task
-from tacit.linear_model.guarantee import Guarantee
 from tacit.linear_model.rows import Rows
 from tacit.sgd import Training
 
@@ -22,10 +22,10 @@ RATE, STEPS, LEARNING_RATE, CLIP = 0.05, 200, 8.0, 1.0
 
 def train(
     task: Task, classes: int, alpha: float, ledger: Ledger | None, purpose: str
-) -> tuple[npt.NDArray[np.float64], Guarantee]:
+) -> tuple[npt.NDArray[np.float64], acc.Privacy]:
     """Coefficients (features x 1, or features x classes) and the guarantee of the run.
 
-    Guarantee: that of the run's plan (Poisson sampling, add/remove); the number of rows is treated as public.
+    Guarantee: that of the run's plan (Poisson sampling), stated for zero-out: the number of rows is treated as public.
     """
     rows = task.source
     assert isinstance(rows, Rows)
@@ -61,14 +61,9 @@ def train(
         training.step(batch)
     weights = training.average["weight"].detach().double().numpy()
     privacy, charge = training.privacy, training.charge
-    return np.asarray(weights.T), Guarantee(
-        privacy.epsilon,
-        privacy.delta,
-        privacy.adjacency,
-        privacy.unit,
-        training.plan.mechanism,
-        f"DP-SGD, {privacy.steps_planned} steps, {privacy.sampler}",
-        assumed=(*task.assumed, privacy.size),
-        generator=privacy.generator,
+    said = privacy.details
+    return np.asarray(weights.T), privacy.with_details(
+        method=f"DP-SGD, {said['steps_planned']} steps, {said['sampler']}",
+        assumptions=(*task.assumed, said["size"]),
         charge=None if charge is None else charge.number,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -14,28 +13,6 @@ from tacit.ledger import Charge, Ledger
 from tacit.ledger.rules import epsilon_alone
 
 GENERATOR = "exact, on a grid, from the operating system's entropy (tacit.noise)"
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Guarantee(acc.Stated):
-    """The guarantee of a fit, with everything that has to be said beside the number.
-
-    ``epsilon`` is an interval certified to hold the true value and ``upper`` is what is claimed. ``mechanism`` is what
-    the accountant priced and the ledger charged. ``assumed`` lists what is treated as public.
-    """
-
-    mechanism: acc.Mechanism
-    method: str
-    rows_per_unit: int = 1
-    assumed: tuple[str, ...] = ()
-    generator: str = GENERATOR
-    charge: str | None = None
-
-    def __repr__(self) -> str:
-        shown = [repr(self.epsilon), self.method]
-        if self.rows_per_unit > 1:
-            shown.append(f"at most {self.rows_per_unit} rows a {self.unit}")
-        return ", ".join([*shown, *self.assumed, f"noise: {self.generator}"])
 
 
 def price(mechanism: acc.Mechanism, delta: float, adjacency: str) -> acc.Bound:

@@ -18,7 +18,6 @@ from tacit.ledger import Ledger
 from tacit.linear_model import functional, releases
 from tacit.linear_model.base import PrivateEstimator, Task, unscale
 from tacit.linear_model.descent import Budget, descend
-from tacit.linear_model.guarantee import Guarantee
 from tacit.linear_model.moments import ROUNDING
 from tacit.linear_model.solve import Noise, covariance, solve
 from tacit.linear_model.stream import Stream
@@ -36,7 +35,7 @@ class LinearBase(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
     coef_: Floats
     intercept_: float
     covariance_: Floats
-    privacy_: Guarantee
+    privacy_: acc.Privacy
 
     def _publish(self, task: Task, theta: Floats, spread: Floats) -> None:
         """Store released values: coefficients and their covariance (the constant first) in the table's units."""

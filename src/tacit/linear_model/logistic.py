@@ -11,12 +11,12 @@ from scipy.special import expit, log_expit, log_softmax, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
+from tacit import accounting as acc
 from tacit.accounting.base import is_number
 from tacit.ledger import Ledger
 from tacit.linear_model import releases
 from tacit.linear_model.base import PrivateEstimator, Task, unscale
 from tacit.linear_model.descent import Budget, descend
-from tacit.linear_model.guarantee import Guarantee
 from tacit.linear_model.objective import Slope, minimise, perturb
 from tacit.linear_model.rows import Rows
 from tacit.linear_model.stream import Stream
@@ -38,7 +38,7 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
     coef_: Floats
     intercept_: Floats
     classes_: npt.NDArray[Any]
-    privacy_: Guarantee
+    privacy_: acc.Privacy
 
     def _encode_target(self, y: Any) -> tuple[Any, float, float, tuple[str, ...]]:
         if y is None:

@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
+from tacit import accounting as acc
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Ledger, OperatorView
 from tacit.opacus.accountants import IAccountant, create_accountant
@@ -398,6 +399,10 @@ class PrivacyEngine:
     def get_epsilon(self, delta: float) -> float:
         """The ε spent so far: the upper end of the certified interval (``accountant.bound(delta)`` gives both)."""
         return self.accountant.get_epsilon(delta)
+
+    def privacy(self, delta: float) -> acc.Privacy:
+        """The guarantee of the steps made so far: :meth:`get_epsilon` with its terms."""
+        return self.accountant.privacy(delta)
 
     def diagnostics(self) -> OperatorView:
         """Clipped fraction and norms of the last step: for the operator, not covered by the guarantee."""

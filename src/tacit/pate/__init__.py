@@ -6,14 +6,13 @@ student is trained on the answers and published. What each answered query costs 
 >>> from tacit.pate import ConfidentGNMax
 >>> votes = [[240, 10], [5, 245], [130, 120]]
 >>> answers = ConfidentGNMax(threshold=200, check_noise=150, vote_noise=40, classes=2).answer(votes, queries=3)
->>> answers.privacy.data_independent.upper < 0.5
+>>> answers.privacy.claim < 0.5
 True
 """
 
 from tacit.pate.aggregators import Aggregator, ConfidentGNMax, GNMax, InteractiveGNMax, LNMax
 from tacit.pate.answers import NO_ANSWER, Answers
 from tacit.pate.counts import VoteCounts
-from tacit.pate.privacy import DataDependent, Privacy, Sanitised
 from tacit.pate.smooth import SmoothnessError
 from tacit.pate.teachers import Teachers, TeacherWarning
 
@@ -26,7 +25,6 @@ __all__ = [
     "GNMax",
     "InteractiveGNMax",
     "LNMax",
-    "Privacy",
     "Sanitised",
     "SmoothnessError",
     "TeacherWarning",

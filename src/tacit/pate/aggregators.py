@@ -26,9 +26,9 @@ from tacit.accounting.losses import GaussianLoss
 from tacit.ledger import Charge, Ledger
 from tacit.noise.entropy import Source
 from tacit.pate import bounds, exact, smooth
+from tacit.pate.accounts import Accounts
 from tacit.pate.answers import NO_ANSWER, Answers
 from tacit.pate.counts import VoteCounts, given
-from tacit.pate.privacy import Privacy
 
 Array = NDArray[np.float64]
 
@@ -123,7 +123,7 @@ class Aggregator:
         """Put the first queries of ``votes`` to the teachers and release the noisy answers.
 
         Guarantee: (ε, δ)-DP for one ``unit`` under the adjacency, ε the data-independent price
-        (``result.privacy.data_independent``), because what is run is the mechanism that was priced and charged:
+        (``result.privacy``), because what is run is the mechanism that was priced and charged:
 
         - ``queries=n``: n queries are asked, whatever comes out (at most ``answers`` of them answered, then no more are
           asked). ε is that of :meth:`plan`.
@@ -265,19 +265,18 @@ class Aggregator:
             return found
 
         gaussian = isinstance(vote, acc.Votes)
-        privacy = Privacy(
+        accounts = Accounts(
             mechanism,
             delta=delta,
             adjacency=adjacency,
             asked=len(labels),
-            answered=int(answered.sum()),
             theorem6=theorem6,
             exact=output_law if gaussian else None,
             sensitivity=sensitivity if gaussian and one else None,
             partition=table.partition,
             charge=charge,
         )
-        return Answers(labels, answered, privacy, table, self)
+        return Answers(labels, answered, accounts, table, self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.ledger import OperatorView
+from tacit import accounting as acc
+from tacit.ledger import Charge, OperatorView, Release, charged, public
+from tacit.pate.accounts import NOT_PUBLISHABLE, Accounts
 from tacit.pate.counts import VoteCounts
-from tacit.pate.privacy import Privacy
 
 if TYPE_CHECKING:
     from tacit.pate.aggregators import Aggregator
 
+#: How the noise on votes is drawn.
+GENERATOR = "operating system's randomness, exact sampling"
 #: The label of a query that has none.
 NO_ANSWER = -1
 
@@ -26,6 +29,8 @@ NO_ANSWER = -1
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Answers:
     """Labels for the queries that were asked (-1: none), ``answered`` by the teachers or not, and what that cost.
+
+    :attr:`privacy` is the guarantee. ``accounts`` holds what they cost given the votes, for the operator's eyes.
 
     >>> from tacit.pate import GNMax
     >>> answers = GNMax(vote_noise=40, classes=2).answer([[9000, 0]] * 3, queries=2)
@@ -35,12 +40,48 @@ class Answers:
 
     labels: NDArray[np.int64]
     answered: NDArray[np.bool_]
-    privacy: Privacy
+    accounts: Accounts
     _votes: VoteCounts
     aggregator: Aggregator
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def privacy(self) -> acc.Privacy:
+        """The guarantee, which holds whatever the votes were; a sanitised release is in it."""
+        return self.accounts.guarantee.with_details(
+            method=f"noisy votes of teachers, {type(self.aggregator).__name__}",
+            queries=len(self),
+            answered=int(self.answered.sum()),
+            teachers=self._votes.teachers,
+            noise=GENERATOR,
+        )
+
+    @property
+    def charge(self) -> Charge | None:
+        """What paid for the answers, where a ledger did."""
+        return self.accounts.charge
+
+    def release(self) -> Release:
+        """The numbers that may be published, each with the reason; the data-dependent ones stand as a text."""
+        price = "price of the mechanism, computed without the votes"
+        interval, accounts = self.privacy.interval, self.accounts
+        answered = int(self.answered.sum())
+        values: dict[str, Any] = {
+            "epsilon": public(interval.upper, price),
+            "delta": public(interval.given, price),
+            "neighbours": public(interval.terms, price),
+            "queries": public(len(self), "fixed in advance, or a function of the answers"),
+            "answered": _charged(answered, self.charge, "a count of the answers, which were released"),
+            "theorem6": public(NOT_PUBLISHABLE, "a fixed text"),
+            "exact": public(NOT_PUBLISHABLE, "a fixed text"),
+        }
+        if accounts.sanitised is not None:
+            values["sanitised"] = _charged(
+                dataclasses.asdict(accounts.sanitised), accounts.release_charge, "output of the sanitised release"
+            )
+        return Release(values)
 
     def labelled(self, x: Any = None) -> tuple[Any, NDArray[np.int64], Any]:
         """(queries with a label, their labels, the public rest without one).
@@ -98,8 +139,14 @@ class Answers:
     def __repr__(self) -> str:
         return (
             f"Answers({len(self)} queries asked, {int(self.answered.sum())} answered by {self._votes.teachers} "
-            f"teachers, {type(self.aggregator).__name__})\n{self.privacy!r}"
+            f"teachers, {type(self.aggregator).__name__})\n{self.accounts!r}"
         )
+
+
+def _charged(value: Any, charge: Charge | None, because: str) -> Any:
+    if charge is not None:
+        return charged(value, charge)
+    return public(value, f"{because}; priced here, and charged to no ledger")
 
 
 def _take(data: Any, rows: NDArray[np.intp]) -> Any:

@@ -19,12 +19,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tacit import accounting as acc
 from tacit.ledger import EvaluationData, Release
 from tacit.prompts.adapters import Trained, adapt
 from tacit.prompts.errors import PromptError
 from tacit.prompts.models import LanguageModel, label_logits, padded
 from tacit.prompts.text import Template, Verbalizer, examples, texts
-from tacit.sgd import Fit, Privacy, fit
+from tacit.sgd import Fit, fit
 from tacit.sgd.training.data import Records
 
 #: Learning rates of Adam that work for each method; LoRA's is that of Hanke et al. (2024).
@@ -115,7 +116,7 @@ class Tuned:
     fit: Fit
 
     @property
-    def privacy(self) -> Privacy:
+    def privacy(self) -> acc.Privacy:
         """The guarantee of what ran."""
         return self.fit.privacy
 

@@ -197,10 +197,7 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
     from tacit.sgd.training.canaries import AuditedTraining  # torch is there where a training run is
 
     plan, privacy = training.plan, training.privacy
-    steps = privacy.steps_executed if "without looking" in privacy.basis else None
-    mechanism = plan.mechanism if steps is None else plan.prefix(steps)
-    if plan.earlier is not None:
-        mechanism = plan.earlier + mechanism
+    said = privacy.details
     hidden = ("mechanism", "earlier", "steps", "delta", "adjacency", "unit", "size", "generator")
     sampler = dict(plan.sampler.to_dict())
     parameters = {key: value for key, value in plan.to_dict().items() if key not in hidden}
@@ -215,27 +212,24 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
         planted = training.canaries.count
         parameters["canaries"] = {"kind": training.canaries.kind, "count": planted}
     parameters["learning_rate"] = [float(g.get("initial_lr", g["lr"])) for g in training.optimizer.param_groups]
-    exact = plan.sampler.exact or not plan.size_given
-    adjacency = "zero-out" if exact and plan.adjacency == "add-remove" else plan.adjacency
-    stated = dataclasses.replace(plan, adjacency=adjacency)
     checked = plan.kind == "gaussian" and training._check != "never" and training.steps_executed > 0
     usual: dict[str, Any] = {
-        "adjacency": adjacency,
-        "epsilon": privacy.epsilon if stated == plan else stated.price(steps),
-        "after": stated.price,
+        "adjacency": privacy.adjacency,
+        "epsilon": privacy.interval,
+        "after": plan.stated.price,
         "method": "DP-SGD: per-example gradients are clipped and summed, noise is added to the sum (Abadi et al. 2016)"
         if plan.kind == "gaussian"
         else "DP-SGD with Laplace noise: per-example gradients are clipped in L1 norm",
         "purpose": training.purpose,
         "parameters": parameters,
-        "sampler": plan.sampler.words,
-        "steps_planned": privacy.steps_planned,
-        "steps_executed": privacy.steps_executed,
-        "basis": privacy.basis,
-        "generator": plan.generator,
+        "sampler": said["sampler"],
+        "steps_planned": said["steps_planned"],
+        "steps_executed": said["steps_executed"],
+        "basis": said["basis"],
+        "generator": said["noise"],
         "covered": ("the weights after every step, and everything computed from them",),
-        "records_public": exact,
-        "records": plan.sampler.size - planted if exact else None,
+        "records_public": plan.counted,
+        "records": plan.sampler.size - planted if plan.counted else None,
         "self_checks": (
             "sum of the captured gradients against autograd's own",
             "gradient norms of single examples against their own backward pass",
@@ -246,7 +240,7 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
         "charge": training.charge.number if training.charge is not None else (training._entry or {}).get("charge"),
         "dataset": training.dataset,
     }
-    return Run(name, mechanism, delta=plan.delta, **(usual | rest))
+    return Run(name, privacy.mechanism, delta=plan.delta, **(usual | rest))
 
 
 def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:
@@ -259,37 +253,37 @@ def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:
     >>> describe_fit(fitted, "slope").method
     'LinearRegression, whitened DP gradient descent'
     """
-    privacy = fitted.privacy_
+    privacy, said = fitted.privacy_, fitted.privacy_.details
     hidden = ("ledger", "dataset", "backend", "bounds", "epsilon", "delta", "adjacency", "unit")
     given = {key: value for key, value in fitted.get_params().items() if key not in hidden and value is not None}
     scaled = fitted._features
     parameters = {
         **{key: value.tolist() if hasattr(value, "tolist") else value for key, value in given.items()},
         "bounds": _bounds(scaled),
-        "rows_per_unit": privacy.rows_per_unit,
-        "assumed": list(privacy.assumed),
+        "max_rows": said["max_rows"] or 1,
+        "assumed": list(said["assumptions"]),
     }
-    uncovered = tuple(note for note in privacy.assumed if note.startswith("NOT covered"))
-    counted = any("public" in note and "number of" in note for note in privacy.assumed)
-    kept = not (counted and privacy.adjacency == "add-remove")  # as for a training run
+    uncovered = tuple(note for note in said["assumptions"] if note.startswith("NOT covered"))
+    counted = any("public" in note and "number of" in note for note in said["assumptions"])
     usual: dict[str, Any] = {
-        "adjacency": privacy.adjacency if kept else "zero-out",
-        "epsilon": privacy.epsilon if kept else None,
-        "method": f"{type(fitted).__name__}, {privacy.method}",
+        "adjacency": privacy.adjacency,
+        "epsilon": privacy.interval,
+        "method": f"{type(fitted).__name__}, {said['method']}",
         "parameters": parameters,
-        "generator": privacy.generator,
+        "generator": said["noise"],
         "covered": ("the coefficients with their covariance, and everything computed from them",),
         "uncovered": uncovered or None,
         "records_public": counted,
         "schema": scaled.schema.name if scaled.schema is not None else "",
     }
-    if "sampling" in privacy.method:  # DP-SGD; every other method uses all rows
-        usual["sampler"] = privacy.method.rpartition(", ")[2]
-    if privacy.charge is not None and fitted.ledger is not None:
+    if "sampling" in said["method"]:  # DP-SGD; every other method uses all rows
+        usual["sampler"] = said["method"].rpartition(", ")[2]
+    charge = said["charge"]
+    if charge is not None and fitted.ledger is not None:
         names = [fitted.dataset] if fitted.dataset is not None else fitted.ledger.datasets()
-        owner = next((n for n in names if any(r.charge == privacy.charge for r in fitted.ledger.history(n))), None)
+        owner = next((n for n in names if any(r.charge == charge for r in fitted.ledger.history(n))), None)
         if owner is not None:
-            usual |= {"ledger": fitted.ledger, "dataset": owner, "charge": privacy.charge, "data": owner}
+            usual |= {"ledger": fitted.ledger, "dataset": owner, "charge": charge, "data": owner}
     return Run(name, privacy.mechanism, delta=privacy.delta, **(usual | rest))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from tacit import accounting as acc
 from tacit.ledger import OperatorView, Release, charged, public
 from tacit.pate import Answers
-from tacit.pate.privacy import NOT_PUBLISHABLE
+from tacit.pate.accounts import NOT_PUBLISHABLE
 from tacit.report import plots
 from tacit.report.files import write_whole
 from tacit.report.operator import NOT_COVERED, _marked, make_operator_page
@@ -36,7 +36,7 @@ def describe_answers(answers: Answers, name: str, **rest: Any) -> Run:
     >>> run.steps_planned, run.mechanism
     (9, Votes(40) * 9)
     """
-    privacy, kind = answers.privacy, answers.aggregator
+    privacy, accounts, kind = answers.privacy, answers.accounts, answers.aggregator
     table = answers._votes
     given = answers.answered.cumsum()
     planned = sum(times for part, times in privacy.mechanism.parts() if isinstance(part, type(kind.vote_mechanism())))
@@ -48,15 +48,15 @@ def describe_answers(answers: Answers, name: str, **rest: Any) -> Run:
         return acc.epsilon(ran, privacy.delta, adjacency=privacy.adjacency)
 
     evaluations = list(rest.pop("evaluations", ()))
-    if privacy.sanitised is not None:
-        note = (
-            f"at Rényi order {privacy.sanitised.order:g}, with what its release cost; the guarantee is the ε at the top"
-        )
-        paid = privacy.release_charge
+    if accounts.sanitised is not None:
+        order, paid = accounts.sanitised.order, accounts.release_charge
+        note = f"at Rényi order {order:g}, with what its release cost; the guarantee is the ε at the top"
         kept = (
-            charged(privacy.sanitised.epsilon, paid)
+            charged(accounts.sanitised.epsilon, paid)
             if paid is not None
-            else public(privacy.sanitised.epsilon, "output of the sanitised release; priced here, charged to no ledger")
+            else public(
+                accounts.sanitised.epsilon, "output of the sanitised release; priced here, charged to no ledger"
+            )
         )
         evaluations.append(Evaluation(SANITISED, kept, model="release", note=note))
     parameters = {
@@ -64,13 +64,13 @@ def describe_answers(answers: Answers, name: str, **rest: Any) -> Run:
         **{k: v for k, v in vars(kind).items()},
         "teachers": table.teachers,
         "partition": table.partition,
-        "answered": privacy.answered,
+        "answered": privacy.details["answered"],
         "data-dependent ε by theorem 6": NOT_PUBLISHABLE,
         "exact ε of the votes": NOT_PUBLISHABLE,
     }
     usual: dict[str, Any] = {
         "adjacency": privacy.adjacency,
-        "epsilon": privacy.data_independent,
+        "epsilon": privacy.interval,
         "after": after if len(answers) > 1 else None,
         "method": "PATE: teachers on disjoint people label public queries by noisy votes (Papernot et al. 2018)",
         "purpose": "labels by teachers' noisy votes",
@@ -79,15 +79,15 @@ def describe_answers(answers: Answers, name: str, **rest: Any) -> Run:
         "steps_planned": len(answers),
         "steps_executed": len(answers),
         "basis": "every query that was asked, answered or not",
-        "generator": "operating system's randomness, exact sampling",
+        "generator": privacy.details["noise"],
         "covered": ("the labels, which queries have none, and every student trained on them",),
         "evaluations": tuple(evaluations),
     }
-    if privacy.charge is not None:
+    if answers.charge is not None:
         usual |= {
-            "ledger": privacy.charge.ledger,
-            "dataset": privacy.charge.dataset,
-            "charge": privacy.charge.number,
+            "ledger": answers.charge.ledger,
+            "dataset": answers.charge.dataset,
+            "charge": answers.charge.number,
         }
     return Run(name, privacy.mechanism, delta=privacy.delta, **(usual | rest))
 
@@ -144,9 +144,9 @@ def _against_queries(card: Release) -> str:
 def votes_view(answers: Answers) -> OperatorView:
     """What the operator may look at: margins, answers by margin, and the data-dependent prices."""
     values = answers.diagnostics().reveal()
-    values["epsilon_theorem6"] = float(answers.privacy.theorem6)
-    if answers.privacy.exact is not None:
-        values["epsilon_exact"] = float(answers.privacy.exact)
+    values["epsilon_theorem6"] = float(answers.accounts.theorem6)
+    if answers.accounts.exact is not None:
+        values["epsilon_exact"] = float(answers.accounts.exact)
     return OperatorView(**values)
 
 

@@ -56,7 +56,7 @@ def answered(journal: Journal, aggregator: Aggregator, votes: VoteCounts, **aske
 def sanitise(journal: Journal, answers: Answers) -> None:
     """Release the data-dependent ε with noise, in the same way."""
     with expanded(journal.secret("sanitised")):
-        answers.privacy.sanitise(number=charge_number(journal, "sanitised"))
+        answers.accounts.sanitise(number=charge_number(journal, "sanitised"))
 
 
 def charge_number(journal: Journal, what: str) -> str:

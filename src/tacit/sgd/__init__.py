@@ -21,7 +21,7 @@ from tacit.sgd.training.checkpoint import CheckpointError
 from tacit.sgd.training.data import records, table
 from tacit.sgd.training.fit import Fit, fit
 from tacit.sgd.training.optimizers import DPAdam
-from tacit.sgd.training.plan import AdaptiveClipping, Plan, Privacy
+from tacit.sgd.training.plan import AdaptiveClipping, Plan
 from tacit.sgd.training.training import Training
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ __all__ = [
     "GradientsLost",
     "NotCompiled",
     "Plan",
-    "Privacy",
     "Regressor",
     "SelfCheckFailed",
     "Training",

@@ -51,17 +51,6 @@ CHOICE_SHARE = 0.1
 SELECTED = "selected by a mechanism whose guarantee is stated beside it"
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class SearchPrivacy(acc.Stated):
-    """The guarantee of a search: of the selected model, its hyper-parameters and its score, together."""
-
-    mechanism: acc.Mechanism
-    basis: str
-
-    def __repr__(self) -> str:
-        return f"{self.epsilon!r}, {self.basis}, tuning: charged"
-
-
 @dataclasses.dataclass(frozen=True)
 class Found:
     """What a search releases, all of it covered by :attr:`privacy`.
@@ -73,7 +62,7 @@ class Found:
     best: Candidate | None
     model: Any
     score: float | None
-    privacy: SearchPrivacy
+    privacy: acc.Privacy
     noise: float | None
     charge: Charge | None = None
 
@@ -104,8 +93,8 @@ class Found:
             "mechanism": privacy.mechanism,
             "delta": privacy.delta,
             "adjacency": privacy.adjacency,
-            "epsilon": privacy.epsilon,
-            "method": privacy.basis,
+            "epsilon": privacy.interval,
+            "method": privacy.details["method"],
             "covered": (
                 "the selected model and everything computed from it",
                 "its hyper-parameters" + ("" if self.score is None else " and its noisy score"),
@@ -366,7 +355,7 @@ class PrivateSearch:
         return self._kinds[self.space.candidates.index(candidate)]
 
     @property
-    def privacy(self) -> SearchPrivacy:
+    def privacy(self) -> acc.Privacy:
         """The guarantee, known before anything runs."""
         law = {
             "threshold": f"private selection: the first score that reaches a threshold, at most {self.runs:g} runs "
@@ -375,9 +364,8 @@ class PrivateSearch:
             "permute-and-flip": f"permute-and-flip over {self._size} trained candidates",
             "generalised-exponential": f"generalised exponential mechanism over {self._size} trained candidates",
         }.get(self.method, f"private selection: the best of a {self.method} number of runs, {self.runs:g} on average")
-        return SearchPrivacy(
-            self._bound, self.delta, self.adjacency, self.mechanism.unit, self.mechanism, f"{law}; training and score"
-        )
+        details = {"method": f"{law}; training and score", "tuning": "charged"}
+        return acc.Privacy(self._bound, self.mechanism, details)
 
     @property
     def _size(self) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from typing import Any
 
 from tacit import accounting as acc
+from tacit.noise.tensor import GENERATOR
 from tacit.opacus.accountants.analysis import gdp, rdp
 from tacit.opacus.accountants.history import Entry, History
 from tacit.sgd.hooked.draws import PoissonAtRate, Spent, priced
@@ -126,10 +127,19 @@ class IAccountant:
 
         ``poisson=False`` says that noted steps had batches of fixed size; runs of the engine know how they sampled.
         """
+        return self._priced(delta, poisson=poisson, counted=False).interval
+
+    def privacy(self, delta: float) -> acc.Privacy:
+        """The guarantee of what was spent so far. The rate was made of the number of records, which is then public."""
+        return self._priced(delta, poisson=True, counted=True).with_details(
+            steps_executed=len(self), size="number of records treated as public", noise=GENERATOR
+        )
+
+    def _priced(self, delta: float, *, poisson: bool, counted: bool) -> acc.Privacy:
         if not (isinstance(delta, int | float) and 0 < delta < 1):
             raise ValueError(f"delta must lie strictly between 0 and 1, not {delta!r}")
         spent = self._spent(poisson)
-        adjacency = _adjacency(spent)
+        adjacency = acc.stated_adjacency(_adjacency(spent), counted=counted)
         runs = self._counted()
         releases = [(noise, draws, times) for run in runs for noise, draws, times in run.releases]
         releases += [(noise, 1, times) for noise, _, times in self._noted]

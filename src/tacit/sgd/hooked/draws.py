@@ -215,25 +215,26 @@ class Spent:
         """The certified ε of what was released so far, the generator's tail included."""
         if not 0 < delta < 1:
             raise ValueError(f"delta must lie strictly between 0 and 1, not {delta!r}")
-        return priced(self.mechanism, self.releases, self.elements, delta, self.sampler.adjacency)
+        return priced(self.mechanism, self.releases, self.elements, delta, self.sampler.adjacency).interval
 
 
 def priced(
     mechanism: acc.Mechanism, releases: list[tuple[float, int, int]], elements: int, delta: float, adjacency: str
-) -> acc.Bound:
-    """ε of a mechanism at ``delta``, with what the noise generator's tail adds to δ."""
-    bound = acc.epsilon(mechanism, delta, adjacency=adjacency)
-    if not elements or not releases or math.isinf(bound.upper):
-        return bound
+) -> acc.Privacy:
+    """What a mechanism promises at ``delta``, with what the noise generator's tail adds to δ."""
+    alone = acc.Privacy.of(mechanism, delta, adjacency=adjacency)
+    if not elements or not releases or math.isinf(alone.claim):
+        return alone
     total = sum(times for _, _, times in releases)
-    claimed = bound.upper
+    claimed, lost = alone.claim, dataclasses.replace(alone.interval, upper=math.inf)
     for _ in range(20):
         moved = sum(times * generator_delta([noise], elements, float(draws)) for noise, draws, times in releases)
         tail = min(1.0, moved, tail_delta(total * elements, claimed))
         if tail >= delta:
-            return dataclasses.replace(bound, upper=math.inf)
-        again = acc.epsilon(mechanism + acc.ApproxDP(0.0, tail, unit=mechanism.unit), delta, adjacency=adjacency)
-        if again.upper <= claimed:
+            break
+        whole = mechanism + acc.ApproxDP(0.0, tail, unit=mechanism.unit)
+        again = acc.Privacy.of(whole, delta, adjacency=adjacency)
+        if again.claim <= claimed:
             return again
-        claimed = again.upper * (1 + 1e-9)
-    return dataclasses.replace(bound, upper=math.inf)
+        claimed = again.claim * (1 + 1e-9)
+    return dataclasses.replace(alone, interval=lost)

@@ -5,7 +5,6 @@ scikit-learn is imported here and nowhere else in this room; ``tacit.sgd.Classif
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from tacit import accounting as acc
 from tacit.accounting.base import unit_of
 from tacit.ledger import Ledger, surroundings
 from tacit.sgd.training.data import optional
-from tacit.sgd.training.plan import Privacy
 from tacit.sgd.training.training import Training
 
 _base = optional("sklearn.base", "an estimator of tacit.sgd")
@@ -92,8 +91,8 @@ class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
         with training.averaged():
             self.model_ = self._network(x.shape[1], outputs)
             self.model_.load_state_dict(model.state_dict())
-        privacy = training.privacy
-        self.privacy_: Privacy = dataclasses.replace(privacy, basis="; ".join([privacy.basis, *noted]))
+        basis = "; ".join([training.privacy.details["basis"], *noted])
+        self.privacy_: acc.Privacy = training.privacy.with_details(basis=basis)
 
     def _outputs(self, x: Any) -> npt.NDArray[np.float64]:
         _validation.check_is_fitted(self)

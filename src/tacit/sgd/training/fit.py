@@ -18,11 +18,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from tacit import accounting as acc
 from tacit.ledger import EvaluationData, OperatorLog, OperatorView, PrivateValueError, Release, public
 from tacit.sgd.gradients.batches import Loss
 from tacit.sgd.training.canaries import AuditedTraining, Planted
 from tacit.sgd.training.data import optional, records
-from tacit.sgd.training.plan import Privacy
 from tacit.sgd.training.training import Training
 
 Metric = Callable[[nn.Module, Any], float]
@@ -33,7 +33,7 @@ class Fit:
     """What :func:`fit` returns: the run, its guarantee, and the metrics that may be shown, by step."""
 
     training: Training
-    privacy: Privacy
+    privacy: acc.Privacy
     metrics: tuple[Release, ...]
     seconds: float
     canaries: Planted | None = None

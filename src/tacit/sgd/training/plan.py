@@ -144,14 +144,27 @@ class Plan:
         """What the accountant prices and the ledger charges."""
         return self.prefix(self.steps)
 
+    def spent(self, steps: int | None = None) -> acc.Mechanism:
+        """What the whole plan, or its first ``steps`` steps, and the run it was forked from do to the data."""
+        spent = self.mechanism if steps is None else self.prefix(steps)
+        return spent if self.earlier is None else self.earlier + spent
+
     def price(self, steps: int | None = None) -> acc.Bound:
         """The certified ε of the whole plan, or of its first ``steps`` steps, with what was spent earlier."""
-        spent = self.mechanism if steps is None else self.prefix(steps)
-        if self.earlier is not None:
-            spent = self.earlier + spent
+        spent = self.spent(steps)
         if self.delta == 0:
             return _pure(spent, self.adjacency)
         return acc.epsilon(spent, self.delta, adjacency=self.adjacency)
+
+    @property
+    def counted(self) -> bool:
+        """Whether the number of units is public: it was counted, or the sampler shows it."""
+        return self.sampler.exact or not self.size_given
+
+    @functools.cached_property
+    def stated(self) -> Plan:
+        """The plan under the neighbours of its guarantee (:func:`tacit.accounting.stated_adjacency`)."""
+        return dataclasses.replace(self, adjacency=acc.stated_adjacency(self.adjacency, counted=self.counted))
 
     def noise_at(self, step: int) -> float:
         """The multiplier of the gradient's own noise at a step."""
@@ -340,28 +353,3 @@ def _runs(values: Sequence[float]) -> list[list[float]]:
         else:
             found.append([value, 1])
     return found
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Privacy(acc.Stated):
-    """The guarantee of a run, with everything that has to be said beside the number.
-
-    ``epsilon`` is an interval certified to hold the true value; ``upper`` is what is claimed.
-    """
-
-    steps_planned: int
-    steps_executed: int
-    sampler: str
-    basis: str
-    size: str
-    generator: str
-    records_per_unit: int = 1
-
-    def __repr__(self) -> str:
-        steps = f"{self.steps_executed:,} of {self.steps_planned:,} steps"
-        if self.steps_executed == self.steps_planned:
-            steps = f"{self.steps_planned:,} steps"
-        shown = [repr(self.epsilon), f"{steps} ({self.basis})", self.sampler]
-        if self.records_per_unit > 1:
-            shown.append(f"at most {self.records_per_unit} records a {self.unit} and step")
-        return ", ".join([*shown, self.size, f"noise: {self.generator}"])

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tacit import accounting as acc
 from tacit.accounting.base import unit_of
 from tacit.ledger import Charge, Ledger, OperatorView
 from tacit.noise.keys import Key
@@ -37,7 +38,7 @@ from tacit.sgd.training import checkpoint as checkpoints
 from tacit.sgd.training import identity, validation
 from tacit.sgd.training.augment import Augment, repeat, views_of
 from tacit.sgd.training.data import Batch, Physical, Table, records, units_of, weighted
-from tacit.sgd.training.plan import AdaptiveClipping, Plan, Privacy, Schedule, make_plan
+from tacit.sgd.training.plan import AdaptiveClipping, Plan, Schedule, make_plan
 from tacit.sgd.training.prefetch import Ahead
 from tacit.sgd.training.resume import Resumable
 from tacit.sgd.training.sampling import Sampler, make_sampler
@@ -88,7 +89,7 @@ class Training(Resumable):
     >>> for batch in training:
     ...     training.step(batch)
     >>> training.privacy
-    ε in [2.99..., 2.99...] at δ=1e-05, add/remove one record, 10 steps (as planned), Poisson sampling at rate 0.2, ...
+    ε in [2.99..., 2.99...] at δ=1e-05, zero out one record; steps planned: 10; steps executed: 10; ...
     """
 
     def __init__(
@@ -324,7 +325,7 @@ class Training(Resumable):
     # -- what ran ----------------------------------------------------------------------------------------------------
 
     @property
-    def privacy(self) -> Privacy:
+    def privacy(self) -> acc.Privacy:
         """The guarantee: that of the plan, or of the executed steps where the stop did not look at results."""
         steps, basis = None, "as planned"
         if self._ended is not None and self.steps_executed < self.plan.steps:
@@ -334,19 +335,16 @@ class Training(Resumable):
         elif self.steps_executed < self.plan.steps:
             basis = "the plan is claimed"
         plan = self.plan
-        return Privacy(
-            plan.price(steps),
-            plan.delta,
-            plan.adjacency,
-            plan.unit,
-            plan.steps,
-            self.steps_executed,
-            plan.sampler.words,
-            basis if plan.earlier is None else f"{basis}; with the run it was forked from",
-            "size given in advance" if plan.size_given else f"number of {plan.unit}s treated as public",
-            plan.generator,
-            plan.records_per_unit,
-        )
+        details = {
+            "steps_planned": plan.steps,
+            "steps_executed": self.steps_executed,
+            "basis": basis if plan.earlier is None else f"{basis}; with the run it was forked from",
+            "sampler": plan.sampler.words,
+            "size": "given in advance" if plan.size_given else f"number of {plan.unit}s treated as public",
+            "noise": plan.generator,
+            "max_rows": plan.records_per_unit if plan.records_per_unit > 1 else None,
+        }
+        return acc.Privacy(plan.stated.price(steps), plan.spent(steps), details)
 
     @property
     def average(self) -> dict[str, Tensor]:

@@ -1,11 +1,10 @@
-"""What did the answers cost, and which of the numbers may be published? Three accounts, side by side.
+"""What did the answers cost, given how clearly the teachers agreed? Two accounts for the operator's eyes.
 
-- *data-independent*: holds for any votes, is what the filter and the ledger use, and may be published;
-- *theorem 6*: data-dependent, along the questions that were asked and answered (Papernot et al. 2018);
+- *theorem 6*: along the questions that were asked and answered (Papernot et al. 2018);
 - *exact*: Rényi divergences of the output law over every one-vote neighbour, in both directions.
 
-The last two are computed from private votes. They come as a :class:`tacit.ledger.OperatorView`, which enters no
-release, until :meth:`Privacy.sanitise` draws a noisy one that may.
+Both are computed from private votes. They come as a :class:`tacit.ledger.OperatorView`, which enters no release, until
+:meth:`Accounts.sanitise` draws a noisy one that may. The guarantee, which holds for any votes, is ``answers.privacy``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from tacit import accounting as acc
 from tacit import noise
 from tacit.accounting.renyi import convert
-from tacit.ledger import Charge, Ledger, OperatorView, Release, charged, public
+from tacit.ledger import Charge, Ledger, OperatorView
 from tacit.pate import smooth
 
 Array = NDArray[np.float64]
@@ -74,8 +73,8 @@ class Sanitised:
         return f"ε ≈ {self.epsilon:.4g} at δ={self.delta:g} (sanitised at order {self.order:g}) [publishable estimate]"
 
 
-class Privacy:
-    """What a set of answers cost. ``repr`` shows all three accounts, each with whether it may be published."""
+class Accounts:
+    """The data-dependent accounts of a set of answers, beside the guarantee that holds whatever the votes were."""
 
     def __init__(
         self,
@@ -84,7 +83,6 @@ class Privacy:
         delta: float,
         adjacency: str,
         asked: int,
-        answered: int,
         theorem6: Callable[[Array], Array],
         exact: Callable[[Array], Array] | None,
         sensitivity: Callable[[float], Array] | None,
@@ -92,8 +90,8 @@ class Privacy:
         charge: Charge | None = None,
     ) -> None:
         self.mechanism, self.delta, self.adjacency = mechanism, delta, adjacency
-        #: queries that were put to the teachers, and those that got an answer
-        self.asked, self.answered = asked, answered
+        #: queries that were put to the teachers
+        self.asked = asked
         self.partition, self.charge = partition, charge
         self.sanitised: Sanitised | None = None
         #: what paid for the sanitised release, where a ledger did
@@ -101,16 +99,10 @@ class Privacy:
         self._theorem6, self._exact, self._sensitivity = theorem6, exact, sensitivity
         self._known: dict[tuple[str, float], DataDependent | None] = {}
 
-    # -- the three accounts ----
-
     @property
-    def data_independent(self) -> acc.Bound:
-        """The guarantee: it holds whatever the votes were, and may be published."""
-        return self.at(self.delta)
-
-    def at(self, delta: float) -> acc.Bound:
-        """The data-independent ε at another δ."""
-        return acc.epsilon(self.mechanism, delta, adjacency=self.adjacency)
+    def guarantee(self) -> acc.Privacy:
+        """What holds whatever the votes were, a sanitised release included; it may be published."""
+        return acc.Privacy.of(self.mechanism, self.delta, adjacency=self.adjacency)
 
     @property
     def theorem6(self) -> DataDependent:
@@ -161,7 +153,7 @@ class Privacy:
         Default: the order of the data-independent price, or the next smaller one (by tenths) whose smooth sensitivity
         is known, β = 0.4/α, and noise that costs 3% of that price.
         """
-        bound = self.data_independent
+        claim = self.guarantee.claim
         if order is None:
             order = self._known_order()
         if not order > 1:
@@ -176,7 +168,7 @@ class Privacy:
             raise ValueError(f"beta = {beta:g} is too large for order {order:g}: α(1 - e^(-2β)) must be below 1")
         if noise is None:
             noise = 1.0
-            limit = max(RELEASE_SHARE * bound.upper, 1.05 * cost(1e9))
+            limit = max(RELEASE_SHARE * claim, 1.05 * cost(1e9))
             while cost(noise) > limit:
                 noise *= 1.25
         return float(order), acc.SmoothRelease(beta, float(noise), **same)
@@ -209,7 +201,7 @@ class Privacy:
 
         Guarantee: the release is the mechanism ``SmoothRelease(beta, noise)`` on one changed teacher; it is charged
         (to the ledger that the answers were charged to, unless another is given) before it is drawn and added to
-        :attr:`mechanism`, so that :attr:`data_independent` covers it. ``order``, ``beta`` and ``noise`` must be chosen
+        :attr:`mechanism`, so that :attr:`guarantee` covers it. ``order``, ``beta`` and ``noise`` must be chosen
         without looking at the votes, as the defaults are. ``number``: of the charge, where one was kept beforehand.
         """
         if self.sanitised is not None:
@@ -242,43 +234,16 @@ class Privacy:
             self.release_charge.confirm()
         return self.sanitised
 
-    # -- what may leave ----
-
-    @property
-    def publishable(self) -> Release:
-        """The numbers that may be published, each with the reason; the data-dependent ones stand as a text."""
-        price = "price of the mechanism, computed without the votes"
-        bound = self.data_independent
-        values: dict[str, Any] = {
-            "epsilon": public(bound.upper, price),
-            "delta": public(self.delta, price),
-            "neighbours": public(bound.terms, price),
-            "queries": public(self.asked, "fixed in advance, or a function of the answers"),
-            "answered": self._charged(self.answered, self.charge, "a count of the answers, which were released"),
-            "theorem6": public(NOT_PUBLISHABLE, "a fixed text"),
-            "exact": public(NOT_PUBLISHABLE, "a fixed text"),
-        }
-        if self.sanitised is not None:
-            values["sanitised"] = self._charged(
-                dataclasses.asdict(self.sanitised), self.release_charge, "output of the sanitised release"
-            )
-        return Release(values)
-
-    @staticmethod
-    def _charged(value: Any, charge: Charge | None, because: str) -> Any:
-        if charge is not None:
-            return charged(value, charge)
-        return public(value, f"{because}; priced here, and charged to no ledger")
-
     def __repr__(self) -> str:
-        bound = self.data_independent
-        exact = self.exact
+        exact = "no exact law for Laplace votes" if self.exact is None else repr(self.exact)
+        sanitised = "none yet: accounts.sanitise()" if self.sanitised is None else repr(self.sanitised)
+        bound = self.guarantee.interval
         lines = [
-            f"Privacy of {self.asked} queries ({self.answered} answered), {bound.terms}, δ={self.delta:g}",
+            f"Accounts of {self.asked} queries, {bound.terms}, δ={self.delta:g}",
             f"  data-independent  ε ≤ {_up(bound.upper)}  [publishable: this is the guarantee]",
             f"  theorem 6         {self.theorem6!r}",
-            f"  exact             {'no exact law for Laplace votes' if exact is None else repr(exact)}",
-            f"  sanitised         {'none yet: privacy.sanitise()' if self.sanitised is None else repr(self.sanitised)}",
+            f"  exact             {exact}",
+            f"  sanitised         {sanitised}",
         ]
         return "\n".join(lines)
 

@@ -1,0 +1,128 @@
+"""What does a run promise, in one value that every room shares? The interval of ε with the terms it holds under.
+
+Whatever a room does, ``.privacy`` (``.privacy_`` on scikit-learn estimators) is a :class:`Privacy`. What has to be said
+beside the number (steps, sampler, what is treated as public) stands in ``details``: plain public values, which the
+text, a notebook's table and the card read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tacit.accounting.base import Mechanism
+from tacit.accounting.bound import Bound
+from tacit.accounting.pricing import epsilon
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Privacy:
+    """A guarantee and the terms it holds under; everything in it is public.
+
+    ``interval`` is certified to hold the true ε and says at which δ, for whom and for which neighbours. ``mechanism``
+    is what the accountant priced and the ledger charged.
+
+    >>> from tacit.accounting import Gaussian
+    >>> spent = Privacy.of(Gaussian(5.0, unit="person"), 1e-5, method="one noisy sum")
+    >>> spent
+    ε in [0.7255217, 0.7255218] at δ=1e-05, add/remove one person; method: one noisy sum
+    >>> spent.claim < spent.at(1e-6).claim, spent.unit, spent.details["method"]
+    (True, 'person', 'one noisy sum')
+    """
+
+    interval: Bound
+    mechanism: Mechanism
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+
+    @classmethod
+    def of(cls, mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", **details: Any) -> Privacy:
+        """What a mechanism promises at δ, priced now, with ``details`` said beside it."""
+        return cls(epsilon(mechanism, delta, adjacency=adjacency), mechanism, details)
+
+    @property
+    def claim(self) -> float:
+        """The ε that we state: the upper end of the interval."""
+        return self.interval.upper
+
+    @property
+    def upper(self) -> float:
+        """The upper end of the interval, which is the claim."""
+        return self.interval.upper
+
+    @property
+    def lower(self) -> float:
+        """No accountant could claim less than this for the same mechanism."""
+        return self.interval.lower
+
+    @property
+    def delta(self) -> float:
+        """The δ of the claim."""
+        return self.interval.given
+
+    @property
+    def adjacency(self) -> str:
+        """What a neighbouring data set is."""
+        return self.interval.adjacency
+
+    @property
+    def unit(self) -> str:
+        """Whom the guarantee protects."""
+        return self.interval.unit
+
+    def at(self, delta: float) -> Privacy:
+        """The same guarantee stated at another δ."""
+        return dataclasses.replace(self, interval=epsilon(self.mechanism, delta, adjacency=self.adjacency))
+
+    def with_details(self, **details: Any) -> Privacy:
+        """The same guarantee with more said beside it, or said otherwise."""
+        return dataclasses.replace(self, details={**self.details, **details})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        details = {name: list(value) if isinstance(value, tuple) else value for name, value in self.details.items()}
+        return {"interval": self.interval.to_dict(), "mechanism": self.mechanism.to_dict(), "details": details}
+
+    def _said(self) -> Iterator[tuple[str, str]]:
+        """Every detail in words; what is empty is left out."""
+        for name, value in self.details.items():
+            if value not in (None, "", ()):
+                text = ", ".join(map(str, value)) if isinstance(value, tuple) else _text(value)
+                yield name.replace("_", " "), text
+
+    def __repr__(self) -> str:
+        return "; ".join([repr(self.interval), *(f"{name}: {text}" for name, text in self._said())])
+
+    def _repr_html_(self) -> str:
+        """A small table for notebooks."""
+        rows = {
+            "privacy": repr(self.interval).split(" at ")[0],
+            "δ": f"{self.delta:g}",
+            "neighbours": self.interval.terms,
+            "mechanism": repr(self.mechanism),
+            **dict(self._said()),
+        }
+        cells = "".join(
+            f'<tr><th style="text-align:left">{html.escape(name)}</th>'
+            f'<td style="text-align:left">{html.escape(text)}</td></tr>'
+            for name, text in rows.items()
+        )
+        return f"<table>{cells}</table>"
+
+
+def _text(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def stated_adjacency(adjacency: str, *, counted: bool) -> str:
+    """The neighbours that a guarantee is stated for, where it was planned for ``adjacency``.
+
+    Where the number of units was counted, it, or a rate that follows from it, is public, and add/remove neighbours
+    differ in it. The guarantee is then stated for neighbours of the same number: zero-out, whose price is that of
+    add/remove or larger for every sampler here.
+
+    >>> stated_adjacency("add-remove", counted=True), stated_adjacency("replace-one", counted=True)
+    ('zero-out', 'replace-one')
+    """
+    return "zero-out" if counted and adjacency == "add-remove" else adjacency
