@@ -14,7 +14,7 @@ from torch import nn
 
 from tacit import sgd
 from tacit.sgd.gradients.bounds import Clipped
-from tacit.sgd.gradients.norms import full_precision
+from tacit.sgd.kernels.products import full_precision
 
 WIDE = st.floats(-(2.0**100), 2.0**100, width=32)
 WILD = st.one_of(WIDE, st.floats(-4, 4, width=32), st.sampled_from([math.inf, -math.inf, math.nan, 0.0, 1e38, 1e-38]))

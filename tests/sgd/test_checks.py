@@ -17,8 +17,8 @@ from torch import nn
 from tacit import sgd
 from tacit.sgd.gradients import rules
 from tacit.sgd.gradients.capture import Capture
-from tacit.sgd.gradients.layout import Evidence, Layout, digit_weights
-from tacit.sgd.gradients.rules.base import Dense, Outer
+from tacit.sgd.gradients.contributions import Dense, Layout, Outer
+from tacit.sgd.gradients.owners import OwnerEvidence, digit_weights
 
 
 def squares(model, x):
@@ -141,10 +141,8 @@ def test_a_use_that_is_not_seen_stops_training(monkeypatch):
     case = build(zoo.gpt, torch.float32)
     seen = Capture._use
 
-    def blind(self, func, name, args, kwargs, derived, inputs):
-        if name == "layer_norm":
-            return self._pass(func, name, args, kwargs, True, [], inputs)
-        return seen(self, func, name, args, kwargs, derived, inputs)
+    def blind(self, call, derived):
+        return self._pass(call, True, []) if call.name == "layer_norm" else seen(self, call, derived)
 
     monkeypatch.setattr(Capture, "_use", blind)
     with pytest.raises(sgd.SelfCheckFailed, match="norm"):
@@ -540,7 +538,7 @@ def test_half_precision_that_repeats_itself_only_nearly_is_not_taken_for_mixing(
     batch, shape = 4, (4, 64, 16)
     plain = torch.randn(shape)
     for mixing, found in ((0.0, [Layout(0, 1, batch, 1)]), (0.3, [])):
-        evidence = Evidence(plain, batch, narrow=True)
+        evidence = OwnerEvidence(plain, batch, narrow=True)
         for weights in digit_weights(batch, plain.device, torch.float32):
             own = plain * weights[:, None, None]
             others = plain.roll(1, 0).abs() * weights.roll(1)[:, None, None]

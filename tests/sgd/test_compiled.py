@@ -124,6 +124,7 @@ class Viewed(nn.Module):
 
 
 def test_an_odd_number_of_classes_is_filled_up_in_the_weight_alone(traced_only, monkeypatch):
+    monkeypatch.setattr(products, "DEVICES", {"cpu"})
     monkeypatch.setattr(products, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and not convolution)
     monkeypatch.setattr(products, "to_tf32", lambda t: t)
     torch.manual_seed(0)
@@ -147,6 +148,7 @@ def test_an_odd_number_of_classes_is_filled_up_in_the_weight_alone(traced_only, 
 
 def test_norms_stand_right_behind_the_gradients_they_read_also_beside_several_biases(monkeypatch):
     """The sum of biases laid side by side is a vector times a matrix, which torch ends with a change in place."""
+    monkeypatch.setattr(products, "DEVICES", {"cpu"})
     monkeypatch.setattr(products, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and not convolution)
     monkeypatch.setattr(products, "to_tf32", lambda t: t)
     graphs = []

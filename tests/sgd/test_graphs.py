@@ -24,6 +24,7 @@ aten = torch.ops.aten
 def graphs(monkeypatch):
     """The graphs given to the compiler; float32 factors take the way that narrow ones take on a GPU."""
     seen = []
+    monkeypatch.setattr(products, "DEVICES", {"cpu"})
     monkeypatch.setattr(products, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and not convolution)
     monkeypatch.setattr(products, "to_tf32", lambda t: t)
     monkeypatch.setattr(program, "inductor", lambda graph, *_: seen.append(graph) or graph)

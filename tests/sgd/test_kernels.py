@@ -14,9 +14,8 @@ from tests.sgd.operations import OPERATIONS
 from torch import nn
 
 from tacit import sgd
-from tacit.sgd.gradients.norms import Group
+from tacit.sgd.gradients.contributions import Group, OneHot, Outer
 from tacit.sgd.gradients.rules import convolution
-from tacit.sgd.gradients.rules.base import OneHot, Outer
 from tacit.sgd.kernels import autotune, convolutions, products, weighted
 
 assert zoo_more
@@ -29,6 +28,7 @@ CASES |= {name: zoo.ZOO[name][1] for name in ("cnn", *SLOW)}
 @pytest.fixture
 def kernels_on_cpu(monkeypatch):
     """float32 factors take the way that narrow ones take on a GPU."""
+    monkeypatch.setattr(products, "DEVICES", {"cpu"})
     monkeypatch.setattr(products, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and not convolution)
     monkeypatch.setattr(products, "to_tf32", lambda t: t)
     monkeypatch.setattr(products, "multiplies_convolutions", lambda t: t.dtype == torch.float32)
@@ -132,6 +132,7 @@ def test_convolutions_by_kernels_make_no_patches(kernels_on_cpu, monkeypatch):
 @pytest.mark.parametrize("size", [1.0, 1e-12])
 def test_convolutions_in_tf32_are_clipped_as_the_numbers_in_half_precision_that_stand_for_them(size, monkeypatch):
     """With eleven digits, those of tf32, however small the gradients are."""
+    monkeypatch.setattr(products, "DEVICES", {"cpu"})
     monkeypatch.setattr(products, "tf32", lambda t, convolution=False: t.dtype == torch.float32 and convolution)
     monkeypatch.setattr(products, "multiplies_convolutions", lambda t: t.dtype == torch.float32)
     halves = []

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tacit.sgd.gradients import layout
-from tacit.sgd.gradients.layout import Evidence, Layout, digit_weights, unmoved
+from tacit.sgd.gradients import owners
+from tacit.sgd.gradients.contributions import Layout
+from tacit.sgd.gradients.owners import OwnerEvidence, digit_weights, unmoved
 
 BATCH = 10
 
@@ -28,8 +29,8 @@ class Largest(TorchDispatchMode):
         return found
 
 
-def gathered(plain: Tensor, dim: int, mixing: float = 0.0) -> Evidence:
-    evidence = Evidence(plain, BATCH)
+def gathered(plain: Tensor, dim: int, mixing: float = 0.0) -> OwnerEvidence:
+    evidence = OwnerEvidence(plain, BATCH)
     torch.manual_seed(1)
     owner = torch.arange(plain.shape[dim]) % BATCH
     for weights in digit_weights(BATCH, plain.device, torch.float32):
@@ -46,7 +47,7 @@ def test_evidence_in_parts_says_what_it_says_in_one_piece(monkeypatch, shape, di
     plain[0] = 0
     plain.view(-1)[-1] = float("nan")
     whole = gathered(plain, dim, mixing)
-    monkeypatch.setattr(layout, "CHUNK", 64)
+    monkeypatch.setattr(owners, "CHUNK", 64)
     parts = gathered(plain, dim, mixing)
     assert parts.layouts() == whole.layouts()
     assert (Layout(dim, 2, BATCH, 1) in parts.layouts()) is (mixing == 0)
@@ -68,15 +69,15 @@ def test_what_stayed_in_place_is_found_in_parts_too(monkeypatch):
     after[:, 3] = before[:, 3]
     choices = [Layout(0, 1, BATCH, 1), Layout(1, 1, BATCH, 1)]
     assert unmoved(choices, before, after, 3) == choices[1:]
-    monkeypatch.setattr(layout, "CHUNK", 64)
+    monkeypatch.setattr(owners, "CHUNK", 64)
     assert unmoved(choices, before, after, 3) == choices[1:]
 
 
 def test_nothing_of_the_size_of_an_output_is_made_to_gather_evidence(monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(layout, "CHUNK", 512)
+    monkeypatch.setattr(owners, "CHUNK", 512)
     plain, weighted = torch.randn(100, 64), torch.randn(100, 64)
     with Largest() as seen:
-        Evidence(plain, BATCH).add(weighted)
+        OwnerEvidence(plain, BATCH).add(weighted)
         unmoved([Layout(0, 10, BATCH, 1)], plain, weighted, 3)
     assert 0 < seen.elements <= 512

@@ -16,8 +16,7 @@ from tests.sgd.harness import build
 from torch import nn
 
 from tacit import sgd
-from tacit.sgd.gradients.norms import Group
-from tacit.sgd.gradients.rules.base import OneHot, Outer
+from tacit.sgd.gradients.contributions import Group, OneHot, Outer
 from tacit.sgd.kernels import autotune, products
 
 WAYS = [False, "traced"]

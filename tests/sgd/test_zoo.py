@@ -41,15 +41,15 @@ def test_the_zoo_is_as_large_as_promised():
 @pytest.mark.parametrize("name", ["gpt-tied", "hf-gpt2", "wrn-groupnorm", "lstm-tagger"])
 def test_the_harness_notices_a_wrong_answer(name, monkeypatch):
     """The truth is not computed by what it judges: a norm that is off by a thousandth is seen."""
-    from tacit.sgd.gradients import norms
+    from tacit.sgd.gradients import contributions
 
-    whole = norms.Group.norms
+    whole = contributions.Group.norms
 
     def off(self):
         found = whole(self)
-        return norms.Norms(found.squared * 1.002, found.gram, found.product)
+        return contributions.Norms(found.squared * 1.002, found.gram, found.product)
 
-    monkeypatch.setattr(norms.Group, "norms", off)
+    monkeypatch.setattr(contributions.Group, "norms", off)
     errors = compare(build(ZOO[name][1], torch.float64), check="never")
     assert errors.norms > 1e-4
     assert errors.total > 1e-5

@@ -21,7 +21,7 @@ from tacit.sgd.gradients import company, survey, verify
 from tacit.sgd.gradients.batches import Loss, example_losses, plain, rows_of, take
 from tacit.sgd.gradients.bounds import HIDDEN, Clipping, clip_and_look, warn_once
 from tacit.sgd.gradients.engine import Engine, Glance, Gradients
-from tacit.sgd.gradients.norms import full_precision
+from tacit.sgd.kernels.products import full_precision
 from tacit.sgd.sharding.shards import spread_of
 
 Check = Literal["first", "always", "never"] | int

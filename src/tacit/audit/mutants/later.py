@@ -19,7 +19,7 @@ from tacit.noise.keys import Key
 from tacit.noise.sampling import bernoulli_threshold, uniform
 from tacit.noise.tensor import add_normal_, add_normal_many_
 from tacit.sgd import Clipping, Training
-from tacit.sgd.gradients.norms import Group, Norms
+from tacit.sgd.gradients.contributions import Group, Norms
 from tacit.sgd.training import training as module
 from tacit.sgd.training.sampling import Indices, Poisson
 

@@ -15,8 +15,8 @@ from tacit.sgd import Clipping, Training
 from tacit.sgd import clip as clip_module
 from tacit.sgd.gradients import company
 from tacit.sgd.gradients.capture import Capture
+from tacit.sgd.gradients.contributions import Group, Norms
 from tacit.sgd.gradients.engine import Gradients
-from tacit.sgd.gradients.norms import Group, Norms
 from tacit.sgd.training import training as module
 
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from tacit.sgd.errors import ClippingError, GradientsLost
+from tacit.sgd.gradients.contributions import Norms, clean, wide
 from tacit.sgd.gradients.engine import Gradients
-from tacit.sgd.gradients.norms import Norms
-from tacit.sgd.gradients.rules.base import clean, wide
 from tacit.sgd.sharding.shards import Spread
 
 

@@ -2,7 +2,7 @@
 
 :class:`Capture` watches one forward pass as a ``TorchFunctionMode``. It follows two facts about every tensor: does
 its value depend on the batch (*tainted*), and is it a parameter or computed from parameters alone (*derived*). An
-operation where the two meet is a :class:`~tacit.sgd.gradients.uses.Use`; nothing about the model is changed, and the
+operation where the two meet is a :class:`Use`; nothing about the model is changed, and the
 forward pass is the ordinary one, with the ordinary autograd graph. For each use the gradient edges of its outputs are
 kept, so one backward pass to those edges gives every output gradient and computes no weight gradient at all.
 
@@ -16,13 +16,13 @@ it may not: the data left torch, or a tensor came in that no watched operation m
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from tacit.sgd.errors import SLOWLY, UncoveredUse
@@ -34,19 +34,153 @@ from tacit.sgd.gradients.functions import (
     EMBEDDING,
     ESCAPES,
     JOINING,
+    KNOWN,
     PACKING,
     REARRANGING,
     SELECTING,
     SIZED,
     SORTING,
-    from_torch,
-    function_name,
-    mutates,
+    Operation,
     opened,
 )
-from tacit.sgd.gradients.outside import Constants
-from tacit.sgd.gradients.uses import HERE, Derived, Use, arguments_of, substitute, tensors_in
 from tacit.sgd.sharding.shards import held, is_spread, local
+
+
+class TorchCall(NamedTuple):
+    """One call of a torch function, with all tensors among its arguments."""
+
+    func: Callable[..., Any]
+    operation: Operation
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: list[Tensor]
+
+    @property
+    def name(self) -> str:
+        return self.operation.name
+
+
+@dataclass(eq=False)
+class Derived:
+    """A value computed from trainable parameters alone.
+
+    ``chain`` replays the selection of elements of one parameter (empty for the parameter itself), and is ``None`` when
+    the value is anything but such a selection.
+    """
+
+    tensor: Tensor
+    params: frozenset[int]
+    chain: tuple[tuple[Callable[..., Any], str, tuple[Any, ...], dict[str, Any], int | None], ...] | None
+
+
+class Placeholder:
+    """Stands for the derived value among the recorded arguments of an operation."""
+
+
+HERE = Placeholder()
+
+
+@dataclass(eq=False)
+class Use:
+    """One operation in which derived values and batch data meet."""
+
+    func: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    derived: list[Derived]
+    edges: list[GradientEdge]
+    shapes: list[torch.Size]
+    types: list[torch.dtype]
+    outputs: list[Tensor]
+    versions: list[tuple[Tensor, int]]
+    inplace: bool
+    autocast: tuple[str, torch.dtype] | None
+    where: str
+    rearranged: bool
+    #: how each output lies on ranks, where it does
+    placements: list[Any] | None = None
+
+    def find(self, value: Any) -> Derived | None:
+        """The derived value that this argument is, if it is one."""
+        return next((d for d in self.derived if d.tensor is value), None)
+
+    def fresh(self) -> None:
+        """Refuse inputs that were written to since."""
+        for tensor, version in self.versions:
+            if tensor._version != version:
+                raise UncoveredUse(
+                    f"an input of {self.name!r} in {self.where} was modified in place after it was used; "
+                    "autograd would refuse this too. Replace the in-place operation by an ordinary one."
+                )
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in nested lists, tuples and dicts of arguments."""
+    found: list[Tensor] = []
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, list | tuple):
+            stack.extend(reversed(item))
+        elif isinstance(item, dict):
+            stack.extend(reversed(item.values()))
+    return found
+
+
+def substitute(value: Any, swap: Callable[[Any], Any], kinds: tuple[type, ...] = (Tensor,)) -> Any:
+    """The same nested arguments with everything of these kinds replaced by ``swap`` of it."""
+    whole: list[Any] = [value]
+    todo: list[tuple[Any, Any]] = [(whole, 0)]
+    tuples: list[tuple[Any, Any, list[Any], tuple[Any, ...]]] = []
+    while todo:
+        owner, key = todo.pop()
+        item = owner[key]
+        if isinstance(item, kinds):
+            owner[key] = swap(item)
+        elif isinstance(item, list | tuple):
+            owner[key] = copy = list(item)
+            todo.extend((copy, k) for k in range(len(copy)))
+            if isinstance(item, tuple):
+                tuples.append((owner, key, copy, item))
+        elif isinstance(item, dict):
+            owner[key] = table = dict(item)
+            todo.extend((table, k) for k in table)
+    for owner, key, copy, item in reversed(tuples):  # those inside before those around them
+        owner[key] = type(item)(*copy) if hasattr(item, "_fields") else tuple(copy)
+    return whole[0]
+
+
+class Constants:
+    """Tensors that were there before a pass began, so that nothing in it can have made them of the batch.
+
+    One that a pass meets for the first time may have been made in it, unseen (by scripted code, in another thread). One
+    that was there in the pass before, and has not been written to since, was not. Buffers of the model are put back
+    after every pass.
+    """
+
+    def __init__(self, buffers: Sequence[Tensor] = ()) -> None:
+        self._known: dict[int, tuple[Any, int]] = {}
+        self._met: list[tuple[Any, int]] = []
+        self._buffers = {id(b) for b in buffers}
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        if id(tensor) in self._buffers:
+            return True
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1] == tensor._version:
+            return True
+        self._met.append((weakref.ref(tensor), tensor._version))
+        return False
+
+    def next(self, buffers: Sequence[Tensor]) -> Constants:
+        """What a new pass knows: what the last one met, and is still there."""
+        alive = [(ref, version) for ref, version in [*self._known.values(), *self._met] if ref() is not None]
+        after = Constants(buffers)
+        after._known = {id(ref()): (ref, version) for ref, version in alive}
+        return after
 
 
 class Capture(TorchFunctionMode):
@@ -112,6 +246,7 @@ class Capture(TorchFunctionMode):
     # -- the two facts -------------------------------------------------------------------------------------------
 
     def tainted(self, tensor: Tensor) -> bool:
+        """Whether the value of this tensor depends on the batch."""
         known = self._tainted.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return True
@@ -133,49 +268,38 @@ class Capture(TorchFunctionMode):
             return True
         return bool(self._mixed_storages) and _storage(tensor) in self._mixed_storages
 
-    def _mix(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor], results: list[Tensor]
-    ) -> None:
+    def _mix(self, call: TorchCall, results: list[Tensor]) -> None:
         """Note results that may hold something of several rows: elements along the batch, or two rows, have met."""
-        rows = self.rows
+        name, inputs, rows = call.name, call.inputs, self.rows
         if rows <= 1:
             return
         worse = bool(self._mixed) and any(self.mixed(t) for t in inputs)
-        worse = worse or (name in ALONG and _batch_dim(inputs[0], rows) in _dims(name, args, kwargs, inputs[0]))
-        worse = worse or (name in REARRANGING and self._moves_rows(name, args, kwargs))
+        worse = worse or (name in ALONG and _batch_dim(inputs[0], rows) in _dims(call))
+        index = _row_index(call) if name in REARRANGING else None
+        # Values of the batch that decide which of its rows are taken: those of others may be among them.
+        worse = worse or (index is not None and self.tainted(index) and self.tainted(call.args[0]))
         for tensor in results:
             alone = any(size % rows == 0 for size in tensor.shape)
-            if alone and len(inputs) > 1:
-                # Every row with every other: what has the batch in two dimensions, made of tensors that have it in one.
-                first = (
-                    tensor.shape[_batch_dim(tensor, rows)] == rows
-                )  # else the batch is folded into another dimension
-                pairs = sum(size == rows for size in tensor.shape) if first else 0
-                alone = pairs < 2 or any(sum(n == rows for n in t.shape) > 1 for t in inputs if self.tainted(t))
-                alone = alone or sum(self.tainted(t) for t in inputs) < 2
-            if worse or not alone:
+            if worse or not alone or (len(inputs) > 1 and self._pairs_rows(tensor, inputs)):
                 self._mixed[id(tensor)] = weakref.ref(tensor)
                 if self._tainted_storages and _storage(tensor) in self._tainted_storages:  # written in place
                     self._mixed_storages.add(_storage(tensor))
 
-    def _moves_rows(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether values of the batch decide which of its rows are taken: those of others may be among them."""
-        if not args or not isinstance(args[0], Tensor) or not self.tainted(args[0]):
-            return False
-        index = args[1] if len(args) > 1 else kwargs.get("dim")
-        if isinstance(index, int):
-            index = (
-                kwargs.get("index", args[2] if len(args) > 2 else None) if index % max(1, args[0].dim()) == 0 else None
-            )
-        elif isinstance(index, tuple):
-            index = index[0] if index else None
-        return isinstance(index, Tensor) and self.tainted(index)
+    def _pairs_rows(self, tensor: Tensor, inputs: list[Tensor]) -> bool:
+        """Whether every row met every other: what has the batch in two dimensions, of tensors that have it in one."""
+        rows = self.rows
+        if tensor.shape.count(rows) < 2 or tensor.shape[_batch_dim(tensor, rows)] != rows:
+            return False  # or the batch is folded into another dimension
+        private = [t for t in inputs if self.tainted(t)]
+        return len(private) > 1 and not any(t.shape.count(rows) > 1 for t in private)
 
-    def _tells_by_size(self, name: str, args: tuple[Any, ...], inputs: list[Tensor]) -> bool:
-        """Whether how many elements come out depends on values of the batch."""
-        if name in SIZED or (name == "where" and len(args) == 1):
+    def _reads(self, call: TorchCall, out: Any) -> bool:
+        """Whether values of the batch leave torch here, also as how many elements come out."""
+        name, args = call.name, call.args
+        told = out is not None and not isinstance(out, Tensor | list | tuple | dict)
+        if name in ESCAPES or name in SIZED or (told and name not in ABOUT) or (name == "where" and len(args) == 1):
             return True
-        return name == "__getitem__" and any(t.dtype == torch.bool and self.tainted(t) for t in inputs[1:])
+        return name == "__getitem__" and any(t.dtype == torch.bool and self.tainted(t) for t in call.inputs[1:])
 
     def order_of(self, tensor: Tensor) -> Tensor | None:
         """The index by which the examples of packed sequences were sorted, where that was seen."""
@@ -194,6 +318,7 @@ class Capture(TorchFunctionMode):
             self.sorted_by(results[0], order)
 
     def derived(self, tensor: Tensor) -> Derived | None:
+        """What this tensor is of parameters alone, if it is that."""
         return self._derived.get(id(tensor))
 
     def _taint(self, tensor: Tensor, rearranged: bool) -> None:
@@ -207,7 +332,7 @@ class Capture(TorchFunctionMode):
         self._taint(tensor, rearranged)
         self._tainted_storages[_storage(tensor)] = (tensor.untyped_storage(), rearranged)
 
-    def _rearranges(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Tensor]) -> bool:
+    def _rearranges(self, name: str, inputs: list[Tensor]) -> bool:
         if name in SORTING or any(self.rearranged(t) for t in inputs):
             return True
         if name not in REARRANGING:
@@ -250,14 +375,32 @@ class Capture(TorchFunctionMode):
         self, func: Callable[..., Any], types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = function_name(func)
+        operation = KNOWN.get(func) or Operation.of(func)
+        name = operation.name
         if name == "__get__":
             return func(*args, **kwargs)
         if name in CONSTANT:
             return self._note(func(*args, **kwargs))
+        inputs = tensors_in((args, kwargs) if kwargs else args)
+        tainted, derived = self._facts(name, inputs)
+        if not tainted and not derived:
+            return self._note(func(*args, **kwargs))
+        call = TorchCall(func, operation, args, kwargs, inputs)
+        if not (tainted and derived and torch.is_grad_enabled()):
+            return self._pass(call, tainted, derived)
+        if name in self.decompose and operation.from_torch:
+            self.unrolled = True
+            return self.decompose[name](self, *args, **kwargs)
+        body = None if operation.from_torch and self.covers(name) else opened(func)
+        if body is not None:
+            with self:
+                return body(*args, **kwargs)
+        return self._use(call, derived)
+
+    def _facts(self, name: str, inputs: list[Tensor]) -> tuple[bool, list[Derived]]:
+        """Whether any of these tensors depends on the batch, and those that are derived from parameters."""
         tainted = False
         derived: list[Derived] = []
-        inputs = arguments_of(args, kwargs)
         for tensor in inputs:
             known_taint = self._tainted.get(id(tensor))
             if known_taint is not None and known_taint[0]() is tensor:
@@ -269,23 +412,29 @@ class Capture(TorchFunctionMode):
             if self._tainted_storages and _storage(tensor) in self._tainted_storages:
                 tainted = True
                 continue
-            known = self.derived(tensor)
+            known = self._derived.get(id(tensor))
             if known is not None:
                 if not any(known is d for d in derived):
                     derived.append(known)
-            elif self.spread and is_spread(tensor) and self.tainted(tensor):
-                tainted = True
-            elif tensor.requires_grad and tensor.grad_fn is not None:
-                self._foreign(tensor)
-                tainted = tainted or self.tainted(tensor)
-                self.doubt = self.doubt or f"{name!r} in {self._place()} gets a value that no watched operation made"
-            elif not self._is_constant(tensor):
-                self.doubt = self.doubt or f"{name!r} in {self._place()} gets a tensor that no watched operation made"
-        if not tainted and not derived:
-            return self._note(func(*args, **kwargs))
-        if tainted and derived and torch.is_grad_enabled():
-            return self._use(func, name, args, kwargs, derived, inputs)
-        return self._pass(func, name, args, kwargs, tainted, derived, inputs)
+                continue
+            made = self._made.get(id(tensor))
+            if made is None or made() is not tensor or tensor.grad_fn is not None or self.spread:
+                tainted = self._unknown(name, tensor) or tainted
+        return tainted, derived
+
+    def _unknown(self, name: str, tensor: Tensor) -> bool:
+        """Doubt a pass that uses a tensor which no watched operation made, unless it was there before; whether it
+        depends on the batch."""
+        if self.spread and is_spread(tensor) and self.tainted(tensor):
+            return True
+        if tensor.requires_grad and tensor.grad_fn is not None:
+            self._foreign(tensor)
+            self.doubt = self.doubt or f"{name!r} in {self._place()} gets a value that no watched operation made"
+            return self.tainted(tensor)
+        # On several ranks tensors are wrapped and unwrapped between operations: what is whose is not known by identity.
+        if not self.spread and tensor not in self._constants:
+            self.doubt = self.doubt or f"{name!r} in {self._place()} gets a tensor that no watched operation made"
+        return False
 
     def _note(self, out: Any) -> Any:
         """Remember what was made without the batch and without parameters."""
@@ -293,150 +442,95 @@ class Capture(TorchFunctionMode):
             self._made[id(tensor)] = weakref.ref(tensor)
         return out
 
-    def _is_constant(self, tensor: Tensor) -> bool:
-        made = self._made.get(id(tensor))
-        # On several ranks tensors are wrapped and unwrapped between operations: what is whose is not known by identity.
-        return (made is not None and made() is tensor) or self.spread or tensor in self._constants
-
-    def _pass(
-        self,
-        func: Callable[..., Any],
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tainted: bool,
-        derived: list[Derived],
-        inputs: list[Tensor],
-    ) -> Any:
+    def _pass(self, call: TorchCall, tainted: bool, derived: list[Derived]) -> Any:
+        """Call an operation that is no use, and follow the two facts through it."""
+        name, inputs = call.name, call.inputs
         versions = [t._version for t in inputs]
-        out = func(*args, **kwargs)
-        told = out is not None and not isinstance(out, Tensor | list | tuple | dict)
-        if tainted and (name in ESCAPES or (told and name not in ABOUT) or self._tells_by_size(name, args, inputs)):
-            self.doubt = self.doubt or f"{name!r} in {self._place()} reads values of the batch"
+        out = call.func(*call.args, **call.kwargs)
+        if tainted and not self.doubt and self._reads(call, out):
+            self.doubt = f"{name!r} in {self._place()} reads values of the batch"
         changed = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
         if name == "__set__":
-            changed = list({id(t): t for t in (*changed, args[0])}.values())  # no version tells of .data = ...
-        if not isinstance(out, Tensor | list | tuple | dict) and not changed:
-            return out
-        results = [out] if isinstance(out, Tensor) else list(tensors_in(out))
-        if func is torch.autograd.grad:
+            changed = list({id(t): t for t in (*changed, call.args[0])}.values())  # no version tells of .data = ...
+        results = [out] if isinstance(out, Tensor) else tensors_in(out)
+        if call.func is torch.autograd.grad:
             # The operations of a backward pass are not watched: refuse if parameters take part in them.
             for tensor in results:
                 if tensor.grad_fn is not None:
                     self._foreign(tensor)
-        if tainted:
-            moved = self._rearranges(name, args, kwargs, inputs)
+        if not tainted:
+            self._derive(call, derived, results, changed, not isinstance(out, Tensor))
+        elif results or changed:
+            moved = self._rearranges(name, inputs)
             for tensor in results:
                 self._taint(tensor, moved)
             for tensor in changed:
                 self._taint_memory(tensor, moved)
-            self._mix(name, args, kwargs, inputs, results + changed)
+            self._mix(call, results + changed)
             if name in PACKING:
-                self._follow_order(name, args, results)
-            return out
-        multiple = not isinstance(out, Tensor)
+                self._follow_order(name, call.args, results)
+        return out
+
+    def _derive(
+        self, call: TorchCall, derived: list[Derived], results: list[Tensor], changed: list[Tensor], several: bool
+    ) -> None:
+        """Note what was made of parameters alone; ``several`` says that an operation gave more than one tensor."""
+        params = frozenset().union(*(d.params for d in derived))
         for k, tensor in enumerate(results):
             if tensor.requires_grad and not any(tensor is d.tensor for d in derived):
-                chain = self._chain(func, name, args, kwargs, derived, inputs, k if multiple else None)
-                self._derived[id(tensor)] = Derived(tensor, frozenset().union(*(d.params for d in derived)), chain)
+                chain = _chain(call, derived, k if several else None)
+                self._derived[id(tensor)] = Derived(tensor, params, chain)
         for tensor in changed:
             for view in (tensor, tensor._base):
                 if view is not None and view.requires_grad:
-                    params = frozenset().union(*(d.params for d in derived))
                     self._derived[id(view)] = Derived(view, params, None)
-        return out
 
-    def _chain(
-        self,
-        func: Callable[..., Any],
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        derived: list[Derived],
-        inputs: list[Tensor],
-        item: int | None,
-    ) -> Any:
-        if len(derived) != 1 or derived[0].chain is None:
-            return None
-        source = derived[0].tensor
-        if name in JOINING and sum(t is source for t in inputs) == 1 and kwargs.get("out") is None:
-            # Joined to nothing (a cache of keys and values begins as an empty tensor): the value as it was.
-            return derived[0].chain if all(t is source or t.numel() == 0 for t in inputs) else None
-        if name not in SELECTING and name not in CASTING:
-            return None
-        if sum(t is source for t in inputs) != 1 or mutates(name, kwargs) or not from_torch(func):
-            return None
-        if name == "embedding":
-            # The padding row gets no gradient, and frequencies scale the others: no longer a mere selection.
-            functional = func is nn.functional.embedding
-            names = EMBEDDING if functional else ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse")
-            options = {**dict(zip(names, args, strict=False)), **kwargs}
-            if options.get("padding_idx") not in (None, -1) or (functional and options.get("padding_idx") is not None):
-                return None
-            if options.get("max_norm") is not None or options.get("scale_grad_by_freq"):
-                return None
-        kept_args, kept_kwargs = substitute((args, kwargs), lambda t: HERE if t is source else t)
-        return (*derived[0].chain, (func, name, kept_args, kept_kwargs, item))
-
-    def _use(
-        self,
-        func: Callable[..., Any],
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        derived: list[Derived],
-        inputs: list[Tensor],
-    ) -> Any:
-        if name in self.decompose and from_torch(func):
-            self.unrolled = True
-            return self.decompose[name](self, *args, **kwargs)
-        if not self.covers(name) or not from_torch(func):
-            body = opened(func)
-            if body is not None:
-                with self:
-                    return body(*args, **kwargs)
+    def _use(self, call: TorchCall, derived: list[Derived]) -> Any:
+        """Call an operation where data and parameters meet, and keep what its rule needs."""
+        name, inputs = call.name, call.inputs
         versions = [t._version for t in inputs]
-        inplace = mutates(name, kwargs)
-        kept = (args, kwargs)
+        if call.kwargs.get("out") is not None:
+            raise UncoveredUse(f"{name!r} with out= consumes {self._names(derived)} in {self._place()}")
+        inplace = call.operation.writes
+        kept = (call.args, call.kwargs)
         if inplace:
-            if kwargs.get("out") is not None:
-                raise UncoveredUse(f"{name!r} with out= consumes {self._names(derived)} in {self._place()}")
-            target = args[0]
-            known = self.derived(target)
-            # What the operation saw is gone after it: keep a copy, with its history where it is a derived value.
-            before = target.detach().clone() if known is None else target.clone()
-            kept = substitute(kept, lambda t: before if t is target else t)
-            if known is not None:
-                copy = Derived(before, known.params, known.chain)
-                derived = [copy if d is known else d for d in derived]
-        out = func(*args, **kwargs)
-        if isinstance(out, Tensor) and not inplace and not self.spread and out._is_view():
+            kept, derived = self._before(call, derived)
+        out = call.func(*call.args, **call.kwargs)
+        if not inplace and not self.spread:
             out = _standing_alone(out, inputs)
         changed = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
-        if any(t is not args[0] or not inplace for t in changed):
+        if any(t is not call.args[0] or not inplace for t in changed):
             raise UncoveredUse(
                 f"{name!r}, which consumes {self._names(derived)} in {self._place()}, changes its inputs"
             )
-        results = list(tensors_in(out))
-        moved = any(self.rearranged(t) for t in inputs)
-        if inplace or name in SORTING:
-            moved = moved or self._rearranges(name, args, kwargs, inputs)
+        results = [out] if isinstance(out, Tensor) else tensors_in(out)
+        decides = inplace or name in SORTING
+        moved = self._rearranges(name, inputs) if decides else any(self.rearranged(t) for t in inputs)
         for tensor in changed:
             self._taint_memory(tensor, moved)
-            if not any(tensor is t for t in results):
-                results.append(tensor)
+        results += [t for t in changed if not any(t is r for r in results)]
         for tensor in results:
             self._taint(tensor, moved)
-        self._mix(name, args, kwargs, inputs, results)
-        self._record(func, name, kept[0], kept[1], derived, results, inplace, moved)
+        self._mix(call, results)
+        self._record(call.func, name, kept, derived, results, inplace, moved)
         return out
+
+    def _before(self, call: TorchCall, derived: list[Derived]) -> tuple[Any, list[Derived]]:
+        """Arguments and derived values of an operation in place as they are before it: it leaves nothing of them."""
+        target = call.args[0]
+        known = self.derived(target)
+        # A copy, with its history where it is a derived value.
+        before = target.detach().clone() if known is None else target.clone()
+        if known is not None:
+            copy = Derived(before, known.params, known.chain)
+            derived = [copy if d is known else d for d in derived]
+        return substitute((call.args, call.kwargs), lambda t: before if t is target else t), derived
 
     def _record(
         self,
         func: Callable[..., Any],
         name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        kept: tuple[tuple[Any, ...], dict[str, Any]],
         derived: list[Derived],
         results: list[Tensor],
         inplace: bool,
@@ -452,9 +546,9 @@ class Capture(TorchFunctionMode):
             # From here on the use is what this rank computed, with its pieces.
             from tacit.sgd.sharding.operations import own_part
 
-            args, kwargs, derived, placements = own_part(self._place(), name, args, kwargs, derived, live, self.tainted)
+            args, kwargs, derived, placements = own_part(self._place(), name, *kept, derived, live, self.tainted)
+            kept = (args, kwargs)
             live = [local(t) for t in live]
-        kept = (args, kwargs)
         if not self.needs_values(name):
             kept = substitute(kept, lambda t: t if any(t is d.tensor for d in derived) else _shape_only(t))
         self.uses.append(
@@ -481,7 +575,7 @@ class Capture(TorchFunctionMode):
         """Enter a use that a replacement of an operation computed by other means, by the output it stands for."""
         derived = [d for d in (self.derived(t) for t in tensors_in(args)) if d is not None]
         if derived:
-            self._record(func, name, args, {}, derived, [output], False, moved)
+            self._record(func, name, (args, {}), derived, [output], False, moved)
 
     def adopt(self, tensor: Tensor, moved: bool) -> None:
         """Take note of a tensor that depends on the batch and was computed unwatched."""
@@ -497,17 +591,16 @@ def _shape_only(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
-def _standing_alone(out: Tensor, inputs: list[Tensor]) -> Tensor:
+def _standing_alone(out: Any, inputs: list[Tensor]) -> Any:
     """The output of an operation that ends in a view of memory of its own, as no view.
 
     A linear layer of tokens and einsum do. Where such an output is written to in place (ReLU, a bias, a mask), autograd
     moves its history to what it is a view of, and the edge that was kept would see no gradient.
     """
-    base = out._base
+    base = out._base if isinstance(out, Tensor) and out._is_view() else None
     if base is None or any(t is base or t._base is base for t in inputs) or not out.requires_grad:
         return out
-    alone: Tensor = torch.ops.aten._unsafe_view(out, out.shape)
-    return alone
+    return torch.ops.aten._unsafe_view(out, out.shape)
 
 
 def _batch_dim(tensor: Tensor, rows: int) -> int:
@@ -515,16 +608,60 @@ def _batch_dim(tensor: Tensor, rows: int) -> int:
     return next((d for d, size in enumerate(tensor.shape) if size % rows == 0), -1)
 
 
-def _dims(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor) -> tuple[int, ...]:
+def _row_index(call: TorchCall) -> Tensor | None:
+    """The tensor that says which rows of the first argument are taken."""
+    args, kwargs = call.args, call.kwargs
+    if not args or not isinstance(args[0], Tensor):
+        return None
+    index = args[1] if len(args) > 1 else kwargs.get("dim")
+    if isinstance(index, int):
+        along_rows = index % max(1, args[0].dim()) == 0
+        index = kwargs.get("index", args[2] if len(args) > 2 else None) if along_rows else None
+    elif isinstance(index, tuple):
+        index = index[0] if index else None
+    return index if isinstance(index, Tensor) else None
+
+
+def _dims(call: TorchCall) -> tuple[int, ...]:
     """The dimensions along which an operation brings elements together; none where it is not told."""
-    given = next((kwargs[k] for k in ("dim", "dims", "axis") if k in kwargs), None)
-    if given is None and len(args) > ALONG[name]:
-        given = args[ALONG[name]]
+    given = next((call.kwargs[k] for k in ("dim", "dims", "axis") if k in call.kwargs), None)
+    if given is None and len(call.args) > ALONG[call.name]:
+        given = call.args[ALONG[call.name]]
     if isinstance(given, int) and not isinstance(given, bool):
         given = (given,)
     if not isinstance(given, tuple | list) or not all(isinstance(d, int) for d in given):
         return ()
-    return tuple(d % max(1, tensor.dim()) for d in given)
+    return tuple(d % max(1, call.inputs[0].dim()) for d in given)
+
+
+def _chain(call: TorchCall, derived: list[Derived], item: int | None) -> Any:
+    """How a selection of a parameter's elements is repeated; ``None`` for anything but a selection."""
+    func, operation, args, kwargs, inputs = call
+    if len(derived) != 1 or derived[0].chain is None:
+        return None
+    source = derived[0].tensor
+    once = sum(t is source for t in inputs) == 1 and kwargs.get("out") is None
+    if operation.name in JOINING and once:
+        # Joined to nothing (a cache of keys and values begins as an empty tensor): the value as it was.
+        return derived[0].chain if all(t is source or t.numel() == 0 for t in inputs) else None
+    if operation.name not in SELECTING and operation.name not in CASTING:
+        return None
+    if not once or operation.writes or not operation.from_torch:
+        return None
+    if operation.name == "embedding" and not _only_selects(call):
+        return None
+    kept_args, kept_kwargs = substitute((args, kwargs), lambda t: HERE if t is source else t)
+    return (*derived[0].chain, (func, operation.name, kept_args, kept_kwargs, item))
+
+
+def _only_selects(call: TorchCall) -> bool:
+    """Whether an embedding is a mere selection: a padding row gets no gradient, and frequencies scale the others."""
+    functional = call.func is nn.functional.embedding
+    names = EMBEDDING if functional else ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse")
+    options = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    padding = options.get("padding_idx")
+    unpadded = padding is None if functional else padding in (None, -1)
+    return unpadded and options.get("max_norm") is None and not options.get("scale_grad_by_freq")
 
 
 def _storage(tensor: Tensor) -> int:
@@ -535,25 +672,3 @@ def _autocast(device: str) -> tuple[str, torch.dtype] | None:
     if not torch.is_autocast_enabled(device):
         return None
     return device, torch.get_autocast_dtype(device)
-
-
-@contextmanager
-def module_names(model: nn.Module, where: list[str]) -> Iterator[None]:
-    """Keep the name of the running module in ``where`` while inside, through global hooks that are removed after."""
-    names = {id(m): n for n, m in model.named_modules()}
-
-    def enter(module: nn.Module, _: Any) -> None:
-        where.append(names.get(id(module), type(module).__name__))
-
-    def leave(module: nn.Module, _: Any, __: Any) -> None:
-        where.pop()
-
-    handles = [
-        nn.modules.module.register_module_forward_pre_hook(enter),
-        nn.modules.module.register_module_forward_hook(leave, always_call=True),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

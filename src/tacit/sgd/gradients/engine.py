@@ -23,16 +23,14 @@ from torch import Tensor, nn
 
 from tacit.sgd.errors import SLOWLY, BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.gradients import frames
-from tacit.sgd.gradients.capture import Capture, module_names
+from tacit.sgd.gradients.capture import Capture, Constants, Use
+from tacit.sgd.gradients.contributions import Contributions, Group, Layout, Norms, NotCovered, wide
 from tacit.sgd.gradients.frames import Frame
-from tacit.sgd.gradients.layout import Evidence, Layout, candidates, digit_weights, follows, owner_weights, unmoved
-from tacit.sgd.gradients.norms import Group, Norms
-from tacit.sgd.gradients.outside import Attributes, Constants, Scalars, modules_of
+from tacit.sgd.gradients.outside import Attributes, Scalars, module_names, modules_of
+from tacit.sgd.gradients.owners import OwnerEvidence, candidates, digit_weights, follows, owner_weights, unmoved
 from tacit.sgd.gradients.padding import Lengths
 from tacit.sgd.gradients.rules import DECOMPOSE, RULES, SHAPE_ONLY
-from tacit.sgd.gradients.rules.base import Contributions, NotCovered, wide
 from tacit.sgd.gradients.rules.generic import generic
-from tacit.sgd.gradients.uses import Use
 from tacit.sgd.sharding.shards import Spread, cut_alike, local
 
 Losses = Callable[[], Tensor]
@@ -401,12 +399,12 @@ class Engine:
         return plan, gradients
 
     @staticmethod
-    def _evidence(run: Pass) -> list[list[Evidence | None]]:
+    def _evidence(run: Pass) -> list[list[OwnerEvidence | None]]:
         """What the gradients of weighted losses tell about where the examples are in each output."""
         plain = run.output_gradients(retain=True)
         narrow = any(g is not None and g.dtype in (torch.bfloat16, torch.float16) for row in plain for g in row)
         found = [
-            [None if g is None else Evidence(g, run.batch, use.rearranged, narrow) for g in row]
+            [None if g is None else OwnerEvidence(g, run.batch, use.rearranged, narrow) for g in row]
             for use, row in zip(run.uses, plain, strict=True)
         ]
         for weights in digit_weights(run.batch, run.losses.device, run.losses.dtype):
@@ -417,7 +415,7 @@ class Engine:
         return found
 
     def _locate(
-        self, use: Use, j: int, evidence: list[Evidence], batch: int, after: Tensor | None, example: int
+        self, use: Use, j: int, evidence: list[OwnerEvidence], batch: int, after: Tensor | None, example: int
     ) -> tuple[Layout, bool]:
         names, shape = self._names(use), use.shapes[j]
         if not shape:

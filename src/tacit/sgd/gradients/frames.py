@@ -16,11 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tacit.sgd.gradients.capture import Derived, Placeholder, substitute, tensors_in
+from tacit.sgd.gradients.contributions import Aligned, Contribution, Dense, Layout, flip, to_dense, wide
 from tacit.sgd.gradients.functions import CASTING
-from tacit.sgd.gradients.layout import Layout
-from tacit.sgd.gradients.norms import flip, to_dense
-from tacit.sgd.gradients.rules.base import Aligned, Contribution, Dense, wide
-from tacit.sgd.gradients.uses import HERE, Derived, tensors_in
 
 _TRANSPOSES = frozenset(["t", "T", "mT", "H", "mH", "adjoint"])
 CHUNK_ELEMENTS = 1 << 26
@@ -54,18 +52,14 @@ def chain_key(derived: Derived) -> Any:
         return None
     if not derived.chain:
         return ""
-    return str([(n, _told((a, k)), i) for _, n, a, k, i in derived.chain])
+    return str([(n, substitute((a, k), _told, (Tensor, np.ndarray)), i) for _, n, a, k, i in derived.chain])
 
 
 def _told(value: Any) -> Any:
-    """Arguments as they are told apart; a long array of numbers would be written with its middle left out."""
+    """A tensor, or a long array of numbers that would be written with its middle left out, as it is told apart."""
     if isinstance(value, Tensor):
         return tuple(value.shape)
-    if isinstance(value, list | tuple):
-        return [_told(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _told(item) for key, item in value.items()}
-    return (value.dtype, value.shape, hash(value.tobytes())) if isinstance(value, np.ndarray) else value
+    return value.dtype, value.shape, hash(value.tobytes())
 
 
 def index_map(derived: Derived, parameter: Tensor) -> Tensor:
@@ -74,24 +68,12 @@ def index_map(derived: Derived, parameter: Tensor) -> Tensor:
     for func, name, args, kwargs, item in derived.chain or ():
         if name in CASTING:
             continue
-        args, kwargs = _fill(args, current), _fill(kwargs, current)
+        args, kwargs = substitute((args, kwargs), lambda _, here=current: here, (Placeholder,))  # type: ignore[misc]
         current = func(*args, **kwargs)
         if item is not None:
-            current = list(tensors_in(current))[item]
+            current = tensors_in(current)[item]
     result: Tensor = current
     return result
-
-
-def _fill(value: Any, current: Tensor) -> Any:
-    if value is HERE:
-        return current
-    if isinstance(value, list):
-        return [_fill(item, current) for item in value]
-    if isinstance(value, tuple):
-        return tuple(_fill(item, current) for item in value)
-    if isinstance(value, dict):
-        return {key: _fill(item, current) for key, item in value.items()}
-    return value
 
 
 def frame_of(derived: Derived, contribution: Contribution, parameter: Tensor) -> Frame | None:

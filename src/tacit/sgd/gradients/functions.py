@@ -1,14 +1,15 @@
 """What does a torch function do, as far as its name tells? And how is one opened that is made of others?
 
-Sets of names, for :class:`~tacit.sgd.gradients.capture.Capture`: whose result does not depend on the values that went
-in, which select elements of their input or cast it, which put elements into places that the data decide, where data
-leave torch.
+An :class:`Operation` and sets of names, for :class:`~tacit.sgd.gradients.capture.Capture`: whose result does not depend
+on the values that went in, which select elements of their input or cast it, which put elements into places that the
+data decide, where data leave torch.
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,19 +72,38 @@ _GETTERS = {
 }
 
 
-def function_name(func: Callable[..., Any]) -> str:
-    """The name an operation goes by, whether it was called as a function, a method or an operator."""
-    if func in _GETTERS:
-        return _GETTERS[func]
-    name = getattr(func, "__name__", str(func))
-    if name == "__get__":
-        return "__get__"
-    return name
+@dataclass(frozen=True)
+class Operation:
+    """What the name of a torch function tells about it, and whether it is torch's own or somebody else's."""
+
+    name: str
+    from_torch: bool
+    writes: bool
+
+    @staticmethod
+    def of(func: Callable[..., Any]) -> Operation:
+        """The operation of this function; the name is one, whether it was called as a function, a method or an
+        operator. Of torch's own functions it is remembered in :data:`KNOWN`."""
+        name = _GETTERS[func] if func in _GETTERS else getattr(func, "__name__", str(func))
+        module = getattr(func, "__module__", None)
+        from_torch = module is None or module == "torch" or module.startswith("torch.")
+        found = Operation(name, from_torch, _writes(name))
+        if from_torch:
+            KNOWN[func] = found
+        return found
 
 
-def from_torch(func: Callable[..., Any]) -> bool:
-    module = getattr(func, "__module__", None)
-    return module is None or module == "torch" or module.startswith("torch.")
+#: Operations by function, for those that ask at every operation of every step.
+KNOWN: dict[Callable[..., Any], Operation] = {}
+
+
+def _writes(name: str) -> bool:
+    """Whether a function of this name writes into its first argument."""
+    if name == "__setitem__":
+        return True
+    if name.startswith("__i") and name.endswith("__"):
+        return name not in ("__invert__", "__index__", "__int__")
+    return name.endswith("_") and not name.endswith("__")
 
 
 _opened: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -96,7 +116,7 @@ def opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
     for ever. The copy made here has the same code and looks that question up in globals of its own, where the answer
     is no.
     """
-    if not isinstance(func, types.FunctionType) or not from_torch(func):
+    if not isinstance(func, types.FunctionType) or not (KNOWN.get(func) or Operation.of(func)).from_torch:
         return None
     if func not in _opened:
         scope = dict(func.__globals__)
@@ -106,11 +126,3 @@ def opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
         copy.__kwdefaults__ = func.__kwdefaults__
         _opened[func] = copy
     return _opened[func]
-
-
-def mutates(name: str, kwargs: dict[str, Any]) -> bool:
-    if name == "__setitem__" or kwargs.get("out") is not None:
-        return True
-    if name.startswith("__i") and name.endswith("__"):
-        return name not in ("__invert__", "__index__", "__int__")
-    return name.endswith("_") and not name.endswith("__")

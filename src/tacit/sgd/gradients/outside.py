@@ -1,13 +1,13 @@
-"""What reaches a pass from outside the operations that are watched?
+"""What else is there to know about a pass, besides its operations?
 
-Tensors that were there before it began (:class:`Constants`), values that unwatched code reads (:class:`Scalars`), and
-what modules keep from one pass to the next (:class:`Attributes`).
+Values that unwatched code reads (:class:`Scalars`), what modules keep from one pass to the next (:class:`Attributes`),
+and which module is running (:func:`module_names`).
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,36 +40,6 @@ class Scalars(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
 
 
-class Constants:
-    """Tensors that were there before a pass began, so that nothing in it can have made them of the batch.
-
-    One that a pass meets for the first time may have been made in it, unseen (by scripted code, in another thread). One
-    that was there in the pass before, and has not been written to since, was not. Buffers of the model are put back
-    after every pass.
-    """
-
-    def __init__(self, buffers: Sequence[Tensor] = ()) -> None:
-        self._known: dict[int, tuple[Any, int]] = {}
-        self._met: list[tuple[Any, int]] = []
-        self._buffers = {id(b) for b in buffers}
-
-    def __contains__(self, tensor: Tensor) -> bool:
-        if id(tensor) in self._buffers:
-            return True
-        known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor and known[1] == tensor._version:
-            return True
-        self._met.append((weakref.ref(tensor), tensor._version))
-        return False
-
-    def next(self, buffers: Sequence[Tensor]) -> Constants:
-        """What a new pass knows: what the last one met, and is still there."""
-        alive = [(ref, version) for ref, version in [*self._known.values(), *self._met] if ref() is not None]
-        after = Constants(buffers)
-        after._known = {id(ref()): (ref, version) for ref, version in alive}
-        return after
-
-
 class Attributes:
     """Numbers and small tensors that modules keep beside their buffers, as they are now.
 
@@ -95,3 +65,25 @@ class Attributes:
                 owner[name] = value
                 if copy is not None:
                     value.data.copy_(copy)
+
+
+@contextmanager
+def module_names(model: nn.Module, where: list[str]) -> Iterator[None]:
+    """Keep the name of the running module in ``where`` while inside, through global hooks that are removed after."""
+    names = {id(m): n for n, m in model.named_modules()}
+
+    def enter(module: nn.Module, _: Any) -> None:
+        where.append(names.get(id(module), type(module).__name__))
+
+    def leave(module: nn.Module, _: Any, __: Any) -> None:
+        where.pop()
+
+    handles = [
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

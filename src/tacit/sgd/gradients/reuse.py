@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.sgd.gradients.capture import Use
+from tacit.sgd.gradients.contributions import Group, Layout, wide
 from tacit.sgd.gradients.engine import Gradients, Pass, Plan, UsePlan
 from tacit.sgd.gradients.frames import Frame, chain_key, chain_tensors
-from tacit.sgd.gradients.layout import Layout
-from tacit.sgd.gradients.norms import Group
-from tacit.sgd.gradients.rules.base import wide
-from tacit.sgd.gradients.uses import Use
 
 
 class Template:

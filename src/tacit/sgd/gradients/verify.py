@@ -20,11 +20,10 @@ from torch import Tensor, nn
 
 from tacit.sgd.errors import BatchMixing, ClippingError, SelfCheckFailed, UncoveredUse
 from tacit.sgd.gradients.batches import leaves, take
+from tacit.sgd.gradients.capture import tensors_in
+from tacit.sgd.gradients.contributions import Group, wide
 from tacit.sgd.gradients.engine import Engine, Gradients, Outputs, Pass, Plan
 from tacit.sgd.gradients.frames import Frame
-from tacit.sgd.gradients.norms import Group
-from tacit.sgd.gradients.rules.base import wide
-from tacit.sgd.gradients.uses import tensors_in
 
 CHECKED_EXAMPLES = 2
 # How far two ways of computing the same gradient may lie apart, relative to its norm.

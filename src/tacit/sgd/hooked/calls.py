@@ -18,11 +18,11 @@ from torch.utils import _pytree as pytree
 from tacit.sgd.errors import ClippingError, UncoveredUse
 from tacit.sgd.gradients import verify
 from tacit.sgd.gradients.batches import numbers
-from tacit.sgd.gradients.layout import owner_weights
+from tacit.sgd.gradients.capture import Use
+from tacit.sgd.gradients.contributions import wide
 from tacit.sgd.gradients.outside import Attributes, modules_of
+from tacit.sgd.gradients.owners import owner_weights
 from tacit.sgd.gradients.padding import Padded
-from tacit.sgd.gradients.rules.base import wide
-from tacit.sgd.gradients.uses import Use
 
 if TYPE_CHECKING:
     from tacit.sgd.hooked.watch import Watch

@@ -26,13 +26,13 @@ from tacit.noise.process import OneProcess
 from tacit.noise.tensor import add_normal_many_, normal
 from tacit.sgd.clip import engine_of
 from tacit.sgd.gradients.bounds import Clipping, clip_and_look, warn_once
+from tacit.sgd.gradients.contributions import wide
 from tacit.sgd.gradients.engine import Gradients
-from tacit.sgd.gradients.norms import full_precision
-from tacit.sgd.gradients.rules.base import wide
 from tacit.sgd.hooked.calls import Call
 from tacit.sgd.hooked.draws import Piece, PrivateBatches, Spent
 from tacit.sgd.hooked.prepaid import Asked, Prepaid
 from tacit.sgd.hooked.watch import Watch
+from tacit.sgd.kernels.products import full_precision
 from tacit.sgd.training.plan import AdaptiveClipping
 from tacit.sgd.training.sampling import Poisson
 from tacit.sgd.training.validation import check_parameters

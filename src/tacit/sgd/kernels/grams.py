@@ -61,8 +61,7 @@ def _gram_tile(  # type: ignore[no-untyped-def]
 @jit
 def _gram_note(place, first, second, twice, T, p, q, BT: tl.constexpr):  # type: ignore[no-untyped-def]
     """What one tile of two Gram matrices adds to the squared norm and, on the diagonal, to the lengths of the terms: to
-    their squares, and to themselves. The norm gets what squares below the range of float32 may have taken from it, as
-    :func:`tacit.sgd.kernels.products.underflow` says."""
+    their squares, and to themselves. The norm gets what squares below the range of float32 may have taken from it."""
     total = tl.sum(first * second)
     if twice:
         tl.store(place, 2 * total)

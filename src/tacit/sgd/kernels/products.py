@@ -67,7 +67,7 @@ def _pair_kernel(  # type: ignore[no-untyped-def]
     their squares, and they, added up.
 
     The matrices (rows, columns) begin on the diagonal; what lies right of the square on it counts twice. Factors are
-    (T, p) and (T, q): the norm gets what :func:`underflow` may have taken from it.
+    (T, p) and (T, q): the norm gets what squares below the range of float32 may have taken from it.
     """
     parts = tl.cdiv(rows, BR)
     example = (tl.program_id(0) // parts).to(tl.int64)
@@ -119,6 +119,9 @@ def _token_kernel(  # type: ignore[no-untyped-def]
     tl.store(spot, tl.sum(total, 0), mask=columns < p)
 
 
+#: The kinds of device on which the kernels multiply anything: of other tensors they need not be asked.
+DEVICES = {"cuda"}
+
 _outside: list[tuple[str, bool]] = []
 
 
@@ -135,7 +138,7 @@ def full_precision() -> Iterator[None]:
 
     Norm and sum are then the same product to within float32 rounding; with reduced precision they would differ by more
     than the bound allows. Where torch does not say how it is set up, nothing is changed, and
-    :func:`tacit.sgd.gradients.norms.roundoff` assumes the worst.
+    :func:`tacit.sgd.gradients.contributions.roundoff` assumes the worst.
     """
     before = _settings()
     if before is None:
@@ -274,26 +277,15 @@ def _gram_by_products(left: Tensor, right: Tensor, bands: int) -> Tensor:
             else:
                 weight = torch.where(torch.arange(columns, device=first.device) < rows, 1.0, 2.0)
                 ours, theirs = (g.diagonal(dim1=1, dim2=2) for g in (first, second))
-                squared = (first * second * weight).sum((1, 2)) + underflow(
-                    ours[:, None], theirs[:, None], p, q, tokens
-                )
+                # And what squares below the range of the type may have taken from it, as in the kernels.
+                least, unit = torch.finfo(ours.dtype).tiny, tokens * torch.finfo(ours.dtype).eps
+                hidden = ours.sum(1) * least * (q * unit) + theirs.sum(1) * least * (p * unit)
+                squared = (first * second * weight).sum((1, 2)) + hidden
                 out[:, place : place + count] = 0
                 out[:, place] = _told(squared, ours.sqrt() * theirs.sqrt())
             place += count
         found.append(out.sum(1))
     return found[0] if len(found) == 1 else torch.cat(found)
-
-
-def underflow(squares_left: Tensor, squares_right: Tensor, p: int, q: int, tokens: int = 0) -> Tensor:
-    """What squares below the range of the type may take from squared norms by Gram matrices, from the squares of some
-    rows (B, G, some) of factors with so many tokens (all, unless told).
-
-    An inner product of ``p`` numbers is off by one of the smallest positive numbers for each, and is multiplied by one
-    of the other factor: ``sum_st p |r_s| |r_t|`` times that in all, no more than ``T p |R|²``.
-    """
-    info, tokens = torch.finfo(squares_left.dtype), tokens or squares_left.shape[2]
-    ours, theirs = (t.sum((1, 2)) * info.tiny for t in (squares_left, squares_right))
-    return ours * (q * tokens * info.eps) + theirs * (p * tokens * info.eps)
 
 
 def _told(squared: Tensor, lengths: Tensor) -> Tensor:

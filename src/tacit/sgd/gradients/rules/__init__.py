@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from tacit.sgd.gradients.rules import contraction, convolution, elementwise, embedding, normalisation, recurrent
-from tacit.sgd.gradients.rules.base import DECOMPOSE, RULES, SHAPE_ONLY
+from tacit.sgd.gradients.contributions import DECOMPOSE, RULES, SHAPE_ONLY
+from tacit.sgd.gradients.rules import broadcast, contraction, convolution, embedding, recurrent
 
 __all__ = [
     "DECOMPOSE",
     "RULES",
     "SHAPE_ONLY",
+    "broadcast",
     "contraction",
     "convolution",
-    "elementwise",
     "embedding",
-    "normalisation",
     "recurrent",
 ]

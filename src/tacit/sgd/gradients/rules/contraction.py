@@ -15,20 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.sgd.gradients.layout import Layout
-from tacit.sgd.gradients.rules.base import (
+from tacit.sgd.gradients.capture import Derived, Use
+from tacit.sgd.gradients.contributions import (
     Aligned,
     Contribution,
     Contributions,
+    Layout,
     NotCovered,
     Outer,
     bind,
     reduce_to,
     rule,
     single,
+    wide,
     widen,
 )
-from tacit.sgd.gradients.uses import Derived, Use
 from tacit.sgd.kernels import products
 
 
@@ -36,65 +37,74 @@ def contract(
     d_spec: str, x_spec: str, out_spec: str, d: Tensor, x: Tensor, grad: Tensor, layout: Layout
 ) -> Contribution:
     """The contribution of ``out = einsum(f"{d_spec},{x_spec}->{out_spec}", d, x)`` to the gradient of ``d``."""
-    for spec in (d_spec, x_spec, out_spec):
-        if len(set(spec)) != len(spec):
-            raise NotCovered
-    x = x.to(grad.dtype)  # under autocast the operation saw the narrow values
-    by_kernel = products.narrow(grad)
-    if not by_kernel:
-        x, grad = widen(x), widen(grad)
-        if products.tf32(grad):
-            x, grad, by_kernel = products.to_tf32(x), products.to_tf32(grad), True
-    for spec, tensor in ((d_spec, d), (x_spec, x)):
-        squeezed = [k for k, c in enumerate(spec) if c in out_spec and tensor.shape[k] != grad.shape[out_spec.index(c)]]
-        if not squeezed:
-            continue
-        if tensor is d:
-            # Broadcast of D over a dimension of the output: the letter is not D's.
-            kept = "".join(c for k, c in enumerate(spec) if k not in squeezed)
-            inner = contract(kept, x_spec, out_spec, d.squeeze(squeezed), x, grad, layout)
-            return _unsqueeze(inner, d.shape, squeezed, layout)
-        x = x.expand(
-            [grad.shape[out_spec.index(c)] if c in out_spec else n for c, n in zip(spec, x.shape, strict=True)]
-        )
-    alone = [k for k, c in enumerate(x_spec) if c not in d_spec and c not in out_spec]
-    if alone:
-        x, x_spec = widen(x).sum(alone), "".join(c for k, c in enumerate(x_spec) if k not in alone)
-    if any(c not in x_spec and c not in out_spec for c in d_spec):
+    if any(len(set(spec)) != len(spec) for spec in (d_spec, x_spec, out_spec)):
         raise NotCovered
+    foreign = _foreign(d_spec, out_spec, d, grad, layout)
+    if foreign:
+        own = "".join(c for k, c in enumerate(d_spec) if k not in foreign)
+        return _unsqueeze(contract(own, x_spec, out_spec, d.squeeze(foreign), x, grad, layout), d.shape, foreign)
+    x, grad, by_kernel = _in_one_type(x, grad)
+    sizes = dict(zip(d_spec, d.shape, strict=True))
+    x, x_spec = _matched(x, x_spec, sizes, out_spec, grad)
     batch = out_spec[layout.dim]
-    if batch in d_spec and grad.shape[layout.dim] > 1:
+    if any(c not in x_spec and c not in out_spec for c in d_spec) or (batch not in d_spec and batch not in x_spec):
+        raise NotCovered
+    if batch in d_spec:
         values = torch.einsum(f"{out_spec},{x_spec}->{d_spec}", widen(grad), widen(x))
         return Aligned(values, layout.moved(d_spec.index(batch)))
-    if batch in d_spec:  # one example, in a dimension of size one
-        d_kept = d_spec.replace(batch, "")
-        inner = contract(d_kept, x_spec, out_spec, d.squeeze(d_spec.index(batch)), x, grad, layout)
-        return _unsqueeze(inner, d.shape, [d_spec.index(batch)], layout)
-    if batch not in x_spec:
-        raise NotCovered
-    grad, out_spec = _split(grad, out_spec, batch, layout)
-    x, x_spec = _split(x, x_spec, batch, layout)
-    groups = [c for c in d_spec if c in x_spec and c in out_spec]
-    rows = [c for c in d_spec if c in out_spec and c not in x_spec]
-    columns = [c for c in d_spec if c in x_spec and c not in out_spec]
-    tokens = [c for c in out_spec if c in x_spec and c not in d_spec and c != "B"]
-    left = _arrange(grad, out_spec, groups, tokens, rows)
-    right = _arrange(x, x_spec, groups, tokens, columns)
+    groups, rows, columns, tokens = _classes(d_spec, x_spec, out_spec, batch)
+    left = _arrange(layout.split(grad), out_spec.replace(batch, "OBI"), groups, tokens, rows)
+    right = _arrange(layout.split(x, x_spec.index(batch)), x_spec.replace(batch, "OBI"), groups, tokens, columns)
     if groups + columns + rows == list(d_spec):
         left, right, rows, columns = right, left, columns, rows
     order = groups + rows + columns
-    sizes = dict(zip(d_spec, d.shape, strict=True))
-    if any(x.shape[x_spec.index(c)] != sizes[c] for c in d_spec if c in x_spec):
-        raise NotCovered
     by_kernel = by_kernel and left.shape[1] == 1 and left.dtype == right.dtype
     if not by_kernel:
         left, right = widen(left), widen(right)
     return Outer(left, right, tuple(sizes[c] for c in order), tuple(order.index(c) for c in d_spec), by_kernel)
 
 
-def _split(tensor: Tensor, spec: str, batch: str, layout: Layout) -> tuple[Tensor, str]:
-    where = spec.index(batch)
-    return layout.moved(where).split(tensor), spec[:where] + "OBI" + spec[where + 1 :]
+def _foreign(d_spec: str, out_spec: str, d: Tensor, grad: Tensor, layout: Layout) -> list[int]:
+    """Dimensions of size one of ``D`` over which the output broadcasts it, or else that hold a single example."""
+    foreign = [k for k, c in enumerate(d_spec) if c in out_spec and d.shape[k] != grad.shape[out_spec.index(c)]]
+    batch = out_spec[layout.dim]
+    if not foreign and batch in d_spec and grad.shape[layout.dim] == 1:
+        foreign = [d_spec.index(batch)]
+    return foreign
+
+
+def _in_one_type(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """Data and gradient in the type in which they are multiplied, and whether the kernels do."""
+    x = x.to(grad.dtype)  # under autocast the operation saw the narrow values
+    if grad.device.type in products.DEVICES:
+        if products.narrow(grad):
+            return x, grad, True
+        if products.tf32(widen(grad)):
+            return products.to_tf32(widen(x)), products.to_tf32(widen(grad)), True
+    kind = wide(grad.dtype)
+    return x.to(kind), grad.to(kind), False
+
+
+def _matched(x: Tensor, x_spec: str, d_sizes: dict[str, int], out_spec: str, grad: Tensor) -> tuple[Tensor, str]:
+    """The data as large as the output has them, without what neither the output nor ``D`` knows of."""
+    sizes = [grad.shape[out_spec.index(c)] if c in out_spec else n for c, n in zip(x_spec, x.shape, strict=True)]
+    if sizes != list(x.shape):
+        x = x.expand(sizes)
+    if any(n != d_sizes.get(c, n) for c, n in zip(x_spec, sizes, strict=True)):
+        raise NotCovered
+    alone = [k for k, c in enumerate(x_spec) if c not in d_sizes and c not in out_spec]
+    if alone:
+        x, x_spec = widen(x).sum(alone), "".join(c for k, c in enumerate(x_spec) if k not in alone)
+    return x, x_spec
+
+
+def _classes(d_spec: str, x_spec: str, out_spec: str, batch: str) -> tuple[list[str], list[str], list[str], list[str]]:
+    """The letters of groups, rows, columns and tokens; the batch may be folded with tokens on both sides of it."""
+    groups = [c for c in d_spec if c in x_spec and c in out_spec]
+    rows = [c for c in d_spec if c in out_spec and c not in x_spec]
+    columns = [c for c in d_spec if c in x_spec and c not in out_spec]
+    shared = "".join(c for c in out_spec if c in x_spec and c not in d_spec)
+    return groups, rows, columns, list(shared.replace(batch, "OI"))
 
 
 def _arrange(tensor: Tensor, spec: str, *parts: list[str]) -> Tensor:
@@ -104,7 +114,7 @@ def _arrange(tensor: Tensor, spec: str, *parts: list[str]) -> Tensor:
     return tensor.reshape(sizes["B"], *(math.prod(sizes[c] for c in part) for part in parts))
 
 
-def _unsqueeze(inner: Contribution, shape: torch.Size, where: list[int], layout: Layout) -> Contribution:
+def _unsqueeze(inner: Contribution, shape: torch.Size, where: list[int]) -> Contribution:
     if isinstance(inner, Outer):
         rank, kept = len(shape), [k for k in range(len(shape)) if k not in where]
         # Dimensions of size one go to the front of the folded order and back to their own place.

@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.sgd.gradients.layout import Layout
-from tacit.sgd.gradients.rules.base import (
+from tacit.sgd.gradients.capture import Use
+from tacit.sgd.gradients.contributions import (
     Contributions,
     Dense,
+    Layout,
     NotCovered,
     Outer,
     bind,
@@ -25,10 +26,10 @@ from tacit.sgd.gradients.rules.base import (
     reduce_to,
     rule,
     single,
+    underflow,
     wide,
     widen,
 )
-from tacit.sgd.gradients.uses import Use
 from tacit.sgd.kernels import convolutions, products
 
 
@@ -40,7 +41,7 @@ def _tuple(value: Any, rank: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Options:
+class Geometry:
     """What a convolution without padding still needs to know."""
 
     stride: tuple[int, ...]
@@ -74,12 +75,12 @@ class ConvOuter(Outer):
         a: Tensor,
         shape: torch.Size,
         layout: Layout,
-        options: Options,
+        geometry: Geometry,
         by_kernel: bool = False,
         pads: tuple[int, ...] = (),
         units: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        self.grad, self.a, self.layout, self.options, self.by_kernel = grad, a, layout, options, by_kernel
+        self.grad, self.a, self.layout, self.geometry, self.by_kernel = grad, a, layout, geometry, by_kernel
         self.pads, self.units = pads, units
         self.sizes, self.order = tuple(shape), tuple(range(len(shape)))
         self.kernel = tuple(shape[2:])
@@ -87,7 +88,7 @@ class ConvOuter(Outer):
 
     @property
     def dims(self) -> tuple[int, int, int, int, int]:
-        groups, batch = self.options.groups, self.layout.batch
+        groups, batch = self.geometry.groups, self.layout.batch
         tokens = self.grad.shape[0] // batch * math.prod(self.grad.shape[2:])
         return batch, groups, tokens, self.sizes[0] // groups, math.prod(self.sizes[1:])
 
@@ -100,23 +101,25 @@ class ConvOuter(Outer):
     @property
     def left(self) -> Tensor:  # type: ignore[override]  # read only: nobody sets a factor of an Outer
         grad = self.grad if self.units is None else _in_units(self.grad, self.units[0])
-        return _tokens(grad, self.layout, self.options.groups, self.rank)
+        return _tokens(grad, self.layout, self.geometry.groups, self.rank)
 
     @property
     def right(self) -> Tensor:  # type: ignore[override]  # as above
         a = self.padded if self.units is None else _in_units(self.padded, self.units[1])
-        pieces = patches(a, self.kernel, self.options.stride, self.options.dilation)
-        return _tokens(pieces, self.layout, self.options.groups, self.rank)
+        pieces = patches(a, self.kernel, self.geometry.stride, self.geometry.dilation)
+        return _tokens(pieces, self.layout, self.geometry.groups, self.rank)
 
     @property
     def padded(self) -> Tensor:
         """``a`` as far as patches reach."""
-        return _reached(self.a, self.pads, self.grad.shape[2:], self.kernel, self.options) if self.by_kernel else self.a
+        return (
+            _reached(self.a, self.pads, self.grad.shape[2:], self.kernel, self.geometry) if self.by_kernel else self.a
+        )
 
     @property
     def _settings(self) -> tuple[list[int], list[int], list[int], list[int], bool]:
         exact = self.grad.dtype == torch.float32 and not products.tf32(self.grad, convolution=True)
-        stride, dilation = list(self.options.stride), list(self.options.dilation)
+        stride, dilation = list(self.geometry.stride), list(self.geometry.dilation)
         return list(self.kernel), stride, list(self.pads), dilation, exact
 
     @property
@@ -131,7 +134,7 @@ class ConvOuter(Outer):
         if 2 * gram < tokens * p * q:
             ours, theirs = self._image_gram(), self._grad_gram()
             rows, patches = (g.diagonal(dim1=1, dim2=2) for g in (theirs, ours))
-            squared = (ours * theirs).sum((1, 2)) + products.underflow(rows[:, None], patches[:, None], p, q)
+            squared = (ours * theirs).sum((1, 2)) + underflow(rows[:, None], patches[:, None], p, q)
             lengths = rows.sqrt() * patches.sqrt()
             unit = self._unit
             if unit is not None:
@@ -151,7 +154,11 @@ class ConvOuter(Outer):
         pixels = padded.flatten(2)
         batch, (high, wide) = len(pixels), padded.shape[2:]
         whole = convolutions.self_products(pixels).view(batch, high, wide, high, wide)
-        (rows, columns), (down, across), (far, apart) = self.grad.shape[2:], self.options.stride, self.options.dilation
+        (rows, columns), (down, across), (far, apart) = (
+            self.grad.shape[2:],
+            self.geometry.stride,
+            self.geometry.dilation,
+        )
         total: Tensor | None = None
         for i in range(self.kernel[0]):
             for j in range(self.kernel[1]):
@@ -169,10 +176,10 @@ class ConvOuter(Outer):
         if self.grad.is_cuda:  # grouped convolution kernels are slow there, batched products are not
             return self.left.mT @ self.right
         n = self.grad.shape[0]
-        groups = self.options.groups
+        groups = self.geometry.groups
         grad, a = (t.reshape(1, n * t.shape[1], *t.shape[2:]) for t in (self.grad, self.a))
         shape = torch.Size((n * self.sizes[0], *self.sizes[1:]))
-        rows = _weight_gradient(grad, a, shape, Options(self.options.stride, self.options.dilation, n * groups))
+        rows = _weight_gradient(grad, a, shape, Geometry(self.geometry.stride, self.geometry.dilation, n * groups))
         rows = rows.reshape(n, groups, self.sizes[0] // groups, -1)
         if n == self.layout.batch:
             return rows
@@ -196,7 +203,7 @@ class ConvOuter(Outer):
             grad = grad * self.layout.spread(scale.to(grad.dtype), grad.dim())
         else:
             a = a * self.layout.spread(scale.to(a.dtype), a.dim())
-        return _weight_gradient(grad, a, torch.Size(self.sizes), self.options)
+        return _weight_gradient(grad, a, torch.Size(self.sizes), self.geometry)
 
     @property
     def by_convolution(self) -> bool:
@@ -208,13 +215,13 @@ def _in_units(tensor: Tensor, units: Tensor) -> Tensor:
 
 
 def _reached(
-    x: Tensor, pads: tuple[int, ...], positions: torch.Size, kernel: tuple[int, ...], options: Options
+    x: Tensor, pads: tuple[int, ...], positions: torch.Size, kernel: tuple[int, ...], geometry: Geometry
 ) -> Tensor:
     """The part of an image that patches reach, with zeros outside it: no more, for that would confuse the kernels."""
     ends = [
         (n - 1) * s + d * (k - 1) + 1 - p - size
         for n, s, d, k, p, size in zip(
-            positions, options.stride, options.dilation, kernel, pads, x.shape[2:], strict=True
+            positions, geometry.stride, geometry.dilation, kernel, pads, x.shape[2:], strict=True
         )
     ]
     both = [end for pair in zip(reversed(pads), reversed(ends), strict=True) for end in pair]
@@ -239,6 +246,13 @@ def _tokens(tensor: Tensor, layout: Layout, groups: int, rank: int) -> Tensor:
     return split.permute(0, 2, 3, 1, 4).reshape(layout.batch, groups, width, n // layout.batch * count).mT
 
 
+def _pads(padding: Any, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[int, ...]:
+    """Zeros before each dimension of an image."""
+    if padding == "same":
+        return tuple(d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True))
+    return _tuple(0 if padding in (None, "valid") else padding, len(kernel))
+
+
 @rule("conv1d", "conv2d", "conv3d")
 def conv(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> Contributions:
     grad, layout = single(grads, layouts)
@@ -258,19 +272,14 @@ def conv(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> 
     known = use.find(weight)
     if known is None:
         return found
-    by_kernel = rank == 2 and groups == 1 and len(grad) == layout.batch and products.multiplies_convolutions(grad)
-    padding = bound["padding"] or 0
-    if padding == "valid":
-        padding = 0
-    if padding == "same":
-        pads = tuple(d * (k - 1) // 2 for d, k in zip(dilation, kernel, strict=True))
-    else:
-        pads = _tuple(padding, rank)
-    options = Options(stride, dilation, groups)
+    pads = _pads(bound["padding"], kernel, dilation)
+    one_image_each = rank == 2 and groups == 1 and len(grad) == layout.batch
+    by_kernel = one_image_each and grad.device.type in products.DEVICES and products.multiplies_convolutions(grad)
+    geometry = Geometry(stride, dilation, groups)
     if not by_kernel:
         x, grad = widen(x), widen(grad)
-        padded = _reached(x, pads, grad.shape[2:], kernel, options)
-        found.append((known, ConvOuter(grad, padded, weight.shape, layout, options)))
+        padded = _reached(x, pads, grad.shape[2:], kernel, geometry)
+        found.append((known, ConvOuter(grad, padded, weight.shape, layout, geometry)))
         return found
     units = None
     if products.tf32(grad, convolution=True) and x.shape[1] % 8 == 0:
@@ -282,7 +291,7 @@ def conv(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> 
     # Narrow numbers are read in whole lines of channels.
     order = torch.contiguous_format if grad.dtype == torch.float32 else torch.channels_last
     grad, x = (t.contiguous(memory_format=order) for t in (grad, x))
-    found.append((known, ConvOuter(grad, x, weight.shape, layout, options, True, pads, units)))
+    found.append((known, ConvOuter(grad, x, weight.shape, layout, geometry, True, pads, units)))
     return found
 
 
@@ -293,13 +302,13 @@ def _shift(grad: Tensor, layout: Layout, rank: int) -> Dense:
     return Dense(reduced.values.flatten(1))
 
 
-def _weight_gradient(grad: Tensor, x: Tensor, shape: torch.Size, options: Options) -> Tensor:
+def _weight_gradient(grad: Tensor, x: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
     """The weight gradient of an unpadded convolution summed over the batch."""
-    zero = [0] * len(options.stride)
+    zero = [0] * len(geometry.stride)
     weight = grad.new_empty(1).expand(shape)
-    stride, dilation = list(options.stride), list(options.dilation)
+    stride, dilation = list(geometry.stride), list(geometry.dilation)
     result: Tensor = torch.ops.aten.convolution_backward(
-        grad, x, weight, None, stride, zero, dilation, False, zero, options.groups, [False, True, False]
+        grad, x, weight, None, stride, zero, dilation, False, zero, geometry.groups, [False, True, False]
     )[1]
     return result
 
@@ -324,8 +333,8 @@ def conv_transpose(use: Use, grads: list[Tensor | None], layouts: list[Layout | 
     known = use.find(weight)
     if known is None:
         return found
-    options = Options(stride, dilation, groups)
+    geometry = Geometry(stride, dilation, groups)
     # output_padding may leave room beyond the last patch that an input position made
-    padded = _reached(grad, padding, x.shape[2:], kernel, options)
-    found.append((known, ConvOuter(x, padded, weight.shape, layout, options)))
+    padded = _reached(grad, padding, x.shape[2:], kernel, geometry)
+    found.append((known, ConvOuter(x, padded, weight.shape, layout, geometry)))
     return found

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from tacit.sgd.errors import UncoveredUse
-from tacit.sgd.gradients.layout import Layout
-from tacit.sgd.gradients.rules.base import Contributions, NotCovered, OneHot, bind, rule, single, wide
-from tacit.sgd.gradients.uses import Use
+from tacit.sgd.gradients.capture import Use
+from tacit.sgd.gradients.contributions import Contributions, Layout, NotCovered, OneHot, bind, rule, single, wide
 
 _FREQUENCY = (
     "{!r} in {} divides gradients by how often an index occurs in the whole batch: set scale_grad_by_freq=False"

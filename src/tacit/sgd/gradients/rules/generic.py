@@ -6,7 +6,7 @@ them all. This needs to know nothing about the operation and costs ``batch`` tim
 uses without a rule of their own.
 
 Where the value holds the batch itself (learned queries expanded over the batch, say) one vjp is enough; whether it
-does is decided once, by evidence of the same kind as for outputs (see :mod:`tacit.sgd.gradients.layout`). Data that
+does is decided once, by evidence of the same kind as for outputs (see :mod:`tacit.sgd.gradients.owners`). Data that
 happen to send each example to elements of its own (one-hot rows, distinct numbers of rows) must not pass for that: the
 evidence is asked again with other data in their place.
 """
@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tacit.sgd.errors import UncoveredUse
-from tacit.sgd.gradients.layout import Evidence, Layout, digit_weights
-from tacit.sgd.gradients.rules.base import Aligned, Contributions, Dense, clean, replay, wide
-from tacit.sgd.gradients.uses import Derived, Use
+from tacit.sgd.gradients.capture import Derived, Use
+from tacit.sgd.gradients.contributions import Aligned, Contributions, Dense, Layout, clean, replay, wide
+from tacit.sgd.gradients.owners import OwnerEvidence, digit_weights
 
 CHUNK_ELEMENTS = 1 << 25
 
@@ -99,7 +99,7 @@ def _alignment(outs: list[Tensor], live: list[Any], leaf: Tensor, batch: int) ->
         result: Tensor = gradient
         return result
 
-    evidence = Evidence(vjp(None), batch)
+    evidence = OwnerEvidence(vjp(None), batch)
     for weights in digit_weights(batch, leaf.device, torch.float64):
         evidence.add(vjp(weights))
     found = evidence.layouts()

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from tacit.sgd.gradients.capture import Capture
-from tacit.sgd.gradients.rules.base import DECOMPOSE
+from tacit.sgd.gradients.contributions import DECOMPOSE
 from tacit.sgd.kernels import products
 
 State = tuple[Tensor, ...]

@@ -1,4 +1,13 @@
-"""How long is each example's gradient of one parameter, and what is the weighted sum over examples?
+"""How is what each example adds to a gradient held, how long is it, and what is its weighted sum?
+
+A rule (:mod:`tacit.sgd.gradients.rules`) turns a :class:`~tacit.sgd.gradients.capture.Use` and the gradients of its
+outputs into contributions, one per derived value ``D`` that it consumes. A contribution stands for the per-example
+gradients ``G_b`` (each of ``D``'s shape) without necessarily forming them:
+
+* :class:`Outer`: ``G_b = sum_t left_bt ⊗ right_bt`` (linear layers, convolutions, einsum);
+* :class:`OneHot`: the same where ``left`` is a one-hot row (embeddings);
+* :class:`Dense`: the ``G_b`` themselves (biases, normalisation weights, class tokens);
+* :class:`Aligned`: ``D`` itself holds the batch and example ``b`` touches only its own slice (an expanded prompt).
 
 A :class:`Group` holds all contributions to one parameter (or to one slice of it that nothing else touches), written
 in the same coordinates, so that several uses of a parameter are one sum and cross terms come out by themselves. The
@@ -18,7 +27,7 @@ itself. Rows are taken one by one: a term is exactly zero where one of its rows 
   Here errors are not independent: those of equal tokens are equal.
 
 Squares below the range of the type come out as zero, and may be multiplied by huge ones: what that can hide is added
-(:func:`tacit.sgd.kernels.products.underflow`).
+(:func:`underflow`).
 
 Tensor cores do not round but cut off, always towards zero: a norm by the kernels falls behind by
 :func:`tacit.sgd.kernels.products.cut_off`, which the margin makes good. The clip factor is computed from norm plus
@@ -27,23 +36,328 @@ margin, so what rounding adds is inside the bound.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.sgd.gradients.rules.base import Contribution, Dense, OneHot, Outer, clean, widen
-from tacit.sgd.kernels import autotune, products
-from tacit.sgd.kernels.products import full_precision
-
-__all__ = ["Group", "Norms", "flip", "full_precision", "roundoff", "to_dense"]
+from tacit.sgd.gradients.capture import Derived, Use, substitute, tensors_in
+from tacit.sgd.kernels import autotune, products, weighted
 
 CHUNK_ELEMENTS = 1 << 26
 #: So few tokens that comparing every two is cheaper on a GPU than sorting; a CPU multiplies faster than it sorts.
 FEW = 16
 #: So few examples that the compiler writes out a sum over them.
 FEW_EXAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the examples are in a tensor of a given shape.
+
+    >>> Layout(dim=0, outer=1, batch=2, inner=3).rows(torch.arange(6)).tolist()
+    [[0, 1, 2], [3, 4, 5]]
+    >>> Layout(dim=0, outer=3, batch=2, inner=1).rows(torch.arange(6)).tolist()
+    [[0, 2, 4], [1, 3, 5]]
+    """
+
+    dim: int
+    outer: int
+    batch: int
+    inner: int
+
+    @property
+    def size(self) -> int:
+        return self.outer * self.batch * self.inner
+
+    def split(self, tensor: Tensor, dim: int | None = None) -> Tensor:
+        """The same tensor with dimension ``dim`` (that of the layout, unless told) unfolded into ``(outer, batch,
+        inner)``."""
+        dim = self.dim if dim is None else dim
+        if self.outer == 1 and self.inner == 1:
+            return tensor.unsqueeze(dim).unsqueeze(dim + 2)
+        shape = tensor.shape
+        return tensor.reshape(*shape[:dim], self.outer, self.batch, self.inner, *shape[dim + 1 :])
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """``(batch, elements of one example)``."""
+        return self.split(tensor).movedim(self.dim + 1, 0).reshape(self.batch, -1)
+
+    def owner(self, device: torch.device | str = "cpu") -> Tensor:
+        """The example that owns each entry of dimension ``dim``."""
+        return (torch.arange(self.size, device=device) // self.inner) % self.batch
+
+    def spread(self, per_example: Tensor, ndim: int) -> Tensor:
+        """A value per example, shaped to broadcast against a tensor with ``ndim`` dimensions."""
+        entries = per_example.repeat_interleave(self.inner).repeat(self.outer)
+        return entries.reshape((1,) * self.dim + (-1,) + (1,) * (ndim - self.dim - 1))
+
+    def moved(self, dim: int) -> Layout:
+        return Layout(dim, self.outer, self.batch, self.inner)
+
+
+class NotCovered(Exception):
+    """A rule cannot treat this call; the generic rule takes over."""
+
+
+def words(text: str) -> list[str]:
+    """Names in a string, one after another."""
+    return text.split()
+
+
+@functools.cache
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type in which norms and sums are computed: never narrower than float32."""
+    if dtype in (torch.complex64, torch.complex128):  # only on the way back to a real parameter
+        return dtype
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """The same numbers in the type in which norms and sums are computed."""
+    return tensor.to(wide(tensor.dtype))
+
+
+def bind(args: tuple[Any, ...], kwargs: dict[str, Any], names: str) -> dict[str, Any]:
+    """Arguments by name for functions without a Python signature; ``None`` where absent."""
+    bound: dict[str, Any] = dict.fromkeys(names.split())
+    if len(args) > len(bound) or any(k not in bound for k in kwargs):
+        raise NotCovered
+    bound.update(zip(bound, args, strict=False))
+    bound.update(kwargs)
+    return bound
+
+
+@dataclass
+class Dense:
+    """Per-example gradients, ``(batch, *shape of D)``."""
+
+    values: Tensor
+
+
+@dataclass
+class Aligned:
+    """The gradient of a ``D`` that holds the batch itself, in ``D``'s shape, and where the examples are in it."""
+
+    values: Tensor
+    layout: Layout
+
+
+@dataclass
+class Outer:
+    """``left`` (B, G, T, p) and ``right`` (B, G, T, q): ``G_b[g] = left[b, g].T @ right[b, g]``.
+
+    ``sizes`` are the sizes of ``D``'s dimensions in the order groups, rows, columns and ``order`` the permutation
+    that brings them back into ``D``'s own order. Factors stay in the type of the operation where ``by_kernel`` says
+    that the kernels of :mod:`tacit.sgd.kernels.products` multiply them, and are wide otherwise.
+    """
+
+    left: Tensor
+    right: Tensor
+    sizes: tuple[int, ...]
+    order: tuple[int, ...]
+    by_kernel: bool = False
+
+    def fold(self, product: Tensor) -> Tensor:
+        """``(*, G, p, q)`` to ``(*, *shape of D)``."""
+        lead = product.shape[:-3]
+        shaped = product.reshape(*lead, *self.sizes)
+        return shaped.permute(*range(len(lead)), *(len(lead) + k for k in self.order))
+
+    @property
+    def dims(self) -> tuple[int, int, int, int, int]:
+        """Examples, groups, tokens, rows, columns."""
+        return (*self.left.shape, self.right.shape[3])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the factors."""
+        return self.left.dtype
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        _, groups, _, p, q = self.dims
+        return (self.sizes, self.order, groups, p, q)
+
+    def product(self) -> Tensor:
+        """The per-example gradients, ``(B, G, p, q)``."""
+        if self.by_kernel:
+            # Rows that begin at odd places in memory are multiplied at a fifth of the speed.
+            whole: Tensor = products.products(*self._aligned())
+            return whole[:, : self.left.shape[3], : self.right.shape[3]].unsqueeze(1)
+        return self.left.mT @ self.right
+
+    def lengths(self) -> Tensor:
+        """How long the terms of the products are, (B, G, T): what rounding errors are relative to."""
+        left, right = (torch.linalg.vector_norm(t, dim=3, dtype=wide(t.dtype)) for t in (self.left, self.right))
+        lengths: Tensor = left * right
+        return lengths
+
+    def balanced(self) -> Outer:
+        """The same products, each row of a factor multiplied by a power of two and that of the other divided by it, so
+        that squares of both stay in range where their product does; zero where one is and the other is finite."""
+        left, right = widen(self.left), widen(self.right)
+        longest = [t.abs().amax(3, keepdim=True) for t in (left, right)]
+        one, two = (torch.frexp(t).exponent for t in longest)
+        shift = ((two - one) // 2).clamp(-126, 126)
+        none = ((longest[0] == 0) | (longest[1] == 0)) & torch.isfinite(longest[0] + longest[1])
+        left, right = (torch.where(none, 0.0, torch.ldexp(t, by)) for t, by in ((left, shift), (right, -shift)))
+        return Outer(left, right, self.sizes, self.order)
+
+    def _aligned(self, sanitise: bool = False) -> tuple[Tensor, Tensor]:
+        """Both factors as the kernels read them: (B, T, width) with widths that whole lines of memory hold."""
+        pair = (self.left[:, 0], self.right[:, 0])
+        left, right = (clean(t) for t in pair) if sanitise else pair
+        left, right = (
+            F.pad(t, (0, -t.shape[2] % 64)) if t.shape[2] % 16 and t.shape[2] > 64 else t for t in (left, right)
+        )
+        return left, right
+
+    def kernel_norms(self) -> tuple[Tensor, tuple[Tensor, Tensor] | None] | None:
+        """Squared norms by whichever way is fastest, and the lengths of the terms: their squares and they, added up.
+
+        No lengths where the sum is made of the very numbers that were squared. None where the product itself is
+        smaller than the factors, cheapest, and kept.
+        """
+        _, _, tokens, p, q = self.dims
+        side = 128 if tokens > 64 else 64
+        tiles = -(-tokens // side)
+        gram = tiles * (tiles + 1) // 2 * side * side * (p + q)
+        if gram > tokens * p * q and 4 * p * q <= self.left.element_size() * tokens * (p + q):
+            return None
+        found = products.factor_norms(*self._aligned())
+        return found[:, 0], (found[:, 1], found[:, 2])
+
+    def weighted_sum(self, scale: Tensor, sanitise: bool, positive: bool = False) -> Tensor:
+        """``sum_b scale_b G_b`` in ``D``'s shape; ``positive`` says that no factor is zero."""
+        if self.by_kernel:
+            left, right = self._aligned(sanitise)
+            if positive and weighted.fits(left, right):
+                total = weighted.scaled_sum(left, right, scale)
+            else:
+                total = products.weighted_product(left, right, scale)
+            return self.fold(total[: self.left.shape[3], : self.right.shape[3]].unsqueeze(0))
+        left, right = (clean(self.left), clean(self.right)) if sanitise else (self.left, self.right)
+        factor = scale.to(left.dtype)[:, None, None, None]
+        if left.shape[3] <= right.shape[3]:
+            left = left * factor
+        else:
+            right = right * factor
+        groups = left.shape[1]
+        if groups == 1:
+            product = left.flatten(0, 2).mT @ right.flatten(0, 2)
+            return self.fold(product.unsqueeze(0))
+        left_GNp = left.transpose(0, 1).reshape(groups, -1, left.shape[3])
+        right_GNq = right.transpose(0, 1).reshape(groups, -1, right.shape[3])
+        return self.fold(left_GNp.mT @ right_GNq)
+
+    @property
+    def by_convolution(self) -> bool:
+        return False
+
+
+@dataclass
+class OneHot:
+    """``index`` (B, T) and ``right`` (B, T, q): row ``index`` of ``D`` (rows, q) receives ``right``."""
+
+    index: Tensor
+    right: Tensor
+    rows: int
+
+    def lengths(self) -> Tensor:
+        """How long the terms are, (B, T)."""
+        lengths: Tensor = torch.linalg.vector_norm(self.right, dim=2)
+        return lengths
+
+
+Contribution = Dense | Aligned | Outer | OneHot
+Contributions = list[tuple[Derived, Contribution]]
+Rule = Callable[[Use, list[Tensor | None], list[Layout | None]], Contributions]
+
+RULES: dict[str, Rule] = {}
+SHAPE_ONLY: set[str] = set()
+DECOMPOSE: dict[str, Callable[..., Any]] = {}
+
+
+def rule(*names: str, values: bool = True) -> Callable[[Rule], Rule]:
+    """Register a rule for operations of these names; ``values=False`` if it reads only the shapes of its inputs."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+            if not values:
+                SHAPE_ONLY.add(name)
+        return function
+
+    return register
+
+
+def single(grads: list[Tensor | None], layouts: list[Layout | None]) -> tuple[Tensor, Layout]:
+    """The gradient and layout of the only output."""
+    if len(grads) != 1 or grads[0] is None or layouts[0] is None:
+        raise NotCovered
+    return grads[0], layouts[0]
+
+
+def reduce_to(shape: torch.Size | tuple[int, ...], full: Tensor, layout: Layout) -> Dense | Aligned:
+    """The per-example gradients of a value of ``shape`` that was broadcast to ``full``'s shape."""
+    extra = full.dim() - len(shape)
+    if extra < 0:
+        raise NotCovered
+    padded = (1,) * extra + tuple(shape)
+    if full.device.type in products.DEVICES and _sums_tokens(shape, full, layout):
+        return Dense(products.token_sums(full.reshape(layout.batch, -1, full.shape[-1])))
+    full = full.to(wide(full.dtype))
+    # A dimension of size one that holds a single example is broadcast and aligned at once: read it as broadcast.
+    aligned = padded[layout.dim] == full.shape[layout.dim] and full.shape[layout.dim] > 1
+    summed = [
+        k for k, (a, b) in enumerate(zip(padded, full.shape, strict=True)) if a == 1 and b > 1 and k != layout.dim
+    ]
+    if layout.dim < extra if aligned else padded[layout.dim] != 1:
+        raise NotCovered
+    if summed:
+        full = full.sum(summed, keepdim=True)
+    if aligned:
+        return Aligned(full.reshape(shape), layout.moved(layout.dim - extra))
+    split = layout.split(full)
+    if layout.outer > 1 or layout.inner > 1:
+        split = split.sum((layout.dim, layout.dim + 2), keepdim=True)
+    return Dense(split.movedim(layout.dim + 1, 0).reshape(layout.batch, *shape))
+
+
+def _sums_tokens(shape: torch.Size | tuple[int, ...], full: Tensor, layout: Layout) -> bool:
+    """Whether this is the gradient of a bias of tokens, and the kernels add it up."""
+    tokens = full.dim() > 2 or (full.dim() == 2 and layout.inner > 1)
+    along = layout.dim == 0 and layout.outer == 1 and tuple(shape) == full.shape[-1:]
+    return tokens and along and products.sums_tokens(full)
+
+
+def replay(use: Use, swap: Callable[[Tensor], Any]) -> list[Tensor]:
+    """Run the operation of a use again on other tensors, as it ran then, and return the outputs that had a gradient."""
+    args, kwargs = substitute((use.args, use.kwargs), swap)
+    context = torch.autocast(use.autocast[0], dtype=use.autocast[1]) if use.autocast else nullcontext()
+    with context, torch.enable_grad():
+        if use.inplace:
+            target = args[0].clone()
+            out = use.func(target, *args[1:], **kwargs)
+            out = target if out is None else out
+        else:
+            out = use.func(*args, **kwargs)
+    return [t for t in tensors_in(out) if t.requires_grad]
+
+
+def clean(tensor: Tensor) -> Tensor:
+    """Zero in place of what is not finite, so that an example counted as zero cannot poison a sum."""
+    return torch.nan_to_num(tensor, nan=0.0, posinf=0.0, neginf=0.0) if tensor.is_floating_point() else tensor
+
+
+# -- norms and weighted sums -------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -87,35 +401,13 @@ class Group:
         lookups = [c for c in contributions if isinstance(c, OneHot)]
         if len(dense) + len(outers) + len(lookups) != len(contributions):
             raise TypeError("aligned contributions have no coordinates of their own")
-        mixed = bool(dense) and len(contributions) > len(dense)
-        differ = len({c.key for c in outers}) > 1
-        crossed = bool(outers and lookups) and not (
-            outers[0].dims[1] == 1
-            and outers[0].order == tuple(range(len(outers[0].order)))
-            and outers[0].dims[3] == lookups[0].rows
-        )
-        summed = len(outers) > 1 and not lookups and _prefers_product(outers)
-        if mixed or differ or crossed or summed or _small(outers, lookups):
-            total = to_dense(contributions[0], shape)
-            for contribution in contributions[1:]:
-                total = total + to_dense(contribution, shape)
-            return Group(shape, dense=total)
+        if (dense and (outers or lookups)) or _are_formed(outers, lookups):
+            return Group(shape, dense=_added_up([to_dense(c, shape) for c in contributions]))
         if dense:
-            total = dense[0].values
-            for contribution in dense[1:]:
-                total = total + contribution.values
-            return Group(shape, dense=total)
+            return Group(shape, dense=_added_up([c.values for c in dense]))
         group = Group(shape, parts=outers)
         if outers:
-            first = outers[0]
-            if len(outers) > 1:
-                # Patches may be in full float32, which these kernels do not multiply.
-                by_kernel = all(c.by_kernel and not c.by_convolution for c in outers)
-                pairs = [(c.left, c.right) if by_kernel else (widen(c.left), widen(c.right)) for c in outers]
-                left, right = (torch.cat(factors, 2) for factors in zip(*pairs, strict=True))
-                group.outer = Outer(left, right, first.sizes, first.order, by_kernel)
-            else:
-                group.outer = first
+            group.outer = outers[0] if len(outers) == 1 else _joined(outers)
         if lookups:
             index = torch.cat([c.index for c in lookups], 1)
             right = torch.cat([c.right for c in lookups], 1)
@@ -143,7 +435,7 @@ class Group:
         batch, groups, tokens, p, q = outer.dims
         if tokens == 1:
             ours, theirs = (widen(t).square().sum((2, 3)) for t in (outer.left, outer.right))
-            return Norms((ours * theirs).sum(1), products.underflow(ours[:, :, None], theirs[:, :, None], p, q))
+            return Norms((ours * theirs).sum(1), underflow(ours[:, :, None], theirs[:, :, None], p, q))
         if outer.by_kernel:
             found = outer.kernel_norms()
             if found is not None:
@@ -166,7 +458,7 @@ class Group:
             # Numbers that are all the same are rounded the same way at every step of an inner product.
             alike = math.sqrt(p + q) * float(torch.finfo(left.dtype).eps)
             norms.gram = norms.gram + alike * (squared.clamp(min=0) + terms.square().sum((1, 2)))
-            norms.gram = norms.gram + products.underflow(squares_left, squares_right, p, q)
+            norms.gram = norms.gram + underflow(squares_left, squares_right, p, q)
             if left.is_cuda and any(part.by_convolution and not part.by_kernel for part in self.parts):
                 # The vendor's convolution may transform whole images, in which rows are no longer apart.
                 whole = (squares_left.sum(2) * squares_right.sum(2)).sum(1)
@@ -260,6 +552,18 @@ def scaled_total(scale: Tensor, values: Tensor) -> Tensor:
     return total
 
 
+def underflow(squares_left: Tensor, squares_right: Tensor, p: int, q: int) -> Tensor:
+    """What squares below the range of the type may take from squared norms by Gram matrices, from the squares of the
+    rows (B, G, T) of the factors.
+
+    An inner product of ``p`` numbers is off by one of the smallest positive numbers for each, and is multiplied by one
+    of the other factor: ``sum_st p |r_s| |r_t|`` times that in all, no more than ``T p |R|²``.
+    """
+    info, tokens = torch.finfo(squares_left.dtype), squares_left.shape[2]
+    ours, theirs = (t.sum((1, 2)) * info.tiny for t in (squares_left, squares_right))
+    return ours * (q * tokens * info.eps) + theirs * (p * tokens * info.eps)
+
+
 def _margins(squared: Tensor, size: Tensor, tokens: int, unit: float) -> Norms:
     """Norms by Gram matrices, and what rounding may do to them and to the sum of so many tokens.
 
@@ -285,19 +589,40 @@ def _kernel_margins(outer: Outer, squared: Tensor, squares: Tensor, total: Tenso
     return found
 
 
-def _small(outers: list[Outer], lookups: list[OneHot]) -> bool:
-    """Whether a tied table is so small that its per-example gradient is cheaper than Gram matrices."""
+def _are_formed(outers: list[Outer], lookups: list[OneHot]) -> bool:
+    """Whether products are formed for each example, because they do not add up as factors or because that is cheaper.
+
+    A tied table may be so small that its per-example gradient is cheaper than Gram matrices, or be used by so many
+    tokens.
+    """
+    if len({c.key for c in outers}) > 1:
+        return True
+    if len(outers) > 1 and not lookups:
+        _, _, _, p, q = outers[0].dims
+        return sum(o.dims[2] for o in outers) * (p + q) > p * q
     if not (outers and lookups):
         return False
+    first, rows, q = outers[0], lookups[0].rows, lookups[0].right.shape[2]
+    if first.dims[1] != 1 or first.order != tuple(range(len(first.order))) or first.dims[3] != rows:
+        return True
     tokens = sum(c.dims[2] for c in outers) + sum(c.index.shape[1] for c in lookups)
-    rows, q = lookups[0].rows, lookups[0].right.shape[2]
     return bool(rows * q <= tokens * (rows + q))
 
 
-def _prefers_product(outers: list[Outer]) -> bool:
-    """Whether the uses together have so many tokens that the per-example product is the cheaper way."""
-    _, _, _, p, q = outers[0].dims
-    return sum(o.dims[2] for o in outers) * (p + q) > p * q
+def _added_up(values: list[Tensor]) -> Tensor:
+    total = values[0]
+    for more in values[1:]:
+        total = total + more
+    return total
+
+
+def _joined(outers: list[Outer]) -> Outer:
+    """Several products as one, over all their tokens."""
+    # Patches may be in full float32, which these kernels do not multiply.
+    by_kernel = all(c.by_kernel and not c.by_convolution for c in outers)
+    pairs = [(c.left, c.right) if by_kernel else (widen(c.left), widen(c.right)) for c in outers]
+    left, right = (torch.cat(factors, 2) for factors in zip(*pairs, strict=True))
+    return Outer(left, right, outers[0].sizes, outers[0].order, by_kernel)
 
 
 def _lookup_norms(lookup: OneHot) -> Norms:

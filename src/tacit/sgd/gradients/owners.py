@@ -1,8 +1,7 @@
-"""Which elements of a tensor belong to which example?
+"""Which example owns which elements of an output?
 
 A model may keep the batch in the first dimension, move it (``(T, B, E)`` in attention and recurrent layers), or fold it
-into another one (``(B * T, d)``). A :class:`Layout` says where it is: dimension ``dim`` has ``outer * batch * inner``
-entries and entry ``(o * batch + b) * inner + i`` belongs to example ``b``.
+into another one (``(B * T, d)``). A :class:`~tacit.sgd.gradients.contributions.Layout` says where it is.
 
 The layout is never guessed from shapes. It is read off the backward pass: the gradient of ``sum_b w_b * loss_b`` at
 an element that belongs to example ``b`` is ``w_b`` times the gradient for ``w = 1``. With powers of two for weights
@@ -14,57 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tacit.sgd.gradients.contributions import Layout
+
 STRAYS = 0.02  # the share of elements that rounding in half precision may put between two digits
 DIGIT = 8  # weights 2**0 … 2**7: far from overflow even in half precision
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the examples are in a tensor of a given shape.
-
-    >>> Layout(dim=0, outer=1, batch=2, inner=3).rows(torch.arange(6)).tolist()
-    [[0, 1, 2], [3, 4, 5]]
-    >>> Layout(dim=0, outer=3, batch=2, inner=1).rows(torch.arange(6)).tolist()
-    [[0, 2, 4], [1, 3, 5]]
-    """
-
-    dim: int
-    outer: int
-    batch: int
-    inner: int
-
-    @property
-    def size(self) -> int:
-        return self.outer * self.batch * self.inner
-
-    def split(self, tensor: Tensor) -> Tensor:
-        """The same tensor with dimension ``dim`` unfolded into ``(outer, batch, inner)``."""
-        if self.outer == 1 and self.inner == 1:
-            return tensor.unsqueeze(self.dim).unsqueeze(self.dim + 2)
-        shape = tensor.shape
-        return tensor.reshape(*shape[: self.dim], self.outer, self.batch, self.inner, *shape[self.dim + 1 :])
-
-    def rows(self, tensor: Tensor) -> Tensor:
-        """``(batch, elements of one example)``."""
-        return self.split(tensor).movedim(self.dim + 1, 0).reshape(self.batch, -1)
-
-    def owner(self, device: torch.device | str = "cpu") -> Tensor:
-        """The example that owns each entry of dimension ``dim``."""
-        return (torch.arange(self.size, device=device) // self.inner) % self.batch
-
-    def spread(self, per_example: Tensor, ndim: int) -> Tensor:
-        """A value per example, shaped to broadcast against a tensor with ``ndim`` dimensions."""
-        entries = per_example.repeat_interleave(self.inner).repeat(self.outer)
-        return entries.reshape((1,) * self.dim + (-1,) + (1,) * (ndim - self.dim - 1))
-
-    def moved(self, dim: int) -> Layout:
-        return Layout(dim, self.outer, self.batch, self.inner)
 
 
 def candidates(shape: torch.Size, batch: int) -> Iterator[Layout]:
@@ -137,7 +94,7 @@ def _largest(tensor: Tensor) -> Tensor:
     return torch.stack(sizes).amax()
 
 
-class Evidence:
+class OwnerEvidence:
     """What weighted backward passes tell about one output, one digit of the example's number after the other.
 
     Kept per dimension, as the largest and smallest digit seen at each entry: a layout is a statement about one
