@@ -22,7 +22,7 @@ from experiments.pate_mnist import Recipe
 from experiments.scattering import scatter
 from experiments.table import Row, Table, markdown, mean_sd
 from tacit.pate import VoteCounts
-from tacit.pate.learner import Options, committee, probabilities
+from tacit.pate.learner import StudentOptions, committee, probabilities
 
 ABOUT = "the trials from which the student of 'pate-mnist' is chosen, on training images"
 SEEDS = 1
@@ -88,7 +88,7 @@ class Trials:
             known.to(device),
             torch.as_tensor(labels, device=device),
             torch.cat([known, rest]).to(device),
-            Options(graph=device.startswith("cuda"), **options),
+            StudentOptions(graph=device.startswith("cuda"), **options),
             **of_committee,
             seed=seed,
         )

@@ -15,19 +15,10 @@ CODE = [path for name in ("src/tacit", "experiments", "tools") for path in sorte
 #: Names that two classes still share. To be emptied.
 SHARED = {
     "BallsInBins",
-    "Budget",
     "Call",
-    "Check",
     "Evidence",
-    "Found",
-    "ModelError",
-    "Options",
-    "Outcome",
     "Plan",
     "Prepared",
-    "Privacy",
-    "Run",
-    "Source",
     "Template",
 }
 #: How many functions of a room are still above the limit without a reason. To be emptied.

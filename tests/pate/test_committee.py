@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tacit.pate import GNMax
-from tacit.pate.learner import Committee, Learner, Options, _halves, learn, probabilities
+from tacit.pate.learner import Committee, Learner, StudentOptions, _halves, learn, probabilities
 
 
 def network() -> nn.Module:
@@ -62,7 +62,7 @@ def test_a_committee_says_the_logarithm_of_the_mean():
 
 def test_students_side_by_side_depend_on_the_seed_alone():
     x, y = two_clouds(40, seed=2)
-    options = Options(steps=20, batch_size=8)
+    options = StudentOptions(steps=20, batch_size=8)
 
     def weights() -> torch.Tensor:
         torch.manual_seed(5)
@@ -82,7 +82,7 @@ def test_what_cannot_be_a_committee_says_so():
         answers.fit(network, x, method="committee", device="cpu", members=1, crossed=True)
     with pytest.raises(ValueError, match="on the CPU"):
         answers.fit(network, x, method="committee", device="cpu", graph=True)
-    assert math.isclose(Options(steps=100, learning_rate=1.0).rate(2), 0.5 * (1 + math.cos(0.02 * math.pi)))
+    assert math.isclose(StudentOptions(steps=100, learning_rate=1.0).rate(2), 0.5 * (1 + math.cos(0.02 * math.pi)))
 
 
 def test_batch_normalisation_ends_with_the_statistics_of_rows_as_they_are():
@@ -90,7 +90,7 @@ def test_batch_normalisation_ends_with_the_statistics_of_rows_as_they_are():
     rows = torch.randn(300, 4) + 3.0
     labels = (rows[:, 0] > 3.0).long()
     network = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
-    options = Options(steps=150, batch_size=16, learning_rate=0.05, weak=lambda x: x, strong=lambda x: 0.1 * x)
+    options = StudentOptions(steps=150, batch_size=16, learning_rate=0.05, weak=lambda x: x, strong=lambda x: 0.1 * x)
     (student,) = learn([Learner(network, rows[:40], labels[:40], rows, options)], seed=0)
     assert torch.allclose(student[0].running_mean, rows.mean(0), atol=1e-4)
     assert student[0].momentum == 0.1
@@ -101,7 +101,7 @@ def test_batch_normalisation_ends_with_the_statistics_of_rows_as_they_are():
 
 def test_half_precision_keeps_float32_weights():
     rows = torch.tensor([[1.0], [-1.0]] * 8)
-    options = Options(steps=60, batch_size=8, learning_rate=0.1, strong=lambda x: x, half=True)
+    options = StudentOptions(steps=60, batch_size=8, learning_rate=0.1, strong=lambda x: x, half=True)
     (student,) = learn([Learner(nn.Linear(1, 2), rows, torch.tensor([0, 1] * 8), None, options)], seed=0)
     assert student.weight.dtype == torch.float32
     assert student(rows[:2]).argmax(1).tolist() == [0, 1]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import integrate, special
 
 from tacit.pate import bounds
-from tacit.pate.exact import Check, divergences, law
+from tacit.pate.exact import ThresholdCheck, divergences, law
 
 histograms = st.lists(st.integers(0, 60), min_size=2, max_size=6).filter(lambda v: sum(v) > 0)
 noises = st.floats(4.0, 80.0)
@@ -76,7 +76,7 @@ def test_exact_is_never_above_theorem_6_in_the_direction_that_it_bounds(votes, s
 def test_with_the_check_no_answer_is_one_more_outcome(votes, sigma, alpha, threshold, check_noise, data):
     scores = data.draw(st.one_of(st.none(), st.lists(st.floats(0, 40), min_size=len(votes), max_size=len(votes))))
     shown = None if scores is None else np.array([scores])
-    claimed = divergences([votes], sigma, [alpha], check=Check(threshold, check_noise, shown))[:, 0, 0]
+    claimed = divergences([votes], sigma, [alpha], check=ThresholdCheck(threshold, check_noise, shown))[:, 0, 0]
 
     def outcomes(n):
         value = max(np.asarray(n) - (0 if scores is None else np.asarray(scores)))

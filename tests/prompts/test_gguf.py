@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.prompts import tiny
 
-from tacit.prompts import ModelError, Prompt, Template, Verbalizer, gguf, load
+from tacit.prompts import LanguageModelError, Prompt, Template, Verbalizer, gguf, load
 
 
 def written(path, kind, values, meta=()):
@@ -53,14 +53,14 @@ def test_weights_come_back_up_to_their_quantisation(tmp_path, kind, error):
 
 def test_what_is_no_model_file_is_refused(tmp_path):
     (tmp_path / "a.gguf").write_bytes(b"something else, long enough for a header")
-    with pytest.raises(ModelError, match="is no GGUF file"):
+    with pytest.raises(LanguageModelError, match="is no GGUF file"):
         gguf.read(tmp_path / "a.gguf")
     written(tmp_path / "b.gguf", 0, np.ones((2, 64), np.float32))
     whole = (tmp_path / "b.gguf").read_bytes()
     (tmp_path / "b.gguf").write_bytes(whole[:-8])
-    with pytest.raises(ModelError, match="cut short"):
+    with pytest.raises(LanguageModelError, match="cut short"):
         gguf.read(tmp_path / "b.gguf")
-    with pytest.raises(ModelError, match="no model file"):
+    with pytest.raises(LanguageModelError, match="no model file"):
         gguf.read(tmp_path / "c.gguf")
 
 
@@ -75,7 +75,7 @@ def test_a_folder_is_loaded_and_a_missing_one_is_named(tmp_path):
     tiny.tokenizer().save_pretrained(tmp_path / "bert")
     assert load(tmp_path / "bert").masked
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelError, match="no language model could be loaded"):
+    with pytest.raises(LanguageModelError, match="no language model could be loaded"):
         load(tmp_path / "empty")
 
 
@@ -83,7 +83,7 @@ def test_a_folder_is_loaded_and_a_missing_one_is_named(tmp_path):
 def smollm2():
     try:
         return load("smollm2", batch_size=16)
-    except ModelError as error:
+    except LanguageModelError as error:
         pytest.skip(str(error))
 
 

@@ -10,8 +10,8 @@ from tests.prompts import tiny
 
 from tacit import sgd
 from tacit.ledger import EvaluationData, Ledger
-from tacit.prompts import LanguageModel, ModelError, PromptError, Template, Verbalizer, tune
-from tacit.prompts.adapters import Trained, adapt
+from tacit.prompts import LanguageModel, LanguageModelError, PromptError, Template, Verbalizer, tune
+from tacit.prompts.adapters import AdaptedModel, adapt
 from tacit.prompts.tuning import LabelLoss, TextLoss, labelled, unlabelled
 from tacit.sgd.clip import engine_of
 
@@ -53,7 +53,7 @@ def alone(model, loss, rows, i):
 
 
 def compare(language, loss, rows, tolerance):
-    model = Trained(language.model)
+    model = AdaptedModel(language.model)
     clip = 0.05
     result = sgd.clipped_grad(model, loss, rows, clip)
     expected = {}
@@ -82,7 +82,7 @@ def test_a_prompt_is_a_selection_of_its_weights_however_many_examples_share_it(c
     # By the derivative of the whole batch's prompt, memory would grow with the square of the batch.
     language, template = adapted(case)
     rows = labelled(language, template, WORDS, tiny.reviews(6))
-    model = Trained(language.model)
+    model = AdaptedModel(language.model)
     sgd.clipped_grad(model, LabelLoss(tuple(language.check(template, WORDS))), rows)
     (plan,) = engine_of(model).plans.values()
     assert not plan.materialised
@@ -217,7 +217,7 @@ def test_what_cannot_be_tuned_is_refused_with_what_to_do():
         run(method="soft", virtual_tokens=64)
     with pytest.raises(PromptError, match="prefix tuning needs a model that continues"):
         run(model=tiny.bert(), template="{text} it was {mask} .", method="prefix")
-    with pytest.raises(ModelError, match="tokenizer"):
+    with pytest.raises(LanguageModelError, match="tokenizer"):
         tune(tiny.llama(), None, ASK, WORDS, tiny.reviews(8), epsilon=1.0, delta=1e-4)
     assert run(words=Verbalizer({"no": "bad", "yes": "very good"}, first_token=True)).privacy.upper <= 3.0
 

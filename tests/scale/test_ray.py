@@ -19,7 +19,7 @@ import torch
 from tacit import accounting as acc
 from tacit.cluster import ClusterError, Ray
 from tacit.ledger import Ledger
-from tacit.linear_model import LinearRegression, releases, spread
+from tacit.linear_model import LinearRegression, cluster_moments, releases
 from tacit.noise import Key
 from tacit.pate import Teachers
 from tacit.sgd import Training
@@ -231,7 +231,7 @@ def test_sums_over_files_are_those_of_one_machine_and_nothing_is_charged_for_a_m
     frame.tail(16_000).write_parquet(tmp_path / "2.parquet")
     frame.write_ipc(tmp_path / "t.arrow")
     frame.write_csv(tmp_path / "t.csv")
-    monkeypatch.setattr(spread, "PER_TASK", 3_700)
+    monkeypatch.setattr(cluster_moments, "PER_TASK", 3_700)
     here = sums_of(monkeypatch, tmp_path, "local")
     assert (sums_of(monkeypatch, tmp_path, "ray") == here).all()
     assert (sums_of(monkeypatch, str(tmp_path / "t.arrow"), Ray(num_cpus=2)) == here).all()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tacit.audit.evidence import Evidence, one_run_evidence, roc, two_world_evidence
     from tacit.audit.findings import Finding
     from tacit.audit.foreign import audit_estimator, audit_one_run, audit_two_worlds
-    from tacit.audit.mutation import Outcome, selftest
+    from tacit.audit.mutation import MutantOutcome, selftest
     from tacit.audit.result import Audit
     from tacit.audit.runs import audit_implementation, audit_run, crafted, mislabelled
 
@@ -32,7 +32,7 @@ _WHERE = {
     "Evidence": "evidence",
     "Finding": "findings",
     "Membership": "attacks",
-    "Outcome": "mutation",
+    "MutantOutcome": "mutation",
     "audit_estimator": "foreign",
     "audit_implementation": "runs",
     "audit_one_run": "foreign",
@@ -56,7 +56,7 @@ __all__ = [
     "Evidence",
     "Finding",
     "Membership",
-    "Outcome",
+    "MutantOutcome",
     "audit_estimator",
     "audit_implementation",
     "audit_one_run",

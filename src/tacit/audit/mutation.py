@@ -22,7 +22,7 @@ CORRECT = "tacit as it is"
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class MutantOutcome:
     """One row of the table: who was tested, which check spoke up (none: empty), and what it saw."""
 
     name: str
@@ -75,7 +75,7 @@ def first_failure(seed: int, mutant: Mutant | None = None) -> Finding | None:
     return None
 
 
-def run_one(mutant: Mutant | None, seed: int = 0) -> Outcome:
+def run_one(mutant: Mutant | None, seed: int = 0) -> MutantOutcome:
     """Test one mutant, or (None) the library as it is."""
     began = time.monotonic()
     patch: AbstractContextManager[None] = contextlib.nullcontext() if mutant is None else mutant.apply()
@@ -84,13 +84,13 @@ def run_one(mutant: Mutant | None, seed: int = 0) -> Outcome:
     name, family, later = (CORRECT, "", False) if mutant is None else (mutant.name, mutant.family, mutant.later)
     seconds = time.monotonic() - began
     if found is None:
-        return Outcome(name, family, "", "", 1.0, seconds, later)
-    return Outcome(name, family, found.check, found.detail, found.p_value, seconds, later)
+        return MutantOutcome(name, family, "", "", 1.0, seconds, later)
+    return MutantOutcome(name, family, found.check, found.detail, found.p_value, seconds, later)
 
 
 def selftest(
     seed: int = 0, names: tuple[str, ...] | None = None, tell: Callable[[str], None] = lambda name: None
-) -> Iterator[Outcome]:
+) -> Iterator[MutantOutcome]:
     """The correct version, then every mutant, one outcome at a time; ``tell`` hears what is about to be tested.
 
     ``names`` are parts of the names of mutants to restrict it to.

@@ -31,7 +31,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Step:
+class ReleasedStep:
     """One released step: who took part, and the noisy sum before it was divided."""
 
     rows: npt.NDArray[np.int64]
@@ -40,11 +40,11 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Seen:
+class WatchedRun:
     """A run as seen from outside."""
 
     training: Training
-    steps: list[Step]
+    steps: list[ReleasedStep]
     clip_after: float
 
 
@@ -80,9 +80,9 @@ class Pipeline:
             # Looked up when it is needed: a mutant may stand in its place.
             return training_module.Training(model, optimizer, self.loss, source, **settings)
 
-    def watch(self, training: Training) -> Seen:
+    def watch(self, training: Training) -> WatchedRun:
         """Run to the end and keep what every step releases."""
-        steps: list[Step] = []
+        steps: list[ReleasedStep] = []
         given: list[Floats] = []
 
         def look(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -99,11 +99,11 @@ class Pipeline:
                 rows, before = np.array(batch.rows), len(given)
                 training.step(batch)
                 released = given[-1] if len(given) > before else np.zeros(self.size)
-                steps.append(Step(rows, released, clip))
+                steps.append(ReleasedStep(rows, released, clip))
         finally:
             handle.remove()
         self.releases = len(given)
-        return Seen(training, steps, training.clip_norm)
+        return WatchedRun(training, steps, training.clip_norm)
 
     # -- what it should do ---------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Pipeline:
             found[:, where] *= factor
         return found
 
-    def residuals(self, seen: Seen, gradients: Floats, noise: Callable[[int], float]) -> list[Floats]:
+    def residuals(self, seen: WatchedRun, gradients: Floats, noise: Callable[[int], float]) -> list[Floats]:
         """What each step released beside the sum that it should have, in standard deviations of its noise.
 
         ``gradients`` has one row a unit; ``noise(step)`` is the noise multiplier of the gradient.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tacit.runs.journal import Journal
     from tacit.runs.settings import Settings
     from tacit.runs.train import Prepared
-    from tacit.tuning import Found, PrivateSearch
+    from tacit.tuning import PrivateSearch, SearchResult
 
 #: What a candidate may set.
 TUNABLE = ("learning_rate", "clip_norm", "batch", "epochs", "steps", "momentum", "optimizer", "model")
@@ -393,7 +393,7 @@ def _remove_unused(journal: Journal | None, resume: Path | None) -> None:
         journal.discard()
 
 
-def release(settings: Settings, journal: Journal, prepared: Prepared, made: PrivateSearch, found: Found) -> None:
+def release(settings: Settings, journal: Journal, prepared: Prepared, made: PrivateSearch, found: SearchResult) -> None:
     """Model, card and report of the selected run, decided; where nothing was selected, card and report alone."""
     import torch
 

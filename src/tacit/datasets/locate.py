@@ -21,7 +21,7 @@ from tacit.datasets.errors import BrokenFileError, DatasetError, DownloadError, 
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundFiles:
     """The files of a data set and the paths at which they lie."""
 
     folder: Path
@@ -41,7 +41,7 @@ def search_folders(data_dir: str | Path | None = None) -> list[Path]:
     return [*(Path(folder).expanduser() for folder in named if folder), cache_folder()]
 
 
-def _packaged(entry: Entry) -> Found | None:
+def _packaged(entry: Entry) -> FoundFiles | None:
     """The file inside an installed distribution, found without importing it."""
     assert entry.package is not None
     (wanted,) = entry.ways[0]
@@ -52,17 +52,17 @@ def _packaged(entry: Entry) -> Found | None:
     for file in files:
         path = Path(str(file.locate()))
         if file.name == wanted.path and path.is_file():
-            return Found(path.parent, (wanted,), (path,))
+            return FoundFiles(path.parent, (wanted,), (path,))
     return None
 
 
-def _complete(files: Iterable[File], folder: Path) -> Found | None:
+def _complete(files: Iterable[File], folder: Path) -> FoundFiles | None:
     files = tuple(files)
     paths = tuple(folder / file.path for file in files)
-    return Found(folder, files, paths) if all(path.is_file() for path in paths) else None
+    return FoundFiles(folder, files, paths) if all(path.is_file() for path in paths) else None
 
 
-def locate(entry: Entry, data_dir: str | Path | None = None) -> Found | None:
+def locate(entry: Entry, data_dir: str | Path | None = None) -> FoundFiles | None:
     """The first complete set of files, without downloading anything; None where there is none.
 
     >>> from tacit.datasets.catalog import CATALOG
@@ -93,7 +93,7 @@ def obtain(
     download: bool = True,
     extra: str | None = None,
     show_progress: bool | None = None,
-) -> Found:
+) -> FoundFiles:
     """The files of a data set, downloaded where they are absent and a public address is known.
 
     ``extra`` asks for a part of the set that is not fetched by default. Downloads go to ``data_dir`` where one is

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tacit.datasets.catalog import Entry
 from tacit.datasets.dataset import Dataset, Images, entry, schema
 from tacit.datasets.errors import BrokenFileError
-from tacit.datasets.locate import Found, obtain, read_checked
+from tacit.datasets.locate import FoundFiles, obtain, read_checked
 
 if TYPE_CHECKING:
     import polars as pl
@@ -55,7 +55,7 @@ def assemble(known: Entry, splits: Mapping[str, pl.DataFrame | Images], paths: t
     return Dataset(known.name, public, dict(splits), known.source, known.licence, paths)
 
 
-def _parquet(found: Found) -> pl.DataFrame:
+def _parquet(found: FoundFiles) -> pl.DataFrame:
     import polars as pl
 
     content = read_checked(found.files[0], found.paths[0])

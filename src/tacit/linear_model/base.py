@@ -21,7 +21,7 @@ from tacit import accounting as acc
 from tacit.accounting.base import unit_of
 from tacit.cluster import Ray, backend_of
 from tacit.ledger import Charge, surroundings
-from tacit.linear_model import guarantee, spread, stream
+from tacit.linear_model import cluster_moments, guarantee, stream
 from tacit.linear_model.bounds import WHY, Features, as_table, features_of, from_origin, scale, target_of
 from tacit.linear_model.rows import Rows, make_rows
 from tacit.linear_model.sensitivity import Shape
@@ -210,7 +210,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         if self.bounds is None:
             features_of(None, 0, None)
         if cluster is not None and not stream.is_ray(X):
-            spread.files_of(X)
+            cluster_moments.files_of(X)
         columns = stream.columns_of(X)
         schema = self.bounds if isinstance(self.bounds, Schema) else None
         if schema is not None and schema.unit.column is not None:

@@ -38,7 +38,7 @@ WARM_UP = 3
 FLOOR = 0.5
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Rows that can be gone through several times."""
 
     @property
@@ -51,10 +51,10 @@ class Source(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Budget:
+class DescentBudget:
     """How noisy each release is: multipliers of the sensitivity of adding a row, for a total of μ = 1/``noise``.
 
-    >>> Budget(8.0, "add-remove").mechanism("record")
+    >>> DescentBudget(8.0, "add-remove").mechanism("record")
     Gaussian(14.6059, replace=1.41421) + Gaussian(37.5735) * 15 + Gaussian(56.5685, replace=1)
     """
 
@@ -104,9 +104,9 @@ class Descent:
 
 
 def descend(
-    source: Source,
+    source: RowSource,
     residual: Callable[[Floats, Floats], Floats],
-    budget: Budget,
+    budget: DescentBudget,
     *,
     count: int | None,
     outputs: int = 1,
@@ -151,7 +151,7 @@ def descend(
     return Descent(theta, covariance, effective, count_here, max(noisy_spread, 0.0) / count_here)
 
 
-def _gram(source: Source, budget: Budget, count: int | None) -> tuple[Floats, float, float]:
+def _gram(source: RowSource, budget: DescentBudget, count: int | None) -> tuple[Floats, float, float]:
     """The noisy Gram matrix, the number of rows, and s. Where the number is private and the model has no constant, one
     is put beside x so that the matrix holds the number too.
     """
@@ -187,7 +187,7 @@ def _whitening(gram: Floats, scale: float, count: float, shape: Shape) -> tuple[
 
 
 def _gradient(
-    source: Source, theta: Floats, residual: Callable[[Floats, Floats], Floats], whitening: Floats, clip_norm: float
+    source: RowSource, theta: Floats, residual: Callable[[Floats, Floats], Floats], whitening: Floats, clip_norm: float
 ) -> Floats:
     total = np.zeros(theta.shape)
     for rows in source.batches():

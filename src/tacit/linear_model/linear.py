@@ -17,7 +17,7 @@ from tacit.cluster import Ray
 from tacit.ledger import Ledger
 from tacit.linear_model import functional, releases
 from tacit.linear_model.base import PrivateEstimator, Task, unscale
-from tacit.linear_model.descent import Budget, descend
+from tacit.linear_model.descent import DescentBudget, descend
 from tacit.linear_model.moments import ROUNDING
 from tacit.linear_model.solve import Noise, covariance, solve
 from tacit.linear_model.stream import Stream
@@ -160,7 +160,10 @@ class LinearRegression(LinearBase):
 
     def _descent(self, task: Task) -> None:
         noise, mechanism = releases.calibrated(
-            lambda noise: Budget(noise, task.adjacency).mechanism(task.unit), task.epsilon, task.delta, task.adjacency
+            lambda noise: DescentBudget(noise, task.adjacency).mechanism(task.unit),
+            task.epsilon,
+            task.delta,
+            task.adjacency,
         )
         if isinstance(task.source, Stream):
             task.source.check_passes()
@@ -168,7 +171,7 @@ class LinearRegression(LinearBase):
             result = descend(
                 task.source,
                 lambda value, target: value - target[:, None],
-                Budget(noise, task.adjacency),
+                DescentBudget(noise, task.adjacency),
                 count=task.count,
                 guess=self.coef_norm,
                 penalty=self._penalty(task),

@@ -16,7 +16,7 @@ from tacit.accounting.base import is_number
 from tacit.ledger import Ledger
 from tacit.linear_model import releases
 from tacit.linear_model.base import PrivateEstimator, Task, unscale
-from tacit.linear_model.descent import Budget, descend
+from tacit.linear_model.descent import DescentBudget, descend
 from tacit.linear_model.objective import Slope, minimise, perturb
 from tacit.linear_model.rows import Rows
 from tacit.linear_model.stream import Stream
@@ -192,7 +192,10 @@ class LogisticRegression(LinearClassifier):
 
     def _descent(self, task: Task) -> None:
         noise, mechanism = releases.calibrated(
-            lambda noise: Budget(noise, task.adjacency).mechanism(task.unit), task.epsilon, task.delta, task.adjacency
+            lambda noise: DescentBudget(noise, task.adjacency).mechanism(task.unit),
+            task.epsilon,
+            task.delta,
+            task.adjacency,
         )
         classes = len(self.classes_)
         binary = classes == 2
@@ -200,7 +203,7 @@ class LogisticRegression(LinearClassifier):
             result = descend(
                 task.source,
                 _binary_residual if binary else _softmax_residual,
-                Budget(noise, task.adjacency),
+                DescentBudget(noise, task.adjacency),
                 count=task.count,
                 outputs=1 if binary else classes,
                 curvature=CURVATURE if binary else 0.8 / classes,

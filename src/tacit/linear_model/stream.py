@@ -2,7 +2,7 @@
 
 polars reads and decodes on all cores; each batch is scaled, clipped and added to the exact sums of
 :mod:`tacit.linear_model.moments`, and forgotten. Memory does not depend on the number of rows. On a cluster
-(:mod:`tacit.linear_model.spread`) each machine does that to its part of the files.
+(:mod:`tacit.linear_model.cluster_moments`) each machine does that to its part of the files.
 """
 
 from __future__ import annotations
@@ -169,10 +169,10 @@ class Stream:
         result.
         """
         if self.cluster is not None:
-            from tacit.linear_model import spread
+            from tacit.linear_model import cluster_moments
 
             total = Moments(self.width + target)
-            for part in self._progress(spread.moments(self, self.cluster, target)):
+            for part in self._progress(cluster_moments.moments(self, self.cluster, target)):
                 total.merge(part)
             self._rows = total.rows
             return total

@@ -323,7 +323,7 @@ class GNMax(Aggregator):
         logs = bounds.log_q(votes.counts[answered], self.vote_noise)
         return np.asarray(bounds.theorem6(logs, self.vote_noise, orders).sum(axis=0))
 
-    def _check(self, scores: Array | None, teachers: int) -> exact.Check | None:
+    def _check(self, scores: Array | None, teachers: int) -> exact.ThresholdCheck | None:
         return None
 
     def _exact(self, votes: VoteCounts, scores: Array | None, orders: Array) -> Array | None:
@@ -364,8 +364,8 @@ class ConfidentGNMax(GNMax):
         asked = bounds.check_bound(statistic, self.threshold, self.check_noise, orders).sum(axis=0)
         return np.asarray(asked + super()._theorem6(votes, statistic, answered, orders))
 
-    def _check(self, scores: Array | None, teachers: int) -> exact.Check | None:
-        return exact.Check(self.threshold, self.check_noise)
+    def _check(self, scores: Array | None, teachers: int) -> exact.ThresholdCheck | None:
+        return exact.ThresholdCheck(self.threshold, self.check_noise)
 
     def _sensitivity(self, votes: VoteCounts, answered: NDArray[np.bool_], order: float) -> Array | None:
         local = super()._sensitivity(votes, answered, order)
@@ -407,9 +407,9 @@ class InteractiveGNMax(ConfidentGNMax):
         sure = scores.max(axis=1, initial=0.0) > self.confidence
         return np.where(sure, scores.argmax(axis=1), NO_ANSWER).astype(np.int64)
 
-    def _check(self, scores: Array | None, teachers: int) -> exact.Check | None:
+    def _check(self, scores: Array | None, teachers: int) -> exact.ThresholdCheck | None:
         assert scores is not None
-        return exact.Check(self.threshold, self.check_noise, teachers * scores)
+        return exact.ThresholdCheck(self.threshold, self.check_noise, teachers * scores)
 
     def _sensitivity(self, votes: VoteCounts, answered: NDArray[np.bool_], order: float) -> Array | None:
         raise ValueError("the sanitised release is there for GNMax and ConfidentGNMax")

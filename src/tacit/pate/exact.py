@@ -40,7 +40,7 @@ _WORK = 60_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Check:
+class ThresholdCheck:
     """The noisy comparison before a vote: statistic + N(0, noise²) >= threshold.
 
     The statistic is the largest count, or with ``scores`` (one row of public numbers a query) the largest count less
@@ -53,7 +53,7 @@ class Check:
 
 
 def divergences(
-    counts: ArrayLike, sigma: float, orders: ArrayLike, *, check: Check | None = None, abstain: bool = False
+    counts: ArrayLike, sigma: float, orders: ArrayLike, *, check: ThresholdCheck | None = None, abstain: bool = False
 ) -> Array:
     """Upper bounds on the Rényi divergences between what a query gives on these votes and on any one-vote neighbour.
 
@@ -150,7 +150,9 @@ def _weights(votes: Array, nodes: Array, step: float) -> tuple[Array, Array, Arr
     return u, logs, weight, top + math.log(step / math.sqrt(2 * math.pi))
 
 
-def _spread(once: Array, scores: Array | None, sigma: float, alpha: Array, check: Check | None, abstain: bool) -> Array:
+def _spread(
+    once: Array, scores: Array | None, sigma: float, alpha: Array, check: ThresholdCheck | None, abstain: bool
+) -> Array:
     """Share the queries out in pieces of like width, over the processor's cores."""
     queries, classes = once.shape
     result = np.full((2, queries, len(alpha)), np.inf)
@@ -207,7 +209,9 @@ def _laws(votes: Array, sigma: float, abstain: bool) -> tuple[Array, Array, Arra
     return base, near, QUADRATURE + cut + 32 * _EPS * size
 
 
-def _piece(votes: Array, scores: Array | None, sigma: float, alpha: Array, check: Check | None, abstain: bool) -> Array:
+def _piece(
+    votes: Array, scores: Array | None, sigma: float, alpha: Array, check: ThresholdCheck | None, abstain: bool
+) -> Array:
     """The divergences of some queries in both directions, at their worst neighbours."""
     queries, classes = votes.shape
     if classes > 1:
@@ -251,7 +255,7 @@ def _piece(votes: Array, scores: Array | None, sigma: float, alpha: Array, check
 
 
 def _passing(
-    votes: Array, scores: Array | None, check: Check, abstain: bool
+    votes: Array, scores: Array | None, check: ThresholdCheck, abstain: bool
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """(ln Pr, ln(1 - Pr)) of passing the check, on the votes and on each neighbour."""
     queries, classes = votes.shape

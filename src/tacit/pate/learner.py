@@ -26,7 +26,7 @@ WARM_UP = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class StudentOptions:
     """How a student learns. ``ratio`` unlabelled rows go with a labelled one.
 
     The first share ``alone`` of the steps learns from the labels only: what is believed later should not be what a
@@ -62,7 +62,9 @@ class Learner:
     ``known`` alone.
     """
 
-    def __init__(self, model: nn.Module, known: Tensor, target: Tensor, everything: Tensor | None, options: Options):
+    def __init__(
+        self, model: nn.Module, known: Tensor, target: Tensor, everything: Tensor | None, options: StudentOptions
+    ):
         self.options, self.place = options, known.device
         self.model = model.to(self.place).train()
         if options.half:
@@ -197,7 +199,7 @@ def learn(learners: Sequence[Learner], seed: int) -> list[nn.Module]:
     """Train the learners side by side, with random numbers that depend on ``seed`` alone; returns their students.
 
     >>> rows, labels = torch.tensor([[1.0], [-1.0]] * 8), torch.tensor([0, 1] * 8)
-    >>> options = Options(steps=60, batch_size=8, learning_rate=0.1, strong=lambda x: x)
+    >>> options = StudentOptions(steps=60, batch_size=8, learning_rate=0.1, strong=lambda x: x)
     >>> (student,) = learn([Learner(nn.Linear(1, 2), rows, labels, None, options)], seed=0)
     >>> student(rows[:2]).argmax(1)
     tensor([0, 1])
@@ -236,7 +238,7 @@ def committee(
     known: Tensor,
     target: Tensor,
     everything: Tensor | None,
-    options: Options,
+    options: StudentOptions,
     *,
     members: int,
     rounds: int,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.pate.teachers import Constant
+from tacit.pate.teachers import ConstantTeacher
 
 METHODS = ("semi-supervised", "supervised", "committee")
 
@@ -66,7 +66,7 @@ def fit_torch(
     strong: Callable[[Any], Any] | None = None,
     **options: Any,
 ) -> Any:
-    """FixMatch with the options of :class:`tacit.pate.learner.Options`; ``"supervised"``: the labelled rows alone.
+    """FixMatch with :class:`tacit.pate.learner.StudentOptions`; ``"supervised"``: the labelled rows alone.
 
     ``"committee"`` trains ``members`` students, which ``student()`` makes, and in each further one of ``rounds`` as
     many new ones, on all rows with the mean of the last round's probabilities; the result is one module. ``crossed``
@@ -88,7 +88,7 @@ def fit_torch(
     if method != "supervised" and len(unlabelled):
         everything = torch.cat([known, _tensor(unlabelled).to(place)])
     target = torch.as_tensor(np.asarray(labels), device=place)
-    chosen = learner.Options(**options)
+    chosen = learner.StudentOptions(**options)
     if method == "committee":
         if hasattr(student, "state_dict") and not isinstance(student, type):
             raise ValueError("a committee has several students: give a function that makes one, not a module")
@@ -117,7 +117,7 @@ def fit_estimator(
 
     Shares of the labels among the added rows are kept as they are among the answers, so that an easy class does not
     crowd out the others. An estimator without ``predict_proba`` is trained on the answers alone. One that refuses
-    answers that are all alike becomes a :class:`~tacit.pate.teachers.Constant`.
+    answers that are all alike becomes a :class:`~tacit.pate.teachers.ConstantTeacher`.
     """
     x, unlabelled = _array(x), _array(unlabelled)
     if (labels == labels[0]).all():
@@ -125,7 +125,7 @@ def fit_estimator(
         try:
             return model.fit(x, labels)
         except ValueError:
-            return Constant(int(labels[0]))
+            return ConstantTeacher(int(labels[0]))
     model.fit(x, labels)
     if not semi or not len(unlabelled) or not hasattr(model, "predict_proba"):
         return model

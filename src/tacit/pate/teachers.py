@@ -415,7 +415,7 @@ def _labels_of(classes: int | Sequence[Any] | None) -> tuple[list[Any] | None, i
     return labels, len(labels)
 
 
-class Constant:
+class ConstantTeacher:
     """The teacher whose part holds one label only: that is what it says."""
 
     def __init__(self, label: int) -> None:
@@ -429,7 +429,7 @@ class Constant:
 def _train_one(make: Any, kind: str, x: Any, y: NDArray[np.int64], seed: int) -> tuple[Any, str]:
     """A trained model and no message, or no model and why."""
     if kind == "estimator" and (y == y[0]).all():
-        return Constant(int(y[0])), ""
+        return ConstantTeacher(int(y[0])), ""
     told = ""
     for attempt in range(RETRIES + 1):
         try:

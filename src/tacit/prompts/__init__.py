@@ -9,7 +9,7 @@ to one over HTTP.
 from __future__ import annotations
 
 from tacit.prompts.endpoint import Endpoint
-from tacit.prompts.errors import EndpointError, ModelError, PromptError
+from tacit.prompts.errors import EndpointError, LanguageModelError, PromptError
 from tacit.prompts.models import LanguageModel, Scorer, load
 from tacit.prompts.students import Accuracy, Prompt, calibrated, choose
 from tacit.prompts.teachers import PromptTeachers
@@ -21,7 +21,7 @@ __all__ = [
     "Endpoint",
     "EndpointError",
     "LanguageModel",
-    "ModelError",
+    "LanguageModelError",
     "Prompt",
     "PromptError",
     "PromptTeachers",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.prompts.errors import ModelError, PromptError
+from tacit.prompts.errors import LanguageModelError, PromptError
 from tacit.prompts.models import LanguageModel, optional
 
 METHODS = ("soft", "prefix", "lora")
@@ -66,7 +66,7 @@ def adapt(
             adapted: nn.Module = peft.get_peft_model(language.model, config)
     except ValueError as error:
         if modules is None and "target_modules" in str(error):
-            raise ModelError(
+            raise LanguageModelError(
                 "peft does not know which layers of this model LoRA goes to: give modules=, their names or 'all-linear'"
             ) from error
         raise
@@ -79,7 +79,7 @@ def adapt(
             if "lora_A" in name or "lora_embedding_A" in name:
                 parameter.requires_grad_(False)
     if not any(p.requires_grad for p in adapted.parameters()):
-        raise ModelError("the adapter has nothing to train")
+        raise LanguageModelError("the adapter has nothing to train")
     return adapted.eval()
 
 
@@ -105,7 +105,7 @@ def _start_prefix(adapted: Any, language: LanguageModel, ids: list[int]) -> None
             parts.append(part[0].transpose(0, 1).reshape(len(ids), -1))
     whole = torch.cat(parts, 1)
     if whole.shape != weight.shape:
-        raise ModelError(
+        raise LanguageModelError(
             f"this model keeps keys and values of width {whole.shape[1]} where peft's prefix has {weight.shape[1]}: "
             "use soft or lora"
         )
@@ -120,7 +120,7 @@ def _layers(cache: Any) -> list[tuple[Tensor, Tensor]]:
     return [(pair[0], pair[1]) for pair in cache]
 
 
-class Trained(nn.Module):
+class AdaptedModel(nn.Module):
     """An adapted model whose state is what is trained: a checkpoint holds the adapter, not the language model."""
 
     def __init__(self, adapted: nn.Module) -> None:

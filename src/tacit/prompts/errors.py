@@ -7,7 +7,7 @@ class PromptError(ValueError):
     """A template, verbaliser, prompt or data set that cannot be used; the message says what to do."""
 
 
-class ModelError(PromptError):
+class LanguageModelError(PromptError):
     """A language model that cannot be found, read or used."""
 
 

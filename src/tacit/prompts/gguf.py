@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tacit.prompts.errors import ModelError
+from tacit.prompts.errors import LanguageModelError
 
 #: The scalar kinds of the format's metadata, by their number: struct code and width.
 _SCALARS = {
@@ -80,7 +80,7 @@ def _content(path: Path) -> NDArray[np.uint8]:
         return np.memmap(path, dtype=np.uint8, mode="r")
     pieces = sorted(path.parent.glob(f"{path.name}.part*"), key=lambda p: int(p.suffix.removeprefix(".part")))
     if not pieces:
-        raise ModelError(f"there is no model file {path}")
+        raise LanguageModelError(f"there is no model file {path}")
     return np.concatenate([np.fromfile(piece, dtype=np.uint8) for piece in pieces])
 
 
@@ -105,7 +105,7 @@ class _Cursor:
             inner, count = self.take("I", 4), self.take("Q", 8)
             return [self.value(inner) for _ in range(count)]
         if kind not in _SCALARS:
-            raise ModelError(f"the model file has metadata of an unknown kind {kind}")
+            raise LanguageModelError(f"the model file has metadata of an unknown kind {kind}")
         return self.take(*_SCALARS[kind])
 
 
@@ -113,11 +113,11 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Metadata, and tensors as float32, of a GGUF file or of its pieces."""
     data = _content(path)
     if len(data) < 24 or data[:4].tobytes() != b"GGUF":
-        raise ModelError(f"{path} is no GGUF file")
+        raise LanguageModelError(f"{path} is no GGUF file")
     cursor = _Cursor(data)
     cursor.at = 4
     if (version := cursor.take("I", 4)) not in (2, 3):
-        raise ModelError(f"{path} is GGUF of version {version}; versions 2 and 3 can be read")
+        raise LanguageModelError(f"{path} is GGUF of version {version}; versions 2 and 3 can be read")
     count, pairs = cursor.take("Q", 8), cursor.take("Q", 8)
     meta = {cursor.text(): cursor.value(cursor.take("I", 4)) for _ in range(pairs)}
     listed = []
@@ -130,12 +130,12 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors = {}
     for name, shape, kind, offset in listed:
         if kind not in _KINDS:
-            raise ModelError(f"{path}: tensor {name} is quantised in a way that is not read here (kind {kind})")
+            raise LanguageModelError(f"{path}: tensor {name} is quantised in a way that is not read here (kind {kind})")
         word, per_block, width = _KINDS[kind]
         size = int(np.prod(shape)) // per_block * width
         raw = data[start + offset : start + offset + size]
         if len(raw) < size:
-            raise ModelError(f"{path} is cut short: fetch it again")
+            raise LanguageModelError(f"{path} is cut short: fetch it again")
         tensors[name] = torch.from_numpy(_floats(np.asarray(raw), word).reshape(shape))
     return meta, tensors
 
@@ -163,7 +163,7 @@ def state_dict(tensors: dict[str, Tensor], heads: int, kv_heads: int) -> dict[st
         inside = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
         short = inside[2] if inside else name.removesuffix(".weight")
         if short not in _NAMES:
-            raise ModelError(f"the model file has a tensor {name!r} that a Llama model has not")
+            raise LanguageModelError(f"the model file has a tensor {name!r} that a Llama model has not")
         if short in ("attn_q", "attn_k"):  # the file has the two halves of a rotation side by side
             count = heads if short == "attn_q" else kv_heads
             rows, width = value.shape
@@ -184,10 +184,10 @@ def load(path: Path, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
         del config.quantization_config
     meta, tensors = read(path)
     if meta.get("general.architecture") != "llama":
-        raise ModelError(f"{path} holds a {meta.get('general.architecture')} model; Llama models are read here")
+        raise LanguageModelError(f"{path} holds a {meta.get('general.architecture')} model; Llama models are read here")
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     state = state_dict(tensors, config.num_attention_heads, config.num_key_value_heads)
     missing, unexpected = model.load_state_dict({k: v.to(dtype) for k, v in state.items()}, strict=False)
     if missing or unexpected:
-        raise ModelError(f"{path} does not fit its config.json: {[*missing, *unexpected][:3]}")
+        raise LanguageModelError(f"{path} does not fit its config.json: {[*missing, *unexpected][:3]}")
     return model.eval()

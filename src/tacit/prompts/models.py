@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tacit.prompts import gguf
-from tacit.prompts.errors import ModelError, PromptError
+from tacit.prompts.errors import LanguageModelError, PromptError
 from tacit.prompts.text import Example, Template, Verbalizer
 
 #: Up to how many tokens of demonstrations as many queries as the batch size go behind.
@@ -53,7 +53,7 @@ def optional(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ModelError(f"private prompts need {module} ({error}): pip install 'tacit[prompts]'") from error
+        raise LanguageModelError(f"private prompts need {module} ({error}): pip install 'tacit[prompts]'") from error
 
 
 # -- the place of the label --------------------------------------------------------------------------------------------
@@ -69,7 +69,9 @@ def only_at(model: Any, places: Tensor, length: int) -> Iterator[None]:
     """
     head = model.get_output_embeddings()
     if head is None:
-        raise ModelError(f"{type(model).__name__} has no output layer over the vocabulary: load a language model")
+        raise LanguageModelError(
+            f"{type(model).__name__} has no output layer over the vocabulary: load a language model"
+        )
 
     def gather(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden = args[0]
@@ -132,7 +134,7 @@ class LanguageModel:
 
     def __init__(self, model: nn.Module, tokenizer: Any, *, batch_size: int = 64) -> None:
         if tokenizer is None:
-            raise ModelError("give the model's tokenizer too: tokenizer=AutoTokenizer.from_pretrained(...)")
+            raise LanguageModelError("give the model's tokenizer too: tokenizer=AutoTokenizer.from_pretrained(...)")
         self.model, self.tokenizer, self.batch_size = model.eval(), tokenizer, batch_size
         self.masked = _masked(model)
         self._encoded: tuple[Any, dict[str, Tensor]] | None = None
@@ -436,11 +438,11 @@ def load(
     elif str(name) != "smollm2" and ("/" in str(name) or "." not in str(name)) and not path.exists():
         model, path = _pretrained(transformers, str(name), dtype), Path(str(name))
     else:
-        raise ModelError(f"{name} is neither a folder with a model nor the name of one on the hub")
+        raise LanguageModelError(f"{name} is neither a folder with a model nor the name of one on the hub")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{name} has no tokenizer that can be read: {_first(error)}") from error
+        raise LanguageModelError(f"{name} has no tokenizer that can be read: {_first(error)}") from error
     return LanguageModel(model.to(device), tokenizer, batch_size=batch_size)
 
 
@@ -451,7 +453,7 @@ def _pretrained(transformers: Any, name: str, dtype: torch.dtype) -> Any:
         kind = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
         return kind.from_pretrained(name, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(
+        raise LanguageModelError(
             f"no language model could be loaded from {name!r}: {_first(error)}. Give a folder that save_pretrained "
             "wrote, a name on the hub, or smollm2 (tacit data get smollm2)"
         ) from error
@@ -474,7 +476,7 @@ def _smollm2(data_dir: str | Path | None, download: bool) -> Path:
     try:
         found = obtain(MODELS["smollm2"], data_dir, download=download)
     except DatasetError as error:
-        raise ModelError(f"{error}. Or: tacit data get smollm2") from error
+        raise LanguageModelError(f"{error}. Or: tacit data get smollm2") from error
     target = cache_folder() / "models" / "smollm2"
     return prepare(found.paths[0], target)
 
@@ -488,7 +490,9 @@ def prepare(file: Path, target: Path) -> Path:
     try:
         import gguf as _  # noqa: F401  the tokenizer is in the file's metadata, which transformers reads with it
     except ImportError as error:
-        raise ModelError("making the tokenizer of a GGUF file needs one more package: pip install gguf") from error
+        raise LanguageModelError(
+            "making the tokenizer of a GGUF file needs one more package: pip install gguf"
+        ) from error
     target.mkdir(parents=True, exist_ok=True)
     config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)

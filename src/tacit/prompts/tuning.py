@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tacit import accounting as acc
 from tacit.ledger import EvaluationData, Release
-from tacit.prompts.adapters import Trained, adapt
+from tacit.prompts.adapters import AdaptedModel, adapt
 from tacit.prompts.errors import PromptError
 from tacit.prompts.models import LanguageModel, label_logits, padded
 from tacit.prompts.text import Template, Verbalizer, examples, texts
@@ -67,7 +67,7 @@ class LabelLoss:
 
     def logits(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """The label words' logits, in float32."""
-        inner = model.adapted if isinstance(model, Trained) else model
+        inner = model.adapted if isinstance(model, AdaptedModel) else model
         tokens = torch.tensor(self.tokens, device=batch["input_ids"].device)
         return label_logits(inner, batch, tokens).float()
 
@@ -90,7 +90,7 @@ class TextLoss:
         object.__setattr__(self, "__qualname__", f"TextLoss {self.about}")
 
     def __call__(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        inner = model.adapted if isinstance(model, Trained) else model
+        inner = model.adapted if isinstance(model, AdaptedModel) else model
         ids, mask = batch["input_ids"], batch["attention_mask"]
         # Virtual tokens in front have logits too: the last ones are the text's.
         logits = inner(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, -ids.shape[1] :].float()
@@ -248,7 +248,7 @@ def tune(
     batch_size = batch_size or min(256, max(1, count // 4))
     if epochs is None and steps is None:
         epochs = 10
-    trained = Trained(adapted)
+    trained = AdaptedModel(adapted)
     weights = [p for p in trained.parameters() if p.requires_grad]
     rate = learning_rate if learning_rate is not None else LEARNING_RATE.get(method, 1e-3)
     stepper = optimizer(weights) if optimizer is not None else torch.optim.Adam(weights, lr=rate)

@@ -13,7 +13,7 @@ from tacit.tuning.errors import AdaptiveError, SearchFailed, TuningError
 from tacit.tuning.exponential import exponential_mechanism, generalised_exponential_mechanism, permute_and_flip
 from tacit.tuning.public import PublicTuning, tune_on_public
 from tacit.tuning.scores import Score, bounded_loss, correct_count
-from tacit.tuning.search import Found, PrivateSearch
+from tacit.tuning.search import PrivateSearch, SearchResult
 from tacit.tuning.space import LogUniform, Space, Uniform
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 __all__ = [
     "AdaptiveError",
     "Defaults",
-    "Found",
     "LogUniform",
     "PrivateSearch",
     "PrivateSearchCV",
     "PublicTuning",
     "Score",
     "SearchFailed",
+    "SearchResult",
     "Space",
     "TuningError",
     "Uniform",

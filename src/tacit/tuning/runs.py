@@ -26,7 +26,7 @@ Judge = Callable[[Any], float]
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """What one run gave: a model and its score, or the error it ended with and the lowest score."""
 
     candidate: Candidate
@@ -43,7 +43,9 @@ class Outcome:
         return self.score, self.lot
 
 
-def run_one(train: Train, judge: Judge, candidate: Candidate, noise: float, priced: acc.Mechanism, lot: int) -> Outcome:
+def run_one(
+    train: Train, judge: Judge, candidate: Candidate, noise: float, priced: acc.Mechanism, lot: int
+) -> RunOutcome:
     """Train and score one candidate.
 
     A failure is an outcome like any other, with the lowest score: whether a run fails may depend on the data, so that
@@ -61,13 +63,13 @@ def run_one(train: Train, judge: Judge, candidate: Candidate, noise: float, pric
         # What somebody else's code says when it fails may hold rows; what this library says does not.
         own = type(error).__module__.startswith("tacit.")
         told = f"{type(error).__name__}: {error}" if own else f"{type(error).__name__} (its text may hold rows)"
-        return Outcome(candidate, None, -math.inf, lot, told)
-    return Outcome(candidate, model, -math.inf if math.isnan(score) else score, lot)
+        return RunOutcome(candidate, None, -math.inf, lot, told)
+    return RunOutcome(candidate, model, -math.inf if math.isnan(score) else score, lot)
 
 
 def run_again(
     train: Train, judge: Judge, candidate: Candidate, noise: float, priced: acc.Mechanism, lot: int, secret: bytes
-) -> Outcome:
+) -> RunOutcome:
     """:func:`run_one` as a function of its arguments: the same run, bit by bit, however often a machine loses it.
 
     A run that is lost and drawn anew would be a run *given that it was not lost*. Where losing it depends on the data
@@ -82,7 +84,7 @@ def run_again(
 
 def run_beside(
     train: Train, judge: Judge, candidate: Candidate, noise: float, priced: acc.Mechanism, lot: int, secret: bytes
-) -> Outcome:
+) -> RunOutcome:
     """:func:`run_again` among threads, which share the generators of torch, numpy and ``random``.
 
     Those are left alone, so that a model's random start differs; sampling, noise and the score's noise repeat.

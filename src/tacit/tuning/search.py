@@ -30,7 +30,7 @@ from tacit.ledger import Charge, Ledger, Release, charged, public
 from tacit.noise.entropy import SYSTEM, expanded, random_bits
 from tacit.tuning import exponential, runs
 from tacit.tuning.errors import SearchFailed, TuningError
-from tacit.tuning.runs import Outcome
+from tacit.tuning.runs import RunOutcome
 from tacit.tuning.scores import Score
 from tacit.tuning.scratch import Scratch
 from tacit.tuning.space import Candidate, Space
@@ -52,7 +52,7 @@ SELECTED = "selected by a mechanism whose guarantee is stated beside it"
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search releases, all of it covered by :attr:`privacy`.
 
     ``best`` and ``model`` are None where the law of the runs allows that nothing is released (Poisson, threshold).
@@ -373,7 +373,7 @@ class PrivateSearch:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Draw, train, score, select. One charge, before anything is computed from the data; one model."""
         try:
             found = self.select()
@@ -383,7 +383,7 @@ class PrivateSearch:
         self.end()
         return found
 
-    def select(self) -> Found:
+    def select(self) -> SearchResult:
         """:meth:`run` for who keeps the result: the scratch folder stays, and with it the result, until :meth:`end`.
 
         Called again, by whichever process, it gives the same model for the same charge, down to the bit.
@@ -395,7 +395,7 @@ class PrivateSearch:
         """Delete the scratch folder, after what :meth:`select` gave is safe; the same search is a new one from then."""
         Scratch(self._where).delete()
 
-    def _run(self) -> Found:
+    def _run(self) -> SearchResult:
         scratch = Scratch(self._where)
         state = scratch.load()
         if state is not None and "secret" not in state:
@@ -422,9 +422,11 @@ class PrivateSearch:
         if charge is not None and not charge.confirmed:
             charge.confirm()
         if chosen is None:
-            return Found(None, None, None, self.privacy, None, charge)
+            return SearchResult(None, None, None, self.privacy, None, charge)
         score = None if self._all else chosen.score
-        return Found(chosen.candidate, chosen.model, score, self.privacy, self.noise_of(chosen.candidate), charge)
+        return SearchResult(
+            chosen.candidate, chosen.model, score, self.privacy, self.noise_of(chosen.candidate), charge
+        )
 
     def _begin(self) -> dict[str, Any]:
         """What is drawn before anything runs: how many runs, which candidates, the lots that break ties."""
@@ -466,7 +468,7 @@ class PrivateSearch:
             self.dataset, self.mechanism, delta=self.delta, purpose=self.purpose, number=state["charge"]
         )
 
-    def _select(self, state: dict[str, Any], scratch: Scratch) -> Outcome | None:
+    def _select(self, state: dict[str, Any], scratch: Scratch) -> RunOutcome | None:
         self._root = state["secret"]
         if self.method == "threshold":
             return self._until_good_enough()
@@ -478,7 +480,7 @@ class PrivateSearch:
             scratch.save({**state, "waiting": [entry for entry in state["waiting"] if entry is not None]})
         if not state["kept"]:
             return None
-        kept: list[Outcome] = state["kept"]
+        kept: list[RunOutcome] = state["kept"]
         if not self._all:
             return kept[0]
         with self._drawing("choice"):
@@ -487,7 +489,7 @@ class PrivateSearch:
     def _outcomes(self, waiting: list[tuple[int, Any]], judge: runs.Judge) -> Any:
         """Outcomes as they arrive, with their places."""
         alone = self.workers == 1 or len(waiting) == 1
-        run: Callable[..., Outcome] = runs.run_again
+        run: Callable[..., RunOutcome] = runs.run_again
         if self.cluster is None and self._where is None:
             run = runs.run_one
         elif self.cluster is None and self.executor == "thread" and not alone:
@@ -502,9 +504,9 @@ class PrivateSearch:
         if self.cluster is not None:
             tasks = [arguments(entry)[2:] for _, entry in waiting]
 
-            def lost(number: int, why: str) -> Outcome:
+            def lost(number: int, why: str) -> RunOutcome:
                 candidate, lot = waiting[number][1]
-                return Outcome(candidate, None, -math.inf, lot, why)
+                return RunOutcome(candidate, None, -math.inf, lot, why)
 
             done = self.cluster.map(run, tasks, shared=(self.train, judge), silent=True, lost=lost)
             for number, outcome in done:
@@ -532,7 +534,7 @@ class PrivateSearch:
         """Draws that a search which is taken up again repeats."""
         return contextlib.nullcontext() if self._where is None else expanded(self._secret(what))
 
-    def _until_good_enough(self) -> Outcome | None:
+    def _until_good_enough(self) -> RunOutcome | None:
         assert isinstance(self.mechanism, acc.Selected)
         assert self.threshold is not None
         for number, outcome in enumerate(self._one_after_another()):
@@ -542,7 +544,7 @@ class PrivateSearch:
                 return outcome if outcome.score >= self.threshold else None
         raise AssertionError("the runs never end by themselves")
 
-    def _one_after_another(self) -> Iterator[Outcome]:
+    def _one_after_another(self) -> Iterator[RunOutcome]:
         """Runs without end, in the order in which they are judged.
 
         On a cluster as many as are expected go on at once, and those behind the one that ends the search are thrown
@@ -555,7 +557,7 @@ class PrivateSearch:
             found = dict(self._outcomes(waiting, self.score))
             yield from (found[place] for place in range(some))
 
-    def _choose(self, finished: list[Outcome]) -> Outcome:
+    def _choose(self, finished: list[RunOutcome]) -> RunOutcome:
         """One of the trained candidates. Those that failed are left out: all trainings' outcomes are charged."""
         listed = self.space.candidates
         assert listed is not None
