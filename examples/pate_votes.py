@@ -26,7 +26,7 @@ def main() -> None:
     ledger = Ledger()
     ledger.register("patients", unit="person", epsilon=4.0, delta=1e-5, charges=2)
 
-    teachers = pate.Teachers(LogisticRegression, (x, y), n=100, unit=person, classes=CLASSES)
+    teachers = pate.Teachers(LogisticRegression, (x, y), n=100, groups=person, classes=CLASSES)
     votes = teachers.fit().vote(public_x)  # one histogram a query; prints without a number
     print(votes)
     aggregator = pate.ConfidentGNMax(threshold=70, check_noise=40, vote_noise=20, classes=CLASSES)

@@ -47,7 +47,7 @@ def main() -> None:
     search = PrivateSearch(
         {"learning_rate": [0.001, 0.03, 1.0]},
         train,
-        correct_count(x[held], y[held].numpy(), noise=20, unit=range(int(held.sum())), unit_name="person"),
+        correct_count(x[held], y[held].numpy(), noise=20, groups=range(int(held.sum())), unit="person"),
         method="geometric",
         runs=6,
         epsilon=2.0,

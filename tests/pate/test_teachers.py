@@ -70,7 +70,7 @@ def test_one_person_more_moves_at_most_one_vote_a_query(make_model):
     people = np.arange(300) // 3
 
     def counts(rows):
-        teachers = Teachers(make_model, (x[rows], y[rows]), n=8, unit=people[rows], key=KEY, classes=3)
+        teachers = Teachers(make_model, (x[rows], y[rows]), n=8, groups=people[rows], key=KEY, classes=3)
         return teachers.fit(steps=30).vote(public_x)
 
     full = counts(np.arange(300))
@@ -248,8 +248,8 @@ def test_a_torch_data_set_is_data_too():
     [
         ({"data": [1, 2, 3]}, "records and as many labels"),
         ({"n": 0}, "number of teachers"),
-        ({"unit": [1, 2]}, "person of every row"),
-        ({"unit_name": "person"}, r"only a word.*unit=, the id of every row's owner"),
+        ({"groups": [1, 2]}, "person of every row"),
+        ({"unit": "person"}, r"only a word.*groups=, the id of every row's owner"),
         ({"partition": "random"}, "partition"),
         ({"data": (np.zeros((0, 2)), np.zeros(0, int))}, "no records"),
     ],

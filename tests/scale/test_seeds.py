@@ -45,12 +45,12 @@ class Moody(torch.nn.Module):
 def test_a_teacher_that_is_trained_again_learns_the_same_whoever_else_broke():
     """Two teachers break at first; without one person only the second does, and it must not notice."""
     x, y, person = people()
-    parts = Teachers(Moody, (x, y), n=6, unit=person, key=KEY)._parts
+    parts = Teachers(Moody, (x, y), n=6, groups=person, key=KEY)._parts
     one, other = (int(person[parts[i][0]]) for i in (1, 4))
     x[np.isin(person, [one, other])] = 1000.0
 
     def trained(kept: np.ndarray) -> Teachers:
-        made = Teachers(Moody, (x[kept], y[kept]), n=6, unit=person[kept], key=KEY, seed=SEED)
+        made = Teachers(Moody, (x[kept], y[kept]), n=6, groups=person[kept], key=KEY, seed=SEED)
         return made.fit(steps=40)
 
     here, there = trained(np.arange(len(y))), trained(np.flatnonzero(person != one))
@@ -77,7 +77,7 @@ def test_what_one_teacher_draws_changes_nothing_for_the_next():
 
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
     for name, extra in (("a", 1), ("b", 17)):
-        Teachers(greedy(extra, name), (x, y), n=6, unit=person, key=KEY, classes=2).fit()
+        Teachers(greedy(extra, name), (x, y), n=6, groups=person, key=KEY, classes=2).fit()
     assert drawn["a"][:2] + drawn["a"][3:] == drawn["b"][:2] + drawn["b"][3:]
     assert len(set(drawn["a"])) == 6
     after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002

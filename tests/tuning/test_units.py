@@ -19,9 +19,9 @@ def scores(records):
     """Both scores of these (owner, loss) pairs; an answer is right where the loss is below 1/2."""
     owners, losses = [owner for owner, _ in records], np.array([loss for _, loss in records])
     right = correct_count(
-        losses, np.ones(len(losses), int), predict=lambda _, x: (x < 0.5).astype(int), unit=owners, unit_name="patient"
+        losses, np.ones(len(losses), int), predict=lambda _, x: (x < 0.5).astype(int), groups=owners, unit="patient"
     )
-    return right, bounded_loss(lambda _: losses, bound=0.5, unit=owners, unit_name="patient")
+    return right, bounded_loss(lambda _: losses, bound=0.5, groups=owners, unit="patient")
 
 
 @settings(deadline=None, max_examples=50)
@@ -39,22 +39,21 @@ def test_one_person_with_many_records_moves_a_score_by_its_sensitivity(others, o
 def test_a_person_with_thirty_records_counts_once():
     x, y = np.zeros((130, 1)), np.ones(130, int)
     owners = np.r_[np.arange(100), np.full(30, 100)]
-    count = [correct_count(x[:n], y[:n], predict=lambda _, x: np.ones(len(x)), unit=owners[:n]) for n in (100, 130)]
+    count = [correct_count(x[:n], y[:n], predict=lambda _, x: np.ones(len(x)), groups=owners[:n]) for n in (100, 130)]
     assert [score.exact(None) for score in count] == [100.0, 101.0]
 
 
 def test_a_word_for_the_unit_without_ids_is_refused_with_the_way_to_give_them():
     x, y = np.zeros((4, 1)), np.zeros(4, int)
-    for word in ({"unit": "person"}, {"unit_name": "person"}):
-        with pytest.raises(acc.UnitError, match=r"only a word.*unit=, one id for each validation record"):
-            correct_count(x, y, **word)
-        with pytest.raises(acc.UnitError, match="only a word"):
-            bounded_loss(lambda model: [0.0], **word)
-    assert correct_count(x, y).mechanism.unit == correct_count(x, y, unit_name="record").mechanism.unit == "record"
+    with pytest.raises(acc.UnitError, match=r"only a word.*groups=, one id for each validation record"):
+        correct_count(x, y, unit="person")
+    with pytest.raises(acc.UnitError, match="only a word"):
+        bounded_loss(lambda model: [0.0], unit="person")
+    assert correct_count(x, y).mechanism.unit == correct_count(x, y, unit="record").mechanism.unit == "record"
     with pytest.raises(TuningError, match="one id for each"):
-        correct_count(x, y, unit=[1, 2])
+        correct_count(x, y, groups=[1, 2])
     with pytest.raises(TuningError, match="as many, please"):
-        bounded_loss(lambda model: [0.0, 0.0, 0.0], unit=[1, 2]).exact(None)
+        bounded_loss(lambda model: [0.0, 0.0, 0.0], groups=[1, 2]).exact(None)
 
 
 def test_a_search_over_estimators_deals_out_people():

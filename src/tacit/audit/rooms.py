@@ -141,8 +141,8 @@ def selection_is_charged(seed: int) -> list[Finding]:
     drawn = Score(lambda model: 3.0, sensitivity=2.0, noise=5.0)
     left = [(drawn(None) - 3.0) / 10.0 for _ in range(1000)]
     ids, right = np.append(np.arange(5), [5] * 30), np.ones(35)  # five people, and one with thirty records
-    counts = [correct_count(right[:n], right[:n], predict=lambda _, x: x, unit=ids[:n]) for n in (5, 35)]
-    losses = [bounded_loss(lambda _, n=n: right[:n], unit=ids[:n]) for n in (5, 35)]  # type: ignore[misc]
+    counts = [correct_count(right[:n], right[:n], predict=lambda _, x: x, groups=ids[:n]) for n in (5, 35)]
+    losses = [bounded_loss(lambda _, n=n: right[:n], groups=ids[:n]) for n in (5, 35)]  # type: ignore[misc]
     moved = max(abs(many.exact(None) - few.exact(None)) / few.sensitivity for few, many in (counts, losses))
     return [
         holds(

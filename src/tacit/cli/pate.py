@@ -290,8 +290,8 @@ def _teach(given: dict[str, Any], jobs: int, backend: str | Ray, key: Key) -> Vo
         (x, y),
         n=given["teachers"],
         # Without a column of ids the schema says that every row is another one; equal rows count as one.
-        unit=encoded.units if encoded.units is not None else contents(x, y),
-        unit_name=schema.unit.name,
+        groups=encoded.units if encoded.units is not None else contents(x, y),
+        unit=schema.unit.name,
         classes=len(schema.classes),
         key=key,
         backend=backend,

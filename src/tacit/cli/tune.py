@@ -256,13 +256,13 @@ def make_search(
 
     noise = search["score_noise"]
     if classes:
-        score = correct_count(score_x, score_y.numpy(), noise=noise, predict=answers, unit=scored, unit_name=unit)
+        score = correct_count(score_x, score_y.numpy(), noise=noise, predict=answers, groups=scored, unit=unit)
     else:
         # Both lie in [-1, 1] on the encoded scale, so that a quarter of the squared error lies in [0, 1].
         def losses(model: Any) -> Any:
             return (job.predict(model, score_x, prepared.schema) - score_y).double().square().numpy() / 4
 
-        score = bounded_loss(losses, noise=noise, unit=scored, unit_name=unit)
+        score = bounded_loss(losses, noise=noise, groups=scored, unit=unit)
     where = search["backend"]
     if where == "ray":
         where = Ray(num_cpus=search["num_cpus"], num_gpus=search["num_gpus"])

@@ -90,7 +90,7 @@ def _row(value: Any) -> bytes:
     if value is None or isinstance(value, str | bytes | np.generic):
         return _name(value).encode()
     raise TypeError(
-        f"a record of type {type(value).__name__} has no name of its own: pass unit=, one identifier a record"
+        f"a record of type {type(value).__name__} has no name of its own: pass groups=, one identifier a record"
     )
 
 

@@ -43,8 +43,8 @@ class Teachers:
     - such a module or estimator, of which copies are made;
     - a callable ``train(x, y)`` that returns a callable ``predict(x)`` giving labels.
 
-    ``unit`` names the person of every row (default: a record is protected, named by what it holds), ``unit_name`` says
-    what they are ("person", "household", …) and needs ``unit``. People are dealt out by a keyed hash of the name
+    ``groups`` names the person of every row (default: a record is protected, named by what it holds), ``unit`` says
+    what they are ("person", "household", …) and needs ``groups``. People are dealt out by a keyed hash of the name
     (``partition="keyed"``: adding or removing one person changes one teacher), or by place
     (``partition="positions"``: equal parts, and only replacing one person is covered). ``classes`` is the public number
     of labels, or the list of them; without it labels are whole numbers from 0 and the aggregator's number counts.
@@ -68,8 +68,8 @@ class Teachers:
         data: Any,
         n: int = 250,
         *,
-        unit: Any = None,
-        unit_name: str | None = None,
+        groups: Any = None,
+        unit: str | None = None,
         classes: int | Sequence[Any] | None = None,
         partition: str = "keyed",
         key: Key | None = None,
@@ -83,15 +83,15 @@ class Teachers:
         self.n, self.seed, self.partition = int(n), int(seed), partition
         self.cluster = backend_of(backend)
         self.x, self.y = _pair(data)
-        self.unit = unit_of(unit_name, unit is not None, "Pass unit=, the id of every row's owner, with unit_name=")
+        self.unit = unit_of(unit, groups is not None, "Pass groups=, the id of every row's owner, with unit=")
         self.labels, self.classes = _labels_of(classes)
         if len(self.y) == 0:
             raise ValueError("there are no records: teachers need somebody to learn from")
-        people = unit
-        if unit is None:
+        people = groups
+        if groups is None:
             people = range(len(self.y)) if partition == "positions" else dealing.contents(self.x, self.y)
         if len(people) != len(self.y):
-            raise ValueError("unit names the person of every row: as many as there are rows")
+            raise ValueError("groups names the person of every row: as many as there are rows")
         if partition == "keyed":
             where = dealing.keyed(people, self.n, key if key is not None else Key.generate())
         else:

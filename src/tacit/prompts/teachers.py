@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tacit.accounting.base import unit_of
 from tacit.noise import Key
 from tacit.pate import VoteCounts
 from tacit.pate import partition as dealing
@@ -33,11 +34,11 @@ class PromptTeachers:
     """``n`` teachers, each prompted with ``shots`` private demonstrations of every class.
 
     ``model`` is a :class:`~tacit.prompts.LanguageModel`, a model of ``transformers`` (with ``tokenizer``) or an
-    :class:`~tacit.prompts.Endpoint`. Records are dealt to teachers by a keyed hash of what they hold, or of ``unit``
-    (one identifier a record); of its own records a teacher shows those that come first in the order of another keyed
-    hash. With ``per_class=False``, ``shots`` counts the demonstrations of all classes together. A teacher whose part is
-    short of a class shows what it has. ``calibration`` is that of :func:`tacit.prompts.students.calibrated`, with the
-    queries as public texts.
+    :class:`~tacit.prompts.Endpoint`. Records are dealt to teachers by a keyed hash of what they hold, or of ``groups``
+    (one identifier a record; ``unit`` is the word for an owner). Of its own records a teacher shows those that come
+    first in the order of another keyed hash. With ``per_class=False``, ``shots`` counts the demonstrations of all
+    classes together. A teacher whose part is short of a class shows what it has. ``calibration`` is that of
+    :func:`tacit.prompts.students.calibrated`, with the queries as public texts.
 
     Guarantee: adding or removing one record (or unit) changes the prompt of one teacher only, so that on each query one
     vote moves from one class to another: sensitivity √2 in L2. That is what the aggregators of :mod:`tacit.pate` price
@@ -54,7 +55,8 @@ class PromptTeachers:
         n: int = 200,
         *,
         per_class: bool = True,
-        unit: Sequence[Any] | None = None,
+        groups: Sequence[Any] | None = None,
+        unit: str | None = None,
         calibration: str = "none",
         key: Key | None = None,
         tokenizer: Any = None,
@@ -74,13 +76,13 @@ class PromptTeachers:
                 f"{n} teachers with {shots} demonstration{'s' if shots > 1 else ''}{' of each class' * per_class} need "
                 f"at least {needed} private records, and there are fewer: use fewer teachers or fewer shots"
             )
-        if unit is not None and len(unit) != len(rows):
-            raise PromptError("unit must name one owner for each record")
+        if groups is not None and len(groups) != len(rows):
+            raise PromptError("groups must name one owner for each record")
         self.n, self.shots, self.calibration = int(n), int(shots), calibration
-        self.unit = "record" if unit is None else "person"
+        self.unit = unit_of(unit, groups is not None, "Pass groups=, the id of every record's owner, with unit=")
         self._key = key or Key.generate()
         names = [_content(row) for row in rows]
-        parts = dealing.keyed(names if unit is None else unit, self.n, self._key.derive("prompt teachers"))
+        parts = dealing.keyed(names if groups is None else groups, self.n, self._key.derive("prompt teachers"))
         order = self._key.derive("demonstrations")
         ranked: list[list[tuple[int, int]]] = [[] for _ in range(self.n)]
         for i, name in enumerate(names):

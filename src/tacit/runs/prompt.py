@@ -459,7 +459,7 @@ def pate(prepared: Prepared, journal: Journal) -> list[OperatorView]:
             prepared.private,
             shots,
             count,
-            unit=prepared.owners,
+            groups=prepared.owners,
             calibration=calibration,
             key=key,
         )
@@ -498,11 +498,9 @@ def pate(prepared: Prepared, journal: Journal) -> list[OperatorView]:
         bare = Prompt(template, words)
         found = {"private": student.accuracy(scorer, prepared.test), "zero-shot": bare.accuracy(scorer, prepared.test)}
     shown, views = _results(prepared, found)
-    exact = privacy.exact
-    views.append(
-        OperatorView(epsilon_theorem6=float(privacy.theorem6), epsilon_exact=None if exact is None else float(exact))
-    )
-    charge = privacy.charge.number if privacy.charge is not None else None
+    exact, theorem6 = answers.accounts.exact, answers.accounts.theorem6
+    views.append(OperatorView(epsilon_theorem6=float(theorem6), epsilon_exact=None if exact is None else float(exact)))
+    charge = answers.charge.number if answers.charge is not None else None
     run = Run(
         journal.folder.name,
         privacy.mechanism,

@@ -146,7 +146,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _score(self, X: npt.NDArray[Any], y: npt.NDArray[Any], whose: npt.NDArray[Any], unit: str) -> Score:
-        named: dict[str, Any] = {"noise": self.score_noise, "unit": whose, "unit_name": unit}
+        named: dict[str, Any] = {"noise": self.score_noise, "groups": whose, "unit": unit}
         if is_classifier(self.estimator):
             return correct_count(X, y, **named)
         bounds = self.estimator.get_params().get("target_bounds")

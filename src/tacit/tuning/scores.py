@@ -81,21 +81,21 @@ def correct_count(
     *,
     noise: float = 20.0,
     predict: Callable[[Any, Any], Any] | None = None,
-    unit: Any = None,
-    unit_name: str | None = None,
+    groups: Any = None,
+    unit: str | None = None,
 ) -> Score:
     """The number of right answers on a private validation set.
 
-    Adding or removing one record moves it by at most 1, always the same way; replacing one by at most 1. ``unit`` holds
-    one id for each record: then a person's answers are averaged, each counts as a whole, and the same is true of
-    adding, removing or replacing one person (``unit_name`` is the word for it) with all of their records. ``predict``
+    Adding or removing one record moves it by at most 1, always the same way; replacing one by at most 1. ``groups``
+    holds one id for each record: then a person's answers are averaged, each counts as a whole, and the same is true of
+    adding, removing or replacing one person (``unit`` is the word for it) with all of their records. ``predict``
     turns (model, inputs) into class numbers or names; by default ``model.predict``, or the largest output of a torch
     model.
 
     >>> score = correct_count([[0], [1]], [0, 1], predict=lambda model, x: [0, 0])
     >>> score.exact(None), score.mechanism
     (1.0, Gaussian(20, replace=1))
-    >>> score = correct_count([[0], [1], [2]], [0, 1, 0], predict=lambda model, x: [0, 0, 0], unit=["a", "a", "b"])
+    >>> score = correct_count([[0], [1], [2]], [0, 1, 0], predict=lambda model, x: [0, 0, 0], groups=["a", "a", "b"])
     >>> score.exact(None), score.mechanism.unit
     (1.5, 'person')
     """
@@ -105,7 +105,7 @@ def correct_count(
             f"targets of {wanted.ndim} dimensions: one answer for each record, or one record would move the count by "
             "more than 1. For several answers a record, write a Score that says by how much"
         )
-    owners, name = _owners(unit, unit_name, len(wanted))
+    owners, name = _owners(groups, unit, len(wanted))
     count = _RightAnswers(inputs, wanted, predict or _predict, owners)
     return Score(count, 1.0, noise, 1.0, True, "gaussian", name, "right answers")
 
@@ -115,13 +115,13 @@ def bounded_loss(
     *,
     bound: float = 1.0,
     noise: float = 20.0,
-    unit: Any = None,
-    unit_name: str | None = None,
+    groups: Any = None,
+    unit: str | None = None,
 ) -> Score:
     """Minus the sum of each validation record's loss, cut to [0, ``bound``].
 
     ``losses(model)`` gives one loss per record. Each is rounded to a fixed grid, so that the sum is exact and one
-    record moves it by at most ``bound``. With ``unit``, one id for each record, the losses of a person are averaged,
+    record moves it by at most ``bound``. With ``groups``, one id for each record, the losses of a person are averaged,
     and one person with all of their records moves the sum by at most ``bound``.
 
     >>> bounded_loss(lambda model: [0.5, 3.0]).exact(None)
@@ -130,24 +130,22 @@ def bounded_loss(
     if not 0 < bound < math.inf:
         raise TuningError(f"the bound of a loss is a number above 0, not {bound!r}")
 
-    owners, name = _owners(unit, unit_name)
+    owners, name = _owners(groups, unit)
     return Score(_CutLosses(losses, bound, owners), bound, noise, bound, True, "gaussian", name, "bounded loss")
 
 
-def _owners(unit: Any, unit_name: str | None, records: int | None = None) -> tuple[NDArray[np.intp] | None, str]:
+def _owners(groups: Any, unit: str | None, records: int | None = None) -> tuple[NDArray[np.intp] | None, str]:
     """The number of every record's owner, and the word for an owner; a word alone is refused."""
-    if isinstance(unit, str):  # what would be a word, or a column of a table that is not here
-        unit, unit_name = None, unit
-    name = unit_of(unit_name, unit is not None, "Pass unit=, one id for each validation record, with unit_name=")
-    if unit is None:
+    name = unit_of(unit, groups is not None, "Pass groups=, one id for each validation record, with unit=")
+    if groups is None:
         return None, name
-    ids = np.asarray(unit)
+    ids = np.asarray(groups)
     if ids.ndim != 1 or (records is not None and len(ids) != records):
-        raise TuningError("unit holds one id for each validation record, in one dimension")
+        raise TuningError("groups holds one id for each validation record, in one dimension")
     return np.unique(ids, return_inverse=True)[1], name
 
 
-def _total(each: NDArray[np.float64], owner: NDArray[np.intp] | None) -> float:
+def bounded_total(each: NDArray[np.float64], owner: NDArray[np.intp] | None) -> float:
     """The sum of values in [0, 1] on a grid, or of every owner's mean.
 
     Sensitivity: 1 for adding, removing or replacing one record or, with ``owner``, everything of one owner. Each term
@@ -155,7 +153,7 @@ def _total(each: NDArray[np.float64], owner: NDArray[np.intp] | None) -> float:
     """
     if owner is not None:
         if len(owner) != len(each):
-            raise TuningError("unit holds one id for each record that is scored: as many, please")
+            raise TuningError("groups holds one id for each record that is scored: as many, please")
         # The mean of each owner's values in their own order: what others hold changes not a bit of it.
         each = np.bincount(owner, weights=each) / np.bincount(owner)
     return int(np.rint(each * GRID).astype(np.int64).sum()) / GRID
@@ -175,7 +173,7 @@ class _RightAnswers:
         given = np.asarray(self.predict(model, self.inputs))
         if given.shape != self.wanted.shape:
             raise TuningError("the model gives other than one answer for each of the records that are scored")
-        return _total((given == self.wanted).reshape(-1).astype(np.float64), self.owner)
+        return bounded_total((given == self.wanted).reshape(-1).astype(np.float64), self.owner)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -189,7 +187,7 @@ class _CutLosses:
         if each.ndim < 1 or each.size != len(each):
             raise TuningError(f"losses of {each.ndim} dimensions: one for each record, please")
         cut = np.clip(np.nan_to_num(each / self.bound, nan=1.0, posinf=1.0, neginf=1.0), 0.0, 1.0)
-        return -_total(cut.reshape(-1), self.owner) * self.bound
+        return -bounded_total(cut.reshape(-1), self.owner) * self.bound
 
 
 def _predict(model: Any, inputs: Any) -> Any:

@@ -185,6 +185,6 @@ def person_relabelled() -> Iterator[None]:
     """The unit is a word on the price: the score adds up records, and one person moves it by as many as they have."""
     from tacit.tuning import scores
 
-    total = scores._total
-    with replaced(scores, "_total", lambda each, owner: total(each, None)):
+    total = scores.bounded_total
+    with replaced(scores, "bounded_total", lambda each, owner: total(each, None)):
         yield
