@@ -102,8 +102,8 @@ def test_groups_and_units_are_said(tacit):
         (["epsilon", "--noise", "1", "--rate", "1.5", "--steps", "10", "--delta", "1e-5"], "[0, 1]"),
         (["epsilon", "--noise", "-1", *RUN], "noise multiplier"),
         (["epsilon", "--noise", "nan", *RUN], "noise multiplier"),
-        (["epsilon", "--noise", "1", "--rate", "0.1", "--steps", "10", "--delta", "2"], "between 0 and 1"),
-        (["epsilon", "--noise", "1", "--rate", "0.1", "--steps", "10", "--delta", "0"], "between 0 and 1"),
+        (["epsilon", "--noise", "1", "--rate", "0.1", "--steps", "10", "--delta", "2"], "below 1"),
+        (["epsilon", "--noise", "1", "--rate", "0.1", "--steps", "10", "--delta", "0"], "below 1"),
         (["epsilon", "--noise", "1", "--rate", "0.1", "--steps", "10"], "--delta"),
         (["epsilon", "--noise", "1", "--rate", "0.1", "--delta", "1e-5"], "--steps or --epochs"),
         (["epsilon", "--rate", "0.1", "--steps", "10", "--delta", "1e-5"], "--noise"),
@@ -192,3 +192,11 @@ def test_the_sentence_holds_for_the_rounded_number():
     said = float(sentence(bound).split("e^")[1].split(" ")[0])
     assert bound.upper <= said <= bound.upper + 1e-3
     assert math.isfinite(said)
+
+
+def test_at_delta_zero_gaussian_noise_has_no_pure_guarantee(tacit):
+    told = tacit("epsilon", "--noise", "1", "--rate", "0.1", "--steps", "5", "--delta", "0")
+    assert told.exit_code == 0
+    assert "ε in [inf, inf] at δ=0" in told.stdout
+    assert "No pure guarantee holds" in told.stdout
+    assert tacit("calibrate", "--epsilon", "3", "--rate", "0.1", "--steps", "5", "--delta", "0").exit_code == 1

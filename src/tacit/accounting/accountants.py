@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tacit.accounting.base import Mechanism
+from tacit.accounting.base import Mechanism, is_number
 from tacit.accounting.bound import Bound
 from tacit.accounting.errors import AccountingError
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss, SampledLaplaceLoss
@@ -151,6 +151,9 @@ def basic(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", 
     >>> basic(PureDP(0.5) * 4, 1e-5).epsilon
     2.0
     """
+    if delta == 0:
+        total = certified_epsilon(mechanism, 0.0, adjacency=adjacency, group=group).upper
+        return AccountantPrice("basic", total, 0.0, adjacency, mechanism.unit, group)
     members = _asked(mechanism, delta, adjacency, group)
     steps = _Steps(members, delta, adjacency, group)
     total = math.fsum(times * one for one, times in steps.epsilons)
@@ -342,8 +345,10 @@ ACCOUNTANTS = {
 
 
 def _asked(mechanism: Mechanism, delta: float, adjacency: str, group: int) -> list[tuple[Mechanism, int]]:
-    if not isinstance(delta, int | float | np.floating) or not 0 < delta < 1:
-        raise AccountingError(f"δ must lie strictly between 0 and 1, not {delta!r}")
+    if not is_number(delta) or not 0 <= delta < 1:
+        raise AccountingError(f"δ must be 0 or more and below 1, not {delta!r}")
+    if delta == 0:
+        raise NotApplicable("its theorem needs a δ above 0")
     return members_of(mechanism, adjacency, group)
 
 

@@ -72,6 +72,10 @@ class Either(Mechanism):
                 total = np.logaddexp(total, math.log(weight) + curve.moments(orders - 1).max(axis=0))
         return np.asarray(np.maximum(total / (orders - 1), 0.0) * (1 + 1e-12))
 
+    def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
+        drawn = [part for part, weight in self.members() if weight > 0]
+        return max(certified_epsilon(part, 0.0, adjacency=adjacency, group=group).upper for part in drawn)
+
     def own_delta(self, epsilon: float, adjacency: str, group: int) -> tuple[float, float]:
         """(lower, upper) bounds on δ at ``epsilon``: no lower one, and the mean of the members' upper ones."""
         return 0.0, upper_profile(self, adjacency, group)(epsilon)

@@ -111,6 +111,12 @@ class Mechanism:
         """Total-variation cost w of an approximation in the sampler: it adds (1 + e^ε)·w to δ."""
         return 0.0
 
+    def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
+        """The largest privacy loss there is, ε at δ = 0; infinite where there is none, or none is known."""
+        loss = self.pair(adjacency, direction, group)
+        bounded = loss is not None and loss.infinity == 0 and self.extra_delta(group) == 0
+        return max(loss.supremum, 0.0) if loss is not None and bounded else math.inf
+
     def is_tight(self, adjacency: str, group: int = 1) -> bool:
         """Whether ``pair`` is the exact worst case under this adjacency."""
         return self.tight

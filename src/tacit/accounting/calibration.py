@@ -7,6 +7,7 @@ method needs half a dozen prices.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 from collections.abc import Callable
@@ -37,7 +38,8 @@ def calibrate(
 
     ``family`` takes a positive number and returns a mechanism that gets more private, or less private, as the number
     grows: the noise, the sampling rate, or the number of steps (then the result is the largest whole number that fits).
-    ``bracket`` limits the search. A mechanism in place of a family, without ``delta``, gives the smallest δ for ε.
+    ``delta=0`` asks for a pure guarantee. ``bracket`` limits the search. A mechanism in place of a family, without
+    ``delta``, gives the smallest δ for ε.
 
     Guarantee: ``acc.epsilon(family(result), delta, adjacency=..., group=...).upper <= epsilon``, and within a millionth
     of it for a parameter that is not a whole number, where the family reaches the target at all.
@@ -112,6 +114,17 @@ def calibrate_delta(mechanism: Mechanism, *, epsilon: float, adjacency: str = "a
 
 class _Outside(Exception):
     """The family has no mechanism for this parameter."""
+
+
+@dataclasses.dataclass
+class _Walk:
+    """What a walk towards the target has learnt."""
+
+    #: whether the cost falls as the parameter grows
+    falls: bool | None = None
+    stride: float = 0.7
+    #: how often in a row a long step hardly came nearer
+    flat: int = 0
 
 
 class _Search:
@@ -214,42 +227,21 @@ class _Search:
     def _bracket(self) -> None:
         """Walk from the middle towards the target until both sides of it are known."""
         low, high = math.log(self.low), math.log(self.high)
-        start = 0.0 if low <= 0 <= high else 0.5 * (low + high)
-        if low < 0 == high:
-            start = max(low, math.log(0.02))  # a rate: 1 is its end, not its middle
-        previous, last = math.nan, start
-        try:
-            self.price(start)
-        except _Outside:
-            start = last = self._first_inside()
-        stride = 0.7
-        falls: bool | None = None  # whether the cost falls as the parameter grows
-        flat = 0  # how often in a row a long step hardly came nearer
+        previous, last = math.nan, self._start(low, high)
+        walk = _Walk()
         while self.inside is None or self.outside is None:
             if len(self.prices) >= MOST_PRICES:
                 raise self._unreachable()
-            cost = self.prices[last]
-            want_down = cost > self.target
-            if not math.isnan(previous) and self.prices[previous] != cost:
-                falls = (cost < self.prices[previous]) == (last > previous)
-                stride = self._stride(previous, last)
-                gained = abs(cost - self.prices[previous]) / abs(cost - self.target)
-                flat = flat + 1 if want_down and gained < 1e-3 else 0
-                if flat == 3:
-                    raise self._unreachable()
-            elif not math.isnan(previous):
-                stride *= 2  # flat so far
-            rightward = want_down == (falls is not False)
+            want_down = self.prices[last] > self.target
+            if not math.isnan(previous):
+                self._learn(walk, previous, last)
+            rightward = want_down == (walk.falls is not False)
             if last == (high if rightward else low):
-                if falls is None:
-                    if low in self.prices and high in self.prices:
-                        raise self._constant(cost) if math.isfinite(cost) else self._unreachable()
-                    rightward = not rightward
-                elif want_down:
-                    raise self._unreachable()
-                else:
+                if walk.falls is not None and not want_down:
                     break  # all of the family lies within the target: the end of the range is the answer
-            following = min(last + stride, high) if rightward else max(last - stride, low)
+                self._check_end(walk, low, high, last)
+                rightward = not rightward
+            following = min(last + walk.stride, high) if rightward else max(last - walk.stride, low)
             try:
                 self.price(following)
             except _Outside:
@@ -262,6 +254,38 @@ class _Search:
             previous, last = last, following
         if self.inside is None:
             raise self._unreachable()
+
+    def _start(self, low: float, high: float) -> float:
+        """Where the walk begins, priced."""
+        start = 0.0 if low <= 0 <= high else 0.5 * (low + high)
+        if low < 0 == high:
+            start = max(low, math.log(0.02))  # a rate: 1 is its end, not its middle
+        try:
+            self.price(start)
+        except _Outside:
+            return self._first_inside()
+        return start
+
+    def _learn(self, walk: _Walk, previous: float, last: float) -> None:
+        """What the last two prices say of the way on."""
+        before, cost = self.prices[previous], self.prices[last]
+        if before == cost:
+            walk.stride *= 2  # flat so far
+            return
+        walk.falls = (cost < before) == (last > previous)
+        walk.stride = self._stride(previous, last)
+        hardly = cost > self.target and abs(cost - before) / abs(cost - self.target) < 1e-3
+        walk.flat = walk.flat + 1 if hardly else 0
+        if walk.flat == 3:
+            raise self._unreachable()
+
+    def _check_end(self, walk: _Walk, low: float, high: float, last: float) -> None:
+        """At an end of the range with the target not met: an error, unless the other end may be the way to it."""
+        if walk.falls is not None:
+            raise self._unreachable()
+        if low in self.prices and high in self.prices:
+            cost = self.prices[last]
+            raise self._constant(cost) if math.isfinite(cost) else self._unreachable()
 
     def _stride(self, one: float, two: float) -> float:
         """How far the secant through two prices says the target is, and a little more, within reason."""

@@ -67,6 +67,9 @@ class Gaussian(Mechanism):
     def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         return gaussian_floor(math.inf if self.noise_multiplier == 0 else self._mu(adjacency, group))
 
+    def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
+        return math.inf  # the tails differ without end
+
     def _mu(self, adjacency: str, group: int) -> float:
         return min(self.shift(adjacency) * group / self.noise_multiplier, sys.float_info.max)
 
@@ -136,6 +139,9 @@ class DiscreteGaussian(Mechanism):
         shift = (self.replace or 2 * self.sensitivity) if adjacency == "replace-one" else self.sensitivity
         values, p, spacing = losses.discrete_gaussian_atoms(self.sigma, shift * group)
         return AtomsLoss(values, p, spacing=spacing)
+
+    def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
+        return math.inf  # the pair leaves out what has no number in binary64; the tails differ without end
 
 
 # -- guarantees stated as such ----
@@ -248,6 +254,9 @@ class ZCDP(_Stated):
     def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
         return np.asarray(self.rho * group**2 * orders)
 
+    def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
+        return math.inf if self.rho else 0.0
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ExponentialMechanism(_Stated):
@@ -272,6 +281,9 @@ class ExponentialMechanism(_Stated):
 
     def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
         return _bounded_range_renyi(self.epsilon * group, orders)
+
+    def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
+        return self.epsilon * group  # bounded range ε is in particular ε-DP
 
 
 # -- helpers ----

@@ -25,6 +25,8 @@ from tacit.accounting.renyi import RenyiCurve, members_of, overflow_cost
 
 #: An ε that would be larger than this is reported as infinite.
 LARGEST = 1e280
+#: At δ = 0, how far below the upper end the lower one lies: more than a sum of floats can be off.
+PURE_ROUNDING = 1e-12
 #: Lower and upper end of an interval.
 Ends = tuple[float, float]
 
@@ -60,16 +62,20 @@ def epsilon(
     """The ε at which ``mechanism`` is (ε, δ)-differentially private, as an interval that contains the true value.
 
     ``tolerance`` is the width asked for (default: a ten-thousandth of ε); the interval is usually far narrower.
+    ``delta=0`` asks for the pure guarantee: the largest privacy loss there is, which composes by adding up, rounded
+    once to the nearest float; infinite where there is none, as for Gaussian noise.
 
-    >>> from tacit.accounting import Gaussian, PoissonSampled
+    >>> from tacit.accounting import Gaussian, Laplace, PoissonSampled
     >>> epsilon(PoissonSampled(Gaussian(1.1), 256 / 60000) * 3515, delta=1e-5)
     ε in [1.133706, 1.133707] at δ=1e-05, add/remove one record
+    >>> epsilon(Laplace(4.0), delta=0)
+    ε in [0.2499999, 0.2500000] at δ=0, add/remove one record
     """
-    if not is_number(delta) or not 0 < delta < 1:
-        raise AccountingError(f"δ must lie strictly between 0 and 1, not {delta!r}")
+    if not is_number(delta) or not 0 <= delta < 1:
+        raise AccountingError(f"δ must be 0 or more and below 1, not {delta!r}")
     delta = float(delta)
     question = _Question(mechanism, adjacency, group, tolerance)
-    low, high = question.epsilon(delta)
+    low, high = question.epsilon(delta) if delta > 0 else question.pure_epsilon()
     return Bound(low, high, question.tight, "epsilon", delta, adjacency, mechanism.unit, group)
 
 
@@ -148,6 +154,26 @@ class _Question:
 
     # -- ε at δ ----------------------------------------------------------------------------------------------------
 
+    def pure_epsilon(self) -> tuple[float, float]:
+        """ε at δ = 0: the parts' largest losses added up, in the direction where they are larger."""
+        sums = [
+            [
+                math.fsum(times * self._largest_loss(part, direction, upper=upper) for part, times in self.members)
+                for direction in DIRECTIONS
+            ]
+            for upper in (False, True)
+        ]
+        low, high = (max(both) for both in sums)
+        return min(low * (1 - PURE_ROUNDING), high), high
+
+    def _largest_loss(self, part: Mechanism, direction: str, *, upper: bool) -> float:
+        if upper:
+            return part.largest_loss(self.adjacency, direction, self.group)
+        loss = part.floor(self.adjacency, direction, self.group)
+        if loss is not None and part.is_tight(self.adjacency, self.group):
+            return part.largest_loss(self.adjacency, direction, self.group)
+        return 0.0 if loss is None else (math.inf if loss.infinity else max(loss.supremum, 0.0))
+
     def epsilon(self, delta: float) -> tuple[float, float]:
         if not self.members:
             return 0.0, 0.0
@@ -204,29 +230,14 @@ class _Question:
         rest = delta - infinite[1] - 2 * self.extra
         if infinite[0] > delta:
             return math.inf, math.inf
-        if rest < 0 and not self.extra:
-            # δ is the mass of infinite loss, but for rounding: it may be that no ε is enough
-            return self._direction_epsilon(parts, min(delta * (1 + 1e-9), 0.5 * (1 + delta)))[0], math.inf
         if best == 0 and rest >= 0:
             return 0.0, 0.0
-        if rest <= 0 and not self.extra:
-            # δ is just the mass of infinite loss: all of the finite losses must be covered
-            return self._direction_epsilon(parts, min(delta * (1 + 1e-9), 0.5 * (1 + delta)))[0], best
         if rest <= 0:
-            # The sampler's own failure takes all of δ: no upper bound, and the lower one of plain sampling.
-            return 0.0, math.inf
+            # where δ is just the mass of infinite loss, all of the finite losses must be covered
+            return self._no_delta_left(parts, delta), best if rest == 0 and not self.extra else math.inf
         if not self.extra and math.fsum(times * _total_variation(loss) for loss, times in finite) <= rest:
             return 0.0, 0.0  # total variations add up, and δ(0) is the total variation
-        low, high = 0.0, math.inf
-        candidates = self._candidates(finite, log_delta=math.log(rest))
-        curve = next(candidates)
-        while curve is not None:
-            one_low, one_high = _invert(curve, infinite, self.extra, delta)
-            low, high = max(low, one_low), min(high, one_high)
-            wanted = self.tolerance if self.tolerance is not None else 0.95e-4 * low + 0.95e-5
-            if high - low <= wanted or high <= enough:
-                break
-            curve = candidates.send((high - low) / wanted)
+        low, high = self._narrowed(infinite, finite, delta, rest, enough)
         if self.extra == 0:
             high = min(high, best)
         if math.isinf(high):
@@ -235,6 +246,26 @@ class _Question:
             if any(one is not loss for (one, _), (loss, _) in zip(simpler, finite, strict=True)):
                 high = self._direction_epsilon(simpler, delta)[1]
         return min(low, high), high
+
+    def _no_delta_left(self, parts: Parts, delta: float) -> float:
+        """A lower end where δ is the mass of infinite loss, but for rounding, or the sampler's failures take it all."""
+        if self.extra:
+            return 0.0
+        return self._direction_epsilon(parts, min(delta * (1 + 1e-9), 0.5 * (1 + delta)))[0]
+
+    def _narrowed(self, infinite: Ends, finite: Parts, delta: float, rest: float, enough: float) -> Ends:
+        """The best interval that the curves give, each costlier than the one before, until it is narrow enough."""
+        low, high = 0.0, math.inf
+        candidates = self._candidates(finite, log_delta=math.log(rest))
+        curve = next(candidates)
+        while curve is not None:
+            one_low, one_high = _Crossing(curve, infinite, self.extra, delta).interval()
+            low, high = max(low, one_low), min(high, one_high)
+            wanted = self.tolerance if self.tolerance is not None else 0.95e-4 * low + 0.95e-5
+            if high - low <= wanted or high <= enough:
+                break
+            curve = candidates.send((high - low) / wanted)
+        return low, high
 
     def _candidates(
         self, parts: Parts, *, log_delta: float | None = None, epsilon: float | None = None
@@ -440,63 +471,83 @@ def _largest_loss(parts: Parts) -> float:
     return rounded if Fraction(rounded) >= exact else math.nextafter(rounded, math.inf)
 
 
-def _invert(curve: Curve, infinite: tuple[float, float], extra: float, delta: float) -> tuple[float, float]:
-    """An interval for the ε at which the curve, with what the failures add, meets ``delta``."""
+class _Crossing:
+    """Where a curve, with what the failures add, meets ``delta``: Newton's method, then certified ends around it."""
 
-    def between(x: float) -> tuple[float, float]:
-        low, high = _together(infinite, *curve.interval(x))
-        slack = overflow_cost(extra, x)
+    def __init__(self, curve: Curve, infinite: Ends, extra: float, delta: float) -> None:
+        self.curve, self.infinite, self.extra, self.delta = curve, infinite, extra, delta
+
+    def interval(self) -> Ends:
+        """An interval for the ε at which δ is met."""
+        x = self._root()
+        if x <= 0 or not math.isfinite(x):
+            if self._between(0.0)[1] <= self.delta:
+                return 0.0, 0.0
+            x = max(x, 0.0) if math.isfinite(x) else 0.0
+        high = self._above(x)
+        return self._below(x), (high if high < LARGEST else math.inf)
+
+    def _between(self, x: float) -> Ends:
+        low, high = _together(self.infinite, *self.curve.interval(x))
+        slack = overflow_cost(self.extra, x)
         return low - slack, (high + slack) * (1 + 1e-15) if slack else high
 
-    def aim(x: float) -> tuple[float, float]:
+    def _aim(self, x: float) -> tuple[float, float]:
         """Difference of logs, and its slope."""
-        value, slope = curve.middle(x)
-        if not extra and not infinite[1]:
-            return value - math.log(delta), slope
-        part = (1 - infinite[1]) * math.exp(min(value, 0.0))
-        spill = math.exp(min(x, 700.0)) * extra
-        total = infinite[1] + part + extra + spill
-        return math.log(total) - math.log(delta), (part * slope + spill) / total
+        value, slope = self.curve.middle(x)
+        if not self.extra and not self.infinite[1]:
+            return value - math.log(self.delta), slope
+        part = (1 - self.infinite[1]) * math.exp(min(value, 0.0))
+        spill = math.exp(min(x, 700.0)) * self.extra
+        total = self.infinite[1] + part + self.extra + spill
+        return math.log(total) - math.log(self.delta), (part * slope + spill) / total
 
-    # Newton's method inside a bracket: too_low has a larger δ than asked, too_high a smaller one.
-    x, too_low, too_high = curve.start, -math.inf, math.inf
-    for _ in range(100):
-        value, slope = aim(x)
-        if value > 0:
-            too_low = max(too_low, x)
-        else:
-            too_high = min(too_high, x)
-        step = -value / slope if math.isfinite(value) and slope < 0 else math.nan
-        limit = abs(x) + 1.0
-        y = x + max(-limit, min(step, limit)) if not math.isnan(step) else (x / 2 if math.isinf(too_low) else math.nan)
-        if not too_low < y < too_high:
-            y = 0.5 * (max(too_low, x - limit) + min(too_high, x + limit))
-        if x == 0 and value <= 0:
-            break
-        if y < 0 < x:
-            y = 0.0  # the smallest ε there is, before a long step is taken beyond it
-        if abs(y - x) <= 4e-16 * abs(x) + 1e-300 or y < -1:
+    def _root(self) -> float:
+        """Newton's method inside a bracket: too_low has a larger δ than asked, too_high a smaller one."""
+        x, too_low, too_high = self.curve.start, -math.inf, math.inf
+        for _ in range(100):
+            value, slope = self._aim(x)
+            if value > 0:
+                too_low = max(too_low, x)
+            else:
+                too_high = min(too_high, x)
+            y = _newton(x, value, slope, too_low, too_high)
+            if x == 0 and value <= 0:
+                break
+            if y < 0 < x:
+                y = 0.0  # the smallest ε there is, before a long step is taken beyond it
+            arrived = abs(y - x) <= 4e-16 * abs(x) + 1e-300 or y < -1
             x = y
-            break
-        x = y
-    if x <= 0 or not math.isfinite(x):
-        if between(0.0)[1] <= delta:
-            return 0.0, 0.0
-        x = max(x, 0.0) if math.isfinite(x) else 0.0
-    margin = max(1e-14 * x, 1e-18)
-    high = math.inf
-    for _ in range(200):
-        if between(x + margin)[1] <= delta:
-            high = x + margin
-            break
-        margin *= 2
-        if margin > 4 * (x + 1) + 100:
-            break
-    margin = max(1e-14 * x, 1e-18)
-    low = 0.0
-    while margin < x:
-        if between(x - margin)[0] >= delta:
-            low = x - margin
-            break
-        margin *= 2
-    return low, (high if high < LARGEST else math.inf)
+            if arrived:
+                break
+        return x
+
+    def _above(self, x: float) -> float:
+        """The first point at or above ``x``, in growing steps, where δ is surely at most what was asked."""
+        margin = max(1e-14 * x, 1e-18)
+        for _ in range(200):
+            if self._between(x + margin)[1] <= self.delta:
+                return x + margin
+            margin *= 2
+            if margin > 4 * (x + 1) + 100:
+                break
+        return math.inf
+
+    def _below(self, x: float) -> float:
+        """The first point below ``x``, in growing steps, where δ is surely at least what was asked."""
+        margin = max(1e-14 * x, 1e-18)
+        while margin < x:
+            if self._between(x - margin)[0] >= self.delta:
+                return x - margin
+            margin *= 2
+        return 0.0
+
+
+def _newton(x: float, value: float, slope: float, too_low: float, too_high: float) -> float:
+    """The next point: Newton's step where it stays near and inside the bracket, else the middle."""
+    step = -value / slope if math.isfinite(value) and slope < 0 else math.nan
+    limit = abs(x) + 1.0
+    y = x + max(-limit, min(step, limit)) if not math.isnan(step) else (x / 2 if math.isinf(too_low) else math.nan)
+    if not too_low < y < too_high:
+        y = 0.5 * (max(too_low, x - limit) + min(too_high, x + limit))
+    return y

@@ -154,11 +154,18 @@ class PoissonSampled(Mechanism):
         if not isinstance(inner, Laplace) or inner.scale == 0 or self.rate == 0:
             return None
         if adjacency == "replace-one" or group > 1:
-            # Amplified pure DP: the lemma for one record, then the chain of neighbours.
-            epsilon = amplified(1 / inner.scale, self.rate)
-            steps = group * (2 if adjacency == "replace-one" else 1)
-            return renyi_of_pure(epsilon * steps, orders)
+            return renyi_of_pure(self._chained(inner, adjacency, group), orders)
         return None
+
+    def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
+        inner = self.mechanism
+        if isinstance(inner, Laplace) and inner.scale > 0 and self.pair(adjacency, direction, group) is None:
+            return self._chained(inner, adjacency, group)
+        return super().largest_loss(adjacency, direction, group)
+
+    def _chained(self, inner: Laplace, adjacency: str, group: int) -> float:
+        """Amplified pure DP: the lemma for one record, then the chain of neighbours."""
+        return amplified(1 / inner.scale, self.rate) * group * (2 if adjacency == "replace-one" else 1)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -196,6 +203,9 @@ class Accumulated(Mechanism):
 
     def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
         return self.mechanism.renyi(adjacency, orders, group * self.draws)
+
+    def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
+        return self.mechanism.largest_loss(adjacency, direction, group * self.draws)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -237,6 +247,9 @@ class TruncatedPoissonSampled(Mechanism):
 
     def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         return self.poisson().floor(adjacency, direction, group)
+
+    def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
+        return math.inf if self.extra_delta(group) else self.poisson().largest_loss(adjacency, direction, group)
 
     def extra_delta(self, group: int = 1) -> float:
         return binomial_tail(self.examples + group, self.rate, self.max_batch)
@@ -372,6 +385,9 @@ class Shuffled(Mechanism):
 
     def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
         return self.mechanism.renyi(adjacency, orders, group)
+
+    def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
+        return self.mechanism.largest_loss(adjacency, direction, group)
 
     def extra_delta(self, group: int = 1) -> float:
         return self.mechanism.extra_delta(group)

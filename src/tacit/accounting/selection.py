@@ -152,6 +152,9 @@ class Selected(Mechanism):
         middle = self._power * _second_order(self.mechanism, adjacency, group, self.gamma)
         return np.asarray(first + max(middle, 0.0) + math.log(self.runs) / c)
 
+    def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
+        return Profiled(self, adjacency, group).by_tradeoff(0.0)
+
     def own_epsilon(self, delta: float, adjacency: str, group: int) -> tuple[float, float]:
         """(lower, upper) bounds on ε at ``delta`` from the base's privacy profile.
 

@@ -217,8 +217,6 @@ def calibrate(
         fail(f"calibration finds one of noise, rate, steps and delta; {what}", EXIT_USAGE)
     terms: dict[str, Any] = {"epsilon": epsilon, "adjacency": adjacency, "group": group}
     try:
-        if delta is not None and not 0 < delta < 1:
-            raise acc.AccountingError(f"δ must lie strictly between 0 and 1, not {delta:g}")
         found = _solve(run, missing[0], noise, delta, terms)
     except acc.AccountingError as error:
         fail(str(error), EXIT_USAGE if "out of reach" not in str(error) else 1)
@@ -283,6 +281,8 @@ def _compare(told: dict[str, Any]) -> acc.Comparison:
 def sentence(bound: acc.Bound) -> str:
     """The guarantee in plain language, with its adjacency and unit."""
     who = f"any one {bound.unit}" if bound.group == 1 else f"any {bound.group} {bound.unit}s together"
+    if math.isinf(bound.upper) and bound.given == 0:
+        return "No pure guarantee holds: at δ = 0 no finite ε covers this noise. Ask at a δ above 0."
     if math.isinf(bound.upper):
         return f"No protection is claimed: what is released may reveal {who} for certain."
     terms = {
@@ -292,9 +292,10 @@ def sentence(bound: acc.Bound) -> str:
     }[bound.adjacency]
     rounded = math.ceil(bound.upper * 1000) / 1000  # up, so that what is said still holds
     factor = f"e^{rounded:g} = {math.exp(rounded):.4g}" if rounded < 700 else f"e^{rounded:g}"
+    slack = f", give or take a probability of {bound.given:g}" if bound.given else ""
     return (
-        f"{terms}, whatever is concluded from what this run releases is at most {factor} times as likely, "
-        f"give or take a probability of {bound.given:g}. Stated for: {bound.terms}."
+        f"{terms}, whatever is concluded from what this run releases is at most {factor} times as likely{slack}. "
+        f"Stated for: {bound.terms}."
     )
 
 

@@ -233,9 +233,24 @@ def epsilon_alone(mechanism: acc.Mechanism, delta: float, adjacency: str) -> flo
     0.30000000000000004
     """
     basic = _basic(mechanism, delta, adjacency)
-    if delta == 0:
-        return basic
-    return min(basic, certified(mechanism, delta, adjacency).upper)
+    return basic if delta == 0 else min(basic, certified(mechanism, delta, adjacency).upper)
+
+
+def _basic(mechanism: acc.Mechanism, delta: float, adjacency: str) -> float:
+    """Σε of parts that are pure, or (ε, δ)-DP with Σδ at most ``delta``; infinite where there are others."""
+    stated = [(part, times) for part, times in mechanism.parts() if isinstance(part, acc.ApproxDP)]
+    failures = math.fsum(times * part.delta for part, times in stated)
+    if failures > delta or adjacency not in mechanism.adjacencies():
+        return math.inf
+    pure = tuple((_pure(part), times) for part, times in mechanism.parts())
+    return acc.epsilon(acc.Composed(pure, unit=mechanism.unit), 0.0, adjacency=adjacency).upper
+
+
+def _pure(part: acc.Mechanism) -> acc.Mechanism:
+    """An (ε, δ)-DP mechanism without its failures; any other as it is."""
+    if not isinstance(part, acc.ApproxDP):
+        return part
+    return acc.PureDP(part.epsilon, unit=part.unit, adjacency=part.adjacency)
 
 
 def certified(mechanism: acc.Mechanism, delta: float, adjacency: str) -> acc.Bound:
@@ -255,28 +270,6 @@ def certified(mechanism: acc.Mechanism, delta: float, adjacency: str) -> acc.Bou
                 f"of at least {back.lower:.6g}: one is wrong, so nothing is granted. Please report this"
             )
     return bound
-
-
-def _basic(mechanism: acc.Mechanism, delta: float, adjacency: str) -> float:
-    """Σε of parts that are pure, or (ε, δ)-DP with Σδ at most ``delta``; infinite where there are others."""
-    stated = [(part, times) for part, times in mechanism.parts() if times]
-    if math.fsum(times * part.delta for part, times in stated if isinstance(part, acc.ApproxDP)) > delta:
-        return math.inf
-    return math.fsum(times * _pure(part, adjacency) for part, times in stated)
-
-
-def _pure(part: acc.Mechanism, adjacency: str) -> float:
-    if adjacency not in part.adjacencies():
-        return math.inf
-    if isinstance(part, acc.ExponentialMechanism):  # bounded range ε is in particular ε-DP
-        return part.epsilon
-    if isinstance(part, acc.ApproxDP):  # its δ is counted by the caller
-        return part.epsilon
-    inner = part.mechanism if isinstance(part, acc.PoissonSampled) else part
-    if not isinstance(inner, acc.PureDP | acc.Laplace):
-        return math.inf
-    losses = [part.pair(adjacency, direction) for direction in ("remove", "add")]
-    return max(math.inf if loss is None or loss.infinity else loss.supremum for loss in losses)
 
 
 def best_order(epsilon: float, delta: float) -> float:
@@ -316,7 +309,7 @@ def _without_failures(mechanism: acc.Mechanism, epsilon: float) -> tuple[acc.Mec
     for part, times in mechanism.parts():
         if isinstance(part, acc.ApproxDP):
             failure.append(times * part.delta)
-            part = acc.PureDP(part.epsilon, unit=part.unit, adjacency=part.adjacency)
+            part = _pure(part)
         else:
             part, variation = _nearest(part)
             failure.append(overflow_cost(times * variation, epsilon))
@@ -333,8 +326,7 @@ def _nearest(mechanism: acc.Mechanism) -> tuple[acc.Mechanism, float]:
     if isinstance(mechanism, acc.TruncatedPoissonSampled):
         return mechanism.poisson(), mechanism.extra_delta()
     if isinstance(mechanism, acc.ApproxDP):
-        pure = acc.PureDP(mechanism.epsilon, unit=mechanism.unit, adjacency=mechanism.adjacency)
-        return pure, mechanism.delta
+        return _pure(mechanism), mechanism.delta
     if isinstance(mechanism, acc.Selected):
         inner, variation = _nearest(mechanism.mechanism)
         # the number of runs does not depend on the data (for a threshold it is at most ``runs`` on average)

@@ -294,7 +294,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             "charge": charge.number if charge is not None else None,
         }
         delta = 0.0 if _pure(mechanism) else task.delta
-        return acc.Privacy(guarantee.price(mechanism, delta, task.adjacency), mechanism, details)
+        return acc.Privacy(acc.epsilon(mechanism, delta, adjacency=task.adjacency), mechanism, details)
 
     @contextlib.contextmanager
     def _paid(self, task: Task, mechanism: acc.Mechanism, what: str) -> Iterator[Charge | None]:

@@ -10,21 +10,8 @@ from typing import Any
 from tacit import accounting as acc
 from tacit.accounting.base import is_number
 from tacit.ledger import Charge, Ledger
-from tacit.ledger.rules import epsilon_alone
 
 GENERATOR = "exact, on a grid, from the operating system's entropy (tacit.noise)"
-
-
-def price(mechanism: acc.Mechanism, delta: float, adjacency: str) -> acc.Bound:
-    """The certified ε of a mechanism; at δ = 0 its pure guarantee.
-
-    >>> price(acc.Laplace(4.0), 0.0, "add-remove")
-    ε in [0.2499999, 0.2500000] at δ=0, add/remove one record
-    """
-    if delta > 0:
-        return acc.epsilon(mechanism, delta, adjacency=adjacency)
-    upper = epsilon_alone(mechanism, 0.0, adjacency)
-    return acc.Bound(upper * (1 - 1e-12), upper, given=0.0, adjacency=adjacency, unit=mechanism.unit)
 
 
 def check_budget(epsilon: Any, delta: Any) -> tuple[float, float]:

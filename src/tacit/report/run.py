@@ -9,14 +9,12 @@ what :meth:`tacit.ledger.EvaluationData.metric` gives.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tacit import accounting as acc
 from tacit.ledger import Ledger, OperatorView, PrivateValueError
 from tacit.ledger.release import Charged, Public
-from tacit.ledger.rules import epsilon_alone
 from tacit.schema import Numeric
 
 if TYPE_CHECKING:
@@ -169,11 +167,6 @@ class Run:
         """The certified ε at :attr:`delta`."""
         if self.epsilon is not None:
             return self.epsilon
-        if self.delta == 0:  # the sum of pure guarantees; it is what is claimed, and the least ε may be below it
-            upper = epsilon_alone(self.mechanism, 0.0, self.adjacency)
-            tight = len(self.mechanism.parts()) == 1 and math.isfinite(upper)
-            lower = upper * (1 - 1e-12) if tight else 0.0
-            return acc.Bound(lower, upper, given=0.0, adjacency=self.adjacency, unit=self.unit, tight=tight)
         return acc.epsilon(self.mechanism, self.delta, adjacency=self.adjacency)
 
 
