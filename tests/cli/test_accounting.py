@@ -103,7 +103,7 @@ def test_groups_and_units_are_said(tacit):
         (["epsilon", "--noise", "-1", *RUN], "noise multiplier"),
         (["epsilon", "--noise", "nan", *RUN], "noise multiplier"),
         (["epsilon", "--noise", "1", "--rate", "0.1", "--steps", "10", "--delta", "2"], "below 1"),
-        (["epsilon", "--noise", "1", "--rate", "0.1", "--steps", "10", "--delta", "0"], "below 1"),
+        (["epsilon", "--noise", "1", "--rate", "0.1", "--steps", "10", "--delta", "-1e-5"], "below 1"),
         (["epsilon", "--noise", "1", "--rate", "0.1", "--steps", "10"], "--delta"),
         (["epsilon", "--noise", "1", "--rate", "0.1", "--delta", "1e-5"], "--steps or --epochs"),
         (["epsilon", "--rate", "0.1", "--steps", "10", "--delta", "1e-5"], "--noise"),
