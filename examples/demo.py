@@ -7,7 +7,6 @@ are charged and public values only. The demo ends with the path of the report, o
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
@@ -16,9 +15,11 @@ from rich.table import Table
 
 from tacit.ledger import Ledger, Release
 from tacit.report import read_card
-from tacit.runs import train as job
 from tacit.runs.journal import Journal
+from tacit.runs.progress import Told
+from tacit.runs.read import read
 from tacit.runs.settings import Settings
+from tacit.runs.train import drive, release, start
 
 EPSILON, DELTA = 1.0, 1e-6
 
@@ -71,22 +72,22 @@ def main() -> None:
     folder = journal.folder
     where = folder / "private" / "ledger.db"
     chosen = settings(where)
-    prepared = job.prepare(chosen)
-    assert prepared.test is not None
-    ledger = Ledger(where)
-    ledger.register("labsup", epsilon=EPSILON, delta=DELTA, unit=prepared.schema.unit.name, fingerprint=prepared.file)
+    records = read(chosen)
+    assert records.test is not None
+    ledger, progress = Ledger(where), Told()
+    ledger.register("labsup", epsilon=EPSILON, delta=DELTA, unit=records.schema.unit.name, fingerprint=records.file)
     console.print(
-        f"labsup: US Census public-use sample, {len(prepared.x):,} rows treated as private, "
-        f"{len(prepared.test[0]):,} declared public for evaluation\n"
-        f"ledger: a budget of ε = {EPSILON:g}, δ = {DELTA:g} for one {prepared.schema.unit.name}"
+        f"labsup: US Census public-use sample, {len(records.x):,} rows treated as private, "
+        f"{len(records.test[0]):,} declared public for evaluation\n"
+        f"ledger: a budget of ε = {EPSILON:g}, δ = {DELTA:g} for one {records.schema.unit.name}"
     )
-    training = job.start(chosen, folder, prepared, lambda text: print(text, file=sys.stderr))
+    training = start(chosen, journal.private, records, progress)
     console.print(
         f"plan:   {training.plan.steps} steps, {training.plan.sampler.words}, noise multiplier "
         f"{training.plan.noise[0]:.4f}, clip norm {chosen.clip_norm:g}"
     )
-    job.drive(training, folder, quiet=False)
-    job.release(chosen, journal, prepared, training)
+    drive(training, journal.private, progress)
+    release(chosen, journal, records, training)
     journal.publish()
     card = read_card(folder / "privacy.json")
     check(card, ledger)

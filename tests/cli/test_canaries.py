@@ -15,9 +15,10 @@ from tacit.audit.evidence import best_one_run
 from tacit.cli import build
 from tacit.ledger import Ledger
 from tacit.report import describe, read_card
-from tacit.runs import settings
-from tacit.runs import train as job
+from tacit.runs import progress, settings
 from tacit.runs.journal import Journal
+from tacit.runs.read import read
+from tacit.runs.train import start
 from tacit.sgd.training.canaries import Planted
 
 ROWS = 300
@@ -120,7 +121,7 @@ def test_a_search_plants_no_canaries(tmp_path):
 
 
 def test_a_run_with_canaries_that_was_stopped_begins_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(job.Live, "update", lambda *rest: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(progress.Live, "update", lambda *rest: os.kill(os.getpid(), signal.SIGINT))
     run = tmp_path / "runs" / "cut"
     told = train("--epsilon", "4", "--steps", "3", "--batch", "50", "--audit-canaries", "100", "--name", "cut")
     assert told.exit_code == 130, told.output
@@ -143,7 +144,7 @@ def test_a_size_that_is_given_is_that_of_the_records_and_canaries_have_slots_bes
         data="clinic.csv", schema="clinic.toml", noise=1.0, delta=1e-5, steps=3, batch=50, sampler=sampler, size=ROWS,
         audit_canaries=100,
     )  # fmt: skip
-    folder = Journal.begin(tmp_path / "runs", None, "clinic", {}).folder
-    training = job.start(chosen, folder, job.prepare(chosen), lambda text: None)
+    private = Journal.begin(tmp_path / "runs", None, "clinic", {}).private
+    training = start(chosen, private, read(chosen), progress.Told())
     assert training.plan.sampler.size == ROWS + 100
     assert describe(training, "sized").records == (ROWS if training.plan.sampler.exact else None)

@@ -91,9 +91,8 @@ runs = 2
 SCRIPT = """
 import functools, hashlib, importlib, json, os, signal, sys, traceback
 import joblib, numpy, peft, polars, sklearn.ensemble, torch, transformers
-from tacit.cli import build, pate, tune
-from tacit.cli import prompt as _, train as _
-from tacit.runs import journal, prompt, train, votes
+from tacit.cli import build, pate, prompt, train, tune
+from tacit.runs import journal, pate, prompt, search, train
 from tacit.report import card
 from tests.training.common import finish, run
 

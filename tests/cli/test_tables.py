@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tacit.runs.train import read_table
+from tacit.runs.read import read_table
 from tacit.schema import Boolean, Categorical, Numeric, Schema, SchemaError, Unit
 
 SCHEMA = Schema(

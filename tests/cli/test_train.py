@@ -24,8 +24,8 @@ from tacit.cli import build
 from tacit.ledger import Ledger
 from tacit.report import read_card
 from tacit.report.card import sources
+from tacit.runs.read import read
 from tacit.runs.settings import Settings
-from tacit.runs.train import prepare
 
 SCHEMA = """
 name = "clinic"
@@ -211,7 +211,7 @@ def test_public_rows_are_set_apart_by_what_they_are_and_the_card_says_what_that_
 
 def sides(settings):
     """The rows of the private and of the public side, with how often each occurs."""
-    prepared = prepare(settings)
+    prepared = read(settings)
     pairs = (prepared.x, prepared.y), prepared.test
     return [Counter(row.tobytes() for row in np.column_stack([x.numpy(), y.numpy()])) for x, y in pairs]
 
@@ -458,15 +458,15 @@ def test_resuming_a_run_that_has_ended_keeps_what_an_audit_found(clinic):
 
 
 def test_a_run_is_not_resumed_on_other_data(clinic, monkeypatch):
-    from tacit.runs import train as job
+    from tacit.runs.progress import Live
 
-    real = job.Live.update
+    real = Live.update
 
     def stop(self, *rest):
         real(self, *rest)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(job.Live, "update", stop)
+    monkeypatch.setattr(Live, "update", stop)
     told = own("--name", "cut")
     assert told.exit_code == 130, told.output
     monkeypatch.undo()

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tacit.cli import build, pate, tune
+from tacit.cli import build
 from tacit.ledger import Ledger, StorageError
 from tacit.ledger.sql import public_address
-from tacit.runs import prompt, train
+from tacit.runs.pate import VotesRun
+from tacit.runs.progress import Live
+from tacit.runs.prompt import PromptRun
+from tacit.runs.search import SearchRun
 from tacit.runs.settings import Settings
 
 SECRET = "correct-horse-7"
@@ -51,9 +54,9 @@ def test_no_file_text_or_error_holds_the_password(address):
     pytest.importorskip("psycopg")
     settings, ledger = _settings(address), Ledger(address)
     told = [settings.to_toml(), repr(settings), repr(ledger), str(vars(ledger._store)["_url"])]
-    told.append(tune._to_toml(settings, {"batch": [64, 128]}, {}))
-    told.append(json.dumps(prompt.absolute({"data": "clinic.csv", "ledger": address})))
-    told.append(json.dumps(pate._absolute({"source": "clinic.csv", "ledger": address})))
+    told.append(SearchRun(settings, {"batch": [64, 128]}, {}).to_toml())
+    told.append(json.dumps(PromptRun("tune", {"data": "clinic.csv", "ledger": address}).files()))
+    told.append(json.dumps(VotesRun({"source": "clinic.csv", "ledger": address}).files()))
     with pytest.raises(StorageError) as error:
         ledger.datasets()
     told += ["".join(traceback.format_exception(error.value)), repr(ledger._store._engine())]
@@ -87,8 +90,8 @@ def test_a_run_is_resumed_with_the_password_given_again(postgres, tmp_path, monk
         return CliRunner().invoke(build(), ["train", *words, "-q"])
 
     usual = ("--epsilon", "3", "--delta", "1e-5", "--epochs", "1", "--batch", "50", "--model", "linear")
-    shown = train.Live.update
-    monkeypatch.setattr(train.Live, "update", lambda *rest: os.kill(os.getpid(), signal.SIGINT))  # Ctrl-C after a step
+    shown = Live.update
+    monkeypatch.setattr(Live, "update", lambda *rest: os.kill(os.getpid(), signal.SIGINT))  # Ctrl-C after a step
     told = tacit("clinic.csv", "--schema", "schema.toml", *usual, "--ledger", address, "--dataset", "people")
     assert told.exit_code == 130, told.output
     run = Path("runs/clinic-1")
@@ -103,7 +106,7 @@ def test_a_run_is_resumed_with_the_password_given_again(postgres, tmp_path, monk
     assert other.exit_code == 2
     assert "the ledger of the run" in other.output
     assert tacit("--resume", str(run), "--ledger", address).exit_code == 130
-    monkeypatch.setattr(train.Live, "update", shown)
+    monkeypatch.setattr(Live, "update", shown)
     monkeypatch.setenv("PGPASSWORD", SECRET)
     assert tacit("--resume", str(run)).exit_code == 0
     assert SECRET not in told.output + refused.output + other.output

@@ -17,7 +17,7 @@ from tacit.ledger import Ledger
 from tacit.linear_model import LinearRegression, LogisticRegression
 from tacit.pate import Teachers
 from tacit.prompts import Endpoint, PromptTeachers, Template, Verbalizer
-from tacit.runs.train import read_table
+from tacit.runs.read import read_table
 from tacit.schema import Categorical, Numeric, Schema, SchemaError, Unit
 from tacit.sgd import Classifier, Regressor, Training, clipped_grad
 from tacit.tuning import PrivateSearch, bounded_loss, correct_count

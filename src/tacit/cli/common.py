@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
-    from tacit.runs.journal import Journal
+    from tacit.runs.progress import Told
 
 #: Exit codes of the command, documented in ``docs/cli.md``.
 EXIT_ERROR = 1
@@ -26,37 +25,67 @@ def fail(message: str, code: int = EXIT_ERROR) -> NoReturn:
 
 
 @contextlib.contextmanager
-def resumable(command: str, folder: Callable[[], Path | None]) -> Iterator[None]:
-    """Ctrl-C and a disk that is full lose nothing of a run: say how it goes on."""
+def exits(command: str, progress: Told, *, usage: int = EXIT_USAGE) -> Iterator[None]:
+    """What can go wrong in a run, as a message that says how the run goes on, and an exit code.
 
-    def how() -> str:
-        return f"go on with: tacit {command} --resume {folder()}" if folder() is not None else "nothing was begun"
-
+    Ctrl-C and a disk that is full lose nothing of a run.
+    """
     try:
         yield
-    except KeyboardInterrupt:
-        typer.echo(f"tacit: interrupted; {how()}", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    except OSError as error:
+    except (Exception, KeyboardInterrupt) as error:
+        if (told := _ending(error, command, progress, usage)) is None:
+            raise
+        fail(*told)
+
+
+def _ending(error: BaseException, command: str, progress: Told, usage: int) -> tuple[str, int] | None:
+    """Message and exit code of an error that means something to the user; None for a mistake of ours."""
+    from tacit.accounting import PrivacyWarning
+    from tacit.runs.progress import Interrupted
+    from tacit.runs.settings import SettingsError
+
+    how = f"go on with: {again(command, progress)}" if progress.folder is not None else "nothing was begun"
+    if isinstance(error, KeyboardInterrupt):
+        return str(error) if isinstance(error, Interrupted) else f"interrupted; {how}", EXIT_INTERRUPTED
+    if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename is not None else ""
-        mended = "nothing is lost: when that is mended, " if folder() is not None else ""
-        fail(f"{error.strerror or error}{where}; {mended}{how()}")
+        mended = "nothing is lost: when that is mended, " if progress.folder is not None else ""
+        return f"{error.strerror or error}{where}; {mended}{how}", EXIT_ERROR
+    if isinstance(error, PrivacyWarning):
+        return f"{error}. A run is resumed as it was, or not at all", EXIT_ERROR
+    if isinstance(error, SettingsError):
+        return str(error), usage
+    from tacit.ledger import BudgetExceeded
+    from tacit.runs.folder import refusals
+    from tacit.runs.journal import NameTaken
+
+    if isinstance(error, refusals()):
+        return str(error), {BudgetExceeded: EXIT_BUDGET, NameTaken: usage}.get(type(error), EXIT_ERROR)
+    return None
 
 
-def brought_out(journal: Journal) -> dict[str, Any]:
-    """Publish what a run has decided; where that was done before, change nothing and say so. What is to be told."""
-    from tacit.runs.journal import JournalError
+def again(command: str, progress: Told) -> str:
+    """The line by which a run goes on."""
+    return f"tacit {command} --resume {progress.folder}"
 
-    if journal.ended:
-        told, mended = journal.told()
-        if told is None:
-            raise JournalError(f"{journal.folder} has ended; what it claims is in {journal.folder / 'privacy.json'}")
-        done = f"put back what was lost or torn: {', '.join(mended)}" if mended else "nothing is changed"
-        typer.echo(f"tacit: {journal.folder} has ended; {done}", err=True)
-    else:
-        told = journal.publish()
-    files = {what: str(journal.folder / name) for what, name in told.pop("files").items()}
-    return {"run": str(journal.folder), **told, **files}
+
+def option(help_text: str, *names: str) -> Any:
+    """An option without a default of its own."""
+    return typer.Option(*names, help=help_text, show_default=False)
+
+
+def number(value: float | str) -> str:
+    """An ε as it is told; as text it is infinite."""
+    return f"{value:.10g}" if isinstance(value, float) else "∞"
+
+
+def show_results(results: list[dict[str, Any]]) -> None:
+    """What the models of a run are worth on public rows."""
+    for result in results:
+        of = f" ({result['group']})" if result["group"] else ""
+        value = result["value"]
+        shown = f"{value:.1%}" if result["metric"] == "accuracy" else f"{value:,.4g}"
+        typer.echo(f"  {result['metric']} of {result['model']}{of}: {shown} on {result['rows']:,} public rows")
 
 
 def _version(value: bool) -> None:

@@ -7,16 +7,17 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from tacit.cli.common import EXIT_BUDGET, EXIT_USAGE, brought_out, fail, resumable
+from tacit.cli.common import EXIT_USAGE, again, exits, fail, option
 
-#: The settings of a run, in its folder.
-CONFIG = "prompt.config.json"
+if TYPE_CHECKING:
+    from tacit.runs.progress import Told
+
 TUNE_EPILOG = """
 DATA is a .csv or .parquet file with the columns text and label, or a known data set (sst2, trec, …); with --task
 generate only text is read, and the model learns to continue what stands before {text}. A run lives in its folder:
@@ -66,40 +67,37 @@ EVAL_EPILOG = """
 """
 
 
-def _option(help_text: str, *names: str) -> Any:
-    return typer.Option(*names, help=help_text, show_default=False)
-
-
 Data = Annotated[str | None, typer.Argument(help="Private labelled texts: a file or a known set.", show_default=False)]
 Runs = Annotated[Path, typer.Option(help="Where runs live.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-HIDDEN = ("resume", "runs", "name", "as_json")
+PLACE = ("resume", "name")
+HIDDEN = (*PLACE, "runs", "as_json")
 
 #: Options that several commands have: how the model is asked, over HTTP, and what belongs to every run.
 ASKING: dict[str, Any] = {
-    "model": Annotated[str | None, _option("smollm2, a folder, or a name on the hub. Default: smollm2.")],
-    "template": Annotated[str | None, _option("Text with {text} in it; \\n is a new line.")],
-    "instruction": Annotated[str | None, _option("What stands once before everything.")],
-    "words": Annotated[str | None, _option("The word of each class: class=word,class=word. A known set has its own.")],
+    "model": Annotated[str | None, option("smollm2, a folder, or a name on the hub. Default: smollm2.")],
+    "template": Annotated[str | None, option("Text with {text} in it; \\n is a new line.")],
+    "instruction": Annotated[str | None, option("What stands once before everything.")],
+    "words": Annotated[str | None, option("The word of each class: class=word,class=word. A known set has its own.")],
     "first_token": Annotated[bool, typer.Option("--first-token", help="Tell words of several tokens by their first.")],
-    "data_dir": Annotated[str | None, _option("The folder of the known data sets.")],
-    "device": Annotated[str | None, _option("cpu or cuda.")],
+    "data_dir": Annotated[str | None, option("The folder of the known data sets.")],
+    "device": Annotated[str | None, option("cpu or cuda.")],
 }
 HTTP: dict[str, Any] = {
-    "endpoint": Annotated[str | None, _option("Ask a model over HTTP: http://…/v1")],
-    "endpoint_model": Annotated[str | None, _option("The model's name at the endpoint.")],
+    "endpoint": Annotated[str | None, option("Ask a model over HTTP: http://…/v1")],
+    "endpoint_model": Annotated[str | None, option("The model's name at the endpoint.")],
     "chat": Annotated[bool, typer.Option("--chat", help="Speak the chat protocol to the endpoint.")],
 }
 RUN: dict[str, Any] = {
-    "delta": Annotated[float | None, _option("The δ of (ε, δ), such as 1e-6.")],
-    "ledger": Annotated[str | None, _option("The ledger that is charged: a file or postgresql://…")],
-    "dataset": Annotated[str | None, _option("The data's name in the ledger.")],
-    "unit": Annotated[str | None, _option("Whom to protect, such as person, with --unit-column. Default: record.")],
-    "unit_column": Annotated[str | None, _option("The column with the id of each text's owner.")],
-    "evaluate": Annotated[str | None, _option("Texts to evaluate on: a file, a known set, or set:split.")],
-    "public_because": Annotated[str | None, _option("Why the evaluation texts protect nobody.")],
-    "name": Annotated[str | None, _option("The run's name. Default: the data's name and a number.")],
-    "resume": Annotated[Path | None, _option("The folder of a run to go on with.")],
+    "delta": Annotated[float | None, option("The δ of (ε, δ), such as 1e-6.")],
+    "ledger": Annotated[str | None, option("The ledger that is charged: a file or postgresql://…")],
+    "dataset": Annotated[str | None, option("The data's name in the ledger.")],
+    "unit": Annotated[str | None, option("Whom to protect, such as person, with --unit-column. Default: record.")],
+    "unit_column": Annotated[str | None, option("The column with the id of each text's owner.")],
+    "evaluate": Annotated[str | None, option("Texts to evaluate on: a file, a known set, or set:split.")],
+    "public_because": Annotated[str | None, option("Why the evaluation texts protect nobody.")],
+    "name": Annotated[str | None, option("The run's name. Default: the data's name and a number.")],
+    "resume": Annotated[Path | None, option("The folder of a run to go on with.")],
 }
 
 
@@ -141,65 +139,67 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 @_sharing(ASKING, RUN)
 def tune(
     data: Data = None,
-    task: Annotated[str | None, _option("classify, or generate: continue texts. Default: classify.")] = None,
-    method: Annotated[str | None, _option("soft, prefix or lora. Default: lora.")] = None,
-    epsilon: Annotated[float | None, _option("The ε to keep.")] = None,
-    noise: Annotated[float | None, _option("Or the noise multiplier.")] = None,
-    epochs: Annotated[int | None, _option("Passes over the data.")] = None,
-    steps: Annotated[int | None, _option("Or the number of steps.")] = None,
-    batch: Annotated[int | None, _option("Expected batch size.")] = None,
-    learning_rate: Annotated[float | None, _option("Learning rate of Adam.", "--learning-rate", "--lr")] = None,
-    clip_norm: Annotated[float | None, _option("Where gradients are clipped. Default: 0.1.")] = None,
-    rank: Annotated[int | None, _option("LoRA's rank. Default: 4.")] = None,
-    virtual_tokens: Annotated[int | None, _option("Length of a soft prompt or prefix.")] = None,
-    start: Annotated[str | None, _option("Public text that a soft prompt or prefix starts as.")] = None,
-    checkpoint_every: Annotated[int | None, _option("Steps between checkpoints. Default: 20.")] = None,
+    task: Annotated[str | None, option("classify, or generate: continue texts. Default: classify.")] = None,
+    method: Annotated[str | None, option("soft, prefix or lora. Default: lora.")] = None,
+    epsilon: Annotated[float | None, option("The ε to keep.")] = None,
+    noise: Annotated[float | None, option("Or the noise multiplier.")] = None,
+    epochs: Annotated[int | None, option("Passes over the data.")] = None,
+    steps: Annotated[int | None, option("Or the number of steps.")] = None,
+    batch: Annotated[int | None, option("Expected batch size.")] = None,
+    learning_rate: Annotated[float | None, option("Learning rate of Adam.", "--learning-rate", "--lr")] = None,
+    clip_norm: Annotated[float | None, option("Where gradients are clipped. Default: 0.1.")] = None,
+    rank: Annotated[int | None, option("LoRA's rank. Default: 4.")] = None,
+    virtual_tokens: Annotated[int | None, option("Length of a soft prompt or prefix.")] = None,
+    start: Annotated[str | None, option("Public text that a soft prompt or prefix starts as.")] = None,
+    checkpoint_every: Annotated[int | None, option("Steps between checkpoints. Default: 20.")] = None,
     runs: Runs = Path("runs"),
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
     """Train a soft prompt, a prefix or LoRA on private texts with DP-SGD."""
-    _run("tune", _given(locals()), given["name"], runs, given["resume"], as_json)
+    _run("tune", _given(locals()), {"runs": runs} | {k: given[k] for k in PLACE}, as_json=as_json)
 
 
 @_sharing(HTTP, ASKING, RUN)
 def pate(
     data: Data = None,
-    public: Annotated[str | None, _option("Public texts to ask about: a file, a known set, or set:split.")] = None,
-    teachers: Annotated[int | None, _option("How many teachers. Default: 200.")] = None,
-    shots: Annotated[int | None, _option("Demonstrations of each class a teacher shows. Default: 1.")] = None,
-    calibration: Annotated[str | None, _option("none, contextual or batch. Default: batch.")] = None,
-    queries: Annotated[int | None, _option("How many public texts are asked about. Default: 150.")] = None,
-    answers: Annotated[int | None, _option("How many of them are answered at most. Default: 110.")] = None,
-    threshold: Annotated[float | None, _option("Votes from which an answer is given. Default: 0.55 of them.")] = None,
-    check_noise: Annotated[float | None, _option("Noise of that check. Default: 0.45 of the teachers.")] = None,
-    vote_noise: Annotated[float | None, _option("Noise on the votes. Default: 0.39 of the teachers.")] = None,
-    student_shots: Annotated[str | None, _option("Shots of the student, such as 1,2,4.")] = None,
-    candidates: Annotated[int | None, _option("Student prompts that are tried. Default: 64.")] = None,
-    members: Annotated[int | None, _option("How many of them answer together. Default: 8.")] = None,
+    public: Annotated[str | None, option("Public texts to ask about: a file, a known set, or set:split.")] = None,
+    teachers: Annotated[int | None, option("How many teachers. Default: 200.")] = None,
+    shots: Annotated[int | None, option("Demonstrations of each class a teacher shows. Default: 1.")] = None,
+    calibration: Annotated[str | None, option("none, contextual or batch. Default: batch.")] = None,
+    queries: Annotated[int | None, option("How many public texts are asked about. Default: 150.")] = None,
+    answers: Annotated[int | None, option("How many of them are answered at most. Default: 110.")] = None,
+    threshold: Annotated[float | None, option("Votes from which an answer is given. Default: 0.55 of them.")] = None,
+    check_noise: Annotated[float | None, option("Noise of that check. Default: 0.45 of the teachers.")] = None,
+    vote_noise: Annotated[float | None, option("Noise on the votes. Default: 0.39 of the teachers.")] = None,
+    student_shots: Annotated[str | None, option("Shots of the student, such as 1,2,4.")] = None,
+    candidates: Annotated[int | None, option("Student prompts that are tried. Default: 64.")] = None,
+    members: Annotated[int | None, option("How many of them answer together. Default: 8.")] = None,
     runs: Runs = Path("runs"),
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
     """Build a prompt from the noisy votes of privately prompted teachers."""
-    _run("pate", _given(locals()), given["name"], runs, given["resume"], as_json)
+    _run("pate", _given(locals()), {"runs": runs} | {k: given[k] for k in PLACE}, as_json=as_json)
 
 
 @_sharing(HTTP, ASKING)
 def evaluate_prompt(
     prompt: Annotated[str, typer.Argument(help="A run's folder, an adapter's, a prompt.json, or zero-shot.")],
     data: Annotated[str, typer.Argument(help="Labelled texts: a file, a known set, or set:split.")],
-    limit: Annotated[int | None, _option("The first so many texts only.")] = None,
+    limit: Annotated[int | None, option("The first so many texts only.")] = None,
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
     """Count the right answers of a prompt or an adapter on public labelled texts (or take the perplexity of texts)."""
     settings = {k: v for k, v in _given(locals()).items() if k != "prompt"}
-    from tacit.runs import prompt as job
+    from tacit.runs.progress import Told
 
-    with _told("eval"):
-        found = job.evaluate(prompt, settings)
-    metric = "perplexity" if isinstance(found, job.Fluency) else "accuracy"
+    with _exits("eval", Told()):
+        from tacit.runs.prompt import Fluency, evaluate
+
+        found = evaluate(prompt, settings)
+    metric = "perplexity" if isinstance(found, Fluency) else "accuracy"
     if as_json:
         low, high = found.interval
         typer.echo(json.dumps({metric: found.value, "low": low, "high": high, "rows": found.total}))
@@ -207,71 +207,40 @@ def evaluate_prompt(
         typer.echo(f"{metric} {found}")
 
 
-def _run(kind: str, given: dict[str, Any], name: str | None, runs: Path, resume: Path | None, as_json: bool) -> None:
-    from tacit.runs import prompt as job
-    from tacit.runs.journal import Journal
-    from tacit.runs.settings import again
+def _run(kind: str, given: dict[str, Any], place: dict[str, Any], *, as_json: bool) -> None:
+    from tacit.runs.progress import Told
 
-    if resume is not None:
-        if given.keys() - {"ledger"} or name is not None:
-            fail("--resume takes the settings of the run; no others can be given", EXIT_USAGE)
-        if not (resume / CONFIG).exists():
-            fail(f"{resume} is not the folder of a run: it has no {CONFIG}", EXIT_USAGE)
-        saved = json.loads((resume / CONFIG).read_text(encoding="utf-8"))
-        if saved.pop("command") != kind:
-            fail(f"{resume} is a run of another command", EXIT_USAGE)
-        with _told(kind):
-            found = again(saved.get("ledger"), given.get("ledger"))
-        given = {**saved, "ledger": found} if found else saved
-    if "data" not in given:
-        fail("say which private texts: a .csv or .parquet file with the columns text and label, or a known set")
-    journal: Journal | None = None
-    views: list[Any] = []
-    with _told(kind, lambda: journal.folder if journal else None), ExitStack() as stack:
-        if resume is not None:
-            journal = stack.enter_context(Journal.open(resume, CONFIG))
-        if journal is None or not journal.decided:
-            prepared = job.prepare(kind, given)
-            if journal is None:
-                text = json.dumps({"command": kind, **job.absolute(given)}, indent=2, ensure_ascii=False) + "\n"
-                begun = Journal.begin(runs, name, Path(given["data"]).stem, {CONFIG: text}, keyed=kind == "pate")
-                journal = stack.enter_context(begun)
-            views = job.tune(prepared, journal) if kind == "tune" else job.pate(prepared, journal)
-        told = brought_out(journal)
+    progress, resume = Told(), place["resume"]
+    if resume is not None and (given.keys() - {"ledger"} or place["name"] is not None):
+        fail("--resume takes the settings of the run; no others can be given", EXIT_USAGE)
+    with _exits(kind, progress):
+        from tacit.runs.folder import Place, carry_out
+        from tacit.runs.prompt import PromptRun
+
+        work = PromptRun(kind, given) if resume is None else PromptRun.saved(kind, resume, given.get("ledger"))
+        if "data" not in work.given:
+            fail("say which private texts: a .csv or .parquet file with the columns text and label, or a known set")
+        done = carry_out(work, Place(**place), progress)
+    told = done.told
     files: dict[str, str] = {what: told.pop(what) for what in ("adapter", "prompt", "card", "report") if what in told}
     if as_json:
         shown = {key: told[key] for key in ("epsilon", "delta", "neighbours", "results")} | {"files": files}
         typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
     else:
-        _show(told, files, views)
+        _show(told, files, done.views)
 
 
 @contextmanager
-def _told(kind: str, folder: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
-    """What can go wrong, as a message and an exit code."""
-    from tacit.accounting import AccountingError
-    from tacit.datasets import DatasetError
-    from tacit.ledger import BudgetExceeded, LedgerError
-    from tacit.prompts import EndpointError, PromptError
-    from tacit.runs.journal import NameTaken
-    from tacit.runs.settings import SettingsError
-    from tacit.sgd import CheckpointError, ClippingError, PrivacyWarning
+def _exits(kind: str, progress: Told) -> Iterator[None]:
+    """As every run; where an endpoint did not answer, the run can go on."""
+    from tacit.prompts import EndpointError
 
-    try:
-        with resumable(f"prompt {kind}", folder):
+    command = f"prompt {kind}"
+    with exits(command, progress):
+        try:
             yield
-    except BudgetExceeded as error:
-        fail(str(error), EXIT_BUDGET)
-    except (SettingsError, NameTaken) as error:
-        fail(str(error), EXIT_USAGE)
-    except PrivacyWarning as error:
-        fail(f"{error}. A run is resumed as it was, or not at all")
-    except EndpointError as error:
-        fail(f"{error}; go on with: tacit prompt {kind} --resume {folder()}" if folder() else str(error))
-    except (AccountingError, DatasetError, LedgerError, PromptError, CheckpointError, ClippingError) as error:
-        fail(str(error))
-    except ValueError as error:
-        fail(str(error))
+        except EndpointError as error:
+            fail(f"{error}; go on with: {again(command, progress)}" if progress.folder else str(error))
 
 
 def _show(told: dict[str, Any], files: dict[str, str], views: list[Any]) -> None:

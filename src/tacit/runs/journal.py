@@ -56,6 +56,8 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.private = folder, folder / "private"
+        #: Whether the run was begun by this process.
+        self.fresh = False
         self._lock = _locked(folder, self.private / LOCK)
 
     @classmethod
@@ -81,7 +83,7 @@ class Journal:
                 Key.generate().save(draft / "private" / KEY)
             journal = undo.enter_context(cls(draft))
             journal.folder = _moved(draft, root, name, stem)
-            journal.private = journal.folder / "private"
+            journal.private, journal.fresh = journal.folder / "private", True
             undo.pop_all()
         return journal
 
@@ -117,15 +119,20 @@ class Journal:
             )
         return Key.load(path).stream(purpose, 0, 0).tobytes()
 
+    @property
+    def staged(self) -> Path:
+        """Where the files of the release are collected."""
+        return self.private / "release.new" / "files"
+
     # -- from state to state -------------------------------------------------------------------------------------------
 
     def stage(self) -> Path:
         """An empty folder for the files of the release. Nothing in it counts before :meth:`decide`."""
-        draft = self.private / "release.new"
+        draft = self.staged.parent
         if draft.exists():
             shutil.rmtree(draft)
-        (draft / "files").mkdir(parents=True)
-        return draft / "files"
+        self.staged.mkdir(parents=True)
+        return self.staged
 
     def decide(self, told: Mapping[str, Any], scratch: Sequence[str] = ()) -> None:
         """From here on what is staged is the release, and nothing else can be.
@@ -133,12 +140,10 @@ class Journal:
         ``told``: what is said at the end, again whenever somebody asks. ``scratch``: what in ``private/`` is deleted
         after the release is published.
         """
-        draft = self.private / "release.new"
-        names = sorted(
-            str(path.relative_to(draft / "files")) for path in (draft / "files").rglob("*") if path.is_file()
-        )
+        draft = self.staged.parent
+        names = sorted(str(path.relative_to(self.staged)) for path in self.staged.rglob("*") if path.is_file())
         names.sort(key=lambda name: name == LAST)
-        digests = {name: hashlib.sha256((draft / "files" / name).read_bytes()).hexdigest() for name in names}
+        digests = {name: hashlib.sha256((self.staged / name).read_bytes()).hexdigest() for name in names}
         manifest = {"told": dict(told), "files": digests, "scratch": [KEY, *scratch]}
         write_whole(draft / MANIFEST, json.dumps(manifest, ensure_ascii=False))
         for path in (draft, *draft.rglob("*")):

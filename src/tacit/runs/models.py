@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tacit.runs.read import Form
+from tacit.schema import Schema
+
 MODELS = ("linear", "mlp", "cnn")
 HIDDEN = 64
 
 
-class ModelError(ValueError):
+class ModelRefused(ValueError):
     """A model that is not known, does not fit the data, or could not be made."""
 
 
@@ -30,27 +34,39 @@ class AsImage(nn.Module):
         return x.reshape(-1, *self.shape).permute(0, 3, 1, 2)
 
 
-def build(name: str, inputs: int, outputs: int, shape: tuple[int, ...] = ()) -> nn.Module:
-    """A fresh model with ``inputs`` features (pictures of ``shape``, where that is given) and ``outputs`` outputs.
+def squared_error(model: nn.Module, batch: Any) -> Tensor:
+    """The loss of each record where the target is a number."""
+    x, y = batch
+    error: Tensor = model(x).squeeze(1) - y
+    return error**2
+
+
+def loss_for(schema: Schema) -> Any:
+    """Cross entropy for classes, squared error for a number."""
+    return nn.CrossEntropyLoss(reduction="none") if schema.classes else squared_error
+
+
+def build(name: str, form: Form) -> nn.Module:
+    """A fresh model for records of this form.
 
     Tanh in place of ReLU keeps gradients small, which helps under clipping (Papernot et al. 2021).
 
-    >>> sum(p.numel() for p in build("linear", 10, 2).parameters())
+    >>> sum(p.numel() for p in build("linear", Form(10, 2)).parameters())
     22
     """
     if name == "linear":
-        return nn.Linear(inputs, outputs)
+        return nn.Linear(form.inputs, form.outputs)
     if name == "mlp":
-        return nn.Sequential(nn.Linear(inputs, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, outputs))
+        return nn.Sequential(nn.Linear(form.inputs, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, form.outputs))
     if name == "cnn":
-        if len(shape) not in (2, 3):
-            raise ModelError(
+        if len(form.picture) not in (2, 3):
+            raise ModelRefused(
                 "model 'cnn' needs pictures: these data have none; use linear, mlp or a factory of your own"
             )
-        return _cnn(shape, outputs)
+        return _cnn(form.picture, form.outputs)
     if ":" in name:
-        return _factory(name, inputs, outputs)
-    raise ModelError(f"there is no model {name!r}; choose one of {', '.join(MODELS)}, or module:factory of your own")
+        return _factory(name, form)
+    raise ModelRefused(f"there is no model {name!r}; choose one of {', '.join(MODELS)}, or module:factory of your own")
 
 
 def _cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -68,20 +84,13 @@ def _cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
     )
     with torch.no_grad():
         try:
-            width = body(torch.zeros(1, _size(shape))).shape[1]
+            width = body(torch.zeros(1, math.prod(shape))).shape[1]
         except RuntimeError:
-            raise ModelError(f"pictures of {' x '.join(map(str, shape))} are too small for model 'cnn'") from None
+            raise ModelRefused(f"pictures of {' x '.join(map(str, shape))} are too small for model 'cnn'") from None
     return nn.Sequential(body, nn.Linear(width, 32), nn.Tanh(), nn.Linear(32, outputs))
 
 
-def _size(shape: tuple[int, ...]) -> int:
-    total = 1
-    for n in shape:
-        total *= n
-    return total
-
-
-def _factory(name: str, inputs: int, outputs: int) -> nn.Module:
+def _factory(name: str, form: Form) -> nn.Module:
     """``module:factory``, looked for in the folder of the call as well; called with inputs and outputs."""
     module, _, attribute = name.partition(":")
     here = os.getcwd()
@@ -91,14 +100,14 @@ def _factory(name: str, inputs: int, outputs: int) -> nn.Module:
     try:
         found: Any = importlib.import_module(module)
     except ImportError as error:
-        raise ModelError(f"cannot import {module!r} for --model {name}: {error}") from error
+        raise ModelRefused(f"cannot import {module!r} for --model {name}: {error}") from error
     finally:
         if added:
             sys.path.remove(here)
     factory = getattr(found, attribute, None)
     if not callable(factory):
-        raise ModelError(f"{module!r} has no function {attribute!r}")
-    model = factory(inputs, outputs)
+        raise ModelRefused(f"{module!r} has no function {attribute!r}")
+    model = factory(form.inputs, form.outputs)
     if not isinstance(model, nn.Module):
-        raise ModelError(f"{name} returned {type(model).__name__}, not a torch module")
+        raise ModelRefused(f"{name} returned {type(model).__name__}, not a torch module")
     return model

@@ -10,7 +10,8 @@ import os
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 if TYPE_CHECKING:
     from tacit.sgd import Training
@@ -20,13 +21,60 @@ EVERY = 0.1
 BAR = 14
 
 
+class Interrupted(KeyboardInterrupt):
+    """The operator stopped the run between two steps; the message says how it goes on."""
+
+
+class Progress(Protocol):
+    """What a run calls on its way. Whoever starts one decides what becomes of it."""
+
+    quiet: bool
+
+    def begun(self, folder: Path) -> None:
+        """The folder of the run is there: from now on the run can be resumed."""
+
+    def note(self, text: str) -> None:
+        """Something that the operator should read, in a line."""
+
+    def follow(self, training: Training) -> Live:
+        """The steps begin."""
+
+
+class Told:
+    """Progress on standard error: notes, and the live line unless ``quiet``.
+
+    Where standard error is no terminal, ``every_tenth`` of the steps has a line.
+    """
+
+    def __init__(self, *, quiet: bool = False, every_tenth: bool = True) -> None:
+        self.quiet, self.every_tenth = quiet, every_tenth
+        self.folder: Path | None = None
+
+    def begun(self, folder: Path) -> None:
+        """Remember where the run is."""
+        self.folder = folder
+
+    def note(self, text: str) -> None:
+        """One line on standard error."""
+        sys.stderr.write(f"tacit: {text}\n")
+
+    def follow(self, training: Training) -> Live:
+        """The live line of these steps."""
+        return Live(training, quiet=self.quiet or not (self.every_tenth or on_terminal(sys.stderr)))
+
+
+def on_terminal(stream: TextIO) -> bool:
+    """Whether a line can be written over on this stream."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
 class Live:
     """The live line of a run."""
 
-    def __init__(self, training: Training, quiet: bool = False, stream: TextIO | None = None) -> None:
+    def __init__(self, training: Training, *, quiet: bool = False, stream: TextIO | None = None) -> None:
         self.training, self.quiet = training, quiet
         self.stream = stream or sys.stderr
-        self.terminal = self.stream.isatty() and os.environ.get("TERM") != "dumb"
+        self.terminal = on_terminal(self.stream)
         self.color = self.terminal and not os.environ.get("NO_COLOR")
         self.began, self.first = time.monotonic(), training.steps_executed
         self.shown, self.tenth = 0.0, -1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import sys
 import warnings
@@ -13,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.ledger import EvaluationData, Ledger, OperatorLog, OperatorView
-from tacit.ledger.release import Charged, Public, public
+from tacit.ledger import EvaluationData, Ledger, OperatorView
+from tacit.ledger.release import Charged, Public
 from tacit.noise import Key
 from tacit.pate import ConfidentGNMax, VoteCounts
 from tacit.prompts import Accuracy, Endpoint, Prompt, PromptTeachers, Template, Verbalizer, choose, load
@@ -23,13 +22,18 @@ from tacit.prompts.models import optional
 from tacit.prompts.students import FEWEST
 from tacit.prompts.text import examples, texts
 from tacit.prompts.tuning import text_losses
-from tacit.report import Evaluation, PublicSource, Run, describe, make_card, write_card, write_page
+from tacit.report import Evaluation, PublicSource, Run, describe
+from tacit.runs import publish
 from tacit.runs import votes as drawing
+from tacit.runs.folder import resolved
 from tacit.runs.journal import Journal
-from tacit.runs.settings import SettingsError, written
-from tacit.runs.train import read_table, summary
+from tacit.runs.progress import Progress
+from tacit.runs.read import read_table
+from tacit.runs.settings import SettingsError, again, settings_file, written
 from tacit.sgd import PrivacyWarning
 
+#: The settings of a run, in its folder.
+CONFIG = "prompt.config.json"
 TASKS = ("classify", "generate")
 #: What each teacher said, for as long as they vote.
 BALLOTS = "votes"
@@ -63,7 +67,53 @@ KNOWN: dict[str, tuple[str, str, dict[str, str]]] = {
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Prepared:
+class PromptRun:
+    """A private prompt or adapter: ``kind`` is tune (DP-SGD) or pate (noisy votes), ``given`` what the user said."""
+
+    kind: str
+    given: dict[str, Any]
+    config = CONFIG
+
+    @classmethod
+    def saved(cls, kind: str, folder: Path, ledger: str | None = None) -> PromptRun:
+        """The run of a folder, with its ``ledger`` where that is given again."""
+        found = json.loads(settings_file(folder, CONFIG).read_text(encoding="utf-8"))
+        if found.pop("command") != kind:
+            raise SettingsError(f"{folder} is a run of another command")
+        ledger = again(found.get("ledger"), ledger)
+        return cls(kind, {**found, "ledger": ledger} if ledger else found)
+
+    @property
+    def keyed(self) -> bool:
+        """Votes are drawn from a secret of the run; training has a key of its own."""
+        return self.kind == "pate"
+
+    @property
+    def stem(self) -> str:
+        """The data's name."""
+        return Path(self.given["data"]).stem
+
+    def files(self) -> dict[str, str]:
+        """The settings with paths that hold elsewhere, and without the ledger's password."""
+        ledger = {"ledger": written(self.given["ledger"])} if self.given.get("ledger") else {}
+        there = resolved(self.given, ("data", "public", "evaluate", "ledger", "model"))
+        text = json.dumps({"command": self.kind, **self.given, **ledger, **there}, indent=2, ensure_ascii=False)
+        return {CONFIG: text + "\n"}
+
+    def check(self, journal: Journal) -> None:
+        """Every run can go on."""
+
+    def read(self) -> Task:
+        """The texts, and how to ask about them."""
+        return prepare(self.kind, self.given)
+
+    def make(self, journal: Journal, data: Task, progress: Progress) -> list[OperatorView]:
+        """Adapt, evaluate, decide."""
+        return tune(data, journal) if self.kind == "tune" else pate(data, journal)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task:
     """Settings, and what was read for them: labelled texts, or texts alone where there are no classes."""
 
     given: dict[str, Any]
@@ -97,16 +147,6 @@ class Prepared:
         assert self.template is not None
         assert self.verbalizer is not None
         return self.template, self.verbalizer
-
-
-def absolute(given: dict[str, Any]) -> dict[str, Any]:
-    """The settings with paths that hold wherever the run is resumed from, and without the ledger's password."""
-    found = given | ({"ledger": written(given["ledger"])} if given.get("ledger") else {})
-    for name in ("data", "public", "evaluate", "ledger", "model"):
-        value = given.get(name)
-        if value and "://" not in value and Path(value).exists():
-            found[name] = str(Path(value).resolve())
-    return found
 
 
 def _frame(source: str, data_dir: str | None, split: str | None = None) -> Any:
@@ -181,36 +221,11 @@ def _classes(given: dict[str, Any]) -> Any:
     return datasets.schema(name).classes if name in datasets.CATALOG else None
 
 
-def prepare(kind: str, given: dict[str, Any]) -> Prepared:
+def prepare(kind: str, given: dict[str, Any]) -> Task:
     """Read the texts and find out how to ask about them."""
-    if given.get("delta") is None:
-        raise SettingsError("delta: say the δ of (ε, δ), such as 1e-6")
-    if (given.get("ledger") is None) != (given.get("dataset") is None):
-        raise SettingsError("ledger and dataset: give both, the ledger and the name the data are registered under")
-    if kind == "tune" and (given.get("epsilon") is None) == (given.get("noise") is None):
-        raise SettingsError("epsilon or noise: say one of the two")
-    if kind == "pate" and not given.get("public"):
-        raise SettingsError("public: say which public texts the teachers are asked about")
-    if kind == "pate":
-        if _place(given["public"]) == _place(given["data"]):
-            raise SettingsError(f"public: {given['public']} are the private texts, and the prompt would show them")
-        _student(given)  # now: after the votes it would be charged, and could not be said anew
-    if given.get("endpoint"):
-        _scorer(given)  # now: what it refuses must not be written into the folder of a run
-    folder, task = given.get("data_dir"), given.get("task", "classify")
-    if task not in TASKS:
-        raise SettingsError(f"task: one of {', '.join(TASKS)}, not {task!r}")
-    template: Template | None
-    words: Verbalizer | None
-    if task == "generate":
-        said = [name for name in ("words", "first_token") if given.get(name)]
-        if said:
-            raise SettingsError(f"{said[0].replace('_', '-')}: a model that continues texts has no classes")
-        body = given.get("template")
-        instruction = _unescaped(str(given.get("instruction", "")))
-        template, words = (Template(_unescaped(str(body)), instruction) if body else None), None
-    else:
-        template, words = _asking(given, _classes(given))
+    _check(kind, given)
+    template, words = _continuing(given) if given.get("task") == "generate" else _asking(given, _classes(given))
+    folder = given.get("data_dir")
 
     def rows(frame: Any) -> Any:
         return texts(frame) if words is None else examples(frame, words)
@@ -219,15 +234,48 @@ def prepare(kind: str, given: dict[str, Any]) -> Prepared:
     private, owners = rows(frame), _owners(given, frame)
     test = rows(_frame(_split(given), folder, "test")) if given.get("evaluate") else None
     asked = texts(_frame(given["public"], folder)) if kind == "pate" else []
-    ledger = None
-    if given.get("ledger"):
-        if "://" not in given["ledger"] and not Path(given["ledger"]).exists():
-            raise SettingsError(
-                f"ledger: there is no {given['ledger']}; make one with: tacit ledger init {given['ledger']} "
-                f"{given['dataset']} --epsilon … --delta …"
-            )
-        ledger = Ledger(given["ledger"])
-    return Prepared(given, template, words, private, owners, test, asked, ledger)
+    return Task(given, template, words, private, owners, test, asked, _ledger(given))
+
+
+def _check(kind: str, given: dict[str, Any]) -> None:
+    """Refuse what cannot be meant before anything is read, written or charged."""
+    if given.get("delta") is None:
+        raise SettingsError("delta: say the δ of (ε, δ), such as 1e-6")
+    if (given.get("ledger") is None) != (given.get("dataset") is None):
+        raise SettingsError("ledger and dataset: give both, the ledger and the name the data are registered under")
+    if kind == "tune" and (given.get("epsilon") is None) == (given.get("noise") is None):
+        raise SettingsError("epsilon or noise: say one of the two")
+    if kind == "pate":
+        if not given.get("public"):
+            raise SettingsError("public: say which public texts the teachers are asked about")
+        if _place(given["public"]) == _place(given["data"]):
+            raise SettingsError(f"public: {given['public']} are the private texts, and the prompt would show them")
+        _student(given)  # now: after the votes it would be charged, and could not be said anew
+    if given.get("endpoint"):
+        _scorer(given)  # now: what it refuses must not be written into the folder of a run
+    if given.get("task", "classify") not in TASKS:
+        raise SettingsError(f"task: one of {', '.join(TASKS)}, not {given['task']!r}")
+
+
+def _continuing(given: dict[str, Any]) -> tuple[Template | None, None]:
+    """The template of a model that continues texts; it has no words."""
+    said = [name for name in ("words", "first_token") if given.get(name)]
+    if said:
+        raise SettingsError(f"{said[0].replace('_', '-')}: a model that continues texts has no classes")
+    body, instruction = given.get("template"), _unescaped(str(given.get("instruction", "")))
+    return (Template(_unescaped(str(body)), instruction) if body else None), None
+
+
+def _ledger(given: dict[str, Any]) -> Ledger | None:
+    """The ledger that is charged."""
+    if not given.get("ledger"):
+        return None
+    if "://" not in given["ledger"] and not Path(given["ledger"]).exists():
+        raise SettingsError(
+            f"ledger: there is no {given['ledger']}; make one with: tacit ledger init {given['ledger']} "
+            f"{given['dataset']} --epsilon … --delta …"
+        )
+    return Ledger(given["ledger"])
 
 
 def _owners(given: dict[str, Any], frame: Any) -> list[Any] | None:
@@ -279,14 +327,14 @@ def _pretrained(given: dict[str, Any]) -> tuple[PublicSource, ...]:
     return (PublicSource(str(name), "the model that is adapted", "unknown", note),)
 
 
-def _results(prepared: Prepared, found: dict[str, Accuracy | Fluency]) -> tuple[list[Evaluation], list[OperatorView]]:
+def _results(task: Task, found: dict[str, Accuracy | Fluency]) -> tuple[list[Evaluation], list[OperatorView]]:
     """Results that may be shown, or what only the operator may see."""
-    because, shown, views = prepared.given.get("public_because"), [], []
+    because, shown, views = task.given.get("public_because"), [], []
     for name, result in found.items():
         if because:
             data = EvaluationData.declared_public(None, because=because)
         else:
-            data = EvaluationData.private(None, dataset=prepared.name)
+            data = EvaluationData.private(None, dataset=task.name)
         metric, form = ("accuracy", ".1%") if isinstance(result, Accuracy) else ("perplexity", ".2f")
         value = data.metric(metric, result.value if metric == "accuracy" else round(result.value, 2))
         if isinstance(value, OperatorView):
@@ -325,7 +373,7 @@ class Fluency:
         return float(np.exp(self.losses.mean() - half)), float(np.exp(self.losses.mean() + half))
 
 
-def _finish(
+def _decide(
     journal: Journal,
     run: Run,
     views: list[OperatorView],
@@ -334,41 +382,31 @@ def _finish(
     scratch: tuple[str, ...] = (),
 ) -> None:
     """Card and report beside what is staged; then the release is decided."""
-    card, stage = make_card(run), journal.private / "release.new" / "files"
-    write_card(card, stage / "privacy.json")
-    write_page(card, stage / "report.html")
-    log = OperatorLog(journal.private / "operator.jsonl")
-    for view in views:
-        log.write(view)
+    told = publish.summary(publish.stage(journal, run, views))
     if views:
         lines.append("what only the operator may see is in private/operator.jsonl")
-    told = summary(card)
     for result in told["results"]:
         form = ".1%" if result["metric"] == "accuracy" else ".2f"
         lines.append(f"  {result['metric']} of {result['model']}: {result['value']:{form}} ({result['note']})")
-    files = {**files, "card": "privacy.json", "report": "report.html"}
-    journal.decide(told | {"lines": [told.pop("claim"), *lines], "files": files}, scratch)
+    journal.decide(told | {"lines": [told.pop("claim"), *lines], "files": files | publish.SHOWN}, scratch)
 
 
-def _hash(path: Path, charge: str | None, dataset: str | None) -> Charged | Public:
-    name = hashlib.sha256(path.read_bytes()).hexdigest()
-    if charge is not None and dataset is not None:
-        return Charged(name, dataset, charge)
-    return public(name, "hash of what is released, which the stated guarantee covers")
+def _vouched(path: Path, run: Run) -> Charged | Public:
+    return publish.vouched(path.read_bytes(), run.dataset, run.charge, "what is released")
 
 
 # -- with weights at hand ----------------------------------------------------------------------------------------------
 
 
-def tune(prepared: Prepared, journal: Journal) -> list[OperatorView]:
+def tune(task: Task, journal: Journal) -> list[OperatorView]:
     """PromptDPSGD: train; then adapter, card and report are decided. What only the operator may see is returned."""
-    given = prepared.given
+    given = task.given
     language = _scorer(given)
     found: dict[str, Accuracy | Fluency] = {}
-    if prepared.test is not None and prepared.verbalizer is not None:
-        found["zero-shot"] = Prompt(*prepared.asking()).accuracy(language, prepared.test)
-    elif prepared.test is not None:
-        found["before"] = Fluency(text_losses(language, prepared.template, prepared.test))
+    if task.test is not None and task.verbalizer is not None:
+        found["zero-shot"] = Prompt(*task.asking()).accuracy(language, task.test)
+    elif task.test is not None:
+        found["before"] = Fluency(text_losses(language, task.template, task.test))
     names = {"batch": "batch_size", "noise": "noise_multiplier"}
     wanted = ["method", "epsilon", "noise", "delta", "epochs", "steps", "batch", "learning_rate", "clip_norm", "rank"]
     wanted += ["virtual_tokens", "start"]
@@ -379,66 +417,65 @@ def tune(prepared: Prepared, journal: Journal) -> list[OperatorView]:
         done = train(
             language.model,
             language.tokenizer,
-            prepared.template,
-            prepared.verbalizer,
-            prepared.private,
-            ledger=prepared.ledger,
+            task.template,
+            task.verbalizer,
+            task.private,
+            ledger=task.ledger,
             dataset=given.get("dataset"),
             checkpoint=journal.private / "checkpoint.pt",
             checkpoint_every=given.get("checkpoint_every", 20),
-            unit=prepared.owners,
-            unit_name=prepared.unit,
+            unit=task.owners,
+            unit_name=task.unit,
             **settings,
         )
     adapter = done.save(journal.stage() / "adapter")
-    if prepared.test is not None and prepared.verbalizer is None:
-        found = {"private": Fluency(done.losses(prepared.test)), **found}
-    elif prepared.test is not None:
-        guesses = done.predict([text for text, _ in prepared.test])
-        right = sum(a == b for a, (_, b) in zip(guesses, prepared.test, strict=True))
+    if task.test is not None and task.verbalizer is None:
+        found = {"private": Fluency(done.losses(task.test)), **found}
+    elif task.test is not None:
+        guesses = done.predict([text for text, _ in task.test])
+        right = sum(a == b for a, (_, b) in zip(guesses, task.test, strict=True))
         found = {"private": Accuracy(right, len(guesses)), **found}
-    shown, views = _results(prepared, found)
+    shown, views = _results(task, found)
     training = done.fit.training
-    charge = training.charge.number if training.charge is not None else (training._entry or {}).get("charge")
     run = describe(
         training,
         journal.folder.name,
         method=f"PromptDPSGD: {_METHODS.get(done.method, 'an adapter')} trained by DP-SGD (Duan et al. 2023)",
-        data=prepared.name,
-        schema=prepared.schema,
+        data=task.name,
+        schema=task.schema,
         pretrained=_pretrained(given),
-        public_sources=_sources(prepared),
+        public_sources=_sources(task),
         evaluations=tuple(shown),
-        model_file=_hash(adapter / "adapter_model.safetensors", charge, given.get("dataset")),
     )
+    run = dataclasses.replace(run, model_file=_vouched(adapter / "adapter_model.safetensors", run))
     lines = [f"{done.parameters:,} weights were trained in {done.fit.seconds:,.0f} s"]
-    _finish(journal, run, views, {"adapter": "adapter"}, lines)
+    _decide(journal, run, views, {"adapter": "adapter"}, lines)
     return views
 
 
 _METHODS = {"soft": "a soft prompt", "prefix": "a prefix", "lora": "LoRA"}
 
 
-def _sources(prepared: Prepared) -> tuple[PublicSource, ...]:
+def _sources(task: Task) -> tuple[PublicSource, ...]:
     found = []
-    if prepared.public:
-        found.append(PublicSource(str(prepared.given["public"]), "queries, and demonstrations of the student prompt"))
-    if prepared.test is not None and prepared.given.get("public_because"):
-        where = str(prepared.given["evaluate"])
-        found.append(PublicSource(where, "evaluation", "unknown", prepared.given["public_because"]))
+    if task.public:
+        found.append(PublicSource(str(task.given["public"]), "queries, and demonstrations of the student prompt"))
+    if task.test is not None and task.given.get("public_because"):
+        where = str(task.given["evaluate"])
+        found.append(PublicSource(where, "evaluation", "unknown", task.given["public_because"]))
     return tuple(found)
 
 
 # -- with answers alone ------------------------------------------------------------------------------------------------
 
 
-def pate(prepared: Prepared, journal: Journal) -> list[OperatorView]:
+def pate(task: Task, journal: Journal) -> list[OperatorView]:
     """PromptPATE: teachers vote, noisy labels are drawn and charged, a student prompt is chosen; then it is decided."""
-    given, (template, words) = prepared.given, prepared.asking()
+    given, (template, words) = task.given, task.asking()
     scorer = _scorer(given)
     count = int(given.get("teachers", 200))
     calibration = str(given.get("calibration", "batch"))
-    queries = prepared.public[: int(given.get("queries", 150))]
+    queries = task.public[: int(given.get("queries", 150))]
     aggregator = ConfidentGNMax(
         threshold=float(given.get("threshold", 0.55 * count)),
         check_noise=float(given.get("check_noise", 0.45 * count)),
@@ -456,14 +493,14 @@ def pate(prepared: Prepared, journal: Journal) -> list[OperatorView]:
             scorer,
             template,
             words,
-            prepared.private,
+            task.private,
             shots,
             count,
-            groups=prepared.owners,
+            groups=task.owners,
             calibration=calibration,
             key=key,
         )
-        return dataclasses.replace(teachers.vote(queries, checkpoint=journal.private / BALLOTS), unit=prepared.unit)
+        return dataclasses.replace(teachers.vote(queries, checkpoint=journal.private / BALLOTS), unit=task.unit)
 
     votes = drawing.kept(journal, count_votes)
     queries = [str(query) for query in votes.x]
@@ -474,7 +511,7 @@ def pate(prepared: Prepared, journal: Journal) -> list[OperatorView]:
         queries=len(queries),
         answers=most,
         delta=float(given["delta"]),
-        ledger=prepared.ledger,
+        ledger=task.ledger,
         dataset=given.get("dataset"),
         purpose="private prompt by teachers' votes",
     )
@@ -488,19 +525,22 @@ def pate(prepared: Prepared, journal: Journal) -> list[OperatorView]:
         labelled,
         **_student(given),
         calibration=calibration,
-        unlabelled=prepared.public[:1000],
+        unlabelled=task.public[:1000],
     )
     stage = journal.stage()
     student.save(stage / "prompt.json")
     lines.append(f"the student asks {len(student.members)} prompt{'s' if student.others else ''} for each answer")
     found: dict[str, Accuracy | Fluency] = {}
-    if prepared.test is not None:
+    if task.test is not None:
         bare = Prompt(template, words)
-        found = {"private": student.accuracy(scorer, prepared.test), "zero-shot": bare.accuracy(scorer, prepared.test)}
-    shown, views = _results(prepared, found)
-    exact, theorem6 = answers.accounts.exact, answers.accounts.theorem6
-    views.append(OperatorView(epsilon_theorem6=float(theorem6), epsilon_exact=None if exact is None else float(exact)))
-    charge = answers.charge.number if answers.charge is not None else None
+        found = {"private": student.accuracy(scorer, task.test), "zero-shot": bare.accuracy(scorer, task.test)}
+    shown, views = _results(task, found)
+    exact = answers.accounts.exact
+    views.append(
+        OperatorView(
+            epsilon_theorem6=float(answers.accounts.theorem6), epsilon_exact=None if exact is None else float(exact)
+        )
+    )
     run = Run(
         journal.folder.name,
         privacy.mechanism,
@@ -518,16 +558,16 @@ def pate(prepared: Prepared, journal: Journal) -> list[OperatorView]:
         generator=drawing.GENERATOR,
         covered=("the labels of the public queries, which of them have none, and everything computed from them",),
         pretrained=_pretrained(given),
-        public_sources=_sources(prepared),
-        data=prepared.name,
-        schema=prepared.schema,
-        ledger=prepared.ledger,
+        public_sources=_sources(task),
+        data=task.name,
+        schema=task.schema,
+        ledger=task.ledger,
         dataset=given.get("dataset"),
-        charge=charge,
-        model_file=_hash(stage / "prompt.json", charge, given.get("dataset")),
+        charge=answers.charge.number if answers.charge is not None else None,
         evaluations=tuple(shown),
     )
-    _finish(journal, run, views, {"prompt": "prompt.json"}, lines, (BALLOTS, drawing.VOTES, drawing.QUERIES))
+    run = dataclasses.replace(run, model_file=_vouched(stage / "prompt.json", run))
+    _decide(journal, run, views, {"prompt": "prompt.json"}, lines, (BALLOTS, drawing.VOTES, drawing.QUERIES))
     return views
 
 

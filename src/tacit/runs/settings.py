@@ -8,12 +8,31 @@ from __future__ import annotations
 import dataclasses
 import math
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-OPTIMIZERS = ("sgd", "adam")
-TUNING = ("none", "charged", "on public data only", "not charged", "not stated")
+#: The settings of a run, in its folder, and the schema where it was given from memory.
+CONFIG, SCHEMA = "config.toml", "schema.toml"
+#: What stands for data that were given from memory.
+IN_MEMORY = "<memory>"
+#: What some settings are one of.
+CHOICES = {
+    "optimizer": ("sgd", "adam"),
+    "tuning": ("none", "charged", "on public data only", "not charged", "not stated"),
+}
+#: Where numbers lie, and how that is said.
+RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
+    (
+        ("batch", "epochs", "steps", "size", "per_unit", "checkpoint_every"),
+        lambda n: n >= 1,
+        "a whole number, 1 or more",
+    ),
+    (("epsilon", "learning_rate", "clip_norm"), lambda n: 0 < n < math.inf, "a number above 0"),
+    (("noise",), lambda n: 0 <= n < math.inf, "a number, 0 or more"),
+    (("delta", "public_share"), lambda n: 0 < n < 1, "a number between 0 and 1"),
+    (("momentum",), lambda n: 0 <= n < 1, "a number from 0 to below 1"),
+)
 
 
 class SettingsError(ValueError):
@@ -77,44 +96,39 @@ class Settings:
             raise SettingsError("delta: give delta, well below 1 / number of records, such as 1e-6")
         if (self.epochs is None) == (self.steps is None):
             raise SettingsError("epochs: give epochs or steps, one of the two")
-        for name in ("batch", "epochs", "steps", "size", "per_unit", "checkpoint_every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingsError(f"{name}: a whole number, 1 or more, not {value}")
-        if self.audit_canaries is not None and self.audit_canaries < 2:
+        for names, fits, words in RANGES:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not fits(value):
+                    raise SettingsError(f"{name}: {words}, not {value:g}")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise SettingsError(f"{name}: one of {', '.join(choices)}, not {getattr(self, name)!r}")
+        if (self.ledger is None) != (self.dataset is None):
+            raise SettingsError("ledger: give ledger and dataset together: the ledger, and the data's name in it")
+        if self.audit_canaries is not None:
+            self._check_canaries(self.audit_canaries)
+        self._check_evaluation()
+
+    def _check_canaries(self, count: int) -> None:
+        if count < 2:
             raise SettingsError(
-                f"audit_canaries: a whole number, 2 or more, not {self.audit_canaries}; some hundreds prove something"
+                f"audit_canaries: a whole number, 2 or more, not {count}; some hundreds prove something"
             )
-        if self.audit_canaries is not None and self.checkpoint_every is not None:
+        if self.checkpoint_every is not None:
             raise SettingsError(
                 "checkpoint_every: a run with canaries is not saved on its way, because their scores are not: leave "
                 "out checkpoint_every or audit_canaries"
             )
-        if self.audit_canaries is not None and self.compile:
+        if self.compile:
             raise SettingsError(
                 "compile: a run with canaries looks into every step, which is then not compiled: leave out compile or "
                 "audit_canaries"
             )
-        for name in ("epsilon", "learning_rate", "clip_norm"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise SettingsError(f"{name}: a number above 0, not {value:g}")
-        if self.noise is not None and not 0 <= self.noise < math.inf:
-            raise SettingsError(f"noise: a number, 0 or more, not {self.noise:g}")
-        if not 0 < self.delta < 1:
-            raise SettingsError(f"delta: a number between 0 and 1, not {self.delta:g}")
-        if not 0 <= self.momentum < 1:
-            raise SettingsError(f"momentum: a number from 0 to below 1, not {self.momentum:g}")
-        if self.optimizer not in OPTIMIZERS:
-            raise SettingsError(f"optimizer: one of {', '.join(OPTIMIZERS)}, not {self.optimizer!r}")
-        if self.tuning not in TUNING:
-            raise SettingsError(f"tuning: one of {', '.join(TUNING)}, not {self.tuning!r}")
-        if (self.ledger is None) != (self.dataset is None):
-            raise SettingsError("ledger: give ledger and dataset together: the ledger, and the data's name in it")
+
+    def _check_evaluation(self) -> None:
         if self.public_share is not None and self.evaluate is not None:
             raise SettingsError("evaluate: give evaluate or public_share, one of the two")
-        if self.public_share is not None and not 0 < self.public_share < 1:
-            raise SettingsError(f"public_share: a number between 0 and 1, not {self.public_share:g}")
         if self.public_share is not None and not self.public_because:
             raise SettingsError("public_because: say why these rows protect nobody")
         if (self.by or self.reference) and not self.public_because:
@@ -178,6 +192,22 @@ def again(saved: str | None, given: str | None) -> str | None:
         theirs = "the run has none" if saved is None else f"{public_address(saved)}, with its password or without"
         raise SettingsError(f"ledger: --resume goes on with the ledger of the run: {theirs}")
     return given
+
+
+def settings_file(folder: Path, name: str) -> Path:
+    """The settings in the folder of a run that is to go on."""
+    if not (folder / name).exists():
+        raise SettingsError(f"{folder} is not the folder of a run: it has no {name}")
+    return folder / name
+
+
+def saved(folder: Path, ledger: str | None = None) -> Settings:
+    """The settings of a run from its folder, with its ``ledger`` where that is given again."""
+    found = read(settings_file(folder, CONFIG))
+    found["ledger"] = again(found.get("ledger"), ledger)
+    if found.get("schema") == SCHEMA:
+        found["schema"] = str(folder / SCHEMA)
+    return make(found, str(folder / CONFIG))
 
 
 def make(values: dict[str, Any], where: str = "") -> Settings:

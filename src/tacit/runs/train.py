@@ -1,4 +1,4 @@
-"""How does one line become a private model and a page to show? The work behind ``tacit train``.
+"""How does a training run go from records to a release? The work of ``tacit train`` and :func:`tacit.run`.
 
 A run lives in a folder: ``config.toml``, ``model.pt``, ``privacy.json`` and ``report.html`` may be published;
 ``private/`` (checkpoint, operator log, canaries) is for its owner alone. The key of an unfinished run lies elsewhere.
@@ -8,40 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import io
 import math
 import signal
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tacit.ledger import EvaluationData, Ledger, OperatorLog, OperatorView, Release
-from tacit.ledger.release import Charged, Public, public
-from tacit.report import Evaluation, PublicSource, Statement, describe, make_card, write_card, write_page
+from tacit.ledger import Ledger, OperatorLog, OperatorView
+from tacit.report import PublicSource, Statement, describe
 from tacit.report.files import write_whole
+from tacit.runs import publish
+from tacit.runs.evaluate import evaluate, public_sources
+from tacit.runs.folder import resolved, taken_back
 from tacit.runs.journal import Journal
-from tacit.runs.models import ModelError, build
-from tacit.runs.progress import Live
-from tacit.runs.settings import Settings, SettingsError
-from tacit.schema import Boolean, Categorical, Numeric, Schema, SchemaError
-from tacit.schema.encoding import PUBLIC_KEY
+from tacit.runs.models import ModelRefused, build, loss_for
+from tacit.runs.progress import Interrupted, Progress
+from tacit.runs.read import Records, Tables, read
+from tacit.runs.settings import CONFIG, IN_MEMORY, SCHEMA, Settings, SettingsError
 from tacit.sgd import NotCompiled, PrivacyWarning, Training
 from tacit.sgd.training.canaries import AuditedTraining
 
 #: Edges of the norm histogram, in clip norms; 1 is one of them.
 EDGES = [float(e) for e in np.round(np.logspace(-2, 2, 33), 12)]
-#: Folds of the cross-fitted reference on public rows.
-FOLDS = 5
-#: Passes of the reference over its rows.
-PASSES = 30
 LOGGED = 200
 #: Steps between two checkpoints where nothing else is set.
 CHECKPOINT_EVERY = 50
@@ -51,134 +45,72 @@ ENOUGH = (100, 200, 300, 500, 1000, 2000, 5000, 10_000, 20_000)
 CANARIES = "canaries.npz"
 
 
-class DataError(ValueError):
-    """Data that cannot be read or trained on; the message shows no value of them."""
-
-
-class Interrupted(Exception):
-    """The operator stopped the run; it can be resumed."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class Prepared:
-    """A table as tensors: the private rows, and rows to evaluate on."""
+class TrainRun:
+    """One model trained as the settings say, on data in files or on those ``given`` from memory."""
 
-    schema: Schema
-    x: Tensor
-    y: Tensor
-    units: NDArray[Any] | None
-    test: tuple[Tensor, Tensor] | None
-    file: Path | None
-    name: str
+    settings: Settings
+    given: Tables = Tables()  # noqa: RUF009 (frozen)
+    config = CONFIG
+    keyed = False
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the pictures, where the one feature column holds pictures."""
-        features = self.schema.features
-        return features[0].shape if len(features) == 1 and isinstance(features[0], Numeric) else ()
+    def stem(self) -> str:
+        """The data's name."""
+        if self.settings.data == IN_MEMORY and self.given.schema is not None:
+            return self.given.schema.name or "table"
+        return Path(self.settings.data).stem
 
-    @property
-    def owners(self) -> NDArray[Any]:
-        """Whose row each private row is; a schema without a column of ids says that each is another's."""
-        return self.units if self.units is not None else np.arange(len(self.x))
+    def files(self) -> dict[str, str]:
+        """The settings, with paths that hold elsewhere, and the schema where it is in no file."""
+        in_files = [name for name in ("data", "schema", "evaluate") if getattr(self.given, name) is None]
+        found = {CONFIG: absolute(self.settings, (*in_files, "ledger")).to_toml()}
+        return found if self.given.schema is None else found | {SCHEMA: self.given.schema.to_toml()}
 
-    @property
-    def assumed(self) -> tuple[str, ...]:
-        """What the schema says about rows and units, and nothing can check."""
-        unit = self.schema.unit.name
-        if self.units is not None or unit == "record":
-            return ()
-        return (f"Every row is another {unit}: the schema says so by naming no column of ids. It was not checked.",)
+    def check(self, journal: Journal) -> None:
+        """A run with canaries is not resumed before it is decided."""
+        if self.settings.audit_canaries is not None and (journal.ended or not journal.decided):
+            raise SettingsError(f"{journal.folder}: {again(journal.folder)}")
 
-    @property
-    def outputs(self) -> int:
-        """Outputs of a model: one for each class, or one number."""
-        return len(self.schema.classes) or 1
+    def read(self) -> Records:
+        """The records, after a look at the device."""
+        check_device(self.settings.device)
+        return read(self.settings, self.given)
 
+    def make(self, journal: Journal, data: Records, progress: Progress) -> list[OperatorView]:
+        """Train, evaluate, decide."""
+        training: Training | None = None
 
-# -- data --------------------------------------------------------------------------------------------------------------
+        def spent(_: Exception) -> bool:
+            return training is not None and (training.charge is not None or training._begun)
 
-
-def read_table(path: Path, schema: Schema | None = None, texts: bool = False) -> Any:
-    """A CSV or Parquet file as a polars frame. Messages show nothing of what is in it.
-
-    A CSV file does not say what its columns are. With a ``schema`` its numeric columns are read as numbers and all
-    others as text, with ``texts`` all of them; types that are guessed from the rows would let one row decide how all
-    the others are read.
-    """
-    import polars as pl
-
-    if not path.exists():
-        raise DataError(f"there is no file {path}, and no known data set of that name (tacit data list)")
-    if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty")
-    try:
-        if path.suffix.lower() in (".parquet", ".pq"):
-            frame = pl.read_parquet(path)
-        elif path.suffix.lower() == ".csv":
-            frame = pl.read_csv(path, infer_schema_length=None, infer_schema=schema is None and not texts)
-        else:
-            raise DataError(f"{path}: a table is a .csv or .parquet file")
-    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError):
-        raise DataError(f"{path} cannot be read as a {path.suffix.lstrip('.')} file") from None
-    if frame.height == 0:
-        raise DataError(f"{path} has no rows")
-    return frame if schema is None or path.suffix.lower() != ".csv" else _with_numbers(frame, schema)
+        with taken_back(journal, spent):
+            training = start(self.settings, journal.private, data, progress)
+            if self.settings.compile and not progress.quiet and not training.done:
+                progress.note("the first steps compile the model's step, which takes seconds to a minute")
+            drive(training, journal.private, progress)
+            return release(self.settings, journal, data, training)
 
 
-def _with_numbers(frame: Any, schema: Schema) -> Any:
-    """The numeric columns of a table of texts as numbers, each value by itself."""
-    import polars as pl
-
-    for column in schema.columns:
-        if not isinstance(column, Numeric) or column.name not in frame.columns:
-            continue
-        text = frame[column.name].str.strip_chars().str.to_lowercase()
-        words = text.replace_strict({"true": 1.0, "false": 0.0, "nan": float("nan")}, default=None)
-        numbers = text.cast(pl.Float64, strict=False).fill_null(words.cast(pl.Float64))
-        if (numbers.is_null() & text.is_not_null() & (text != "")).any():
-            raise SchemaError(f"column {column.name!r} holds text that is no number; convert the column first")
-        frame = frame.with_columns(numbers.alias(column.name))
-    return frame
+def absolute(settings: Settings, names: tuple[str, ...] = ("data", "schema", "evaluate", "ledger")) -> Settings:
+    """The settings with paths that hold wherever the run is resumed from."""
+    there: dict[str, Any] = resolved(dataclasses.asdict(settings), names)
+    return dataclasses.replace(settings, **there)
 
 
-def prepare(settings: Settings) -> Prepared:
-    """Read, encode by the public schema, and part the rows that are declared public from the private ones."""
-    from tacit import datasets
+def again(run: Path) -> str:
+    """What can be done with a run that held canaries and is not to be resumed."""
+    if (run / "privacy.json").exists():
+        return f"the run has ended; see what its canaries prove with: tacit audit {run}"
+    return (
+        "a run with canaries is not resumed, because their scores are not saved on the way; what was charged stays "
+        f"charged. Begin again with: tacit train --config {run / CONFIG}"
+    )
 
-    path = Path(settings.data)
-    known = settings.data in datasets.CATALOG and not path.exists()
-    test = None
-    if known:
-        dataset = datasets.load(settings.data, settings.data_dir)
-        schema, file = dataset.schema, dataset.files[0] if len(dataset.files) == 1 else None
-        encoded, _ = dataset.encode(dtype=np.float32)
-        if settings.evaluate is not None and settings.evaluate in dataset.splits:
-            test, _ = dataset.encode(settings.evaluate, dtype=np.float32)
-    else:
-        if settings.schema is None:
-            raise SettingsError(
-                "schema: a table of your own needs a schema file: public bounds, categories, target and unit"
-            )
-        schema, file = Schema.from_toml(settings.schema), path
-        encoded, _ = schema.encode(read_table(path, schema), dtype=np.float32)
-    if schema.target is None:
-        raise SchemaError("the schema marks no column as the target (target = true): there is nothing to predict")
-    if settings.evaluate is not None and test is None:
-        test, _ = schema.encode(read_table(Path(settings.evaluate), schema), dtype=np.float32)
-    x, y = torch.from_numpy(encoded.features), _target(encoded.target)
-    units, pair = encoded.units, None
-    if settings.public_share is not None:
-        public_side = encoded.public_rows(settings.public_share)
-        if public_side.all() or not public_side.any():
-            raise SettingsError(f"public_share: {settings.public_share:g} leaves no row on one of the two sides")
-        units = None if units is None else units[~public_side]
-        chosen = torch.from_numpy(public_side)
-        x, y, pair = x[~chosen], y[~chosen], (x[chosen], y[chosen])
-    elif test is not None:
-        pair = torch.from_numpy(test.features), _target(test.target)
-    _check_groups(schema, settings.by)
-    return Prepared(schema, x, y, units, pair, file, schema.name or path.stem)
+
+def go_on(run: Path, *, canaries: bool) -> str:
+    """How a run that has not ended is brought to an end."""
+    return again(run) if canaries else f"go on with: tacit train --resume {run}"
 
 
 def check_device(name: str) -> None:
@@ -189,61 +121,26 @@ def check_device(name: str) -> None:
         raise SettingsError(f"device: {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
-def _target(values: Any) -> Tensor:
-    array = np.asarray(values)
-    return torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iub" else array.astype(np.float32))
-
-
-def _check_groups(schema: Schema, by: tuple[str, ...]) -> None:
-    for name in by:
-        column = next((c for c in schema.features if c.name == name), None)
-        if not isinstance(column, Boolean | Categorical):
-            fit = [c.name for c in schema.features if isinstance(c, Boolean | Categorical)]
-            raise SettingsError(f"by: {name!r} is no feature with categories; there are {', '.join(fit) or 'none'}")
-
-
-# -- the run -----------------------------------------------------------------------------------------------------------
-
-
-def squared_error(model: nn.Module, batch: Any) -> Tensor:
-    """The loss of each record where the target is a number."""
-    x, y = batch
-    error: Tensor = model(x).squeeze(1) - y
-    return error**2
-
-
-def loss_for(prepared: Prepared) -> Any:
-    """Cross entropy for classes, squared error for a number."""
-    return nn.CrossEntropyLoss(reduction="none") if prepared.schema.classes else squared_error
-
-
-def open_ledger(settings: Settings, prepared: Prepared) -> Ledger | None:
+def open_ledger(settings: Settings, records: Records) -> Ledger | None:
     """The ledger that is charged, after checking that these are the data that were registered."""
     if settings.ledger is None or settings.dataset is None:
         return None
     if "://" not in settings.ledger and not Path(settings.ledger).exists():
         raise SettingsError(
             f"ledger: there is no {settings.ledger}; make one with: tacit ledger init {settings.ledger} "
-            f"{settings.dataset} --epsilon … --delta … --unit {prepared.schema.unit.name}"
+            f"{settings.dataset} --epsilon … --delta … --unit {records.schema.unit.name}"
         )
     ledger = Ledger(settings.ledger)
-    if ledger.dataset(settings.dataset).fingerprint is not None and prepared.file is not None:
-        ledger.check_data(settings.dataset, prepared.file)
+    if ledger.dataset(settings.dataset).fingerprint is not None and records.file is not None:
+        ledger.check_data(settings.dataset, records.file)
     return ledger
 
 
-def start(settings: Settings, folder: Path, prepared: Prepared, warn: Callable[[str], None]) -> Training:
-    """The training run, new or resumed, charged at its first step."""
-    model = build(settings.model, prepared.x.shape[1], prepared.outputs, prepared.shape).to(settings.device)
+def start(settings: Settings, private: Path, records: Records, progress: Progress) -> Training:
+    """The training run, new or resumed in the ``private`` part of its folder, charged at its first step."""
+    model = build(settings.model, records.form).to(settings.device)
     _check_room(model, settings)
-    _keep_buffers(model, folder / "private" / "buffers.pt")
-    if settings.optimizer == "sgd":
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(
-            model.parameters(), lr=settings.learning_rate, momentum=settings.momentum
-        )
-    else:
-        optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
-    private = folder / "private"
+    _keep_buffers(model, private / "buffers.pt")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PrivacyWarning)
         # A resumed run must be the same run: new noise on other data would be another charge.
@@ -258,9 +155,9 @@ def start(settings: Settings, folder: Path, prepared: Prepared, warn: Callable[[
             kind, own = AuditedTraining, {"canaries": settings.audit_canaries}
         training: Training = kind(
             model,
-            optimizer,
-            loss_for(prepared),
-            (prepared.x, prepared.y),
+            optimizer_for(settings, model),
+            loss_for(records.schema),
+            (records.x, records.y),
             batch_size=settings.batch,
             epochs=settings.epochs,
             steps=settings.steps,
@@ -272,19 +169,26 @@ def start(settings: Settings, folder: Path, prepared: Prepared, warn: Callable[[
             adjacency=settings.adjacency,
             # Canaries take slots beside the records, of which size is the number.
             size=None if settings.size is None else settings.size + (settings.audit_canaries or 0),
-            unit=prepared.owners,
+            unit=records.owners,
             per_unit=settings.per_unit,
-            unit_name=prepared.schema.unit.name,
-            ledger=open_ledger(settings, prepared),
+            unit_name=records.schema.unit.name,
+            ledger=open_ledger(settings, records),
             dataset=settings.dataset,
             purpose=settings.purpose,
             **own,
         )
     for warning in caught:
-        warn(str(warning.message))
+        progress.note(f"warning: {warning.message}")
     if isinstance(training, AuditedTraining) and (weak := _too_few(training)):
-        warn(weak)
+        progress.note(f"warning: {weak}")
     return training
+
+
+def optimizer_for(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer that the settings name."""
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=settings.learning_rate, momentum=settings.momentum)
+    return torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
 
 
 def _check_room(model: nn.Module, settings: Settings) -> None:
@@ -320,7 +224,7 @@ def _buffers(model: nn.Module) -> dict[str, Tensor]:
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     found = {name: value for name, value in model.state_dict().items() if name not in names}
     if not all(isinstance(value, Tensor) for value in found.values()):
-        raise ModelError("the model has extra state that is no tensor: it cannot be told whether that holds data")
+        raise ModelRefused("the model has extra state that is no tensor: it cannot be told whether that holds data")
     return {name: value.detach().cpu().clone() for name, value in found.items()}
 
 
@@ -334,16 +238,16 @@ def _keep_buffers(model: nn.Module, path: Path) -> None:
         model.load_state_dict(torch.load(path, weights_only=True), strict=False)
 
 
-def drive(training: Training, folder: Path, quiet: bool) -> None:
+def drive(training: Training, private: Path, progress: Progress) -> None:
     """Run the steps that are left; raise :class:`Interrupted` after Ctrl-C, with the checkpoint written.
 
     A run with canaries has no checkpoint, and is over then.
     """
-    log = OperatorLog(folder / "private" / "operator.jsonl")
-    live = Live(training, quiet)
+    log = OperatorLog(private / "operator.jsonl")
+    live = progress.follow(training)
     every = max(1, training.plan.steps // LOGGED)
     ratio = _Ratio(training)
-    with _interrupts() as asked, _told_in_a_line():
+    with _interrupts() as asked, _told_in_a_line(progress):
         try:
             for batch in training:
                 training.step(batch)
@@ -356,21 +260,22 @@ def drive(training: Training, folder: Path, quiet: bool) -> None:
                 if asked and not last:
                     if not isinstance(training, AuditedTraining):
                         training.save()
-                    raise Interrupted
+                    how = go_on(private.parent, canaries=isinstance(training, AuditedTraining))
+                    raise Interrupted(f"stopped between two steps; {how}")
         finally:
             live.close()
             ratio.remove()
 
 
 @contextlib.contextmanager
-def _told_in_a_line() -> Iterator[None]:
+def _told_in_a_line(progress: Progress) -> Iterator[None]:
     """Why a step is not compiled is told as the command tells things; other warnings as they always are."""
     with warnings.catch_warnings():
         usual = warnings.showwarning
 
         def tell(message: Warning | str, category: type[Warning], *place: Any) -> None:
             if issubclass(category, NotCompiled):
-                sys.stderr.write(f"tacit: {message}\n")
+                progress.note(str(message))
             else:
                 usual(message, category, *place)
 
@@ -433,184 +338,36 @@ def _norms(training: Training) -> dict[str, Any]:
     return {"norm_edges": EDGES, "norm_counts": counts.tolist()}
 
 
-# -- what it is worth --------------------------------------------------------------------------------------------------
-
-
-def predict(model: nn.Module, x: Tensor, schema: Schema) -> Tensor:
-    """Class numbers, or the target on its encoded scale."""
-    device = next(model.parameters()).device
-    model.eval()
-    with torch.no_grad():
-        out = torch.cat([model(part.to(device)).cpu() for part in x.split(4096)])
-    model.train()
-    return out.argmax(1).float() if schema.classes else out.squeeze(1)
-
-
-def _metric(predicted: Tensor, y: Tensor, schema: Schema) -> float:
-    if schema.classes:
-        return float((predicted == y).double().mean())
-    assert isinstance(schema.target, Numeric)
-    return float((predicted - y).double().square().mean().sqrt()) * schema.target.half_width
-
-
-def _fit_plainly(settings: Settings, prepared: Prepared, x: Tensor, y: Tensor) -> nn.Module:
-    """The same model without clipping and noise, on rows that are public."""
-    model = build(settings.model, x.shape[1], prepared.outputs, prepared.shape)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, PASSES)
-    for _ in range(PASSES):
-        for index in torch.randperm(len(x)).split(256):
-            optimizer.zero_grad()
-            if prepared.schema.classes:
-                loss = nn.functional.cross_entropy(model(x[index]), y[index])
-            else:
-                loss = squared_error(model, (x[index], y[index])).mean()
-            loss.backward()
-            optimizer.step()
-        schedule.step()
-    return model
-
-
-def _reference(settings: Settings, prepared: Prepared) -> tuple[Tensor, Tensor]:
-    """Predictions for every public row by a model, and by the commonest answer, of the other public rows."""
-    assert prepared.test is not None
-    x, y = prepared.test
-    fold = torch.arange(len(x)) % FOLDS
-    found, common = torch.zeros(len(x)), torch.zeros(len(x))
-    for k in range(FOLDS):
-        inside, outside = fold == k, fold != k
-        model = _fit_plainly(settings, prepared, x[outside], y[outside])
-        found[inside] = predict(model, x[inside], prepared.schema)
-        other = y[outside]
-        common[inside] = float(other.mode().values) if prepared.schema.classes else float(other.mean())
-    return found, common
-
-
-def _groups(prepared: Prepared, by: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
-    """The public rows of each subgroup, from the encoded features."""
-    assert prepared.test is not None
-    x, place = prepared.test[0], 0
-    for column in prepared.schema.features:
-        block = x[:, place : place + column.width]
-        place += column.width
-        if column.name not in by:
-            continue
-        if isinstance(column, Boolean):
-            for label, sign in zip(column.labels, (-1, 1), strict=True):
-                yield f"{column.name} = {label}", block[:, 0] == sign
-        elif isinstance(column, Categorical):
-            for i, label in enumerate(column.labels):
-                yield f"{column.name} = {label}", block[:, i] == 1
-
-
-def evaluate(settings: Settings, prepared: Prepared, model: nn.Module) -> tuple[list[Evaluation], list[OperatorView]]:
-    """What may be shown, and what only the operator may see."""
-    if prepared.test is None:
-        return [], []
-    x, y = prepared.test
-    metric = "accuracy" if prepared.schema.classes else "root mean squared error"
-    if not settings.public_because:
-        dataset = settings.dataset or prepared.name
-        value = _metric(predict(model, x, prepared.schema), y, prepared.schema)
-        view = EvaluationData.private((x, y), dataset=dataset).metric(metric.replace(" ", "_"), value)
-        assert isinstance(view, OperatorView)
-        return [], [view]
-    data = EvaluationData.declared_public((x, y), because=settings.public_because)
-    answers = {"private": (predict(model, x, prepared.schema), "")}
-    if settings.reference:
-        plain, common = _reference(settings, prepared)
-        note = f"without noise, trained on the other {FOLDS - 1} of {FOLDS} parts of the public rows"
-        answers["non-private reference"] = plain, note
-        answers["majority" if prepared.schema.classes else "mean"] = common, "the commonest answer of the public rows"
-    everyone = torch.ones(len(y), dtype=torch.bool)
-    found = []
-    for group, rows in [("", everyone), *_groups(prepared, settings.by)]:
-        if not bool(rows.any()):
-            continue
-        for name, (predicted, note) in answers.items():
-            result = data.metric(metric, _metric(predicted[rows], y[rows], prepared.schema))
-            found.append(Evaluation(metric, result, name, group, int(rows.sum()), "" if group else note))
-    return found, []
-
-
-def release(settings: Settings, journal: Journal, prepared: Prepared, training: Training) -> list[OperatorView]:
+def release(settings: Settings, journal: Journal, records: Records, training: Training) -> list[OperatorView]:
     """Model, card and report of a run whose steps are done, decided; what only the operator may see is returned."""
     stage = journal.stage()
     if isinstance(training, AuditedTraining):
         training.planted().save(journal.private / CANARIES)
     training.model.load_state_dict(torch.load(journal.private / "buffers.pt", weights_only=True), strict=False)
-    buffer = io.BytesIO()
-    torch.save({name: t.detach().cpu() for name, t in training.model.state_dict().items()}, buffer)
-    write_whole(stage / "model.pt", buffer.getvalue())
-    name = hashlib.sha256(buffer.getvalue()).hexdigest()
-    results, views = evaluate(settings, prepared, training.model)
-    sources = public_sources(settings, prepared)
+    weights = publish.save_weights(stage / "model.pt", training.model.state_dict())
+    results, views = evaluate(settings, records, training.model)
+    sources = public_sources(settings, records)
     if settings.audit_canaries is not None:
-        sources += (_canaries(settings.audit_canaries, prepared.schema.unit.name),)
+        sources += (_canaries(settings.audit_canaries, records.schema.unit.name),)
     run = describe(
         training,
         journal.folder.name,
-        data=prepared.name,
-        schema=prepared.schema.description or prepared.schema.name,
+        data=records.name,
+        schema=records.schema.description or records.schema.name,
         tuning=settings.tuning,
         tuning_note=settings.tuning_note,
         uncovered=settings.uncovered,
         public_sources=sources,
-        assumed=prepared.assumed,
+        assumed=records.assumed,
         pretrained=None if ":" in settings.model else (),
         evaluations=tuple(results),
-        model_file=_vouched(name, training),
         statement=Statement(settings.trust_model, settings.release, settings.contact),
     )
-    card = make_card(run)
-    write_card(card, stage / "privacy.json")
-    write_page(card, stage / "report.html")
-    log = OperatorLog(journal.private / "operator.jsonl")
-    for view in views:
-        log.write(view)
+    run = dataclasses.replace(run, model_file=publish.vouched(weights, run.dataset, run.charge))
+    card = publish.stage(journal, run, views)
     planted = {"canaries": settings.audit_canaries} if settings.audit_canaries is not None else {}
-    journal.decide(
-        summary(card) | planted | {"files": {"card": "privacy.json", "report": "report.html", "model": "model.pt"}}
-    )
+    journal.decide(publish.summary(card) | planted | {"files": publish.SHOWN | {"model": "model.pt"}})
     return views
-
-
-def summary(card: Release) -> dict[str, Any]:
-    """What a card claims and shows, in plain values."""
-    guarantee, results = card["guarantee"], card["evaluation"]
-    return {
-        "epsilon": guarantee["epsilon"]["claimed"],
-        "delta": guarantee["delta"],
-        "neighbours": guarantee["neighbours"],
-        "claim": guarantee["claim"],
-        "results": [results[key].to_dict() for key in results],
-    }
-
-
-def public_sources(settings: Settings, prepared: Prepared) -> tuple[PublicSource, ...]:
-    """The rows that results are stated for, and what is known of whether the protected are among them."""
-    if prepared.test is None or not settings.public_because:
-        return ()
-    if settings.public_share is None:
-        return (PublicSource(str(settings.evaluate), "evaluation", "unknown", settings.public_because),)
-    unit, named = prepared.schema.unit.name, prepared.units is not None
-    by = f"the id of its {unit}" if named else "what it holds"
-    note = (
-        f"{settings.public_because.rstrip('.')}. The promise covers the rows on the private side only. On which side a "
-        f"row is depends on {by} alone: adding or removing one {unit} leaves the other side as it was. A row replaced "
-        "by one of the other side changes both, which a price for replacing one does not cover."
-    )
-    if not named and unit != "record":
-        note += f" Without ids a {unit} with two different rows may be on both sides."
-    return (
-        PublicSource(
-            f"{prepared.name}: a share of {settings.public_share:g}, each row by a hash of {by} under the public key "
-            f"{PUBLIC_KEY!r}",
-            "evaluation",
-            "no" if named or unit == "record" else "unknown",
-            note,
-        ),
-    )
 
 
 def _canaries(count: int, unit: str) -> PublicSource:
@@ -622,14 +379,3 @@ def _canaries(count: int, unit: str) -> PublicSource:
         f"Each took part by a fair coin, as the record of a {unit} would. What they prove holds the noise of the run "
         "and stays with the operator.",
     )
-
-
-def _vouched(name: str, training: Training) -> Charged | Public:
-    """The hash of the weights, which the mechanism released."""
-    charge = training.charge.number if training.charge is not None else (training._entry or {}).get("charge")
-    if training.dataset is not None and charge is not None:
-        return Charged(name, training.dataset, charge)
-    return public(name, "hash of the released weights, which the stated guarantee covers")
-
-
-__all__ = ["DataError", "Interrupted", "ModelError", "drive", "prepare", "release", "start"]

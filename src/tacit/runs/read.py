@@ -1,0 +1,201 @@
+"""How do a table, pictures or a known data set become records to train on? By the public schema, row by row."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tacit.runs.settings import IN_MEMORY, Settings, SettingsError
+from tacit.schema import Boolean, Categorical, Encoded, Numeric, Schema, SchemaError
+
+
+class DataError(ValueError):
+    """Data that cannot be read or trained on; the message shows no value of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What a model must fit: how many numbers a record has, how many outputs there are, and the shape of pictures."""
+
+    inputs: int
+    outputs: int
+    picture: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, schema: Schema) -> Form:
+        """From the public schema: one output for each class, or one number."""
+        features = schema.features
+        pictures = len(features) == 1 and isinstance(features[0], Numeric)
+        shape = features[0].shape if pictures and isinstance(features[0], Numeric) else ()
+        return cls(sum(column.width for column in features), len(schema.classes) or 1, shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Records:
+    """A table as tensors: the private rows, and rows to evaluate on."""
+
+    schema: Schema
+    x: Tensor
+    y: Tensor
+    units: NDArray[Any] | None
+    test: tuple[Tensor, Tensor] | None
+    file: Path | None
+    name: str
+
+    @property
+    def form(self) -> Form:
+        """What a model of these records must fit."""
+        return Form.of(self.schema)
+
+    @property
+    def owners(self) -> NDArray[Any]:
+        """Whose row each private row is; a schema without a column of ids says that each is another's."""
+        return self.units if self.units is not None else np.arange(len(self.x))
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What the schema says about rows and units, and nothing can check."""
+        unit = self.schema.unit.name
+        if self.units is not None or unit == "record":
+            return ()
+        return (f"Every row is another {unit}: the schema says so by naming no column of ids. It was not checked.",)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tables:
+    """What is given from memory in place of files: a table with its schema, and rows to evaluate on."""
+
+    data: Any = None
+    schema: Schema | None = None
+    evaluate: Any = None
+
+
+def read_table(path: Path, schema: Schema | None = None, *, texts: bool = False) -> Any:
+    """A CSV or Parquet file as a polars frame. Messages show nothing of what is in it.
+
+    A CSV file does not say what its columns are. With a ``schema`` its numeric columns are read as numbers and all
+    others as text, with ``texts`` all of them; types that are guessed from the rows would let one row decide how all
+    the others are read.
+    """
+    import polars as pl
+
+    if not path.exists():
+        raise DataError(f"there is no file {path}, and no known data set of that name (tacit data list)")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty")
+    try:
+        if path.suffix.lower() in (".parquet", ".pq"):
+            frame = pl.read_parquet(path)
+        elif path.suffix.lower() == ".csv":
+            frame = pl.read_csv(path, infer_schema_length=None, infer_schema=schema is None and not texts)
+        else:
+            raise DataError(f"{path}: a table is a .csv or .parquet file")
+    except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError):
+        raise DataError(f"{path} cannot be read as a {path.suffix.lstrip('.')} file") from None
+    if frame.height == 0:
+        raise DataError(f"{path} has no rows")
+    return frame if schema is None or path.suffix.lower() != ".csv" else _with_numbers(frame, schema)
+
+
+def _with_numbers(frame: Any, schema: Schema) -> Any:
+    """The numeric columns of a table of texts as numbers, each value by itself."""
+    import polars as pl
+
+    for column in schema.columns:
+        if not isinstance(column, Numeric) or column.name not in frame.columns:
+            continue
+        text = frame[column.name].str.strip_chars().str.to_lowercase()
+        words = text.replace_strict({"true": 1.0, "false": 0.0, "nan": float("nan")}, default=None)
+        numbers = text.cast(pl.Float64, strict=False).fill_null(words.cast(pl.Float64))
+        if (numbers.is_null() & text.is_not_null() & (text != "")).any():
+            raise SchemaError(f"column {column.name!r} holds text that is no number; convert the column first")
+        frame = frame.with_columns(numbers.alias(column.name))
+    return frame
+
+
+def schema_of(settings: Settings) -> Schema:
+    """The public schema of the data; no record is read."""
+    from tacit import datasets
+
+    if is_known(settings.data):
+        return datasets.schema(settings.data)
+    if settings.schema is None:
+        raise SettingsError(
+            "schema: a table of your own needs a schema file: public bounds, categories, target and unit"
+        )
+    return Schema.from_toml(settings.schema)
+
+
+def is_known(data: str) -> bool:
+    """Whether this is the name of a known data set, and not a file."""
+    from tacit import datasets
+
+    return data in datasets.CATALOG and not Path(data).exists()
+
+
+def read(settings: Settings, given: Tables | None = None) -> Records:
+    """Read, encode by the public schema, and part the rows that are declared public from the private ones."""
+    given = given or Tables()
+    schema, rows, test, file = _known(settings) if is_known(settings.data) else _own(settings, given)
+    if schema.target is None:
+        raise SchemaError("the schema marks no column as the target (target = true): there is nothing to predict")
+    if settings.evaluate is not None and test is None:
+        table = given.evaluate if given.evaluate is not None else read_table(Path(settings.evaluate), schema)
+        test, _ = schema.encode(table, dtype=np.float32)
+    x, y = torch.from_numpy(rows.features), _target(rows.target)
+    units, pair = rows.units, None
+    if settings.public_share is not None:
+        public_side = rows.public_rows(settings.public_share)
+        if public_side.all() or not public_side.any():
+            raise SettingsError(f"public_share: {settings.public_share:g} leaves no row on one of the two sides")
+        units = None if units is None else units[~public_side]
+        chosen = torch.from_numpy(public_side)
+        x, y, pair = x[~chosen], y[~chosen], (x[chosen], y[chosen])
+    elif test is not None:
+        pair = torch.from_numpy(test.features), _target(test.target)
+    _check_groups(schema, settings.by)
+    return Records(schema, x, y, units, pair, file, schema.name or Path(settings.data).stem)
+
+
+def _known(settings: Settings) -> tuple[Schema, Encoded, Encoded | None, Path | None]:
+    """Schema and encoded rows of a known data set, of its split to evaluate on too, and its file where it has one."""
+    from tacit import datasets
+
+    dataset = datasets.load(settings.data, settings.data_dir)
+    rows, _ = dataset.encode(dtype=np.float32)
+    test = None
+    if settings.evaluate is not None and settings.evaluate in dataset.splits:
+        test, _ = dataset.encode(settings.evaluate, dtype=np.float32)
+    return dataset.schema, rows, test, dataset.files[0] if len(dataset.files) == 1 else None
+
+
+def _own(settings: Settings, given: Tables) -> tuple[Schema, Encoded, Encoded | None, Path | None]:
+    """The same of a table of the user's, in a file or in memory."""
+    if given.data is None and settings.data == IN_MEMORY:
+        raise SettingsError(
+            "data: the rows of this run were given from memory: give them again, as in "
+            "tacit.run(table, schema=schema, resume=folder)"
+        )
+    schema = given.schema if given.schema is not None else schema_of(settings)
+    file = Path(settings.data) if given.data is None else None
+    rows, _ = schema.encode(given.data if file is None else read_table(file, schema), dtype=np.float32)
+    return schema, rows, None, file
+
+
+def _target(values: Any) -> Tensor:
+    array = np.asarray(values)
+    return torch.from_numpy(array.astype(np.int64) if array.dtype.kind in "iub" else array.astype(np.float32))
+
+
+def _check_groups(schema: Schema, by: tuple[str, ...]) -> None:
+    for name in by:
+        column = next((c for c in schema.features if c.name == name), None)
+        if not isinstance(column, Boolean | Categorical):
+            fit = [c.name for c in schema.features if isinstance(c, Boolean | Categorical)]
+            raise SettingsError(f"by: {name!r} is no feature with categories; there are {', '.join(fit) or 'none'}")
