@@ -18,7 +18,6 @@ SHARED = {
     "Call",
     "Evidence",
     "Plan",
-    "Prepared",
     "Template",
 }
 #: How many functions of a room are still above the limit without a reason. To be emptied.

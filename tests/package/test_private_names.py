@@ -21,14 +21,11 @@ ALLOWED: dict[str, dict[str, str]] = {
     "audit/mutants/ranks.py": {"_add_up": PATCHED},
     "audit/mutants/rooms.py": dict.fromkeys(("_calibrate", "_labels", "_stream_target"), PATCHED),
     "audit/mutants/sensitivity.py": {"_sums": PATCHED},
-    "cli/train.py": {"_begun": STATE},
-    "cli/tune.py": {"_noises": STATE},
     "integrations/lightning.py": dict.fromkeys(("_inside", "_secret"), STATE),
     "integrations/run.py": dict.fromkeys(("_key", "_path"), STATE),
     "report/run.py": dict.fromkeys(("_check", "_entry", "_features"), STATE),
     "report/votes.py": {"_votes": STATE},
-    "runs/prompt.py": {"_entry": STATE},
-    "runs/train.py": dict.fromkeys(("_entry", "_last"), STATE),
+    "runs/train.py": dict.fromkeys(("_begun", "_last"), STATE),
     "tuning/runs.py": {"_average": STATE},
 }
 

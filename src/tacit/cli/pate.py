@@ -85,12 +85,12 @@ def pate(
         _check(given)
     progress = Told()
     with exits("pate", progress, usage=EXIT_ERROR):
-        from tacit.runs.folder import Place, carry_out
+        from tacit.runs.folder import RunFolder, carry_out
         from tacit.runs.pate import VotesRun
 
         work = VotesRun(given) if resume is None else VotesRun.saved(resume, ledger)
         work = dataclasses.replace(work, jobs=jobs, backend=Ray(num_cpus=cpus) if backend == "ray" else backend)
-        told = carry_out(work, Place(runs, name, resume), progress).told
+        told = carry_out(work, RunFolder(runs, name, resume), progress).told
     unsanitised = told.pop("unsanitised", None)
     if as_json:
         typer.echo(json.dumps(told, indent=2, ensure_ascii=False))

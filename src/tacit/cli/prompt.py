@@ -214,13 +214,13 @@ def _run(kind: str, given: dict[str, Any], place: dict[str, Any], *, as_json: bo
     if resume is not None and (given.keys() - {"ledger"} or place["name"] is not None):
         fail("--resume takes the settings of the run; no others can be given", EXIT_USAGE)
     with _exits(kind, progress):
-        from tacit.runs.folder import Place, carry_out
+        from tacit.runs.folder import RunFolder, carry_out
         from tacit.runs.prompt import PromptRun
 
         work = PromptRun(kind, given) if resume is None else PromptRun.saved(kind, resume, given.get("ledger"))
         if "data" not in work.given:
             fail("say which private texts: a .csv or .parquet file with the columns text and label, or a known set")
-        done = carry_out(work, Place(**place), progress)
+        done = carry_out(work, RunFolder(**place), progress)
     told = done.told
     files: dict[str, str] = {what: told.pop(what) for what in ("adapter", "prompt", "card", "report") if what in told}
     if as_json:

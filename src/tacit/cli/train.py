@@ -101,10 +101,10 @@ def train(
             reading.check_keys(given)
             base = reading.read(config) if config is not None else {}
             chosen = reading.make(base | given, str(config) if config is not None else "")
-        from tacit.runs.folder import Place, carry_out
+        from tacit.runs.folder import RunFolder, carry_out
         from tacit.runs.train import TrainRun
 
-        done = carry_out(TrainRun(chosen), Place(runs, name, resume), progress)
+        done = carry_out(TrainRun(chosen), RunFolder(runs, name, resume), progress)
     for view in done.views:
         if sys.stderr.isatty() and not progress.quiet:  # the operator's own screen; anything else may be read by others
             typer.echo(repr(view), err=True)

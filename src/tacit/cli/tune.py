@@ -63,7 +63,7 @@ def tune(
 ) -> None:
     """Choose hyper-parameters privately: one total budget, one charge, one model."""
     from tacit.runs import search
-    from tacit.runs.folder import Place, carry_out
+    from tacit.runs.folder import RunFolder, carry_out
     from tacit.runs.progress import Told
     from tacit.runs.settings import CONFIG, SettingsError, again, settings_file
 
@@ -80,7 +80,7 @@ def tune(
             work = search.read(config, {"ledger": ledger, "dataset": dataset})
         if backend is not None:
             work.search["backend"] = backend
-        told = work.planned() if plan else carry_out(work, Place(runs, name, resume), progress).told
+        told = work.planned() if plan else carry_out(work, RunFolder(runs, name, resume), progress).told
     if as_json:
         typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
     else:

@@ -15,7 +15,7 @@ from tacit.audit.attacks import Membership
 from tacit.ledger import OperatorLog, Release, public
 from tacit.report import read_card, write_card, write_page
 from tacit.runs.models import build, loss_for
-from tacit.runs.progress import Progress
+from tacit.runs.progress import Reporter
 from tacit.runs.read import Form, read, schema_of
 from tacit.runs.settings import CONFIG, Settings, SettingsError, saved
 from tacit.runs.settings import read as read_settings
@@ -55,7 +55,7 @@ class Audited:
         return [one for one in (self.own, self.rows) if one is not None]
 
 
-def audit(run: Path, attack: Attack, progress: Progress, tell: Callable[[str], None] = lambda name: None) -> Audited:
+def audit(run: Path, attack: Attack, progress: Reporter, tell: Callable[[str], None] = lambda name: None) -> Audited:
     """Attack a run that has ended; write what may be published into its card and report, the rest into its log.
 
     Made-up records and canaries belong to nobody. What the run's own canaries prove beside private records, and
@@ -99,7 +99,7 @@ def not_ended(run: Path) -> str:
     return go_on(run, canaries=canaries)
 
 
-def _own_canaries(run: Path, chosen: Settings, significance: float, progress: Progress) -> Audit | None:
+def _own_canaries(run: Path, chosen: Settings, significance: float, progress: Reporter) -> Audit | None:
     """What the canaries prove that the run itself held, where they were kept."""
     kept = run / "private" / CANARIES
     if kept.exists():
@@ -135,7 +135,7 @@ class _StandIn:
         settings = _training_settings(chosen, size) | {"unit_name": schema.unit.name, "unit": range(MADE_UP)}
         return cls(build(chosen.model, form), loss_for(schema), (x, y), settings)
 
-    def repeat(self, canaries: int, rate: float, significance: float, progress: Progress) -> Audit:
+    def repeat(self, canaries: int, rate: float, significance: float, progress: Reporter) -> Audit:
         """The run again on made-up records with canaries, and what these prove."""
         model = self.model
         most = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tacit.ledger import EvaluationData, OperatorView
 from tacit.report import Evaluation, PublicSource
 from tacit.runs.models import build, squared_error
-from tacit.runs.read import Records
+from tacit.runs.read import TableRecords
 from tacit.runs.settings import Settings
 from tacit.schema import Boolean, Categorical, Numeric, Schema
 from tacit.schema.encoding import PUBLIC_KEY
@@ -38,7 +38,7 @@ def _metric(predicted: Tensor, y: Tensor, schema: Schema) -> float:
     return float((predicted - y).double().square().mean().sqrt()) * schema.target.half_width
 
 
-def _fit_plainly(settings: Settings, records: Records, x: Tensor, y: Tensor) -> nn.Module:
+def _fit_plainly(settings: Settings, records: TableRecords, x: Tensor, y: Tensor) -> nn.Module:
     """The same model without clipping and noise, on rows that are public."""
     model = build(settings.model, records.form)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -56,7 +56,7 @@ def _fit_plainly(settings: Settings, records: Records, x: Tensor, y: Tensor) -> 
     return model
 
 
-def _reference(settings: Settings, records: Records) -> tuple[Tensor, Tensor]:
+def _reference(settings: Settings, records: TableRecords) -> tuple[Tensor, Tensor]:
     """Predictions for every public row by a model, and by the commonest answer, of the other public rows."""
     assert records.test is not None
     x, y = records.test
@@ -71,7 +71,7 @@ def _reference(settings: Settings, records: Records) -> tuple[Tensor, Tensor]:
     return found, common
 
 
-def _groups(records: Records, by: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
+def _groups(records: TableRecords, by: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
     """The public rows of each subgroup, from the encoded features."""
     assert records.test is not None
     x, place = records.test[0], 0
@@ -88,7 +88,9 @@ def _groups(records: Records, by: tuple[str, ...]) -> Iterator[tuple[str, Tensor
                 yield f"{column.name} = {label}", block[:, i] == 1
 
 
-def evaluate(settings: Settings, records: Records, model: nn.Module) -> tuple[list[Evaluation], list[OperatorView]]:
+def evaluate(
+    settings: Settings, records: TableRecords, model: nn.Module
+) -> tuple[list[Evaluation], list[OperatorView]]:
     """What may be shown, and what only the operator may see."""
     if records.test is None:
         return [], []
@@ -118,7 +120,7 @@ def evaluate(settings: Settings, records: Records, model: nn.Module) -> tuple[li
     return found, []
 
 
-def public_sources(settings: Settings, records: Records) -> tuple[PublicSource, ...]:
+def public_sources(settings: Settings, records: TableRecords) -> tuple[PublicSource, ...]:
     """The rows that results are stated for, and what is known of whether the protected are among them."""
     if records.test is None or not settings.public_because:
         return ()

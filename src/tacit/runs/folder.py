@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tacit.runs.journal import Journal, JournalError
-from tacit.runs.progress import Progress
+from tacit.runs.progress import Reporter
 
 if TYPE_CHECKING:
     from tacit.ledger import OperatorView
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RunFolder:
     """Where a run works: in a new folder under ``runs``, or in that of a run to ``resume``.
 
     Without a ``name`` a new folder is called after the data, with the first number that is free.
@@ -55,7 +55,7 @@ class Work(Protocol):
     def read(self) -> Any:
         """The data. It happens before there is a folder: what cannot be read leaves nothing behind."""
 
-    def make(self, journal: Journal, data: Any, progress: Progress) -> list[OperatorView]:
+    def make(self, journal: Journal, data: Any, progress: Reporter) -> list[OperatorView]:
         """Everything until the release is decided; what only the operator may see is returned."""
 
 
@@ -68,7 +68,7 @@ class Published:
     views: list[OperatorView]
 
 
-def carry_out(work: Work, place: Place, progress: Progress) -> Published:
+def carry_out(work: Work, place: RunFolder, progress: Reporter) -> Published:
     """Begin or go on, do the work where it is not done, and publish what was decided.
 
     Guarantee: that of the work, once. A run that is decided is not computed, priced or charged again.
@@ -90,7 +90,7 @@ def carry_out(work: Work, place: Place, progress: Progress) -> Published:
         return Published(journal.folder, _brought_out(journal, progress), views)
 
 
-def _brought_out(journal: Journal, progress: Progress) -> dict[str, Any]:
+def _brought_out(journal: Journal, progress: Reporter) -> dict[str, Any]:
     """Publish what a run has decided; where that was done before, change nothing and say so. What is to be told."""
     if journal.ended:
         told, mended = journal.told()

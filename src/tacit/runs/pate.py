@@ -24,7 +24,7 @@ from tacit.runs import publish
 from tacit.runs import votes as drawing
 from tacit.runs.folder import resolved, taken_back
 from tacit.runs.journal import Journal
-from tacit.runs.progress import Progress
+from tacit.runs.progress import Reporter
 from tacit.runs.read import DataError, is_known, read_table
 from tacit.runs.settings import again, settings_file, written
 from tacit.schema import Encoded, Schema
@@ -70,7 +70,7 @@ class VotesRun:
     def read(self) -> None:
         """Nothing yet: who teaches which rows is drawn from the secret of the run."""
 
-    def make(self, journal: Journal, data: None, progress: Progress) -> list[OperatorView]:
+    def make(self, journal: Journal, data: None, progress: Reporter) -> list[OperatorView]:
         """Votes, one charge, noisy answers; then the release is decided."""
         with taken_back(journal, lambda _: journal.decided or self._paid(journal)):
             _answer(journal, USUAL | self.given, self.jobs, self.backend)

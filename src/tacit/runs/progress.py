@@ -25,7 +25,7 @@ class Interrupted(KeyboardInterrupt):
     """The operator stopped the run between two steps; the message says how it goes on."""
 
 
-class Progress(Protocol):
+class Reporter(Protocol):
     """What a run calls on its way. Whoever starts one decides what becomes of it."""
 
     quiet: bool

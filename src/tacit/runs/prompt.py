@@ -27,7 +27,7 @@ from tacit.runs import publish
 from tacit.runs import votes as drawing
 from tacit.runs.folder import resolved
 from tacit.runs.journal import Journal
-from tacit.runs.progress import Progress
+from tacit.runs.progress import Reporter
 from tacit.runs.read import read_table
 from tacit.runs.settings import SettingsError, again, settings_file, written
 from tacit.sgd import PrivacyWarning
@@ -103,17 +103,17 @@ class PromptRun:
     def check(self, journal: Journal) -> None:
         """Every run can go on."""
 
-    def read(self) -> Task:
+    def read(self) -> PromptTask:
         """The texts, and how to ask about them."""
         return prepare(self.kind, self.given)
 
-    def make(self, journal: Journal, data: Task, progress: Progress) -> list[OperatorView]:
+    def make(self, journal: Journal, data: PromptTask, progress: Reporter) -> list[OperatorView]:
         """Adapt, evaluate, decide."""
         return tune(data, journal) if self.kind == "tune" else pate(data, journal)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Task:
+class PromptTask:
     """Settings, and what was read for them: labelled texts, or texts alone where there are no classes."""
 
     given: dict[str, Any]
@@ -221,7 +221,7 @@ def _classes(given: dict[str, Any]) -> Any:
     return datasets.schema(name).classes if name in datasets.CATALOG else None
 
 
-def prepare(kind: str, given: dict[str, Any]) -> Task:
+def prepare(kind: str, given: dict[str, Any]) -> PromptTask:
     """Read the texts and find out how to ask about them."""
     _check(kind, given)
     template, words = _continuing(given) if given.get("task") == "generate" else _asking(given, _classes(given))
@@ -234,7 +234,7 @@ def prepare(kind: str, given: dict[str, Any]) -> Task:
     private, owners = rows(frame), _owners(given, frame)
     test = rows(_frame(_split(given), folder, "test")) if given.get("evaluate") else None
     asked = texts(_frame(given["public"], folder)) if kind == "pate" else []
-    return Task(given, template, words, private, owners, test, asked, _ledger(given))
+    return PromptTask(given, template, words, private, owners, test, asked, _ledger(given))
 
 
 def _check(kind: str, given: dict[str, Any]) -> None:
@@ -327,7 +327,7 @@ def _pretrained(given: dict[str, Any]) -> tuple[PublicSource, ...]:
     return (PublicSource(str(name), "the model that is adapted", "unknown", note),)
 
 
-def _results(task: Task, found: dict[str, Accuracy | Fluency]) -> tuple[list[Evaluation], list[OperatorView]]:
+def _results(task: PromptTask, found: dict[str, Accuracy | Fluency]) -> tuple[list[Evaluation], list[OperatorView]]:
     """Results that may be shown, or what only the operator may see."""
     because, shown, views = task.given.get("public_because"), [], []
     for name, result in found.items():
@@ -398,7 +398,7 @@ def _vouched(path: Path, run: Run) -> Charged | Public:
 # -- with weights at hand ----------------------------------------------------------------------------------------------
 
 
-def tune(task: Task, journal: Journal) -> list[OperatorView]:
+def tune(task: PromptTask, journal: Journal) -> list[OperatorView]:
     """PromptDPSGD: train; then adapter, card and report are decided. What only the operator may see is returned."""
     given = task.given
     language = _scorer(given)
@@ -456,7 +456,7 @@ def tune(task: Task, journal: Journal) -> list[OperatorView]:
 _METHODS = {"soft": "a soft prompt", "prefix": "a prefix", "lora": "LoRA"}
 
 
-def _sources(task: Task) -> tuple[PublicSource, ...]:
+def _sources(task: PromptTask) -> tuple[PublicSource, ...]:
     found = []
     if task.public:
         found.append(PublicSource(str(task.given["public"]), "queries, and demonstrations of the student prompt"))
@@ -469,7 +469,7 @@ def _sources(task: Task) -> tuple[PublicSource, ...]:
 # -- with answers alone ------------------------------------------------------------------------------------------------
 
 
-def pate(task: Task, journal: Journal) -> list[OperatorView]:
+def pate(task: PromptTask, journal: Journal) -> list[OperatorView]:
     """PromptPATE: teachers vote, noisy labels are drawn and charged, a student prompt is chosen; then it is decided."""
     given, (template, words) = task.given, task.asking()
     scorer = _scorer(given)

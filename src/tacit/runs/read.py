@@ -37,7 +37,7 @@ class Form:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Records:
+class TableRecords:
     """A table as tensors: the private rows, and rows to evaluate on."""
 
     schema: Schema
@@ -139,7 +139,7 @@ def is_known(data: str) -> bool:
     return data in datasets.CATALOG and not Path(data).exists()
 
 
-def read(settings: Settings, given: Tables | None = None) -> Records:
+def read(settings: Settings, given: Tables | None = None) -> TableRecords:
     """Read, encode by the public schema, and part the rows that are declared public from the private ones."""
     given = given or Tables()
     schema, rows, test, file = _known(settings) if is_known(settings.data) else _own(settings, given)
@@ -160,7 +160,7 @@ def read(settings: Settings, given: Tables | None = None) -> Records:
     elif test is not None:
         pair = torch.from_numpy(test.features), _target(test.target)
     _check_groups(schema, settings.by)
-    return Records(schema, x, y, units, pair, file, schema.name or Path(settings.data).stem)
+    return TableRecords(schema, x, y, units, pair, file, schema.name or Path(settings.data).stem)
 
 
 def _known(settings: Settings) -> tuple[Schema, Encoded, Encoded | None, Path | None]:

@@ -21,8 +21,8 @@ from tacit.runs.evaluate import evaluate, predict, public_sources
 from tacit.runs.folder import taken_back
 from tacit.runs.journal import Journal
 from tacit.runs.models import build, loss_for
-from tacit.runs.progress import Progress
-from tacit.runs.read import Records
+from tacit.runs.progress import Reporter
+from tacit.runs.read import TableRecords
 from tacit.runs.read import read as read_records
 from tacit.runs.settings import CONFIG, Settings, SettingsError, check_keys, make
 from tacit.runs.train import absolute, check_device, open_ledger, optimizer_for
@@ -72,12 +72,12 @@ class SearchRun:
     def check(self, journal: Journal) -> None:
         """Every search can go on."""
 
-    def read(self) -> Records:
+    def read(self) -> TableRecords:
         """The records, after a look at the device: the price is of a model that is made here, with a cluster too."""
         check_device(self.settings.device)
         return read_records(self.settings)
 
-    def make(self, journal: Journal, data: Records, progress: Progress) -> list[OperatorView]:
+    def make(self, journal: Journal, data: TableRecords, progress: Reporter) -> list[OperatorView]:
         """Search, then decide on what was selected."""
 
         def spent(error: Exception) -> bool:  # the charge is the first that a search does after its first state
@@ -103,7 +103,7 @@ class SearchRun:
             "noise": [search.noise_of(c) for c in search.space.candidates] if search.space.candidates else search.noise,
         }
 
-    def over(self, records: Records, private: Path, key: bytes) -> PrivateSearch:
+    def over(self, records: TableRecords, private: Path, key: bytes) -> PrivateSearch:
         """The search over training runs, with ``key`` for the coins that part the rows."""
         settings, search = self.settings, self.search
         every = search["validation_every"]
@@ -176,13 +176,13 @@ class SearchRun:
             scratch=private / SCRATCH,
         )
 
-    def release(self, journal: Journal, records: Records, search: PrivateSearch, found: SearchResult) -> None:
+    def release(self, journal: Journal, records: TableRecords, search: PrivateSearch, found: SearchResult) -> None:
         """Model, card and report of the selected run, decided; where nothing was selected, card and report alone."""
         settings, stage = self.settings, journal.stage()
         results: tuple[Any, ...] = ()
         model_file, charge = None, found.charge
         basis = "nothing was selected, as the law of the runs allows"
-        noises = sorted(set(search._noises))
+        noises = sorted(set(search.noises))
         parameters: dict[str, Any] = {
             "candidates": repr(search.space),
             "runs_on_average": search.runs,
@@ -316,7 +316,7 @@ def with_candidate(settings: Settings, candidate: dict[str, Any]) -> Settings:
     return dataclasses.replace(settings, **changes)
 
 
-def parted(records: Records, every: int, key: bytes) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
+def parted(records: TableRecords, every: int, key: bytes) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
     """Rows with their owners, to train on and to score on, apart by a coin for every unit of privacy.
 
     The coins are secret and independent of each other and of the data, so that a record more or fewer changes nothing

@@ -28,8 +28,8 @@ from tacit.runs.evaluate import evaluate, public_sources
 from tacit.runs.folder import resolved, taken_back
 from tacit.runs.journal import Journal
 from tacit.runs.models import ModelRefused, build, loss_for
-from tacit.runs.progress import Interrupted, Progress
-from tacit.runs.read import Records, Tables, read
+from tacit.runs.progress import Interrupted, Reporter
+from tacit.runs.read import TableRecords, Tables, read
 from tacit.runs.settings import CONFIG, IN_MEMORY, SCHEMA, Settings, SettingsError
 from tacit.sgd import NotCompiled, PrivacyWarning, Training
 from tacit.sgd.training.canaries import AuditedTraining
@@ -72,12 +72,12 @@ class TrainRun:
         if self.settings.audit_canaries is not None and (journal.ended or not journal.decided):
             raise SettingsError(f"{journal.folder}: {again(journal.folder)}")
 
-    def read(self) -> Records:
+    def read(self) -> TableRecords:
         """The records, after a look at the device."""
         check_device(self.settings.device)
         return read(self.settings, self.given)
 
-    def make(self, journal: Journal, data: Records, progress: Progress) -> list[OperatorView]:
+    def make(self, journal: Journal, data: TableRecords, progress: Reporter) -> list[OperatorView]:
         """Train, evaluate, decide."""
         training: Training | None = None
 
@@ -121,7 +121,7 @@ def check_device(name: str) -> None:
         raise SettingsError(f"device: {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
-def open_ledger(settings: Settings, records: Records) -> Ledger | None:
+def open_ledger(settings: Settings, records: TableRecords) -> Ledger | None:
     """The ledger that is charged, after checking that these are the data that were registered."""
     if settings.ledger is None or settings.dataset is None:
         return None
@@ -136,7 +136,7 @@ def open_ledger(settings: Settings, records: Records) -> Ledger | None:
     return ledger
 
 
-def start(settings: Settings, private: Path, records: Records, progress: Progress) -> Training:
+def start(settings: Settings, private: Path, records: TableRecords, progress: Reporter) -> Training:
     """The training run, new or resumed in the ``private`` part of its folder, charged at its first step."""
     model = build(settings.model, records.form).to(settings.device)
     _check_room(model, settings)
@@ -238,7 +238,7 @@ def _keep_buffers(model: nn.Module, path: Path) -> None:
         model.load_state_dict(torch.load(path, weights_only=True), strict=False)
 
 
-def drive(training: Training, private: Path, progress: Progress) -> None:
+def drive(training: Training, private: Path, progress: Reporter) -> None:
     """Run the steps that are left; raise :class:`Interrupted` after Ctrl-C, with the checkpoint written.
 
     A run with canaries has no checkpoint, and is over then.
@@ -268,7 +268,7 @@ def drive(training: Training, private: Path, progress: Progress) -> None:
 
 
 @contextlib.contextmanager
-def _told_in_a_line(progress: Progress) -> Iterator[None]:
+def _told_in_a_line(progress: Reporter) -> Iterator[None]:
     """Why a step is not compiled is told as the command tells things; other warnings as they always are."""
     with warnings.catch_warnings():
         usual = warnings.showwarning
@@ -338,7 +338,7 @@ def _norms(training: Training) -> dict[str, Any]:
     return {"norm_edges": EDGES, "norm_counts": counts.tolist()}
 
 
-def release(settings: Settings, journal: Journal, records: Records, training: Training) -> list[OperatorView]:
+def release(settings: Settings, journal: Journal, records: TableRecords, training: Training) -> list[OperatorView]:
     """Model, card and report of a run whose steps are done, decided; what only the operator may see is returned."""
     stage = journal.stage()
     if isinstance(training, AuditedTraining):

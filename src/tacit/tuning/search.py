@@ -185,7 +185,7 @@ class PrivateSearch:
 
     def _settle(self, noises: list[float]) -> None:
         """Fix the noise of every kind of candidate, and with it the mechanism and its price."""
-        self._noises = noises
+        self.noises = noises
         self._trained = [self.describe(c, noise) for c, noise in zip(self._examples, noises, strict=True)]
         self.mechanism = self._total(noises)
         self._bound = self._price(self.mechanism)
@@ -342,14 +342,14 @@ class PrivateSearch:
     @property
     def noise(self) -> float | None:
         """The noise multiplier of a run; None where it differs between candidates (see :meth:`noise_of`)."""
-        return self._noises[0] if len(self._noises) == 1 else None
+        return self.noises[0] if len(self.noises) == 1 else None
 
     def noise_of(self, candidate: Candidate) -> float:
         """The noise multiplier with which a candidate is trained."""
-        return self._noises[self._kind_of(candidate)]
+        return self.noises[self._kind_of(candidate)]
 
     def _kind_of(self, candidate: Candidate) -> int:
-        if len(self._noises) == 1:
+        if len(self.noises) == 1:
             return 0
         assert self.space.candidates is not None
         return self._kinds[self.space.candidates.index(candidate)]
@@ -440,7 +440,7 @@ class PrivateSearch:
             "digest": self._digest(),
             "charge": None,
             "secret": os.urandom(32),
-            "noises": self._noises,
+            "noises": self.noises,
             "waiting": [(candidate, random_bits(SYSTEM, 2)) for candidate in drawn],
             "kept": [],
         }
