@@ -28,7 +28,7 @@ from tacit.runs.settings import CONFIG, Settings, SettingsError, check_keys, mak
 from tacit.runs.train import absolute, check_device, open_ledger, optimizer_for
 from tacit.schema.toml import toml_value
 from tacit.sgd import Training
-from tacit.tuning import SearchResult, LogUniform, PrivateSearch, Space, Uniform, bounded_loss, correct_count
+from tacit.tuning import LogUniform, PrivateSearch, SearchResult, Space, Uniform, bounded_loss, correct_count
 
 #: What a candidate may set.
 TUNABLE = ("learning_rate", "clip_norm", "batch", "epochs", "steps", "momentum", "optimizer", "model")
