@@ -24,16 +24,12 @@ SHARED = {
 BRANCHED = {
     "accounting": 3,
     "cli": 2,
-    "linear_model": 1,
     "noise": 1,
     "opacus": 2,
-    "pate": 1,
-    "prompts": 2,
     "report": 3,
     "runs": 2,
     "schema": 1,
     "sgd": 28,
-    "tuning": 1,
 }
 
 

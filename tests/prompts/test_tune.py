@@ -227,7 +227,7 @@ def test_a_persons_texts_stay_together_whatever_their_lengths():
     owners = [i % 8 for i in range(40)]
     done = tune(
         tiny.llama(), tiny.tokenizer(), ASK, WORDS, data, method="soft", epsilon=8.0, delta=1e-4, steps=1,
-        batch_size=4, unit=owners, per_unit=2,
+        batch_size=4, groups=owners, max_rows=2,
     )  # fmt: skip
     assert "one person" in str(done.privacy)
     training = done.fit.training

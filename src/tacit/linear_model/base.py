@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -211,25 +211,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             features_of(None, 0, None)
         if cluster is not None and not stream.is_ray(X):
             cluster_moments.files_of(X)
-        columns = stream.columns_of(X)
         schema = self.bounds if isinstance(self.bounds, Schema) else None
-        if schema is not None and schema.unit.column is not None:
-            raise ValueError(
-                f"the schema says that one {schema.unit.name} can own several rows ({schema.unit.column!r}), and whose "
-                "rows they are needs the whole table in memory: give a data frame, and max_rows="
-            )
-        if not isinstance(y, str):
-            if y is not None or schema is None or schema.target is None:
-                raise ValueError("with a file or a stream, y is the name of the target's column")
-            y = schema.target.name
-        if schema is not None:
-            names = tuple(column.name for column in schema.features)
-        else:
-            named = tuple(self.bounds) if isinstance(self.bounds, dict) else columns
-            names = tuple(name for name in named if name != y)
-        missing = [name for name in (*names, y) if name not in columns]
-        if missing:
-            raise ValueError(f"column {missing[0]!r} is not in the data; there are {', '.join(columns[:20])}")
+        names, y = self._stream_columns(schema, stream.columns_of(X), y)
         features = features_of(self.bounds, len(names), names, self.fill, self.fit_intercept)
         if schema is not None:
             self._remember_columns(schema)
@@ -253,6 +236,27 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         assumed = (*assumed, *self._rows_taken_for(unit, False))
         adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)
         return Task(source, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed)
+
+    def _stream_columns(self, schema: Schema | None, columns: Sequence[str], y: Any) -> tuple[tuple[str, ...], str]:
+        """Which columns of a file or stream are the features, and which is the target."""
+        if schema is not None and schema.unit.column is not None:
+            raise ValueError(
+                f"the schema says that one {schema.unit.name} can own several rows ({schema.unit.column!r}), and whose "
+                "rows they are needs the whole table in memory: give a data frame, and max_rows="
+            )
+        if not isinstance(y, str):
+            if y is not None or schema is None or schema.target is None:
+                raise ValueError("with a file or a stream, y is the name of the target's column")
+            y = schema.target.name
+        if schema is not None:
+            names = tuple(column.name for column in schema.features)
+        else:
+            named = tuple(self.bounds) if isinstance(self.bounds, dict) else columns
+            names = tuple(name for name in named if name != y)
+        missing = [name for name in (*names, y) if name not in columns]
+        if missing:
+            raise ValueError(f"column {missing[0]!r} is not in the data; there are {', '.join(columns[:20])}")
+        return names, y
 
     # -- the target: a number between bounds (classifiers do their own) ------------------------------------------------
 

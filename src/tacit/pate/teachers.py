@@ -364,22 +364,26 @@ def _pair(data: Any) -> tuple[Any, Any]:
     """Records and labels."""
     if hasattr(data, "tensors"):
         data = data.tensors
-    if isinstance(data, tuple | list) and any(hasattr(part, "tocsr") for part in data):
-        raise TypeError(
-            "a sparse table has no rows to deal out: pass x.toarray(), or the texts themselves and an estimator that "
-            "begins with what makes them sparse (make_pipeline(TfidfVectorizer(), …))"
-        )
-    if isinstance(data, tuple | list) and len(data) == 2 and len(data[0]) == len(data[1]):
-        return data[0], data[1]
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, tuple | list | np.ndarray):
+    if isinstance(data, tuple | list):
+        if any(hasattr(part, "tocsr") for part in data):
+            raise TypeError(
+                "a sparse table has no rows to deal out: pass x.toarray(), or the texts themselves and an estimator "
+                "that begins with what makes them sparse (make_pipeline(TfidfVectorizer(), …))"
+            )
+        if len(data) == 2 and len(data[0]) == len(data[1]):
+            return data[0], data[1]
+    elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, np.ndarray):
         rows = [data[i] for i in range(len(data))]
         if all(isinstance(row, tuple) and len(row) == 2 for row in rows):
-            first = rows[0][0] if rows else None
-            x = [row[0] for row in rows]
-            if first is not None and hasattr(first, "detach"):
-                x = importlib.import_module("torch").stack(x)
-            return x if hasattr(x, "detach") else np.asarray(x), np.asarray([int(row[1]) for row in rows])
+            return _stacked([x for x, _ in rows]), np.asarray([int(label) for _, label in rows])
     raise ValueError("data is (x, y), the records and as many labels, or a data set of such pairs")
+
+
+def _stacked(records: list[Any]) -> Any:
+    """One tensor, or one array."""
+    if records and hasattr(records[0], "detach"):
+        return importlib.import_module("torch").stack(records)
+    return np.asarray(records)
 
 
 def _required(make: Any) -> int:

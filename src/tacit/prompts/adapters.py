@@ -17,6 +17,8 @@ from tacit.prompts.errors import LanguageModelError, PromptError
 from tacit.prompts.models import LanguageModel, optional
 
 METHODS = ("soft", "prefix", "lora")
+#: Methods that train virtual tokens.
+TOKENS = ("soft", "prefix")
 
 
 def adapt(
@@ -36,40 +38,11 @@ def adapt(
     ``modules`` are LoRA's; ``freeze_a`` trains only the second of its two matrices, which halves the noise's dimension
     (Sun et al. 2024). ``config`` is a configuration of ``peft`` in place of all these.
     """
-    peft = optional("peft")
-    if method not in METHODS and config is None:
-        raise PromptError(f"method is one of {', '.join(METHODS)}, not {method!r}")
-    task = "FEATURE_EXTRACTION" if language.masked else "CAUSAL_LM"
-    if method == "prefix" and language.masked and config is None:
-        raise PromptError("prefix tuning needs a model that continues text; use soft or lora for a masked one")
-    ids = (language._ids(start) if start else []) if method in ("soft", "prefix") else []
-    if method in ("soft", "prefix") and config is None:
-        count = virtual_tokens if virtual_tokens is not None else len(ids)
-        if count < 1:
-            raise PromptError("a soft prompt needs at least one virtual token: give start= or virtual_tokens=")
-        if count >= language.context:
-            raise PromptError(f"{count} virtual tokens leave no room: the model takes {language.context}")
-        ids = (ids * (count // max(len(ids), 1) + 1))[:count] if ids else []
-        kind = peft.PromptTuningConfig if method == "soft" else peft.PrefixTuningConfig
-        config = kind(task_type=task, num_virtual_tokens=count)
-    elif config is None:
-        if rank < 1:
-            raise PromptError(f"rank is a positive whole number, not {rank}")
-        config = peft.LoraConfig(
-            task_type=task, r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=modules, bias="none"
-        )
+    ids = language._ids(start) if start and method in TOKENS else []
+    if config is None:
+        config, ids = _configured(language, method, ids, virtual_tokens, rank, modules)
     language.model.requires_grad_(False)
-    try:
-        with warnings.catch_warnings():
-            # A model that was not loaded from the hub has no name for peft to note; that is no concern of training.
-            warnings.simplefilter("ignore")
-            adapted: nn.Module = peft.get_peft_model(language.model, config)
-    except ValueError as error:
-        if modules is None and "target_modules" in str(error):
-            raise LanguageModelError(
-                "peft does not know which layers of this model LoRA goes to: give modules=, their names or 'all-linear'"
-            ) from error
-        raise
+    adapted = _with_adapter(language.model, config, named=modules is not None)
     if ids and method == "soft":
         _start_soft(adapted, ids)
     elif ids and method == "prefix":
@@ -81,6 +54,47 @@ def adapt(
     if not any(p.requires_grad for p in adapted.parameters()):
         raise LanguageModelError("the adapter has nothing to train")
     return adapted.eval()
+
+
+def _configured(
+    language: LanguageModel, method: str, ids: list[int], virtual_tokens: int | None, rank: int, modules: Any
+) -> tuple[Any, list[int]]:
+    """The configuration of ``peft`` for a method, and the tokens that a soft prompt or prefix starts as."""
+    peft = optional("peft")
+    if method not in METHODS:
+        raise PromptError(f"method is one of {', '.join(METHODS)}, not {method!r}")
+    task = "FEATURE_EXTRACTION" if language.masked else "CAUSAL_LM"
+    if method == "lora":
+        if rank < 1:
+            raise PromptError(f"rank is a positive whole number, not {rank}")
+        return peft.LoraConfig(
+            task_type=task, r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=modules, bias="none"
+        ), []
+    if method == "prefix" and language.masked:
+        raise PromptError("prefix tuning needs a model that continues text; use soft or lora for a masked one")
+    count = virtual_tokens if virtual_tokens is not None else len(ids)
+    if count < 1:
+        raise PromptError("a soft prompt needs at least one virtual token: give start= or virtual_tokens=")
+    if count >= language.context:
+        raise PromptError(f"{count} virtual tokens leave no room: the model takes {language.context}")
+    kind = peft.PromptTuningConfig if method == "soft" else peft.PrefixTuningConfig
+    return kind(task_type=task, num_virtual_tokens=count), (ids * (count // max(len(ids), 1) + 1))[:count]
+
+
+def _with_adapter(model: nn.Module, config: Any, *, named: bool) -> nn.Module:
+    """The model with its adapter; ``named``: the user said which layers LoRA goes to."""
+    try:
+        with warnings.catch_warnings():
+            # A model that was not loaded from the hub has no name for peft to note; that is no concern of training.
+            warnings.simplefilter("ignore")
+            adapted: nn.Module = optional("peft").get_peft_model(model, config)
+    except ValueError as error:
+        if not named and "target_modules" in str(error):
+            raise LanguageModelError(
+                "peft does not know which layers of this model LoRA goes to: give modules=, their names or 'all-linear'"
+            ) from error
+        raise
+    return adapted
 
 
 def _encoder(adapted: Any) -> Any:
@@ -130,6 +144,10 @@ class AdaptedModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The adapted model's answer."""
         return self.adapted(*args, **kwargs)
+
+    def trainable(self) -> list[nn.Parameter]:
+        """The weights that are trained."""
+        return [p for p in self.parameters() if p.requires_grad]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The adapter's weights, trained or (LoRA's frozen half) not."""

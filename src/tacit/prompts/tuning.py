@@ -7,6 +7,7 @@ Parrots"), on the label words of a verbaliser or, without one, to continue priva
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from tacit import accounting as acc
 from tacit.ledger import EvaluationData, Release
-from tacit.prompts.adapters import AdaptedModel, adapt
+from tacit.prompts.adapters import TOKENS, AdaptedModel, adapt
 from tacit.prompts.errors import PromptError
 from tacit.prompts.models import LanguageModel, label_logits, padded
 from tacit.prompts.text import Template, Verbalizer, examples, texts
@@ -186,6 +187,9 @@ def tune(
     config: Any = None,
     evaluate: EvaluationData | None = None,
     physical_batch: int | None = None,
+    groups: Any = None,
+    unit: str | None = None,
+    max_rows: int = 1,
     **settings: Any,
 ) -> Tuned:
     """Adapt a language model to private texts.
@@ -196,23 +200,16 @@ def tune(
     :func:`tacit.prompts.adapters.adapt`. A soft prompt or prefix starts as the template's instruction unless ``start``
     says otherwise. ``optimizer`` makes one from the weights (default: Adam); with ``decay`` its learning rate falls
     linearly to nothing, so that the noise of the last steps averages out. ``evaluate`` are labelled texts declared
-    public (or private). ``settings`` are those of :func:`tacit.sgd.fit` and :class:`tacit.sgd.Training`: ledger,
-    checkpoint, unit, sampler and so on.
+    public (or private). ``groups`` holds one id for each text: then one owner is protected (``unit`` is the word for
+    one), of whom a step uses at most ``max_rows`` texts. ``settings`` are those of :func:`tacit.sgd.fit` and
+    :class:`tacit.sgd.Training`: ledger, checkpoint, sampler and so on.
 
     Guarantee: the adapter, and all that is computed from it, is (ε, δ)-DP as :attr:`Tuned.privacy` states, for adding
     or removing one record (or unit). The gradient of each example's own loss is clipped to L2 norm ``clip_norm``;
     the language model itself, the template and the label words are taken to be public.
     """
-    if tokenizer is None and isinstance(model, LanguageModel):
-        model, tokenizer = model.model, model.tokenizer
-    language = LanguageModel(model, tokenizer)
-    template = Template.of(template) if template is not None else None
-    words = Verbalizer.of(verbalizer) if verbalizer is not None else None
-    if words is not None and template is None:
-        raise PromptError("a verbaliser needs a template: text that the label word continues")
-    if words is not None and template is not None:
-        language.check(template, words)
-    if method in ("soft", "prefix") and config is None and start is None:
+    language, template, words = _asked(model, tokenizer, template, verbalizer)
+    if method in TOKENS and config is None and start is None:
         start, template = _instruction(template, words)
     adapted = adapt(
         language,
@@ -224,37 +221,23 @@ def tune(
         freeze_a=freeze_a,
         config=config,
     )
-    asking = LanguageModel(adapted, tokenizer)
-    loss: LabelLoss | TextLoss
-    if words is not None and template is not None:
-        rows = labelled(asking, template, words, data)
-        loss = LabelLoss(tuple(asking.check(template, words)), repr(template))
-        if evaluate is not None:
-            evaluate = dataclasses.replace(evaluate, data=labelled(asking, template, words, evaluate.data))
+    asking = LanguageModel(adapted, language.tokenizer)
+    rows, loss, evaluate = _to_learn(asking, template, words, data, evaluate)
+    if isinstance(loss, LabelLoss):
         settings.setdefault("metric", loss.accuracy)
-    else:
-        if evaluate is not None:
-            raise PromptError("evaluation is by classes; without a verbaliser there are none")
-        rows, loss = unlabelled(asking, template, data), TextLoss(repr(template))
     if settings.get("sampler", "poisson") != "chunks":  # where who is with whom is drawn, not given by the order
-        # Samplers give rows in their order: like lengths then share a physical batch, and padding is cut.
-        order = rows["attention_mask"].sum(1).argsort(stable=True)
-        rows = {name: column[order] for name, column in rows.items()}
-        if settings.get("unit") is not None:
-            settings["unit"] = np.asarray(settings["unit"])[order.numpy()]
+        rows, groups = _by_length(rows, groups)
     # A pass is over people where there are any, and over the announced number where one is.
-    owners = settings.get("unit")
-    count = settings.get("size") or (len(rows["input_ids"]) if owners is None else len(np.unique(owners)))
+    count = settings.get("size") or (len(rows["input_ids"]) if groups is None else len(np.unique(groups)))
     batch_size = batch_size or min(256, max(1, count // 4))
     if epochs is None and steps is None:
         epochs = 10
     trained = AdaptedModel(adapted)
-    weights = [p for p in trained.parameters() if p.requires_grad]
     rate = learning_rate if learning_rate is not None else LEARNING_RATE.get(method, 1e-3)
-    stepper = optimizer(weights) if optimizer is not None else torch.optim.Adam(weights, lr=rate)
-    total = max(1, steps if steps is not None else math.ceil((epochs or 1) * count / batch_size))
+    stepper = (optimizer or functools.partial(torch.optim.Adam, lr=rate))(trained.trainable())
     if decay and "scheduler" not in settings:
-        settings["scheduler"] = torch.optim.lr_scheduler.LambdaLR(stepper, lambda step: max(0.0, 1 - step / total))
+        total = max(1, steps if steps is not None else math.ceil((epochs or 1) * count / batch_size))
+        settings["scheduler"] = _falling(stepper, total)
     if physical_batch is None and asking.device.type == "cpu":
         physical_batch = min(CPU_BATCH, batch_size + 2 * math.isqrt(batch_size) + 1)
     settings.setdefault("evaluate_every", 1 << 60)  # scoring a test set takes longer than a step: at the end only
@@ -271,10 +254,59 @@ def tune(
         batch_size=batch_size,
         clip_norm=clip_norm,
         physical_batch=physical_batch,
+        unit=groups,
+        unit_name=unit,
+        per_unit=max_rows,
         purpose=settings.pop("purpose", f"private prompt ({method})"),
         **settings,
     )
     return Tuned(adapted, template, words, method, asking, done)
+
+
+def _asked(
+    model: Any, tokenizer: Any, template: str | Template | None, verbalizer: Any
+) -> tuple[LanguageModel, Template | None, Verbalizer | None]:
+    """The model, and what it is asked with, checked against each other."""
+    if tokenizer is None and isinstance(model, LanguageModel):
+        model, tokenizer = model.model, model.tokenizer
+    language = LanguageModel(model, tokenizer)
+    asked = Template.of(template) if template is not None else None
+    words = Verbalizer.of(verbalizer) if verbalizer is not None else None
+    if words is not None:
+        if asked is None:
+            raise PromptError("a verbaliser needs a template: text that the label word continues")
+        language.check(asked, words)
+    return language, asked, words
+
+
+def _to_learn(
+    language: LanguageModel,
+    template: Template | None,
+    words: Verbalizer | None,
+    data: Any,
+    evaluate: EvaluationData | None,
+) -> tuple[dict[str, Tensor], LabelLoss | TextLoss, EvaluationData | None]:
+    """The private texts as tensors, the loss of each, and the texts to evaluate on as tensors too."""
+    if words is not None and template is not None:
+        if evaluate is not None:
+            evaluate = dataclasses.replace(evaluate, data=labelled(language, template, words, evaluate.data))
+        loss = LabelLoss(tuple(language.check(template, words)), repr(template))
+        return labelled(language, template, words, data), loss, evaluate
+    if evaluate is not None:
+        raise PromptError("evaluation is by classes; without a verbaliser there are none")
+    return unlabelled(language, template, data), TextLoss(repr(template)), None
+
+
+def _falling(optimizer: torch.optim.Optimizer, total: int) -> torch.optim.lr_scheduler.LambdaLR:
+    """A learning rate that falls linearly to nothing."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / total))
+
+
+def _by_length(rows: dict[str, Tensor], owners: Any) -> tuple[dict[str, Tensor], Any]:
+    """Rows, and their owners, by length: samplers give rows in their order, so like lengths share a physical batch."""
+    order = rows["attention_mask"].sum(1).argsort(stable=True)
+    owners = None if owners is None else np.asarray(owners)[order.numpy()]
+    return {name: column[order] for name, column in rows.items()}, owners
 
 
 def _instruction(template: Template | None, words: Verbalizer | None) -> tuple[str, Template | None]:

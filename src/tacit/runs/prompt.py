@@ -424,8 +424,8 @@ def tune(task: PromptTask, journal: Journal) -> list[OperatorView]:
             dataset=given.get("dataset"),
             checkpoint=journal.private / "checkpoint.pt",
             checkpoint_every=given.get("checkpoint_every", 20),
-            unit=task.owners,
-            unit_name=task.unit,
+            groups=task.owners,
+            unit=task.unit,
             **settings,
         )
     adapter = done.save(journal.stage() / "adapter")

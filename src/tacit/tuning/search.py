@@ -174,6 +174,7 @@ class PrivateSearch:
         self._where, self._describe = scratch, mechanism or getattr(train, "mechanism", None)
         self._sensitivities = None if sensitivities is None else [float(s) for s in sensitivities]
         self._check(choice_epsilon)
+        self._check_workers()
         self.choice_epsilon = choice_epsilon if choice_epsilon is not None else CHOICE_SHARE * self.epsilon
         known = self.space.candidates
         self.runs = float(runs) if runs is not None else float(max(2, len(known)) if known is not None else 10)
@@ -212,14 +213,16 @@ class PrivateSearch:
             raise TuningError(f"{len(self._sensitivities)} sensitivities for {len(self.space)} candidates")
         if choice_epsilon is not None and not 0 < choice_epsilon < self.epsilon:
             raise TuningError(f"choice_epsilon is a part of ε = {self.epsilon:g}, not {choice_epsilon!r}")
+        if (self.ledger is None) != (self.dataset is None):
+            raise TuningError("give ledger= and dataset= together")
+
+    def _check_workers(self) -> None:
         if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
             raise TuningError(f"workers is a whole number, 1 or more, not {self.workers!r}")
         if self.cluster is not None and self.workers != 1:
             raise TuningError("workers= is for the local backend; with Ray say backend=tacit.cluster.Ray(at_once=…)")
         if self.executor not in ("thread", "process"):
             raise TuningError(f"executor is 'thread' or 'process', not {self.executor!r}")
-        if (self.ledger is None) != (self.dataset is None):
-            raise TuningError("give ledger= and dataset= together")
 
     # -- what it costs -------------------------------------------------------------------------------------------------
 
