@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests import programs
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py") if path.stem != "__init__")
-
-# One thread each: the tests run beside each other.
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def test_the_readme_has_an_example_for_each_kind_of_user():
@@ -27,30 +22,14 @@ def test_the_readme_has_an_example_for_each_kind_of_user():
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_a_code_block_of_the_readme_runs(block, tmp_path):
-    told = subprocess.run(
-        [sys.executable, "-c", block],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    told = programs.run(["-c", block], cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     assert told.stdout.strip()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs(name):
-    told = subprocess.run(
-        [sys.executable, "-m", f"examples.{name}"],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    told = programs.run(["-m", f"examples.{name}"], cwd=ROOT)
     assert told.returncode == 0, told.stderr
     assert told.stdout.strip()
 

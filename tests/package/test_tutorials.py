@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests import programs
 
 ROOT = Path(__file__).parents[2]
 SHOWN = {
@@ -25,15 +23,8 @@ def test_there_is_a_tutorial_for_each_user():
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_tutorial_can_be_followed_from_an_empty_folder(name, tmp_path):
     page = ROOT / "docs" / "tutorials" / f"{name}.md"
-    told = subprocess.run(
-        [sys.executable, "-W", "error:::tacit", str(Path(__file__).with_name("follow.py")), str(page)],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    follow = Path(__file__).with_name("follow.py")
+    told = programs.run([str(follow), str(page)], cwd=tmp_path, options=["-Werror:::tacit"])
     assert told.returncode == 0, told.stdout + told.stderr
     for left in SHOWN[name]:
         assert (tmp_path / left).stat().st_size > 0
