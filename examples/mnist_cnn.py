@@ -63,7 +63,7 @@ def main() -> None:
         torch.manual_seed(seed)  # the initial weights; noise and batches come from the operating system's entropy
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=chosen.rate, momentum=0.9)
-        steps = chosen.epochs * -(-len(train[1]) // chosen.batch) if chosen.full else 12
+        steps = chosen.epochs * -(-len(train[1]) // chosen.batch) if chosen.full else 4
         began = time.perf_counter()
         training = sgd.Training(
             model,

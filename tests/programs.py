@@ -36,6 +36,8 @@ LARGE = {
     "transformers": ("transformers",),
 }
 ALWAYS = ("torch", "sklearn", "polars")
+#: The tests run beside each other.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def run(
@@ -49,7 +51,7 @@ def run(
             "program": list(program),
             "cwd": str(cwd),
             "warnings": [option.removeprefix("-W") for option in options],
-            "environment": dict(environment),
+            "environment": dict(environment) | ONE_THREAD,
             "out": str(out),
             "err": str(err),
             "large": sorted(_large(program)),
@@ -78,7 +80,12 @@ def _large(program: Sequence[str]) -> set[str]:
 @functools.cache
 def _server() -> subprocess.Popen[str]:
     server = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | ONE_THREAD,
     )
     atexit.register(server.terminate)
     return server
