@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     compile_all(options.only, options.device)
     print(f"compiled after {time.perf_counter() - began:.1f} s", flush=True)
     timer = autotune.on_device if not small else lambda run, seconds: (run(), 1e-6)[1]
-    chooser = autotune.Chooser(autotune.Record.read(autotune.place()), timer, seconds=options.seconds)
+    chooser = autotune.Chooser(autotune.TuningRecord.read(autotune.place()), timer, seconds=options.seconds)
     told: list[dict[str, Any]] = []
     plain: dict[tuple[int, ...], float] = {}
     for name, kind, shape, ways, reference, check, tensors in cases(options.only, options.device):

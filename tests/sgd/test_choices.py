@@ -31,7 +31,7 @@ class Bench:
     def __init__(self, path, times, seconds=1.0):
         self.now, self.times, self.measured = 0.0, times, []
         self.ways = {name: self.way(name, function) for name, function in WAYS.items()}
-        self.chooser = autotune.Chooser(autotune.Record.read(path), self.timer, lambda: self.now, seconds)
+        self.chooser = autotune.Chooser(autotune.TuningRecord.read(path), self.timer, lambda: self.now, seconds)
 
     def way(self, name, function):
         def run(*tensors):
@@ -63,7 +63,7 @@ def test_the_fastest_right_way_is_taken_and_the_record_says_what_was_left_out(pa
     bench = Bench(path, TIMES)
     assert bench.pick() == "quick"
     assert bench.measured == ["usual", "quick", "plain"]
-    (entry,) = autotune.Record.read(path).entries.values()
+    (entry,) = autotune.TuningRecord.read(path).entries.values()
     assert entry["left_out"] == {"wrong": "wrong", "broken": "RuntimeError: out of shared memory"}
     assert entry["microseconds"] == {"usual": 3000.0, "quick": 2000.0, "plain": 4000.0}
 
@@ -91,7 +91,7 @@ def test_a_difference_as_small_as_noise_changes_nothing(path):
 def test_measuring_ends_when_its_time_is_over(path):
     bench = Bench(path, TIMES, seconds=0.025)
     assert bench.pick() == "usual"  # ten runs of it take 30 ms: nothing else is tried
-    (entry,) = autotune.Record.read(path).entries.values()
+    (entry,) = autotune.TuningRecord.read(path).entries.values()
     assert entry["left_out"]["quick"] == "no time left"
     assert bench.pick(kind="sum") == "usual"
     assert bench.measured == ["usual"]
@@ -112,7 +112,7 @@ def test_two_processes_keep_both_what_they_found(path):
     one, two = Bench(path, TIMES), Bench(path, TIMES)
     one.pick()
     two.pick(kind="sum")
-    assert len(autotune.Record.read(path).entries) == 2
+    assert len(autotune.TuningRecord.read(path).entries) == 2
 
 
 def test_a_folder_that_cannot_be_written_does_no_harm(path):

@@ -216,12 +216,12 @@ def test_the_fastest_way_is_measured_once_and_kept(tmp_path):
     left, right = (torch.randn(8, 256, n, device="cuda").to(torch.bfloat16) for n in (256, 512))
     path = tmp_path / "choices.json"
     for k in range(2):
-        chooser = autotune.Chooser(autotune.Record.read(path))
+        chooser = autotune.Chooser(autotune.TuningRecord.read(path))
         with autotune.using(chooser):
             products.factor_norms(left, right)
             weighted.scaled_sum(left, right, torch.ones(8, device="cuda"))
         assert (chooser.left < autotune.SECONDS) is (k == 0)
-    entries = autotune.Record.read(path).entries
+    entries = autotune.TuningRecord.read(path).entries
     assert len(entries) == 2
     for entry in entries.values():
         assert "wrong" not in entry["left_out"].values(), entry

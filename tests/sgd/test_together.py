@@ -77,7 +77,7 @@ def test_sums_at_once_have_the_bits_of_the_sums_one_by_one_also_when_replayed(ba
     sizes = [(768, 2304), (768, 768), (3072, 768), (768, 3072), (2048, 2048)]
     lefts, rights = ([torch.randn(batch, tokens, s[k], device="cuda").bfloat16() for s in sizes] for k in range(2))
     scales = [torch.rand(batch, device="cuda") + 0.1 for _ in sizes]
-    with autotune.using(autotune.Chooser(autotune.Record.read(tmp_path / "choices.json"))) as chooser:
+    with autotune.using(autotune.Chooser(autotune.TuningRecord.read(tmp_path / "choices.json"))) as chooser:
         wanted = [weighted.scaled_sum(*given) for given in zip(lefts, rights, scales, strict=True)]
         chooser.forced["sums"] = "at once"
         for _ in range(2):

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from tacit.sgd import Training
 from tacit.sgd.gradients.batches import Loss, row_losses
+from tacit.sgd.torch_compat import pytree
 from tacit.sgd.training import training as training_module
 from tacit.sgd.training.data import Records, records
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from tacit import accounting as acc
 from tacit.audit import bounds
@@ -29,6 +28,7 @@ from tacit.noise.keys import Key
 from tacit.sgd import Fit
 from tacit.sgd.errors import ClippingError
 from tacit.sgd.gradients.batches import Loss
+from tacit.sgd.torch_compat import pytree
 from tacit.sgd.training.canaries import Planted
 from tacit.sgd.training.data import Records, records
 from tacit.sgd.training.plan import Plan

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from tacit.noise import process
 from tacit.noise.entropy import fresh_bytes
 from tacit.noise.process import OneProcess
 
@@ -76,7 +77,7 @@ class Key(OneProcess):
         >>> key.derive("noise") == key.derive("sampler")
         False
         """
-        return Key(self._digest(b"tacit purpose", purpose.encode()))
+        return Key(self._digests(b"tacit purpose", [purpose.encode()])[0])
 
     def stream(self, purpose: str, step: int, parameter: int | str) -> Words:
         """The 256-bit ChaCha key, as eight 32-bit words, of one purpose, step and parameter.
@@ -99,10 +100,8 @@ class Key(OneProcess):
         # Each part carries its type and length, so no two different triples have the same encoding.
         label = purpose.encode()
         start = len(label).to_bytes(8, "little") + label + int(step).to_bytes(8, "little")
-        found = [
-            self._digest(b"tacit stream", start + (b"s" + p.encode() if isinstance(p, str) else b"i%d" % int(p)))
-            for p in parameters
-        ]
+        labels = [start + (b"s" + p.encode() if isinstance(p, str) else b"i%d" % int(p)) for p in parameters]
+        found = self._digests(b"tacit stream", labels)
         return np.frombuffer(b"".join(found), dtype="<u4").astype(np.uint32).reshape(-1, _BYTES // 4)
 
     def fingerprint(self) -> str:
@@ -111,18 +110,21 @@ class Key(OneProcess):
         >>> Key(bytes(32)).fingerprint() == Key(bytes(32)).fingerprint()
         True
         """
-        return self._digest(b"tacit name", b"")[:8].hex()
+        return self._digests(b"tacit name", [b""])[0][:8].hex()
 
     def reveal(self) -> bytes:
         """The secret itself, for the other ranks of the same run."""
         self.check_process()
         return bytes(self._secret)
 
-    def _digest(self, domain: bytes, message: bytes) -> bytes:
-        self.check_process()
-        if self.destroyed:
+    def _digests(self, domain: bytes, messages: Sequence[bytes]) -> list[bytes]:
+        # Asked at every step, and so without a call where the answer is yes: is this the process that made the key?
+        if self._process != (os.getpid(), process.forks):
+            self.check_process()
+        if not self._secret:
             raise ValueError("this key has been destroyed")
-        return hashlib.blake2b(message, digest_size=_BYTES, key=self._secret, person=domain).digest()
+        secret = self._secret
+        return [hashlib.blake2b(m, digest_size=_BYTES, key=secret, person=domain).digest() for m in messages]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the key to a new file with mode 0600. An existing file is never overwritten (``FileExistsError``).

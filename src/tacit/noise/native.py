@@ -26,16 +26,21 @@ from tacit.noise import stream
 
 # Contraction to fused multiply-add would change the last bits; errno and traps only stand in the way of vectorising.
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
-_PARALLEL_FROM = 1 << 19  # elements; below, starting a thread costs more than it saves
+#: Elements; below, starting a thread costs more than it saves.
+PARALLEL_FROM = 1 << 19
 
 
 class Native:
-    """The loaded library."""
+    """The loaded library.
+
+    ``fill(key, offset, rows, stride, columns, address, pitch, add, scale)`` is the compiled function itself, which
+    :meth:`normal` calls; ``key`` is eight 32-bit words, as bytes or by their address.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._normal = library.tacit_normal
-        self._normal.restype = None
-        self._normal.argtypes = [
+        self.fill = library.tacit_normal
+        self.fill.restype = None
+        self.fill.argtypes = [
             ctypes.c_void_p,
             *[ctypes.c_uint64] * 4,
             ctypes.c_void_p,
@@ -65,13 +70,13 @@ class Native:
         """Writes (scale None) or adds scaled elements offset + row * stride + column to rows * columns floats."""
         add, factor = int(scale is not None), 1.0 if scale is None else scale
         words = np.ascontiguousarray(key, dtype=np.uint32)
-        if rows > 1 or threads == 1 or columns < _PARALLEL_FROM:
-            self._normal(words.ctypes.data, offset, rows, stride, columns, address, columns, add, factor)
+        if rows > 1 or threads == 1 or columns < PARALLEL_FROM:
+            self.fill(words.ctypes.data, offset, rows, stride, columns, address, columns, add, factor)
             return
         share = -(-columns // (threads * stream.TILE)) * stream.TILE
         workers = [
             threading.Thread(
-                target=self._normal,
+                target=self.fill,
                 args=(
                     words.ctypes.data,
                     offset + start,

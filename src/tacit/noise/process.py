@@ -15,12 +15,13 @@ class ForkError(RuntimeError):
     """A key or a run that was made in another process, of which this one is a fork."""
 
 
-_forks = 0
+#: How many forks lie between this process and the first one: a count that no reuse of process ids repeats.
+forks = 0
 
 
 def _forked() -> None:
-    global _forks
-    _forks += 1
+    global forks
+    forks += 1
 
 
 if hasattr(os, "register_at_fork"):
@@ -28,8 +29,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def _here() -> tuple[int, int]:
-    """This process: its id, which a fork behind Python's back changes too, and a count that no reuse of ids repeats."""
-    return os.getpid(), _forks
+    """This process: its id, which a fork behind Python's back changes too, and how many forks it comes after."""
+    return os.getpid(), forks
 
 
 class OneProcess:

@@ -177,65 +177,118 @@ def add_normal_many_(
         with torch.cuda.device(known.many.device):
             known.many.launch(key.streams("normal", step, known.parameters))
         return
-    scales = [float(scale)] * len(tensors) if isinstance(scale, int | float) else [float(s) for s in scale]
-    starts = [0] * len(tensors) if offsets is None else [int(start) for start in offsets]
-    if not len(tensors) == len(parameters) == len(scales) == len(starts) == len(targets):
-        raise ValueError("tensors, parameters, scales, offsets and into must have the same length")
-    if len({(type(p), p) for p in parameters}) != len(parameters) and offsets is None:
-        raise ValueError("two tensors have the same parameter name: they would get the same noise")
-    if not (math.isfinite(divisor) and divisor > 0):
-        raise ValueError(f"divisor must be positive and finite, not {divisor}")
-    for tensor, target in zip(tensors, targets, strict=True):
-        if target is not tensor:
-            _check_target(tensor, target)
-    together: dict[tuple[torch.device, torch.dtype, torch.dtype], list[int]] = {}
-    places = list(tensors)  # where each result is made, before it is copied
-    rest: list[int] = []
-    for i, (tensor, target) in enumerate(zip(tensors, targets, strict=True)):
-        if tensor.is_cuda and _has_triton() and _fused(tensor) and tensor.numel():
-            places[i] = target if _fused(target) else tensor
-            together.setdefault((tensor.device, tensor.dtype, places[i].dtype), []).append(i)
-        else:
-            rest.append(i)
-    # All before anything is changed, and what depends on the kind of a tensor alone once for each kind: this is asked
-    # at every step, of every parameter.
-    for value in set(scales):
-        _check_scale(value)
-    for i in [*rest, *(chosen[0] for chosen in together.values())]:
-        _check_sum(tensors[i], scales[i], starts[i])
-    for i, start in enumerate(starts):
-        if start:
-            _check(tuple(tensors[i].shape), start, None)
-    narrow = {value for value, tensor in zip(scales, tensors, strict=True) if tensor.dtype != torch.float64}
-    factors = {value: _round_up(value) for value in narrow}
-    if rest:
-        words = key.streams("normal", step, [parameters[i] for i in rest])
-        with torch.no_grad():
-            for own, i in zip(words, rest, strict=True):
-                factor = scales[i] if tensors[i].dtype == torch.float64 else factors[scales[i]]
-                _add(own, starts[i], tensors[i], factor)
-            if divisor != 1.0:
-                torch._foreach_div_([tensors[i] for i in rest], divisor)
-    launches: list[tuple[list[int], Many]] = []
-    for (device, _, _), chosen in together.items():
-        from tacit.noise import cuda
+    sums = _Sums(tensors, targets, parameters, scale, offsets, divisor)
+    sums.add_one_by_one(key, step)
+    launches = sums.add_together(key, step)
+    moved = sums.copy_to_targets()
+    once = len(launches) == 1 and not sums.rest and not moved
+    if once and offsets is None and isinstance(scale, int | float):
+        _known[0] = _Known(tensors, targets, parameters, scale, divisor, launches[0])
 
-        with torch.cuda.device(device):
-            many = cuda.Many(
-                [tensors[i] for i in chosen],
-                [starts[i] for i in chosen],
-                [factors[scales[i]] for i in chosen],
-                divisor,
-                into=[places[i] for i in chosen],
-            )
-            many.launch(key.streams("normal", step, [parameters[i] for i in chosen]))
-        launches.append((chosen, many))
-    moved = [i for i, target in enumerate(targets) if places[i] is not target]
-    if moved:
+
+class _Sums:
+    """The tensors of one call of :func:`add_normal_many_`, checked, and sorted by how their noise is added."""
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor],
+        parameters: Sequence[int | str],
+        scale: float | Sequence[float],
+        offsets: Sequence[int] | None,
+        divisor: float,
+    ) -> None:
+        self.tensors, self.targets, self.parameters, self.divisor = tensors, targets, parameters, divisor
+        self.scales = [float(scale)] * len(tensors) if isinstance(scale, int | float) else [float(s) for s in scale]
+        self.starts = [0] * len(tensors) if offsets is None else [int(start) for start in offsets]
+        self._check_lists(one_each=offsets is None)
+        #: Those of one launch, by device and types, and those that are added to one by one.
+        self.together: dict[tuple[torch.device, torch.dtype, torch.dtype], list[int]] = {}
+        self.rest: list[int] = []
+        #: Where each result is made, before it is copied.
+        self.places = list(tensors)
+        for i, (tensor, target) in enumerate(zip(tensors, targets, strict=True)):
+            if tensor.is_cuda and _has_triton() and _fused(tensor) and tensor.numel():
+                self.places[i] = target if _fused(target) else tensor
+                self.together.setdefault((tensor.device, tensor.dtype, self.places[i].dtype), []).append(i)
+            else:
+                self.rest.append(i)
+        self._check_values()
+        # Rounded once for each value, not for each tensor. A tensor in double precision has a scale in it.
+        narrow = {value for value, tensor in zip(self.scales, tensors, strict=True) if tensor.dtype != torch.float64}
+        self.factors = {value: _round_up(value) for value in narrow}
+
+    def _check_lists(self, *, one_each: bool) -> None:
+        """Refuse lists that do not fit together; ``one_each``: no parameter has two tensors."""
+        lists = (self.parameters, self.scales, self.starts, self.targets)
+        if any(len(some) != len(self.tensors) for some in lists):
+            raise ValueError("tensors, parameters, scales, offsets and into must have the same length")
+        if one_each and len({(type(p), p) for p in self.parameters}) != len(self.parameters):
+            raise ValueError("two tensors have the same parameter name: they would get the same noise")
+        if not (math.isfinite(self.divisor) and self.divisor > 0):
+            raise ValueError(f"divisor must be positive and finite, not {self.divisor}")
+        for tensor, target in zip(self.tensors, self.targets, strict=True):
+            if target is not tensor:
+                _check_target(tensor, target)
+
+    def _check_values(self) -> None:
+        """All before anything is changed, and what depends on the kind of a tensor alone once for each kind: this is
+        asked at every step, of every parameter."""
+        for value in set(self.scales):
+            _check_scale(value)
+        for i in [*self.rest, *(chosen[0] for chosen in self.together.values())]:
+            _check_sum(self.tensors[i], self.scales[i], self.starts[i])
+        for i, start in enumerate(self.starts):
+            if start:
+                _check(tuple(self.tensors[i].shape), start, None)
+
+    def add_one_by_one(self, key: Key, step: int) -> None:
+        """Add noise where no launch serves several tensors, and divide."""
+        if not self.rest:
+            return
+        words = key.streams("normal", step, [self.parameters[i] for i in self.rest])
         with torch.no_grad():
-            torch._foreach_copy_([targets[i] for i in moved], [places[i] for i in moved])
-    if len(launches) == 1 and not rest and not moved and offsets is None and isinstance(scale, int | float):
-        _known[0] = _Known(tensors, targets, parameters, scale, divisor, launches[0][1])
+            for own, i in zip(words, self.rest, strict=True):
+                tensor, scale = self.tensors[i], self.scales[i]
+                _add(own, self.starts[i], tensor, scale if tensor.dtype == torch.float64 else self.factors[scale])
+                if self.divisor == 1.0:
+                    continue
+                if tensor.is_cuda:
+                    _divide(tensor, self.divisor)
+                else:
+                    tensor.div_(self.divisor)
+
+    def add_together(self, key: Key, step: int) -> list[Many]:
+        """Add noise to all tensors of a kind in one launch, which also divides; the launches."""
+        launches: list[Many] = []
+        for (device, _, _), chosen in self.together.items():
+            from tacit.noise import cuda
+
+            with torch.cuda.device(device):
+                many = cuda.Many(
+                    [self.tensors[i] for i in chosen],
+                    [self.starts[i] for i in chosen],
+                    [self.factors[self.scales[i]] for i in chosen],
+                    self.divisor,
+                    into=[self.places[i] for i in chosen],
+                )
+                many.launch(key.streams("normal", step, [self.parameters[i] for i in chosen]))
+            launches.append(many)
+        return launches
+
+    def copy_to_targets(self) -> bool:
+        """Copy results that were not made where they belong; whether there were any."""
+        moved = [i for i, target in enumerate(self.targets) if self.places[i] is not target]
+        with torch.no_grad():
+            for i in moved:
+                self.targets[i].copy_(self.places[i])
+        return bool(moved)
+
+
+def _divide(tensor: torch.Tensor, divisor: float) -> None:
+    """Divide in place on a GPU, with the bits of a CPU: by a number, it would multiply by the reciprocal instead."""
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    tensor.copy_(tensor.to(wide) / torch.full((), divisor, dtype=wide, device=tensor.device))
 
 
 class _Known:
@@ -413,8 +466,13 @@ def _fill(words: stream.Words, offset: int, flat: torch.Tensor, scale: float | N
         return
     library, _ = native.load()
     if flat.device.type == "cpu" and flat.dtype == torch.float32 and library is not None:
-        threads = torch.get_num_threads()
-        library.normal(words, offset, flat.numel(), flat.data_ptr(), scale=scale, threads=threads)
+        count, place, threads = flat.numel(), flat.data_ptr(), torch.get_num_threads()
+        if threads > 1 and count >= native.PARALLEL_FROM:
+            library.normal(words, offset, count, place, scale=scale, threads=threads)
+        elif scale is None:
+            library.fill(words.tobytes(), offset, 1, 0, count, place, count, 0, 1.0)
+        else:
+            library.fill(words.tobytes(), offset, 1, 0, count, place, count, 1, scale)
         return
     if flat.device.type == "cpu" and flat.dtype == torch.float32 and scale is None:
         stream.fill_normal(words, offset, flat.numpy())

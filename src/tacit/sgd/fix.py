@@ -6,6 +6,8 @@ import math
 
 from torch import nn
 
+from tacit.sgd.torch_compat import BatchNorm
+
 GROUPS = 32
 
 
@@ -20,12 +22,12 @@ def fix(model: nn.Module) -> dict[str, str]:
     >>> fix(net)
     {'1': 'BatchNorm2d -> GroupNorm(8, 8)'}
     """
-    if isinstance(model, nn.modules.batchnorm._BatchNorm):
+    if isinstance(model, BatchNorm):
         raise TypeError("the model itself is a batch normalisation layer: build it with GroupNorm instead")
     changed: dict[str, str] = {}
     for prefix, parent in list(model.named_modules()):
         for key, child in list(parent.named_children()):
-            if not isinstance(child, nn.modules.batchnorm._BatchNorm):
+            if not isinstance(child, BatchNorm):
                 continue
             channels = child.num_features
             groups = math.gcd(GROUPS, channels)

@@ -37,9 +37,9 @@ class DPMultiheadAttention(nn.MultiheadAttention):
     torch.Size([5, 2, 8])
     """
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        as_torch(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_load_state_dict_pre_hook(as_torch)
 
 
 __all__ = ["DPMultiheadAttention", "SequenceBias"]

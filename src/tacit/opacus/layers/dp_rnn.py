@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.opacus.layers.saved import as_torch
+from tacit.sgd.torch_compat import own_parameters, weight_names
 
 
 class RNNLinear(nn.Linear):
@@ -108,9 +109,11 @@ class DPRNNBase(nn.RNNBase):
                 "because operations are watched and not layers"
             )
         super().__init__(*args, **kwargs)
-        for names in self._all_weights:
+        weights = own_parameters(self)
+        for names in weight_names(self):
             for name in sorted(names, key=_place):
-                self._parameters[name] = self._parameters.pop(name)
+                weights[name] = weights.pop(name)
+        self.register_load_state_dict_pre_hook(as_torch)
 
     @property
     def num_directions(self) -> int:
@@ -120,10 +123,6 @@ class DPRNNBase(nn.RNNBase):
     def forward(self, input: Any, state_init: Any = None, *, hx: Any = None) -> Any:
         """Outputs and last state, as torch's layer gives them; ``state_init`` (torch: ``hx``) is the first state."""
         return super().forward(input, hx if state_init is None else state_init)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        as_torch(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class DPRNN(DPRNNBase, nn.RNN):  # type: ignore[misc]

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 PROJECTIONS = ("q", "k", "v")
 
 
-def as_torch(module: nn.Module, weights: MutableMapping[str, Any], prefix: str = "") -> None:
-    """Rename, in place, what Opacus' layers saved to what ``module`` and its parts are called by torch.
+def as_torch(module: nn.Module, weights: MutableMapping[str, Any], prefix: str = "", *_: Any) -> None:
+    """Rename, in place, what Opacus' layers saved to what ``module`` and its parts are called by torch; may be a hook.
 
     >>> saved = {"0.l0.ih.weight": torch.ones(4, 2), "1.weight": torch.ones(1, 4)}
     >>> as_torch(nn.Sequential(nn.RNN(2, 4, bias=False), nn.Linear(4, 1)), saved)

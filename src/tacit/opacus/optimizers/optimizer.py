@@ -7,7 +7,6 @@ The private part hangs on the user's optimizer itself (a step pre-hook), so that
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tacit.sgd.hooked.loop import Loop
+from tacit.sgd.torch_compat import take_hooks
 
 
 class DPOptimizer(Optimizer):
@@ -42,11 +42,7 @@ class DPOptimizer(Optimizer):
         target = inner if isinstance(inner, Optimizer) else optimizer
         self._wrapped = target is not optimizer
         self._handle = target.register_step_pre_hook(self._before)
-        for name in ("step_pre", "step_post", "state_dict_pre", "state_dict_post"):
-            setattr(self, f"_optimizer_{name}_hooks", OrderedDict())
-        for name in ("pre", "post"):
-            setattr(self, f"_optimizer_load_state_dict_{name}_hooks", OrderedDict())
-        self._patch_step_function()
+        take_hooks(self)
 
     # -- the step ---------------------------------------------------------------------------------------------------
 

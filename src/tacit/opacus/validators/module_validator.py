@@ -20,6 +20,7 @@ from tacit.opacus.validators.errors import (
     UnsupportedModuleError,
 )
 from tacit.sgd import fix
+from tacit.sgd.torch_compat import BatchNorm, InstanceNorm
 
 
 class ModuleValidator:
@@ -45,14 +46,14 @@ class ModuleValidator:
             errors.append(IllegalModuleConfigurationError("Model needs to be in training mode"))
         for name, part in module.named_modules():
             kind = type(part).__name__
-            if isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None):
+            if isinstance(part, BatchNorm) and (part.training or part.running_mean is None):
                 errors.append(
                     ShouldReplaceModuleError(
                         f"{name or kind} ({kind}) normalises with statistics of the whole batch, so no per-example "
                         "bound exists: ModuleValidator.fix(model) replaces it by GroupNorm"
                     )
                 )
-            if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats and part.training:
+            if isinstance(part, InstanceNorm) and part.track_running_stats and part.training:
                 errors.append(
                     IllegalModuleConfigurationError(
                         f"{name or kind} ({kind}) keeps running statistics of the data without noise: set "
@@ -95,7 +96,7 @@ class ModuleValidator:
             _replace(holder, lambda part: _normalised(part, groups))
         fix(holder)
         for part in holder.modules():
-            if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats:
+            if isinstance(part, InstanceNorm) and part.track_running_stats:
                 part.track_running_stats = False
                 part.running_mean = part.running_var = part.num_batches_tracked = None
         fixed: nn.Module = holder[0]
@@ -129,7 +130,7 @@ def _replace(root: nn.Module, choose: Callable[[nn.Module], nn.Module | None]) -
 
 def _normalised(part: nn.Module, groups: int | None) -> nn.Module | None:
     """Batch normalisation as group normalisation with this many groups, or as instance normalisation."""
-    if not isinstance(part, nn.modules.batchnorm._BatchNorm):
+    if not isinstance(part, BatchNorm):
         return None
     if groups is not None:
         other = nn.GroupNorm(groups, part.num_features, eps=part.eps, affine=part.affine)

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.sgd.torch_compat import foreach_copy_, foreach_mul, version
 
-class Recording:
+
+class StepGraph:
     """A compiled step as a CUDA graph: all its launches in one."""
 
     def __init__(self, run: Callable[..., Any], inputs: list[Tensor], constants: list[Tensor]) -> None:
@@ -33,15 +35,15 @@ class Recording:
         changed: list[int] = []
         for k, given in enumerate(inputs):
             last = self.given[k]
-            if last is None or last[0] is not given or last[1] != given._version:
+            if last is None or last[0] is not given or last[1] != version(given):
                 changed.append(k)
                 # Kept only where it is the same tensor again and again (the bounds): data would be held for nothing.
-                self.given[k] = (given, given._version) if given.numel() <= 64 else None
+                self.given[k] = (given, version(given)) if given.numel() <= 64 else None
         if changed:
-            torch._foreach_copy_([self.inputs[k] for k in changed], [inputs[k] for k in changed], non_blocking=True)
+            foreach_copy_([self.inputs[k] for k in changed], [inputs[k] for k in changed], non_blocking=True)
         self.graph.replay()
         if lend:
             return list(self.outputs)
         # Copies, because the next replay writes over them; all in one launch.
         *told, fine = self.outputs
-        return [*torch._foreach_mul(told, 1.0), fine]
+        return [*foreach_mul(told, 1.0), fine]

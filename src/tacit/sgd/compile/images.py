@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node
 
 from tacit.sgd.compile.rewrites import name_of
 from tacit.sgd.kernels import convolutions, products
+from tacit.sgd.torch_compat import force_stride_order, to_copy
 
 assert convolutions
 
@@ -80,38 +81,49 @@ def without_strides(whole: GraphModule) -> None:
     """
     for node in list(whole.graph.nodes):
         if node.target == aten.as_strided_.default:
-            meta = node.args[0].meta.get("tensor_meta")
-            same = meta is not None and tuple(meta.shape) == tuple(node.args[1])
-            if same and _in_order(meta.shape, meta.stride) and _strided(node, meta.shape.numel()):
+            if _sets_no_stride(node):
                 node.replace_all_uses_with(node.args[0])
                 whole.graph.erase_node(node)
         elif node.target == aten.copy_.default and not node.users:
-            part, source = node.args[:2]
-            new = part.args[0] if part.target == aten.as_strided.default else None
-            if new is None or new.target != aten.new_zeros.default or set(part.users) != {node}:
-                continue
-            metas = [n.meta.get("tensor_meta") for n in (new, part, source)]
-            if None in metas or len({m.dtype for m in metas}) > 1 or metas[1].shape != metas[2].shape:
-                continue
-            count = metas[0].shape.numel()
-            views = [n for n in new.users if n is not part]
-            whole_views = all(n.target == aten.as_strided.default and _strided(n, count) for n in (part, *views))
-            if not whole_views or any(n < node for n in views):
-                continue
-            for view in views:
-                with whole.graph.inserting_before(view):
-                    shaped = whole.graph.call_function(aten.reshape.default, (source, list(view.args[1])))
-                shaped.meta = dict(view.meta)
-                view.replace_all_uses_with(shaped)
-            for gone in (*views, node, part, new):
-                whole.graph.erase_node(gone)
+            _without_copy(whole, node)
+
+
+def _sets_no_stride(node: Node) -> bool:
+    """Whether strides are set in place to what they are, but for dimensions of one entry."""
+    own, shape = cast("tuple[Node, list[int]]", node.args[:2])
+    meta: Any = own.meta.get("tensor_meta")
+    same = meta is not None and tuple(meta.shape) == tuple(shape)
+    return bool(same and _in_order(meta.shape, meta.stride) and _strided(node, meta.shape.numel()))
+
+
+def _without_copy(whole: GraphModule, node: Node) -> None:
+    """Take out a copy into a new tensor of which there are only views of all of it, in its order."""
+    part, source = cast("tuple[Node, Node]", node.args[:2])
+    new = part.args[0] if part.target == aten.as_strided.default else None
+    if not isinstance(new, Node) or new.target != aten.new_zeros.default or set(part.users) != {node}:
+        return
+    metas: list[Any] = [n.meta.get("tensor_meta") for n in (new, part, source)]
+    if None in metas or len({m.dtype for m in metas}) > 1 or metas[1].shape != metas[2].shape:
+        return
+    count = metas[0].shape.numel()
+    views = [n for n in new.users if n is not part]
+    whole_views = all(n.target == aten.as_strided.default and _strided(n, count) for n in (part, *views))
+    if not whole_views or any(n < node for n in views):
+        return
+    for view in views:
+        with whole.graph.inserting_before(view):
+            shaped = whole.graph.call_function(aten.reshape.default, (source, list(cast("list[int]", view.args[1]))))
+        shaped.meta = dict(view.meta)
+        view.replace_all_uses_with(shaped)
+    for gone in (*views, node, part, new):
+        whole.graph.erase_node(gone)
 
 
 def cast_once(whole: GraphModule) -> None:
     """One copy in another type for all that read it: the layer, its gradient, norms and sums each cast its input."""
     known: dict[tuple[Node, str], Node] = {}
     for node in list(whole.graph.nodes):
-        if node.target != aten._to_copy.default or not set(node.kwargs) <= {"dtype"}:
+        if node.target != to_copy or not set(node.kwargs) <= {"dtype"}:
             continue
         origin = node.args[0]
         while origin.target == aten.detach.default:
@@ -149,17 +161,14 @@ def _store_sums(whole: GraphModule) -> None:
 
     The compiler would add them up wherever the sum is read, and keep both until the backward pass is done with it.
     """
-    from torch._inductor import inductor_prims  # the compiler is only loaded where something is compiled
-
+    store = force_stride_order()
     for node in list(whole.graph.nodes):
         shape = list(getattr(node.meta.get("tensor_meta"), "shape", ()))
         if node.target != aten.add.Tensor or len(shape) != 4 or not all(map(_from_convolution, node.args)):
             continue
         _, channels, high, wide = shape
         with whole.graph.inserting_after(node):
-            stored = whole.graph.call_function(
-                inductor_prims.force_stride_order, (node, [channels * high * wide, 1, wide * channels, channels])
-            )
+            stored = whole.graph.call_function(store, (node, [channels * high * wide, 1, wide * channels, channels]))
         stored.meta = dict(node.meta)
         node.replace_all_uses_with(stored, delete_user_cb=lambda user, stored=stored: user is not stored)
 

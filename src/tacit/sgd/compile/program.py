@@ -18,8 +18,8 @@ import os
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,29 +28,30 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
-from torch.utils import _pytree as pytree
 
 from tacit.sgd.compile import answers
-from tacit.sgd.compile.cuda_graph import Recording
+from tacit.sgd.compile.cuda_graph import StepGraph
 from tacit.sgd.compile.images import cast_once, in_full_precision, innermost, keep_innermost, without_strides
 from tacit.sgd.compile.repeated import chained
 from tacit.sgd.compile.rewrites import (
     CHANNELS_LAST,
-    hasten,
     look_through,
     mutates,
     name_of,
     reduce_once,
+    schedule_norms_early,
     tidy,
     view_anew,
+    writes,
 )
 from tacit.sgd.errors import ClippingError
 from tacit.sgd.gradients import frames
 from tacit.sgd.gradients.bounds import Clipping, clip
-from tacit.sgd.gradients.engine import Engine, Plan
+from tacit.sgd.gradients.engine import Engine, Pass, Plan
 from tacit.sgd.kernels import products, weighted
 from tacit.sgd.kernels.products import full_precision
 from tacit.sgd.kernels.together import gather
+from tacit.sgd.torch_compat import as_compiled, inductor, operator_of, pytree, schema
 
 #: Elements of a loop on a CPU for which one thread is enough.
 CPU_CHUNK = 1 << 16
@@ -151,7 +152,7 @@ class Program:
 
     def _prepare(self, whole: GraphModule, boundary: str, inputs: list[Tensor]) -> None:
         self.constants = lift(whole)
-        self.replay: Recording | None = None
+        self.replay: StepGraph | None = None
         self.pieces = 1
         self._calls = 0
         self._answer = answers.Answer() if self.device.type == "cuda" else None
@@ -177,6 +178,7 @@ class Program:
         masked: bool,
         inputs: list[Tensor],
     ) -> tuple[bool, GraphModule, str]:
+        """Whether the step draws random numbers, its graph, and the node before norms and sums."""
         marks: list[str] = []
         others = [None if tensor else leaf for tensor, leaf in zip(self.is_tensor, leaves, strict=True)]
 
@@ -193,36 +195,54 @@ class Program:
             run = engine.forward(losses_of(some), data, examples)
             # Examples that are masked have no gradient at all: their factor may then be any.
             grads = run.output_gradients(None if mask is None else mask.to(run.losses.dtype))
-            plan = engine.plans.get(engine.signature(run, grads))
-            if plan is None:
-                raise CannotCompile("the model takes another path through its operations when it is traced")
-            if examples > 1 and any(use.rearranged for use in run.uses):
-                raise CannotCompile("where the examples are in some tensor depends on the data, and is found anew")
-            if run.doubt:
-                raise CannotCompile(f"{run.doubt}, so that every batch is checked")
-            if not plan.settled:
-                raise Unsettled
+            plan = _settled_plan(engine, run, grads, examples)
             self.unrolled = run.unrolled
             # A node that nothing else makes: where the part that runs in full precision begins.
             marks.append(_last_node())
             with torch.no_grad(), torch.autocast(self.device.type, enabled=False), full_precision():
-                kept = guards(engine, run, plan)
-                gradients = engine.gradients(run, grads, plan)
-                losses = run.losses.detach()
-                losses = answers.apart(losses) if self.device.type == "cuda" else losses
-                found = clip(
-                    gradients, self.names, spec, torch.isfinite(losses), mask, bounds, together=True, lasting=data
-                )
-                # An example counted as zero may hold infinities that poison a product: such a batch runs uncompiled.
-                fine = ~found.bad.any() & found.comparable(weighted.LEAST, mask)
-                fine = fine & kept if kept is not None else fine
-                fine = answers.remarked(fine, found.lost.any())
-                factors = answers.tell(fine, found.scale) if self.device.type == "cuda" else found.scale
-                marks.append(_last_node())
-                totals = found.sums(False, True, factors)
-                self.order = list(totals)
-                return [*totals.values(), found.norms, losses, found.scale, fine]
+                return self._clipped(engine, run, grads, plan, spec, mask, bounds, data, marks)
 
+        graph = self._traced(step, inputs)
+        for node in filter(writes, graph.graph.nodes):
+            target = node.args[0] if node.args else None
+            if isinstance(target, Node) and target.op in ("get_attr", "placeholder"):
+                raise CannotCompile(f"{node.target} writes into a tensor that outlives the step")
+        boundary, self.known = marks[-2:]
+        return draws_randomly(graph), graph, boundary
+
+    def _clipped(
+        self,
+        engine: Engine,
+        run: Pass,
+        grads: list[list[Tensor | None]],
+        plan: Plan,
+        spec: Clipping,
+        mask: Tensor | None,
+        bounds: Tensor,
+        data: list[Tensor],
+        marks: list[str],
+    ) -> list[Tensor]:
+        """In the traced step: clipped sums, norms, losses, factors, and whether they hold.
+
+        Guarantee: that of :func:`tacit.sgd.gradients.bounds.clip`, whose factors these are.
+        """
+        kept = guards(engine, run, plan)
+        gradients = engine.gradients(run, grads, plan)
+        losses = run.losses.detach()
+        losses = answers.apart(losses) if self.device.type == "cuda" else losses
+        found = clip(gradients, self.names, spec, torch.isfinite(losses), mask, bounds, together=True, lasting=data)
+        # An example counted as zero may hold infinities that poison a product: such a batch runs uncompiled.
+        fine = ~found.bad.any() & found.comparable(weighted.LEAST, mask)
+        fine = fine & kept if kept is not None else fine
+        fine = answers.remarked(fine, found.lost.any())
+        factors = answers.tell(fine, found.scale) if self.device.type == "cuda" else found.scale
+        marks.append(_last_node())
+        totals = found.sums(False, True, factors)
+        self.order = list(totals)
+        return [*totals.values(), found.norms, losses, found.scale, fine]
+
+    def _traced(self, step: Callable[..., list[Tensor]], inputs: list[Tensor]) -> GraphModule:
+        """The graph of a step; :class:`CannotCompile` where the model does what cannot be traced."""
         states = _python_randomness()
         torch.clear_autocast_cache()
         traced = make_fx(step, CHANNELS_LAST if self.channels_last else None)
@@ -244,16 +264,40 @@ class Program:
             torch.clear_autocast_cache()
         if states != _python_randomness():
             raise CannotCompile("the model draws random numbers outside torch")
-        boundary, known = marks[-2:]
-        for node in graph.graph.nodes:
-            if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-                target = node.args[0] if node.args else None
-                if isinstance(target, Node) and target.op in ("get_attr", "placeholder"):
-                    raise CannotCompile(f"{node.target} writes into a tensor that outlives the step")
-        self.known = known
-        return draws_randomly(graph), graph, boundary
+        return graph
 
     def _compile(self, whole: GraphModule, boundary: str, inputs: list[Tensor]) -> Callable[..., Any]:
+        late = self._rewrite(whole, boundary)
+        options = self._options(whole)
+        self.operations = len(whole.graph.nodes)
+        if self.unrolled:
+            # The compiler takes minutes for a recurrence that is written out in time: recorded as it was traced.
+            if self.device.type != "cuda" or self.random or self.split:
+                raise CannotCompile("a recurrent layer is written out in time")
+            return as_traced(whole, inputs, options)
+        if not self.split:
+            if not self.compiler:
+                return as_traced(whole, inputs, options)
+            return self._whole_or_chain(whole, inputs, options)
+        first, second, kept = cut(whole, late)
+        with torch.no_grad():
+            middle = first(*inputs)
+        make = compiled if self.compiler else as_traced
+        run_first = make(first, inputs, options)
+        later = [*(inputs[k] for k in kept), *middle]
+        with full_precision():
+            run_second = make(second, later, options)
+        del middle, later
+
+        def run(*values: Tensor) -> Any:
+            found = run_first(*values)
+            with full_precision():
+                return run_second(*(values[k] for k in kept), *found)
+
+        return run
+
+    def _rewrite(self, whole: GraphModule, boundary: str) -> set[str]:
+        """Bring the graph into the form that the compiler makes the most of; the names of norms' and sums' nodes."""
         names = [n.name for n in whole.graph.nodes]
         late = set(names[names.index(boundary) + 1 :])
         whole.graph.eliminate_dead_code()
@@ -268,10 +312,14 @@ class Program:
             in_full_precision(whole, late)
             self.split = needs_full_precision(whole, late, self.device)
         if not (self.split or self.unrolled or mutates(whole)):
-            hasten(whole, late, self.known)
+            schedule_norms_early(whole, late, self.known)
         tidy(whole)
         if self.channels_last:
             keep_innermost(whole)
+        return late
+
+    def _options(self, whole: GraphModule) -> dict[str, Any]:
+        """What the compiler is told."""
         options: dict[str, Any] = {}
         if self.device.type == "cpu":
             # Waking other threads takes longer than small loops do.
@@ -287,32 +335,7 @@ class Program:
         if self.random:
             # The numbers that the uncompiled model would draw, so that a run can be repeated from a checkpoint.
             options["fallback_random"] = True
-        self.operations = len(whole.graph.nodes)
-        if self.unrolled:
-            # The compiler takes minutes for a recurrence that is written out in time: recorded as it was traced.
-            if self.device.type != "cuda" or self.random or self.split:
-                raise CannotCompile("a recurrent layer is written out in time")
-            return as_traced(whole, inputs, options)
-        if not self.split:
-            if not self.compiler:
-                return as_traced(whole, inputs, options)
-            return self._whole_or_chain(whole, inputs, options)
-        first, second, kept = cut(whole, late)
-        with torch.no_grad():
-            middle = first(*inputs)
-        make = inductor if self.compiler else as_traced
-        run_first = make(first, inputs, options)
-        later = [*(inputs[k] for k in kept), *middle]
-        with full_precision():
-            run_second = make(second, later, options)
-        del middle, later
-
-        def run(*values: Tensor) -> Any:
-            found = run_first(*values)
-            with full_precision():
-                return run_second(*(values[k] for k in kept), *found)
-
-        return run
+        return options
 
     def _whole_or_chain(self, whole: GraphModule, inputs: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
         """The whole graph compiled, or, where it repeats itself, each of its distinct parts."""
@@ -320,7 +343,7 @@ class Program:
         def compile(piece: GraphModule, some: list[Tensor]) -> Callable[..., Any]:
             if self.device.type == "cuda" and not mutates(piece):
                 gather(piece)
-            return inductor(piece, some, options)
+            return compiled(piece, some, options)
 
         chain = None
         if os.environ.get("TACIT_COMPILE") != "whole" and not mutates(whole):
@@ -384,15 +407,18 @@ class Program:
         return Result(sums, norms, losses, scale, told == answers.REMARKED) if told else None
 
 
-@contextmanager
-def as_compiled() -> Iterator[None]:
-    """What asks ``torch.compiler.is_compiling()`` hears yes."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
+def _settled_plan(engine: Engine, run: Pass, grads: list[list[Tensor | None]], examples: int) -> Plan:
+    """The plan of a traced pass; why it cannot be compiled where there is none that holds for every batch."""
+    plan = engine.plans.get(engine.signature(run, grads))
+    if plan is None:
+        raise CannotCompile("the model takes another path through its operations when it is traced")
+    if examples > 1 and any(use.rearranged for use in run.uses):
+        raise CannotCompile("where the examples are in some tensor depends on the data, and is found anew")
+    if run.doubt:
+        raise CannotCompile(f"{run.doubt}, so that every batch is checked")
+    if not plan.settled:
+        raise Unsettled
+    return plan
 
 
 def wants_channels_last(device: torch.device) -> bool:
@@ -405,7 +431,7 @@ def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if image else tensor
 
 
-def guards(engine: Engine, run: Any, plan: Plan) -> Tensor | None:
+def guards(engine: Engine, run: Pass, plan: Plan) -> Tensor | None:
     """Whether the indices that the plan rests on are the same as when it was made: a traced truth value."""
     kept: Tensor | None = None
     for use, known in zip(run.uses, plan.uses, strict=True):
@@ -458,10 +484,10 @@ def _last_node() -> str:
 def draws_randomly(graph: GraphModule) -> bool:
     """Whether any operation of a graph draws random numbers; attention does only where it drops something out."""
     for node in graph.graph.nodes:
-        target = node.target
-        if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        called = operator_of(node)
+        if called is None or torch.Tag.nondeterministic_seeded not in called.tags:
             continue
-        names = [a.name for a in target._schema.arguments]
+        names = [a.name for a in schema(called).arguments]
         if "dropout_p" in names:
             k = names.index("dropout_p")
             if (node.args[k] if k < len(node.args) else node.kwargs.get("dropout_p", 0.0)) == 0.0:
@@ -508,14 +534,11 @@ def cut(whole: GraphModule, late: set[str]) -> tuple[GraphModule, GraphModule, l
     return GraphModule(whole, first), GraphModule(whole, second), kept
 
 
-def inductor(graph: GraphModule, inputs: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
+def compiled(graph: GraphModule, inputs: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
     """Compile an inference graph."""
-    import torch._inductor
-
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compiled: Callable[..., Any] = torch._inductor.compile(graph, list(inputs), options=options)
-    return compiled
+        return inductor(graph, inputs, options)
 
 
 def as_traced(graph: GraphModule, inputs: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
@@ -524,10 +547,10 @@ def as_traced(graph: GraphModule, inputs: list[Tensor], options: dict[str, Any])
     return run
 
 
-def recorded(run: Callable[..., Any], inputs: list[Tensor], constants: list[Tensor]) -> Recording | None:
+def recorded(run: Callable[..., Any], inputs: list[Tensor], constants: list[Tensor]) -> StepGraph | None:
     """The step as a CUDA graph; nothing where it cannot be recorded, or memory does not suffice for a second copy."""
     try:
-        return Recording(run, inputs, constants)
+        return StepGraph(run, inputs, constants)
     except RuntimeError as error:
         warnings.warn(f"the step is launched kernel by kernel: {_first_line(error)}", NotCompiled, stacklevel=6)
         torch.cuda.synchronize()

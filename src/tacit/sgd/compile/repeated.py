@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from tacit.sgd.compile.rewrites import name_of
+from tacit.sgd.torch_compat import operator_of, pytree
 
 #: Operations of a stretch that repeats, at least, and operations that the compiler must be spared in all.
 SHORTEST, WORTH = 24, 400
@@ -61,7 +60,8 @@ def _numbers(nodes: Sequence[Node]) -> np.ndarray[Any, Any]:
 
 
 def _from_library(node: Node) -> bool:
-    custom = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "tacit"
+    called = operator_of(node)
+    custom = called is not None and called.namespace == "tacit"
     return custom or name_of(node) in _FROM_LIBRARY or "dot_product" in name_of(node)
 
 
@@ -128,7 +128,7 @@ def _cut(cuts: Any, start: int, length: int, covered: int) -> Stretch | None:
 
 
 @dataclass
-class Call:
+class PieceCall:
     """One run of a piece: where its inputs are, where its outputs go, and what nobody reads afterwards."""
 
     piece: int
@@ -144,7 +144,7 @@ class Chain:
         self.compile = compile
         self.pieces: list[GraphModule] = []
         self.programs: dict[Any, Callable[..., Any]] = {}
-        self.calls: list[Call] = []
+        self.calls: list[PieceCall] = []
         nodes = [n for n in whole.graph.nodes if n.op not in ("placeholder", "output")]
         given = [n for n in whole.graph.nodes if n.op == "placeholder"]
         (end,) = (n for n in whole.graph.nodes if n.op == "output")
@@ -154,20 +154,19 @@ class Chain:
         known: dict[Any, int] = {}
         for start, length, times in parts:
             runs = [nodes[start + k * length : start + (k + 1) * length] for k in range(times)]
-            insides = [set(run) for run in runs]
-            # What any of the equal parts hands on, all of them do.
-            told = [
-                k
-                for k in range(length)
-                if any(user not in inside for run, inside in zip(runs, insides, strict=True) for user in run[k].users)
-            ]
-            for run, inside in zip(runs, insides, strict=True):
+            told = _handed_on(runs)
+            for run in runs:
+                inside = set(run)
                 reads = list(dict.fromkeys(a for n in run for a in n.all_input_nodes if a not in inside))
                 key = (_form(run, reads), tuple(told))
                 if key not in known:
                     known[key] = len(self.pieces)
                     self.pieces.append(_piece(whole, run, reads, told))
-                self.calls.append(Call(known[key], [slots[n] for n in reads], [slots[run[k]] for k in told]))
+                self.calls.append(PieceCall(known[key], [slots[n] for n in reads], [slots[run[k]] for k in told]))
+        self._note_spent()
+
+    def _note_spent(self) -> None:
+        """Say of each call what nobody reads after it."""
         needed = {k for k in self.results if isinstance(k, int)}
         for call in reversed(self.calls):
             call.spent = [k for k in {*call.inputs, *call.outputs} if k not in needed and k >= self.given]
@@ -191,6 +190,15 @@ class Chain:
         if program is None:
             program = self.programs[key] = self.compile(self.pieces[piece], inputs)
         return program
+
+
+def _handed_on(runs: list[list[Node]]) -> list[int]:
+    """Which operations of equal parts others read: what any of the parts hands on, all of them do."""
+    found: set[int] = set()
+    for run in runs:
+        inside = set(run)
+        found.update(k for k, node in enumerate(run) if not inside.issuperset(node.users))
+    return sorted(found)
 
 
 def _form(run: Sequence[Node], reads: Sequence[Node]) -> Any:

@@ -12,11 +12,20 @@ from typing import Any, cast
 import torch
 from torch.fx import GraphModule, Node
 
+from tacit.sgd.torch_compat import (
+    log_softmax,
+    log_softmax_backward,
+    operator_of,
+    schema,
+    to_copy,
+    unsafe_view,
+)
+
 aten = torch.ops.aten
 
 _SAME_ORDER = (
     aten.view.default,
-    aten._unsafe_view.default,
+    unsafe_view,
     aten.reshape.default,
     aten.detach.default,
     aten.unsqueeze.default,
@@ -27,15 +36,19 @@ _SAME_ORDER = (
 
 def name_of(node: Node) -> str:
     """The name of an aten operation; empty for anything else."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
-        return ""
-    return str(target._schema.name.partition("::")[2])
+    called = operator_of(node)
+    return "" if called is None or called.namespace != "aten" else str(schema(called).name.partition("::")[2])
+
+
+def writes(node: Node) -> bool:
+    """Whether an operation writes into its inputs."""
+    called = operator_of(node)
+    return called is not None and bool(schema(called).is_mutable)
 
 
 def mutates(graph: GraphModule) -> bool:
     """Whether any operation writes into its inputs."""
-    return any(isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable for n in graph.graph.nodes)
+    return any(map(writes, graph.graph.nodes))
 
 
 _IN_PLACE = {
@@ -73,8 +86,8 @@ def _writes_into_its_own(node: Node) -> bool:
     if node.target not in _WRITING:
         return False
     own: Any = node.args[0]  # a node: what is written into is a tensor
-    made = isinstance(own.target, torch._ops.OpOverload) and not own.target._schema.is_mutable
-    whole = made and not any(r.alias_info for r in own.target._schema.returns)
+    made = operator_of(own)
+    whole = made is not None and not writes(own) and not any(r.alias_info for r in schema(made).returns)
     floating = getattr(own.meta.get("tensor_meta"), "dtype", torch.int64).is_floating_point
     return bool(whole and floating and len(own.users) == 1)
 
@@ -82,7 +95,7 @@ def _writes_into_its_own(node: Node) -> bool:
 def look_through(whole: GraphModule) -> None:
     """Leave out views of the shape that is there already, which only stand for a tensor of its own (``capture``)."""
     for node in list(whole.graph.nodes):
-        if node.target == aten._unsafe_view.default and shape_of(node) and shape_of(node) == shape_of(node.args[0]):
+        if node.target == unsafe_view and shape_of(node) and shape_of(node) == shape_of(node.args[0]):
             node.replace_all_uses_with(node.args[0])
             whole.graph.erase_node(node)
 
@@ -94,7 +107,7 @@ def tidy(whole: GraphModule) -> None:
     """
     if not mutates(whole):
         for node in whole.graph.nodes:
-            if node.target in (aten.view.default, aten._unsafe_view.default):
+            if node.target in (aten.view.default, unsafe_view):
                 node.target = aten.reshape.default
         for node in whole.graph.nodes:
             twice = node.args[0] if node.target == aten.t.default else None
@@ -114,7 +127,7 @@ def shape_of(node: Any) -> tuple[int, ...]:
 
 def origin_of(node: Node) -> Node:
     """Where the elements of a tensor come from, in the same order."""
-    while isinstance(node.target, torch._ops.OpOverload) and node.args and isinstance(node.args[0], Node):
+    while operator_of(node) and node.args and isinstance(node.args[0], Node):
         before = node.args[0]
         if node.target not in _SAME_ORDER:
             shape = shape_of(before)
@@ -165,14 +178,14 @@ def _logits(softmax: Node, width: int) -> list[Node] | None:
         if node.target in (aten.mm.default, aten.addmm.default):
             return path
         whole = shape_of(node)[-1:] == (width,)
-        moved = node.target in (aten._to_copy.default, aten.detach.default, *_SAME_ORDER[:3])
+        moved = node.target in (to_copy, aten.detach.default, *_SAME_ORDER[:3])
         if not (whole and moved):
             return None
         node = node.args[0]
     return None
 
 
-_CAST = (aten._to_copy.default, aten.detach.default)
+_CAST = (to_copy, aten.detach.default)
 
 
 def _cast(node: Any) -> tuple[Any, list[Node]]:
@@ -192,6 +205,69 @@ def _casts_of(node: Node) -> list[Node]:
     return found
 
 
+class _CrossEntropy:
+    """The usual cross entropy right behind a product of matrices, with the casts that autocast puts around it."""
+
+    def __init__(self, back: Node) -> None:
+        self.back = back
+        self.rows, self.width = shape_of(back)
+        (self.grad, self.between), (self.softmax, _) = _cast(back.args[0]), _cast(back.args[1])
+
+    def path(self) -> list[Node] | None:
+        """From the product to the softmax; None where this is not the usual cross entropy, or others read it."""
+        usual = (
+            self.back.args[2] in (1, -1)
+            and (isinstance(self.softmax, Node) and self.softmax.target == log_softmax)
+            and (isinstance(self.grad, Node) and self.grad.target == aten.nll_loss_backward.default)
+        )
+        if not usual or self.grad.args[3] is not None or _cast(self.grad.args[1])[0] is not self.softmax:
+            return None
+        wide = self.wide()
+        readers = {user for node in wide for user in node.users} - {*wide, self.back}
+        if any(user.target != aten.nll_loss_forward.default for user in readers):
+            return None
+        return _logits(self.softmax, self.width)
+
+    def wide(self) -> list[Node]:
+        """All that is as wide as the logits between them and their gradient."""
+        return [*_casts_of(self.softmax), self.grad, *self.between]
+
+    def fill_up(self, whole: GraphModule, path: list[Node]) -> Node:
+        """Write it with some more classes, and return the gradient of the true ones."""
+        graph, softmax, back = whole.graph, self.softmax, self.back
+        filled = -(-self.width // 64) * 64
+        product = path[-1]
+        *bias, left, right = cast("tuple[Any, ...]", product.args)
+        with graph.inserting_before(product):
+            more = filled - self.width
+            if isinstance(right, Node) and right.target == aten.t.default:
+                taller = graph.call_function(aten.constant_pad_nd.default, (right.args[0], [0, 0, 0, more]))
+                wider = graph.call_function(aten.t.default, (taller,))
+            else:
+                wider = graph.call_function(aten.constant_pad_nd.default, (right, [0, more]))
+            longer = [graph.call_function(aten.constant_pad_nd.default, (b, [0, more])) for b in bias]
+        product.args = (*longer, left, wider)
+        for node in path:
+            if node.target in _SAME_ORDER[:3]:
+                before, sizes = cast("tuple[Node, list[int]]", node.args)
+                node.args = (before, [*sizes[:-1], filled])
+            _set_shape(node, (*shape_of(node)[:-1], filled))
+        with graph.inserting_before(softmax):
+            device = softmax.meta["val"].device
+            classes = graph.call_function(aten.arange.default, (filled,), {"device": device})
+            real = graph.call_function(aten.lt.Scalar, (classes, self.width))
+            masked = graph.call_function(aten.where.ScalarOther, (real, softmax.args[0], -math.inf))
+        softmax.args = (masked, *softmax.args[1:])
+        for node in (*self.wide(), back):
+            _set_shape(node, (self.rows, filled))
+        with graph.inserting_after(back):
+            cut = graph.call_function(aten.slice.Tensor, (back, 1, 0, self.width))
+        cut.meta["tensor_meta"] = back.meta["tensor_meta"]
+        _set_shape(cut, (self.rows, self.width))
+        back.replace_all_uses_with(cut, delete_user_cb=lambda user: user is not cut)
+        return cut
+
+
 def fill_up_logits(whole: GraphModule) -> dict[Node, Node]:
     """Logits over an odd number of classes are computed with some empty ones, so that rows are whole lines of memory.
 
@@ -203,51 +279,12 @@ def fill_up_logits(whole: GraphModule) -> dict[Node, Node]:
     """
     found: dict[Node, Node] = {}
     for back in list(whole.graph.nodes):
-        if back.target != aten._log_softmax_backward_data.default or len(shape_of(back)) != 2:
+        if back.target != log_softmax_backward or len(shape_of(back)) != 2:
             continue
-        (rows, width), dim = shape_of(back), back.args[2]
-        (grad, between), (softmax, _) = _cast(back.args[0]), _cast(back.args[1])
-        usual = (
-            (width % 16 and width > 64 and dim in (1, -1))
-            and (isinstance(softmax, Node) and softmax.target == aten._log_softmax.default)
-            and (isinstance(grad, Node) and grad.target == aten.nll_loss_backward.default)
-        )
-        if not usual or grad.args[3] is not None or _cast(grad.args[1])[0] is not softmax:
-            continue
-        path = _logits(softmax, width)
-        wide = [*_casts_of(softmax), grad, *between]
-        readers = {user for node in wide for user in node.users} - {*wide, back}
-        if path is None or any(user.target != aten.nll_loss_forward.default for user in readers):
-            continue
-        filled = -(-width // 64) * 64
-        product, graph = path[-1], whole.graph
-        *bias, left, right = product.args
-        with graph.inserting_before(product):
-            if isinstance(right, Node) and right.target == aten.t.default:
-                taller = graph.call_function(aten.constant_pad_nd.default, (right.args[0], [0, 0, 0, filled - width]))
-                wider = graph.call_function(aten.t.default, (taller,))
-            else:
-                wider = graph.call_function(aten.constant_pad_nd.default, (right, [0, filled - width]))
-            longer = [graph.call_function(aten.constant_pad_nd.default, (b, [0, filled - width])) for b in bias]
-        product.args = (*longer, left, wider)
-        for node in path:
-            if node.target in _SAME_ORDER[:3]:
-                before, sizes = cast("tuple[Node, list[int]]", node.args)
-                node.args = (before, [*sizes[:-1], filled])
-            _set_shape(node, (*shape_of(node)[:-1], filled))
-        with graph.inserting_before(softmax):
-            device = softmax.meta["val"].device
-            classes = graph.call_function(aten.arange.default, (filled,), {"device": device})
-            real = graph.call_function(aten.lt.Scalar, (classes, width))
-            masked = graph.call_function(aten.where.ScalarOther, (real, softmax.args[0], -math.inf))
-        softmax.args = (masked, *softmax.args[1:])
-        for node in (*wide, back):
-            _set_shape(node, (rows, filled))
-        with graph.inserting_after(back):
-            cut = graph.call_function(aten.slice.Tensor, (back, 1, 0, width))
-        cut.meta["tensor_meta"] = back.meta["tensor_meta"]._replace(shape=torch.Size((rows, width)))
-        back.replace_all_uses_with(cut, delete_user_cb=lambda user, cut=cut: user is not cut)
-        found[cut] = back
+        loss = _CrossEntropy(back)
+        path = loss.path() if loss.width % 16 and loss.width > 64 else None
+        if path is not None:
+            found[loss.fill_up(whole, path)] = back
     return found
 
 
@@ -257,13 +294,8 @@ def pad_once(whole: GraphModule, filled_up: dict[Node, Node]) -> None:
     The kernels read the gradient of the logits with its columns filled up with zeros, and the compiler would make
     another such copy for the product with the weight. What :func:`fill_up_logits` did needs no copy at all.
     """
-    found: dict[Node, list[Node]] = {}
-    for node in whole.graph.nodes:
-        if node.target == aten.constant_pad_nd.default and isinstance(node.args[0], Node):
-            pads = list(node.args[1])
-            if len(pads) == 2 and pads[0] == 0 and pads[1] > 0 and (node.args[2:] or (0,))[0] == 0:
-                found.setdefault(origin_of(node.args[0]), []).append(node)
-    for origin, padded in found.items():
+    graph = whole.graph
+    for origin, padded in _padded_rows(whole).items():
         shape = shape_of(origin)
         # Rows of another length (a flattened image) are other columns to fill up.
         alike = all(
@@ -272,38 +304,56 @@ def pad_once(whole: GraphModule, filled_up: dict[Node, Node]) -> None:
         if len(shape) < 2 or not alike:
             continue
         rows, width, filled = math.prod(shape[:-1]), shape[-1], shape_of(padded[0])[-1]
-        products = [
-            n
-            for n in whole.graph.nodes
-            if n.target == aten.mm.default
-            and isinstance(n.args[0], Node)
-            and shape_of(n.args[0]) == (rows, width)
-            and origin_of(n.args[0]) is origin
-        ]
-        is_cast = origin.target == aten._to_copy.default
-        source = filled_up.get(origin_of(origin.all_input_nodes[0]) if is_cast else origin)
-        if source is not None and shape_of(source) == (rows, filled) and not is_cast:
-            once = source
-        elif source is not None and shape_of(source) == (rows, filled):
-            with whole.graph.inserting_after(origin):
-                once = whole.graph.call_function(aten._to_copy.default, (source,), dict(origin.kwargs))
-        else:
-            with whole.graph.inserting_after(origin):
-                flat = whole.graph.call_function(aten.reshape.default, (origin, [rows, width]))
-            with whole.graph.inserting_after(flat):
-                once = whole.graph.call_function(aten.constant_pad_nd.default, (flat, [0, filled - width]))
+        products = _products_of(whole, origin, (rows, width))
+        once = _padded_copy(whole, origin, (rows, filled), filled_up)
         for node in padded:
-            with whole.graph.inserting_before(node):
-                same = whole.graph.call_function(aten.reshape.default, (once, list(shape_of(node))))
+            with graph.inserting_before(node):
+                same = graph.call_function(aten.reshape.default, (once, list(shape_of(node))))
             same.meta = dict(node.meta)
             node.replace_all_uses_with(same)
-            whole.graph.erase_node(node)
+            graph.erase_node(node)
         for node in products:
-            with whole.graph.inserting_before(node):
-                other = whole.graph.call_function(
-                    aten.constant_pad_nd.default, (node.args[1], [0, 0, 0, filled - width])
-                )
+            with graph.inserting_before(node):
+                other = graph.call_function(aten.constant_pad_nd.default, (node.args[1], [0, 0, 0, filled - width]))
             node.args = (once, other)
+
+
+def _padded_rows(whole: GraphModule) -> dict[Node, list[Node]]:
+    """Where rows are filled up with zeros at their end, by the tensor whose rows they are."""
+    found: dict[Node, list[Node]] = {}
+    for node in whole.graph.nodes:
+        if node.target == aten.constant_pad_nd.default and isinstance(node.args[0], Node):
+            pads = list(node.args[1])
+            if len(pads) == 2 and pads[0] == 0 and pads[1] > 0 and (node.args[2:] or (0,))[0] == 0:
+                found.setdefault(origin_of(node.args[0]), []).append(node)
+    return found
+
+
+def _products_of(whole: GraphModule, origin: Node, shape: tuple[int, int]) -> list[Node]:
+    """The products that a tensor takes part in, from the left and as a matrix of this shape."""
+    found = []
+    for node in whole.graph.nodes:
+        left = node.args[0] if node.target == aten.mm.default else None
+        if isinstance(left, Node) and shape_of(left) == shape and origin_of(left) is origin:
+            found.append(node)
+    return found
+
+
+def _padded_copy(whole: GraphModule, origin: Node, shape: tuple[int, int], filled_up: dict[Node, Node]) -> Node:
+    """The rows of a tensor filled up to this shape: what is there already, cast where the tensor is, or a copy."""
+    graph, (rows, filled) = whole.graph, shape
+    is_cast = origin.target == to_copy
+    source = filled_up.get(origin_of(origin.all_input_nodes[0]) if is_cast else origin)
+    if source is not None and shape_of(source) == shape:
+        if not is_cast:
+            return source
+        with graph.inserting_after(origin):
+            return graph.call_function(to_copy, (source,), dict(origin.kwargs))
+    width = shape_of(origin)[-1]
+    with graph.inserting_after(origin):
+        flat = graph.call_function(aten.reshape.default, (origin, [rows, width]))
+    with graph.inserting_after(flat):
+        return graph.call_function(aten.constant_pad_nd.default, (flat, [0, filled - width]))
 
 
 _REDUCTIONS = ("sum", "mean", "var_mean", "amax")
@@ -321,14 +371,15 @@ class _Values:
         origin, target = origin_of(node), node.target
         if origin is not node and node.meta.get("tensor_meta") is not None:
             return self.of[origin][0], shape_of(node)
+        called = operator_of(node)
         alike = target is operator.getitem or (
-            isinstance(target, torch._ops.OpOverload)
-            and not target._schema.is_mutable
-            and torch.Tag.nondeterministic_seeded not in target.tags
+            called is not None
+            and not writes(node)
+            and torch.Tag.nondeterministic_seeded not in called.tags
             and (
-                torch.Tag.pointwise in target.tags
+                torch.Tag.pointwise in called.tags
                 or name_of(node) in _REDUCTIONS
-                or target in (aten._to_copy.default, aten.expand.default, aten.clone.default)
+                or called in (to_copy, aten.expand.default, aten.clone.default)
             )
         )
         # repr, because 1, 1.0 and True are equal; anything else (products, whose precision may differ) is its own.
@@ -365,7 +416,7 @@ def reduce_once(whole: GraphModule, keep: set[str]) -> None:
     whole.graph.eliminate_dead_code()
 
 
-def hasten(whole: GraphModule, late: set[str], last: str) -> None:
+def schedule_norms_early(whole: GraphModule, late: set[str], last: str) -> None:
     """Put each operation that ``last`` waits for where its operands are ready, not after the whole backward pass.
 
     These are the norms: most of them end in a few numbers for each example, and what they read is given back earlier.
@@ -373,13 +424,8 @@ def hasten(whole: GraphModule, late: set[str], last: str) -> None:
     where the input is kept until then anyway.
     """
     nodes = list(whole.graph.nodes)
-    wanted: set[Node] = set()
-    stack = [n for n in nodes if n.name == last]
-    while stack:
-        node = stack.pop()
-        if node not in wanted:
-            wanted.add(node)
-            stack.extend(node.all_input_nodes)
+    place = {n: k for k, n in enumerate(nodes)}
+    wanted = _behind([n for n in nodes if n.name == last])
     ready: dict[Node, int] = {}
     moved: set[Node] = set()
     for k, node in enumerate(nodes):
@@ -391,6 +437,26 @@ def hasten(whole: GraphModule, late: set[str], last: str) -> None:
             moved.add(node)
         else:
             ready[node] = k
+    _wait_for_readers(nodes, ready, moved)
+    output = nodes[-1]
+    for node in sorted(nodes[:-1], key=lambda n: (ready[n], place[n])):
+        if node.op != "placeholder":
+            output.prepend(node)
+
+
+def _behind(stack: list[Node]) -> set[Node]:
+    """All that nodes are made of, and they."""
+    found: set[Node] = set()
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return found
+
+
+def _wait_for_readers(nodes: list[Node], ready: dict[Node, int], moved: set[Node]) -> None:
+    """Move operations back to the first that reads them, where that keeps nothing longer than it is kept anyway."""
     for node in reversed(nodes):
         if node not in moved or node.target is operator.getitem:
             continue
@@ -401,11 +467,6 @@ def hasten(whole: GraphModule, late: set[str], last: str) -> None:
             later = min(ready[user] for user in readers)
             if later > ready[node] and all(_kept_until(later, a, node, ready) for a in node.all_input_nodes):
                 ready.update(dict.fromkeys((node, *results), later))
-    place = {n: k for k, n in enumerate(nodes)}
-    output = nodes[-1]
-    for node in sorted(nodes[:-1], key=lambda n: (ready[n], place[n])):
-        if node.op != "placeholder":
-            output.prepend(node)
 
 
 def _kept_until(later: int, operand: Node, reader: Node, ready: dict[Node, int]) -> bool:

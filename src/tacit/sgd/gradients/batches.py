@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from tacit.sgd.errors import ClippingError
+from tacit.sgd.torch_compat import FUNCTIONAL_BUILTINS, pytree
 
 Loss: TypeAlias = Callable[[nn.Module, Any], Tensor] | nn.Module
 
@@ -82,7 +82,7 @@ def is_criterion(loss: Loss) -> bool:
     if isinstance(loss, nn.Module):
         return True
     inner = getattr(loss, "func", loss)
-    if getattr(inner, "__module__", None) in ("torch.nn.functional", "torch._C._nn"):
+    if getattr(inner, "__module__", None) in ("torch.nn.functional", FUNCTIONAL_BUILTINS):
         return True
     try:
         names = list(inspect.signature(loss).parameters.values())

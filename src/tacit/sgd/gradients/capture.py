@@ -44,6 +44,8 @@ from tacit.sgd.gradients.functions import (
     opened,
 )
 from tacit.sgd.sharding.shards import held, is_spread, local
+from tacit.sgd.torch_compat import base, is_view, storage_id, unsafe_view
+from tacit.sgd.torch_compat import version as version_of
 
 
 class TorchCall(NamedTuple):
@@ -108,7 +110,7 @@ class Use:
     def fresh(self) -> None:
         """Refuse inputs that were written to since."""
         for tensor, version in self.versions:
-            if tensor._version != version:
+            if version_of(tensor) != version:
                 raise UncoveredUse(
                     f"an input of {self.name!r} in {self.where} was modified in place after it was used; "
                     "autograd would refuse this too. Replace the in-place operation by an ordinary one."
@@ -170,9 +172,9 @@ class Constants:
         if id(tensor) in self._buffers:
             return True
         known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor and known[1] == tensor._version:
+        if known is not None and known[0]() is tensor and known[1] == version_of(tensor):
             return True
-        self._met.append((weakref.ref(tensor), tensor._version))
+        self._met.append((weakref.ref(tensor), version_of(tensor)))
         return False
 
     def next(self, buffers: Sequence[Tensor]) -> Constants:
@@ -445,11 +447,11 @@ class Capture(TorchFunctionMode):
     def _pass(self, call: TorchCall, tainted: bool, derived: list[Derived]) -> Any:
         """Call an operation that is no use, and follow the two facts through it."""
         name, inputs = call.name, call.inputs
-        versions = [t._version for t in inputs]
+        versions = [version_of(t) for t in inputs]
         out = call.func(*call.args, **call.kwargs)
         if tainted and not self.doubt and self._reads(call, out):
             self.doubt = f"{name!r} in {self._place()} reads values of the batch"
-        changed = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
+        changed = [t for t, v in zip(inputs, versions, strict=True) if version_of(t) != v]
         if name == "__set__":
             changed = list({id(t): t for t in (*changed, call.args[0])}.values())  # no version tells of .data = ...
         results = [out] if isinstance(out, Tensor) else tensors_in(out)
@@ -481,14 +483,14 @@ class Capture(TorchFunctionMode):
                 chain = _chain(call, derived, k if several else None)
                 self._derived[id(tensor)] = Derived(tensor, params, chain)
         for tensor in changed:
-            for view in (tensor, tensor._base):
+            for view in (tensor, base(tensor)):
                 if view is not None and view.requires_grad:
                     self._derived[id(view)] = Derived(view, params, None)
 
     def _use(self, call: TorchCall, derived: list[Derived]) -> Any:
         """Call an operation where data and parameters meet, and keep what its rule needs."""
         name, inputs = call.name, call.inputs
-        versions = [t._version for t in inputs]
+        versions = [version_of(t) for t in inputs]
         if call.kwargs.get("out") is not None:
             raise UncoveredUse(f"{name!r} with out= consumes {self._names(derived)} in {self._place()}")
         inplace = call.operation.writes
@@ -498,7 +500,7 @@ class Capture(TorchFunctionMode):
         out = call.func(*call.args, **call.kwargs)
         if not inplace and not self.spread:
             out = _standing_alone(out, inputs)
-        changed = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
+        changed = [t for t, v in zip(inputs, versions, strict=True) if version_of(t) != v]
         if any(t is not call.args[0] or not inplace for t in changed):
             raise UncoveredUse(
                 f"{name!r}, which consumes {self._names(derived)} in {self._place()}, changes its inputs"
@@ -562,7 +564,7 @@ class Capture(TorchFunctionMode):
                 shapes=[t.shape for t in live],
                 types=[t.dtype for t in live],
                 outputs=live if self.keep_outputs else [],
-                versions=[(t, t._version) for t in tensors_in(kept) if t.device.type != "meta"],
+                versions=[(t, version_of(t)) for t in tensors_in(kept) if t.device.type != "meta"],
                 inplace=inplace,
                 autocast=_autocast(live[0].device.type),
                 where=self._place(),
@@ -597,10 +599,10 @@ def _standing_alone(out: Any, inputs: list[Tensor]) -> Any:
     A linear layer of tokens and einsum do. Where such an output is written to in place (ReLU, a bias, a mask), autograd
     moves its history to what it is a view of, and the edge that was kept would see no gradient.
     """
-    base = out._base if isinstance(out, Tensor) and out._is_view() else None
-    if base is None or any(t is base or t._base is base for t in inputs) or not out.requires_grad:
+    whole = base(out) if isinstance(out, Tensor) and is_view(out) else None
+    if whole is None or any(t is whole or base(t) is whole for t in inputs) or not out.requires_grad:
         return out
-    return torch.ops.aten._unsafe_view(out, out.shape)
+    return unsafe_view(out, out.shape)
 
 
 def _batch_dim(tensor: Tensor, rows: int) -> int:
@@ -665,7 +667,7 @@ def _only_selects(call: TorchCall) -> bool:
 
 
 def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return storage_id(tensor.untyped_storage())
 
 
 def _autocast(device: str) -> tuple[str, torch.dtype] | None:

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from tacit.sgd.errors import BatchMixing, ClippingError
 from tacit.sgd.gradients import padding, verify
 from tacit.sgd.gradients.batches import leaves, numbers
 from tacit.sgd.gradients.engine import Engine, Pass
+from tacit.sgd.torch_compat import pytree
 
 Losses = Callable[[Any], Callable[[], Tensor]]
 #: Losses of a batch, and shapes on the way to them.

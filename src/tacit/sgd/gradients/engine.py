@@ -32,6 +32,8 @@ from tacit.sgd.gradients.padding import Lengths
 from tacit.sgd.gradients.rules import DECOMPOSE, RULES, SHAPE_ONLY
 from tacit.sgd.gradients.rules.generic import generic
 from tacit.sgd.sharding.shards import Spread, cut_alike, local
+from tacit.sgd.torch_compat import own_buffers, own_modules, own_parameters, runs_compiled
+from tacit.sgd.torch_compat import version as version_of
 
 Losses = Callable[[], Tensor]
 Outputs = list[list[Tensor]]
@@ -129,12 +131,12 @@ class Glance:
             seen.add(id(module))
             self.training.append(module.training)
             self.suspicious = self.suspicious or isinstance(module, suspects)
-            for p in module._parameters.values():
+            for p in own_parameters(module).values():
                 if p is not None and p.requires_grad:
                     self.trained.append(id(p))
-            for b in module._buffers.values():
+            for b in own_buffers(module).values():
                 self.buffers.append(id(b))
-            for child in module._modules.values():
+            for child in own_modules(module).values():
                 if child is not None:
                     stack.append(child)
 
@@ -266,7 +268,7 @@ class Engine:
     def capture(self, data: list[Tensor], rows: int, named: bool = False) -> Capture:
         """What watches one pass over a batch of so many rows."""
         self.constants = self.constants.next(
-            [b for m in modules_of(self.model) for b in m._buffers.values() if b is not None]
+            [b for m in modules_of(self.model) for b in own_buffers(m).values() if b is not None]
         )
         return Capture(
             self.parameters,
@@ -283,7 +285,7 @@ class Engine:
     def _uncompiled(self) -> AbstractContextManager[Any]:
         """Compiled parts of the model run as they were written, so that their operations are seen."""
         for module in modules_of(self.model):
-            if getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule":
+            if runs_compiled(module):
                 stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
                 return stance
         return nullcontext()
@@ -292,11 +294,11 @@ class Engine:
     def protected_buffers(self) -> Iterator[None]:
         """Buffers leave as they came: what a forward pass writes into them is private data without noise."""
         # Names are only looked up where there are buffers: walking a large model with them takes milliseconds.
-        parts = self.model.named_modules() if any(m._buffers for m in modules_of(self.model)) else ()
+        parts = self.model.named_modules() if any(own_buffers(m) for m in modules_of(self.model)) else ()
         held = [
-            (name, module._buffers, key, value, value._version, None)
+            (name, own_buffers(module), key, value, version_of(value), None)
             for name, module in parts
-            for key, value in module._buffers.items()
+            for key, value in own_buffers(module).items()
             if value is not None
         ]
         copies = {
@@ -313,7 +315,7 @@ class Engine:
                     if buffers.get(key) is not value:
                         buffers[key] = value
                         self.mutable.add(f"{name}.{key}")
-                    if value._version != version:
+                    if version_of(value) != version:
                         if (name, key) in copies:
                             value.copy_(copies[name, key])
                             self.mutable.add(f"{name}.{key}")

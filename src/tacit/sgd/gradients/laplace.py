@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from tacit.noise import add_laplace
 from tacit.noise.keys import Key
@@ -27,6 +26,7 @@ from tacit.noise.sampling import uniform
 from tacit.sgd.clip import trainable
 from tacit.sgd.gradients import verify
 from tacit.sgd.gradients.batches import Loss, row_losses
+from tacit.sgd.torch_compat import pytree
 
 #: Bits of the grid below the clip norm: 2^22 units of 2^30 grid points stay below 2^53, where float64 is exact.
 GRID_BITS = 30

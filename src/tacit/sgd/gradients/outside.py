@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from tacit.sgd.torch_compat import DispatchMode, own_modules, read_scalar, without_function_modes
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
@@ -23,11 +23,11 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
         module = stack.pop()
         if id(module) not in found:
             found[id(module)] = module
-            stack.extend(child for child in module._modules.values() if child is not None)
+            stack.extend(child for child in own_modules(module).values() if child is not None)
     return list(found.values())
 
 
-class Scalars(TorchDispatchMode):
+class Scalars(DispatchMode):
     """Sees that values are read by code that no function mode sees: what scripted functions do is dispatched, too."""
 
     def __init__(self) -> None:
@@ -35,8 +35,8 @@ class Scalars(TorchDispatchMode):
         self.read = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.read = self.read or func is torch.ops.aten._local_scalar_dense.default
-        with torch._C.DisableTorchFunction():  # what was called is seen by its own name already
+        self.read = self.read or func is read_scalar
+        with without_function_modes():  # what was called is seen by its own name already
             return func(*args, **(kwargs or {}))
 
 

@@ -24,6 +24,7 @@ from tacit.sgd.gradients.capture import tensors_in
 from tacit.sgd.gradients.contributions import Group, wide
 from tacit.sgd.gradients.engine import Engine, Gradients, Outputs, Pass, Plan
 from tacit.sgd.gradients.frames import Frame
+from tacit.sgd.torch_compat import BatchNorm
 
 CHECKED_EXAMPLES = 2
 # How far two ways of computing the same gradient may lie apart, relative to its norm.
@@ -44,14 +45,14 @@ def due(engine: Engine, check: Any) -> bool:
 
 
 #: Layers that :func:`no_known_obstacles` may refuse.
-SUSPECTS = (nn.modules.batchnorm._BatchNorm, nn.Embedding, nn.EmbeddingBag)
+SUSPECTS = (BatchNorm, nn.Embedding, nn.EmbeddingBag)
 
 
 def no_known_obstacles(model: nn.Module) -> None:
     """Refuse, before anything runs, layers that average over the batch or write what they see into their weights."""
     for name, module in model.named_modules():
         kind = type(module).__name__
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+        if isinstance(module, BatchNorm) and (module.training or module.running_mean is None):
             raise BatchMixing(
                 f"module {name!r} ({kind}) normalises with statistics of the whole batch, so one example's loss "
                 "depends on the others and no per-example bound exists. tacit.sgd.fix(model) replaces it by GroupNorm."

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from tacit.sgd.errors import ClippingError, UncoveredUse
 from tacit.sgd.gradients import verify
@@ -23,6 +22,7 @@ from tacit.sgd.gradients.contributions import wide
 from tacit.sgd.gradients.outside import Attributes, modules_of
 from tacit.sgd.gradients.owners import owner_weights
 from tacit.sgd.gradients.padding import Padded
+from tacit.sgd.torch_compat import pytree
 
 if TYPE_CHECKING:
     from tacit.sgd.hooked.watch import Watch

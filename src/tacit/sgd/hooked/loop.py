@@ -33,6 +33,7 @@ from tacit.sgd.hooked.draws import Piece, PrivateBatches, Spent
 from tacit.sgd.hooked.prepaid import Asked, Prepaid
 from tacit.sgd.hooked.watch import Watch
 from tacit.sgd.kernels.products import full_precision
+from tacit.sgd.torch_compat import foreach_div, foreach_norm
 from tacit.sgd.training.plan import AdaptiveClipping
 from tacit.sgd.training.sampling import Poisson
 from tacit.sgd.training.validation import check_parameters
@@ -292,10 +293,10 @@ class Loop(OneProcess):
         if own * sensitivity > 0:
             add_normal_many_(list(sums.values()), self._noise_key, step, list(sums), own * sensitivity)
         values = list(sums.values())
-        norms = torch.stack([norm.float() for norm in torch._foreach_norm(values)])
+        norms = torch.stack([norm.float() for norm in foreach_norm(values)])
         self._released = norms, own * sensitivity
         if self.mean:
-            values = list(torch._foreach_div(values, self.batches.sampler.divisor * draws))
+            values = list(foreach_div(values, self.batches.sampler.divisor * draws))
         for name, value in zip(sums, values, strict=True):
             p = self.parameters[name]
             p.grad = value.to(p.dtype)

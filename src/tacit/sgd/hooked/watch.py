@@ -22,7 +22,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.gradients import company, padding, verify
@@ -31,6 +30,7 @@ from tacit.sgd.gradients.engine import Engine, Gradients, Outputs, Pass, Plan, a
 from tacit.sgd.gradients.outside import Attributes
 from tacit.sgd.gradients.reuse import Template, adapted, merged, outline
 from tacit.sgd.hooked.calls import Border, Call, live
+from tacit.sgd.torch_compat import pytree
 
 UNWATCHED = (
     "parameter {!r} received a gradient outside the watched calls of the model, which is neither clipped nor noised. "

@@ -54,28 +54,28 @@ CUT_OFF = 2.0**-27
 
 
 @dataclass
-class Record:
+class TuningRecord:
     """The winners, and where they are kept."""
 
     path: Path | None
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @staticmethod
-    def read(path: Path | None) -> Record:
+    def read(path: Path | None) -> TuningRecord:
         """What is in the file; a file that cannot be read, or of another form, is as good as none."""
         try:
             told = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
         except (OSError, ValueError):
             told = {}
         fits = isinstance(told, dict) and told.get("version") == VERSION and isinstance(told.get("choices"), dict)
-        return Record(path, dict(told["choices"]) if fits else {})
+        return TuningRecord(path, dict(told["choices"]) if fits else {})
 
     def keep(self, key: str, entry: dict[str, Any]) -> None:
         """Add an entry, and write the file, with what others have written there meanwhile."""
         self.entries[key] = entry
         if self.path is None:
             return
-        merged = {**Record.read(self.path).entries, **self.entries}
+        merged = {**TuningRecord.read(self.path).entries, **self.entries}
         text = json.dumps({"version": VERSION, "choices": merged}, indent=1, sort_keys=True)
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -202,7 +202,7 @@ class Chooser:
 
     def __init__(
         self,
-        record: Record | None = None,
+        record: TuningRecord | None = None,
         timer: Callable[[Callable[[], Any], float], float] = on_device,
         clock: Callable[[], float] = time.perf_counter,
         seconds: float = SECONDS,
@@ -331,7 +331,7 @@ def chooser() -> Chooser:
     """The chooser of this process."""
     if not _chooser:
         path = place()
-        _chooser.append(Chooser(None if path is None else Record.read(path)))
+        _chooser.append(Chooser(None if path is None else TuningRecord.read(path)))
     return _chooser[-1]
 
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_, add_normal_many_
 from tacit.sgd.sharding.ranks import DistributedError
+from tacit.sgd.torch_compat import local_tensor
 
 
 def dtensor() -> Any:
@@ -44,7 +45,7 @@ def is_spread(tensor: Any) -> bool:
 
 def held(tensor: Any) -> Any:
     """The very object in which a rank holds its piece of a tensor; it may still be on its way."""
-    return tensor._local_tensor
+    return local_tensor(tensor)
 
 
 def local(tensor: Any) -> Any:

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from tacit.sgd.torch_compat import pytree
 
 #: From one example (what the data hold, without the batch dimension) to one random view of it.
 Augment = Callable[[Any], Any]

@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from tacit.noise.keys import Key
 from tacit.noise.sampling import bernoulli_mask
 from tacit.sgd.gradients.batches import Loss, row_losses
+from tacit.sgd.torch_compat import pytree
 from tacit.sgd.training.data import Batch, Records, Table, records
 from tacit.sgd.training.training import Training
 

@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from tacit.ledger.fingerprint import fingerprint
 from tacit.noise.keys import Key
 from tacit.noise.sampling import uniform
 from tacit.sgd.gradients.batches import Loss, plain, row_losses
+from tacit.sgd.torch_compat import pytree
 
 Numbers = npt.NDArray[np.int64]
 

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from tacit import accounting as acc
 from tacit.ledger import EvaluationData, OperatorLog, OperatorView, PrivateValueError, Release, public
 from tacit.sgd.gradients.batches import Loss
+from tacit.sgd.torch_compat import pytree
 from tacit.sgd.training.canaries import AuditedTraining, Planted
 from tacit.sgd.training.data import optional, records
 from tacit.sgd.training.training import Training

@@ -38,6 +38,16 @@ from torch.optim import Optimizer
 
 from tacit.noise.process import OneProcess
 from tacit.sgd.sharding.shards import class_of
+from tacit.sgd.torch_compat import (
+    INNER_SCHEDULES,
+    MODULE_STATE,
+    OPERATORS,
+    compiled_from,
+    own_buffers,
+    own_modules,
+    own_parameters,
+    unsaved_buffers,
+)
 
 #: What holds no part of the function that is computed: where it runs, who drives it.
 MACHINERY = (
@@ -75,7 +85,6 @@ _NOT_CODE = {
     "_abc_impl",
 }
 #: What a module holds that is compared otherwise, an optimizer that is its state, a schedule that it counts.
-_KEPT_APART = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_is_full_backward_hook"}
 _SPREAD = ("__composable_api_state", "_is_fsdp", "_fsdp")  # where fully_shard keeps its notes
 _STATE = {"state", "param_groups", "step", "_opt_called", "_zero_grad_profile_name", "_patch_step_function"}
 _STATE |= {"_warned_capturable_if_run_uncaptured", "_need_device_dtype_check_for_fused"}
@@ -214,7 +223,7 @@ class _Names:
             return _hash("device")  # where is not what
         if isinstance(value, torch.dtype | torch.layout | torch.memory_format | np.dtype):
             return _hash("torch", str(value))
-        if cls.__module__ == "torch._ops":
+        if cls.__module__ == OPERATORS:
             return _hash("operation", str(value))
         if isinstance(value, weakref.ref):
             return _hash("weak", self.of(value()))
@@ -341,17 +350,18 @@ class _Names:
         cls = cls or class_of(module)
         if _drives(cls):
             return self.of(cls)
-        if isinstance(getattr(module, "_orig_mod", None), nn.Module):  # torch.compile
-            return self.of(module._orig_mod)
+        inner_module = compiled_from(module)
+        if inner_module is not None:
+            return self.of(inner_module)
         running = [name for name in held if name.endswith(("ward_hooks", "ward_pre_hooks"))]
         hooks = {name: _of_people(held[name]) for name in running if _of_people(held[name])}
-        apart = {n for n in held if n in _KEPT_APART or "_hooks" in n or n.startswith(_SPREAD)}
+        apart = {n for n in held if n in MODULE_STATE or "_hooks" in n or n.startswith(_SPREAD)}
         plain = {n: v for n, v in held.items() if n not in apart}
-        buffers = dict(module._buffers)
+        buffers = dict(own_buffers(module))
         if layer:
-            buffers = {n: v for n, v in buffers.items() if n in module._non_persistent_buffers_set}
-        inner = {} if layer else {**module._modules, **module._parameters}
-        tensors = {**module._parameters, **module._buffers} if layer else {}
+            buffers = {n: v for n, v in buffers.items() if n in unsaved_buffers(module)}
+        inner = {} if layer else {**own_modules(module), **own_parameters(module)}
+        tensors = {**own_parameters(module), **own_buffers(module)} if layer else {}
         shapes = {n: None if t is None else [t.dtype, tuple(t.shape), t.requires_grad] for n, t in tensors.items()}
         parts = (plain, hooks, buffers, inner, shapes)
         return _hash("layer", self.of(cls), *(self.members(part) for part in parts))
@@ -375,8 +385,8 @@ class _Names:
         """A schedule: its class and settings; not how far it is."""
         if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
             return self.of(scheduler)
-        inner = getattr(scheduler, "_schedulers", ())
-        plain = self.members({n: v for n, v in vars(scheduler).items() if n not in _COUNTS and n != "_schedulers"})
+        inner = getattr(scheduler, INNER_SCHEDULES, ())
+        plain = self.members({n: v for n, v in vars(scheduler).items() if n not in _COUNTS and n != INNER_SCHEDULES})
         return _hash("schedule", self.of(type(scheduler)), plain, *(self.schedule(one) for one in inner))
 
 

@@ -34,6 +34,7 @@ from tacit.sgd.gradients.batches import Loss
 from tacit.sgd.gradients.bounds import Clipping
 from tacit.sgd.sharding.ranks import Ranks, wanted
 from tacit.sgd.sharding.shards import Spread, add_noise_, spread_of
+from tacit.sgd.torch_compat import foreach_add_, foreach_copy_, foreach_div_, foreach_lerp_
 from tacit.sgd.training import checkpoint as checkpoints
 from tacit.sgd.training import identity, validation
 from tacit.sgd.training.augment import Augment, repeat, views_of
@@ -501,7 +502,7 @@ class Training(Resumable):
         if self._early is not None and self._early[0] is not found:
             self._early = None
         if sums:
-            torch._foreach_add_(list(sums.values()), [found[name] for name in sums])
+            foreach_add_(list(sums.values()), [found[name] for name in sums])
         else:
             sums.update(found)
         norms = norms if norms.dim() == 1 else norms.square().sum(1).sqrt()
@@ -529,9 +530,9 @@ class Training(Resumable):
             add_noise_(self.spread, sums, self._noise_key, step, scale)
         elif scale > 0:
             laplace.add_noise_(sums, self._noise_key, step, scale)
-        torch._foreach_div_(values, divisor)
+        foreach_div_(values, divisor)
         if cast:
-            torch._foreach_copy_([found[name] for name in cast], [sums[name] for name in cast])
+            foreach_copy_([found[name] for name in cast], [sums[name] for name in cast])
         return found if self.spread is None else {n: self.spread.gradient(n, g) for n, g in found.items()}
 
     def _release(self, sums: dict[str, Tensor], inside: Tensor | float, clipping: Clipping, step: int) -> None:
@@ -553,7 +554,7 @@ class Training(Resumable):
             with torch.no_grad():
                 now = [self.parameters[name].detach() for name in self._average]
                 if self.spread is None:
-                    torch._foreach_lerp_(list(self._average.values()), now, 1 - self._ema)
+                    foreach_lerp_(list(self._average.values()), now, 1 - self._ema)
                 else:
                     for average, weight in zip(self._average.values(), now, strict=True):
                         average.lerp_(weight, 1 - self._ema)

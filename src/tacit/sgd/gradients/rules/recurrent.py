@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from tacit.sgd.gradients.capture import Capture
 from tacit.sgd.gradients.contributions import DECOMPOSE
 from tacit.sgd.kernels import products
+from tacit.sgd.torch_compat import fused_lstm_cell
 
 State = tuple[Tensor, ...]
 
@@ -30,7 +31,7 @@ def _lstm_step(projected: Tensor, recurrent: Tensor, state: State) -> State:
 
 
 def _fused_lstm_step(projected: Tensor, recurrent: Tensor, state: State) -> State:
-    hidden, cell, _ = torch.ops.aten._thnn_fused_lstm_cell(projected, recurrent, state[1])
+    hidden, cell, _ = fused_lstm_cell(projected, recurrent, state[1])
     return hidden, cell
 
 
