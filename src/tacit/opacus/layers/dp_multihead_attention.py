@@ -39,7 +39,7 @@ class DPMultiheadAttention(nn.MultiheadAttention):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.register_load_state_dict_pre_hook(as_torch)
+        self.register_load_state_dict_pre_hook(as_torch)  # type: ignore[no-untyped-call]  # torch's has no types
 
 
 __all__ = ["DPMultiheadAttention", "SequenceBias"]

@@ -113,7 +113,7 @@ class DPRNNBase(nn.RNNBase):
         for names in weight_names(self):
             for name in sorted(names, key=_place):
                 weights[name] = weights.pop(name)
-        self.register_load_state_dict_pre_hook(as_torch)
+        self.register_load_state_dict_pre_hook(as_torch)  # type: ignore[no-untyped-call]  # torch's has no types
 
     @property
     def num_directions(self) -> int:
