@@ -75,7 +75,7 @@ def main() -> None:
     records = read(chosen)
     assert records.test is not None
     ledger, progress = Ledger(where), Told()
-    ledger.register("labsup", epsilon=EPSILON, delta=DELTA, unit=records.schema.unit.name, fingerprint=records.file)
+    ledger.register("labsup", epsilon=EPSILON, delta=DELTA, unit=records.schema.unit.name, fingerprint=records.source)
     console.print(
         f"labsup: US Census public-use sample, {len(records.x):,} rows treated as private, "
         f"{len(records.test[0]):,} declared public for evaluation\n"

@@ -27,11 +27,12 @@ _ROOMS = (
     "pate",
     "prompts",
     "report",
+    "runs",
     "schema",
     "sgd",
     "tuning",
 )
-_NAMES = {"Ledger": "tacit.ledger", "Schema": "tacit.schema"}
+_NAMES = {"Ledger": "tacit.ledger", "Schema": "tacit.schema", "run": "tacit.runs.program"}
 
 
 def __getattr__(name: str) -> Any:

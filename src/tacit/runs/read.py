@@ -45,7 +45,8 @@ class TableRecords:
     y: Tensor
     units: NDArray[Any] | None
     test: tuple[Tensor, Tensor] | None
-    file: Path | None
+    #: What a fingerprint is taken of: a file, a table in memory, or None.
+    source: Any
     name: str
 
     @property
@@ -142,7 +143,7 @@ def is_known(data: str) -> bool:
 def read(settings: Settings, given: Tables | None = None) -> TableRecords:
     """Read, encode by the public schema, and part the rows that are declared public from the private ones."""
     given = given or Tables()
-    schema, rows, test, file = _known(settings) if is_known(settings.data) else _own(settings, given)
+    schema, rows, test, source = _known(settings) if is_known(settings.data) else _own(settings, given)
     if schema.target is None:
         raise SchemaError("the schema marks no column as the target (target = true): there is nothing to predict")
     if settings.evaluate is not None and test is None:
@@ -160,7 +161,8 @@ def read(settings: Settings, given: Tables | None = None) -> TableRecords:
     elif test is not None:
         pair = torch.from_numpy(test.features), _target(test.target)
     _check_groups(schema, settings.by)
-    return TableRecords(schema, x, y, units, pair, file, schema.name or Path(settings.data).stem)
+    stem = "table" if settings.data == IN_MEMORY else Path(settings.data).stem
+    return TableRecords(schema, x, y, units, pair, source, schema.name or stem)
 
 
 def _known(settings: Settings) -> tuple[Schema, Encoded, Encoded | None, Path | None]:
@@ -175,7 +177,7 @@ def _known(settings: Settings) -> tuple[Schema, Encoded, Encoded | None, Path | 
     return dataset.schema, rows, test, dataset.files[0] if len(dataset.files) == 1 else None
 
 
-def _own(settings: Settings, given: Tables) -> tuple[Schema, Encoded, Encoded | None, Path | None]:
+def _own(settings: Settings, given: Tables) -> tuple[Schema, Encoded, Encoded | None, Any]:
     """The same of a table of the user's, in a file or in memory."""
     if given.data is None and settings.data == IN_MEMORY:
         raise SettingsError(
@@ -183,9 +185,9 @@ def _own(settings: Settings, given: Tables) -> tuple[Schema, Encoded, Encoded | 
             "tacit.run(table, schema=schema, resume=folder)"
         )
     schema = given.schema if given.schema is not None else schema_of(settings)
-    file = Path(settings.data) if given.data is None else None
-    rows, _ = schema.encode(given.data if file is None else read_table(file, schema), dtype=np.float32)
-    return schema, rows, None, file
+    source = Path(settings.data) if given.data is None else given.data
+    rows, _ = schema.encode(read_table(source, schema) if given.data is None else source, dtype=np.float32)
+    return schema, rows, None, source
 
 
 def _target(values: Any) -> Tensor:

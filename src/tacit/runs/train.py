@@ -50,7 +50,7 @@ class TrainRun:
     """One model trained as the settings say, on data in files or on those ``given`` from memory."""
 
     settings: Settings
-    given: Tables = Tables()  # noqa: RUF009 (frozen)
+    given: Tables = dataclasses.field(default_factory=Tables)
     config = CONFIG
     keyed = False
 
@@ -131,8 +131,8 @@ def open_ledger(settings: Settings, records: TableRecords) -> Ledger | None:
             f"{settings.dataset} --epsilon … --delta … --unit {records.schema.unit.name}"
         )
     ledger = Ledger(settings.ledger)
-    if ledger.dataset(settings.dataset).fingerprint is not None and records.file is not None:
-        ledger.check_data(settings.dataset, records.file)
+    if ledger.dataset(settings.dataset).fingerprint is not None and records.source is not None:
+        ledger.check_data(settings.dataset, records.source)
     return ledger
 
 

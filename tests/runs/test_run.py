@@ -1,0 +1,222 @@
+"""What a program gets from ``tacit.run``: the run that ``tacit train`` makes, as a value."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from tests.training.common import finish, run
+from typer.testing import CliRunner
+
+import tacit
+from tacit.cli import build
+from tacit.ledger import BudgetExceeded, Ledger
+from tacit.report import card
+from tacit.runs.journal import NameTaken
+from tacit.runs.progress import Interrupted, Live
+from tacit.runs.settings import Settings, SettingsError
+from tacit.schema import Boolean, Categorical, Numeric, Schema, Unit
+
+SCHEMA = Schema(
+    (
+        Numeric("age", lower=0, upper=100),
+        Categorical("ward", categories=("north", "south")),
+        Boolean("back", target=True),
+    ),
+    Unit("patient"),
+    "clinic",
+)
+USUAL = {"epsilon": 3.0, "delta": 1e-5, "steps": 4, "batch": 50, "model": "linear"}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"POINTS": 2, "COUNTS": 1, "DELTAS": ()}.items():  # a card with few points is made quickly
+        monkeypatch.setattr(card, name, value)
+
+
+@pytest.fixture
+def table() -> pl.DataFrame:
+    generator = np.random.default_rng(1)
+    age = generator.integers(18, 95, 300)
+    return pl.DataFrame({"age": age, "ward": generator.choice(["north", "south"], 300), "back": age > 60})
+
+
+@pytest.fixture
+def clinic(table, tmp_path) -> Path:
+    table.with_columns(pl.col("back").cast(pl.Int8)).write_csv(tmp_path / "clinic.csv")
+    (tmp_path / "clinic.toml").write_text(SCHEMA.to_toml())
+    return tmp_path
+
+
+def _known_randomness(monkeypatch, folder: Path) -> None:
+    """Everything that a run draws, from the start: the key, ids, and the first weights."""
+    draws = iter(range(1 << 60))
+    monkeypatch.setattr(os, "urandom", lambda size: hashlib.shake_256(f"{next(draws)}".encode()).digest(size))
+    torch.manual_seed(0)
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    Ledger("my.db").register("people", epsilon=9.0, delta=1e-3, unit="patient")
+
+
+def _released(folder: Path) -> dict[str, object]:
+    """What a run published, without times and the marks of its own ledger."""
+    found: dict[str, object] = {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix in (".pt", ".toml")}
+    shown = json.loads((folder / "privacy.json").read_text())
+    shown["card"].pop("created")
+    shown.pop("ledger")
+    return found | {"card": shown, "files": sorted(p.name for p in folder.iterdir())}
+
+
+def test_command_and_function_release_the_same_bytes(clinic, monkeypatch):
+    files = {"schema": str(clinic / "clinic.toml"), "public_share": 0.2, "public_because": "made up", "name": "mine"}
+    given = USUAL | files | {"ledger": "my.db", "dataset": "people"}
+    finish(run(steps=1))  # what torch imports on first use draws too
+    released = []
+    for place in ("one", "two"):
+        with monkeypatch.context() as patch:
+            _known_randomness(patch, clinic / place)
+            if place == "one":
+                result = tacit.run(clinic / "clinic.csv", **given, quiet=True)
+            else:
+                words = [w for key, value in given.items() for w in (f"--{key.replace('_', '-')}", str(value))]
+                told = CliRunner().invoke(build(), ["train", str(clinic / "clinic.csv"), *words, "-q"])
+                assert told.exit_code == 0, told.output
+            found = _released(clinic / place / "runs" / "mine")
+            found["config.toml"] = found["config.toml"].replace(place.encode(), b"")  # it names the ledger
+            released.append(found)
+            assert [r.confirmed for r in Ledger("my.db").history("people")] == [True]
+    assert released[0] == released[1]
+    assert result.folder == Path("runs/mine")
+
+
+def test_the_result_holds_model_privacy_card_report_and_metrics(clinic, capsys):
+    result = tacit.run(
+        "clinic.csv", schema="clinic.toml", **USUAL, public_share=0.3, public_because="made up", by=["ward"], name="a"
+    )
+    assert result.report == Path("runs/a/report.html")
+    assert result.report.exists()
+    assert result.card["guarantee"]["epsilon"]["upper"] == result.privacy.claim <= 3.0
+    assert (result.privacy.delta, result.privacy.unit, result.privacy.adjacency) == (1e-5, "patient", "zero-out")
+    assert result.privacy.at(1e-6).claim > result.privacy.claim
+    assert result.privacy.details["steps_executed"] == 4
+    assert result.metrics.keys() == {"accuracy"}
+    assert {r["group"] for r in result.results} == {"", "ward = north", "ward = south"}
+    weights = torch.load("runs/a/model.pt", weights_only=True)
+    assert torch.equal(result.model.weight, weights["weight"])
+    assert result.model(torch.zeros(2, 4)).shape == (2, 2)
+    assert "ε = 3 at δ = 1e-05" in repr(result)
+    assert "report: runs/a/report.html" in repr(result)
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)  # no terminal: one line at the end
+    assert told.err.startswith("tacit: runs/a: ε = 3")
+
+
+@pytest.mark.parametrize("kind", ["polars", "pandas", "columns", "records"])
+def test_a_table_in_memory_with_its_schema(table, kind, capsys):
+    given = {
+        "polars": lambda: table,
+        "pandas": lambda: pytest.importorskip("pandas").DataFrame(table.to_dict(as_series=False)),
+        "columns": lambda: table.to_dict(as_series=False),
+        "records": lambda: np.rec.fromarrays([table[c].to_numpy() for c in table.columns], names=table.columns),
+    }[kind]()
+    ledger = Ledger("my.db")
+    ledger.register("people", epsilon=9.0, delta=1e-3, unit="patient", fingerprint=table)
+    words = {"ledger": "my.db", "dataset": "people"} if kind == "polars" else {}
+    result = tacit.run(given, schema=SCHEMA, evaluate=given, **USUAL, **words, quiet=True)
+    assert result.folder == Path("runs/clinic-1")
+    assert result.card["data"]["name"] == "clinic"
+    assert result.model(torch.zeros(1, 4)).shape == (1, 2)
+    (view,) = result.views  # the rows to evaluate on were not declared public
+    assert "accuracy" in view.names()
+    assert result.metrics == {}
+    assert capsys.readouterr().err == ""
+    audit = CliRunner().invoke(build(), ["audit", "runs/clinic-1"])  # the shape of a record is known from its schema
+    assert audit.exit_code == 0, audit.output
+
+
+def test_other_rows_than_those_registered_are_refused_before_anything_is_charged(table):
+    ledger = Ledger("my.db")
+    ledger.register("people", epsilon=9.0, delta=1e-3, unit="patient", fingerprint=table)
+    with pytest.raises(tacit.ledger.FingerprintMismatch):
+        tacit.run(table[1:], schema=SCHEMA, **USUAL, ledger="my.db", dataset="people")
+    assert ledger.history("people") == []
+    assert not list(Path("runs").glob("*"))
+
+
+def test_a_run_goes_on_from_a_program_and_is_charged_once(table, monkeypatch):
+    ledger = Ledger("my.db")
+    ledger.register("people", epsilon=3.0, delta=1e-5, unit="patient")
+    given = USUAL | {"schema": SCHEMA, "ledger": "my.db", "dataset": "people", "name": "cut", "quiet": True}
+    with monkeypatch.context() as patch:
+        patch.setattr(Live, "update", lambda *rest: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(Interrupted, match="go on with: tacit train --resume runs/cut"):
+            tacit.run(table, **given)
+    assert [r.confirmed for r in ledger.history("people")] == [False]
+    with pytest.raises(NameTaken, match="choose another name"):
+        tacit.run(table, **given)
+    with pytest.raises(SettingsError, match=r"epsilon: a run is resumed as it was, with epsilon = 3.0, not 2.0"):
+        tacit.run(table, **given | {"epsilon": 2.0}, resume=True)
+    with pytest.raises(SettingsError, match="given from memory: give them again"):
+        tacit.run(resume="runs/cut")
+    told = CliRunner().invoke(build(), ["train", "--resume", "runs/cut"])
+    assert (told.exit_code, "given from memory" in told.output) == (2, True)
+    with pytest.raises(tacit.sgd.PrivacyWarning, match="does not continue"):
+        tacit.run(table[:-1], **given, resume=True)
+    done = tacit.run(table, **given, resume=True)
+    assert done.card["mechanism"]["steps_executed"] == 4
+    again = tacit.run(resume="runs/cut", quiet=True)  # it has ended: its rows are not needed
+    assert again.privacy.claim == done.privacy.claim
+    assert [r.confirmed for r in ledger.history("people")] == [True]
+    with pytest.raises(BudgetExceeded):
+        tacit.run(table, **given | {"name": "more"})
+    assert not Path("runs/more").exists()
+
+
+def test_a_model_of_ones_own_is_a_function_that_can_be_imported(table, tmp_path, monkeypatch):
+    (tmp_path / "shapes.py").write_text("from torch import nn\n\ndef wide(n, m):\n    return nn.Linear(n, m)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import shapes  # type: ignore[import-not-found]
+
+    result = tacit.run(table, schema=SCHEMA, **USUAL | {"model": shapes.wide}, quiet=True)
+    assert result.settings.model == "shapes:wide"
+    for wrong in (torch.nn.Linear(3, 2), lambda n, m: torch.nn.Linear(n, m)):
+        with pytest.raises(SettingsError, match=r"model: linear, mlp, cnn, or a function of a module"):
+            tacit.run(table, schema=SCHEMA, **USUAL | {"model": wrong})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"epsilonn": 3.0}, "unknown key 'epsilonn'"),
+        ({"noise": 1.0}, "epsilon: give epsilon or noise"),
+        ({"schema": None}, "a table in memory needs a schema"),
+        ({"resume": True}, "say which run"),
+        ({"resume": "runs/none"}, "is not the folder of a run"),
+        ({"batch": 2.5}, "batch: a whole number, not 2.5"),
+    ],
+)
+def test_a_mistake_is_an_error_that_names_the_setting(table, given, message):
+    with pytest.raises(SettingsError, match=message):
+        tacit.run(table, **{"schema": SCHEMA} | USUAL | given)
+    assert not list(Path("runs").glob("*"))
+
+
+def test_every_option_of_the_command_has_its_name_and_default():
+    from tacit.cli.train import train
+
+    options = inspect.signature(tacit.run).parameters
+    assert {n for n in inspect.signature(train).parameters if n not in ("as_json", "public_every")} <= set(options)
+    assert options["batch"].default == Settings.batch
+    assert "tacit train" in tacit.run.__doc__
