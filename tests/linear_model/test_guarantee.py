@@ -256,9 +256,9 @@ def test_nothing_unpaid_is_stored():
     before = LinearRegression(1.0, **BOUNDS)
     names = set(vars(fitted)) - set(vars(before))
     paid = {"coef_", "intercept_", "covariance_", "privacy_", "_theta"}
-    public = {"n_features_in_", "_features", "_middle", "_half_width"}
+    public = {"n_features_in_", "features_", "_middle", "_half_width"}
     assert names == paid | public
-    kept = vars(fitted)["_features"]
+    kept = vars(fitted)["features_"]
     assert kept.middle.tolist() == [5.0] * 3
 
 

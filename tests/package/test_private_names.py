@@ -19,12 +19,10 @@ ALLOWED: dict[str, dict[str, str]] = {
     "audit/mutants/accounting.py": dict.fromkeys(("_Estimator", "_around", "_begin", "_finish", "_load"), PATCHED),
     "audit/mutants/later.py": {"_add": PATCHED},
     "audit/mutants/ranks.py": {"_add_up": PATCHED},
-    "audit/mutants/rooms.py": dict.fromkeys(("_calibrate", "_labels", "_stream_target"), PATCHED),
     "audit/mutants/sensitivity.py": {"_sums": PATCHED},
     "integrations/lightning.py": dict.fromkeys(("_inside", "_secret"), STATE),
     "integrations/run.py": dict.fromkeys(("_key", "_path"), STATE),
-    "report/run.py": dict.fromkeys(("_check", "_entry", "_features"), STATE),
-    "report/votes.py": {"_votes": STATE},
+    "report/run.py": dict.fromkeys(("_check", "_entry"), STATE),
     "runs/train.py": dict.fromkeys(("_begun", "_last"), STATE),
     "tuning/runs.py": {"_average": STATE},
 }

@@ -414,7 +414,7 @@ def _clones_charge(seed: int) -> list[Finding]:
 
     ledger = Ledger()
     ledger.register("people", epsilon=100.0, delta=1e-3)
-    x, y = scenes._table(seed, 60)
+    x, y = scenes.table(seed, 60)
     settings: dict[str, Any] = {
         "epsilon": 1.0,
         "delta": 1e-5,
@@ -436,7 +436,7 @@ def _searches_are_refused(seed: int) -> list[Finding]:
     from tacit.ledger.surroundings import SearchRefused
     from tacit.sgd import Classifier
 
-    x, y = scenes._table(seed, 60)
+    x, y = scenes.table(seed, 60)
     refused = False
     try:
         with warnings.catch_warnings():

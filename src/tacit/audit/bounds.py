@@ -25,7 +25,7 @@ from scipy import optimize, special, stats
 
 #: Beyond this ε nothing is looked for.
 LARGEST = 60.0
-_NORMAL = NormalDist()
+NORMAL = NormalDist()
 
 #: For a bound R on the probability of one error, the least probability of the other event: f̄⁻¹ of the trade-off curve.
 Blow = Callable[[float], float]
@@ -102,7 +102,7 @@ def gaussian_blow(mu: float) -> Blow:
     def blow(r: float) -> float:
         if r <= 0 or r >= 1:
             return float(r >= 1)
-        return _NORMAL.cdf(_NORMAL.inv_cdf(r) - mu)
+        return NORMAL.cdf(NORMAL.inv_cdf(r) - mu)
 
     return blow
 
@@ -251,5 +251,5 @@ def gaussian(errors: Errors, delta: float, significance: float = 0.05) -> float:
     alarms, missed = errors.upper(significance)
     if alarms >= 1 or missed >= 1:
         return 0.0
-    mu = _NORMAL.inv_cdf(1 - alarms) - _NORMAL.inv_cdf(missed)
+    mu = NORMAL.inv_cdf(1 - alarms) - NORMAL.inv_cdf(missed)
     return gaussian_epsilon(mu, delta)

@@ -227,7 +227,7 @@ def roc(scores: Any, member: Any, significance: float = 0.05) -> Roc:
 
 
 def _quantile(p: float) -> float:
-    return bounds._NORMAL.inv_cdf(p)
+    return bounds.NORMAL.inv_cdf(p)
 
 
 def histogram(scores: Sequence[float] | Floats, member: Any, bins: int = 40) -> dict[str, list[float]]:

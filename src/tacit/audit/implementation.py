@@ -72,7 +72,7 @@ def check_sensitivity(pipeline: Pipeline, gradients: Floats | None = None) -> Fi
     """Neighbouring data sets, without noise: the released sums differ by at most the clip norm."""
     raw = pipeline.gradients() if gradients is None else gradients
     norms = np.linalg.norm(raw, axis=1)
-    clip = float(min(_clip(pipeline), np.median(norms[norms > 0]) / 2 if (norms > 0).any() else 1.0))
+    clip = float(min(clip_norm_of(pipeline), np.median(norms[norms > 0]) / 2 if (norms > 0).any() else 1.0))
     longest = int(np.argmax(norms))
     count = len(pipeline.records)
     rest = [i for i in range(count) if i != longest][: BASE - 1]
@@ -94,7 +94,7 @@ def check_sensitivity(pipeline: Pipeline, gradients: Floats | None = None) -> Fi
 def check_sum(pipeline: Pipeline, gradients: Floats | None = None) -> Finding:
     """The released sum, without noise, is the sum of clipped per-example gradients."""
     raw = pipeline.gradients() if gradients is None else gradients
-    clip = _clip(pipeline)
+    clip = clip_norm_of(pipeline)
     rows = list(range(min(BASE, len(raw))))
     released = released_sum(pipeline, chosen(pipeline.records, rows), clip, len(rows))
     true = pipeline.clipped(raw[rows], clip).sum(0)
@@ -104,7 +104,7 @@ def check_sum(pipeline: Pipeline, gradients: Floats | None = None) -> Finding:
     return holds("sum", bool(away <= ROUNDING * len(rows)), detail, f"a difference of {ROUNDING * len(rows):g}")
 
 
-def _clip(pipeline: Pipeline) -> float:
+def clip_norm_of(pipeline: Pipeline) -> float:
     clip = pipeline.settings.get("clip_norm", 1.0)
     if callable(clip):
         return float(clip(0))

@@ -188,7 +188,7 @@ def rows_are_encoded_alone(seed: int) -> list[Finding]:
     ]
 
 
-def _worst_pair(width: int, scales: tuple[float, float], replace: bool, rng: np.random.Generator) -> float:
+def _worst_pair(width: int, scales: tuple[float, float], *, replace: bool, rng: np.random.Generator) -> float:
     """The largest (L1 of the triangle) / scale + (L1 of -2b) / scale that a search over corner rows finds."""
     count = 3000
     one = rng.choice([-1.0, 1.0], (count, width))
@@ -217,7 +217,7 @@ def table_noise_is_right(seed: int) -> list[Finding]:
     found, i = [], np.triu_indices(d + 1)
     for adjacency in ("add-remove", "replace-one"):
         plan = functional.plan(Shape(scalars=d), d + 1, epsilon, adjacency)
-        worst = _worst_pair(d + 1, plan.scales, adjacency == "replace-one", rng)
+        worst = _worst_pair(d + 1, plan.scales, replace=adjacency == "replace-one", rng=rng)
         text = f"one row costs {worst:.4f} of ε = {epsilon} ({adjacency})"
         found.append(holds(f"functional: sensitivity ({adjacency})", worst <= epsilon * (1 + SLACK), text))
         left = []

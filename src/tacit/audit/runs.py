@@ -105,7 +105,7 @@ class _Repeated:
 
 def _self_check(pipeline: Pipeline) -> list[Finding]:
     """The library's own comparison with autograd, on every record here."""
-    clip = look._clip(pipeline)
+    clip = look.clip_norm_of(pipeline)
     try:
         look.released_sum(pipeline, pipeline.records, clip, len(pipeline.records), check="always")
     except ClippingError as error:
@@ -134,7 +134,7 @@ def _release(pipeline: Pipeline, plan: Plan, tell: Callable[[str], None], signif
             epsilon=None,
             noise_multiplier=noise,
             noise_schedule=None,
-            clip_norm=look._clip(pipeline),
+            clip_norm=look.clip_norm_of(pipeline),
             adaptive=None,
             sampler="poisson",
             adjacency=None,

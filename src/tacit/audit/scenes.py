@@ -33,7 +33,7 @@ def _drawn(model: nn.Module, seed: int) -> nn.Module:
     return model
 
 
-def _table(seed: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
+def table(seed: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
     generator = _seeded(seed)
     return (
         torch.randn(rows, FEATURES, generator=generator),
@@ -54,7 +54,7 @@ def network(seed: int, **settings: Any) -> Pipeline:
         "delta": 1e-5,
         "check": "never",
     }
-    return Pipeline(_drawn(model, seed), CRITERION, _table(seed), **(usual | settings))
+    return Pipeline(_drawn(model, seed), CRITERION, table(seed), **(usual | settings))
 
 
 class Tied(nn.Module):
@@ -150,7 +150,7 @@ def laplace(seed: int) -> Pipeline:
     """Gradients clipped in L1 norm, Laplace noise, pure ε."""
     model = nn.Linear(FEATURES, CLASSES)
     settings: dict[str, Any] = {"batch_size": BATCH, "noise_multiplier": 2.0, "clip_norm": 0.5, "check": "never"}
-    return Pipeline(_drawn(model, seed), CRITERION, _table(seed), mechanism="laplace", **settings)
+    return Pipeline(_drawn(model, seed), CRITERION, table(seed), mechanism="laplace", **settings)
 
 
 COUNT_NOISE = 0.9

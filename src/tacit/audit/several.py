@@ -26,7 +26,7 @@ PLAIN, LITTLE = 8, 1e-7
 PATIENCE, GRACE, EACH = 90.0, 10.0, 20.0
 
 
-def _watched(seed: int, sharded: bool, **settings: Any) -> tuple[int, list[Any], list[Any]]:
+def _watched(seed: int, *, sharded: bool, **settings: Any) -> tuple[int, list[Any], list[Any]]:
     """On one rank: steps made, the rows of its shares, and what the optimizer was given, put together."""
     scene = scenes.network(seed)
     model = copy.deepcopy(scene.model)
@@ -62,12 +62,12 @@ def _watched(seed: int, sharded: bool, **settings: Any) -> tuple[int, list[Any],
 
 def _work(seed: int, sharded: bool) -> list[tuple[int, list[Any], list[Any]]]:
     return [
-        _watched(seed, sharded, steps=STEPS),
-        _watched(seed, sharded, steps=PLAIN, noise_multiplier=LITTLE),
+        _watched(seed, sharded=sharded, steps=STEPS),
+        _watched(seed, sharded=sharded, steps=PLAIN, noise_multiplier=LITTLE),
     ]
 
 
-def _findings(seed: int, sharded: bool) -> list[Finding]:
+def _findings(seed: int, *, sharded: bool) -> list[Finding]:
     name = "fully_shard" if sharded else "data parallel"
     try:
         both = on_ranks(RANKS, lambda rank: _work(seed, sharded), timeout=PATIENCE, grace=GRACE, each=EACH)
@@ -103,7 +103,7 @@ def ranks_train_as_one(seed: int) -> list[Finding]:
     """Several ranks are one run: one draw shared out, one sum, one noise, every step made by all."""
     if not possible():
         return []
-    found = _findings(seed, False)
+    found = _findings(seed, sharded=False)
     if len(found) > 1:  # else ranks that wait in vain did so already
-        found += _findings(seed, True)
+        found += _findings(seed, sharded=True)
     return found

@@ -11,7 +11,7 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def seeded(seed: int, torch_too: bool = False) -> Iterator[None]:
+def seeded(seed: int, *, torch_too: bool = False) -> Iterator[None]:
     """Seed the generators that Python, numpy and torch share with everybody, and leave them as they were after.
 
     Otherwise what a piece of work draws would depend on what was drawn before it in the same process: on other people's

@@ -54,7 +54,7 @@ def _images(images: NDArray[Any], labels: NDArray[Any], shape: tuple[int, ...], 
     return Images(images, labels.astype(np.int64))
 
 
-def _mnist_like(known: Entry, data_dir: str | Path | None, download: bool) -> Dataset:
+def _mnist_like(known: Entry, data_dir: str | Path | None, *, download: bool) -> Dataset:
     found = obtain(known, data_dir, download=download)
     arrays = [parse_idx(read_checked(f, p), p) for f, p in zip(found.files, found.paths, strict=True)]
     splits = {
@@ -66,12 +66,12 @@ def _mnist_like(known: Entry, data_dir: str | Path | None, download: bool) -> Da
 
 def mnist(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
     """Handwritten digits, 60,000 + 10,000 pictures of 28 x 28."""
-    return _mnist_like(entry("mnist"), data_dir, download)
+    return _mnist_like(entry("mnist"), data_dir, download=download)
 
 
 def fashion_mnist(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
     """Pictures of clothes, 60,000 + 10,000 of 28 x 28."""
-    return _mnist_like(entry("fashion_mnist"), data_dir, download)
+    return _mnist_like(entry("fashion_mnist"), data_dir, download=download)
 
 
 def _encode_latin1(text: str, encoding: str) -> bytes:

@@ -65,7 +65,7 @@ def _parquet(found: FoundFiles) -> pl.DataFrame:
         raise BrokenFileError(f"{found.paths[0]} is not a readable Parquet file: {error}") from error
 
 
-def _whole(name: str, data_dir: str | Path | None, download: bool) -> Dataset:
+def _whole(name: str, data_dir: str | Path | None, *, download: bool) -> Dataset:
     known = entry(name)
     found = obtain(known, data_dir, download=download)
     return assemble(known, {"all": _parquet(found)}, found.paths)
@@ -142,24 +142,24 @@ def _with_derived(dataset: Dataset) -> Dataset:
 
 def pums_fulton(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
     """Adults of Fulton County in the 2000 census sample. Target ``income``; adds ``collegedegree``, ``blackfemale``."""
-    return _with_derived(_whole("pums_fulton", data_dir, download))
+    return _with_derived(_whole("pums_fulton", data_dir, download=download))
 
 
 def pums_california(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
     """Adults of California in the 2000 census sample. Target ``income``; adds ``collegedegree``, ``blackfemale``."""
-    return _with_derived(_whole("pums_california", data_dir, download))
+    return _with_derived(_whole("pums_california", data_dir, download=download))
 
 
 def acs2018(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
     """Workers with income in the American Community Survey 2018. Target ``Income``."""
-    return _whole("acs2018", data_dir, download)
+    return _whole("acs2018", data_dir, download=download)
 
 
 def brazil2010(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
     """Census records of Brazil 2010. Target ``hh_inc``, household income in reais a month."""
-    return _whole("brazil2010", data_dir, download)
+    return _whole("brazil2010", data_dir, download=download)
 
 
 def census1980(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
     """Men born 1930-39 in the 1980 census sample. Target ``lwage``, the logarithm of the weekly wage."""
-    return _whole("census1980", data_dir, download)
+    return _whole("census1980", data_dir, download=download)

@@ -129,12 +129,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             groups=groups,
             max_rows=self.max_rows,
         )
-        unit = self._unit(groups is not None)
+        unit = self._unit(grouped=groups is not None)
         adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)
-        assumed = (*noted, *assumed, *self._rows_taken_for(unit, groups is not None))
+        assumed = (*noted, *assumed, *self._rows_taken_for(unit, grouped=groups is not None))
         return Task(rows, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed)
 
-    def _unit(self, grouped: bool) -> str:
+    def _unit(self, *, grouped: bool) -> str:
         if isinstance(self.bounds, Schema):
             named = self.bounds.unit.name
             if self.unit is not None and self.unit != named:
@@ -145,13 +145,13 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             return named
         return unit_of(self.unit, grouped, "Give their ids, and max_rows=: fit(X, y, groups=ids)")
 
-    def _rows_taken_for(self, unit: str, grouped: bool) -> tuple[str, ...]:
+    def _rows_taken_for(self, unit: str, *, grouped: bool) -> tuple[str, ...]:
         """Where a schema names the unit and no column of ids, it says that every row is another one: it is noted."""
         return () if grouped or unit == "record" else (f"every row is taken for another {unit}",)
 
     def _from_schema(self, X: Any, y: Any, groups: Any) -> tuple[Floats, Any, Features, Any]:
         schema: Schema = self.bounds
-        features = features_of(schema, 0, None, self.fill, self.fit_intercept)
+        features = features_of(schema, 0, None, self.fill, intercept=self.fit_intercept)
         table = as_table(X, schema)
         self._remember_columns(schema)
         x = features.encode(table)
@@ -196,7 +196,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
                 multi_output=False,
             )
         names = tuple(self.feature_names_in_) if hasattr(self, "feature_names_in_") else None
-        features = features_of(self.bounds, X.shape[1], names, self.fill, self.fit_intercept)
+        features = features_of(self.bounds, X.shape[1], names, self.fill, intercept=self.fit_intercept)
         return self._encode(X, features), y, features
 
     def _encode(self, X: Floats, features: Features) -> Floats:
@@ -213,7 +213,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             cluster_moments.files_of(X)
         schema = self.bounds if isinstance(self.bounds, Schema) else None
         names, y = self._stream_columns(schema, stream.columns_of(X), y)
-        features = features_of(self.bounds, len(names), names, self.fill, self.fit_intercept)
+        features = features_of(self.bounds, len(names), names, self.fill, intercept=self.fit_intercept)
         if schema is not None:
             self._remember_columns(schema)
         else:
@@ -226,14 +226,14 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             names,
             y,
             features,
-            reader._stream_target,
+            reader.scale_target,
             (middle, half_width) if self._target == "number" and self.fit_intercept else None,
             Shape(features.scalars, features.blocks, self.fit_intercept),
             cluster,
             number_target=self._counts_as_number(),
         )
-        unit = self._unit(False)
-        assumed = (*assumed, *self._rows_taken_for(unit, False))
+        unit = self._unit(grouped=False)
+        assumed = (*assumed, *self._rows_taken_for(unit, grouped=False))
         adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)
         return Task(source, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed)
 
@@ -268,9 +268,10 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         middle, half_width = target_of(self.target_bounds, self.bounds)
         if not self.fit_intercept:  # a line through the origin: 0 stays 0
             middle, half_width = 0.0, _peak(middle, half_width)
-        return (None if y is None else self._stream_target(y)), middle, half_width, ()
+        return (None if y is None else self.scale_target(y)), middle, half_width, ()
 
-    def _stream_target(self, y: Any) -> Floats:
+    def scale_target(self, y: Any) -> Floats:
+        """The target as numbers of at most 1 in size, each row by itself and by public bounds."""
         middle, half_width = target_of(self.target_bounds, self.bounds)
         with surroundings.messages_without_values():
             values = np.asarray(y, dtype=np.float64)
@@ -311,22 +312,22 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             yield stack.enter_context(guarantee.paid(self.ledger, task.dataset, mechanism, delta, purpose))
 
     def _set_names(self, features: Features) -> None:
-        self._features = features
+        self.features_ = features
 
     def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[Any]:
         """Names of the coefficients: the columns, categories spelled out as the schema does."""
         check_is_fitted(self)
-        return np.array(self._features.names, dtype=object)
+        return np.array(self.features_.names, dtype=object)
 
     def _encoded(self, X: Any) -> Floats:
         """New rows, scaled and clipped by the bounds of the fit."""
         check_is_fitted(self)
-        if self._features.schema is not None:
-            return self._features.encode(X)
-        finite: bool | str = True if self._features.fill is None else "allow-nan"
+        if self.features_.schema is not None:
+            return self.features_.encode(X)
+        finite: bool | str = True if self.features_.fill is None else "allow-nan"
         with surroundings.messages_without_values():
             X = validate_data(self, X, dtype=np.float64, ensure_all_finite=finite, reset=False)
-        return self._encode(X, self._features)
+        return self._encode(X, self.features_)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -334,7 +335,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
 
-def unscale(theta: Floats, features: Features, intercept: bool, middle: float, half_width: float) -> Floats:
+def unscale(theta: Floats, features: Features, middle: float, half_width: float, *, intercept: bool) -> Floats:
     """Coefficients of the scaled table as a matrix M: (intercept, coefficients) = M·θ + (middle, 0, …)."""
     width = len(features.names)
     matrix = np.zeros((width + 1, width + intercept))

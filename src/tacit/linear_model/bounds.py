@@ -100,7 +100,7 @@ def as_table(table: Any, schema: Schema, columns: tuple[str, ...] | None = None)
 
 
 def features_of(
-    bounds: Any, width: int, names: tuple[str, ...] | None, fill: Any = None, intercept: bool = True
+    bounds: Any, width: int, names: tuple[str, ...] | None, fill: Any = None, *, intercept: bool = True
 ) -> Features:
     """The scaling that ``bounds`` describe for a table of ``width`` columns called ``names`` (None: no names)."""
     features = _centred(bounds, width, names, fill)

@@ -31,7 +31,7 @@ PER_TASK = 1 << 22
 PER_BATCH = 1 << 17
 
 
-def moments(stream: Stream, cluster: Ray, target: bool) -> Iterator[Moments]:
+def moments(stream: Stream, cluster: Ray, *, target: bool) -> Iterator[Moments]:
     """Sums over parts of the table, as they arrive.
 
     Guarantee: their total is the exact sum that the local backend computes (its sensitivity is that of
@@ -42,7 +42,7 @@ def moments(stream: Stream, cluster: Ray, target: bool) -> Iterator[Moments]:
     plain = copy.copy(stream)
     plain.data, plain.cluster = None, None
     if is_ray(stream.data):
-        yield from _by_ray_data(stream.data, plain, cluster, target)
+        yield from _by_ray_data(stream.data, plain, cluster, target=target)
         return
     for _, part in cluster.map(part_of_file, parts(stream.data), shared=(plain, target, cluster.threads)):
         yield part
@@ -89,19 +89,19 @@ def part_of_file(stream: Stream, target: bool, threads: int, file: str, first: i
     """One task: the sums over a range of rows of one file."""
     stream = copy.copy(stream)
     stream.data = _scan(Path(file)).slice(first, rows)
-    found = stream.moments_here(target, threads)
+    found = stream.moments_here(threads, target=target)
     if found.rows != rows:
         raise ValueError(f"{Path(file).name} has changed while it was read")
     return found
 
 
-def _by_ray_data(data: Any, stream: Stream, cluster: Ray, target: bool) -> Iterator[Moments]:
+def _by_ray_data(data: Any, stream: Stream, cluster: Ray, *, target: bool) -> Iterator[Moments]:
     width = stream.width + target
 
     def sums(batch: Any) -> dict[str, Any]:
         import polars as pl
 
-        part = stream.moments_of(pl.from_arrow(batch), target)
+        part = stream.moments_of(pl.from_arrow(batch), target=target)
         return {"sums": part.sums().reshape(1, -1), "rows": np.array([part.rows])}
 
     with cluster.session():

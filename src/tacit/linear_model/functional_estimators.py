@@ -143,13 +143,13 @@ class FunctionalLogisticRegression(_Functional, LinearClassifier):
         self._publish(task, 2 * solution.theta[:, None])
         return self
 
-    def _stream_target(self, y: Any) -> Any:
+    def scale_target(self, y: Any) -> Any:
         if len(self.classes_) != 2:
             raise ValueError(
                 "Only binary classification is supported. The type of the target is multiclass; LogisticRegression "
                 "takes several classes"
             )
-        return 2 * super()._stream_target(y) - 1
+        return 2 * super().scale_target(y) - 1
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -39,7 +39,7 @@ class LinearBase(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
 
     def _publish(self, task: Task, theta: Floats, spread: Floats) -> None:
         """Store released values: coefficients and their covariance (the constant first) in the table's units."""
-        matrix = unscale(theta, task.features, self.fit_intercept, task.middle, task.half_width)
+        matrix = unscale(theta, task.features, task.middle, task.half_width, intercept=self.fit_intercept)
         found = matrix @ theta
         self._set_names(task.features)
         self.coef_ = found[1:]

@@ -45,7 +45,7 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
             self.classes_ = self._declared()
             return None, 0.0, 1.0, ()
         self.classes_, assumed = self._classes(y)
-        return self._stream_target(y), 0.0, 1.0, assumed
+        return self.scale_target(y), 0.0, 1.0, assumed
 
     def _counts_as_number(self) -> bool:
         by_schema = isinstance(self.bounds, Schema) and self.bounds.classes and self.classes is None
@@ -75,7 +75,7 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
             raise ValueError(f"{type(self).__name__} can't train when only one class is present.")
         return found, ("the labels found in y are treated as public (classes= declares them)",)
 
-    def _stream_target(self, y: Any) -> Floats:
+    def scale_target(self, y: Any) -> Floats:
         """Class numbers, as floats (binary: 0 or 1)."""
         labels = np.asarray(y)
         if labels.ndim != 1:
@@ -94,7 +94,7 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
 
     def _publish(self, task: Task, theta: Floats) -> None:
         """θ is features x 1 (binary) or features x classes."""
-        matrix = unscale(theta, task.features, self.fit_intercept, 0.0, 1.0)
+        matrix = unscale(theta, task.features, 0.0, 1.0, intercept=self.fit_intercept)
         found = matrix @ theta
         self._set_names(task.features)
         self.coef_, self.intercept_ = found[1:].T.copy(), found[0].copy()

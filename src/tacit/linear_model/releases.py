@@ -26,14 +26,14 @@ Floats = npt.NDArray[np.float64]
 UP = 1 + 2.0**-48
 
 
-def moments(source: Rows | Stream, target: bool) -> Floats:
+def moments(source: Rows | Stream, *, target: bool) -> Floats:
     """The exact second moments of x, or of (x, y)."""
     if isinstance(source, Stream):
-        return source.moments(target).total()
-    return moments_of(source.batches(), source.width + target, target)
+        return source.moments(target=target).total()
+    return moments_of(source.batches(), source.width + target, target=target)
 
 
-def moments_of(batches: Iterable[Rows], width: int, target: bool = False) -> Floats:
+def moments_of(batches: Iterable[Rows], width: int, *, target: bool = False) -> Floats:
     """The same for pieces of a table."""
     total = Moments(width)
     for rows in batches:

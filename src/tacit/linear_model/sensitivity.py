@@ -43,7 +43,7 @@ class Shape:
 
     # -- Laplace noise: L1 --------------------------------------------------------------------------------------------
 
-    def quadratic(self, adjacency: str, triangle: bool = True) -> float:
+    def quadratic(self, adjacency: str, *, triangle: bool = True) -> float:
         """L1 sensitivity of Σxxᵀ: of its upper triangle with the diagonal, or of the full matrix.
 
         Add/remove: D(D+1)/2, or D². Replace-one, d scalars and the constant: d(d+2)²/(2(d+1)), or D². Exact for rows

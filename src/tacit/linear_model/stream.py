@@ -162,7 +162,7 @@ class Stream:
                 yield self._encode(frame.slice(start, PIECE))
         self._rows = count
 
-    def moments(self, target: bool) -> Moments:
+    def moments(self, *, target: bool) -> Moments:
         """The exact second moments of x, or of (x, y), on as many threads as there are cores.
 
         The sums are exact, so that their order, and with it the number of threads and machines, changes no bit of the
@@ -172,20 +172,20 @@ class Stream:
             from tacit.linear_model import cluster_moments
 
             total = Moments(self.width + target)
-            for part in self._progress(cluster_moments.moments(self, self.cluster, target)):
+            for part in self._progress(cluster_moments.moments(self, self.cluster, target=target)):
                 total.merge(part)
             self._rows = total.rows
             return total
-        return self.moments_here(target, max(1, min(8, os.cpu_count() or 1)))
+        return self.moments_here(max(1, min(8, os.cpu_count() or 1)), target=target)
 
-    def moments_here(self, target: bool, workers: int) -> Moments:
+    def moments_here(self, workers: int, *, target: bool) -> Moments:
         """The same in this process."""
         total, count = Moments(self.width + target), 0
         waiting: deque[Future[Moments]] = deque()
         with ThreadPoolExecutor(workers) as pool:
             for frame in self._progress(self._frames()):
                 count += frame.height
-                waiting.append(pool.submit(self.moments_of, frame, target))
+                waiting.append(pool.submit(self.moments_of, frame, target=target))
                 while len(waiting) > 2 * workers:  # no more batches in memory than this
                     total.merge(waiting.popleft().result())
             while waiting:
@@ -193,11 +193,11 @@ class Stream:
         self._rows = count
         return total
 
-    def moments_of(self, frame: Any, target: bool) -> Moments:
+    def moments_of(self, frame: Any, *, target: bool) -> Moments:
         """Of one polars data frame."""
         moments = Moments(self.width + target)
         for start in range(0, frame.height, PIECE):
-            rows = self._encode(frame.slice(start, PIECE), target)
+            rows = self._encode(frame.slice(start, PIECE), target=target)
             moments.add(rows.x)
         return moments
 
@@ -226,7 +226,7 @@ class Stream:
                 "the file is damaged, or a column that is declared as numbers holds something else: convert the column"
             ) from None
 
-    def _encode(self, frame: Any, target: bool = False) -> Rows:
+    def _encode(self, frame: Any, *, target: bool = False) -> Rows:
         """A piece of the table; with ``target`` the last column of x is y."""
         intercept = int(self.shape.intercept)
         x = np.empty((frame.height, self.width + target), order="F")

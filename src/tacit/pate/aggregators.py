@@ -68,7 +68,8 @@ class Aggregator:
     def _passes(self, statistic: Array, source: Source | None) -> NDArray[np.bool_]:
         return np.ones(len(statistic), bool)
 
-    def _labels(self, counts: NDArray[np.int64], source: Source | None) -> NDArray[np.int64]:
+    def noisy_labels(self, counts: NDArray[np.int64], source: Source | None) -> NDArray[np.int64]:
+        """The label of each row of counts: a release that costs :meth:`vote_mechanism` a row."""
         raise NotImplementedError
 
     def _fallback(self, scores: Array | None, count: int) -> NDArray[np.int64]:
@@ -226,7 +227,7 @@ class Aggregator:
                 done += 1
         passed = passed[:done]
         labels = self._fallback(None if scores is None else scores[:done], done)
-        labels[passed] = self._labels(asked.counts[:done][passed], source)
+        labels[passed] = self.noisy_labels(asked.counts[:done][passed], source)
         return labels, passed
 
     def _result(
@@ -292,7 +293,7 @@ class LNMax(Aggregator):
     def vote_mechanism(self, partition: str = "any", unit: str = "record") -> acc.Mechanism:
         return acc.LaplaceVotes(self.scale, partition=partition, unit=unit)
 
-    def _labels(self, counts: NDArray[np.int64], source: Source | None) -> NDArray[np.int64]:
+    def noisy_labels(self, counts: NDArray[np.int64], source: Source | None) -> NDArray[np.int64]:
         return np.asarray(
             np.asarray(noise.add_laplace(counts, self.scale, source=source)).argmax(axis=1).astype(np.int64)
         )
@@ -314,7 +315,7 @@ class GNMax(Aggregator):
     def vote_mechanism(self, partition: str = "any", unit: str = "record") -> acc.Mechanism:
         return acc.Votes(self.vote_noise, partition=partition, unit=unit)
 
-    def _labels(self, counts: NDArray[np.int64], source: Source | None) -> NDArray[np.int64]:
+    def noisy_labels(self, counts: NDArray[np.int64], source: Source | None) -> NDArray[np.int64]:
         return np.asarray(
             np.asarray(noise.add_gaussian(counts, self.vote_noise, source=source)).argmax(axis=1).astype(np.int64)
         )

@@ -41,7 +41,7 @@ class Answers:
     labels: NDArray[np.int64]
     answered: NDArray[np.bool_]
     accounts: Accounts
-    _votes: VoteCounts
+    votes: VoteCounts
     aggregator: Aggregator
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class Answers:
             method=f"noisy votes of teachers, {type(self.aggregator).__name__}",
             queries=len(self),
             answered=int(self.answered.sum()),
-            teachers=self._votes.teachers,
+            teachers=self.votes.teachers,
             noise=GENERATOR,
         )
 
@@ -94,7 +94,7 @@ class Answers:
         return _take(queries, has), self.labels[has], _take(queries, without)
 
     def _queries(self, x: Any) -> Any:
-        queries = self._votes.x if x is None else x
+        queries = self.votes.x if x is None else x
         if queries is None:
             raise ValueError("these votes came without their queries: pass them as x=")
         if len(queries) < len(self.labels):
@@ -119,9 +119,9 @@ class Answers:
 
         The margin is the largest count less the second, as a share of the teachers.
         """
-        asked = self._votes.counts[: len(self)]
+        asked = self.votes.counts[: len(self)]
         ranked = -np.sort(-asked, axis=1)
-        margin = (ranked[:, 0] - ranked[:, 1]) / self._votes.teachers
+        margin = (ranked[:, 0] - ranked[:, 1]) / self.votes.teachers
         edges = np.linspace(0.0, 1.0, 21)
         place = np.clip(np.digitize(margin, edges) - 1, 0, 19)
         every = np.bincount(place, minlength=20)
@@ -138,7 +138,7 @@ class Answers:
 
     def __repr__(self) -> str:
         return (
-            f"Answers({len(self)} queries asked, {int(self.answered.sum())} answered by {self._votes.teachers} "
+            f"Answers({len(self)} queries asked, {int(self.answered.sum())} answered by {self.votes.teachers} "
             f"teachers, {type(self.aggregator).__name__})\n{self.accounts!r}"
         )
 

@@ -83,12 +83,12 @@ def divergences(
     if check is None or check.scores is None:
         # The order of the classes does not matter: each multiset of counts once.
         once, where = np.unique(-np.sort(-votes, axis=1), axis=0, return_inverse=True)
-        result = _spread(once, None, sigma, alpha, check, abstain)[:, where.reshape(-1)]
+        result = _spread(once, None, sigma, alpha, check, abstain=abstain)[:, where.reshape(-1)]
     else:
         scores = np.asarray(check.scores, dtype=float)
         if scores.shape != votes.shape:
             raise ValueError(f"one score a class and query: {votes.shape}, not {scores.shape}")
-        result = _spread(votes, scores, sigma, alpha, check, abstain)
+        result = _spread(votes, scores, sigma, alpha, check, abstain=abstain)
     plain = alpha / sigma**2 + (alpha / (2 * check.noise**2) if check is not None else 0.0)
     return np.asarray(np.minimum(result, plain))
 
@@ -151,7 +151,7 @@ def _weights(votes: Array, nodes: Array, step: float) -> tuple[Array, Array, Arr
 
 
 def _spread(
-    once: Array, scores: Array | None, sigma: float, alpha: Array, check: ThresholdCheck | None, abstain: bool
+    once: Array, scores: Array | None, sigma: float, alpha: Array, check: ThresholdCheck | None, *, abstain: bool
 ) -> Array:
     """Share the queries out in pieces of like width, over the processor's cores."""
     queries, classes = once.shape
@@ -164,7 +164,7 @@ def _spread(
 
     def work(piece: NDArray[np.intp]) -> None:
         part = None if scores is None else scores[piece]
-        result[:, piece] = _piece(once[piece], part, sigma, alpha, check, abstain)
+        result[:, piece] = _piece(once[piece], part, sigma, alpha, check, abstain=abstain)
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if len(pieces) <= 1 or cores == 1:
@@ -176,7 +176,7 @@ def _spread(
     return result
 
 
-def _laws(votes: Array, sigma: float, abstain: bool) -> tuple[Array, Array, Array]:
+def _laws(votes: Array, sigma: float, *, abstain: bool) -> tuple[Array, Array, Array]:
     """ln g_i of each query, ln g_i of each neighbour (a vote moved from class a to class b), and their relative error.
 
     With ``abstain`` there is one more place a vote can come from or go to.
@@ -210,12 +210,12 @@ def _laws(votes: Array, sigma: float, abstain: bool) -> tuple[Array, Array, Arra
 
 
 def _piece(
-    votes: Array, scores: Array | None, sigma: float, alpha: Array, check: ThresholdCheck | None, abstain: bool
+    votes: Array, scores: Array | None, sigma: float, alpha: Array, check: ThresholdCheck | None, *, abstain: bool
 ) -> Array:
     """The divergences of some queries in both directions, at their worst neighbours."""
     queries, classes = votes.shape
     if classes > 1:
-        base, near, relative = _laws(votes, sigma, abstain)
+        base, near, relative = _laws(votes, sigma, abstain=abstain)
     else:
         places = classes + int(abstain)
         base, near = np.zeros((queries, 1)), np.zeros((queries, places, places, 1))
@@ -231,7 +231,7 @@ def _piece(
     gone = p.sum(axis=2) - q.sum(axis=2)  # 0 but for rounding
     variation = 0.5 * np.abs(p - q).sum(axis=2)
     error = 2 * relative[:, None]
-    first, second = (None, None) if check is None else _passing(votes, scores, check, abstain)
+    first, second = (None, None) if check is None else _passing(votes, scores, check, abstain=abstain)
     result = np.empty((2, queries, len(alpha)))
     buffer = np.empty_like(loss)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -255,7 +255,7 @@ def _piece(
 
 
 def _passing(
-    votes: Array, scores: Array | None, check: ThresholdCheck, abstain: bool
+    votes: Array, scores: Array | None, check: ThresholdCheck, *, abstain: bool
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     """(ln Pr, ln(1 - Pr)) of passing the check, on the votes and on each neighbour."""
     queries, classes = votes.shape

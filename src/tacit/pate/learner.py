@@ -109,10 +109,10 @@ class Learner:
             if semi in self._graphs:
                 self._graphs[semi].replay()
                 return
-            self._update(semi)
+            self._update(semi=semi)
             self._ran[semi] += 1
         if options.graph and self._ran[semi] == WARM_UP:
-            self._graphs[semi] = self._captured(semi)
+            self._graphs[semi] = self._captured(semi=semi)
 
     def finish(self) -> nn.Module:
         """The student with its average weights."""
@@ -131,18 +131,18 @@ class Learner:
                 group["lr"] = rate
         self._blend.fill_(1 - min(self.options.average, (1 + number) / (10 + number)))
 
-    def _captured(self, semi: bool) -> Any:
+    def _captured(self, *, semi: bool) -> Any:
         assert self._stream is not None
         torch.cuda.synchronize(self.place)
         self._optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream):  # nothing runs yet: it is only written down
-            self._update(semi)
+            self._update(semi=semi)
         return graph
 
-    def _update(self, semi: bool) -> None:
+    def _update(self, *, semi: bool) -> None:
         self._optimizer.zero_grad(set_to_none=True)
-        self._loss(semi).backward()
+        self._loss(semi=semi).backward()
         self._optimizer.step()
         with torch.no_grad():
             for mean, now in zip(self.kept.parameters(), self.model.parameters(), strict=True):
@@ -150,7 +150,7 @@ class Learner:
             for kept, buffer in self._buffers:
                 kept.copy_(buffer)
 
-    def _loss(self, semi: bool) -> Tensor:
+    def _loss(self, *, semi: bool) -> Tensor:
         options, size = self.options, self.options.batch_size
         chosen = torch.randint(len(self._known), (size,), device=self.place)
         if not semi:

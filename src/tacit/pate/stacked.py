@@ -224,7 +224,7 @@ class _Stack:
     def __call__(self, x: Tensor, shared: bool = False, seeds: Sequence[int] | None = None) -> Tensor:
         """Outputs of all models; ``seeds`` are for models that run one by one, in place of one stream for all."""
         if not self.alone:
-            return self._together(x, shared)
+            return self._together(x, shared=shared)
         found = []
         for i, model in enumerate(self.models):
             if seeds is not None:
@@ -232,7 +232,7 @@ class _Stack:
             found.append(model(x if shared else x[i]))
         return torch.stack(found)
 
-    def _together(self, x: Tensor, shared: bool) -> Tensor:
+    def _together(self, x: Tensor, *, shared: bool) -> Tensor:
         def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], rows: Tensor) -> Tensor:
             found: Tensor = functional_call(self.base, (parameters, buffers), (rows,))
             return found

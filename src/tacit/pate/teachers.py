@@ -137,7 +137,7 @@ class Teachers:
             whole = self.n if self.cluster is None and here.type == "cuda" else 50
             self._options = {"device": here, "together": together or whole}
             self._fit_torch(
-                progress,
+                progress=progress,
                 steps=steps,
                 batch_size=batch_size,
                 learning_rate=learning_rate,
@@ -147,11 +147,11 @@ class Teachers:
                 device=there,
             )
         else:
-            self._fit_others(n_jobs, progress)
+            self._fit_others(n_jobs, progress=progress)
         self._report()
         return self
 
-    def _fit_torch(self, progress: bool, **options: Any) -> None:
+    def _fit_torch(self, *, progress: bool, **options: Any) -> None:
         import torch
 
         from tacit.pate.stacked import StackedTeachers, train_group, train_group_elsewhere
@@ -189,7 +189,7 @@ class Teachers:
             self._failed |= dict.fromkeys(broken, "its weights are not finite")
         self._fitted = [stacked]
 
-    def _fit_others(self, n_jobs: int, progress: bool) -> None:
+    def _fit_others(self, n_jobs: int, *, progress: bool) -> None:
         x = self.x if not hasattr(self.x, "detach") else self.x.detach().cpu().numpy()
         busy = [i for i in range(self.n) if len(self._parts[i])]
 

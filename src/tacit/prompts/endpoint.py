@@ -81,7 +81,7 @@ class Endpoint:
         words = list(verbalizer.words.values())
 
         def one(text: str) -> list[float]:
-            return _scores(self.next_tokens(before + template.query(text)), words, verbalizer.first_token)
+            return _scores(self.next_tokens(before + template.query(text)), words, first_token=verbalizer.first_token)
 
         with concurrent.futures.ThreadPoolExecutor(self.parallel) as pool:
             found = list(pool.map(one, texts))
@@ -152,7 +152,7 @@ def _seconds(value: str | None) -> float:
         return 0.0
 
 
-def _scores(tokens: dict[str, float], words: Sequence[str], first_token: bool) -> list[float]:
+def _scores(tokens: dict[str, float], words: Sequence[str], *, first_token: bool) -> list[float]:
     """The log-probability of each word; forms that differ in the space before them add up.
 
     >>> [round(x, 3) for x in _scores({" good": -1.0, "good": -3.0, " the": -4.0}, ["good", "bad"], False)]

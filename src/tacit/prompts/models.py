@@ -428,7 +428,7 @@ def load(
     transformers = optional("transformers")
     path = Path(name).expanduser()
     if str(name) == "smollm2":
-        path = _smollm2(data_dir, download)
+        path = _smollm2(data_dir, download=download)
     if path.is_dir():
         file = gguf.find(path)
         if file is not None and (path / "config.json").exists():
@@ -463,7 +463,7 @@ def _first(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
-def _smollm2(data_dir: str | Path | None, download: bool) -> Path:
+def _smollm2(data_dir: str | Path | None, *, download: bool) -> Path:
     """A folder with SmolLM2's weights, config and tokenizer; the latter two are made once from the file's metadata."""
     from tacit.datasets.catalog import MODELS
     from tacit.datasets.errors import DatasetError

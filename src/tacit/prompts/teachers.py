@@ -88,7 +88,7 @@ class PromptTeachers:
         for i, name in enumerate(names):
             words = order.stream("partition", 0, name)
             ranked[int(parts[i])].append((int(words[0]) | int(words[1]) << 32, i))
-        self._demonstrations = [_shown(sorted(part), rows, self.shots, per_class) for part in ranked]
+        self._demonstrations = [_shown(sorted(part), rows, self.shots, per_class=per_class) for part in ranked]
 
     def __len__(self) -> int:
         return self.n
@@ -150,7 +150,7 @@ def _content(row: Example) -> str:
     return f"{len(row[0])}:{row[0]}|{row[1]}"
 
 
-def _shown(ranked: list[tuple[int, int]], rows: list[Example], shots: int, per_class: bool) -> tuple[Example, ...]:
+def _shown(ranked: list[tuple[int, int]], rows: list[Example], shots: int, *, per_class: bool) -> tuple[Example, ...]:
     """The first records in the keyed order: ``shots`` of each class, or of all together. Equal records show once."""
     chosen: list[Example] = []
     for _, i in ranked:

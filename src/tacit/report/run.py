@@ -249,7 +249,7 @@ def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:
     privacy, said = fitted.privacy_, fitted.privacy_.details
     hidden = ("ledger", "dataset", "backend", "bounds", "epsilon", "delta", "adjacency", "unit")
     given = {key: value for key, value in fitted.get_params().items() if key not in hidden and value is not None}
-    scaled = fitted._features
+    scaled = fitted.features_
     parameters = {
         **{key: value.tolist() if hasattr(value, "tolist") else value for key, value in given.items()},
         "bounds": _bounds(scaled),

@@ -37,7 +37,7 @@ def describe_answers(answers: Answers, name: str, **rest: Any) -> Run:
     (9, Votes(40) * 9)
     """
     privacy, accounts, kind = answers.privacy, answers.accounts, answers.aggregator
-    table = answers._votes
+    table = answers.votes
     given = answers.answered.cumsum()
     planned = sum(times for part, times in privacy.mechanism.parts() if isinstance(part, type(kind.vote_mechanism())))
 

@@ -210,7 +210,7 @@ class _Base:
         return self._priced[key][0]
 
     def rehearse(self, candidate: Candidate, noise: float) -> acc.Mechanism:
-        """See :meth:`mechanism`; an estimator that keeps no mechanism is known by its ε and δ."""
+        """See :meth:`mechanism`."""
         made = self.made(candidate, noise)
         planned = _planned(made, self.X, self.y, self.whose.get("groups"))
         if planned is not None:
@@ -223,21 +223,16 @@ class _Base:
         else:
             low, high = made.get_params().get("target_bounds") or (-1.0, 1.0)
             target = generator.uniform(low, high, len(self.y))
-        return _stated(made.fit(rows, target, **self.whose).privacy_, self.delta)
+        priced: acc.Mechanism = made.fit(rows, target, **self.whose).privacy_.mechanism
+        return priced
 
     def train(self, candidate: Candidate, noise: float) -> Any:
         """The fit on the private rows; refused where it does not say what was priced."""
         made = self.made(candidate, noise)
         priced = self.mechanism(candidate, noise)
         fitted = made.fit(self.X, self.y, **self.whose)
-        said = fitted.privacy_
-        own = getattr(said, "mechanism", None)
-        if own is not None:
-            agrees = own == priced
-        else:
-            agrees = said.upper <= acc.epsilon(priced, said.delta, adjacency=said.adjacency).upper * (1 + 1e-9)
-        if not agrees:
-            raise TuningError(f"the fit says {said!r}, which is not what was priced: {priced!r}")
+        if fitted.privacy_.mechanism != priced:
+            raise TuningError(f"the fit says {fitted.privacy_.mechanism!r}, which is not what was priced: {priced!r}")
         return fitted
 
 
@@ -252,13 +247,6 @@ def _plain(value: Any) -> Any:
     except TypeError:
         return id(value)  # no other object's, as long as the candidate is kept
     return type(value), value
-
-
-def _stated(privacy: Any, delta: float) -> acc.Mechanism:
-    mechanism = getattr(privacy, "mechanism", None)
-    if isinstance(mechanism, acc.Mechanism):
-        return mechanism
-    return acc.ApproxDP(privacy.upper, privacy.delta, unit=privacy.unit, adjacency=privacy.adjacency)
 
 
 def _word(known: Mapping[str, Any]) -> str | None:

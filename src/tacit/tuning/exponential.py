@@ -33,7 +33,7 @@ def exponential_mechanism(
     >>> exponential_mechanism([10.0, 900.0, 20.0], epsilon=1.0)
     1
     """
-    rate = _rate(scores, epsilon, sensitivity, monotone)
+    rate = _rate(scores, epsilon, sensitivity, monotone=monotone)
     return exponential_choice(_numbers(scores), rate, source=source)
 
 
@@ -55,7 +55,7 @@ def permute_and_flip(
     >>> permute_and_flip([10.0, 900.0, 20.0], epsilon=1.0)
     1
     """
-    rate = _rate(scores, epsilon, sensitivity, monotone)
+    rate = _rate(scores, epsilon, sensitivity, monotone=monotone)
     exact = [Fraction(score) for score in _numbers(scores)]
     best, left = max(exact), list(range(len(exact)))
     while True:
@@ -115,7 +115,7 @@ def _numbers(values: Sequence[float]) -> list[float]:
     return [value.item() if hasattr(value, "item") else value for value in values]
 
 
-def _rate(scores: Sequence[float], epsilon: float, sensitivity: float, monotone: bool) -> Fraction:
+def _rate(scores: Sequence[float], epsilon: float, sensitivity: float, *, monotone: bool) -> Fraction:
     """What a difference of scores is multiplied with, exactly."""
     _check(scores, epsilon)
     if not 0 < sensitivity < math.inf:

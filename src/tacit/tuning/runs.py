@@ -146,7 +146,7 @@ def silence() -> Iterator[TextIO]:
 
 
 @contextlib.contextmanager
-def clock(stream: TextIO, wanted: bool) -> Iterator[None]:
+def clock(stream: TextIO, *, wanted: bool) -> Iterator[None]:
     """Elapsed time on a terminal, and nothing else: a bar would tell how many runs there are."""
     if not wanted:
         yield

@@ -107,7 +107,7 @@ def correct_count(
         )
     owners, name = _owners(groups, unit, len(wanted))
     count = _RightAnswers(inputs, wanted, predict or _predict, owners)
-    return Score(count, 1.0, noise, 1.0, True, "gaussian", name, "right answers")
+    return Score(count, 1.0, noise, replace=1.0, monotone=True, unit=name, name="right answers")
 
 
 def bounded_loss(
@@ -131,7 +131,8 @@ def bounded_loss(
         raise TuningError(f"the bound of a loss is a number above 0, not {bound!r}")
 
     owners, name = _owners(groups, unit)
-    return Score(_CutLosses(losses, bound, owners), bound, noise, bound, True, "gaussian", name, "bounded loss")
+    cut = _CutLosses(losses, bound, owners)
+    return Score(cut, bound, noise, replace=bound, monotone=True, unit=name, name="bounded loss")
 
 
 def _owners(groups: Any, unit: str | None, records: int | None = None) -> tuple[NDArray[np.intp] | None, str]:

@@ -182,14 +182,14 @@ class PrivateSearch:
             raise TuningError(f"runs is how many runs to expect, a number above 0, not {runs!r}")
         #: candidates of equal price are one kind: an example of each, and the kind of every candidate of a grid
         self._examples, self._kinds = self._sort_out()
-        self._settle(self._calibrate())
+        self._settle(self.calibrated_noise())
 
     def _settle(self, noises: list[float]) -> None:
         """Fix the noise of every kind of candidate, and with it the mechanism and its price."""
         self.noises = noises
         self._trained = [self.describe(c, noise) for c, noise in zip(self._examples, noises, strict=True)]
         self.mechanism = self._total(noises)
-        self._bound = self._price(self.mechanism)
+        self._bound = self.price(self.mechanism)
 
     def _check(self, choice_epsilon: float | None) -> None:
         if self.method not in METHODS:
@@ -269,11 +269,11 @@ class PrivateSearch:
             )
         return examples, places
 
-    def _calibrate(self) -> list[float]:
+    def calibrated_noise(self) -> list[float]:
         """The noise of every kind of candidate. Kinds of different price get the same ε for one run."""
         if not self._all:
             alone = acc.Selected.of(self.score.mechanism, self.runs, distribution=self.method, eta=self.eta)
-            if (price := self._price(alone).upper) >= self.epsilon:
+            if (price := self.price(alone).upper) >= self.epsilon:
                 raise TuningError(
                     f"no noise of the training keeps the search within ε = {self.epsilon:g}: its scores alone cost "
                     f"{price:.4g}. Give the score more noise, or ask for fewer runs or a larger budget"
@@ -305,7 +305,7 @@ class PrivateSearch:
             guess = self.epsilon / (2.0 if not self._all else math.sqrt(len(self.space)))
             for _ in range(14):
                 noises = each(guess)
-                price = self._price(self._total(noises)).upper
+                price = self.price(self._total(noises)).upper
                 if price <= self.epsilon:
                     low, best = guess, noises
                     if price > self.epsilon * (1 - 5e-4):
@@ -339,7 +339,7 @@ class PrivateSearch:
         # The pure guarantee composes exactly, the bounded range only by Rényi divergence, which costs the rest more.
         return acc.PureDP(self.choice_epsilon, unit=unit)
 
-    def _price(self, mechanism: acc.Mechanism) -> acc.Bound:
+    def price(self, mechanism: acc.Mechanism) -> acc.Bound:
         return acc.epsilon(mechanism, self.delta, adjacency=self.adjacency)
 
     @property
@@ -415,7 +415,7 @@ class PrivateSearch:
         charge = self._charge(state, scratch)
         with runs.silence() as stream:
             shown = stream.isatty() if self.progress is None else self.progress
-            with runs.clock(stream, shown):
+            with runs.clock(stream, wanted=shown):
                 chosen = self._select(state, scratch)
         if chosen is not None and chosen.error:
             raise SearchFailed(

@@ -30,7 +30,7 @@ MUTANTS: dict[str, Mutant] = {}
 
 
 def mutant(
-    name: str, family: str, room: str = "sgd", later: bool = False
+    name: str, family: str, room: str = "sgd", *, later: bool = False
 ) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Iterator[None]]]:
     """Register a generator function, whose docstring is the story, as a mutant."""
     if family not in FAMILIES:

@@ -63,7 +63,7 @@ def target_scale_fitted() -> Iterator[None]:
         values = np.asarray(y, dtype=np.float64)
         return bounds.scale(values, float(values.mean()), 3 * float(values.std()))
 
-    with replaced(base.PrivateEstimator, "_stream_target", fitted):
+    with replaced(base.PrivateEstimator, "scale_target", fitted):
         yield
 
 
@@ -147,7 +147,7 @@ def thin_votes() -> Iterator[None]:
         noisy = np.asarray(noise.add_gaussian(counts, self.vote_noise / 2, source=source))
         return noisy.argmax(axis=1).astype(np.int64)
 
-    with replaced(GNMax, "_labels", labels):
+    with replaced(GNMax, "noisy_labels", labels):
         yield
 
 
@@ -165,9 +165,9 @@ def selection_free() -> Iterator[None]:
         return [found] * len(self._examples)
 
     def price(self: Any, mechanism: acc.Mechanism) -> acc.Bound:
-        return acc.epsilon(one_run(self, self._noises[0]), self.delta, adjacency=self.adjacency)
+        return acc.epsilon(one_run(self, self.noises[0]), self.delta, adjacency=self.adjacency)
 
-    with replaced(PrivateSearch, "_calibrate", calibrate), replaced(PrivateSearch, "_price", price):
+    with replaced(PrivateSearch, "calibrated_noise", calibrate), replaced(PrivateSearch, "price", price):
         yield
 
 
