@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from tacit import accounting as acc
 from tacit import datasets, sgd
-from tacit.noise import Key
-from tacit.noise.tensor import add_normal_, bernoulli_mask
+from tacit.noise import Key, add_normal_, bernoulli_mask
 
 EPSILON, DELTA, CLIP_NORM = 1.0, 1e-6, 1.0
 STEPS, EXPECTED_BATCH = 60, 512
@@ -53,7 +52,7 @@ def main() -> None:
     )
     key = Key.generate()
     for step in range(STEPS):
-        chosen = bernoulli_mask(key, step, len(train_x), rate)
+        chosen = torch.from_numpy(bernoulli_mask(key, step, len(train_x), rate))
         # A fixed micro-batch keeps every step's shapes the same although Poisson batches differ in size.
         result = sgd.clipped_grad(model, loss, (train_x[chosen], train_y[chosen]), CLIP_NORM, microbatch=256)
         for name, parameter in model.named_parameters():

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tacit.noise import Key, tensor
+import tacit.noise
+from tacit.noise import Key, add_laplace, tensor
 from tacit.noise.tensor import add_normal_, normal, tail_delta, tail_mass
 
 KEY = Key(bytes(range(32)))
@@ -283,3 +286,41 @@ def test_compiled_training_code_never_bakes_the_noise_in():
     compiled = torch.compile(lambda t, step: add_normal_(t * 1.0, KEY, step, "w", 1.0), backend="eager")
     for step in range(3):
         assert torch.equal(compiled(torch.zeros(100), step), normal(KEY, step, "w", 100))
+
+
+def test_laplace_noise_of_tensors_is_that_of_the_exact_sampler():
+    sums = [torch.randn(3, 4), torch.randn(5, dtype=torch.float64), torch.empty(0)]
+    before = [s.clone() for s in sums]
+    tensor.add_laplace_many_(sums, KEY, 3, 2.0)
+    again = [s.clone() for s in before]
+    tensor.add_laplace_many_(again, KEY, 3, 2.0)
+    assert all(torch.equal(a, b) for a, b in zip(sums, again, strict=True))
+    flat = np.concatenate([s.double().numpy().ravel() for s in before])
+    wanted = add_laplace(flat, 2.0, source=tensor._KeyedWords(KEY, 3))
+    noisy = torch.cat([s.double().ravel() for s in sums]).numpy()
+    assert np.array_equal(noisy, np.r_[np.float32(wanted[:12]), wanted[12:]])
+    other = [s.clone() for s in before]
+    tensor.add_laplace_many_(other, KEY, 4, 2.0)
+    assert not any(torch.equal(a, b) for a, b in zip(sums[:2], other[:2], strict=True))
+    tensor.add_laplace_many_([], KEY, 5, 2.0)
+
+
+def test_laplace_noise_of_tensors_has_its_scale():
+    values = torch.zeros(20_000)
+    tensor.add_laplace_many_([values], KEY, 0, 3.0)
+    assert float(values.abs().mean()) == pytest.approx(3.0, rel=0.05)
+    assert float(values.median()) == pytest.approx(0.0, abs=0.15)
+
+
+def test_tensor_noise_is_exported_and_loads_torch_when_it_is_asked_for():
+    assert tacit.noise.add_normal_ is tensor.add_normal_
+    assert set(tacit.noise.__all__) <= set(dir(tacit.noise))
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import tacit.noise as noise\n"
+        "noise.add_laplace(1.0, 2.0)\n"
+        "try: noise.add_normal_\n"
+        "except ImportError: print('asked for')"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert told.stdout.strip() == "asked for", told.stderr

@@ -1,9 +1,14 @@
 """How is randomness drawn so that nobody can predict it, or read a value out of its floating-point bits?
 
-Two kinds of noise live here. Small releases (counts, sums, scores, votes) use the exact samplers below, which need
-numpy only. Training uses :mod:`tacit.noise.tensor` (torch), where noise is a function of (secret key, step, parameter,
-element index). docs/noise.md says what each guarantees.
+Two kinds of noise live here. Small releases (counts, sums, scores, votes) use the exact samplers, which need numpy
+only. Training, and a loop of one's own, use tensor noise (:func:`add_normal_` and its like), which is a function of
+(secret key, step, parameter, element index) and loads torch when it is first asked for. docs/noise.md says what each
+guarantees.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from tacit.noise.counts import bernoulli_exp, exponential_choice, poisson, truncated_negative_binomial
 from tacit.noise.discrete import bernoulli, discrete_gaussian, discrete_laplace, uniform_integers
@@ -12,12 +17,18 @@ from tacit.noise.keys import Key, KeyFileError
 from tacit.noise.process import ForkError
 from tacit.noise.sampling import bernoulli_mask, uniform
 
+if TYPE_CHECKING:
+    from tacit.noise.tensor import add_laplace_many_, add_normal_, add_normal_many_, normal, tail_delta
+
 __all__ = [
     "ForkError",
     "Key",
     "KeyFileError",
     "add_gaussian",
     "add_laplace",
+    "add_laplace_many_",
+    "add_normal_",
+    "add_normal_many_",
     "bernoulli",
     "bernoulli_exp",
     "bernoulli_mask",
@@ -25,8 +36,25 @@ __all__ = [
     "discrete_gaussian",
     "discrete_laplace",
     "exponential_choice",
+    "normal",
     "poisson",
+    "tail_delta",
     "truncated_negative_binomial",
     "uniform",
     "uniform_integers",
 ]
+
+_OF_TENSORS = {"add_laplace_many_", "add_normal_", "add_normal_many_", "normal", "tail_delta"}
+
+
+def __getattr__(name: str) -> Any:
+    """Tensor noise needs torch, which the exact samplers do not: loaded on first use."""
+    if name in _OF_TENSORS:
+        from tacit.noise import tensor
+
+        return getattr(tensor, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
