@@ -206,8 +206,8 @@ def look(rank: int, name: str, layout: str, steps: int) -> dict[str, Any]:
     found: dict[str, Any] = {"layout": training.layout, "rows": [], "empty": 0}
     for batch in training:
         if batch.step == 0:
-            sums, inside = training._sums(batch, training._clip_at(0))
-            training._add_up(sums, inside)
+            sums, inside = training.clipped_sums(batch, training.clip_at(0))
+            training.add_up(sums, inside)
             found["sum"] = whole(training, sums)
             found["noise"] = noise_of(training, 0)
         found["rows"].append(np.array(batch.rows))
@@ -224,7 +224,7 @@ def look(rank: int, name: str, layout: str, steps: int) -> dict[str, Any]:
 
 def noise_of(training: Training, step: int) -> dict[str, np.ndarray]:
     """What a step adds to the sums, by the functions that add it."""
-    spread, key = training.spread, training._noise_key
+    spread, key = training.spread, training.keys.noise
     if spread is None:
         return {n: normal(key, step, n, p.shape).numpy() for n, p in training.parameters.items()}
     zeros = {n: torch.zeros(spread.shape(n)) for n in training.parameters}

@@ -46,8 +46,8 @@ def run(x: np.ndarray, y: np.ndarray, key: Key, compiled: bool) -> tuple[nn.Modu
         epsilon=2.0,
         delta=1e-6,
         clip_norm=1.0,
-        unit=range(len(x)),  # a row is another person in this sample
-        unit_name="person",
+        unit="person",
+        groups=range(len(x)),  # a row is another person in this sample
         key=key,
         compile=compiled,
     )

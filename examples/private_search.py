@@ -40,8 +40,8 @@ def main() -> None:
             steps=20,
             noise_multiplier=noise,
             delta=1e-6,
-            unit=range(int((~held).sum())),  # a row is another person in this sample
-            unit_name="person",
+            unit="person",
+            groups=range(int((~held).sum())),  # a row is another person in this sample
         )
 
     search = PrivateSearch(

@@ -56,8 +56,8 @@ def compare(x: np.ndarray, y: np.ndarray, seed: int, epsilon: float) -> tuple[fl
         delta=1e-6,
         clip_norm=1.0,
         ema=0.95,
-        unit=range(len(train)),  # a row is another person in this sample
-        unit_name="person",
+        unit="person",
+        groups=range(len(train)),  # a row is another person in this sample
     )
     for batch in training:
         training.step(batch)

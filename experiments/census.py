@@ -105,8 +105,8 @@ def measure(
             delta=DELTA,
             clip_norm=clip_norm,
             ema=0.95,
-            unit=range(len(train)),  # a row is another person in this sample
-            unit_name="person",
+            unit="person",
+            groups=range(len(train)),  # a row is another person in this sample
         )
         for batch in training:
             training.step(batch)

@@ -91,8 +91,8 @@ def descent(x: Floats, y: npt.NDArray[np.int64], epsilon: float, steps: int) -> 
         delta=DELTA,
         clip_norm=CLIP,
         ema=0.95,
-        unit=range(len(x)),  # a row is another person in this sample
-        unit_name="person",
+        unit="person",
+        groups=range(len(x)),  # a row is another person in this sample
     )
     path = [list(START)]
     for batch in training:

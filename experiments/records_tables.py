@@ -258,8 +258,8 @@ def _by_sgd(
         delta=DELTA,
         clip_norm=recipe.clip,
         ema=recipe.ema,
-        unit=range(len(train.y)),  # a row is another person in this sample
-        unit_name="person",
+        unit="person",
+        groups=range(len(train.y)),  # a row is another person in this sample
     )
     for batch in training:
         training.step(batch)

@@ -130,7 +130,7 @@ def test_people_with_several_records_can_be_audited():
     net = model()
     done = fit(
         net, torch.optim.SGD(net.parameters(), lr=0.1), LOSS, data(), audit_canaries=50, progress=False,
-        unit=np.arange(400) // 2, per_unit=2, batch_size=50, steps=4, epsilon=4.0, delta=1e-5,
+        groups=np.arange(400) // 2, max_rows=2, batch_size=50, steps=4, epsilon=4.0, delta=1e-5,
     )  # fmt: skip
     assert done.privacy.unit == "person"
     assert len(done.canaries.scores) == 50

@@ -21,7 +21,7 @@ def trained(ledger: Ledger | None = None, **settings: Any) -> Training:
     x = torch.randn(ROWS, 4, generator=generator)
     y = (x[:, 0] > 0).long()
     model = nn.Linear(4, 2)
-    named: dict[str, Any] = {"unit_name": "person", "unit": range(ROWS)}
+    named: dict[str, Any] = {"unit": "person", "groups": range(ROWS)}
     if ledger is not None:
         if "people" not in ledger.datasets():
             ledger.register("people", epsilon=5.0, delta=1e-5, unit="person", fingerprint=x)

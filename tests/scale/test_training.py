@@ -246,7 +246,7 @@ def test_one_rank_charges_and_all_are_refused_together(tmp_path):
         try:
             run_of(**settings)
         except BudgetExceeded as error:
-            return first._entry["charge"], str(error)
+            return first.charge_number, str(error)
         return None
 
     (number, words), (other, same_words) = on_ranks(2, work, timeout=WAIT)

@@ -37,8 +37,8 @@ X, Y = data()
         ({"epochs": 3}, "epochs= or steps="),
         ({"sampler": "possion"}, "no sampler"),
         ({"physical_batch": 0}, "physical_batch"),
-        ({"unit": [1, 2, 3]}, "one id for each"),
-        ({"per_unit": 2}, "per_unit needs unit"),
+        ({"groups": [1, 2, 3]}, "one id for each"),
+        ({"max_rows": 2}, "max_rows needs groups"),
         ({"adaptive": AdaptiveClipping(count_noise=0.4), "noise_multiplier": 1.0}, "count_noise must be above"),
     ],
 )
@@ -191,10 +191,10 @@ def test_a_parquet_file_is_trained_on(tmp_path):
     frame.write_parquet(tmp_path / "people.parquet")
     read = table(tmp_path / "people.parquet", target="y", exclude=["who"])
     assert read.features == ("x0", "x1", "x2", "x3")
-    training = run(network(dtype=torch.float32), source=read, unit="who", per_unit=2)
+    training = run(network(dtype=torch.float32), source=read, groups="who", max_rows=2)
     finish(training)
     assert training.plan.sampler.size == ROWS // 2
     with pytest.raises(ValueError, match="no column 'whom'"):
-        run(network(dtype=torch.float32), source=read, unit="whom")
+        run(network(dtype=torch.float32), source=read, groups="whom")
     with pytest.raises(ValueError, match="no column 'z'"):
         table(frame, target="z")

@@ -9,7 +9,7 @@ import torch
 
 from tacit.noise.keys import Key
 from tacit.sgd.training.data import Batch, records
-from tacit.sgd.training.prefetch import Ahead
+from tacit.sgd.training.prefetch import BackgroundDraw
 from tacit.sgd.training.sampling import SAMPLERS, Poisson, make_sampler
 
 
@@ -20,7 +20,7 @@ def draw(sampler, key, step):
 @pytest.mark.parametrize("name", list(SAMPLERS))
 def test_units_drawn_ahead_are_those_of_the_step_whichever_is_asked_for_next(name):
     samplers, keys = [make_sampler(name, n, 20) for n in (200, 190)], [Key(bytes([k] * 32)) for k in (1, 2)]
-    ahead = Ahead()
+    ahead = BackgroundDraw()
     # In order, one again, one left out, another key, another sampler.
     for s, k, step in [(0, 0, 0), (0, 0, 1), (0, 0, 1), (0, 0, 2), (0, 0, 5), (0, 1, 6), (0, 1, 7), (1, 1, 8)]:
         found = ahead.take(draw, (samplers[s], keys[k]), step)
@@ -28,7 +28,7 @@ def test_units_drawn_ahead_are_those_of_the_step_whichever_is_asked_for_next(nam
     # Something else for the same step.
     found = ahead.take(lambda *of: draw(*of) + 1, (samplers[1], keys[1]), 9)
     assert np.array_equal(found, draw(samplers[1], keys[1], 9) + 1)
-    ahead.forget()
+    ahead.stop()
 
 
 def test_nothing_is_drawn_behind_the_last_step_and_nothing_reads_a_key_that_is_wiped():
@@ -38,13 +38,13 @@ def test_nothing_is_drawn_behind_the_last_step_and_nothing_reads_a_key_that_is_w
         steps.append(step)
         return draw(sampler, key, step)
 
-    ahead, key, sampler = Ahead(), Key(bytes(32)), Poisson(50, 5)
+    ahead, key, sampler = BackgroundDraw(), Key(bytes(32)), Poisson(50, 5)
     for step in range(3):
         ahead.take(watched, (sampler, key), step, last=step == 2)
-    ahead.forget()
+    ahead.stop()
     assert steps == [0, 1, 2]  # each once, and none behind the last
     ahead.take(watched, (sampler, key), 0)
-    ahead.forget()
+    ahead.stop()
     key.destroy()
     with pytest.raises(ValueError, match="destroyed"):
         ahead.take(watched, (sampler, key), 1)
@@ -56,17 +56,17 @@ def test_what_goes_wrong_in_a_draw_ahead_is_told_when_it_is_asked_for():
             raise OverflowError("no such step")
         return step
 
-    ahead = Ahead()
+    ahead = BackgroundDraw()
     assert ahead.take(broken, (), 0) == 0
     with pytest.raises(OverflowError, match="no such step"):
         ahead.take(broken, (), 1)
     assert ahead.take(broken, (), 2) == 2
-    ahead.forget()
+    ahead.stop()
 
 
 def test_a_run_that_is_dropped_leaves_no_thread_behind():
     before = set(threading.enumerate())
-    ahead = Ahead()
+    ahead = BackgroundDraw()
     ahead.take(pow, (2,), 1)
     (thread,) = set(threading.enumerate()) - before
     del ahead

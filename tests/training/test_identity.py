@@ -107,7 +107,7 @@ def test_with_a_ledger_another_activation_is_a_fork_with_a_key_and_a_charge_of_i
     first = start(tmp_path, ledger=ledger)
     with pytest.warns(PrivacyWarning, match="this is a fork"):
         second = start(tmp_path, ledger=ledger, activation=nn.ReLU())
-    assert second._key != first._key
+    assert second.keys.root != first.keys.root
     assert len(ledger.history("people")) == 2
 
 

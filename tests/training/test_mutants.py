@@ -67,7 +67,7 @@ def a_step_divides_by_a_public_constant(case, tmp_path):
     training = case()
     for batch in training:
         before = weights(training.model)
-        sums, _ = training._sums(batch, training._clip_at(batch.step))
+        sums, _ = training.clipped_sums(batch, training.clip_at(batch.step))
         training.step(batch)
         for n, p in training.model.named_parameters():
             noise = 1.5 * 0.3 * normal(key().derive("noise"), batch.step, n, tuple(p.shape))
@@ -137,9 +137,9 @@ class RealisedSize(Training):
         self._size = max(len(batch), 1)
         super().step(batch)
 
-    def _release(self, sums, inside, clipping, step):
+    def _release(self, sums, inside, step):
         factor = self.plan.sampler.divisor / self._size
-        super()._release({n: s * factor for n, s in sums.items()}, inside, clipping, step)
+        super()._release({n: s * factor for n, s in sums.items()}, inside, step)
 
 
 class SkipsEmpty(Training):
@@ -149,8 +149,7 @@ class SkipsEmpty(Training):
         if len(batch):
             super().step(batch)
         else:
-            self._handed = None
-            self.steps_executed += 1
+            self.count_step()
 
 
 class ShuffledAsPoisson(Shuffle):
@@ -180,12 +179,12 @@ class NoiseAgain(Training):
 
     _before = 0
 
-    def _load(self, state):
-        super()._load(state)
+    def restore(self, state):
+        super().restore(state)
         self._before = self.steps_executed
 
-    def _release(self, sums, inside, clipping, step):
-        super()._release(sums, inside, clipping, step - self._before)
+    def _release(self, sums, inside, step):
+        super()._release(sums, inside, step - self._before)
 
 
 WRONG = {

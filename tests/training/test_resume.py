@@ -241,7 +241,7 @@ def test_other_data_or_settings_are_a_fork_with_a_new_key_and_a_charge_of_its_ow
     with pytest.warns(PrivacyWarning, match="this is a fork"):
         second = charged(tmp_path, ledger, **more)
     assert second.steps_executed == 0
-    assert second._key.fingerprint() != first._key.fingerprint()
+    assert second.keys.root.fingerprint() != first.keys.root.fingerprint()
     assert same(weights_then, weights(second.model))
     finish(second)
     assert [r.confirmed for r in ledger.history("people")] == [False, True]
@@ -304,10 +304,10 @@ def test_dp_adam_resumes(tmp_path):
 
 
 def test_other_people_behind_the_same_records_are_other_data(tmp_path):
-    settings = {"checkpoint": tmp_path / "run.ckpt", "batch_size": 10, "per_unit": 2}
-    next(iter(run(unit=np.arange(120) // 4, **settings)))
+    settings = {"checkpoint": tmp_path / "run.ckpt", "batch_size": 10, "max_rows": 2}
+    next(iter(run(groups=np.arange(120) // 4, **settings)))
     with pytest.raises(CheckpointError, match="the data changed"):
-        run(unit=np.arange(120) % 30, **settings)
+        run(groups=np.arange(120) % 30, **settings)
 
 
 def test_a_checkpoint_whose_entry_is_missing_or_altered_is_refused(tmp_path, ledger):

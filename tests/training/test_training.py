@@ -13,8 +13,7 @@ from torch import nn
 from tacit import accounting as acc
 from tacit.ledger import BudgetExceeded, Ledger
 from tacit.noise.tensor import normal
-from tacit.sgd import AdaptiveClipping, PrivacyWarning, Training, UncoveredUse, clipped_grad
-from tacit.sgd.training import training as training_module
+from tacit.sgd import AdaptiveClipping, PrivacyWarning, Training, UncoveredUse, clipped_grad, release
 from tacit.sgd.training.sampling import SAMPLERS
 from tests.training.common import CLASSES, FEATURES, LOSS, ROWS, data, finish, key, network, run, same, start, weights
 
@@ -68,13 +67,13 @@ class Mixed(nn.Module):
 
 def test_the_optimizer_gets_the_noisy_sums_rounded_once_to_the_type_of_each_weight(monkeypatch):
     model, noisy, given = Mixed(), [], []
-    real = training_module.add_normal_many_
+    real = release.add_normal_many_
 
     def watched(values, key, step, names, *rest, **more):
         real(values, key, step, names, *rest, **more)
         noisy.append({n: v.clone() for n, v in zip(names, values, strict=True)})
 
-    monkeypatch.setattr(training_module, "add_normal_many_", watched)
+    monkeypatch.setattr(release, "add_normal_many_", watched)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     optimizer.register_step_pre_hook(
         lambda *_: given.append({n: p.grad.clone() for n, p in model.named_parameters()}) and None
@@ -295,7 +294,7 @@ def test_per_layer_and_automatic_clipping_run():
 def test_a_person_is_clipped_once_whatever_the_number_of_records():
     x, y = data()
     ids = np.repeat(np.arange(30), 4)
-    training = run(unit=ids, per_unit=3, batch_size=10, noise_multiplier=0.5, clip_norm=0.2)
+    training = run(groups=ids, max_rows=3, batch_size=10, noise_multiplier=0.5, clip_norm=0.2)
     model, other = training.model, network()
     for batch in training:
         before = weights(model)
@@ -324,7 +323,7 @@ def test_a_person_with_fewer_records_is_the_mean_of_those():
     ids = np.array([0, 0, 1, 1, 1, 2, 3, 3])
     model, other = network(), network()
     training = run(
-        model, source=(x, y), unit=ids, per_unit=2, batch_size=4, steps=1, noise_multiplier=1e-3, clip_norm=100.0,
+        model, source=(x, y), groups=ids, max_rows=2, batch_size=4, steps=1, noise_multiplier=1e-3, clip_norm=100.0,
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
     )  # fmt: skip
     batch = next(iter(training))
@@ -346,7 +345,7 @@ def test_adaptive_clipping_costs_what_one_gaussian_of_the_joint_noise_costs():
     training = run(adaptive=AdaptiveClipping(count_noise=5.0), noise_multiplier=1.2, steps=9)
     expected = acc.epsilon(acc.PoissonSampled(acc.Gaussian(1.2), RATE) * 9, 1e-5)
     assert training.privacy.upper == pytest.approx(expected.upper, rel=1e-6)
-    own = training.plan.noise_at(0)
+    own = training.plan.gradient_noise[0]
     assert own**-2 + 10.0**-2 == pytest.approx(1.2**-2)
     assert own > 1.2
 
@@ -410,9 +409,9 @@ def test_the_ledgers_terms_decide_adjacency_and_unit():
     ledger.register("people", epsilon=9.0, delta=1e-3, unit="person", adjacency="replace-one")
     with pytest.raises(ValueError, match="registered for one person"):
         run(ledger=ledger, dataset="people", epsilon=2.0)
-    with pytest.raises(acc.UnitError, match="unit=, one id for each record"):
-        run(ledger=ledger, dataset="people", epsilon=2.0, unit_name="person")
-    training = run(ledger=ledger, dataset="people", epsilon=2.0, unit=range(ROWS), unit_name="person")
+    with pytest.raises(acc.UnitError, match="groups=, one id for each record"):
+        run(ledger=ledger, dataset="people", epsilon=2.0, unit="person")
+    training = run(ledger=ledger, dataset="people", epsilon=2.0, groups=range(ROWS), unit="person")
     assert training.plan.adjacency == "replace-one"
 
 
@@ -491,8 +490,8 @@ def test_a_run_whose_batches_are_drawn_ahead_is_the_same_run(monkeypatch):
     last = other.plan.steps - 1
 
     def ahead(step):
-        of = (other.plan.sampler, other._sampler_key, other._member_key)
-        return other._draws.take(other._made, of, step, step == last)
+        of = (other.plan.sampler, other.keys.sampler, other.keys.members)
+        return other._background.take(other._make_batch, of, step, last=step == last)
 
-    monkeypatch.setattr(other, "_drawn", ahead)
+    monkeypatch.setattr(other, "_draw_now", ahead)
     assert same(finish(one), finish(other))

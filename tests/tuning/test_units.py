@@ -70,7 +70,7 @@ def test_a_search_over_estimators_deals_out_people():
 
 def test_an_estimator_that_is_trained_by_steps_takes_ids():
     x = np.random.default_rng(0).uniform(-1, 1, (600, 2))
-    made = Classifier(bounds=(-1, 1), epochs=1, unit_name="patient")
+    made = Classifier(bounds=(-1, 1), epochs=1, unit="patient")
     with pytest.raises(acc.UnitError, match="groups=ids"):
         made.fit(x, x[:, 0] > 0)
     said = made.fit(x, x[:, 0] > 0, groups=np.arange(600) // 3).privacy_

@@ -279,7 +279,7 @@ def sampling_is_as_priced(seed: int) -> list[Finding]:
     )
     masks = np.zeros((steps, rows), dtype=bool)
     for step in range(steps):
-        masks[step, training._draw(step).rows] = True
+        masks[step, training.draw(step).rows] = True
     found = look.check_sampling(masks, training.plan.mechanism, training.plan.sampler.steps_per_epoch)
     same = True
     for number, handed in zip(range(3), training, strict=False):

@@ -72,8 +72,8 @@ class Pipeline:
         settings = self.settings | more
         settings = {k: v for k, v in settings.items() if v is not None}
         source = self.records if data is None else data
-        if "unit_name" in settings:  # the word of the real run; here a record is a unit
-            settings.setdefault("unit", range(len(source)))
+        if "unit" in settings:  # the word of the real run; here a record is a unit
+            settings.setdefault("groups", range(len(source)))
         with warnings.catch_warnings():
             # Runs without noise are what sensitivity is measured on; nothing of them leaves.
             warnings.simplefilter("ignore")

@@ -36,7 +36,7 @@ from tacit.sgd.training.plan import Plan
 #: Records that the implementation audit looks at.
 FEW = 24
 #: Settings of a real run that say nothing about what is checked here.
-NOT_HERE = ("unit", "per_unit", "augment", "views", "checkpoint", "checkpoint_every", "key_file", "key")
+NOT_HERE = ("groups", "max_rows", "augment", "views", "checkpoint", "checkpoint_every", "key_file", "key")
 #: Choices of the sampler that are looked at, over records and steps.
 CHOICES = 2_000_000
 #: Steps whose privacy loss is simulated at most, and the δ at which it is.
@@ -123,7 +123,7 @@ def _release(pipeline: Pipeline, plan: Plan, tell: Callable[[str], None], signif
         return [*found, Finding("noise variance", 1.0, "Laplace noise is not looked at here", powered=False)]
     tell("noise")
     steps = look.steps_needed(pipeline)
-    noise = plan.noise_at(0)
+    noise = plan.gradient_noise[0]
     flat, released = [], 0
     for _ in range(2):
         training = pipeline.build(

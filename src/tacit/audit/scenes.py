@@ -172,6 +172,6 @@ PEOPLE, EACH = 10, 3
 def people(seed: int) -> Pipeline:
     """Three records of each person; the person is the unit."""
     ids = np.repeat(np.arange(PEOPLE), EACH)
-    made = network(seed, unit=ids, per_unit=EACH, batch_size=4)
+    made = network(seed, groups=ids, max_rows=EACH, batch_size=4)
     made.unit_of = ids
     return made

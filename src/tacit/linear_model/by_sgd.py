@@ -53,8 +53,8 @@ def train(
         ema=0.95,
         ledger=ledger,
         dataset=task.dataset,
-        unit=range(len(rows)),  # one row of everybody: what has more was refused
-        unit_name=task.unit,
+        unit=task.unit,
+        groups=range(len(rows)),  # one row of everybody: what has more was refused
         purpose=purpose,
     )
     for batch in training:

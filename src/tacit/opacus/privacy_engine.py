@@ -37,10 +37,10 @@ from tacit.opacus.validators import ModuleValidator
 from tacit.sgd.hooked.draws import PrivateBatches
 from tacit.sgd.hooked.loop import Loop, warn_about_noise
 from tacit.sgd.hooked.prepaid import Asked, Prepaid, check_charged, check_terms, planned
+from tacit.sgd.release import AdaptiveClipping
 from tacit.sgd.training.checkpoint import CheckpointError
-from tacit.sgd.training.plan import AdaptiveClipping, Plan, make_plan
-from tacit.sgd.training.sampling import Poisson, Sampler
-from tacit.sgd.training.validation import check_length
+from tacit.sgd.training.plan import Plan, make_plan
+from tacit.sgd.training.sampling import Poisson, Sampler, run_length
 
 Path = str | os.PathLike[str] | BinaryIO | IO[bytes]
 MODES = ("hooks", "ew", "functorch", "ghost", "ghost_fsdp", "no_op", "tp")
@@ -254,10 +254,7 @@ class PrivacyEngine:
     ) -> Any:
         if noise_generator is not None and self.secure_mode:
             raise ValueError("Passing seed is prohibited in secure mode")
-        if grad_sample_mode not in MODES:
-            raise ValueError(f"grad_sample_mode is one of {', '.join(MODES)}, not {grad_sample_mode!r}")
-        if loss_reduction not in ("mean", "sum"):
-            raise ValueError(f"Unexpected value for loss_reduction: {loss_reduction}")
+        _check_words(grad_sample_mode, loss_reduction)
         if type(module).__name__ in _DISTRIBUTED or type(module).__mro__[1].__name__ == "FSDPModule":
             raise NotImplementedError(
                 f"{type(module).__name__} is not supported: its reducer waits for gradients that never come. Pass the "
@@ -266,10 +263,7 @@ class PrivacyEngine:
         if isinstance(optimizer, DPOptimizer):
             raise ValueError("the optimizer is private already: make_private takes the original one")
         adaptive, clip_range = _adaptive(clipping, options, sampler, noise_multiplier)
-        if clipping not in ("flat", "per_layer", "adaptive", "automatic"):
-            raise ValueError(f"clipping is 'flat', 'per_layer', 'adaptive' or 'automatic', not {clipping!r}")
-        if isinstance(max_grad_norm, list | tuple) and clipping != "per_layer":
-            raise ValueError("a list of bounds belongs to clipping='per_layer'")
+        _check_clipping(clipping, max_grad_norm)
         self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
         self._same_data(data_loader)
         warn_about_noise(noise_multiplier, level=4)
@@ -343,7 +337,7 @@ class PrivacyEngine:
                 "or steps="
             )
         check_terms(self.ledger, self._registered, sampler.adjacency)
-        length = check_length(steps, epochs, sampler)
+        length = run_length(steps, epochs, sampler)
         share = self.ledger.dataset(self._registered).charge_delta if delta is None else float(delta)
         return planned(sampler, length, noise, share, _elements(module))
 
@@ -498,10 +492,8 @@ class PrivacyEngine:
         elif self.ledger is not None and state["privacy_accountant_state_dict"]["history"]:
             raise CheckpointError("the run of this checkpoint was not charged to a ledger: what it spent is in none")
         loop = self._loop(optimizer)
-        if loop is not None and loop.asked is not None:
-            self._check_target(loop.asked, state["privacy_accountant_state_dict"])
-        if loop is not None and loop.paid is not None:
-            loop.paid.go_on(entry)
+        if loop is not None:
+            self._take_over_budget(loop, state, entry)
         module.load_state_dict(_unwrapped(module, state["module_state_dict"]), **(module_load_dict_kwargs or {}))
         self.accountant.load_state_dict(state["privacy_accountant_state_dict"])
         told = state.pop("optimizer_state_dict", None)
@@ -517,18 +509,31 @@ class PrivacyEngine:
             told = state.pop(name, None)
             if part is not None and told is not None:
                 part.load_state_dict(told)
-        if state.pop("clip_norm_adapted", False) and loop is not None and loop.adaptive is not None:
+        adapted = state.pop("clip_norm_adapted", False)
+        if loop is not None and adapted and loop.adaptive is not None:
             loop.clip_norm = min(max(float(state["max_grad_norm"]), loop.clip_range[0]), loop.clip_range[1])
-        if optimizer is not None and loop is not None:
-            for name, own in (("noise_multiplier", loop.noise_multiplier), ("max_grad_norm", loop.clip_norm)):
-                if state.get(name, own) != own:
-                    warnings.warn(
-                        f"the checkpoint was saved with {name} {state[name]}; this run keeps its own, {own}, which "
-                        "make_private was asked for. What was spent before counts with the noise it had",
-                        PrivacyWarning,
-                        stacklevel=2,
-                    )
+        if loop is not None and optimizer is not None:
+            _say_what_is_kept(loop, state)
         return state
+
+    def _take_over_budget(self, loop: Loop, state: dict[str, Any], entry: dict[str, Any] | None) -> None:
+        """Refuse a checkpoint after which the target cannot be kept; go on under its charge."""
+        if loop.asked is not None:
+            self._check_target(loop.asked, state["privacy_accountant_state_dict"])
+        if loop.paid is not None:
+            loop.paid.go_on(entry)
+
+
+def _say_what_is_kept(loop: Loop, state: dict[str, Any]) -> None:
+    """Say aloud where a checkpoint has another noise or clip norm than the run, which keeps its own."""
+    for name, own in (("noise_multiplier", loop.noise_multiplier), ("max_grad_norm", loop.clip_norm)):
+        if state.get(name, own) != own:
+            warnings.warn(
+                f"the checkpoint was saved with {name} {state[name]}; this run keeps its own, {own}, which "
+                "make_private was asked for. What was spent before counts with the noise it had",
+                PrivacyWarning,
+                stacklevel=3,
+            )
 
 
 _DISTRIBUTED = (
@@ -560,6 +565,20 @@ def _unwrapped(module: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
     return own
 
 
+def _check_words(grad_sample_mode: str, loss_reduction: str) -> None:
+    if grad_sample_mode not in MODES:
+        raise ValueError(f"grad_sample_mode is one of {', '.join(MODES)}, not {grad_sample_mode!r}")
+    if loss_reduction not in ("mean", "sum"):
+        raise ValueError(f"Unexpected value for loss_reduction: {loss_reduction}")
+
+
+def _check_clipping(clipping: str, max_grad_norm: float | list[float]) -> None:
+    if clipping not in ("flat", "per_layer", "adaptive", "automatic"):
+        raise ValueError(f"clipping is 'flat', 'per_layer', 'adaptive' or 'automatic', not {clipping!r}")
+    if isinstance(max_grad_norm, list | tuple) and clipping != "per_layer":
+        raise ValueError("a list of bounds belongs to clipping='per_layer'")
+
+
 def _elements(module: nn.Module) -> int:
     """Noise numbers of a step at most: one for each trainable number, and the count of adaptive clipping."""
     trained: int = sum(p.numel() for p in module.parameters() if p.requires_grad)
@@ -568,7 +587,7 @@ def _elements(module: nn.Module) -> int:
 
 def _adaptive(
     clipping: str, options: dict[str, Any], sampler: Sampler, noise: float
-) -> tuple[AdaptiveClipping | None, tuple[float, float]]:
+) -> tuple[AdaptiveClipping | None, tuple[float | None, float | None]]:
     """Opacus' arguments of adaptive clipping, of which none is silently dropped."""
     known = _ADAPTIVE if clipping == "adaptive" else ()
     unknown = [name for name in options if name not in known and name not in ("alphas", "eps_error")]
@@ -576,9 +595,9 @@ def _adaptive(
         belongs = " (it belongs to clipping='adaptive')" if unknown[0] in _ADAPTIVE else ""
         raise TypeError(f"make_private has no argument {unknown[0]!r}{belongs}")
     if clipping != "adaptive":
-        return None, (0.0, math.inf)
-    low, high = float(options.get("min_clipbound", 1e-8)), float(options.get("max_clipbound", 1e8))
-    if not 0 < low < high:
+        return None, (None, None)
+    low, high = (None if name not in options else float(options[name]) for name in ("min_clipbound", "max_clipbound"))
+    if not 0 < (1e-300 if low is None else low) < (math.inf if high is None else high):
         raise ValueError("max_clipbound must be larger than min_clipbound, and that larger than 0")
     adaptive = AdaptiveClipping(
         quantile=float(options.get("target_unclipped_quantile", 0.5)),

@@ -254,9 +254,9 @@ def tune(
         batch_size=batch_size,
         clip_norm=clip_norm,
         physical_batch=physical_batch,
-        unit=groups,
-        unit_name=unit,
-        per_unit=max_rows,
+        unit=unit,
+        groups=groups,
+        max_rows=max_rows,
         purpose=settings.pop("purpose", f"private prompt ({method})"),
         **settings,
     )

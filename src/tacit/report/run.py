@@ -205,7 +205,7 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
         planted = training.canaries.count
         parameters["canaries"] = {"kind": training.canaries.kind, "count": planted}
     parameters["learning_rate"] = [float(g.get("initial_lr", g["lr"])) for g in training.optimizer.param_groups]
-    checked = plan.kind == "gaussian" and training._check != "never" and training.steps_executed > 0
+    checked = plan.kind == "gaussian" and training.settings.execution.check != "never" and training.steps_executed > 0
     usual: dict[str, Any] = {
         "adjacency": privacy.adjacency,
         "epsilon": privacy.interval,
@@ -213,7 +213,7 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
         "method": "DP-SGD: per-example gradients are clipped and summed, noise is added to the sum (Abadi et al. 2016)"
         if plan.kind == "gaussian"
         else "DP-SGD with Laplace noise: per-example gradients are clipped in L1 norm",
-        "purpose": training.purpose,
+        "purpose": training.settings.charging.purpose,
         "parameters": parameters,
         "sampler": said["sampler"],
         "steps_planned": said["steps_planned"],
@@ -230,7 +230,7 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
         if checked
         else (),
         "ledger": training.ledger,
-        "charge": training.charge.number if training.charge is not None else (training._entry or {}).get("charge"),
+        "charge": training.charge_number,
         "dataset": training.dataset,
     }
     return Run(name, privacy.mechanism, delta=plan.delta, **(usual | rest))

@@ -132,7 +132,7 @@ class _StandIn:
         else:
             y = torch.rand(MADE_UP, generator=generator) * 2 - 1
         size = int(card["mechanism"]["parameters"]["sampler"]["size"])
-        settings = _training_settings(chosen, size) | {"unit_name": schema.unit.name, "unit": range(MADE_UP)}
+        settings = _training_settings(chosen, size) | {"unit": schema.unit.name, "groups": range(MADE_UP)}
         return cls(build(chosen.model, form), loss_for(schema), (x, y), settings)
 
     def repeat(self, canaries: int, rate: float, significance: float, progress: Reporter) -> Audit:

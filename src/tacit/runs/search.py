@@ -132,9 +132,9 @@ class SearchRun:
                 sampler=chosen.sampler,
                 adjacency=chosen.adjacency,
                 size=size,
-                unit=owners,
-                per_unit=chosen.per_unit,
-                unit_name=unit,
+                unit=unit,
+                groups=owners,
+                max_rows=chosen.per_unit,
             )
 
         def answers(model: Any, inputs: Any) -> Any:

@@ -32,6 +32,7 @@ from tacit.runs.progress import Interrupted, Reporter
 from tacit.runs.read import TableRecords, Tables, read
 from tacit.runs.settings import CONFIG, IN_MEMORY, SCHEMA, Settings, SettingsError
 from tacit.sgd import NotCompiled, PrivacyWarning, Training
+from tacit.sgd.release import signal_to_noise
 from tacit.sgd.training.canaries import AuditedTraining
 
 #: Edges of the norm histogram, in clip norms; 1 is one of them.
@@ -82,7 +83,7 @@ class TrainRun:
         training: Training | None = None
 
         def spent(_: Exception) -> bool:
-            return training is not None and (training.charge is not None or training._begun)
+            return training is not None and (training.charge is not None or training.state.begun)
 
         with taken_back(journal, spent):
             training = start(self.settings, journal.private, data, progress)
@@ -169,9 +170,9 @@ def start(settings: Settings, private: Path, records: TableRecords, progress: Re
             adjacency=settings.adjacency,
             # Canaries take slots beside the records, of which size is the number.
             size=None if settings.size is None else settings.size + (settings.audit_canaries or 0),
-            unit=records.owners,
-            per_unit=settings.per_unit,
-            unit_name=records.schema.unit.name,
+            unit=records.schema.unit.name,
+            groups=records.owners,
+            max_rows=settings.per_unit,
             ledger=open_ledger(settings, records),
             dataset=settings.dataset,
             purpose=settings.purpose,
@@ -315,14 +316,9 @@ class _Ratio:
     value: float | None
 
     def _look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        training = self.training
-        step = training.steps_executed
-        noise = training.plan.noise_at(step) * training.clip_norm / training.plan.sampler.divisor
-        if noise == 0:
-            return
-        total = sum(float(p.grad.square().sum()) for p in training.parameters.values() if p.grad is not None)
-        expected = noise**2 * self.size
-        self.value = max(0.0, total / expected - 1) ** 0.5
+        variance = self.training.noise_at(self.training.steps_executed).variance
+        norms = (p.grad.norm() for p in self.training.parameters.values() if p.grad is not None)
+        self.value = signal_to_noise(norms, self.size, variance)
 
     def remove(self) -> None:
         self.handle.remove()
@@ -330,7 +326,7 @@ class _Ratio:
 
 def _norms(training: Training) -> dict[str, Any]:
     """A histogram of the last batch's gradient norms over the clip norm: operator's side only."""
-    norms = [part[1] for part in training._last]
+    norms = [part[1] for part in training.last_batch]
     if not norms:
         return {}
     shares = torch.cat(norms).double().cpu().numpy() / training.clip_norm

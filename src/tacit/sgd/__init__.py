@@ -17,11 +17,20 @@ from tacit.sgd.errors import BatchMixing, ClippingError, GradientsLost, SelfChec
 from tacit.sgd.fix import fix
 from tacit.sgd.gradients.bounds import Clipping
 from tacit.sgd.inspect import Check, check
+from tacit.sgd.release import AdaptiveClipping
 from tacit.sgd.training.checkpoint import CheckpointError
+from tacit.sgd.training.config import (
+    Charging,
+    Execution,
+    GradientClipping,
+    Persistence,
+    PrivacyTarget,
+    Sampling,
+)
 from tacit.sgd.training.data import records, table
 from tacit.sgd.training.fit import Fit, fit
 from tacit.sgd.training.optimizers import DPAdam
-from tacit.sgd.training.plan import AdaptiveClipping, Plan
+from tacit.sgd.training.plan import Plan
 from tacit.sgd.training.training import Training
 
 if TYPE_CHECKING:
@@ -30,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AdaptiveClipping",
     "BatchMixing",
+    "Charging",
     "Check",
     "CheckpointError",
     "Classifier",
@@ -37,11 +47,16 @@ __all__ = [
     "Clipping",
     "ClippingError",
     "DPAdam",
+    "Execution",
     "Fit",
+    "GradientClipping",
     "GradientsLost",
     "NotCompiled",
+    "Persistence",
     "Plan",
+    "PrivacyTarget",
     "Regressor",
+    "Sampling",
     "SelfCheckFailed",
     "Training",
     "UncoveredUse",

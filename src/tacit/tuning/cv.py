@@ -251,7 +251,7 @@ def _plain(value: Any) -> Any:
 
 def _word(known: Mapping[str, Any]) -> str | None:
     """What an estimator calls the unit, by its parameters."""
-    return known.get("unit_name") or known.get("unit")
+    return known.get("unit")
 
 
 def _planned(
@@ -261,8 +261,7 @@ def _planned(
     if not type(made).__module__.startswith("tacit.sgd"):
         return None
     from tacit.sgd.training.plan import make_plan
-    from tacit.sgd.training.sampling import make_sampler
-    from tacit.sgd.training.validation import check_length
+    from tacit.sgd.training.sampling import make_sampler, run_length
 
     known = made.get_params()
     outputs = (
@@ -275,7 +274,7 @@ def _planned(
     sampler = make_sampler("poisson", rows, min(known["batch_size"] or max(1, rows // 10), rows), None)
     plan = make_plan(
         sampler,
-        steps=check_length(None, known["epochs"], sampler),
+        steps=run_length(None, known["epochs"], sampler),
         epsilon=known["epsilon"],
         noise_multiplier=None,
         clip_norm=known["clip_norm"],

@@ -114,7 +114,7 @@ def check_plan(training: Any, priced: acc.Mechanism) -> None:
 def _driven(training: Any) -> Any:
     for batch in training:
         training.step(batch)
-    if getattr(training, "_average", None) is not None:
+    if training.state.average is not None:
         training.model.load_state_dict(training.average, strict=False)
     return training.model
 

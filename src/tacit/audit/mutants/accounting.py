@@ -7,7 +7,8 @@ from typing import Any
 
 from tacit import accounting as acc
 from tacit.audit.mutants.base import mutant, replaced
-from tacit.sgd import Classifier, Plan, Training
+from tacit.ledger import surroundings
+from tacit.sgd import Classifier, Plan, Training, release
 from tacit.sgd.training.resume import Resumable
 
 
@@ -58,7 +59,7 @@ def stop_after_looking() -> Iterator[None]:
 @mutant("the ledger is charged after training", "accounting")
 def charged_late() -> Iterator[None]:
     """A run that is killed has cost nothing, as far as the ledger knows."""
-    begin, finish = Resumable._begin, Resumable._finish
+    begin, finish = Resumable.begin, Resumable.finish
 
     def without(self: Resumable) -> None:
         ledger, self.ledger = self.ledger, None
@@ -72,7 +73,7 @@ def charged_late() -> Iterator[None]:
             self.charge = self.ledger.charge(self.dataset, self.plan.mechanism, delta=self.plan.delta, purpose="late")
         finish(self)
 
-    with replaced(Resumable, "_begin", without), replaced(Resumable, "_finish", late):
+    with replaced(Resumable, "begin", without), replaced(Resumable, "finish", late):
         yield
 
 
@@ -95,23 +96,22 @@ def lost_on_clone() -> Iterator[None]:
 @mutant("a search fits many times and states one ε", "accounting")
 def search_free() -> Iterator[None]:
     """An estimator sees one fit and prices one; a grid search around it spends that again with every fit."""
-    from tacit.sgd.training.estimators import _Estimator
-
-    with replaced(_Estimator, "_around", lambda self: ()):
+    with replaced(surroundings, "refuse_uncounted_search", lambda *_: None):
         yield
 
 
 @mutant("the noise begins again after a resume", "accounting")
 def noise_again() -> Iterator[None]:
     """Steps are counted from the moment of the resume: the first noise is used for two releases."""
-    load, release = Resumable._load, Training._release
+    load, noisy = Resumable.restore, release.noisy_gradients
+    before: dict[int, int] = {}
 
     def noted(self: Resumable, state: Any) -> None:
         load(self, state)
-        self._before = self.steps_executed  # type: ignore[attr-defined]
+        before[id(self.parameters)] = self.state.step
 
-    def again(self: Training, sums: Any, inside: Any, clipping: Any, step: int) -> None:
-        release(self, sums, inside, clipping, step - getattr(self, "_before", 0))
+    def again(sums: Any, parameters: Any, key: Any, step: int, *rest: Any) -> Any:
+        return noisy(sums, parameters, key, step - before.get(id(parameters), 0), *rest)
 
-    with replaced(Resumable, "_load", noted), replaced(Training, "_release", again):
+    with replaced(Resumable, "restore", noted), replaced(release, "noisy_gradients", again):
         yield

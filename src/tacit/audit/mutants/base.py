@@ -68,8 +68,9 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def adding(owner: Any, how: Callable[..., None]) -> Iterator[None]:
-    """In the module ``owner`` the noise of a step is added by ``how``; the division and the cast are as always."""
+def adding(how: Callable[..., None]) -> Iterator[None]:
+    """The noise of a step is added by ``how``; the division and the cast are as always."""
+    from tacit.sgd import release
 
     def add(tensors: Any, key: Any, step: int, names: Any, scale: float, *, divisor: float = 1.0, into: Any) -> None:
         how(tensors, key, step, names, scale)
@@ -78,5 +79,5 @@ def adding(owner: Any, how: Callable[..., None]) -> Iterator[None]:
             if target is not tensor:
                 target.copy_(tensor)
 
-    with replaced(owner, "add_normal_many_", add):
+    with replaced(release, "add_normal_many_", add):
         yield

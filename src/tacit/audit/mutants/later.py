@@ -20,7 +20,6 @@ from tacit.noise.sampling import bernoulli_threshold, uniform
 from tacit.noise.tensor import add_normal_, add_normal_many_
 from tacit.sgd import Clipping, Training
 from tacit.sgd.gradients.contributions import Group, Norms
-from tacit.sgd.training import training as module
 from tacit.sgd.training.sampling import Indices, Poisson
 
 # -- noise -------------------------------------------------------------------------------------------------------------
@@ -36,7 +35,7 @@ def sparse_noise() -> Iterator[None]:
         for tensor, where in zip(tensors, touched, strict=True):
             tensor *= where
 
-    with adding(module, add):
+    with adding(add):
         yield
 
 
@@ -50,7 +49,7 @@ def noise_in_pairs() -> Iterator[None]:
             add_normal_(fresh, key, step, name, scale)
             tensor += fresh.repeat_interleave(2)[: tensor.numel()].view(tensor.shape)
 
-    with adding(module, add):
+    with adding(add):
         yield
 
 
@@ -60,18 +59,18 @@ def noise_in_pairs() -> Iterator[None]:
 @mutant("only the first physical batch is clipped", "sensitivity", later=True)
 def first_piece_only() -> Iterator[None]:
     """The pieces of a large batch that come after the first are added as they are."""
-    plain = Training._add
+    plain = Training.add_piece
 
-    def add(self: Training, piece: Any, sums: dict[str, Tensor], clipping: Clipping) -> Tensor | float:
+    def add(self: Training, piece: Any, sums: dict[str, Tensor], clipping: Clipping, *, alone: bool) -> Tensor | float:
         if not sums:
-            return plain(self, piece, sums, clipping)
-        kept, self._clipping = self._clipping, "flat"
+            return plain(self, piece, sums, clipping, alone=alone)
+        kept, self.clipping = self.clipping, "flat"
         try:
-            return plain(self, piece, sums, Clipping("flat", (tuple(self.parameters),), (1e9,)))
+            return plain(self, piece, sums, Clipping("flat", (tuple(self.parameters),), (1e9,)), alone=alone)
         finally:
-            self._clipping = kept
+            self.clipping = kept
 
-    with replaced(Training, "_add", add):
+    with replaced(Training, "add_piece", add):
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,16 +13,20 @@ from torch import Tensor
 from tacit.audit.mutants.base import adding, mutant, replaced
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_, add_normal_many_
-from tacit.sgd import AdaptiveClipping, Training
-from tacit.sgd.training import training as module
+from tacit.sgd import AdaptiveClipping, release
 
 Add = Callable[[Sequence[Tensor], Key, int, Sequence[Any], float], None]
 
 
 @contextlib.contextmanager
-def _adding(how: Add) -> Iterator[None]:
-    """The noise of a step is added by ``how``."""
-    with adding(module, how):
+def _other_noise(change: Callable[[int, release.ReleaseNoise], release.ReleaseNoise]) -> Iterator[None]:
+    """A step has the noise that ``change`` makes of its step and its noise."""
+    noisy = release.noisy_gradients
+
+    def changed(sums: Any, parameters: Any, key: Key, step: int, noise: release.ReleaseNoise, *rest: Any) -> Any:
+        return noisy(sums, parameters, key, step, change(step, noise), *rest)
+
+    with replaced(release, "noisy_gradients", changed):
         yield
 
 
@@ -32,14 +37,14 @@ def _times(factor: float) -> Add:
 @mutant("noise × 0.9", "noise")
 def nine_tenths() -> Iterator[None]:
     """The noise is a tenth too small: no attack on one direction sees it."""
-    with _adding(_times(0.9)):
+    with adding(_times(0.9)):
         yield
 
 
 @mutant("noise × 0.5", "noise")
 def half() -> Iterator[None]:
     """Half the noise."""
-    with _adding(_times(0.5)):
+    with adding(_times(0.5)):
         yield
 
 
@@ -52,31 +57,21 @@ def ranks() -> Iterator[None]:
             with key.derive(f"rank {rank}") as own:
                 add_normal_many_(tensors, own, step, names, scale / 4)
 
-    with _adding(add):
+    with adding(add):
         yield
 
 
 @mutant("noise divided by the batch size", "noise")
 def divided() -> Iterator[None]:
     """The noise of a mean is taken for the noise of a sum."""
-    seen: list[float] = [1.0]
-    release = Training._release
-
-    def noted(self: Training, *args: Any) -> None:
-        seen[0] = self.plan.sampler.divisor
-        release(self, *args)
-
-    def add(tensors: Sequence[Tensor], key: Key, step: int, names: Sequence[Any], scale: float) -> None:
-        add_normal_many_(tensors, key, step, names, scale / max(seen[0], 2.0))
-
-    with replaced(Training, "_release", noted), _adding(add):
+    with _other_noise(lambda step, noise: dataclasses.replace(noise, scale=noise.scale / max(noise.divisor, 2.0))):
         yield
 
 
 @mutant("the same noise at every step", "noise")
 def same_every_step() -> Iterator[None]:
     """The step is left out of the stream's name."""
-    with _adding(lambda tensors, key, step, names, scale: add_normal_many_(tensors, key, 0, names, scale)):
+    with adding(lambda tensors, key, step, names, scale: add_normal_many_(tensors, key, 0, names, scale)):
         yield
 
 
@@ -89,7 +84,7 @@ def same_every_shard() -> Iterator[None]:
             for shard in tensor.view(-1).chunk(4):
                 add_normal_(shard, key, step, name, scale)
 
-    with _adding(add):
+    with adding(add):
         yield
 
 
@@ -108,7 +103,7 @@ def same_every_parameter() -> Iterator[None]:
         for tensor in tensors:
             add_normal_(tensor, key, step, "parameter", scale)
 
-    with _adding(add):
+    with adding(add):
         yield
 
 
@@ -120,7 +115,7 @@ def no_biases() -> Iterator[None]:
         kept = [i for i, name in enumerate(names) if not str(name).endswith("bias")]
         add_normal_many_([tensors[i] for i in kept], key, step, [names[i] for i in kept], scale)
 
-    with _adding(add):
+    with adding(add):
         yield
 
 
@@ -134,24 +129,20 @@ def uniform() -> Iterator[None]:
             add_normal_(fresh, key, step, name, 1.0)
             tensor += (2 * torch.special.ndtr(fresh.double()) - 1).to(tensor.dtype) * scale * 3**0.5
 
-    with _adding(add):
+    with adding(add):
         yield
 
 
 @mutant("noise for the first clip norm only", "noise")
 def first_clip_norm() -> Iterator[None]:
     """The clip norm follows a schedule, and the noise stays as it was at the first step."""
-    factor = [1.0]
-    release = Training._release
+    first = [0.0]
 
-    def noted(self: Training, sums: Any, inside: Any, clipping: Any, step: int) -> None:
-        factor[0] = self.plan.clip[0] / self.plan.clip[step]
-        release(self, sums, inside, clipping, step)
+    def stale(step: int, noise: release.ReleaseNoise) -> release.ReleaseNoise:
+        first[0] = noise.scale if step == 0 else first[0]
+        return dataclasses.replace(noise, scale=first[0])
 
-    def add(tensors: Sequence[Tensor], key: Key, step: int, names: Sequence[Any], scale: float) -> None:
-        add_normal_many_(tensors, key, step, names, scale * factor[0])
-
-    with replaced(Training, "_release", noted), _adding(add):
+    with _other_noise(stale):
         yield
 
 
@@ -165,5 +156,5 @@ def adaptive_in_the_accountant() -> Iterator[None]:
 @mutant("the count of adaptive clipping has no noise", "noise")
 def exact_count() -> Iterator[None]:
     """The clip norm follows the exact share of clipped gradients."""
-    with replaced(module, "normal", lambda *args, **kwargs: torch.zeros(1)):
+    with replaced(release, "normal", lambda *args, **kwargs: torch.zeros(1)):
         yield

@@ -17,19 +17,18 @@ from tacit.noise.tensor import add_normal_many_
 from tacit.sgd import Training
 from tacit.sgd.sharding import shards
 from tacit.sgd.sharding.ranks import Ranks
-from tacit.sgd.training import training as module
 
 
 @mutant("each rank adds noise of σ / ranks of its own", "ranks")
 def each_its_own() -> Iterator[None]:
     """Independent noise of σ/W on each of W ranks adds up to σ/√W: too little."""
-    add_up, seen = Training._add_up, [0]
+    add_up, seen = Training.add_up, [0]
 
     def noisy(self: Training, sums: dict[str, Tensor], inside: Tensor | float) -> Tensor | float:
         seen[0] = self.ranks.world
-        if self.ranks.world > 1 and self.spread is None:
-            scale = self.plan.noise_at(self.steps_executed) * self._clip_at(self.steps_executed).sensitivity
-            with self._noise_key.derive(f"rank {self.ranks.rank}") as own:
+        if self.ranks.world > 1 and self.spread is None and self.keys is not None:
+            scale = self.plan.gradient_noise[self.steps_executed] * self.clip_at(self.steps_executed).sensitivity
+            with self.keys.noise.derive(f"rank {self.ranks.rank}") as own:
                 add_normal_many_(list(sums.values()), own, self.steps_executed, list(sums), scale / self.ranks.world)
         return add_up(self, sums, inside)
 
@@ -37,7 +36,7 @@ def each_its_own() -> Iterator[None]:
         if seen[0] <= 1:
             add_normal_many_(tensors, key, step, names, scale)
 
-    with replaced(Training, "_add_up", noisy), adding(module, add):
+    with replaced(Training, "add_up", noisy), adding(add):
         yield
 
 
@@ -84,13 +83,13 @@ def unsummed_shards() -> Iterator[None]:
 @mutant("the noise is added on every rank before the sum", "ranks", later=True)
 def before_the_sum() -> Iterator[None]:
     """The same noise W times: the model is worse than it had to be, and its noise is not the one that is stated."""
-    add_up = Training._add_up
+    add_up = Training.add_up
 
     def noisy(self: Training, sums: dict[str, Tensor], inside: Tensor | float) -> Tensor | float:
-        if self.ranks.world > 1 and self.spread is None and self.ranks.rank > 0:
-            scale = self.plan.noise_at(self.steps_executed) * self._clip_at(self.steps_executed).sensitivity
-            add_normal_many_(list(sums.values()), self._noise_key, self.steps_executed, list(sums), scale)
+        if self.ranks.world > 1 and self.spread is None and self.ranks.rank > 0 and self.keys is not None:
+            scale = self.plan.gradient_noise[self.steps_executed] * self.clip_at(self.steps_executed).sensitivity
+            add_normal_many_(list(sums.values()), self.keys.noise, self.steps_executed, list(sums), scale)
         return add_up(self, sums, inside)
 
-    with replaced(Training, "_add_up", noisy):
+    with replaced(Training, "add_up", noisy):
         yield

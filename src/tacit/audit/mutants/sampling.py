@@ -43,8 +43,7 @@ def skipping(when: Callable[[Training], bool]) -> Iterator[None]:
         if len(batch) or not when(self):
             step(self, batch)
             return
-        self._handed = None
-        self.steps_executed += 1
+        self.count_step()
 
     with replaced(Training, "step", leave_out):
         yield

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tacit.audit.mutants.base import mutant, replaced
 from tacit.audit.scenes import PROMPT, WIDTH
-from tacit.sgd import Clipping, Training
+from tacit.sgd import Clipping, Training, release
 from tacit.sgd import clip as clip_module
 from tacit.sgd.gradients import company
 from tacit.sgd.gradients.capture import Capture
@@ -23,20 +23,20 @@ from tacit.sgd.training import training as module
 @mutant("the batch is clipped instead of its examples", "sensitivity")
 def batch_clipped() -> Iterator[None]:
     """The sum is clipped, not what it is made of: one record can turn it round."""
-    sums_of = Training._sums
+    sums_of = Training.clipped_sums
 
     def sums(self: Training, batch: Any, clipping: Clipping) -> Any:
         wide = Clipping("flat", (tuple(self.parameters),), (1e9,))
-        kept, self._clipping = self._clipping, "flat"
+        kept, self.clipping = self.clipping, "flat"
         try:
             found, inside = sums_of(self, batch, wide)
         finally:
-            self._clipping = kept
+            self.clipping = kept
         norm = float(torch.cat([t.flatten() for t in found.values()]).norm())
         factor = min(1.0, clipping.sensitivity / max(norm, 1e-30))
         return {name: t * factor for name, t in found.items()}, inside
 
-    with replaced(Training, "_sums", sums):
+    with replaced(Training, "clipped_sums", sums):
         yield
 
 
@@ -168,16 +168,16 @@ def padded() -> Iterator[None]:
 @mutant("the realised batch size is the divisor", "sensitivity")
 def realised_size() -> Iterator[None]:
     """The sum is divided by how many happened to be drawn, which depends on each of them."""
-    step, release = Training.step, Training._release
+    step, noisy = Training.step, release.noisy_gradients
     size = [1]
 
     def noted(self: Training, batch: Any) -> None:
         size[0] = max(len(batch), 1)
         step(self, batch)
 
-    def divided(self: Training, sums: Any, *rest: Any) -> None:
-        factor = self.plan.sampler.divisor / size[0]
-        release(self, {name: total * factor for name, total in sums.items()}, *rest)
+    def divided(sums: Any, parameters: Any, key: Any, step: int, noise: release.ReleaseNoise, *rest: Any) -> Any:
+        scaled = {name: total * (noise.divisor / size[0]) for name, total in sums.items()}
+        return noisy(scaled, parameters, key, step, noise, *rest)
 
-    with replaced(Training, "step", noted), replaced(Training, "_release", divided):
+    with replaced(Training, "step", noted), replaced(release, "noisy_gradients", divided):
         yield

@@ -1,12 +1,12 @@
-"""How is a model trained with pure ε? Per-example gradients clipped in L1 norm, and exact Laplace noise.
+"""How is a model trained with pure ε? Per-example gradients clipped in L1 norm, for exact Laplace noise.
 
 Laplace noise on every coordinate needs a bound on the L1 norm, for which there is no shortcut through inputs and output
 gradients: per-example gradients are formed by ``vmap(grad)``. The L1 norm grows with the number of parameters, so this
 is for small models.
 
 Clipped gradients are cut, towards zero, to a grid of which float64 adds up millions without rounding. So the L1
-sensitivity of the sum holds exactly, and :func:`tacit.noise.add_laplace` adds noise whose bits
-say no more than the ideal release.
+sensitivity of the sum holds exactly, and :func:`tacit.noise.add_laplace` adds noise
+(:mod:`tacit.sgd.release`) whose bits say no more than the ideal release.
 """
 
 from __future__ import annotations
@@ -15,14 +15,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from tacit.noise import add_laplace
-from tacit.noise.keys import Key
-from tacit.noise.sampling import uniform
 from tacit.sgd.clip import trainable
 from tacit.sgd.gradients import verify
 from tacit.sgd.gradients.batches import Loss, row_losses
@@ -78,31 +73,3 @@ def clipped_l1(
             kept = torch.where(good.unsqueeze(1), g * factor.unsqueeze(1), 0.0)
             sums[name] = (torch.trunc(kept / grid).sum(0) * grid).view(parameters[name].shape)
     return sums, torch.where(mask, norms, 0.0), losses
-
-
-class _KeyedWords:
-    """Words of one step as a source for the exact samplers: the same after a resume, unknown without the key."""
-
-    word_bits = 64
-
-    def __init__(self, key: Key, step: int) -> None:
-        self._key, self._step, self._used = key, step, 0
-
-    def words(self, count: int) -> npt.NDArray[np.uint64]:
-        found = uniform(self._key, self._step, count, offset=self._used)
-        self._used += count
-        return found
-
-
-def add_noise_(sums: dict[str, Tensor], key: Key, step: int, scale: float) -> None:
-    """Exact Laplace noise of ``scale`` on all sums, in place.
-
-    Guarantee: for sums of L1 sensitivity Δ the result is (Δ / scale)-DP, against anybody who does not know the key and
-    cannot tell ChaCha12 from random. Each (key, step) serves one release.
-    """
-    flat = torch.cat([s.detach().double().flatten().cpu() for s in sums.values()]).numpy()
-    noisy = torch.from_numpy(np.asarray(add_laplace(flat, scale, source=_KeyedWords(key, step))))
-    start = 0
-    for total in sums.values():
-        total.copy_(noisy[start : start + total.numel()].view(total.shape))
-        start += total.numel()

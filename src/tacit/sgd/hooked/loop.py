@@ -23,7 +23,7 @@ from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import OperatorView
 from tacit.noise.keys import Key
 from tacit.noise.process import OneProcess
-from tacit.noise.tensor import add_normal_many_, normal
+from tacit.sgd import release
 from tacit.sgd.clip import engine_of
 from tacit.sgd.gradients.bounds import Clipping, clip_and_look, warn_once
 from tacit.sgd.gradients.contributions import wide
@@ -33,13 +33,9 @@ from tacit.sgd.hooked.draws import Piece, PrivateBatches, Spent
 from tacit.sgd.hooked.prepaid import Asked, Prepaid
 from tacit.sgd.hooked.watch import Watch
 from tacit.sgd.kernels.products import full_precision
-from tacit.sgd.torch_compat import foreach_div, foreach_norm
-from tacit.sgd.training.plan import AdaptiveClipping
+from tacit.sgd.release import AdaptiveClipping
 from tacit.sgd.training.sampling import Poisson
 from tacit.sgd.training.validation import check_parameters
-
-#: The noise of the adaptive clip norm's count; an integer cannot be the name of a parameter.
-COUNT = 0
 
 
 class Loop(OneProcess):
@@ -61,7 +57,7 @@ class Loop(OneProcess):
         clip_norm: float | Sequence[float],
         clipping: str | Mapping[str, float] = "flat",
         adaptive: AdaptiveClipping | None = None,
-        clip_range: tuple[float, float] = (0.0, math.inf),
+        clip_range: tuple[float | None, float | None] = (None, None),
         mean: bool = True,
         summed: bool = False,
         batch_dim: int = 0,
@@ -71,7 +67,11 @@ class Loop(OneProcess):
         self.parameters = check_parameters(model, optimizer)
         self.batches = batches
         self.noise_multiplier, self.clip_norm, self.clipping = noise_multiplier, clip_norm, clipping
-        self.adaptive, self.clip_range, self.mean = adaptive, clip_range, mean
+        self.optimizer, self.adaptive, self.mean = optimizer, adaptive, mean
+        #: where an adaptive clip norm stays
+        self.clip_range = (0.0, math.inf)
+        if adaptive is not None and isinstance(clip_norm, int | float):
+            self.clip_range = release.clip_range(clip_norm, *clip_range)
         self._noise_key = (key or Key.generate()).derive("noise")
         if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
             raise ValueError(f"noise_multiplier must be finite and not negative, not {noise_multiplier!r}")
@@ -94,7 +94,7 @@ class Loop(OneProcess):
         self._said: set[str] = set()
         self._forget()
         self._last: tuple[Tensor, Tensor] | None = None
-        self._released: tuple[Tensor, float] | None = None
+        self._released: tuple[Sequence[Tensor], float] | None = None
         #: the fraction of gradients inside the clip norm by the noisy count, which ε includes (adaptive clipping)
         self.inside_fraction: float | None = None
 
@@ -225,21 +225,16 @@ class Loop(OneProcess):
         """Add sums that are clipped already."""
         norms = norms if norms.dim() == 1 else norms.square().sum(1).sqrt()
         bound = spec.sensitivity
-        over = norms > bound
         self._sensitivity = max(self._sensitivity, bound)
         if self._sums is None:
             self._sums = sums
         else:
             for name, value in sums.items():
                 self._sums[name] = self._sums[name] + value
-        centred = 0.5 - over.float()
-        if mask is None:  # picking rows by a mask would wait for the GPU
-            self._norms.append((norms, over))
-        else:
-            real = mask.bool()
-            centred = centred * real
-            self._norms.append((norms[real], over[real]))
-        self._inside = self._inside + centred.sum()
+        self._inside = self._inside + release.count_inside(norms, bound, mask)
+        if mask is not None:  # picking rows by a mask waits for the GPU
+            norms = norms[mask.bool()]
+        self._norms.append((norms, norms > bound))
 
     @property
     def accumulated(self) -> int:
@@ -290,18 +285,23 @@ class Loop(OneProcess):
         self.spent.add(noise, draws, passes=passes)
         self.steps += 1
         self._closed = max([self._closed, *self._draws])
-        if own * sensitivity > 0:
-            add_normal_many_(list(sums.values()), self._noise_key, step, list(sums), own * sensitivity)
-        values = list(sums.values())
-        norms = torch.stack([norm.float() for norm in foreach_norm(values)])
-        self._released = norms, own * sensitivity
-        if self.mean:
-            values = list(foreach_div(values, self.batches.sampler.divisor * draws))
-        for name, value in zip(sums, values, strict=True):
-            p = self.parameters[name]
-            p.grad = value.to(p.dtype)
+        expected = self.batches.sampler.divisor * draws
+        told = release.ReleaseNoise(own * sensitivity, expected if self.mean else 1.0)
+        gradients = release.noisy_gradients(sums, self.parameters, self._noise_key, step, told)
+        self._released = release.norms_of(list(gradients.values())), told.variance
+        release.hand_over(gradients, self.parameters, self.optimizer, told)
         if self.adaptive is not None:
-            self._adapt(step, self.batches.sampler.divisor * draws)
+            assert isinstance(self.clip_norm, int | float)
+            self.clip_norm, self.inside_fraction = release.adapted(
+                self.adaptive,
+                self.clip_norm,
+                self._inside,
+                self._noise_key,
+                step,
+                divisor=expected,
+                within=self.clip_range,
+                noisy=noise > 0,
+            )
         if self._norms:
             self._last = torch.cat([n for n, _ in self._norms]), torch.cat([c for _, c in self._norms])
         self._forget()
@@ -321,41 +321,19 @@ class Loop(OneProcess):
             )
         self.took(piece)
 
-    def _adapt(self, step: int, divisor: float) -> None:
-        """Move the clip norm towards the quantile, by a noisy count of the norms inside it (Andrew et al. 2021)."""
-        assert self.adaptive is not None
-        assert isinstance(self.clip_norm, int | float)
-        inside = torch.as_tensor(self._inside, dtype=torch.float64).item()
-        if self.noise_multiplier > 0:
-            inside += self.adaptive.count_noise * normal(self._noise_key, step, COUNT, 1).item()
-        # The count is centred by one half for each participant: back to a fraction of the expected batch.
-        fraction = self.inside_fraction = inside / divisor + 0.5
-        pull = min(max(-self.adaptive.rate * (fraction - self.adaptive.quantile), -50.0), 50.0)
-        moved = self.clip_norm * math.exp(pull)
-        self.clip_norm = min(max(moved, self.clip_range[0]), self.clip_range[1])
-
     def signal_to_noise(self) -> float | None:
-        """An estimate of |clipped sum| / |noise| from the last noisy sum alone, so that it may leave with it.
-
-        The noise has squared norm d·s² for d numbers of standard deviation s, up to its own fluctuation; what the noisy
-        sum has beyond that is signal.
-        """
-        if self._released is None or self._released[1] == 0:
+        """An estimate of |clipped sum| / |noise| from what the last step released alone."""
+        if self._released is None:
             return None
-        expected = sum(p.numel() for p in self.parameters.values()) * self._released[1] ** 2
-        return math.sqrt(max(0.0, float(self._released[0].double().square().sum()) / expected - 1.0))
+        return release.signal_to_noise(
+            self._released[0], sum(p.numel() for p in self.parameters.values()), self._released[1]
+        )
 
     def diagnostics(self) -> OperatorView:
         """Clipped fraction and median norm of the last step: for the operator, not covered by the guarantee."""
         if self._last is None:
             return OperatorView(step=self.steps, records=0)
-        norms, clipped = self._last
-        return OperatorView(
-            step=self.steps,
-            records=len(norms),
-            median_norm=float(norms.median()) if len(norms) else math.nan,
-            clipped_fraction=float(clipped.float().mean()) if len(norms) else math.nan,
-        )
+        return release.diagnostics(self.steps, *self._last)
 
     def close(self) -> None:
         """Leave the model alone from now on."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,8 @@ from tacit.noise.keys import Key
 from tacit.noise.sampling import bernoulli_mask
 from tacit.sgd.gradients.batches import Loss, row_losses
 from tacit.sgd.torch_compat import pytree
-from tacit.sgd.training.data import Batch, Records, Table, records
+from tacit.sgd.training.config import RunSettings, TrainingKeywords, Value, shows_keywords
+from tacit.sgd.training.data import Batch, Records, Table, ids_of, records
 from tacit.sgd.training.training import Training
 
 if TYPE_CHECKING:
@@ -153,39 +154,40 @@ class AuditedTraining(Training):
     A canary that lost its coin keeps an empty slot, so that the sampler tells nothing about it.
     """
 
+    @shows_keywords
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         loss: Loss,
         data: Any,
-        *,
+        *values: Value,
         canaries: Any,
-        unit: Any = None,
-        checkpoint: Any = None,
-        **settings: Any,
+        scheduler: Any = None,
+        ema: float | None = None,
+        **keywords: Unpack[TrainingKeywords],
     ) -> None:
         self.canaries = Canaries.of(canaries)
-        if checkpoint is not None:
+        settings = RunSettings.of(values, keywords)
+        if settings.persistence.checkpoint is not None:
             raise ValueError("a run with canaries is not resumed, because its scores are not saved: no checkpoint=")
-        if settings.get("compile"):
+        if settings.execution.compile:
             raise ValueError("a run with canaries looks into every step: compile=False")
         first = next(p for p in model.parameters() if p.requires_grad)
-        if unit is not None:
+        if settings.sampling.groups is not None:
             if self.canaries.kind == "input":
-                raise ValueError("input canaries are single records: with unit= plant gradient canaries (a number)")
-            if isinstance(unit, str):
-                if not isinstance(data, Table):
-                    raise TypeError("unit='column' needs a table; for other data pass the ids themselves")
-                unit = data.column(unit)
-            ids = unit.cpu().numpy() if isinstance(unit, Tensor) else np.asarray(unit)
+                raise ValueError("input canaries are single records: with groups= plant gradient canaries (a number)")
+            groups = ids_of(settings.sampling.groups, data)
+            ids = groups.cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
             _, known = np.unique(ids, return_inverse=True)
-            unit = np.concatenate([known, known.max() + 1 + np.arange(self.canaries.count)])
+            everyone = np.concatenate([known, known.max() + 1 + np.arange(self.canaries.count)])
+            settings = dataclasses.replace(settings, sampling=dataclasses.replace(settings.sampling, groups=everyone))
         real = data.records if isinstance(data, Table) else records(data, first.dtype)
         self._real = len(real)
         self._found = np.zeros(self.canaries.count)
         self._present: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        super().__init__(model, optimizer, loss, _Slots(real, self.canaries), unit=unit, **settings)
+        slots = _Slots(real, self.canaries)
+        super().__init__(model, optimizer, loss, slots, *settings.values, scheduler=scheduler, ema=ema)
         if self.ranks.world > 1 or self.spread is not None:
             raise ValueError("a run with canaries is one process, whose steps are looked into: distributed=False")
         if self.canaries.kind == "gradient":
@@ -218,8 +220,8 @@ class AuditedTraining(Training):
             self._directions[name] = torch.from_numpy(here).to(p.device), where
             start += p.numel()
 
-    def _draw(self, step: int) -> Batch:
-        batch = super()._draw(step)
+    def draw(self, step: int) -> Batch:
+        batch = super().draw(step)
         first = batch.rows if batch.rows.ndim == 1 else batch.rows[:, 0]
         slot = first - self._real
         chosen = slot >= 0
@@ -230,8 +232,8 @@ class AuditedTraining(Training):
         weights = batch.weights if batch.weights is None else batch.weights[keep]
         return Batch(step, batch.rows[keep], weights, self.records, self.device)
 
-    def _sums(self, batch: Batch, clipping: Clipping) -> tuple[dict[str, Tensor], Tensor | float]:
-        sums, inside = super()._sums(batch, clipping)
+    def clipped_sums(self, batch: Batch, clipping: Clipping) -> tuple[dict[str, Tensor], Tensor | float]:
+        sums, inside = super().clipped_sums(batch, clipping)
         if self.canaries.kind == "gradient":
             bounds = {n: c for members, c in zip(clipping.groups, clipping.bounds, strict=True) for n in members}
             there = torch.zeros(self.canaries.count, dtype=torch.float64, device=self.device)
@@ -249,7 +251,7 @@ class AuditedTraining(Training):
         """What the noisy sum of this step says about each canary, less what real records put there."""
         divisor = self.plan.sampler.divisor
         rate = min(1.0, divisor / self.plan.sampler.size)
-        noise = self.plan.noise_at(self.steps_executed) * self._sensitivity
+        noise = self.plan.gradient_noise[self.steps_executed] * self._sensitivity
         for name, p in self.parameters.items():
             which, where = self._directions[name]
             if p.grad is None or not len(which):

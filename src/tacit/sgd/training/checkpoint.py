@@ -10,6 +10,7 @@ The file is written beside the old one, flushed to disk and renamed over it. A k
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import hmac
 import io
@@ -32,6 +33,37 @@ TAG = 32
 
 class CheckpointError(RuntimeError):
     """A checkpoint that must not be continued from."""
+
+
+@dataclasses.dataclass
+class RunState:
+    """What changes while a run goes on, beside model, optimizer and schedule: what is saved, and restored on resume.
+
+    ``step`` counts the steps that were made. ``begun`` says whether a batch may have been drawn, ``ended`` why the run
+    ended and whether somebody looked at results to decide. ``ledger_entry`` is data set, number and head of the charge
+    (an empty head: about to be made). ``average`` are averaged weights, ``key_file`` is where the secret key lies.
+    """
+
+    clip_norm: float
+    physical_batch: int
+    average: dict[str, Tensor] | None = None
+    key_file: str | os.PathLike[str] | None = None
+    step: int = 0
+    begun: bool = False
+    ended: tuple[str, bool] | None = None
+    ledger_entry: dict[str, str] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Plain values for a checkpoint; the average is saved with the model."""
+        return {
+            "prepared": not self.begun,
+            "step": self.step,
+            "clip_norm": self.clip_norm,
+            "physical_batch": self.physical_batch,
+            "key_file": str(self.key_file) if self.key_file is not None else None,
+            "ledger": self.ledger_entry,
+            "ended": list(self.ended) if self.ended is not None else None,
+        }
 
 
 def secret(key: Key, purpose: str) -> bytes:
@@ -162,18 +194,3 @@ def configuration(
         "the schedule": type(scheduler).__qualname__ if scheduler is not None else None,
         "the average": ema,
     }
-
-
-def random_state(device: torch.device) -> dict[str, Any]:
-    """The state of torch's generators, which dropout draws from."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Put torch's generators back."""
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)

@@ -319,7 +319,7 @@ class Units:
         """Units from one id for each record."""
         array = ids.cpu().numpy() if isinstance(ids, Tensor) else np.asarray(ids)
         if array.ndim != 1 or len(array) != rows:
-            raise ValueError("unit must give one id for each record, in one dimension")
+            raise ValueError("groups must give one id for each record, in one dimension")
         _, inverse = np.unique(array, return_inverse=True)
         order = np.argsort(inverse, kind="stable").astype(np.int64)
         counts = np.bincount(inverse)
@@ -346,15 +346,20 @@ class Units:
         return rows, weights
 
 
-def units_of(unit: Any, data: Any, rows: int) -> Units | None:
+def ids_of(groups: Any, data: Any) -> Any:
+    """The ids of ``groups``: an array, or what a column of a table holds."""
+    if not isinstance(groups, str):
+        return groups
+    if not isinstance(data, Table):
+        raise TypeError("groups='column' needs a table; for other data pass the ids themselves, one per record")
+    return data.column(groups)
+
+
+def units_of(groups: Any, data: Any, rows: int) -> Units | None:
     """Units from an array of ids or a column of a table; None where every record is one, because all ids differ too."""
-    if unit is None:
+    if groups is None:
         return None
-    if isinstance(unit, str):
-        if not isinstance(data, Table):
-            raise TypeError("unit='column' needs a table; for other data pass the ids themselves, one per record")
-        unit = data.column(unit)
-    found = Units.of(unit, rows)
+    found = Units.of(ids_of(groups, data), rows)
     return found if len(found) < rows else None
 
 
@@ -469,3 +474,18 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"<Batch of step {self.step}: private>"
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The state of torch's generators, which dropout draws from."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Put torch's generators back."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -83,8 +83,8 @@ class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
             ema=0.95,
             ledger=self.ledger,
             dataset=self.dataset,
-            unit=groups,
-            unit_name=unit_of(self.unit_name, groups is not None, "Give their ids: fit(X, y, groups=ids)"),
+            groups=groups,
+            unit=unit_of(self.unit, groups is not None, "Give their ids: fit(X, y, groups=ids)"),
         )
         for batch in training:
             training.step(batch)
@@ -109,7 +109,7 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
     scaled to length 1 at most. ``classes`` are the public class names; left out, the names found in ``y`` are treated
     as public. ``delta`` defaults to the smaller of 1e-5 and a tenth of 1/n.
 
-    Guarantee: ``privacy_``, add/remove one row; with ``groups`` in ``fit``, one id for each row, one ``unit_name``,
+    Guarantee: ``privacy_``, add/remove one row; with ``groups`` in ``fit``, one id for each row, one ``unit``,
     which gives at most one of its rows a step. The number of rows (or ids) is treated as public. A fit inside a search,
     cross-validation or ensemble is refused unless ``ledger`` counts it.
 
@@ -133,7 +133,7 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
         classes: Any = None,
         ledger: Ledger | None = None,
         dataset: str | None = None,
-        unit_name: str | None = None,
+        unit: str | None = None,
         random_state: Any = None,
     ) -> None:
         self.epsilon = epsilon
@@ -147,7 +147,7 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
         self.classes = classes
         self.ledger = ledger
         self.dataset = dataset
-        self.unit_name = unit_name
+        self.unit = unit
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Classifier:
@@ -208,7 +208,7 @@ class Regressor(_base.RegressorMixin, _Estimator):  # type: ignore[name-defined,
         bounds: Any = None,
         ledger: Ledger | None = None,
         dataset: str | None = None,
-        unit_name: str | None = None,
+        unit: str | None = None,
         random_state: Any = None,
     ) -> None:
         self.epsilon = epsilon
@@ -222,7 +222,7 @@ class Regressor(_base.RegressorMixin, _Estimator):  # type: ignore[name-defined,
         self.bounds = bounds
         self.ledger = ledger
         self.dataset = dataset
-        self.unit_name = unit_name
+        self.unit = unit
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Regressor:

@@ -11,7 +11,7 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from tacit.ledger import EvaluationData, OperatorLog, OperatorView, PrivateValue
 from tacit.sgd.gradients.batches import Loss
 from tacit.sgd.torch_compat import pytree
 from tacit.sgd.training.canaries import AuditedTraining, Planted
+from tacit.sgd.training.config import TrainingKeywords, Value, shows_keywords
 from tacit.sgd.training.data import optional, records
 from tacit.sgd.training.training import Training
 
@@ -56,12 +57,13 @@ def accuracy(model: nn.Module, batch: Any) -> float:
     return float((guesses == targets.to(guesses.device)).double().mean())
 
 
+@shows_keywords
 def fit(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     loss: Loss,
     data: Any,
-    *,
+    *values: Value,
     evaluate: EvaluationData | None = None,
     metric: Metric = accuracy,
     evaluate_every: int | None = None,
@@ -69,9 +71,12 @@ def fit(
     progress: bool | None = None,
     time_limit: float | None = None,
     audit_canaries: Any = None,
-    **settings: Any,
+    scheduler: Any = None,
+    ema: float | None = None,
+    **keywords: Unpack[TrainingKeywords],
 ) -> Fit:
-    """Train ``model`` privately; ``settings`` are those of :class:`Training`.
+    """Train ``model`` privately; ``model`` to ``values``, ``scheduler``, ``ema`` and keywords are those of
+    :class:`Training`.
 
     ``evaluate`` are data declared public (the metric is kept and shown) or private (it goes to ``operator_log`` and
     nowhere else); by default once a pass and at the end. ``progress`` defaults to a bar on a terminal. After
@@ -95,9 +100,11 @@ def fit(
             "EvaluationData.private(data, dataset=...)"
         )
     if audit_canaries is None:
-        training = Training(model, optimizer, loss, data, **settings)
+        training = Training(model, optimizer, loss, data, *values, scheduler=scheduler, ema=ema, **keywords)
     else:
-        training = AuditedTraining(model, optimizer, loss, data, canaries=audit_canaries, **settings)
+        training = AuditedTraining(
+            model, optimizer, loss, data, *values, canaries=audit_canaries, scheduler=scheduler, ema=ema, **keywords
+        )
     every = evaluate_every or training.plan.sampler.steps_per_epoch
     shown: list[Release] = []
     began = time.monotonic()
@@ -114,7 +121,7 @@ def fit(
                 if time_limit is not None and not training.done and time.monotonic() - began > time_limit:
                     training.stop(f"time limit of {time_limit:g} s", looked_at_results=False)
         except KeyboardInterrupt:
-            if training._checkpoint is not None and not training.done and not training._broken:
+            if training.checkpoint is not None and not training.done and not training._broken:
                 training.save()
             raise
     planted = training.planted() if isinstance(training, AuditedTraining) else None
@@ -131,7 +138,7 @@ def _evaluate(
     model.eval()
     total = 0.0
     try:
-        with torch.no_grad(), training.averaged() if training._average is not None else contextlib.nullcontext():
+        with torch.no_grad(), training.averaged() if training.state.average is not None else contextlib.nullcontext():
             for start in range(0, len(rows), 1024):
                 index = np.arange(start, min(start + 1024, len(rows)), dtype=np.int64)
                 batch = rows.take(index)

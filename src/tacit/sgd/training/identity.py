@@ -178,58 +178,28 @@ class _Names:
         return _hash("members", *(part for name, k in keyed for part in (name, self.of(values[k]))))
 
     def _name(self, value: Any) -> bytes:
+        for kinds, name in _BY_KIND:
+            if isinstance(value, kinds):
+                return name(self, value)
         cls = type(value)
-        if isinstance(value, Tensor):
-            return self._tensor(value)
-        if isinstance(value, np.ndarray | np.generic):
-            array = np.asarray(value)
-            content = self.all(array.ravel().tolist()) if array.dtype.hasobject else array.tobytes()
-            return _hash("array", array.dtype.str, repr(array.shape), content)
-        if isinstance(value, type):
-            return self._class(value)
-        if isinstance(value, types.FunctionType):
-            return self._function(value)
-        if isinstance(value, types.CodeType):
-            return self._code(value)
-        if isinstance(value, types.MethodType):
-            return _hash("method", self.of(value.__self__), self.of(value.__func__))
-        if isinstance(value, _BUILTIN):
-            own = getattr(value, "__self__", None)
-            bound = b"" if own is None or isinstance(own, types.ModuleType) else self.of(own)
-            return _hash("builtin", str(getattr(value, "__module__", "")), value.__qualname__, bound)
-        if isinstance(value, types.ModuleType):
-            name = value.__name__
-            return _hash("module", _place(name) if _installed(name) else name)
-        if isinstance(value, nn.Module):
-            return self.module(value)
-        if isinstance(value, Optimizer):
-            return self.optimizer(value, {})
         if cls is functools.partial:
             given = (self.all(value.args), self.members(value.keywords), self.members(value.__dict__))
             return _hash("partial", self.of(value.func), *given)
-        if isinstance(value, property):
-            return _hash("property", self.all((value.fget, value.fset, value.fdel)))
-        if isinstance(value, classmethod | staticmethod):
-            return _hash(cls.__name__, self.of(value.__func__))
-        if isinstance(value, functools.cached_property):
-            return _hash("property", self.of(value.func))
-        if isinstance(value, enum.Enum):
-            return _hash("enum", self.of(cls), value.name)
-        if isinstance(value, os.PathLike):
-            return _hash("path", os.fspath(value))
-        if isinstance(value, torch.Generator):
-            return _hash("generator", self._tensor(value.get_state()))
-        if isinstance(value, torch.device):
-            return _hash("device")  # where is not what
-        if isinstance(value, torch.dtype | torch.layout | torch.memory_format | np.dtype):
-            return _hash("torch", str(value))
         if cls.__module__ == OPERATORS:
             return _hash("operation", str(value))
-        if isinstance(value, weakref.ref):
-            return _hash("weak", self.of(value()))
         if isinstance(value, _BY_CLASS) or (_drives(cls) and not isinstance(value, dict)):
             return _hash("object", f"{cls.__module__}.{cls.__qualname__}")
         return self._object(value, cls)
+
+    def _array(self, value: Any) -> bytes:
+        array = np.asarray(value)
+        content = self.all(array.ravel().tolist()) if array.dtype.hasobject else array.tobytes()
+        return _hash("array", array.dtype.str, repr(array.shape), content)
+
+    def _builtin(self, value: Any) -> bytes:
+        own = getattr(value, "__self__", None)
+        bound = b"" if own is None or isinstance(own, types.ModuleType) else self.of(own)
+        return _hash("builtin", str(getattr(value, "__module__", "")), value.__qualname__, bound)
 
     def _tensor(self, value: Tensor) -> bytes:
         about = f"{value.dtype} {tuple(value.shape)} {value.layout}"
@@ -243,17 +213,8 @@ class _Names:
 
     def _object(self, value: Any, cls: type) -> bytes:
         """By class, contents and attributes; of a class that knows how it is pickled, by that."""
-        parts = [self.of(cls)]
-        if isinstance(value, dict | types.MappingProxyType):
-            parts.append(self.members(value))
-        elif isinstance(value, set | frozenset):
-            parts.append(_hash("set", *sorted(self.of(item) for item in value)))
-        elif isinstance(value, list | tuple | collections.deque):
-            parts.append(self.all(value))
-        elif isinstance(value, _PLAIN):  # a number or a text of a class of its own
-            base: Any = next(kind for kind in _PLAIN if isinstance(value, kind))
-            parts.append(_hash(base.__name__, base.__repr__(value)))
-        elif not _is_plain(cls):
+        parts = [self.of(cls), *self._contents(value)]
+        if len(parts) == 1 and not _is_plain(cls):
             try:
                 reduce = copyreg.dispatch_table.get(cls)
                 told = reduce(value) if reduce is not None else value.__reduce_ex__(2)
@@ -264,12 +225,19 @@ class _Names:
         attributes = {name: getattr(value, name) for name in slots if name[:2] != "__" and hasattr(value, name)}
         attributes |= getattr(value, "__dict__", {})
         # A package that keeps hash(…) of texts keeps another number in every process.
-        kept = {
-            n
-            for n, v in attributes.items()
-            if n.endswith("_hash") and isinstance(v, int) and _installed(cls.__module__)
-        }
-        return _hash("object", *parts, self.members(attributes, kept))
+        hashes = [n for n, v in attributes.items() if n.endswith("_hash") and isinstance(v, int)]
+        return _hash("object", *parts, self.members(attributes, hashes if _installed(cls.__module__) else ()))
+
+    def _contents(self, value: Any) -> list[bytes]:
+        """What a container, or a number or text of a class of its own, holds; nothing of other objects."""
+        if isinstance(value, dict | types.MappingProxyType):
+            return [self.members(value)]
+        if isinstance(value, set | frozenset):
+            return [_hash("set", *sorted(self.of(item) for item in value))]
+        if isinstance(value, list | tuple | collections.deque):
+            return [self.all(value)]
+        base: Any = next((kind for kind in _PLAIN if isinstance(value, kind)), None)
+        return [] if base is None else [_hash(base.__name__, base.__repr__(value))]
 
     # -- code --------------------------------------------------------------------------------------------------------
 
@@ -357,13 +325,7 @@ class _Names:
         hooks = {name: _of_people(held[name]) for name in running if _of_people(held[name])}
         apart = {n for n in held if n in MODULE_STATE or "_hooks" in n or n.startswith(_SPREAD)}
         plain = {n: v for n, v in held.items() if n not in apart}
-        buffers = dict(own_buffers(module))
-        if layer:
-            buffers = {n: v for n, v in buffers.items() if n in unsaved_buffers(module)}
-        inner = {} if layer else {**own_modules(module), **own_parameters(module)}
-        tensors = {**own_parameters(module), **own_buffers(module)} if layer else {}
-        shapes = {n: None if t is None else [t.dtype, tuple(t.shape), t.requires_grad] for n, t in tensors.items()}
-        parts = (plain, hooks, buffers, inner, shapes)
+        parts = (plain, hooks, *(_weights_apart(module) if layer else _with_weights(module)))
         return _hash("layer", self.of(cls), *(self.members(part) for part in parts))
 
     def optimizer(self, optimizer: Optimizer, names: Mapping[int, str], *, rates: bool = True) -> bytes:
@@ -388,6 +350,47 @@ class _Names:
         inner = getattr(scheduler, INNER_SCHEDULES, ())
         plain = self.members({n: v for n, v in vars(scheduler).items() if n not in _COUNTS and n != INNER_SCHEDULES})
         return _hash("schedule", self.of(type(scheduler)), plain, *(self.schedule(one) for one in inner))
+
+
+def _with_weights(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Buffers, what is inside, and shapes of a module: all of it."""
+    return dict(own_buffers(module)), {**own_modules(module), **own_parameters(module)}, {}
+
+
+def _weights_apart(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Buffers, what is inside, and shapes of a layer: of what a checkpoint holds, the shapes alone."""
+    buffers = {n: v for n, v in own_buffers(module).items() if n in unsaved_buffers(module)}
+    tensors = {**own_parameters(module), **own_buffers(module)}
+    shapes = {n: None if t is None else [t.dtype, tuple(t.shape), t.requires_grad] for n, t in tensors.items()}
+    return buffers, {}, shapes
+
+
+def _module_name(module: types.ModuleType) -> str:
+    return _place(module.__name__) if _installed(module.__name__) else module.__name__
+
+
+#: How values of each kind are named; the first that fits.
+_BY_KIND: tuple[tuple[Any, Callable[[_Names, Any], bytes]], ...] = (
+    (Tensor, _Names._tensor),
+    ((np.ndarray, np.generic), _Names._array),
+    (type, _Names._class),
+    (types.FunctionType, _Names._function),
+    (types.CodeType, _Names._code),
+    (types.MethodType, lambda names, v: _hash("method", names.of(v.__self__), names.of(v.__func__))),
+    (_BUILTIN, _Names._builtin),
+    (types.ModuleType, lambda names, v: _hash("module", _module_name(v))),
+    (nn.Module, _Names.module),
+    (Optimizer, lambda names, v: names.optimizer(v, {})),
+    (property, lambda names, v: _hash("property", names.all((v.fget, v.fset, v.fdel)))),
+    ((classmethod, staticmethod), lambda names, v: _hash(type(v).__name__, names.of(v.__func__))),
+    (functools.cached_property, lambda names, v: _hash("property", names.of(v.func))),
+    (enum.Enum, lambda names, v: _hash("enum", names.of(type(v)), v.name)),
+    (os.PathLike, lambda names, v: _hash("path", os.fspath(v))),
+    (torch.Generator, lambda names, v: _hash("generator", names._tensor(v.get_state()))),
+    (torch.device, lambda names, v: _hash("device")),  # where is not what
+    ((torch.dtype, torch.layout, torch.memory_format, np.dtype), lambda names, v: _hash("torch", str(v))),
+    (weakref.ref, lambda names, v: _hash("weak", names.of(v()))),
+)
 
 
 def _drives(cls: type) -> bool:

@@ -18,51 +18,10 @@ from typing import Any
 from tacit import accounting as acc
 from tacit.noise.stream import UNRESOLVED_PAIR
 from tacit.noise.tensor import GENERATOR, tail_delta
+from tacit.sgd.release import AdaptiveClipping
 from tacit.sgd.training.sampling import Sampler
 
 Schedule = float | Sequence[float] | Callable[[int], float]
-
-
-@dataclasses.dataclass(frozen=True)
-class AdaptiveClipping:
-    """The clip norm follows a quantile of the gradient norms, by a noisy count (Andrew et al. 2021).
-
-    At each step the number of norms below the clip norm is counted with Gaussian noise of standard deviation
-    ``count_noise`` (default: a twentieth of the batch), and the clip norm is multiplied by
-    exp(-``rate`` · (noisy fraction - ``quantile``)).
-
-    The count, centred by ½ for each participant, has sensitivity ½: noise multiplier 2·``count_noise``. Sum and count
-    together are one Gaussian mechanism of multiplier z with z⁻² = z_gradient⁻² + (2·count_noise)⁻² (theorem 1 there).
-    z is what the plan states and what is priced; the gradient gets the larger z_gradient.
-
-    >>> AdaptiveClipping(count_noise=10.0).gradient_noise(1.0)
-    1.00125...
-    """
-
-    quantile: float = 0.5
-    rate: float = 0.2
-    count_noise: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.quantile < 1:
-            raise ValueError(f"quantile lies between 0 and 1, not {self.quantile}")
-        if not (self.rate > 0 and math.isfinite(self.rate)):
-            raise ValueError(f"the rate of adaptive clipping is positive, not {self.rate}")
-        if not (self.count_noise >= 0 and math.isfinite(self.count_noise)):
-            raise ValueError(f"count_noise is a positive number, not {self.count_noise}")
-
-    def gradient_noise(self, noise_multiplier: float) -> float:
-        """The multiplier of the gradient's noise, such that gradient and count together have ``noise_multiplier``."""
-        if noise_multiplier == 0:
-            return 0.0
-        rest = noise_multiplier**-2 - (2 * self.count_noise) ** -2
-        if rest <= 0:
-            raise ValueError(
-                f"the count alone (count_noise={self.count_noise:g}) costs more than noise multiplier "
-                f"{noise_multiplier:g} allows: count_noise must be above {noise_multiplier / 2:g}"
-            )
-        # One unit up, so that rounding never makes the noise smaller than what is priced.
-        return math.nextafter(rest**-0.5 * (1 + 4e-16), math.inf)
 
 
 def schedule(values: Schedule, steps: int, name: str) -> tuple[float, ...]:
@@ -166,9 +125,10 @@ class Plan:
         """The plan under the neighbours of its guarantee (:func:`tacit.accounting.stated_adjacency`)."""
         return dataclasses.replace(self, adjacency=acc.stated_adjacency(self.adjacency, counted=self.counted))
 
-    def noise_at(self, step: int) -> float:
-        """The multiplier of the gradient's own noise at a step."""
-        return self.adaptive.gradient_noise(self.noise[step]) if self.adaptive else self.noise[step]
+    @functools.cached_property
+    def gradient_noise(self) -> tuple[float, ...]:
+        """The multiplier of the gradient's own noise at each step."""
+        return tuple(map(self.adaptive.gradient_noise, self.noise)) if self.adaptive else self.noise
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for the card and the checkpoint; runs of equal values are written once."""

@@ -14,15 +14,15 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Ahead:
+class BackgroundDraw:
     """Makes the next step's draw in another thread, while this one launches what a GPU does in this step.
 
     ``make(*of, step)`` is to be a function of what it is given, so that it does not matter when, or where, it is made.
 
-    >>> ahead = Ahead()
-    >>> [ahead.take(pow, (3,), step) for step in (0, 1, 5)]
+    >>> draws = BackgroundDraw()
+    >>> [draws.take(pow, (3,), step) for step in (0, 1, 5)]
     [1, 3, 243]
-    >>> ahead.forget()
+    >>> draws.stop()
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Ahead:
         self._thread: threading.Thread | None = None
         self._waiting: _Task | None = None
 
-    def take(self, make: Callable[..., T], of: tuple[Any, ...], step: int, last: bool = False) -> T:
+    def take(self, make: Callable[..., T], of: tuple[Any, ...], step: int, *, last: bool = False) -> T:
         """What ``make`` gives for a step; that of the next is begun, unless this is the ``last``."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None and waiting.is_for(make, of, step):
@@ -44,7 +44,7 @@ class Ahead:
             self._queue().put(self._waiting)
         return found
 
-    def forget(self) -> None:
+    def stop(self) -> None:
         """Before a key is wiped: nothing may be reading it."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:

@@ -8,6 +8,7 @@ told, and what is refused to one is refused to all.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import uuid
 import warnings
 from pathlib import Path
@@ -27,10 +28,26 @@ from tacit.sgd.sharding.ranks import Ranks
 from tacit.sgd.sharding.shards import Spread
 from tacit.sgd.training import checkpoint as checkpoints
 from tacit.sgd.training import identity
-from tacit.sgd.training.checkpoint import CheckpointError
-from tacit.sgd.training.data import Records, Units
+from tacit.sgd.training.checkpoint import CheckpointError, RunState
+from tacit.sgd.training.config import RunSettings
+from tacit.sgd.training.data import Records, Units, random_state, set_random_state
 from tacit.sgd.training.plan import Plan
-from tacit.sgd.training.prefetch import Ahead
+from tacit.sgd.training.prefetch import BackgroundDraw
+
+
+@dataclasses.dataclass(frozen=True)
+class RunKeys:
+    """The secret key of a run, and those that are derived from it: for noise, for units, for records of a unit."""
+
+    root: Key
+    noise: Key
+    sampler: Key
+    members: Key
+
+    @classmethod
+    def of(cls, root: Key) -> RunKeys:
+        """All keys of a run from one."""
+        return cls(root, root.derive("noise"), root.derive("sampler"), root.derive("members"))
 
 
 class Resumable(OneProcess):
@@ -51,57 +68,63 @@ class Resumable(OneProcess):
     units: Units | None
     device: torch.device
     plan: Plan
-    ledger: Ledger | None
-    dataset: str | None
-    purpose: str
     ranks: Ranks
     spread: Spread | None
-    steps_executed: int
-    clip_norm: float
-    physical_batch: int
-    charge: Charge | None
-    _average: dict[str, Tensor] | None
-    _checkpoint: Path | None
-    _key_file: Any
-    _key: Key | None
-    _own_key: bool
-    _begun: bool
-    _ended: tuple[str, bool] | None
-    _retired: Key | None
-    _settings: dict[str, Any]
+    settings: RunSettings
+    state: RunState
+    ledger: Ledger | None
+    dataset: str | None
+    #: None before the run takes part, and once it has ended
+    keys: RunKeys | None = None
+    charge: Charge | None = None
+    _configuration: dict[str, Any]
     _parts: identity.Parts
-    _draws: Ahead
-    _entry: dict[str, str] | None = None
+    _background: BackgroundDraw
+    _retired: Key | None = None
 
     def _use(self, key: Key) -> None:
-        self._key = key
-        self._noise_key, self._sampler_key = key.derive("noise"), key.derive("sampler")
-        self._member_key = key.derive("members")
+        self.keys = RunKeys.of(key)
+
+    @functools.cached_property
+    def checkpoint(self) -> Path | None:
+        """Where the run is saved."""
+        path = self.settings.persistence.checkpoint
+        return Path(path) if path is not None else None
+
+    @property
+    def charge_number(self) -> str | None:
+        """The number of the run's charge in the ledger, where it has one."""
+        return (self.state.ledger_entry or {}).get("charge")
+
+    @property
+    def _own_key(self) -> bool:
+        """Whether the key was made here, and is kept and wiped here."""
+        return self.settings.persistence.key is None
 
     # -- beginning ---------------------------------------------------------------------------------------------------
 
     def _take_part(self, key: Key | None) -> None:
         """Resume, fork or begin: afterwards every rank has the same key, and is known to have the same data."""
         key = self.ranks.key(key)
-        path = self._checkpoint
+        path = self.checkpoint
         if path is not None and self.ranks.first(path.exists):
-            self._continue(key)
-        if self._key is None and self._ended is None:
+            self._continue(path, key)
+        if self.keys is None and self.state.ended is None:
             self._use(self.ranks.send_key(key or (Key.generate() if self.ranks.rank == 0 else None)))
-        if self.ranks.world > 1 and self._key is not None:
+        if self.ranks.world > 1 and self.keys is not None:
             from tacit import __version__
 
             self.ranks.same(
                 version_of_torch=torch.__version__.partition("+")[0],
                 version_of_tacit=__version__,
                 plan=self.plan.digest(),
-                configuration=repr(self._settings),
+                configuration=repr(self._configuration),
                 code=repr(self._parts),
-                data_set=self._data_name(),
-                step=self.steps_executed,
+                data_set=self._data_name,
+                step=self.state.step,
             )
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Before the first batch is drawn: charge the ledger, save the key, write the first checkpoint.
 
         A checkpoint marked as prepared, with the number that the charge will have, stands before the charge is made and
@@ -110,110 +133,107 @@ class Resumable(OneProcess):
         again: too much is counted, never too little.)
         """
         self.check_process()
-        if self._begun:
+        if self.state.begun:
             return
-        assert self._key is not None
+        assert self.keys is not None
+        root, state, kept = self.keys.root, self.state, self.checkpoint is not None and self._own_key
         self.ranks.first(self._room_for_the_key)
-        if self._checkpoint is not None and self._own_key:
-            name = f"{self._key.fingerprint()}.key"
-            self._key_file = self._key_file or self.ranks.first(lambda: str(checkpoints.key_folder() / name))
-        if self.ledger is not None and self.dataset is not None and (self._entry is None or not self._entry["head"]):
-            number = self._entry["charge"] if self._entry is not None else self.ranks.first(lambda: uuid.uuid4().hex)
-            if (
-                self._checkpoint is not None and self.plan.earlier is None
-            ):  # a fork's would overwrite a run that can go on
-                self._entry = {"dataset": self.dataset, "charge": number, "head": ""}
-                self._write(prepared=True)
-            self._entry = self.ranks.first(lambda: self._pay(number))
+        if kept:
+            name = f"{root.fingerprint()}.key"
+            state.key_file = state.key_file or self.ranks.first(lambda: str(checkpoints.key_folder() / name))
+        if self.ledger is not None and self.dataset is not None:
+            self._pay_once(self.ledger, self.dataset)
         if self._retired is not None:
             self._retired.destroy()  # of the run this one forked from, whose checkpoint is overwritten now
-        if self._checkpoint is not None and self._own_key:
-            self._write(prepared=True)
-            self.ranks.first(lambda: self._key.save(self._key_file))  # type: ignore[union-attr]
-        self._begun = True
-        if self._checkpoint is not None:
+        if kept and state.key_file is not None:
+            place = state.key_file
+            self._write()
+            self.ranks.first(lambda: root.save(place))
+        state.begun = True
+        if self.checkpoint is not None:
             self.save()
+
+    def _pay_once(self, ledger: Ledger, dataset: str) -> None:
+        """Charge the plan, unless the checkpoint that was taken up says that it is charged."""
+        entry = self.state.ledger_entry
+        if entry is not None and entry["head"]:
+            return
+        number = entry["charge"] if entry is not None else self.ranks.first(lambda: uuid.uuid4().hex)
+        if self.checkpoint is not None and self.plan.earlier is None:  # a fork's would overwrite a run that can go on
+            self.state.ledger_entry = {"dataset": dataset, "charge": number, "head": ""}
+            self._write()
+        self.state.ledger_entry = self.ranks.first(lambda: self._pay(ledger, dataset, number))
 
     def _room_for_the_key(self) -> None:
         """Refuse a key file that is another run's, before anything is charged."""
-        place = self._key_file
-        if self._checkpoint is None or not self._own_key or place is None or not Path(place).exists():
+        place = self.state.key_file
+        if self.checkpoint is None or not self._own_key or place is None or not Path(place).exists():
             return
         if self._retired is None or Key.load(place).fingerprint() != self._retired.fingerprint():
             raise CheckpointError(f"{place} is the key of another run: choose another key_file")
 
-    def _pay(self, number: str) -> dict[str, str]:
-        assert self.ledger is not None
-        assert self.dataset is not None
-        charge = self.ledger.charge(
-            self.dataset, self.plan.mechanism, delta=self.plan.delta, purpose=self.purpose, number=number
-        )
+    def _pay(self, ledger: Ledger, dataset: str, number: str) -> dict[str, str]:
+        purpose = self.settings.charging.purpose
+        charge = ledger.charge(dataset, self.plan.mechanism, delta=self.plan.delta, purpose=purpose, number=number)
         if charge.confirmed:
             raise CheckpointError(
-                f"charge {number} is used up, but nothing was drawn yet: {self._checkpoint} is refused"
+                f"charge {number} is used up, but nothing was drawn yet: {self.checkpoint} is refused"
             )
         self.charge = charge
-        return {"dataset": self.dataset, "charge": charge.number, "head": charge.head}
+        return {"dataset": dataset, "charge": charge.number, "head": charge.head}
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Write the checkpoint: the state between two steps, without the key. All ranks call it together."""
-        if self._checkpoint is None:
+        if self.checkpoint is None:
             raise ValueError("give checkpoint=, a path")
-        if self._key is None:
+        if self.keys is None:
             raise RuntimeError("the run has ended; its last checkpoint is written")
-        self._begin()
+        self.begin()
         self._write()
 
-    def _write(self, prepared: bool = False) -> None:
-        path, key = self._checkpoint, self._key
+    def _write(self) -> None:
+        path, keys = self.checkpoint, self.keys
         assert path is not None
-        assert key is not None
+        assert keys is not None
+        key = keys.root
         if self.spread is not None:
             self.spread.rest()  # somebody may have looked at results since the last step
         state = {
-            "prepared": prepared,
+            **self.state.plain(),
             "plan": self.plan.to_dict(),
             "mechanism": self.plan.mechanism.to_dict(),
-            "configuration": self._settings,
+            "configuration": self._configuration,
             "identity": self._computes(key),
-            "step": self.steps_executed,
-            "clip_norm": self.clip_norm,
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
-            "physical_batch": self.physical_batch,
             "ranks": self.ranks.world,
-            "random": self.ranks.all(checkpoints.random_state(self.device)),
-            "data": self._data_name(),
+            "random": self.ranks.all(random_state(self.device)),
+            "data": self._data_name,
             "key": key.fingerprint(),
-            "key_file": str(self._key_file) if self._key_file is not None else None,
-            "ledger": self._entry,
-            "ended": list(self._ended) if self._ended is not None else None,
         }
-        if self._in_folder():
-            tensors, plain = sharded.flat(self.model, self.optimizer, self._average)
+        if self._in_folder:
+            tensors, plain = sharded.flat(self.model, self.optimizer, self.state.average)
             sharded.write(path, state | {"plain": plain}, tensors, key, self.ranks)
             return
         state |= {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "average": self._average,
+            "average": self.state.average,
         }
         self.ranks.first(lambda: checkpoints.write(path, state, key))
 
+    @functools.cached_property
     def _in_folder(self) -> bool:
         """Whether the checkpoint is a folder that ranks write together: as it is, or as these ranks begin it."""
-        path = self._checkpoint
+        path = self.checkpoint
         assert path is not None
-        if not hasattr(self, "_folder"):
-            self._folder: bool = self.ranks.first(lambda: path.is_dir() if path.exists() else self.ranks.active)
-        return self._folder
+        return self.ranks.first(lambda: path.is_dir() if path.exists() else self.ranks.active)
 
+    @functools.cached_property
     def _data_name(self) -> str:
-        if not hasattr(self, "_fingerprint"):
-            assert self._key is not None
-            self._fingerprint = self._name_of_data(self._key)
-        return self._fingerprint
+        assert self.keys is not None
+        return self._name_of_data(self.keys.root)
 
     def _name_of_data(self, key: Key) -> str:
         secret = checkpoints.secret(key, "data")
@@ -225,53 +245,19 @@ class Resumable(OneProcess):
 
     # -- going on ----------------------------------------------------------------------------------------------------
 
-    def _continue(self, given: Key | None) -> None:
+    def _continue(self, path: Path, given: Key | None) -> None:
         """Resume the run of the checkpoint, or fork from it."""
-        path = self._checkpoint
-        assert path is not None
         found: list[Key] = []
-
-        def examine() -> tuple[dict[str, Any], list[str], acc.Mechanism | None, bool]:
-            state, body, tag = checkpoints.read(sharded.manifest(path))
-            charged = checkpoints.check_entry(path, state, self.ledger, self.dataset)
-            changed = checkpoints.differences(state, self.plan, self._settings)
-            if state["key_file"] is not None:
-                Key.sweep(state["key_file"])
-            if _nothing_drawn(state, changed):
-                self._discard_key(state)
-                return state, changed, charged, False
-            key = given
-            if key is None and state["key_file"] is not None and Path(state["key_file"]).exists():
-                key = Key.load(state["key_file"])
-            elif key is None and state["key_file"] is not None and self._key_file and Path(self._key_file).exists():
-                moved = Key.load(self._key_file)  # the run was moved since, and its key with it
-                if moved.fingerprint() == state["key"]:
-                    key, state["key_file"] = moved, str(self._key_file)
-            if key is not None and key.fingerprint() != state["key"]:
-                raise CheckpointError(f"{path} belongs to another key")
-            if key is not None:
-                checkpoints.check_tag(path, body, tag, key)
-                found.append(key)
-            return state, changed, charged, key is not None
-
-        state, changed, charged, kept = self.ranks.first(examine)
+        state, changed, charged, kept = self.ranks.first(lambda: self._examine(path, given, found))
         if _nothing_drawn(state, changed):
             if not changed:
-                self._load(state)
-                self.charge, self._entry = self._take_up(state), state["ledger"]
+                self.restore(state)
+                self.charge, self.state.ledger_entry = self._take_up(state), state["ledger"]
             return
         key = self.ranks.send_key(found[0] if found else None) if kept else None
         finished = state["ended"] is not None or state["step"] >= state["plan"]["steps"]
         if key is not None:
-            if "folder" in state:
-                sharded.verify(path, state, key, self.ranks)
-            if self.ranks.any(self._name_of_data(key) != state["data"]):
-                changed.append("the data")
-            told = identity.differences(state.get("identity"), self._computes(key))
-            if self.ranks.any(bool(told)):
-                # The same in more words; names alone are compared where nothing was drawn yet.
-                changed = [name for name in changed if name not in self._parts]
-                changed += told or ["what another rank computes"]
+            changed = self._compared(path, state, changed, key)
         elif not finished:
             changed.append("the key, which is gone")
         if changed:
@@ -279,13 +265,62 @@ class Resumable(OneProcess):
             return
         if key is not None:
             self._use(key)
-            self._key_file = state["key_file"]
-        self._load(state)
-        self._begun, self._entry = True, state["ledger"]
+            self.state.key_file = state["key_file"]
+        self.restore(state)
+        self.state.begun, self.state.ledger_entry = True, state["ledger"]
         self.charge = self._take_up(state)
         if finished:  # killed after the last step: end what was left open
-            self._ended = tuple(state["ended"]) if state["ended"] is not None else ("the plan was used up", True)
+            ended = state["ended"]
+            self.state.ended = (ended[0], ended[1]) if ended is not None else ("the plan was used up", True)
             self._close()
+
+    def _examine(
+        self, path: Path, given: Key | None, found: list[Key]
+    ) -> tuple[dict[str, Any], list[str], acc.Mechanism | None, bool]:
+        """On rank 0: the state, what changed in words, what was charged, and whether its key, put into ``found``, is
+        there."""
+        state, body, tag = checkpoints.read(sharded.manifest(path))
+        charged = checkpoints.check_entry(path, state, self.ledger, self.dataset)
+        changed = checkpoints.differences(state, self.plan, self._configuration)
+        if state["key_file"] is not None:
+            Key.sweep(state["key_file"])
+        if _nothing_drawn(state, changed):
+            self._discard_key(state)
+            return state, changed, charged, False
+        key = given or self._saved_key(state)
+        if key is not None and key.fingerprint() != state["key"]:
+            raise CheckpointError(f"{path} belongs to another key")
+        if key is not None:
+            checkpoints.check_tag(path, body, tag, key)
+            found.append(key)
+        return state, changed, charged, key is not None
+
+    def _saved_key(self, state: dict[str, Any]) -> Key | None:
+        """The key of the run where it was left, or where it was moved to with the run."""
+        left, moved_to = state["key_file"], self.state.key_file
+        if left is None:
+            return None
+        if Path(left).exists():
+            return Key.load(left)
+        if moved_to and Path(moved_to).exists():
+            moved = Key.load(moved_to)
+            if moved.fingerprint() == state["key"]:
+                state["key_file"] = str(moved_to)
+                return moved
+        return None
+
+    def _compared(self, path: Path, state: dict[str, Any], changed: list[str], key: Key) -> list[str]:
+        """What is not as it was, with the data and the code, which are compared by the key."""
+        if "folder" in state:
+            sharded.verify(path, state, key, self.ranks)
+        if self.ranks.any(self._name_of_data(key) != state["data"]):
+            changed = [*changed, "the data"]
+        told = identity.differences(state.get("identity"), self._computes(key))
+        if self.ranks.any(bool(told)):
+            # The same in more words; names alone are compared where nothing was drawn yet.
+            changed = [name for name in changed if name not in self._parts]
+            changed += told or ["what another rank computes"]
+        return changed
 
     def _take_up(self, state: dict[str, Any]) -> Charge | None:
         """The charge of the run, in the hands of the rank that made it."""
@@ -335,12 +370,13 @@ class Resumable(OneProcess):
         if self._own_key:
             self._retired = key  # until the new charge is granted, the other run can still be resumed
 
-    def _load(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
+        """Put model, optimizer, schedule and the run's state to where a checkpoint left them."""
         if "folder" in state:
-            assert self._checkpoint is not None
-            tensors, _ = sharded.flat(self.model, self.optimizer, self._average)
+            assert self.checkpoint is not None
+            tensors, _ = sharded.flat(self.model, self.optimizer, self.state.average)
             everything: dict[str, Tensor] = dict(self.model.named_parameters())
-            read = sharded.read(self._checkpoint, state, tensors, everything, self.ranks)
+            read = sharded.read(self.checkpoint, state, tensors, everything, self.ranks)
             average = sharded.restore(read, state["plain"], self.model, self.optimizer)
         else:
             self.model.load_state_dict(state["model"])
@@ -348,34 +384,35 @@ class Resumable(OneProcess):
             average = state["average"]
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-        if self._average is not None:
-            self._average = {n: t.to(self.device) for n, t in average.items()}
-        self.steps_executed, self.clip_norm = state["step"], state["clip_norm"]
+        if self.state.average is not None:
+            self.state.average = {n: t.to(self.device) for n, t in average.items()}
+        self.state.step, self.state.clip_norm = state["step"], state["clip_norm"]
         if state["plan"]["earlier"] is not None:
             self.plan = dataclasses.replace(self.plan, earlier=acc.from_dict(state["plan"]["earlier"]))
         if state.get("ranks", 1) == self.ranks.world:  # a checkpoint of one process alone need not say so
-            self.physical_batch = state["physical_batch"]
+            self.state.physical_batch = state["physical_batch"]
             random = state["random"]
             mine = random[self.ranks.rank] if isinstance(random, list) else random
-            checkpoints.set_random_state(mine, self.device)
+            set_random_state(mine, self.device)
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """The run is over: save it, confirm its charge, wipe its key."""
         self.check_process()
-        if self._checkpoint is not None:
+        if self.checkpoint is not None:
             self.save()
         self._close()
 
     def _close(self) -> None:
         self.ranks.first(self._confirm)
-        if self._key is not None:
-            self._draws.forget()
-            for derived in (self._noise_key, self._sampler_key, self._member_key):
+        keys, self.keys = self.keys, None
+        if keys is not None:
+            self._background.stop()
+            for derived in (keys.noise, keys.sampler, keys.members):
                 derived.destroy()
             if self._own_key:
-                self._key.destroy()
-            self._key = None
+                keys.root.destroy()
 
     def _confirm(self) -> None:
         if self.charge is not None and not self.charge.confirmed:

@@ -316,3 +316,18 @@ def make_sampler(name: str, size: int, batch_size: int, max_batch: int | None = 
     if max_batch is not None:
         raise ValueError(f"max_batch belongs to sampler='truncated', not to {name!r}")
     return SAMPLERS[name](size, batch_size)
+
+
+def run_length(steps: int | None, epochs: int | None, sampler: Sampler) -> int:
+    """The number of steps: ``steps``, or as many as ``epochs`` passes have."""
+    check_length(steps, epochs)
+    return steps if steps is not None else sampler.steps_per_epoch * int(epochs)  # type: ignore[arg-type]
+
+
+def check_length(steps: int | None, epochs: int | None) -> None:
+    """Exactly one of the two, a positive whole number."""
+    if (steps is None) == (epochs is None):
+        raise ValueError("give epochs= or steps=, one of the two")
+    for name, value in (("steps", steps), ("epochs", epochs)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} is a positive whole number, not {value!r}")

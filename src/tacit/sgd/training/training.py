@@ -14,65 +14,69 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import os
 import sys
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from tacit import accounting as acc
-from tacit.accounting.base import unit_of
-from tacit.ledger import Charge, Ledger, OperatorView
+from tacit.ledger import OperatorView
 from tacit.noise.keys import Key
-from tacit.noise.tensor import add_normal_many_, normal
-from tacit.sgd.clip import Check, Compile, Method, clipped_grad
+from tacit.sgd import release
+from tacit.sgd.clip import clipped_grad
 from tacit.sgd.gradients import laplace
 from tacit.sgd.gradients.batches import Loss
 from tacit.sgd.gradients.bounds import Clipping
 from tacit.sgd.sharding.ranks import Ranks, wanted
-from tacit.sgd.sharding.shards import Spread, add_noise_, spread_of
-from tacit.sgd.torch_compat import foreach_add_, foreach_copy_, foreach_div_, foreach_lerp_
+from tacit.sgd.sharding.shards import Spread, spread_of
+from tacit.sgd.torch_compat import foreach_add_, foreach_lerp_
 from tacit.sgd.training import checkpoint as checkpoints
 from tacit.sgd.training import identity, validation
-from tacit.sgd.training.augment import Augment, repeat, views_of
-from tacit.sgd.training.data import Batch, Physical, Table, records, units_of, weighted
-from tacit.sgd.training.plan import AdaptiveClipping, Plan, Schedule, make_plan
-from tacit.sgd.training.prefetch import Ahead
+from tacit.sgd.training.augment import repeat, views_of
+from tacit.sgd.training.checkpoint import RunState
+from tacit.sgd.training.config import RunSettings, TrainingKeywords, Value, shows_keywords
+from tacit.sgd.training.data import Batch, Physical, Table, random_state, records, set_random_state, units_of, weighted
+from tacit.sgd.training.plan import Plan, make_plan
+from tacit.sgd.training.prefetch import BackgroundDraw
 from tacit.sgd.training.resume import Resumable
-from tacit.sgd.training.sampling import Sampler, make_sampler
+from tacit.sgd.training.sampling import Sampler, run_length
 
 #: Most units of a physical batch on a CPU, where larger ones gain nothing.
 CPU_BATCH = 2048
 #: Records on a GPU of which a batch is drawn in a few microseconds.
 FEW = 1 << 15
-#: The noise of the adaptive clip norm's count; an integer cannot be the name of a parameter.
-COUNT = 0
 
 
 class Training(Resumable):
     """A private training run of ``model``, which stays the same object.
 
-    ``data`` are tensors, arrays, a map-style ``Dataset`` or a :func:`tacit.sgd.table`. ``loss(model, batch)`` gives one
-    loss per record, or is a criterion with ``reduction="none"``. Give ``epsilon`` or ``noise_multiplier``, ``epochs``
-    or ``steps``. ``size`` is a public number of records (or units) in place of the true one.
+    ``optimizer`` is any of torch's, ``data`` are tensors, arrays, a map-style ``Dataset`` or a
+    :func:`tacit.sgd.table`. ``loss(model, batch)`` gives one loss per record, or is a criterion with
+    ``reduction="none"``. ``scheduler`` steps after every step; ``ema`` is the decay of an average of the weights,
+    :attr:`average`. Everything else is given as plain keywords, or in groups as values of :mod:`tacit.sgd`:
 
-    ``unit`` holds one id per record (an array, or the name of a table's column): units are sampled, each gives at most
-    ``per_unit`` records a step, whose gradients are averaged and then clipped once. ``unit_name`` is the word for it;
-    a word without ids is refused, because it would protect one record and say more.
-
-    ``clip_norm`` and ``noise_schedule`` may be functions of the step or lists, fixed in advance. ``adaptive`` lets the
-    clip norm follow a quantile. ``mechanism="laplace"`` clips in L1 norm and gives pure ε (small models).
-    ``augment`` makes a random view of one example; ``views`` of them are averaged before clipping, at no further cost.
-    ``ema`` is the decay of an average of the weights, :attr:`average`. ``compile=True`` compiles the step where it can,
-    ``compile="traced"`` traces it only, which takes seconds.
-    ``method="examples"`` is for models that clipping refuses: one backward pass for each example.
-
-    With ``checkpoint`` the run is saved there every ``checkpoint_every`` steps and resumed where the file exists; the
-    key is kept in ``key_file`` (default: the user's state folder) until the end. ``ledger`` and ``dataset`` say where
-    the plan is charged before the first step.
+    :class:`Sampling`
+        ``batch_size``, the expected number of units in a step; ``epochs`` or ``steps``, the length of the run;
+        ``sampler`` and ``max_batch``, who takes part; ``size``, a public number of units in place of the true one;
+        ``groups``, one id for each record (an array or the name of a table's column), ``unit``, the word for whom they
+        name, and ``max_rows``, how many records each of them gives a step at most.
+    :class:`PrivacyTarget`
+        ``epsilon`` or ``noise_multiplier``, with ``delta``; ``noise_schedule``, the noise of each step beside it;
+        ``mechanism``, ``"gaussian"`` or ``"laplace"``; ``adjacency``, which data are neighbours.
+    :class:`GradientClipping`
+        ``clip_norm``, a number or a schedule; ``clipping``, flat, by layer, automatic or by patterns of names;
+        ``adaptive``, a clip norm that follows a quantile.
+    :class:`Execution`
+        ``physical_batch``, how many units run at a time; ``augment`` and ``views``, random views of one example,
+        averaged before clipping; ``check``, when gradients are compared with autograd's; ``method``; ``compile``;
+        ``distributed``.
+    :class:`Persistence`
+        ``checkpoint`` and ``checkpoint_every``, where and how often the run is saved; ``key`` or ``key_file``, its
+        secret.
+    :class:`Charging`
+        ``ledger``, ``dataset`` and ``purpose``: where the plan is charged before the first step.
 
     Where ``torch.distributed`` is initialised, all its ranks are one run, started with the same data and settings
     (``distributed=False``: this process trains alone). Each takes its share of every draw; clipped sums are added up;
@@ -93,165 +97,145 @@ class Training(Resumable):
     ε in [2.99..., 2.99...] at δ=1e-05, zero out one record; steps planned: 10; steps executed: 10; ...
     """
 
+    @shows_keywords
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         loss: Loss,
         data: Any,
-        *,
-        batch_size: int,
-        epochs: int | None = None,
-        steps: int | None = None,
-        epsilon: float | None = None,
-        noise_multiplier: Schedule | None = None,
-        delta: float | None = None,
-        clip_norm: Schedule = 1.0,
-        clipping: str | Mapping[str, float] = "flat",
-        sampler: str | Sampler = "poisson",
-        max_batch: int | None = None,
-        size: int | None = None,
-        adjacency: str | None = None,
-        unit: Any = None,
-        per_unit: int = 1,
-        unit_name: str | None = None,
-        noise_schedule: Schedule = 1.0,
-        adaptive: AdaptiveClipping | None = None,
-        mechanism: str = "gaussian",
+        *values: Value,
         scheduler: Any = None,
         ema: float | None = None,
-        physical_batch: int | None = None,
-        augment: Augment | None = None,
-        views: int = 1,
-        ledger: Ledger | None = None,
-        dataset: str | None = None,
-        purpose: str = "private training",
-        key: Key | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_every: int = 100,
-        key_file: str | os.PathLike[str] | None = None,
-        check: Check = "first",
-        method: Method = "operations",
-        compile: Compile = False,
-        distributed: bool | None = None,
+        **keywords: Unpack[TrainingKeywords],
     ) -> None:
-        delta = validation.check_target(epsilon, noise_multiplier, delta, mechanism)
-        self.model, self.optimizer, self.loss = model, optimizer, loss
-        self.spread: Spread | None = spread_of(model)
-        self.parameters = validation.check_parameters(model, optimizer)
-        first = next(iter(self.parameters.values()))
-        self.device = first.device
-        active = wanted(model, distributed)
-        self.ranks = Ranks(active, self.spread.tensor if self.spread is not None else (), self.device)
-        validation.check_ranks(self.ranks, self.spread, mechanism, compile)
-        rows = data.records if isinstance(data, Table) else records(data, first.dtype)
-        self.records = rows
-        rows.check_finite()
-        validation.check_labels(model, loss, rows, self.device)
-        if self.spread is not None:
-            self.spread.rest()
-        self.units = units_of(unit, data, len(rows))
-        if unit is None and per_unit != 1:
-            raise ValueError("per_unit needs unit=: which records belong together")
-        if per_unit < 1:
-            raise ValueError(f"per_unit is a positive whole number, not {per_unit!r}")
-        count = len(self.units) if self.units is not None else len(rows)
-        if isinstance(sampler, str):
-            sampler = make_sampler(sampler, count if size is None else size, batch_size, max_batch)
-        elif (sampler.batch_size, sampler.size) != (batch_size, count if size is None else size):
-            raise ValueError(f"batch_size and size are not those of {sampler}")
-        sampler.check(count)
-        unit_name = unit_of(unit_name, unit is not None, "Pass unit=, one id for each record, with unit_name=")
-        asked, name = adjacency, unit_name  # the ledger is where rank 0 is
-        found = self.ranks.first(lambda: validation.check_ledger(ledger, dataset, asked, name, size))
-        adjacency = found or sampler.adjacency
-        if adaptive is not None:
-            if (
-                clipping not in ("flat", "automatic")
-                or mechanism != "gaussian"
-                or not isinstance(clip_norm, int | float)
-            ):
-                raise ValueError("adaptive clipping starts from one clip norm, with Gaussian noise and flat clipping")
-            if adaptive.count_noise == 0:
-                adaptive = AdaptiveClipping(adaptive.quantile, adaptive.rate, batch_size / 20)
-        if mechanism == "laplace" and clipping != "flat":
-            raise ValueError("Laplace noise clips the whole gradient in L1 norm: clipping='flat'")
-        self._clipping = clipping
-        self.plan: Plan = make_plan(
-            sampler,
-            steps=validation.check_length(steps, epochs, sampler),
-            epsilon=epsilon,
-            noise_multiplier=noise_multiplier,
-            noise_schedule=noise_schedule,
-            clip_norm=clip_norm,
-            delta=delta,
-            adjacency=adjacency,
-            elements=sum(p.numel() for p in self.parameters.values()) + (adaptive is not None),
-            adaptive=adaptive,
-            unit=unit_name,
-            clipping=clipping if isinstance(clipping, str) else json.dumps(dict(clipping), sort_keys=True),
-            kind=mechanism,
-            records_per_unit=per_unit,
-            size_given=size is not None,
-        )
-        self.clip_norm = self.plan.clip[0]
-        self._clip_at(0)  # a mapping of patterns that does not fit the model is refused now
-        validation.warn_about(self.plan, count, level=3)
+        self.settings = settings = RunSettings.of(values, keywords)
         if ema is not None and not 0 <= ema < 1:
             raise ValueError(f"ema is a decay between 0 and 1, not {ema}")
-        if physical_batch is not None and physical_batch < 1:
-            raise ValueError(f"physical_batch is a positive whole number, not {physical_batch}")
-        if checkpoint_every < 1:
-            raise ValueError(f"checkpoint_every is a positive whole number, not {checkpoint_every}")
-        self.physical_batch = physical_batch or self.plan.sampler.usual_physical(
-            CPU_BATCH if self.device.type == "cpu" else None, self.ranks.data_ranks
-        )
-        self._halves = physical_batch is None and self.spread is None
-        self.scheduler, self._ema, self._check, self._compile = scheduler, ema, check, compile
-        self._method = validation.check_method(method, mechanism, self.spread)
-        # One object for the whole run: a compiled step holds for the loss it was made with.
-        if views < 1 or (views > 1 and augment is None):
-            raise ValueError("views is how many random views augment= makes of each example: a positive whole number")
-        self._augment, self._views = augment, views
-        self._unit_loss = weighted(loss) if self.units is not None else loss
-        self.ledger, self.dataset, self.purpose = ledger, dataset, purpose
-        self._average = {n: p.detach().clone() for n, p in self.parameters.items()} if ema is not None else None
-        self.steps_executed = 0
-        self.charge: Charge | None = None
-        self._ended: tuple[str, bool] | None = None
+        self.model, self.optimizer, self.loss = model, optimizer, loss
+        self.scheduler, self.ema = scheduler, ema
+        self.parameters = validation.check_parameters(model, optimizer)
+        self._find_ranks()
+        self._read(data)
+        self.plan = self._planned()
+        self.clipping = settings.clipping.clipping
+        self.clip_at(0)  # a mapping of patterns that does not fit the model is refused now
+        validation.warn_about(self.plan, len(self.units or self.records), level=3)
+        # Looked up once: a step asks for nothing but numbers.
+        self.divisor, self.loss_of_units = self.plan.sampler.divisor, weighted(loss) if self.units is not None else loss
         self._handed: Batch | None = None
         self._broken = False
-        self._alone = False
-        self._ahead: Batch | None = None
-        self._draws = Ahead()
+        self._drawn_early: Batch | None = None
+        self._background = BackgroundDraw()
         self._early: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
-        self._last: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._own_key = key is None
-        self._checkpoint = Path(checkpoint) if checkpoint is not None else None
-        self._every, self._key_file = checkpoint_every, key_file
-        self._key: Key | None = None
-        self._begun = False
-        self._retired: Key | None = None
-        # Now, because schedules change the optimizer as they go.
-        self._settings = checkpoints.configuration(model, self.parameters, loss, optimizer, scheduler, ema)
-        if augment is not None:
-            self._settings["the augmentation"] = [getattr(augment, "__qualname__", type(augment).__name__), views]
-        self._parts = {}
-        if self._checkpoint is not None:
-            told: dict[str, Any] = {"the augmentation": (augment, views)} if augment is not None else {}
-            if rows.items is not None:
-                told["the data set"] = type(rows.items)
-            self._parts = identity.parts_of(model, loss, optimizer, scheduler, **told)
-            validation.warn_unnamed(self._parts)
+        #: losses, norms, which were clipped and which are real, of each piece of the last batch: not private
+        self.last_batch: list[tuple[Tensor, ...]] = []
+        self._name_computation()
         whole = [*model.parameters(), *model.buffers()]
         self.ranks.begin_alike(t for t in whole if self.spread is None or not self.spread.holds(t))
-        self._take_part(key)
-        fresh = not self._begun and self._ended is None and self._entry is None
-        if ledger is not None and dataset is not None and fresh:
-            # Refuse now what would be refused later.
-            self.ranks.first(lambda: ledger.quote(dataset, self.plan.mechanism, delta=self.plan.delta) and None)
+        self._take_part(settings.persistence.key)
+        self._quote()
         if self.ranks.active and self.ranks.rank == 0:
             sys.stderr.write(f"tacit: {self.layout}: one draw, one noise, one charge for all\n")
+
+    def _find_ranks(self) -> None:
+        """Where the model lies, and which processes train it together."""
+        execution, mechanism = self.settings.execution, self.settings.target.mechanism
+        self.spread: Spread | None = spread_of(self.model)
+        self.device = next(iter(self.parameters.values())).device
+        active = wanted(self.model, execution.distributed)
+        self.ranks = Ranks(active, self.spread.tensor if self.spread is not None else (), self.device)
+        validation.check_ranks(self.ranks, self.spread, mechanism, execution.compile)
+        validation.check_method(execution.method, mechanism, self.spread)
+
+    def _read(self, data: Any) -> None:
+        """The records, and which of them belong to one unit."""
+        first = next(iter(self.parameters.values()))
+        self.records = data.records if isinstance(data, Table) else records(data, first.dtype)
+        self.records.check_finite()
+        validation.check_labels(self.model, self.loss, self.records, self.device)
+        if self.spread is not None:
+            self.spread.rest()
+        self.units = units_of(self.settings.sampling.groups, data, len(self.records))
+
+    def _planned(self) -> Plan:
+        """The plan, of which everything is public; and the state of a run that has not begun."""
+        target, sampling, clipping = self.settings.target, self.settings.sampling, self.settings.clipping
+        charging = self.settings.charging
+        self.ledger, self.dataset = charging.ledger, charging.dataset
+        assert sampling.unit is not None
+        assert target.delta is not None
+        sampler = sampling.sampler_of(len(self.units or self.records))
+        unit, size = sampling.unit, sampling.size
+        # the ledger is where rank 0 is
+        found = self.ranks.first(
+            lambda: validation.check_ledger(self.ledger, self.dataset, target.adjacency, unit, size)
+        )
+        kind = clipping.clipping
+        plan = make_plan(
+            sampler,
+            steps=run_length(sampling.steps, sampling.epochs, sampler),
+            epsilon=target.epsilon,
+            noise_multiplier=target.noise_multiplier,
+            noise_schedule=target.noise_schedule,
+            clip_norm=clipping.clip_norm,
+            delta=target.delta,
+            adjacency=found or sampler.adjacency,
+            elements=sum(p.numel() for p in self.parameters.values()) + (clipping.adaptive is not None),
+            adaptive=clipping.adaptive,
+            unit=unit,
+            clipping=kind if isinstance(kind, str) else json.dumps(dict(kind), sort_keys=True),
+            kind=target.mechanism,
+            records_per_unit=sampling.max_rows,
+            size_given=size is not None,
+        )
+        usual = sampler.usual_physical(CPU_BATCH if self.device.type == "cpu" else None, self.ranks.data_ranks)
+        self.state = RunState(
+            clip_norm=plan.clip[0],
+            physical_batch=self.settings.execution.physical_batch or usual,
+            average={n: p.detach().clone() for n, p in self.parameters.items()} if self.ema is not None else None,
+            key_file=self.settings.persistence.key_file,
+        )
+        self._clip: tuple[float, Clipping] | None = None
+        return plan
+
+    def _name_computation(self) -> None:
+        """What a checkpoint is compared with; now, because schedules change the optimizer as they go."""
+        model, loss, optimizer, scheduler = self.model, self.loss, self.optimizer, self.scheduler
+        augment, views = self.settings.execution.augment, self.settings.execution.views
+        self._configuration = checkpoints.configuration(model, self.parameters, loss, optimizer, scheduler, self.ema)
+        told: dict[str, Any] = {}
+        if augment is not None:
+            self._configuration["the augmentation"] = [getattr(augment, "__qualname__", type(augment).__name__), views]
+            told["the augmentation"] = (augment, views)
+        if self.records.items is not None:
+            told["the data set"] = type(self.records.items)
+        self._parts = {}
+        if self.checkpoint is not None:
+            self._parts = identity.parts_of(model, loss, optimizer, scheduler, **told)
+            validation.warn_unnamed(self._parts, level=4)
+
+    def _quote(self) -> None:
+        """Refuse now what the ledger would refuse later."""
+        ledger, dataset = self.ledger, self.dataset
+        fresh = not self.state.begun and self.state.ended is None and self.state.ledger_entry is None
+        if ledger is not None and dataset is not None and fresh:
+            self.ranks.first(lambda: ledger.quote(dataset, self.plan.mechanism, delta=self.plan.delta) and None)
+
+    @property
+    def steps_executed(self) -> int:
+        """How many steps were made."""
+        return self.state.step
+
+    @property
+    def clip_norm(self) -> float:
+        """The clip norm now in force where it is adaptive; else that of the first step."""
+        return self.state.clip_norm
+
+    @property
+    def physical_batch(self) -> int:
+        """How many units run at a time."""
+        return self.state.physical_batch
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -259,9 +243,8 @@ class Training(Resumable):
         """The batches that are left, each of which has to be given to :meth:`step` before the next is drawn."""
         self._handed = None  # who left a loop with a batch in hand gets the same batch again
         while not self.done:
-            self._begin()
-            assert self._key is not None
-            batch = self._handed = self._draw(self.steps_executed)
+            self.begin()
+            batch = self._handed = self.draw(self.steps_executed)
             yield batch
             if self._handed is batch:
                 raise RuntimeError(
@@ -275,7 +258,7 @@ class Training(Resumable):
     @property
     def done(self) -> bool:
         """Whether the plan is used up, or the run was stopped."""
-        return self._ended is not None or self.steps_executed >= self.plan.steps
+        return self.state.ended is not None or self.state.step >= len(self.plan.noise)
 
     def step(self, batch: Batch) -> None:
         """Clip, sum, add noise, divide by the expected batch size, and let the optimizer step.
@@ -293,18 +276,23 @@ class Training(Resumable):
             raise RuntimeError(
                 "training.step takes the batch that the loop handed out last; this is another, or was used before"
             )
-        clipping = self._clip_at(batch.step)
-        sums, inside = self._sums(batch, clipping)
-        inside = self._add_up(sums, inside)
+        clipping = self.clip_at(batch.step)
+        sums, inside = self.clipped_sums(batch, clipping)
+        if self.ranks.active:
+            inside = self.add_up(sums, inside)
         self._broken = True
-        self._release(sums, inside, clipping, batch.step)
-        self._handed = None
-        self.steps_executed += 1
+        self._release(sums, inside, batch.step)
+        self.count_step()
         self._broken = False
-        if self.steps_executed >= self.plan.steps:
-            self._finish()
-        elif self._checkpoint is not None and self.steps_executed % self._every == 0:
+        if self.done:
+            self.finish()
+        elif self.checkpoint is not None and self.state.step % self.settings.persistence.checkpoint_every == 0:
             self.save()
+
+    def count_step(self) -> None:
+        """The batch in hand is used up."""
+        self._handed = None
+        self.state.step += 1
 
     def stop(self, reason: str, *, looked_at_results: bool = True) -> None:
         """End the run before the plan does.
@@ -315,8 +303,8 @@ class Training(Resumable):
         """
         if self.done:
             raise RuntimeError("the run has ended already")
-        self._ended = (str(reason), bool(looked_at_results))
-        self._finish()
+        self.state.ended = (str(reason), bool(looked_at_results))
+        self.finish()
 
     @property
     def layout(self) -> str:
@@ -329,8 +317,8 @@ class Training(Resumable):
     def privacy(self) -> acc.Privacy:
         """The guarantee: that of the plan, or of the executed steps where the stop did not look at results."""
         steps, basis = None, "as planned"
-        if self._ended is not None and self.steps_executed < self.plan.steps:
-            reason, looked = self._ended
+        if self.state.ended is not None and self.steps_executed < self.plan.steps:
+            reason, looked = self.state.ended
             steps = None if looked else self.steps_executed
             basis = f"stopped: {reason}; " + ("the plan is claimed" if looked else "without looking at results")
         elif self.steps_executed < self.plan.steps:
@@ -350,9 +338,9 @@ class Training(Resumable):
     @property
     def average(self) -> dict[str, Tensor]:
         """The exponential average of the trainable weights (``ema=``)."""
-        if self._average is None:
+        if self.state.average is None:
             raise ValueError("give ema=, as in ema=0.999, to keep an average of the weights")
-        return dict(self._average)
+        return dict(self.state.average)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[nn.Module]:
@@ -367,45 +355,37 @@ class Training(Resumable):
     def diagnostics(self) -> OperatorView:
         """Loss, clipped fraction and size of the last batch (of this rank's share of it): for the operator, not covered
         by the guarantee."""
-        if not self._last:
+        if not self.last_batch:
             return OperatorView(step=self.steps_executed, records=0)
-        losses, norms, mask = (torch.cat([part[i] for part in self._last]) for i in range(3))
-        losses, norms = losses[mask], norms[mask]
-        if not len(losses):
-            return OperatorView(step=self.steps_executed, records=0)
-        bound = self._clip_at(max(self.steps_executed - 1, 0)).sensitivity
-        return OperatorView(
-            step=self.steps_executed,
-            records=len(losses),
-            loss=float(losses.mean()),
-            median_norm=float(norms.median()),
-            clipped_fraction=float((norms > bound).float().mean()),
-        )
+        losses, norms, clipped, mask = (torch.cat([part[i] for part in self.last_batch]) for i in range(4))
+        return release.diagnostics(self.steps_executed, norms[mask], clipped[mask], losses[mask])
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def _look_ahead(self) -> None:
-        """Draw the next batch, a function of key and step alone, while a GPU works on this one."""
-        step = self.steps_executed + 1
+    def draw(self, step: int) -> Batch:
+        """The batch of a step, a function of the secret key and the step alone."""
+        early, self._drawn_early = self._drawn_early, None
+        return early if early is not None and early.step == step else self._draw_now(step)
+
+    def _draw_next_early(self) -> None:
+        """Draw the next step's batch while a GPU works on this one."""
+        step = self.state.step + 1
         if step < self.plan.steps:
-            self._ahead = self._drawn(step)
-            self._ahead.prepare(self.physical_batch)
+            self._drawn_early = self._draw_now(step)
+            self._drawn_early.prepare(self.physical_batch)
 
-    def _draw(self, step: int) -> Batch:
-        ahead, self._ahead = self._ahead, None
-        return ahead if ahead is not None and ahead.step == step else self._drawn(step)
-
-    def _drawn(self, step: int) -> Batch:
-        of = (self.plan.sampler, self._sampler_key, self._member_key)
+    def _draw_now(self, step: int) -> Batch:
+        assert self.keys is not None
+        of = (self.plan.sampler, self.keys.sampler, self.keys.members)
         # A CPU has nothing to wait for, and what takes less time than waking another thread is done here.
         quick = self.records.on_gpu and self.units is None and len(self.records) < FEW
         if self.device.type != "cuda" or quick:
-            return self._made(*of, step)
-        return self._draws.take(self._made, of, step, step + 1 >= self.plan.steps)
+            return self._make_batch(*of, step)
+        return self._background.take(self._make_batch, of, step, last=step + 1 >= self.plan.steps)
 
-    def _made(self, sampler: Sampler, key: Key, members: Key, step: int) -> Batch:
-        """The batch of a step, a function of keys and step alone; on a GPU another thread makes it."""
-        rows = sampler.draw(key, step, len(self.units) if self.units is not None else len(self.records))
+    def _make_batch(self, sampler: Sampler, key: Key, members: Key, step: int) -> Batch:
+        """The batch of a step; on a GPU another thread makes it."""
+        rows = sampler.draw(key, step, len(self.units or self.records))
         weights = None
         if self.units is not None:
             rows, weights = self.units.choose(rows, self.plan.records_per_unit, members, step)
@@ -417,43 +397,50 @@ class Training(Resumable):
         batch.begin(self.physical_batch)
         return batch
 
-    def _clip_at(self, step: int) -> Clipping:
-        bound = self.clip_norm if self.plan.adaptive else self.plan.clip[step]
-        return Clipping.of(self._clipping, bound, list(self.parameters))
+    def clip_at(self, step: int) -> Clipping:
+        """The bounds of a step."""
+        bound = self.state.clip_norm if self.plan.adaptive else self.plan.clip[step]
+        if self._clip is None or self._clip[0] != bound:
+            self._clip = bound, Clipping.of(self.clipping, bound, list(self.parameters))
+        return self._clip[1]
 
-    def _sums(self, batch: Batch, clipping: Clipping) -> tuple[dict[str, Tensor], Tensor | float]:
-        """Clipped sums over all physical batches, and the centred count of norms inside the bound."""
+    def clipped_sums(self, batch: Batch, clipping: Clipping) -> tuple[dict[str, Tensor], Tensor | float]:
+        """Clipped sums over all physical batches, and the centred count of norms inside the bound. **Not** private."""
+        halves = self.settings.execution.physical_batch is None and self.spread is None
         while True:
-            random = checkpoints.random_state(self.device) if self._halves else None
-            exact = self.plan.kind == "laplace"
+            random = random_state(self.device) if halves else None
             sums: dict[str, Tensor] = {}
             inside: Tensor | float = 0.0
-            self._last, self._early = [], None
-            self._alone = batch.is_one_piece(self.physical_batch)
+            self.last_batch, self._early = [], None
+            physical = self.state.physical_batch
+            alone = batch.is_one_piece(physical)
             try:
-                for piece in batch.pieces(self.physical_batch):
-                    inside = inside + self._add(piece, sums, clipping)
-                for n, p in self.parameters.items():
-                    if n not in sums:  # an empty batch
-                        shape = p.shape if self.spread is None else self.spread.shape(n)
-                        sums[n] = torch.zeros(shape, dtype=torch.float64 if exact else _wide(p), device=p.device)
-                return sums, inside
+                for piece in batch.pieces(physical):
+                    inside = inside + self.add_piece(piece, sums, clipping, alone=alone)
+                return sums or self._zeros(), inside
             except torch.OutOfMemoryError:
-                if not self._halves or self.physical_batch == 1:
+                if not halves or physical == 1:
                     raise
             # Out here the error, and with it all that the failed pass held, is gone. The sums begin again with smaller
             # pieces: the same result but for rounding.
-            self._last = []
+            self.last_batch = []
             gc.collect()
             torch.cuda.empty_cache()
-            self.physical_batch = (self.physical_batch + 1) // 2
+            self.state.physical_batch = (physical + 1) // 2
             assert random is not None
-            checkpoints.set_random_state(random, self.device)
+            set_random_state(random, self.device)
 
-    def _add_up(self, sums: dict[str, Tensor], inside: Tensor | float) -> Tensor | float:
+    def _zeros(self) -> dict[str, Tensor]:
+        """The sums of an empty batch."""
+        exact = self.plan.kind == "laplace"
+        found = {}
+        for n, p in self.parameters.items():
+            shape = p.shape if self.spread is None else self.spread.shape(n)
+            found[n] = torch.zeros(shape, dtype=torch.float64 if exact else _wide(p), device=p.device)
+        return found
+
+    def add_up(self, sums: dict[str, Tensor], inside: Tensor | float) -> Tensor | float:
         """The sums over all ranks, in place; every rank takes part, also one that has no records."""
-        if not self.ranks.active:
-            return inside
         whole = [s for n, s in sums.items() if self.spread is None or not self.spread.reduced(n)]
         if self.plan.adaptive is not None:
             inside = torch.as_tensor(inside, dtype=torch.float32, device=self.device)
@@ -461,42 +448,40 @@ class Training(Resumable):
         self.ranks.add_(whole)
         return inside
 
-    def _add(self, piece: Physical, sums: dict[str, Tensor], clipping: Clipping) -> Tensor | float:
-        batch, loss = piece.data, self.loss
-        if piece.weights is not None:
-            batch, loss = (piece.data, piece.weights), self._unit_loss
-        views = self.plan.records_per_unit
-        if self._augment is not None:
-            data = views_of(piece.data, self._augment, self._views)
-            batch = data if piece.weights is None else (data, repeat(piece.weights, self._views))
-            views *= self._views
+    def add_piece(self, piece: Physical, sums: dict[str, Tensor], clipping: Clipping, *, alone: bool) -> Tensor | float:
+        """Add the clipped sums of one physical batch (``alone``: of the whole batch); the centred count, if asked for.
+
+        Guarantee: a unit is in one piece, and changes the sums by at most ``clipping.sensitivity`` in L2 norm.
+        """
+        batch, loss, views = self._rows_of(piece)
         bound = clipping.sensitivity  # by layer: the whole clip norm, which is divided among the layers anew
-
-        def meanwhile(some: dict[str, Tensor]) -> None:
-            # A GPU finds the noise waiting when it has the sums. Should they not hold (the batch runs uncompiled
-            # then), nobody has seen them, and the sums that do hold get the noise of this step.
-            if self._alone and not self.ranks.active and self.spread is None:
-                self._early = some, self._noisy(some, clipping, self.steps_executed)
-            self._look_ahead()
-
         if self.plan.kind == "laplace":
             found, norms, losses = laplace.clipped_l1(self.model, loss, batch, bound, piece.mask, views)
         else:
+            execution = self.settings.execution
+
+            def while_it_runs(some: dict[str, Tensor]) -> None:
+                # A GPU finds the noise waiting when it has the sums. Should they not hold (the batch runs uncompiled
+                # then), nobody has seen them, and the sums that do hold get the noise of this step.
+                if alone and not self.ranks.active and self.spread is None:
+                    self._early = some, self._noisy(some, self.state.step)
+                self._draw_next_early()
+
             result = clipped_grad(
                 self.model,
                 loss,
                 batch,
                 bound,
-                clipping=self._clipping,  # type: ignore[arg-type]
+                clipping=self.clipping,  # type: ignore[arg-type]
                 mask=piece.mask,
                 views=views,
-                check=self._check,
-                method=self._method,
-                compile=self._compile,
-                lend=self._alone,
-                meanwhile=meanwhile,
+                check=execution.check,
+                method=execution.method,
+                compile=execution.compile,
+                lend=alone,
+                meanwhile=while_it_runs,
             )
-            if result.sensitivity > clipping.sensitivity:
+            if result.sensitivity > bound:
                 raise RuntimeError("clipping states a larger sensitivity than the plan: training must not go on")
             found, norms, losses = result.sums, result.norms, result.losses
         if self._early is not None and self._early[0] is not found:
@@ -506,70 +491,64 @@ class Training(Resumable):
         else:
             sums.update(found)
         norms = norms if norms.dim() == 1 else norms.square().sum(1).sqrt()
-        self._last.append((losses, norms, piece.mask))
+        self.last_batch.append((losses, norms, norms > bound, piece.mask))
         if self.plan.adaptive is None:
             return 0.0  # nobody counts
-        return (((norms <= bound).float() - 0.5) * piece.mask).sum().cpu()
+        return release.count_inside(norms, bound, piece.mask).cpu()
 
-    def _noisy(self, sums: dict[str, Tensor], clipping: Clipping, step: int) -> dict[str, Tensor]:
-        """Gradients for the optimizer: the sums with noise, divided by the expected batch size, in the types of the
-        parameters. The sums are used up: they hold these gradients, or what nobody may see.
+    def _rows_of(self, piece: Physical) -> tuple[Any, Loss, int]:
+        """What the model is given for a piece, the loss of its rows, and how many rows a unit has."""
+        execution, views = self.settings.execution, self.plan.records_per_unit
+        data, weights = piece.data, piece.weights
+        if execution.augment is not None:
+            data = views_of(data, execution.augment, execution.views)
+            weights = None if weights is None else repeat(weights, execution.views)
+            views *= execution.views
+        return (data, self.loss, views) if weights is None else ((data, weights), self.loss_of_units, views)
 
-        Guarantee: the Gaussian (Laplace) mechanism on sums of sensitivity ``clipping.sensitivity`` with the noise of
-        the plan at this step; the rest is post-processing.
-        """
-        scale, divisor = self.plan.noise_at(step) * clipping.sensitivity, self.plan.sampler.divisor
-        values = list(sums.values())
-        found = {name: _in_type(sums[name], p.dtype) for name, p in self.parameters.items()}
-        cast = [name for name in found if found[name] is not sums[name]]
-        if scale > 0 and self.plan.kind != "laplace" and self.spread is None:
-            targets = [found[name] for name in sums]
-            add_normal_many_(values, self._noise_key, step, list(sums), scale, divisor=divisor, into=targets)
-            return found
-        if scale > 0 and self.spread is not None:
-            add_noise_(self.spread, sums, self._noise_key, step, scale)
-        elif scale > 0:
-            laplace.add_noise_(sums, self._noise_key, step, scale)
-        foreach_div_(values, divisor)
-        if cast:
-            foreach_copy_([found[name] for name in cast], [sums[name] for name in cast])
-        return found if self.spread is None else {n: self.spread.gradient(n, g) for n, g in found.items()}
+    def noise_at(self, step: int) -> release.ReleaseNoise:
+        """The noise of a step, a public value: of the step at hand where the clip norm is adaptive."""
+        scale = self.plan.gradient_noise[step] * self.clip_at(step).sensitivity
+        return release.ReleaseNoise(scale, self.divisor, self.plan.kind)
 
-    def _release(self, sums: dict[str, Tensor], inside: Tensor | float, clipping: Clipping, step: int) -> None:
+    def _noisy(self, sums: dict[str, Tensor], step: int) -> dict[str, Tensor]:
+        assert self.keys is not None
+        noise = self.noise_at(step)
+        return release.noisy_gradients(sums, self.parameters, self.keys.noise, step, noise, self.spread)
+
+    def _release(self, sums: dict[str, Tensor], inside: Tensor | float, step: int) -> None:
         """Noise on the sums, and the step of the optimizer. From here on everything is covered by the guarantee."""
-        divisor = self.plan.sampler.divisor
-        scale = self.plan.noise_at(step) * clipping.sensitivity
         early, self._early = self._early, None
-        gradients = early[1] if early is not None else self._noisy(sums, clipping, step)
-        for name, p in self.parameters.items():
-            p.grad = gradients[name]
-        if hasattr(self.optimizer, "noise_variance"):
-            variance = 2 * (scale / divisor) ** 2 if self.plan.kind == "laplace" else (scale / divisor) ** 2
-            self.optimizer.noise_variance = variance
+        gradients = early[1] if early is not None else self._noisy(sums, step)
+        release.hand_over(gradients, self.parameters, self.optimizer, self.noise_at(step))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.scheduler is not None:
             self.scheduler.step()
-        if self._average is not None and self._ema is not None:
-            with torch.no_grad():
-                now = [self.parameters[name].detach() for name in self._average]
-                if self.spread is None:
-                    foreach_lerp_(list(self._average.values()), now, 1 - self._ema)
-                else:
-                    for average, weight in zip(self._average.values(), now, strict=True):
-                        average.lerp_(weight, 1 - self._ema)
+        if self.state.average is not None:
+            self._average_weights(self.state.average)
         if self.plan.adaptive is not None:
-            self._adapt(inside, step, divisor)
+            assert self.keys is not None
+            self.state.clip_norm, _ = release.adapted(
+                self.plan.adaptive,
+                self.state.clip_norm,
+                inside,
+                self.keys.noise,
+                step,
+                divisor=self.divisor,
+                within=release.clip_range(self.plan.clip[0]),
+                noisy=self.plan.noise[step] > 0,
+            )
 
-    def _adapt(self, inside: Tensor | float, step: int, divisor: float) -> None:
-        """The next clip norm, from the noisy count (sensitivity ½ for adding or removing one unit)."""
-        adaptive = self.plan.adaptive
-        assert adaptive is not None
-        noise = float(normal(self._noise_key, step, COUNT, 1)) * adaptive.count_noise if self.plan.noise[step] else 0.0
-        fraction = (float(inside) + noise) / divisor + 0.5
-        factor = torch.exp(torch.tensor(-adaptive.rate * (fraction - adaptive.quantile), dtype=torch.float64))
-        # Bounds that no data depend on keep the clip norm a usable number.
-        self.clip_norm = min(max(self.clip_norm * float(factor), 1e-6 * self.plan.clip[0]), 1e6 * self.plan.clip[0])
+    def _average_weights(self, average: dict[str, Tensor]) -> None:
+        assert self.ema is not None
+        with torch.no_grad():
+            now = [self.parameters[name].detach() for name in average]
+            if self.spread is None:
+                foreach_lerp_(list(average.values()), now, 1 - self.ema)
+            else:
+                for mean, weight in zip(average.values(), now, strict=True):
+                    mean.lerp_(weight, 1 - self.ema)
 
     def __repr__(self) -> str:
         return f"<Training: {self.steps_executed:,} of {self.plan.steps:,} steps, {self.plan.sampler.words}>"
@@ -577,11 +556,6 @@ class Training(Resumable):
 
 def _wide(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-def _in_type(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor itself, or, where it has another type, room for it in this one."""
-    return value if value.dtype == dtype else torch.empty_like(value, dtype=dtype)
 
 
 def _copy(parameters: dict[str, Tensor], values: dict[str, Tensor]) -> None:

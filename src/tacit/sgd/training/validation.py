@@ -6,7 +6,6 @@ anyway; an error text is not covered by the guarantee and must not be published.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -22,36 +21,8 @@ from tacit.sgd.sharding.ranks import DistributedError, Ranks
 from tacit.sgd.sharding.shards import Spread
 from tacit.sgd.training.data import Records
 from tacit.sgd.training.plan import Plan
-from tacit.sgd.training.sampling import Sampler
 
 ONLY_OPERATOR = "(This message is about private data: it is for the operator and must not be published.)"
-
-
-def check_target(epsilon: float | None, noise_multiplier: Any, delta: float | None, kind: str) -> float:
-    """Exactly one of ε and noise, both in range; returns δ."""
-    if (epsilon is None) == (noise_multiplier is None):
-        raise ValueError("give epsilon= or noise_multiplier=, one of the two: each decides the other")
-    if epsilon is not None and not (isinstance(epsilon, int | float) and 0 < epsilon < math.inf):
-        raise ValueError(f"epsilon must be positive and finite, not {epsilon!r}")
-    if isinstance(noise_multiplier, int | float) and not 0 <= noise_multiplier < math.inf:
-        raise ValueError(f"noise_multiplier must be finite and not negative, not {noise_multiplier!r}")
-    if kind == "laplace" and (delta is None or delta == 0):
-        return 0.0
-    if delta is None:
-        raise ValueError("give delta=, the probability the guarantee leaves open: well below 1 / number of records")
-    if not (isinstance(delta, int | float) and 0 < delta < 1):
-        raise ValueError(f"delta must lie strictly between 0 and 1, not {delta!r}")
-    return float(delta)
-
-
-def check_length(steps: int | None, epochs: int | None, sampler: Sampler) -> int:
-    """The number of steps."""
-    if (steps is None) == (epochs is None):
-        raise ValueError("give epochs= or steps=, one of the two")
-    for name, value in (("steps", steps), ("epochs", epochs)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} is a positive whole number, not {value!r}")
-    return steps if steps is not None else sampler.steps_per_epoch * int(epochs)  # type: ignore[arg-type]
 
 
 def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -96,13 +67,10 @@ def check_ranks(ranks: Ranks, spread: Spread | None, mechanism: str, compile: bo
     spread.check(ranks.world)
 
 
-def check_method(method: str, mechanism: str, spread: Spread | None) -> Any:
-    """How per-example gradients are found."""
-    if method not in ("operations", "examples"):
-        raise ValueError(f"method must be 'operations' or 'examples', not {method!r}")
+def check_method(method: str, mechanism: str, spread: Spread | None) -> None:
+    """Refuse one backward pass for each example where it cannot be right."""
     if method == "examples" and (mechanism != "gaussian" or spread is not None):
         raise ValueError("method='examples' is for Gaussian noise, and for a model that every rank holds whole")
-    return method
 
 
 def check_labels(model: nn.Module, loss: Any, records: Records, device: torch.device) -> None:
@@ -136,8 +104,6 @@ def check_ledger(
     ledger: Ledger | None, dataset: str | None, adjacency: str | None, unit: str, size: int | None
 ) -> str | None:
     """The adjacency of the ledger's terms, where there is one; it must be the one asked for."""
-    if (ledger is None) != (dataset is None):
-        raise ValueError("give ledger= and dataset= together: the ledger, and the name the data are registered under")
     if ledger is None or dataset is None:
         return adjacency
     terms = ledger.dataset(dataset)
@@ -146,7 +112,7 @@ def check_ledger(
     if unit != terms.unit:
         raise ValueError(
             f"{dataset!r} is registered for one {terms.unit}, and this run protects one {unit}: pass "
-            f"unit=, one id for each record, with unit_name={terms.unit!r}; if every record is another {terms.unit}, "
+            f"groups=, one id for each record, with unit={terms.unit!r}; if every record is another {terms.unit}, "
             "number them: range(number of records)"
         )
     if not terms.size_public and size is None:

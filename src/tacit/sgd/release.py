@@ -1,0 +1,260 @@
+"""How does a clipped sum leave? With noise, divided by a public number: the one place where a gradient is released.
+
+:class:`~tacit.sgd.Training` and the loops of other people (:class:`~tacit.sgd.hooked.loop.Loop`) both come here, and so
+does the clip norm that follows the data. Everything here is a function of a secret key, the step and the sums.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tacit.ledger import OperatorView
+from tacit.noise import add_laplace
+from tacit.noise.keys import Key
+from tacit.noise.sampling import uniform
+from tacit.noise.tensor import add_normal_many_, normal
+from tacit.sgd.sharding.shards import Spread, add_noise_
+from tacit.sgd.torch_compat import foreach_copy_, foreach_div_, foreach_norm
+
+#: The noise of the adaptive clip norm's count; an integer cannot be the name of a parameter.
+COUNT = 0
+#: How far the adaptive clip norm may move from the first one. No data decide it, and it stays a usable number.
+FURTHEST = 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleaseNoise:
+    """The noise of one release: its ``scale`` (Gaussian: standard deviation) on the sum, which is then divided.
+
+    >>> ReleaseNoise(2.0, divisor=4.0).variance, ReleaseNoise(2.0, divisor=4.0, mechanism="laplace").variance
+    (0.25, 0.5)
+    """
+
+    scale: float
+    divisor: float
+    mechanism: str = "gaussian"
+
+    @property
+    def variance(self) -> float:
+        """The variance of the noise in each coordinate of the released gradient, a public number."""
+        return (2 if self.mechanism == "laplace" else 1) * (self.scale / self.divisor) ** 2
+
+
+def noisy_gradients(
+    sums: dict[str, Tensor],
+    parameters: Mapping[str, Tensor],
+    key: Key,
+    step: int,
+    noise: ReleaseNoise,
+    spread: Spread | None = None,
+) -> dict[str, Tensor]:
+    """Gradients for the optimizer: the sums with noise, divided, in the types of the parameters.
+
+    The sums are used up: they hold these gradients, or what nobody may see. ``spread`` says which piece of each sum
+    this rank holds, where the model is spread over ranks.
+
+    Guarantee: the Gaussian mechanism on sums of L2 sensitivity C (the Laplace mechanism on sums of L1 sensitivity C)
+    with noise multiplier ``noise.scale`` / C, for the adjacency for which C was stated; the rest is post-processing.
+    Each (key, step) serves one release.
+
+    >>> sums = {"weight": torch.zeros(3)}
+    >>> found = noisy_gradients(sums, {"weight": torch.zeros(3)}, Key(bytes(32)), 0, ReleaseNoise(2.0, divisor=4.0))
+    >>> bool((found["weight"] == normal(Key(bytes(32)), 0, "weight", 3) * 2 / 4).all())
+    True
+    """
+    values = list(sums.values())
+    found = {name: _room(sums[name], p.dtype) for name, p in parameters.items()}
+    if noise.scale > 0 and noise.mechanism == "gaussian" and spread is None:
+        targets = [found[name] for name in sums]
+        add_normal_many_(values, key, step, list(sums), noise.scale, divisor=noise.divisor, into=targets)
+        return found
+    if noise.scale > 0 and spread is not None:
+        add_noise_(spread, sums, key, step, noise.scale)
+    elif noise.scale > 0:
+        add_laplace_(values, key, step, noise.scale)
+    foreach_div_(values, noise.divisor)
+    cast = [name for name in found if found[name] is not sums[name]]
+    if cast:
+        foreach_copy_([found[name] for name in cast], [sums[name] for name in cast])
+    return found if spread is None else {n: spread.gradient(n, g) for n, g in found.items()}
+
+
+def hand_over(
+    gradients: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    noise: ReleaseNoise,
+) -> None:
+    """Set ``p.grad``, and tell an optimizer that asks for it (:class:`~tacit.sgd.DPAdam`) how noisy it is."""
+    for name, p in parameters.items():
+        p.grad = gradients[name]
+    if hasattr(optimizer, "noise_variance"):
+        optimizer.noise_variance = noise.variance
+
+
+def _room(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor itself, or, where it has another type, room for it in this one."""
+    return value if value.dtype == dtype else torch.empty_like(value, dtype=dtype)
+
+
+class _KeyedWords:
+    """Words of one step as a source for the exact samplers: the same after a resume, unknown without the key."""
+
+    word_bits = 64
+
+    def __init__(self, key: Key, step: int) -> None:
+        self._key, self._step, self._used = key, step, 0
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        found = uniform(self._key, self._step, count, offset=self._used)
+        self._used += count
+        return found
+
+
+def add_laplace_(sums: Sequence[Tensor], key: Key, step: int, scale: float) -> None:
+    """Exact Laplace noise of ``scale`` on all sums, in place.
+
+    Guarantee: for sums of L1 sensitivity Δ the result is (Δ / scale)-DP, against anybody who does not know the key and
+    cannot tell ChaCha12 from random. Each (key, step) serves one release.
+    """
+    flat = torch.cat([s.detach().double().flatten().cpu() for s in sums]).numpy()
+    noisy = torch.from_numpy(np.asarray(add_laplace(flat, scale, source=_KeyedWords(key, step))))
+    start = 0
+    for total in sums:
+        total.copy_(noisy[start : start + total.numel()].view(total.shape))
+        start += total.numel()
+
+
+# -- the clip norm that follows a quantile -----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveClipping:
+    """The clip norm follows a quantile of the gradient norms, by a noisy count (Andrew et al. 2021).
+
+    At each step the number of norms below the clip norm is counted with Gaussian noise of standard deviation
+    ``count_noise`` (default: a twentieth of the batch), and the clip norm is multiplied by
+    exp(-``rate`` · (noisy fraction - ``quantile``)).
+
+    The count, centred by ½ for each participant, has sensitivity ½: noise multiplier 2·``count_noise``. Sum and count
+    together are one Gaussian mechanism of multiplier z with z⁻² = z_gradient⁻² + (2·count_noise)⁻² (theorem 1 there).
+    z is what the plan states and what is priced; the gradient gets the larger z_gradient.
+
+    >>> AdaptiveClipping(count_noise=10.0).gradient_noise(1.0)
+    1.00125...
+    """
+
+    quantile: float = 0.5
+    rate: float = 0.2
+    count_noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quantile < 1:
+            raise ValueError(f"quantile lies between 0 and 1, not {self.quantile}")
+        if not (self.rate > 0 and math.isfinite(self.rate)):
+            raise ValueError(f"the rate of adaptive clipping is positive, not {self.rate}")
+        if not (self.count_noise >= 0 and math.isfinite(self.count_noise)):
+            raise ValueError(f"count_noise is a positive number, not {self.count_noise}")
+
+    def gradient_noise(self, noise_multiplier: float) -> float:
+        """The multiplier of the gradient's noise, such that gradient and count together have ``noise_multiplier``."""
+        if noise_multiplier == 0:
+            return 0.0
+        rest = noise_multiplier**-2 - (2 * self.count_noise) ** -2
+        if rest <= 0:
+            raise ValueError(
+                f"the count alone (count_noise={self.count_noise:g}) costs more than noise multiplier "
+                f"{noise_multiplier:g} allows: count_noise must be above {noise_multiplier / 2:g}"
+            )
+        # One unit up, so that rounding never makes the noise smaller than what is priced.
+        return math.nextafter(rest**-0.5 * (1 + 4e-16), math.inf)
+
+
+def clip_range(first: float, low: float | None = None, high: float | None = None) -> tuple[float, float]:
+    """Where an adaptive clip norm stays: within a factor of a million of the first one, or where it is told to.
+
+    >>> clip_range(0.5), clip_range(0.5, high=2.0)
+    ((5e-07, 500000.0), (5e-07, 2.0))
+    """
+    near = min(first / FURTHEST, high or math.inf) if low is None else low
+    return near, max(first * FURTHEST, near) if high is None else high
+
+
+def count_inside(norms: Tensor, bound: float, mask: Tensor | None = None) -> Tensor:
+    """How many norms lie inside the clip norm, less ½ for each participant: sensitivity ½ for adding or removing one.
+
+    >>> float(count_inside(torch.tensor([0.5, 2.0, 3.0]), 1.0, torch.tensor([True, True, False])))
+    0.0
+    """
+    centred = (norms <= bound).float() - 0.5
+    return (centred if mask is None else centred * mask).sum()
+
+
+def adapted(
+    adaptive: AdaptiveClipping,
+    clip_norm: float,
+    count: Tensor | float,
+    key: Key,
+    step: int,
+    *,
+    divisor: float,
+    within: tuple[float, float],
+    noisy: bool,
+) -> tuple[float, float]:
+    """The next clip norm and the noisy fraction of norms inside this one, from :func:`count_inside`.
+
+    ``divisor`` is the expected number of participants; with ``noisy=False`` the whole run has no noise and no ε.
+
+    Guarantee: the Gaussian mechanism of standard deviation ``adaptive.count_noise`` on a count of sensitivity ½ (add or
+    remove one unit), which :meth:`AdaptiveClipping.gradient_noise` includes in the price of the step; the rest is
+    post-processing of that and of public numbers.
+    """
+    noise = float(normal(key, step, COUNT, 1)) * adaptive.count_noise if noisy else 0.0
+    fraction = (float(count) + noise) / divisor + 0.5
+    factor = torch.exp(torch.tensor(-adaptive.rate * (fraction - adaptive.quantile), dtype=torch.float64))
+    return min(max(clip_norm * float(factor), within[0]), within[1]), fraction
+
+
+# -- what can be told of a release -------------------------------------------------------------------------------------
+
+
+def norms_of(gradients: list[Tensor]) -> Sequence[Tensor]:
+    """The norm of each released gradient, computed in 32 bits or more; no GPU is waited for."""
+    if any(g.element_size() < 4 for g in gradients):
+        return [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
+    return foreach_norm(gradients)
+
+
+def signal_to_noise(norms: Iterable[Tensor], elements: int, variance: float) -> float | None:
+    """An estimate of |clipped sum| / |noise| from the norms of released gradients alone: it may leave with them.
+
+    The noise has squared norm d·s² for d numbers of variance s², up to its own fluctuation; what the noisy gradient has
+    beyond that is signal. None where there is no noise.
+
+    >>> signal_to_noise([torch.tensor(2.0)], 1, 1.0)
+    1.73...
+    """
+    if variance == 0:
+        return None
+    total = sum(float(norm) ** 2 for norm in norms)
+    return math.sqrt(max(0.0, total / (elements * variance) - 1.0))
+
+
+def diagnostics(step: int, norms: Tensor, clipped: Tensor, losses: Tensor | None = None) -> OperatorView:
+    """What a step did to these examples: for the operator, **not** covered by the guarantee."""
+    if not len(norms):
+        return OperatorView(step=step, records=0)
+    return OperatorView(
+        step=step,
+        records=len(norms),
+        **({} if losses is None else {"loss": float(losses.mean())}),
+        median_norm=float(norms.median()),
+        clipped_fraction=float(clipped.float().mean()),
+    )
