@@ -126,7 +126,7 @@ FAILING: dict[str, Callable[[], Any]] = {
     "a list among categories": lambda: SCHEMA.encode(column("ward", [VALUE])),
     "columns of different lengths": lambda: SCHEMA.encode(column("age", None)),
     "every teacher fails": lambda: teach(),
-    "people of too few rows": lambda: teach(unit=list(range(COUNT - 1))),
+    "people of too few rows": lambda: teach(groups=list(range(COUNT - 1))),
     "a label that is no class": lambda: teach(y=np.full(COUNT, 987654), classes=[0, 1]),
     "a label beyond the classes": lambda: teach(y=np.full(COUNT, 987654), classes=2),
     "every run of a search fails": search,
@@ -135,7 +135,7 @@ FAILING: dict[str, Callable[[], Any]] = {
     "answers of another shape": lambda: correct_count(X, Y, predict=lambda model, x: Y[1:]).exact(None),
     "losses of two columns": lambda: bounded_loss(lambda model: X).exact(None),
     "too few records for the teachers": lambda: prompts(COUNT - 1, n=5000),
-    "owners of too few": lambda: prompts(COUNT - 1, n=2, unit=list(range(COUNT))),
+    "owners of too few": lambda: prompts(COUNT - 1, n=2, groups=list(range(COUNT))),
     "other data than registered": lambda: _ledger().check_data("people", X[1:]),
 }
 
