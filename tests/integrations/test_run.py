@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from tacit import accounting as acc
 from tacit.integrations.run import PrivateRun
 from tacit.sgd.hooked.draws import PrivateBatches
 from tacit.sgd.training.checkpoint import CheckpointError
@@ -126,3 +127,8 @@ def test_a_trainer_whose_warm_up_changed_takes_a_new_key(tmp_path):
     assert [path.read_bytes() for path in tmp_path.glob("run*.key")] == [secret]
     with pytest.raises(CheckpointError, match="name another key_file="):
         made(0).train()
+
+
+def test_a_unit_that_a_trainer_cannot_protect_is_refused():
+    with pytest.raises(acc.UnitError, match="protects one record, not one patient"):
+        PrivateRun(noise_multiplier=1.0, target_epsilon=None, target_delta=1e-5, max_grad_norm=1.0, unit="patient")

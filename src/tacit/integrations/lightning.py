@@ -73,7 +73,7 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
     ``key_file`` is where the secret key is kept for resuming until the run ends (default: the user's state folder).
     ``batch_first=False`` is for modules with the examples in the second dimension. ``ledger`` and ``dataset`` (its name
     there) say where all planned steps are charged, before the first one. ``purpose`` is public and stands beside the
-    charge.
+    charge. ``unit`` is ``"record"``; another one is refused.
 
     What is logged during training is withheld from loggers and checkpoints, except the names in ``public_logs``, which
     do not depend on private records; ``show_private=True`` is for logs that nobody but the operator sees.
@@ -97,6 +97,7 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         ledger: Ledger | None = None,
         dataset: str | None = None,
         purpose: str = "",
+        unit: str = "record",
     ) -> None:
         self.run = PrivateRun(
             noise_multiplier=noise_multiplier,
@@ -107,6 +108,7 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
             ledger=ledger,
             dataset=dataset,
             purpose=purpose,
+            unit=unit,
         )
         self.batch_first = batch_first
         self.show_private, self.public_logs = show_private, frozenset(public_logs)

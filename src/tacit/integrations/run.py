@@ -100,7 +100,8 @@ def _at_random(dataset: Any, collate: Any) -> bool:
 class PrivateRun:
     """The private runs inside a trainer; give ``noise_multiplier`` or ``target_epsilon``.
 
-    ``ledger`` and ``dataset`` (its name there) say where all planned steps are charged when a run begins.
+    ``ledger`` and ``dataset`` (its name there) say where all planned steps are charged when a run begins. ``unit`` is
+    ``"record"``: another one is refused, because a trainer's loop does not know whose records are whose.
 
     Guarantee: everything computed from the weights of all runs together is (``privacy.claim``, δ)-DP for
     zeroing out one record, whatever made a run stop. Each release is that of :class:`~tacit.sgd.hooked.loop.Loop`.
@@ -117,7 +118,13 @@ class PrivateRun:
         ledger: Ledger | None = None,
         dataset: str | None = None,
         purpose: str = "",
+        unit: str = "record",
     ) -> None:
+        if unit != "record":
+            raise acc.UnitError(
+                f"a trainer's loop protects one record, not one {unit}: it is not told whose record each is. "
+                "tacit.sgd.Training is: groups=, one id for each record"
+            )
         check_terms(ledger, dataset, Poisson.adjacency)
         self.ledger, self.dataset, self.purpose = ledger, dataset, purpose
         self.paid: Prepaid | None = None

@@ -276,6 +276,7 @@ def make_private(
     ledger: Ledger | None = None,
     dataset: str | None = None,
     purpose: str = "",
+    unit: str = "record",
 ) -> Trainer:
     """Make a ``Trainer`` private, before ``train()``; give ``noise_multiplier`` or ``target_epsilon``.
 
@@ -284,7 +285,7 @@ def make_private(
     ``show_private=True`` leaves training loss in the logs: for runs whose logs nobody but the operator sees.
     ``public_logs`` names values that callbacks log and that do not depend on private records; others are withheld.
     ``ledger`` and ``dataset`` (its name there) say where all planned steps are charged, before the first one.
-    ``purpose`` is public and stands beside the charge.
+    ``purpose`` is public and stands beside the charge. ``unit`` is ``"record"``; another one is refused.
 
     Guarantee: everything computed from the weights is (``trainer.privacy.claim``, ``target_delta``)-DP for
     zeroing out one record of ``train_dataset``, over all calls of ``train()``. The plan is claimed, whatever
@@ -300,6 +301,7 @@ def make_private(
         ledger=ledger,
         dataset=dataset,
         purpose=purpose,
+        unit=unit,
     )
     if isinstance(trainer, PrivateMixin):
         raise ValueError("the trainer is private already")
