@@ -291,15 +291,16 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         notes = list(task.assumed)
         if task.count is not None:
             notes.append(f"the number of {task.unit}s is public under {task.adjacency}")
-        details = {
-            "method": method,
-            "max_rows": task.shape.rows if task.shape.rows > 1 else None,
-            "assumptions": tuple(notes),
-            "noise": guarantee.GENERATOR,
-            "charge": charge.number if charge is not None else None,
-        }
-        delta = 0.0 if _pure(mechanism) else task.delta
-        return acc.Privacy(acc.epsilon(mechanism, delta, adjacency=task.adjacency), mechanism, details)
+        return acc.Privacy.of(
+            mechanism,
+            0.0 if _pure(mechanism) else task.delta,
+            adjacency=task.adjacency,
+            method=method,
+            max_rows=task.shape.rows if task.shape.rows > 1 else None,
+            assumptions=tuple(notes),
+            noise=guarantee.GENERATOR,
+            charge=charge.number if charge is not None else None,
+        )
 
     @contextlib.contextmanager
     def _paid(self, task: Task, mechanism: acc.Mechanism, what: str) -> Iterator[Charge | None]:

@@ -391,7 +391,7 @@ class PrivacyEngine:
         return ModuleValidator.fix_and_validate(module)
 
     def get_epsilon(self, delta: float) -> float:
-        """The ε spent so far: the upper end of the certified interval (``accountant.bound(delta)`` gives both)."""
+        """The ε spent so far: the upper end of the certified interval (:meth:`privacy` has both)."""
         return self.accountant.get_epsilon(delta)
 
     def privacy(self, delta: float) -> acc.Privacy:
