@@ -100,11 +100,11 @@ def people_are_bounded(seed: int) -> list[Finding]:
     means = raw.reshape(scenes.PEOPLE, scenes.EACH, -1).mean(1)
     clip = float(np.median(np.linalg.norm(means, axis=1)) / 2)
     size, each, worst = scenes.PEOPLE, scenes.EACH, 0.0
-    ids = scene.settings["unit"]
+    ids = scene.settings["groups"]
 
     def total(persons: list[int]) -> np.ndarray:
         rows = [p * each + k for p in persons for k in range(each)]
-        return look.released_sum(scene, chosen(scene.records, rows), clip, size, unit=np.repeat(persons, each))
+        return look.released_sum(scene, chosen(scene.records, rows), clip, size, groups=np.repeat(persons, each))
 
     everybody = total(list(range(size)))
     for person in range(size):
