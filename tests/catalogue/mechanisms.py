@@ -357,7 +357,7 @@ VARIED: dict[str, Entry] = {
         Accumulated(acc.PoissonSampled(G(2.0), 0.2), 3), _poisson(2.0, 0.2, times=3), times=(1,)
     ),
 }
-ALL = ENTRIES | VARIED
+ALL = ENTRIES | {name: dataclasses.replace(entry, times=(1,)) for name, entry in VARIED.items()}
 MECHANISMS: dict[str, acc.Mechanism] = {name: entry.mechanism for name, entry in ENTRIES.items()}
 
 
@@ -432,7 +432,7 @@ def description_problems(mechanism: acc.Mechanism) -> list[str]:
     other = noisier(mechanism)
     if other == mechanism or other.to_dict() == mechanism.to_dict():
         found.append(f"{mechanism!r} has nothing that says how much noise there was")
-    for adjacency in mechanism.adjacencies():
+    for adjacency in mechanism.adjacencies()[:2]:
         less, more = (
             (acc.delta(m, 0.0, adjacency=adjacency).upper, acc.epsilon(m, DELTA, adjacency=adjacency).upper)
             for m in (other, mechanism)

@@ -30,9 +30,10 @@ Floats = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """Values that got noise: their kind of noise, and each value in units of its scale."""
+    """Values that got noise: the kind of noise, its scale, and each value in units of it."""
 
     kind: str
+    scale: tuple[float, ...]
     values: Floats
 
 
@@ -57,7 +58,7 @@ def watched() -> Iterator[Watched]:
     def add(kind: str) -> Callable[..., Any]:
         def replaced(values: Any, scale: float, **_: Any) -> Any:
             exact = np.asarray(values, dtype=float)
-            seen.drawn.append(Drawn(kind, exact.ravel() / scale))
+            seen.drawn.append(Drawn(kind, (float(scale),), exact.ravel() / scale))
             out = seen.fixed(exact.shape, scale)
             return float(out) if exact.ndim == 0 else out
 
@@ -66,7 +67,7 @@ def watched() -> Iterator[Watched]:
     def many(tensors: Any, key: Any, step: Any, parameters: Any, scale: Any, **options: Any) -> None:
         scales = [float(scale)] * len(tensors) if isinstance(scale, int | float) else [float(s) for s in scale]
         flat = [t.detach().double().numpy().ravel() / s for t, s in zip(tensors, scales, strict=True)]
-        seen.drawn.append(Drawn("gaussian", np.concatenate(flat)))
+        seen.drawn.append(Drawn("gaussian", tuple(scales), np.concatenate(flat)))
         targets = options.get("into") or tensors
         for one, target, s in zip(tensors, targets, scales, strict=True):
             out = torch.from_numpy(seen.fixed(tuple(one.shape), s)) / options.get("divisor", 1.0)
@@ -79,7 +80,7 @@ def watched() -> Iterator[Watched]:
         return one
 
     def choose(scores: Any, rate: Any, **_: Any) -> int:
-        seen.drawn.append(Drawn("choice", np.array([float(s) * float(rate) for s in scores])))
+        seen.drawn.append(Drawn("choice", (float(rate),), np.array([float(s) * float(rate) for s in scores])))
         return len(seen.drawn) % len(scores)
 
     replacements = [
@@ -126,6 +127,8 @@ def moved(one: Watched, other: Watched) -> Moved | str:
     for a, b in zip(one.drawn, other.drawn, strict=True):
         if a.kind != b.kind or len(a.values) != len(b.values):
             return f"{len(a.values)} {a.kind} values and {len(b.values)} {b.kind} ones: the release depends on the data"
+        if a.scale != b.scale:
+            return f"noise of scale {a.scale} and of scale {b.scale}: the scale depends on the data"
         apart = a.values - b.values
         if a.kind == "gaussian":
             gaussian.append(float(np.linalg.norm(apart)))

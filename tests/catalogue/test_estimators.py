@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tacit import accounting as acc
 from tacit import noise
 from tacit.ledger import Ledger
 from tests.catalogue import estimators as catalogue
-from tests.catalogue.estimators import ATTACKED_ELSEWHERE, ENTRIES, RELEASES_NOTHING, Entry, Released
+from tests.catalogue.estimators import CHECKED_ELSEWHERE, ENTRIES, RELEASES_NOTHING, Entry, Released
 
 ROOT = Path(__file__).parents[2]
 CASES = [pytest.param(entry, id=f"{name} {i}") for name, made in ENTRIES.items() for i, entry in enumerate(made)]
@@ -26,12 +27,12 @@ def test_a_release_is_charged_first_and_costs_no_more(entry: Entry) -> None:
 def test_everything_public_that_takes_private_data_is_in_the_catalogue() -> None:
     public = catalogue.public()
     assert catalogue.unlisted(public) == []
-    assert sorted({*ENTRIES, *RELEASES_NOTHING, *ATTACKED_ELSEWHERE} - public) == [], "listed, and no longer public"
+    assert sorted({*ENTRIES, *RELEASES_NOTHING, *CHECKED_ELSEWHERE} - public) == [], "listed, and no longer public"
 
 
-@pytest.mark.parametrize("name", ATTACKED_ELSEWHERE)
-def test_what_is_attacked_elsewhere_is_there(name: str) -> None:
-    assert name.split(".")[-1] in (ROOT / ATTACKED_ELSEWHERE[name]).read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", CHECKED_ELSEWHERE)
+def test_what_is_checked_elsewhere_is_there(name: str) -> None:
+    assert name.split(".")[-1] in (ROOT / CHECKED_ELSEWHERE[name]).read_text(encoding="utf-8")
 
 
 # -- mistakes that the catalogue must find --------------------------------------------------------------------------
@@ -82,7 +83,7 @@ def as_it_should_be(data: Any, ledger: Ledger) -> Released:
 
 
 def _sums() -> Any:
-    return (neighbours for neighbours in ENTRIES["linear_model.Ridge"][0].neighbours())
+    return itertools.islice(ENTRIES["linear_model.Ridge"][0].neighbours(), 5)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def _sums() -> Any:
         (never_charged, "nothing was charged"),
         (charged_late, "before anything was charged"),
         (half_sensitivity, "apart; ε"),
-        (scaled_by_the_data, "apart; ε"),
+        (scaled_by_the_data, "the scale depends on the data"),
     ],
 )
 def test_a_mistake_is_found(run: Any, words: str) -> None:
