@@ -155,7 +155,7 @@ def _seconds(value: str | None) -> float:
 def _scores(tokens: dict[str, float], words: Sequence[str], *, first_token: bool) -> list[float]:
     """The log-probability of each word; forms that differ in the space before them add up.
 
-    >>> [round(x, 3) for x in _scores({" good": -1.0, "good": -3.0, " the": -4.0}, ["good", "bad"], False)]
+    >>> [round(x, 3) for x in _scores({" good": -1.0, "good": -3.0, " the": -4.0}, ["good", "bad"], first_token=False)]
     [-0.873, -4.693]
     """
     least = min(tokens.values(), default=0.0) - math.log(2)
