@@ -83,9 +83,9 @@ def worker(options: argparse.Namespace) -> int:
 
 
 def program_of(step: Any) -> dict[str, Any]:
-    from tacit.sgd.clip import engine_of
+    from tacit.sgd.gradients.engine import Engine
 
-    programs = [p for p in engine_of(step.training.model).programs.values() if p is not None]
+    programs = [p for p in Engine.of(step.training.model).programs.values() if p is not None]
     if not programs:
         return {}
     program = programs[-1]
@@ -128,9 +128,9 @@ def memory(step: Any) -> float:
     """Peak of a step above what is held between steps, in MiB; a CUDA graph is measured as the program it records."""
     replays = []
     if hasattr(step, "training"):
-        from tacit.sgd.clip import engine_of
+        from tacit.sgd.gradients.engine import Engine
 
-        for program in engine_of(step.training.model).programs.values():
+        for program in Engine.of(step.training.model).programs.values():
             if program is not None:
                 replays.append((program, program.replay))
                 program.replay = None

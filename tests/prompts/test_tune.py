@@ -13,7 +13,7 @@ from tacit.ledger import EvaluationData, Ledger
 from tacit.prompts import LanguageModel, LanguageModelError, PromptError, Template, Verbalizer, tune
 from tacit.prompts.adapters import AdaptedModel, adapt
 from tacit.prompts.tuning import LabelLoss, TextLoss, labelled, unlabelled
-from tacit.sgd.clip import engine_of
+from tacit.sgd.gradients.engine import Engine
 
 peft = pytest.importorskip("peft")
 
@@ -84,7 +84,7 @@ def test_a_prompt_is_a_selection_of_its_weights_however_many_examples_share_it(c
     rows = labelled(language, template, WORDS, tiny.reviews(6))
     model = AdaptedModel(language.model)
     sgd.clipped_grad(model, LabelLoss(tuple(language.check(template, WORDS))), rows)
-    (plan,) = engine_of(model).plans.values()
+    (plan,) = Engine.of(model).plans.values()
     assert not plan.materialised
 
 

@@ -483,7 +483,7 @@ def test_a_long_array_of_numbers_is_not_known_by_its_ends():
 
 def test_a_gather_by_length_at_the_end_needs_no_new_plan(monkeypatch):
     """The usual pooling of classifiers indexes with the data after all parameters have been used."""
-    from tacit.sgd.gradients import verify
+    from tacit.sgd.gradients import planning
 
     class Pooled(nn.Module):
         def __init__(self):
@@ -495,8 +495,8 @@ def test_a_gather_by_length_at_the_end_needs_no_new_plan(monkeypatch):
 
     model = Pooled().double()
     calls = []
-    survey = verify.survey
-    monkeypatch.setattr(verify, "survey", lambda *a: (calls.append(1), survey(*a))[1])
+    survey = planning.survey
+    monkeypatch.setattr(planning, "survey", lambda *a: (calls.append(1), survey(*a))[1])
     for seed in range(3):
         torch.manual_seed(seed)
         batch = {"ids": torch.randint(7, (4, 5)), "n": torch.randint(5, (4,))}

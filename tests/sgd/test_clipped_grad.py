@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tacit import sgd
-from tacit.sgd.clip import engine_of
+from tacit.sgd.gradients.engine import Engine
 
 CASES = {
     "cnn": zoo.cnn,
@@ -111,7 +111,7 @@ def test_batches_of_all_sizes_share_one_plan_with_micro_batches():
         assert difference(wanted.sums, found.sums) < 1e-12
         assert torch.allclose(wanted.norms, found.norms)
         assert found.norms.shape == found.losses.shape == (count,)
-    assert len(engine_of(case.model).plans) == 1
+    assert len(Engine.of(case.model).plans) == 1
 
 
 @pytest.mark.parametrize("views", [2, 3])

@@ -17,10 +17,10 @@ from torch import nn
 
 from tacit import sgd
 from tacit.noise.keys import Key
-from tacit.sgd.clip import engine_of
 from tacit.sgd.compile import program
 from tacit.sgd.compile.comparison import Expected
 from tacit.sgd.compile.rewrites import mutates
+from tacit.sgd.gradients.engine import Engine
 from tacit.sgd.kernels import products
 
 assert zoo_more
@@ -46,7 +46,7 @@ def traced_only(monkeypatch):
 
 
 def program_of(model):
-    (program,) = engine_of(model).programs.values()
+    (program,) = Engine.of(model).programs.values()
     return program
 
 

@@ -11,22 +11,22 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacit.sgd import BatchMixing, SelfCheckFailed, clipped_grad
-from tacit.sgd.gradients import survey, verify
+from tacit.sgd.gradients import planning
 
 
 @pytest.fixture
 def scarce(monkeypatch):
     """Memory for a survey of so many examples; returns the sizes that were tried."""
-    tried, survey = [], verify.survey
+    tried, survey = [], planning.survey
 
     def limit(most):
-        def short(engine, losses_of, batch, examples, *rest):
-            tried.append(examples)
-            if examples > most:
+        def short(engine, request, *rest):
+            tried.append(request.examples)
+            if request.examples > most:
                 raise torch.OutOfMemoryError("as if")
-            return survey(engine, losses_of, batch, examples, *rest)
+            return survey(engine, request, *rest)
 
-        monkeypatch.setattr(verify, "survey", short)
+        monkeypatch.setattr(planning, "survey", short)
         return tried
 
     return limit
@@ -102,7 +102,7 @@ def test_examples_that_mix_in_the_whole_batch_alone_are_found_in_it(scarce):
 
 def test_a_plan_that_is_wrong_for_the_whole_batch_is_found_in_it(scarce, monkeypatch):
     scarce(3)
-    real = survey.adapted
+    real = planning.adapted
 
     def wrong(known, run):
         plan, _ = real(known, run)
@@ -110,7 +110,7 @@ def test_a_plan_that_is_wrong_for_the_whole_batch_is_found_in_it(scarce, monkeyp
             use.layouts = [y and type(y)(y.dim, y.outer * y.inner, y.batch, 1) for y in use.layouts]
         return plan, False
 
-    monkeypatch.setattr(survey, "adapted", wrong)
+    monkeypatch.setattr(planning, "adapted", wrong)
     with pytest.raises(SelfCheckFailed):
         clipped_grad(Columns(), columns_loss, torch.randint(11, (6, 5)))
 

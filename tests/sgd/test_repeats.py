@@ -12,8 +12,8 @@ from torch import nn
 from torch.fx import symbolic_trace
 
 from tacit import sgd
-from tacit.sgd.clip import engine_of
 from tacit.sgd.compile import program, repeated
+from tacit.sgd.gradients.engine import Engine
 
 
 class Layer(nn.Module):
@@ -52,7 +52,7 @@ def operations(graphs):
 def test_a_repeated_layer_is_compiled_once_and_the_step_is_the_same(compilations):
     case, clipping = deep(), "per_layer"
     assert compare(case, clipping, compile=True).worst <= TOLERANCE[torch.float64]
-    (program,) = engine_of(case.model).programs.values()
+    (program,) = Engine.of(case.model).programs.values()
     assert program.pieces == len(compilations) > 1
     assert operations(compilations) < 0.8 * program.operations
     # Once more, and with other numbers, nothing is compiled.
@@ -71,7 +71,7 @@ def test_a_deeper_model_gives_the_compiler_hardly_more(compilations):
         case = deep(layers)
         compilations.clear()
         sgd.clipped_grad(case.model, case.loss, case.batch, 0.1, compile=True)
-        (program,) = engine_of(case.model).programs.values()
+        (program,) = Engine.of(case.model).programs.values()
         sizes.append((operations(compilations), program.operations))
     (few, small), (many, large) = sizes
     assert many - few < 0.25 * (large - small)

@@ -182,10 +182,10 @@ def test_a_compiled_module_is_known():
     wrapped = torch.compile(plain)
     assert compat.compiled_from(wrapped) is plain
     assert compat.compiled_from(plain) is None
-    assert compat.runs_compiled(wrapped)
-    assert not compat.runs_compiled(plain)
+    assert type(wrapped).__name__ == "OptimizedModule"
+    assert compat.compiled_call(plain) is None
     plain.compile()
-    assert compat.runs_compiled(plain)
+    assert compat.compiled_call(plain) is not None
     first, second = (torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(plain.parameters())) for _ in range(2))
     assert getattr(torch.optim.lr_scheduler.ChainedScheduler([first]), compat.INNER_SCHEDULES) == [first]
     assert not hasattr(second, compat.INNER_SCHEDULES)

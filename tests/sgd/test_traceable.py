@@ -11,7 +11,6 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tacit import sgd
-from tacit.sgd.clip import engine_of
 from tacit.sgd.gradients.bounds import clip
 from tacit.sgd.gradients.engine import Engine
 
@@ -49,7 +48,7 @@ def test_a_planned_step_is_traced_whole_and_holds_for_other_batches(name):
     builder = unpadded_llama if name == "hf-llama" else zoo.ZOO[name][1]
     case, other = (build(builder, torch.float64, seed=s) for s in (0, 1))
     eager = sgd.clipped_grad(case.model, case.loss, case.batch, clip_norm=0.5)
-    (plan,) = engine_of(case.model).plans.values()
+    (plan,) = Engine.of(case.model).plans.values()
     names = list(eager.sums)
     keys = list(case.batch)
     count = len(eager.norms)

@@ -31,7 +31,8 @@ from tacit.integrations.trackers import record
 from tacit.ledger import Ledger
 from tacit.ledger.surroundings import count_or_refuse
 from tacit.opacus.data_loader import DPDataLoader
-from tacit.sgd.gradients import company, verify
+from tacit.sgd.gradients import company
+from tacit.sgd.gradients.engine import remember
 from tacit.sgd.hooked.draws import PrivateBatches
 from tacit.sgd.hooked.loop import warn_about_noise
 from tacit.sgd.training.sampling import Poisson
@@ -142,7 +143,7 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             if piece.padded is not None:
                 with loop.watch.off():
                     company.unfelt(self.loss, model, dict(inputs), piece.rows, piece.padded)
-            rewind = verify.remember(self.trainer.args.device)
+            rewind = remember(self.trainer.args.device)
             losses = self.loss(model, inputs)
             if losses.shape != (piece.rows,):
                 raise ValueError("the loss must return one value per example, a vector as long as the batch")

@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from tacit.sgd.clip import context_of, engine_of
 from tacit.sgd.errors import ClippingError
-from tacit.sgd.gradients import verify
-from tacit.sgd.gradients.batches import Loss, example_losses, leaves, plain, rows_of
+from tacit.sgd.gradients import planning, verify
+from tacit.sgd.gradients.batches import Loss
+from tacit.sgd.gradients.bounds import Clipping
+from tacit.sgd.gradients.engine import Engine, Request, remember
 from tacit.sgd.gradients.rules import RULES
 
 
@@ -35,22 +36,15 @@ def check(model: nn.Module, loss: Loss, batch: Any, *, views: int = 1) -> Check:
     {'weight': ('linear',), 'bias': ('linear',)}
     """
     verify.no_known_obstacles(model)
-    batch = plain(batch)
-    rows = rows_of(batch)
-    engine = engine_of(model)
-    engine.context = context_of(model, loss, views)
-    device = next(iter(engine.parameters.values())).device
-    rewind = verify.remember(device)
-
-    def losses_of(some: Any) -> Any:
-        return lambda: example_losses(model, loss, some, rows, views)
-
+    engine = Engine.of(model)
+    request = Request(loss, batch, Clipping.of("flat", 1.0, list(engine.parameters)), views=views)
+    rewind = remember(engine.device)
     try:
-        plan = verify.survey(engine, losses_of, batch, rows // views, views, rewind, True)
+        plan = planning.survey(engine, request, rewind, True)
         if plan is None:
             raise ClippingError("no example of the batch has a finite gradient: there is nothing to check with")
         rewind()
-        run = engine.forward(losses_of(batch), leaves(batch), rows // views)
+        run = engine.forward(*engine.asked(request))
     finally:
         rewind()
     names = list(engine.parameters)

@@ -71,6 +71,8 @@ MODULE_STATE = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_
 #: mixes examples would be found only by the comparison with autograd.
 BatchNorm = _BatchNorm
 InstanceNorm = _InstanceNorm
+#: What a module runs by ``torch.compile`` in place of its own code, if anything: its operations would not be seen.
+compiled_call: Callable[[nn.Module], Any] = attrgetter("_compiled_call_impl")
 #: The names of the weights of a recurrent layer, layer by layer.
 weight_names: Callable[[nn.RNNBase], list[list[str]]] = attrgetter("_all_weights")
 
@@ -79,11 +81,6 @@ def compiled_from(module: nn.Module) -> nn.Module | None:
     """The module that ``torch.compile`` wrapped, which is the one that counts; None for an ordinary one."""
     inner = getattr(module, "_orig_mod", None)
     return inner if isinstance(inner, nn.Module) else None
-
-
-def runs_compiled(module: nn.Module) -> bool:
-    """Whether a module runs by ``torch.compile``: its operations would not be seen."""
-    return getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
 
 
 def take_hooks(optimizer: torch.optim.Optimizer) -> None:

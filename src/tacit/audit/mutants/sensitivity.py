@@ -11,13 +11,12 @@ from torch import Tensor
 
 from tacit.audit.mutants.base import mutant, replaced
 from tacit.audit.scenes import PROMPT, WIDTH
-from tacit.sgd import Clipping, Training, release
-from tacit.sgd import clip as clip_module
+from tacit.sgd import ClippedGradients, Clipping, Training, release
 from tacit.sgd.gradients import company
+from tacit.sgd.gradients.bounds import Gradients
 from tacit.sgd.gradients.capture import Capture
 from tacit.sgd.gradients.contributions import Group, Norms
-from tacit.sgd.gradients.engine import Gradients
-from tacit.sgd.training import training as module
+from tacit.sgd.gradients.engine import Engine, Request
 
 
 @mutant("the batch is clipped instead of its examples", "sensitivity")
@@ -59,17 +58,16 @@ def layers_at_full_norm() -> Iterator[None]:
 @mutant("each augmented view is clipped by itself", "sensitivity")
 def views_apart() -> Iterator[None]:
     """Views of one record are clipped one by one and added up: K views weigh K records."""
-    whole = clip_module.clipped_grad
+    whole = Engine.clipped_sums
 
-    def apart(
-        model: Any, loss: Any, batch: Any, clip_norm: float = 1.0, *, views: int = 1, mask: Any = None, **rest: Any
-    ) -> Any:
+    def apart(self: Engine, request: Request, *rest: Any) -> ClippedGradients:
+        views, mask = request.views, request.mask
         mask = mask.repeat_interleave(views) if mask is not None else None
-        found = whole(model, loss, batch, clip_norm, views=1, mask=mask, **rest)
+        found = whole(self, dataclasses.replace(request, views=1, mask=mask), *rest)
         norms, losses = found.norms.unflatten(0, (-1, views)).amax(1), found.losses.unflatten(0, (-1, views)).mean(1)
         return dataclasses.replace(found, norms=norms, losses=losses)
 
-    with replaced(clip_module, "clipped_grad", apart), replaced(module, "clipped_grad", apart):
+    with replaced(Engine, "clipped_sums", apart):
         yield
 
 
@@ -134,11 +132,11 @@ def squared_norm() -> Iterator[None]:
 @mutant("gradients that are not finite are passed through", "sensitivity")
 def not_finite() -> Iterator[None]:
     """NaN compares as not longer than the clip norm, and stays."""
-    clipped = clip_module.clipped_grad
+    clipped = Engine.clipped_sums
 
-    def through(model: Any, loss: Any, batch: Any, clip_norm: float = 1.0, **rest: Any) -> Any:
-        found = clipped(model, loss, batch, clip_norm, **rest)
-        mask = rest.get("mask")
+    def through(self: Engine, request: Request, *rest: Any) -> ClippedGradients:
+        found = clipped(self, request, *rest)
+        mask = request.mask
         bad = ~torch.isfinite(found.norms if found.norms.dim() == 1 else found.norms.sum(1))
         if mask is not None:
             bad = bad & mask.bool()
@@ -147,7 +145,7 @@ def not_finite() -> Iterator[None]:
             return dataclasses.replace(found, sums=sums)
         return found
 
-    with replaced(clip_module, "clipped_grad", through), replaced(module, "clipped_grad", through):
+    with replaced(Engine, "clipped_sums", through):
         yield
 
 

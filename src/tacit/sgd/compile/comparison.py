@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tacit.sgd.gradients.bounds import Clipping, clip
-from tacit.sgd.gradients.engine import Engine, Gradients
+from tacit.sgd.gradients.bounds import Clipping, Gradients, clip
+from tacit.sgd.gradients.engine import Engine
 from tacit.sgd.kernels.products import full_precision
 
 #: How far they may lie apart, relative to the numbers of the whole batch. Compilers round elsewhere, and more in one

@@ -31,7 +31,7 @@ class StepGraph:
         """Whether parameters and buffers are where they were recorded."""
         return all(t.data_ptr() == a for t, a in zip(constants, self.addresses, strict=True))
 
-    def __call__(self, inputs: list[Tensor], lend: bool) -> list[Tensor]:
+    def __call__(self, inputs: list[Tensor], reuse_memory: bool) -> list[Tensor]:
         changed: list[int] = []
         for k, given in enumerate(inputs):
             last = self.given[k]
@@ -42,7 +42,7 @@ class StepGraph:
         if changed:
             foreach_copy_([self.inputs[k] for k in changed], [inputs[k] for k in changed], non_blocking=True)
         self.graph.replay()
-        if lend:
+        if reuse_memory:
             return list(self.outputs)
         # Copies, because the next replay writes over them; all in one launch.
         *told, fine = self.outputs

@@ -47,7 +47,8 @@ from tacit.sgd.compile.rewrites import (
 from tacit.sgd.errors import ClippingError
 from tacit.sgd.gradients import frames
 from tacit.sgd.gradients.bounds import Clipping, clip
-from tacit.sgd.gradients.engine import Engine, Pass, Plan
+from tacit.sgd.gradients.engine import Engine, Pass, Request
+from tacit.sgd.gradients.planning import PassPlan
 from tacit.sgd.kernels import products, weighted
 from tacit.sgd.kernels.products import full_precision
 from tacit.sgd.kernels.together import gather
@@ -97,22 +98,13 @@ def flat(batch: Any) -> tuple[Any, Any]:
 class Program:
     """One traced and compiled step."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        losses_of: Callable[[Any], Callable[[], Tensor]],
-        batch: Any,
-        examples: int,
-        spec: Clipping,
-        mask: Tensor | None,
-        compiler: bool = True,
-    ) -> None:
+    def __init__(self, engine: Engine, request: Request, compiler: bool = True) -> None:
         if engine.mutable:
             raise CannotCompile(f"the forward pass writes the buffer {sorted(engine.mutable)[0]!r}")
         began = time.perf_counter()
         self.names = list(engine.parameters)
-        self.groups = len(spec.groups)
-        leaves, self.tree = pytree.tree_flatten(batch)
+        self.groups = len(request.clipping.groups)
+        leaves, self.tree = pytree.tree_flatten(request.batch)
         self.is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
         self.device = next(iter(engine.parameters.values())).device
         self._bounds: tuple[tuple[float, ...], Tensor] | None = None
@@ -121,8 +113,8 @@ class Program:
         self.compiler = compiler
         # Whether an answer of it has been compared with that of the uncompiled step.
         self.proven = False
-        inputs = self._inputs(batch, mask, spec)
-        what = (engine, losses_of, leaves, examples, spec, mask is not None, inputs)
+        inputs = self._inputs(request)
+        what = (engine, request, leaves, inputs)
         self.random, whole, boundary = self._trace(*what)
         self.channels_last = compiler and wants_channels_last(self.device) and innermost(whole)
         if self.channels_last:
@@ -169,14 +161,7 @@ class Program:
             raise CompilerFailed(_first_line(error)) from error
 
     def _trace(
-        self,
-        engine: Engine,
-        losses_of: Callable[[Any], Callable[[], Tensor]],
-        leaves: list[Any],
-        examples: int,
-        spec: Clipping,
-        masked: bool,
-        inputs: list[Tensor],
+        self, engine: Engine, request: Request, leaves: list[Any], inputs: list[Tensor]
     ) -> tuple[bool, GraphModule, str]:
         """Whether the step draws random numbers, its graph, and the node before norms and sums."""
         marks: list[str] = []
@@ -189,18 +174,18 @@ class Program:
             some = pytree.tree_unflatten(
                 [next(given) if t else o for t, o in zip(self.is_tensor, others, strict=True)], self.tree
             )
-            mask = next(given) if masked else None
+            mask = next(given) if request.mask is not None else None
             bounds = next(given)
             data = list(values[: sum(self.is_tensor)])
-            run = engine.forward(losses_of(some), data, examples)
+            run = engine.forward(*engine.asked(request, some))
             # Examples that are masked have no gradient at all: their factor may then be any.
             grads = run.output_gradients(None if mask is None else mask.to(run.losses.dtype))
-            plan = _settled_plan(engine, run, grads, examples)
+            plan = _settled_plan(engine, run, grads, request.examples)
             self.unrolled = run.unrolled
             # A node that nothing else makes: where the part that runs in full precision begins.
             marks.append(_last_node())
             with torch.no_grad(), torch.autocast(self.device.type, enabled=False), full_precision():
-                return self._clipped(engine, run, grads, plan, spec, mask, bounds, data, marks)
+                return self._clipped(engine, run, grads, plan, request.clipping, mask, bounds, data, marks)
 
         graph = self._traced(step, inputs)
         for node in filter(writes, graph.graph.nodes):
@@ -215,8 +200,8 @@ class Program:
         engine: Engine,
         run: Pass,
         grads: list[list[Tensor | None]],
-        plan: Plan,
-        spec: Clipping,
+        plan: PassPlan,
+        clipping: Clipping,
         mask: Tensor | None,
         bounds: Tensor,
         data: list[Tensor],
@@ -230,7 +215,7 @@ class Program:
         gradients = engine.gradients(run, grads, plan)
         losses = run.losses.detach()
         losses = answers.apart(losses) if self.device.type == "cuda" else losses
-        found = clip(gradients, self.names, spec, torch.isfinite(losses), mask, bounds, together=True, lasting=data)
+        found = clip(gradients, self.names, clipping, torch.isfinite(losses), mask, bounds, together=True, lasting=data)
         # An example counted as zero may hold infinities that poison a product: such a batch runs uncompiled.
         fine = ~found.bad.any() & found.comparable(weighted.LEAST, mask)
         fine = fine & kept if kept is not None else fine
@@ -357,22 +342,15 @@ class Program:
 
     # -- running it --------------------------------------------------------------------------------------------------
 
-    def _inputs(self, batch: Any, mask: Tensor | None, spec: Clipping) -> list[Tensor]:
-        data = [leaf for leaf in flat(batch)[0] if isinstance(leaf, Tensor)]
-        if self._bounds is None or self._bounds[0] != spec.bounds:
-            self._bounds = (spec.bounds, torch.tensor(spec.bounds, dtype=torch.float64).to(self.device))
-        return [*data, *([] if mask is None else [mask]), self._bounds[1]]
+    def _inputs(self, request: Request) -> list[Tensor]:
+        bounds = request.clipping.bounds
+        if self._bounds is None or self._bounds[0] != bounds:
+            self._bounds = (bounds, torch.tensor(bounds, dtype=torch.float64).to(self.device))
+        return [*request.data, *([] if request.mask is None else [request.mask]), self._bounds[1]]
 
-    def __call__(
-        self,
-        batch: Any,
-        mask: Tensor | None,
-        spec: Clipping,
-        lend: bool = False,
-        meanwhile: Callable[[dict[str, Tensor]], None] | None = None,
-    ) -> Result | None:
+    def __call__(self, request: Request) -> Result | None:
         """The result, or nothing where an example has no finite gradient (or what was settled changed)."""
-        inputs = self._inputs(batch, mask, spec)
+        inputs = self._inputs(request)
         # The casts of autocast are in the program; applied again they would reach norms and sums.
         kind = self.device.type
         cast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
@@ -381,7 +359,7 @@ class Program:
             answer.expect(torch.cuda.synchronize)
         with torch.no_grad(), cast, answer.awaited() if answer is not None else nullcontext():
             if self.replay is not None and self.replay.holds(self.constants):
-                found = self.replay(inputs, lend)
+                found = self.replay(inputs, request.reuse_memory)
             else:
                 self.replay = None
                 found = self._run(*inputs, *self.constants)
@@ -397,8 +375,8 @@ class Program:
             values[k] = values[k].clone()
         by_name = dict(zip(self.order, values, strict=True))
         sums = {name: by_name[name] for name in self.names}
-        if meanwhile is not None:
-            meanwhile(sums)
+        if request.while_it_runs is not None:
+            request.while_it_runs(sums)
         if answer is not None:
             if not answer.read(fine, torch.cuda.current_stream(self.device).query):
                 return None
@@ -407,7 +385,7 @@ class Program:
         return Result(sums, norms, losses, scale, told == answers.REMARKED) if told else None
 
 
-def _settled_plan(engine: Engine, run: Pass, grads: list[list[Tensor | None]], examples: int) -> Plan:
+def _settled_plan(engine: Engine, run: Pass, grads: list[list[Tensor | None]], examples: int) -> PassPlan:
     """The plan of a traced pass; why it cannot be compiled where there is none that holds for every batch."""
     plan = engine.plans.get(engine.signature(run, grads))
     if plan is None:
@@ -431,7 +409,7 @@ def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if image else tensor
 
 
-def guards(engine: Engine, run: Pass, plan: Plan) -> Tensor | None:
+def guards(engine: Engine, run: Pass, plan: PassPlan) -> Tensor | None:
     """Whether the indices that the plan rests on are the same as when it was made: a traced truth value."""
     kept: Tensor | None = None
     for use, known in zip(run.uses, plan.uses, strict=True):

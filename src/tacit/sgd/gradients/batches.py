@@ -11,10 +11,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor, nn
 
-from tacit.sgd.errors import ClippingError
 from tacit.sgd.torch_compat import FUNCTIONAL_BUILTINS, pytree
 
 Loss: TypeAlias = Callable[[nn.Module, Any], Tensor] | nn.Module
@@ -125,15 +123,3 @@ def _reduces(loss: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return reduction is not None and reduction.default != "none"
-
-
-def example_losses(model: nn.Module, loss: Loss, batch: Any, rows: int, views: int) -> Tensor:
-    """One loss per example: the mean over its views."""
-    losses = row_losses(model, loss, batch)
-    if not isinstance(losses, Tensor) or losses.shape != (rows,):
-        what = f"a tensor of {losses.dim()} dimensions" if isinstance(losses, Tensor) else type(losses).__name__
-        raise ValueError(f"the loss must return one value per example, a vector as long as the batch, not {what}")
-    if not losses.requires_grad:
-        raise ClippingError("the loss does not depend on any trainable parameter")
-    losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
-    return losses if views == 1 else losses.view(rows // views, views).mean(1)

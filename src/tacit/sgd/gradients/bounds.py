@@ -1,4 +1,8 @@
-"""How are per-example gradients bounded, and what sensitivity follows? Clip norms, clip factors and clipped sums."""
+"""How are per-example gradients bounded, and what sensitivity follows? Clip norms, clip factors and clipped sums.
+
+:class:`Gradients` are per-example gradients of every parameter, as contributions; :func:`clip` makes norms and factors
+of them, and :meth:`Clipped.settled` the clipped sums that may be used.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ import fnmatch
 import math
 import sys
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +19,9 @@ import torch
 from torch import Tensor
 
 from tacit.sgd.errors import ClippingError, GradientsLost
-from tacit.sgd.gradients.contributions import Norms, clean, wide
-from tacit.sgd.gradients.engine import Gradients
+from tacit.sgd.gradients.contributions import Group, Norms, clean, wide
+from tacit.sgd.gradients.frames import Frame
+from tacit.sgd.kernels.products import full_precision
 from tacit.sgd.sharding.shards import Spread
 
 
@@ -89,6 +95,72 @@ def _by_pattern(kind: Mapping[str, float], names: list[str]) -> Clipping:
     return Clipping("groups", tuple(map(tuple, groups.values())), bounds)
 
 
+@dataclass(frozen=True)
+class ClippedGradients:
+    """What :func:`tacit.sgd.clipped_grad` returns; unpacks as ``sums, norms``.
+
+    ``sums`` maps parameter names to clipped sums (float32, or float64 for float64 parameters). ``norms`` are the
+    norms before clipping, ``(B,)``, or ``(B, groups)`` when there are several groups; they and ``losses`` are **not**
+    private: never release them.
+    """
+
+    sums: dict[str, Tensor]
+    norms: Tensor
+    clipping: Clipping
+    losses: Tensor
+    scale: Tensor
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.sums
+        yield self.norms
+
+    @property
+    def sensitivity(self) -> float:
+        """L2 sensitivity of ``sums`` under add/remove-one adjacency; rounding is inside."""
+        return self.clipping.sensitivity
+
+
+@dataclass
+class Gradients:
+    """Per-example gradients of every parameter, held as contributions; index ``k`` is the ``k``-th parameter."""
+
+    batch: int
+    parameters: list[Tensor]
+    groups: list[list[tuple[Frame, Group]]]
+
+    def norms(self, k: int) -> Norms:
+        """Squared norms of the ``k``-th parameter's per-example gradients, with their margins."""
+        parts = [group.norms() for _, group in self.groups[k]]
+        if not parts:
+            p = self.parameters[k]
+            return Norms(torch.zeros(self.batch, dtype=wide(p.dtype), device=p.device))
+        total = parts[0]
+        for part in parts[1:]:
+            total = Norms(total.squared + part.squared, total.gram + part.gram, total.product + part.product)
+        return total
+
+    def balanced(self) -> Gradients:
+        """The same gradients, of factors that are nearly as long as each other."""
+        groups = [[(frame, group.balanced()) for frame, group in some] for some in self.groups]
+        return Gradients(self.batch, self.parameters, groups)
+
+    def weighted_sum(self, k: int, scale: Tensor, sanitise: bool = False, positive: bool = False) -> Tensor:
+        """``sum_b scale_b G_b`` for the ``k``-th parameter; ``positive`` says that no factor is zero."""
+        parameter = self.parameters[k]
+        if len(self.groups[k]) == 1 and self.groups[k][0][0].index is None:
+            whole = self.groups[k][0][1].weighted_sum(scale, sanitise, positive)
+            return whole.reshape(parameter.shape).to(wide(parameter.dtype)).contiguous()
+        total = torch.zeros(parameter.shape, dtype=wide(parameter.dtype), device=parameter.device)
+        for frame, group in self.groups[k]:
+            piece = group.weighted_sum(scale, sanitise, positive)
+            if frame.index is None:
+                total = total + piece.reshape(parameter.shape)
+            else:
+                flat = total.flatten().index_add(0, frame.index.flatten(), piece.flatten().to(total.dtype))
+                total = flat.reshape(parameter.shape)
+        return total
+
+
 def factors(
     squared: Tensor, safe: Tensor, bounds: Tensor, good: Tensor, mask: Tensor | None, stabiliser: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -117,29 +189,6 @@ def factors(
     if mask is not None:
         norms = torch.where(mask.bool().unsqueeze(1), norms, 0.0)
     return norms, torch.where(kept, scale, 0.0), bad, (lost & kept).any(1)
-
-
-@dataclass
-class Clipped:
-    """Norms and factors (B, groups), which examples count as zero, which are mostly lost to rounding, and the clipped
-    sums (a function: of what is left of the gradients when all norms are known)."""
-
-    norms: Tensor
-    scale: Tensor
-    bad: Tensor
-    lost: Tensor
-    squared: Tensor
-    sums: Callable[..., dict[str, Tensor]]
-
-    def comparable(self, least: float, mask: Tensor | None) -> Tensor:
-        """Whether every example that adds something has a factor above ``least`` times the largest: a traced truth.
-
-        Then ``sums(False, True)`` may be asked for, in which the factors of the others are not zero but one. Examples
-        that are masked add nothing: their gradients must be zero (their squared norms may hold what underflow hides).
-        """
-        used = (self.scale > 0) & (self.scale >= least * self.scale.amax())
-        fine = used | (self.squared == 0)
-        return (fine if mask is None else fine | ~mask.bool().unsqueeze(1)).all()
 
 
 #: Elements of a parameter whose gradients are laid beside others: a copy of larger ones would cost more than it saves.
@@ -217,6 +266,123 @@ def _reads(gradients: Gradients, k: int, places: set[int]) -> bool:
     return any(_place(t) in places for part in parts for t in (part.left, part.right))
 
 
+@dataclass
+class Clipped:
+    """Norms and factors (B, groups), which examples count as zero, which are mostly lost to rounding, and the clipped
+    sums (a function: of what is left of the gradients when all norms are known)."""
+
+    norms: Tensor
+    scale: Tensor
+    bad: Tensor
+    lost: Tensor
+    squared: Tensor
+    sums: Callable[..., dict[str, Tensor]]
+    mask: Tensor | None = None
+    #: the same once more, of factors that are nearly as long as each other
+    balanced: Callable[[], Clipped] | None = None
+
+    def comparable(self, least: float, mask: Tensor | None) -> Tensor:
+        """Whether every example that adds something has a factor above ``least`` times the largest: a traced truth.
+
+        Then ``sums(False, True)`` may be asked for, in which the factors of the others are not zero but one. Examples
+        that are masked add nothing: their gradients must be zero (their squared norms may hold what underflow hides).
+        """
+        used = (self.scale > 0) & (self.scale >= least * self.scale.amax())
+        fine = used | (self.squared == 0)
+        return (fine if mask is None else fine | ~mask.bool().unsqueeze(1)).all()
+
+    def settled(self, early: bool) -> tuple[Clipped, dict[str, Tensor], str | None]:
+        """Outside a program, where numbers may be looked at: what holds, its sums, and why examples are lost.
+
+        Squares leave the range of float32 where the gradients themselves do not, when one factor is long and the other
+        short. Norms that are not finite are therefore computed once more, of balanced factors. ``early``: sums are on
+        their way to a GPU before the question is waited for, whose answer is nearly always no. Ranks add up their sums
+        together: not before it is known which.
+
+        Guarantee: that of :func:`clip`; an example that is bad after that counts as zero.
+        """
+        sums = self.sums(False) if early else None
+        bad, lost = torch.stack([self.bad.any(), self.lost.any()]).tolist()
+        if not bad:
+            return self, self.sums(False) if sums is None else sums, HIDDEN if lost else None
+        assert self.balanced is not None
+        found = self.balanced()
+        # An example counted as zero would poison a product with its infinities: only then are all factors cleaned.
+        sums = found.sums(True)
+        real = found.bad if self.mask is None else found.bad[self.mask.bool()]
+        if len(real) > 1 and bool(real.all()):
+            return found, sums, NOTHING_FINITE
+        return found, sums, HIDDEN if bool(found.lost.any()) else None
+
+
+@dataclass
+class _Totals:
+    """Squared norms by clip group, and what rounding may take from them and add to a sum."""
+
+    squared: list[Any]
+    gram: list[Any]
+    product: list[Any]
+
+    def add(self, group: int, norms: Norms) -> None:
+        gram, product = norms.gram, norms.product
+        if isinstance(gram, Tensor):  # differences of large numbers: may come out below zero
+            gram = gram - norms.squared.clamp(max=0)
+        for totals, value in ((self.squared, norms.squared), (self.gram, gram), (self.product, product)):
+            if isinstance(value, Tensor):
+                totals[group] = value if totals[group] is None else totals[group] + value
+
+    def stacked(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Squared norms, squared norms with their margin, and what rounding may add to a sum, each (B, groups)."""
+        none = [torch.zeros_like(s) for s in self.squared]
+        gram, product = (
+            [z if v is None else v for v, z in zip(values, none, strict=True)] for values in (self.gram, self.product)
+        )
+        safe = [s + m for s, m in zip(self.squared, gram, strict=True)]
+        return torch.stack(self.squared, 1), torch.stack(safe, 1), torch.stack(product, 1)
+
+
+@dataclass
+class Sums:
+    """Clipped sums by parameter, from per-example gradients and their factors: which are taken together, and when."""
+
+    gradients: Gradients
+    names: list[str]
+    group_of: list[int]
+    scale: Tensor
+    spread: Spread | None
+    order: list[int]
+    #: biases that are summed with a weight, by their number
+    shifts: dict[int, int]
+    sides: dict[int, Side]
+
+    def __call__(self, sanitise: bool, positive: bool = False, told_BG: Tensor | None = None) -> dict[str, Tensor]:
+        """``sanitise`` is for batches with bad examples: what they hold is cleaned of infinities before it is
+        multiplied by their factor, zero. ``positive`` is for batches in which every example of factor zero has no
+        gradient (:meth:`Clipped.comparable`): its factor is then as good as one, and all factors are positive.
+        ``told_BG`` is the factors again, from where the sums are to wait for them."""
+        used_BG = self.scale if told_BG is None else told_BG
+        used_BG = torch.where(used_BG > 0, used_BG, 1.0) if positive else used_BG
+        columns = [used_BG[:, g] for g in range(used_BG.shape[1])]
+        found = dict.fromkeys((self.names[k] for k in self.order), used_BG)
+        for g, side in self.sides.items():
+            for k, total in side.weighted_sums(columns[g], sanitise):
+                found[self.names[k]] = total
+        beside = {k for side in self.sides.values() for k, _ in side.members}
+        bias_of = {} if sanitise else {weight: bias for bias, weight in self.shifts.items()}
+        for k in self.order:
+            if k in beside or k in bias_of.values():
+                continue
+            column = columns[self.group_of[k]]
+            if k in bias_of:
+                pair = self.gradients.groups[k][0][1].with_shift(column)
+                for j, total in zip((k, bias_of[k]), pair, strict=True):
+                    found[self.names[j]] = total.reshape(self.gradients.parameters[j].shape).contiguous()
+                continue
+            total = self.gradients.weighted_sum(k, column, sanitise, positive)
+            found[self.names[k]] = total if self.spread is None else self.spread.place(self.names[k], total)
+        return found
+
+
 def clip(
     gradients: Gradients,
     names: list[str],
@@ -228,49 +394,33 @@ def clip(
     together: bool = False,
     lasting: Sequence[Tensor] = (),
 ) -> Clipped:
-    """Sums, norms and factors from per-example gradients; static shapes, no data-dependent Python.
+    """Norms, factors and sums from per-example gradients; static shapes, no data-dependent Python.
 
-    ``bounds`` are those of ``clipping`` as a tensor, where they are an input of a traced step. ``sums(True)`` is for
-    batches with bad examples: what they hold is cleaned of infinities before it is multiplied by their factor, zero.
-    ``sums(False, True)`` is for batches in which every example of factor zero has no gradient (:meth:`comparable`):
-    its factor is then as good as one, and all factors are positive; a third argument is the factors again, from where
-    the sums are to wait for them. ``spread`` says where parameters lie on several
-    ranks: norms are then those of the whole gradient, and sums are added up over ranks and cut to this rank's pieces.
-    ``together``: small gradients that are at hand (biases, scales) are laid side by side first, for there are many, and
-    large ones that are a factor of a weight's are summed with it. ``lasting`` are tensors that outlive the step: sums
-    that they are a factor of come last.
+    ``bounds`` are those of ``clipping`` as a tensor, where they are an input of a traced step. ``spread`` says where
+    parameters lie on several ranks: norms are then those of the whole gradient, and sums are added up over ranks and
+    cut to this rank's pieces. ``together``: small gradients that are at hand (biases, scales) are laid side by side
+    first, for there are many, and large ones that are a factor of a weight's are summed with it. ``lasting`` are
+    tensors that outlive the step: sums that they are a factor of come last.
+
+    Guarantee: each example's part of the sums is at most as long as its bound in every group (:func:`factors`).
     """
-    group_of = {name: g for g, members in enumerate(clipping.groups) for name in members}
-    numbers = [group_of[n] for n in names]
-    shifts = _shifts(gradients, numbers) if together and spread is None else {}
-    sides = _side_by_side(gradients, numbers, shifts) if together else {}
-    shift_of = {weight: bias for bias, weight in shifts.items()}
+    number = {name: g for g, members in enumerate(clipping.groups) for name in members}
+    group_of = [number[n] for n in names]
+    shifts = _shifts(gradients, group_of) if together and spread is None else {}
+    sides = _side_by_side(gradients, group_of, shifts) if together else {}
     # A factor that outlives the step is copied to be scaled, and not given back: last, when the others are gone.
     places = {_place(t) for t in lasting}
     order = sorted(range(len(names)), key=lambda k: bool(places) and _reads(gradients, k, places))
     beside = {k for side in sides.values() for k, _ in side.members}
-    squared: list[Any] = [None] * len(clipping.groups)
-    margin: list[Any] = [None] * len(clipping.groups)
-    product: list[Any] = [None] * len(clipping.groups)
+    totals = _Totals(*([None] * len(clipping.groups) for _ in range(3)))
     for g, side in sides.items():
-        squared[g] = side.values.square().sum(1)
+        totals.add(g, Norms(side.values.square().sum(1)))
     for k, name in enumerate(names):
-        if k in beside:
-            continue
-        norms = gradients.norms(k)
-        if spread is not None and not spread.counted(name):
-            norms = Norms(torch.zeros_like(norms.squared))
-        g = group_of[name]
-        squared[g] = norms.squared if squared[g] is None else squared[g] + norms.squared
-        if isinstance(norms.gram, Tensor):  # differences of large numbers: may come out below zero
-            missing = norms.gram - norms.squared.clamp(max=0)
-            margin[g] = missing if margin[g] is None else margin[g] + missing
-        if isinstance(norms.product, Tensor):
-            product[g] = norms.product if product[g] is None else product[g] + norms.product
-    none = [torch.zeros_like(s) for s in squared]
-    margin, product = ([z if v is None else v for v, z in zip(vs, none, strict=True)] for vs in (margin, product))
-    safe_squared = [s + m for s, m in zip(squared, margin, strict=True)]
-    squared_BG, safe_squared_BG, product_BG = (torch.stack(values, 1) for values in (squared, safe_squared, product))
+        if k not in beside:
+            norms = gradients.norms(k)
+            counted = spread is None or spread.counted(name)
+            totals.add(group_of[k], norms if counted else Norms(torch.zeros_like(norms.squared)))
+    squared_BG, safe_squared_BG, product_BG = totals.stacked()
     if spread is not None:
         squared_BG, safe_squared_BG, product_BG = spread.combine(squared_BG, safe_squared_BG, product_BG)
     safe_BG = safe_squared_BG.sqrt() + product_BG.sqrt()
@@ -278,64 +428,29 @@ def clip(
         bounds = torch.tensor(clipping.bounds, dtype=safe_BG.dtype, device=safe_BG.device)
     bounds = bounds.to(safe_BG.dtype)
     norms_BG, scale_BG, bad, lost = factors(squared_BG, safe_BG, bounds, good, mask, clipping.stabiliser)
-
-    def sums(sanitise: bool, positive: bool = False, told_BG: Tensor | None = None) -> dict[str, Tensor]:
-        used_BG = scale_BG if told_BG is None else told_BG
-        used_BG = torch.where(used_BG > 0, used_BG, 1.0) if positive else used_BG
-        columns = [used_BG[:, g] for g in range(len(clipping.groups))]
-        found = dict.fromkeys((names[k] for k in order), squared_BG)
-        for g, side in sides.items():
-            for k, total in side.weighted_sums(columns[g], sanitise):
-                found[names[k]] = total
-        for k in order:
-            n = names[k]
-            if k in beside or (k in shifts and not sanitise):
-                continue
-            if k in shift_of and not sanitise:
-                bias = shift_of[k]
-                pair = gradients.groups[k][0][1].with_shift(columns[group_of[n]])
-                for j, total in zip((k, bias), pair, strict=True):
-                    found[names[j]] = total.reshape(gradients.parameters[j].shape).contiguous()
-                continue
-            total = gradients.weighted_sum(k, columns[group_of[n]], sanitise, positive)
-            found[n] = total if spread is None else spread.place(n, total)
-        return found
-
-    return Clipped(norms_BG, scale_BG, bad, lost, squared_BG, sums)
+    sums = Sums(gradients, names, group_of, scale_BG, spread, order, shifts, sides)
+    return Clipped(
+        norms_BG,
+        scale_BG,
+        bad,
+        lost,
+        squared_BG,
+        sums,
+        mask,
+        lambda: clip(gradients.balanced(), names, clipping, good, mask, spread=spread),
+    )
 
 
-def clip_and_look(
-    gradients: Gradients,
-    names: list[str],
-    clipping: Clipping,
-    good: Tensor,
-    mask: Tensor | None,
-    spread: Spread | None = None,
-    together: bool = False,
-) -> tuple[Clipped, dict[str, Tensor], str | None]:
-    """As :func:`clip`, outside a program, where numbers may be looked at: also the sums, and why examples are lost.
+def exact_products(device: torch.device) -> AbstractContextManager[None]:
+    """Norms and sums in full precision (:func:`~tacit.sgd.kernels.products.full_precision`), where that is not so."""
+    return nullcontext() if device.type == "cpu" and _is_exact() else full_precision()
 
-    Squares leave the range of float32 where the gradients themselves do not, when one factor is long and the other
-    short. Norms that are not finite are therefore computed once more, of balanced factors.
 
-    Guarantee: that of :func:`clip`; an example that is bad after that counts as zero.
-    """
-    found = clip(gradients, names, clipping, good, mask, spread=spread, together=together)
-    # On their way to a GPU before the question is waited for, whose answer is nearly always no. Ranks add up their sums
-    # together: not before it is known which.
-    sums = found.sums(False) if spread is None else None
-    bad, lost = torch.stack([found.bad.any(), found.lost.any()]).tolist()
-    if bad:
-        found = clip(gradients.balanced(), names, clipping, good, mask, spread=spread)
-        lost = bool(found.lost.any())
-    if bad or sums is None:
-        # An example counted as zero would poison a product with its infinities: only then are all factors cleaned.
-        sums = found.sums(bad)
-    if bad:
-        real = found.bad if mask is None else found.bad[mask.bool()]
-        if len(real) > 1 and bool(real.all()):
-            return found, sums, NOTHING_FINITE
-    return found, sums, HIDDEN if lost else None
+def _is_exact() -> bool:
+    try:
+        return bool(torch.get_float32_matmul_precision() == "highest")
+    except RuntimeError:  # settings per backend that have no common name
+        return False
 
 
 #: Why training learns little, or nothing, from examples.

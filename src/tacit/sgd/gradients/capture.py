@@ -35,6 +35,7 @@ from tacit.sgd.gradients.functions import (
     ESCAPES,
     JOINING,
     KNOWN,
+    OPENED,
     PACKING,
     REARRANGING,
     SELECTING,
@@ -52,14 +53,11 @@ class TorchCall(NamedTuple):
     """One call of a torch function, with all tensors among its arguments."""
 
     func: Callable[..., Any]
+    name: str
     operation: Operation
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     inputs: list[Tensor]
-
-    @property
-    def name(self) -> str:
-        return self.operation.name
 
 
 @dataclass(eq=False)
@@ -387,13 +385,13 @@ class Capture(TorchFunctionMode):
         tainted, derived = self._facts(name, inputs)
         if not tainted and not derived:
             return self._note(func(*args, **kwargs))
-        call = TorchCall(func, operation, args, kwargs, inputs)
+        call = TorchCall(func, name, operation, args, kwargs, inputs)
         if not (tainted and derived and torch.is_grad_enabled()):
             return self._pass(call, tainted, derived)
         if name in self.decompose and operation.from_torch:
             self.unrolled = True
             return self.decompose[name](self, *args, **kwargs)
-        body = None if operation.from_torch and self.covers(name) else opened(func)
+        body = None if operation.from_torch and self.covers(name) else OPENED.get(func) or opened(func)
         if body is not None:
             with self:
                 return body(*args, **kwargs)
@@ -638,22 +636,22 @@ def _dims(call: TorchCall) -> tuple[int, ...]:
 
 def _chain(call: TorchCall, derived: list[Derived], item: int | None) -> Any:
     """How a selection of a parameter's elements is repeated; ``None`` for anything but a selection."""
-    func, operation, args, kwargs, inputs = call
+    func, name, operation, args, kwargs, inputs = call
     if len(derived) != 1 or derived[0].chain is None:
         return None
     source = derived[0].tensor
     once = sum(t is source for t in inputs) == 1 and kwargs.get("out") is None
-    if operation.name in JOINING and once:
+    if name in JOINING and once:
         # Joined to nothing (a cache of keys and values begins as an empty tensor): the value as it was.
         return derived[0].chain if all(t is source or t.numel() == 0 for t in inputs) else None
-    if operation.name not in SELECTING and operation.name not in CASTING:
+    if name not in SELECTING and name not in CASTING:
         return None
     if not once or operation.writes or not operation.from_torch:
         return None
-    if operation.name == "embedding" and not _only_selects(call):
+    if name == "embedding" and not _only_selects(call):
         return None
     kept_args, kept_kwargs = substitute((args, kwargs), lambda t: HERE if t is source else t)
-    return (*derived[0].chain, (func, operation.name, kept_args, kept_kwargs, item))
+    return (*derived[0].chain, (func, name, kept_args, kept_kwargs, item))
 
 
 def _only_selects(call: TorchCall) -> bool:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from tacit.sgd.errors import BatchMixing, ClippingError
 from tacit.sgd.gradients import padding, verify
 from tacit.sgd.gradients.batches import leaves, numbers
-from tacit.sgd.gradients.engine import Engine, Pass
 from tacit.sgd.torch_compat import pytree
 
-Losses = Callable[[Any], Callable[[], Tensor]]
+if TYPE_CHECKING:
+    from tacit.sgd.gradients.engine import Engine, Pass, Request
+
 #: Losses of a batch, and shapes on the way to them.
 Values = Callable[[Any], tuple[Tensor, Any]]
 
@@ -41,30 +42,22 @@ RESIZED = (
 REFUSED = (RuntimeError, ValueError, IndexError)
 
 
-def in_company(
-    engine: Engine,
-    losses_of: Losses,
-    batch: Any,
-    examples: int,
-    views: int,
-    run: Pass,
-    rewind: Callable[[], None],
-) -> None:
+def in_company(engine: Engine, request: Request, run: Pass) -> None:
     """No half of the examples may notice that the other half is replaced."""
 
-    def losses(some: Any) -> tuple[Tensor, Any]:
-        rewind()
-        again = engine.forward(losses_of(some), leaves(some), examples)
+    def losses(some: Request) -> tuple[Tensor, Any]:
+        run.rewind()
+        again = engine.forward(*engine.asked(some))
         return again.losses.detach().double(), [use.shapes for use in again.uses]
 
     known = run.losses.detach().double(), [use.shapes for use in run.uses]
     tolerance = verify.TOLERANCE[verify.precision(engine, run)]
     with kept(run.losses.device):
         for stay, other, fine in compared(
-            losses, known, batch, lambda index: verify.picked(batch, index, views), examples, engine.model, tolerance
+            losses, known, request, request.picked, request.examples, engine.model, tolerance
         ):
             if not fine:
-                raise verify.mixing(verify.culprit(engine, losses_of, batch, other, examples, int(stay[0]), rewind))
+                raise verify.mixing(verify.culprit(engine, request, other, int(stay[0]), run.rewind))
 
 
 def of_loss(
@@ -157,14 +150,10 @@ def stays(
         return same(losses(batch)[0], losses(other)[0], tolerance)
 
 
-@contextmanager
-def kept(device: torch.device) -> Iterator[None]:
+def kept(device: torch.device) -> AbstractContextManager[None]:
     """The random state after is the one before."""
-    back = verify.remember(device)
-    try:
-        yield
-    finally:
-        back()
+    kept: AbstractContextManager[None] = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    return kept
 
 
 @contextmanager
@@ -180,35 +169,33 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def after_lengths(engine: Engine, losses_of: Losses, batch: Any, examples: int, views: int) -> None:
+def after_lengths(engine: Engine, request: Request) -> None:
     """Refuse losses that depend on padding, once batches have been seen to differ in length."""
-    tensors = leaves(batch)
-    for size in engine.lengths.varying(engine.context, tensors, [0] * len(tensors)):
-        padded = padding.guessed(tensors, [0] * len(tensors), examples * views, size)
+    tensors, views, context = request.data, request.views, engine.context_of(request)
+    dims = [0] * len(tensors)
+    varying = engine.lengths.varying(context, tensors, dims)
+    if varying:
+        engine.one_shape.pop(context, None)
+    else:
+        engine.one_shape[context] = [t.shape[1:] for t in tensors]
+    for size in varying:
+        padded = padding.guessed(tensors, dims, request.examples * views, size)
         if padded is None:
             continue
         whole = dataclasses.replace(padded, row=padded.row // views)
-
-        def losses(_: Any, some: Any) -> Tensor:
-            with engine.protected_buffers():
-                return losses_of(some)()
-
-        unfelt(losses, engine.model, batch, examples * views, whole, views)
+        rows = request.examples * views
+        unfelt(lambda _, some: engine.losses(request.on(some)), engine.model, request.batch, rows, whole, views)
 
 
-def resized(engine: Engine, losses_of: Losses, batch: Any, examples: int, views: int, tolerance: float) -> None:
+def resized(engine: Engine, request: Request, tolerance: float) -> None:
     """Refuse losses that depend on how many examples a batch has, once batches have been seen to differ in that."""
-    if not engine.lengths.differs((engine.context, "examples"), examples) or examples < 2:
+    examples = request.examples
+    if not engine.lengths.differs((engine.context_of(request), "examples"), examples) or examples < 2:
         return
     keep = torch.tensor(sorted(verify.a_few(examples, (examples + 1) // 2)))
-
-    def losses(some: Any) -> Tensor:
-        with engine.protected_buffers(), torch.enable_grad():
-            return losses_of(some)().detach().double()
-
-    with kept(next(iter(engine.parameters.values())).device), evaluating(engine.model):
+    with kept(engine.device), evaluating(engine.model), torch.enable_grad():
         try:
-            one, two = losses(batch), losses(verify.picked(batch, keep, views))
+            one, two = (engine.losses(r).detach().double() for r in (request, request.picked(keep)))
         except REFUSED as error:
             if isinstance(error, ClippingError | torch.OutOfMemoryError):
                 raise

@@ -595,7 +595,7 @@ def _are_formed(outers: list[Outer], lookups: list[OneHot]) -> bool:
     A tied table may be so small that its per-example gradient is cheaper than Gram matrices, or be used by so many
     tokens.
     """
-    if len({c.key for c in outers}) > 1:
+    if len(outers) > 1 and len({c.key for c in outers}) > 1:
         return True
     if len(outers) > 1 and not lookups:
         _, _, _, p, q = outers[0].dims

@@ -1,127 +1,144 @@
 """How does one forward and one backward pass become norms and a clipped sum?
 
 :class:`Engine` watches the forward pass (:mod:`~tacit.sgd.gradients.capture`), runs one backward pass to the outputs of
-the uses, turns each use into contributions (:mod:`~tacit.sgd.gradients.rules`), brings those into the coordinates of
-the parameters (:mod:`~tacit.sgd.gradients.frames`) and hands back :class:`Gradients`, from which norms and any weighted
-sum follow without another pass.
+the uses, turns each use into contributions (:mod:`~tacit.sgd.gradients.rules`) in the coordinates of the parameters,
+and bounds them (:mod:`~tacit.sgd.gradients.bounds`). What is asked of it is one :class:`Request`.
 
 Everything that had to be found out rather than computed (where the examples are in each output, which rule applies,
-which uses share coordinates) goes into a :class:`Plan`. A plan holds for every batch with the same sequence of uses
-and shapes, so a step with a known plan has no data-dependent Python in it and can be traced.
+which uses share coordinates) is in a :class:`~tacit.sgd.gradients.planning.PassPlan`. A plan holds for every batch with
+the same sequence of uses and shapes, so a step with a known plan has no data-dependent Python in it and can be traced.
+Where there is none, or a check is due, :mod:`~tacit.sgd.gradients.planning` makes and checks one.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Literal, get_args
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from tacit.sgd.errors import SLOWLY, BatchMixing, ClippingError, UncoveredUse
-from tacit.sgd.gradients import frames
+from tacit.sgd.errors import SLOWLY, ClippingError, UncoveredUse
+from tacit.sgd.gradients import company, frames, planning, verify
+from tacit.sgd.gradients.batches import Loss, is_criterion, leaves, plain, row_losses, rows_of, take
+from tacit.sgd.gradients.bounds import (
+    HIDDEN,
+    ClippedGradients,
+    Clipping,
+    Gradients,
+    clip,
+    exact_products,
+    warn_once,
+)
 from tacit.sgd.gradients.capture import Capture, Constants, Use
-from tacit.sgd.gradients.contributions import Contributions, Group, Layout, Norms, NotCovered, wide
+from tacit.sgd.gradients.contributions import Aligned, Contributions, Group, NotCovered, Rule
 from tacit.sgd.gradients.frames import Frame
-from tacit.sgd.gradients.outside import Attributes, Scalars, module_names, modules_of
-from tacit.sgd.gradients.owners import OwnerEvidence, candidates, digit_weights, follows, owner_weights, unmoved
+from tacit.sgd.gradients.outside import Attributes, Scalars, module_names
 from tacit.sgd.gradients.padding import Lengths
+from tacit.sgd.gradients.pieces import in_pieces
+from tacit.sgd.gradients.planning import PassPlan, UsePlan
 from tacit.sgd.gradients.rules import DECOMPOSE, RULES, SHAPE_ONLY
 from tacit.sgd.gradients.rules.generic import generic
-from tacit.sgd.sharding.shards import Spread, cut_alike, local
-from tacit.sgd.torch_compat import own_buffers, own_modules, own_parameters, runs_compiled
+from tacit.sgd.sharding.shards import Spread, cut_alike, local, spread_of
+from tacit.sgd.torch_compat import compiled_call, own_buffers, own_modules, own_parameters
 from tacit.sgd.torch_compat import version as version_of
 
-Losses = Callable[[], Tensor]
+When = Literal["first", "always", "never"]
+Check = When | int
+Method = Literal["operations", "examples"]
 Outputs = list[list[Tensor]]
 
 
-@dataclass
-class UsePlan:
-    """What is known about one use: the layouts of its outputs, its rule, and the frames of its contributions."""
+@dataclass(frozen=True)
+class Request:
+    """What is asked of an engine: the clipped sums of one loss over one batch.
 
-    layouts: list[Layout | None]
-    by_rule: bool = True
-    notes: dict[str, Any] = field(default_factory=dict)
-    frames: list[Frame | None] = field(default_factory=list)
-    guards: list[Tensor] = field(default_factory=list)
-
-
-@dataclass
-class Plan:
-    """What is known about a whole pass. ``settled`` is false while some layout rests on no evidence yet."""
-
-    uses: list[UsePlan]
-    materialised: set[int]
-    settled: bool
-    checked: bool = False
-
-
-def agrees(plan: Plan, grads: list[list[Tensor | None]], weighted: list[list[Tensor | None]], weights: Tensor) -> bool:
-    """Whether gradients at the outputs follow the weights of the examples that a plan says the elements belong to."""
-    for known, row, values in zip(plan.uses, grads, weighted, strict=True):
-        for layout, plain, value in zip(known.layouts, row, values, strict=True):
-            seen = layout is not None and plain is not None and value is not None
-            if seen and not follows(layout, plain, value, weights):  # type: ignore[arg-type]
-                return False
-    return True
-
-
-@dataclass
-class Gradients:
-    """Per-example gradients of every parameter, held as contributions; index ``k`` is the ``k``-th parameter."""
-
-    batch: int
-    parameters: list[Tensor]
-    groups: list[list[tuple[Frame, Group]]]
-
-    def norms(self, k: int) -> Norms:
-        """Squared norms of the ``k``-th parameter's per-example gradients, with their margins."""
-        parts = [group.norms() for _, group in self.groups[k]]
-        if not parts:
-            p = self.parameters[k]
-            return Norms(torch.zeros(self.batch, dtype=wide(p.dtype), device=p.device))
-        total = parts[0]
-        for part in parts[1:]:
-            total = Norms(total.squared + part.squared, total.gram + part.gram, total.product + part.product)
-        return total
-
-    def balanced(self) -> Gradients:
-        """The same gradients, of factors that are nearly as long as each other."""
-        groups = [[(frame, group.balanced()) for frame, group in some] for some in self.groups]
-        return Gradients(self.batch, self.parameters, groups)
-
-    def weighted_sum(self, k: int, scale: Tensor, sanitise: bool = False, positive: bool = False) -> Tensor:
-        """``sum_b scale_b G_b`` for the ``k``-th parameter; ``positive`` says that no factor is zero."""
-        parameter = self.parameters[k]
-        if len(self.groups[k]) == 1 and self.groups[k][0][0].index is None:
-            whole = self.groups[k][0][1].weighted_sum(scale, sanitise, positive)
-            return whole.reshape(parameter.shape).to(wide(parameter.dtype)).contiguous()
-        total = torch.zeros(parameter.shape, dtype=wide(parameter.dtype), device=parameter.device)
-        for frame, group in self.groups[k]:
-            piece = group.weighted_sum(scale, sanitise, positive)
-            if frame.index is None:
-                total = total + piece.reshape(parameter.shape)
-            else:
-                flat = total.flatten().index_add(0, frame.index.flatten(), piece.flatten().to(total.dtype))
-                total = flat.reshape(parameter.shape)
-        return total
-
-
-class Glance:
-    """What has to be as it was for what is known of a model to hold: asked at every step, so all in one walk.
-
-    ``trained`` and ``buffers`` name tensors by their place in memory, for as long as somebody keeps them.
+    ``mask`` marks the real examples of a padded batch, ``views`` is how many adjacent rows are one example,
+    ``microbatch`` how many examples run at a time, ``check`` when the answer is compared with autograd's own, and
+    ``method`` whether operations are watched or every example has a backward pass of its own. ``compiled`` gives the
+    answer by a compiled program, or nothing where there is none. With ``reuse_memory`` the results of such a program
+    may lie in memory that the next one writes over, which saves copies; ``while_it_runs(sums)`` is called once it is
+    on its way and before its answer is looked at: what that enqueues on a GPU runs behind it. The sums count only if
+    they are what is returned: the very same dictionary.
     """
 
-    def __init__(self, model: nn.Module, suspects: tuple[type, ...]) -> None:
+    loss: Loss
+    batch: Any
+    clipping: Clipping
+    mask: Tensor | None = None
+    views: int = 1
+    microbatch: int | None = None
+    check: Check = "first"
+    method: Method = "operations"
+    compiled: Callable[[Engine, Request, bool], Any] | None = None
+    reuse_memory: bool = False
+    while_it_runs: Callable[[dict[str, Tensor]], None] | None = None
+    #: the tensors of the batch, and how many examples it has
+    data: list[Tensor] = field(init=False)
+    examples: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        batch = self.batch
+        # What most batches are, a tuple of tensors, needs no search: this is asked at every step.
+        if type(batch) is tuple and batch and all(isinstance(t, Tensor) and t.dim() > 0 for t in batch):
+            data, rows = list(batch), len(batch[0])
+        else:
+            batch = plain(batch)
+            data, rows = leaves(batch), -1
+        if rows < 0 or any(len(t) != rows for t in data):
+            rows = rows_of(batch)
+        if self.views < 1 or rows % self.views:
+            raise ValueError(f"the rows are not a whole number of examples with {self.views} views each")
+        if self.mask is not None and self.mask.shape != (rows // self.views,):
+            raise ValueError("mask must be a vector with one entry for each example")
+        if self.method not in ("operations", "examples"):
+            raise ValueError(f"method must be 'operations' or 'examples', not {self.method!r}")
+        if self.microbatch is not None and self.microbatch < 1:
+            raise ValueError(f"microbatch must be at least 1, not {self.microbatch}")
+        if isinstance(self.check, bool) or (not isinstance(self.check, int) and self.check not in get_args(When)):
+            raise ValueError(f"check must be 'first', 'always', 'never' or a number of steps, not {self.check!r}")
+        if isinstance(self.check, int) and self.check < 1:
+            raise ValueError("a check every so many steps needs a positive number")
+        vars(self).update(batch=batch, data=data, examples=rows // self.views)  # frozen from here on
+
+    @property
+    def size(self) -> int:
+        """How many examples run at a time."""
+        return 1 if self.method == "examples" else self.microbatch or max(1, self.examples)
+
+    def on(self, batch: Any) -> Request:
+        """The same of another batch, all of whose examples are real."""
+        return dataclasses.replace(self, batch=batch, mask=None)
+
+    def picked(self, examples: Tensor) -> Request:
+        """The same of these examples of the batch, each with all its views, wherever its tensors live."""
+        rows = (examples.unsqueeze(1) * self.views + torch.arange(self.views)).flatten()
+        return self.on(take(self.batch, rows))
+
+    def alike(self, example: int) -> Request:
+        """The same of a batch of as many copies of one example."""
+        return self.picked(torch.full((self.examples,), example))
+
+
+class ModelState:
+    """What has to be as it was for what is known of a model to hold: asked at every step, so all in one walk.
+
+    ``trained`` names tensors by their place in memory, for as long as somebody keeps them. ``buffers`` are the tables
+    that hold buffers, with name and value of each: not the modules, which an engine must not keep alive.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
         self.training: list[bool] = []
         self.trained: list[int] = []
-        self.buffers: list[int] = []
-        self.suspicious = False
+        self.buffers: list[tuple[MutableMapping[str, Tensor | None], str, Tensor]] = []
+        self.suspicious = self.compiled = False
         seen: set[int] = set()
         stack = [model]
         while stack:
@@ -130,30 +147,51 @@ class Glance:
                 continue
             seen.add(id(module))
             self.training.append(module.training)
-            self.suspicious = self.suspicious or isinstance(module, suspects)
-            for p in own_parameters(module).values():
-                if p is not None and p.requires_grad:
-                    self.trained.append(id(p))
-            for b in own_buffers(module).values():
-                self.buffers.append(id(b))
-            for child in own_modules(module).values():
-                if child is not None:
-                    stack.append(child)
+            suspicious = isinstance(module, verify.SUSPECTS) and getattr(module, "max_norm", 0) is not None
+            self.suspicious = self.suspicious or suspicious
+            compiled = compiled_call(module) is not None or type(module).__name__ == "OptimizedModule"
+            self.compiled = self.compiled or compiled
+            self.trained += [id(p) for p in own_parameters(module).values() if p is not None and p.requires_grad]
+            table = own_buffers(module)
+            self.buffers += [(table, key, b) for key, b in table.items() if b is not None]
+            stack += [child for child in own_modules(module).values() if child is not None]
+
+
+def remember(device: torch.device) -> Callable[[], None]:
+    """A function that rewinds the random state to what it is now."""
+    cpu = torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def rewind() -> None:
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda, device)
+
+    return rewind
 
 
 class Pass:
     """One watched forward pass: its uses and the losses of its examples (already averaged over views).
 
-    ``unrolled`` says whether a recurrent layer was written out in time, ``doubt`` why what was found out about other
-    batches may not hold for this one.
+    ``context`` is what a check of one pass says nothing about in another, ``unrolled`` says whether a recurrent layer
+    was written out in time, ``doubt`` why what was found out about other batches may not hold for this one; ``rewind``
+    puts the random state back to what it was before.
     """
 
-    def __init__(self, uses: list[Use], losses: Tensor, batch: int, unrolled: bool = False, doubt: str = "") -> None:
-        self.uses = uses
-        self.unrolled = unrolled
+    def __init__(
+        self,
+        uses: list[Use],
+        losses: Tensor,
+        batch: int,
+        context: Any = None,
+        *,
+        unrolled: bool = False,
+        doubt: str = "",
+        rewind: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.uses, self.losses, self.batch, self.context = uses, losses, batch, context
+        self.unrolled, self.rewind = unrolled, rewind
         self.doubt = doubt if batch > 1 else ""
-        self.losses = losses
-        self.batch = batch
 
     def outputs(self) -> Outputs:
         """The values of the outputs of the uses, without the graph behind them."""
@@ -182,11 +220,32 @@ class Pass:
         return grads
 
 
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """Trainable parameters by name, each tensor once."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
 class Engine:
-    """Per-example gradients of one model's parameters.
+    """Per-example gradients of one model's parameters, and all that is remembered of the model between steps.
 
     ``parameters`` are the trainable ones, by name, each tensor once however often it is registered.
     """
+
+    _of: ClassVar[WeakKeyDictionary[nn.Module, Engine]] = WeakKeyDictionary()
+
+    @staticmethod
+    def of(model: nn.Module) -> Engine:
+        """The engine of a model, with what it has learned about it; a new one when other parameters are trained."""
+        spread = None
+        if "torch.distributed.tensor" in sys.modules and torch.distributed.is_initialized():
+            spread = spread_of(model)  # first of all: it lets the model hold its pieces
+        state = ModelState(model)
+        engine = Engine._of.get(model)
+        # The engine keeps its parameters alive, so that no other can have taken their place in memory.
+        if engine is None or engine.state.trained != state.trained:
+            engine = Engine._of[model] = Engine(model, trainable(model) if spread is None else spread.seen, spread)
+        engine.state = state
+        return engine
 
     def __init__(self, model: nn.Module, parameters: dict[str, Tensor], spread: Spread | None = None) -> None:
         for name, parameter in parameters.items():
@@ -196,24 +255,24 @@ class Engine:
                 )
         # Weakly: engines are kept beside their models, and must not keep them alive.
         self._model = weakref.ref(model)
+        self.state = ModelState(model)
         self.parameters = parameters
         # Where the parameters lie on several ranks; they are then given as the operations see them.
         self.spread = spread
-        self.context: Any = None
-        self.plans: dict[Any, Plan] = {}
+        self.plans: dict[Any, PassPlan] = {}
         # Compiled steps by what they were written for; None where a step cannot be compiled.
         self.programs: dict[Any, Any] = {}
-        # What the model consisted of when it was last looked at.
-        self.identity: list[int] = []
-        self.buffers: list[int] = []
         #: contexts in which a pass was to be doubted, and why every pass is, where single ones do not show it
         self.doubted: dict[Any, str] = {}
         self.constants = Constants()
         self.lengths = Lengths()
+        #: shapes of records, by context, where all batches so far had the same
+        self.one_shape: dict[Any, list[torch.Size]] = {}
         self.mutable: set[str] = set()
         self.surveyed = False
         self.calls = 0
         self.said: set[str] = set()
+        self._criterion: tuple[Any, bool] | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -223,9 +282,14 @@ class Engine:
         return model
 
     @property
+    def device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
+
+    @property
     def pieces(self) -> list[Tensor]:
         """The parameters in the shapes that this rank computes with."""
-        return [local(p) for p in self.parameters.values()]
+        whole = list(self.parameters.values())
+        return whole if self.spread is None else [local(p) for p in whole]
 
     def values_of(self, numbers: Iterable[int]) -> AbstractContextManager[None]:
         """These parameters hold their values inside, also where they are gathered only while a layer runs."""
@@ -234,22 +298,159 @@ class Engine:
         names = list(self.parameters)
         return self.spread.present([names[k] for k in numbers])
 
+    def anyone(self, flag: bool) -> bool:
+        """Whether it is so here, or on any rank that a spread model gathers parameters from."""
+        return flag if self.spread is None else self.spread.any(flag)
+
+    # -- a step ----------------------------------------------------------------------------------------------------
+
+    def clipped_sums(self, request: Request, due: bool | None = None) -> ClippedGradients:
+        """The sum over examples of per-example gradients, each clipped, and their norms.
+
+        ``due`` says whether a check is due, where that is known; it is counted otherwise.
+
+        Guarantee: adding or removing one example changes the sums by at most ``request.clipping.sensitivity`` in L2
+        norm, rounding included, whatever the example holds; one whose gradient is not finite counts as zero.
+        """
+        if due is None:
+            due = self._begin(request)
+        if request.size != request.examples:
+            return in_pieces(self, request, due)
+        device, single = self.device, len(request.clipping.groups) == 1
+        if request.mask is not None and request.mask.device != device:
+            request = dataclasses.replace(request, mask=request.mask.to(device))
+        if request.compiled is not None and request.method == "operations":
+            done = request.compiled(self, request, due)
+            if done is not None:
+                warn_once(HIDDEN if done.lost else None, self.said)
+                norms = done.norms.squeeze(1) if single else done.norms
+                return ClippedGradients(done.sums, norms, request.clipping, done.losses, done.scale)
+        gradients: Gradients | None
+        if request.method == "examples":
+            gradients, losses = verify.by_autograd(self, request)
+        else:
+            gradients, losses = self.by_plan(request, self.forward(*self.asked(request)), due)
+        names, losses = list(self.parameters), losses.detach()
+        good = torch.isfinite(losses)
+        if gradients is None:
+            good = torch.zeros_like(good)
+            gradients = Gradients(request.examples, self.pieces, [[] for _ in names])
+        with torch.no_grad(), torch.autocast(device.type, enabled=False), exact_products(device):
+            found = clip(gradients, names, request.clipping, good, request.mask, spread=self.spread)
+            found, sums, why = found.settled(early=self.spread is None)
+        warn_once(why, self.said)
+        if self.spread is not None:
+            self.spread.rest()
+        norms = found.norms.squeeze(1) if single else found.norms
+        return ClippedGradients(sums, norms, request.clipping, losses, found.scale)
+
+    def _begin(self, request: Request) -> bool:
+        """Refuse what cannot be done at all; whether this call is one of those that are checked by their number."""
+        if self.state.suspicious:
+            verify.no_known_obstacles(self.model)
+        if self.spread is not None and (request.compiled is not None or not request.examples):
+            raise ValueError(
+                "a model that is spread over ranks is not compiled, and every rank runs at least one (masked) row"
+            )
+        count, self.calls = self.calls, self.calls + 1
+        if request.method == "examples" and request.check != "never":
+            company.after_lengths(self, request)
+        return count % request.check == 0 if isinstance(request.check, int) else request.check == "always"
+
+    def by_plan(self, request: Request, run: Pass, due: bool) -> tuple[Gradients | None, Tensor]:
+        """Per-example gradients by a plan that holds for this batch; made, and checked, where there is none yet.
+
+        ``None`` for gradients when no example of the batch has a finite one.
+        """
+        doubtful = self.anyone(bool(run.doubt))
+        grads = run.output_gradients(retain=doubtful)
+        key = self.signature(run, grads)
+        known, plan = self.plans.get(key), self.plan_for(run, key)
+        wanted = request.check != "never" and (due or known is None or not known.checked)
+        if doubtful and plan is not None and not self.still_holds(run, grads, plan):
+            plan, wanted = None, True
+        # Ranks gather parameters from one another: what one has to run again, all run again.
+        wanted = self.anyone(wanted)
+        anew = self.anyone(plan is None) or wanted
+        if anew:
+            losses, rewind = run.losses.detach(), run.rewind
+            del run, grads
+            again = planning.anew(self, request, rewind, wanted)
+            if again is None:
+                return None, losses
+            run, grads, plan = again
+        if request.check != "never":
+            self._check_batch(request, run, anew)
+        assert plan is not None
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            return self.gradients(run, grads, plan), run.losses
+
+    def _check_batch(self, request: Request, run: Pass, anew: bool) -> None:
+        """What is asked of every batch: whether its examples notice one another, their padding, or their number."""
+        if self.anyone(bool(run.doubt)):
+            company.in_company(self, request, run)
+        if self.spread is not None:
+            return
+        # Where no batch has had another shape nothing can have been padded.
+        if self.one_shape.get(run.context) != [t.shape[1:] for t in request.data]:
+            company.after_lengths(self, request)
+        if anew:
+            company.resized(self, request, verify.TOLERANCE[verify.precision(self, run)])
+
     # -- passes ----------------------------------------------------------------------------------------------------
 
-    def forward(self, losses: Losses, data: list[Tensor], batch: int, named: bool = False) -> Pass:
-        """Run the model once, watched. ``named`` keeps module names (for messages) and outputs (for evidence)."""
+    def context_of(self, request: Request) -> Any:
+        """What a check of one call says nothing about in another: the loss's code, views, training or evaluation."""
+        loss = request.loss
+        code = getattr(getattr(loss, "func", loss), "__code__", None) or type(loss)
+        return code, request.views, tuple(self.state.training)
+
+    def asked(self, request: Request, batch: Any = None) -> tuple[Callable[[], Tensor], list[Tensor], int, Any, int]:
+        """What :meth:`forward` takes, for a request, or for another batch in place of its own: losses of rows, tensors
+        of the batch, examples, context and views."""
+        loss, some, data = request.loss, request.batch, request.data
+        if batch is not None:
+            some, data = batch, leaves(batch)
+        if self._criterion is None or self._criterion[0]() is not loss:
+            self._criterion = (weakref.ref(loss), is_criterion(loss))
+        if self._criterion[1]:
+            losses = functools.partial(row_losses, self.model, loss, some)
+        else:
+            losses = functools.partial(loss, self.model, some)
+        return losses, data, request.examples, self.context_of(request), request.views
+
+    def losses(self, request: Request) -> Tensor:
+        """The losses of the examples, by a pass that nobody watches."""
+        losses, _, examples, _, views = self.asked(request)
+        with self.protected_buffers():
+            return _per_example(losses(), examples, views)
+
+    def forward(
+        self,
+        losses: Callable[[], Tensor],
+        data: list[Tensor],
+        batch: int,
+        context: Any = None,
+        views: int | None = None,
+        *,
+        named: bool = False,
+    ) -> Pass:
+        """Run the model once, watched.
+
+        ``losses`` gives one loss for each row, of which ``views`` are one example, or (without ``views``) those of the
+        examples. ``named`` keeps module names (for messages) and outputs (for evidence).
+        """
+        rewind = remember(self.device)
         capture = self.capture(data, max((len(t) for t in data if t.dim()), default=batch), named)
         scalars = Scalars() if named and self.spread is None else nullcontext()
-        where = self.doubted_as(self.context)
+        where = self.doubted_as(context)
         state = Attributes(self.model) if where in self.doubted else None
+        names = module_names(self.model, capture.where) if named else nullcontext()
         try:
-            with self.protected_buffers(), self._uncompiled(), torch.enable_grad():
-                if named:
-                    with module_names(self.model, capture.where), scalars, capture:
-                        values = losses()
-                else:
-                    with capture:
-                        values = losses()
+            with self.protected_buffers(), self.uncompiled(), torch.enable_grad(), names, scalars, capture:
+                values = losses()
+                if views is not None:
+                    values = _per_example(values, batch, views)
         finally:
             if state is not None:
                 state.restore()
@@ -258,7 +459,7 @@ class Engine:
         doubt = capture.doubts([values]) or self.doubted.get(where, "")
         if doubt:
             self.doubted.setdefault(where, "")
-        return Pass(capture.uses, values, batch, capture.unrolled, doubt)
+        return Pass(capture.uses, values, batch, context, unrolled=capture.unrolled, doubt=doubt, rewind=rewind)
 
     @staticmethod
     def doubted_as(context: Any) -> Any:
@@ -267,283 +468,220 @@ class Engine:
 
     def capture(self, data: list[Tensor], rows: int, named: bool = False) -> Capture:
         """What watches one pass over a batch of so many rows."""
-        self.constants = self.constants.next(
-            [b for m in modules_of(self.model) for b in own_buffers(m).values() if b is not None]
-        )
+        self.constants = self.constants.next([b for _, _, b in self.state.buffers])
         return Capture(
             self.parameters,
             data,
             covers=RULES.__contains__,
             decompose=DECOMPOSE,
-            needs_values=lambda name: name not in SHAPE_ONLY,
+            needs_values=_needs_values,
             keep_outputs=named,
             spread=self.spread is not None,
             rows=rows,
             constants=self.constants,
         )
 
-    def _uncompiled(self) -> AbstractContextManager[Any]:
-        """Compiled parts of the model run as they were written, so that their operations are seen."""
-        for module in modules_of(self.model):
-            if runs_compiled(module):
-                stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-                return stance
-        return nullcontext()
+    def uncompiled(self) -> AbstractContextManager[Any]:
+        """Compiled parts of the model run as they were written inside, so that their operations are seen."""
+        return torch.compiler.set_stance("force_eager") if self.state.compiled else nullcontext()
 
     @contextmanager
     def protected_buffers(self) -> Iterator[None]:
         """Buffers leave as they came: what a forward pass writes into them is private data without noise."""
-        # Names are only looked up where there are buffers: walking a large model with them takes milliseconds.
-        parts = self.model.named_modules() if any(own_buffers(m) for m in modules_of(self.model)) else ()
-        held = [
-            (name, own_buffers(module), key, value, version_of(value), None)
-            for name, module in parts
-            for key, value in own_buffers(module).items()
-            if value is not None
-        ]
+        held = [(table, key, value, version_of(value)) for table, key, value in self.state.buffers]
+        # Names are only looked up where they matter: walking a large model with them takes milliseconds.
+        names = self._names_of_buffers() if self.mutable else {}
         copies = {
-            (name, key): value.detach().clone()
-            for name, _, key, value, _, _ in held
-            if not self.surveyed or f"{name}.{key}" in self.mutable
+            (id(table), key): value.detach().clone()
+            for table, key, value, _ in held
+            if not self.surveyed or names.get((id(table), key)) in self.mutable
         }
         try:
             yield
         finally:
-            lost = []
+            written, lost = [], []
             with torch.no_grad():
-                for name, buffers, key, value, version, _ in held:
-                    if buffers.get(key) is not value:
-                        buffers[key] = value
-                        self.mutable.add(f"{name}.{key}")
-                    if version_of(value) != version:
-                        if (name, key) in copies:
-                            value.copy_(copies[name, key])
-                            self.mutable.add(f"{name}.{key}")
-                        else:
-                            lost.append(f"{name}.{key}")
+                for table, key, value, version in held:
+                    replaced, changed = table.get(key) is not value, version_of(value) != version
+                    table[key] = value
+                    if changed and (id(table), key) in copies:
+                        value.copy_(copies[id(table), key])
+                    elif changed:
+                        lost.append((id(table), key))
+                    if changed or replaced:
+                        written.append((id(table), key))
             self.surveyed = True
+            if written:
+                names = self._names_of_buffers()
+                self.mutable.update(names[place] for place in written)
             if lost:
-                self.mutable.update(lost)
-                raise ClippingError(f"the forward pass began to write buffers it had left alone: {', '.join(lost)}")
+                told = ", ".join(names[place] for place in lost)
+                raise ClippingError(f"the forward pass began to write buffers it had left alone: {told}")
+
+    def _names_of_buffers(self) -> dict[tuple[int, str], str]:
+        parts = [(name, own_buffers(module)) for name, module in self.model.named_modules()]
+        return {(id(table), key): f"{name}.{key}" for name, table in parts for key in table}
 
     # -- plans -----------------------------------------------------------------------------------------------------
 
     def signature(self, run: Pass, grads: list[list[Tensor | None]]) -> Any:
         """What has to be the same for a plan, and the checks of it, to hold."""
         return (
-            self.context,
+            run.context,
             run.batch,
             tuple(
                 (
                     use.name,
                     tuple(use.shapes),
                     tuple(g is None for g in grad),
-                    tuple((tuple(sorted(d.params)), d.tensor.shape, frames.chain_key(d)) for d in use.derived),
+                    tuple(
+                        (tuple(sorted(d.params)), d.tensor.shape, frames.chain_key(d) if d.chain else d.chain)
+                        for d in use.derived
+                    ),
                 )
                 for use, grad in zip(run.uses, grads, strict=True)
             ),
         )
 
-    def plan_for(self, run: Pass, grads: list[list[Tensor | None]]) -> Plan | None:
-        """The settled plan that holds for this pass, if there is one."""
-        plan = self.plans.get(self.signature(run, grads))
+    def plan_for(self, run: Pass, signature: Any) -> PassPlan | None:
+        """The settled plan that holds for a pass of this signature, if there is one."""
+        plan = self.plans.get(signature)
         if plan is None or not plan.settled or (run.batch > 1 and any(use.rearranged for use in run.uses)):
             return None
         for use, known in zip(run.uses, plan.uses, strict=True):
-            now = [t for d in use.derived for t in frames.chain_tensors(d)]
+            now = [t for d in use.derived if d.chain for t in frames.chain_tensors(d)]
             if len(now) != len(known.guards) or not all(
                 torch.equal(a, b) for a, b in zip(now, known.guards, strict=True)
             ):
                 return None
         return plan
 
-    def still_holds(self, run: Pass, grads: list[list[Tensor | None]], plan: Plan) -> bool:
+    def still_holds(self, run: Pass, grads: list[list[Tensor | None]], plan: PassPlan) -> bool:
         """Whether the examples of this very batch are where the plan has them; the graph of the pass is kept.
 
         Losses are weighted by powers of two, one digit of the example's number after the other, and the gradient at
         each element must follow the weight of the example that the plan says it belongs to.
         """
         return all(
-            agrees(plan, grads, run.output_gradients(weights, retain=True), weights)
-            for weights in owner_weights(run.batch, run.losses.device, run.losses.dtype)
+            planning.agrees(plan, grads, run.output_gradients(weights, retain=True), weights)
+            for weights in planning.owner_weights(run.batch, run.losses.device, run.losses.dtype)
         )
-
-    def make_plan(
-        self, run: Pass, outputs: Outputs | None, example: int, original: Pass | None = None
-    ) -> tuple[Plan, Gradients]:
-        """Find out all that a plan holds, from one pass whose graph is kept.
-
-        ``outputs`` are those of a pass over the same batch with every other example replaced by ``example``,
-        ``original`` is a pass over a batch of which ``run`` has only the finite examples: further evidence, both.
-        """
-        evidence = [self._evidence(run)]
-        if original is not None and [u.shapes for u in original.uses] == [u.shapes for u in run.uses]:
-            evidence.append(self._evidence(original))
-        settled = True
-        uses: list[UsePlan] = []
-        for k, use in enumerate(run.uses):
-            layouts: list[Layout | None] = []
-            for j in range(len(use.edges)):
-                seen = [e for e in (found[k][j] for found in evidence) if e is not None]
-                if not seen:
-                    layouts.append(None)
-                    continue
-                after = outputs[k][j] if outputs is not None and len(outputs) == len(run.uses) else None
-                layout, sure = self._locate(use, j, seen, run.batch, after, example)
-                layouts.append(layout)
-                settled = settled and sure
-            uses.append(UsePlan(layouts, guards=[t.clone() for d in use.derived for t in frames.chain_tensors(d)]))
-        del evidence
-        plan = Plan(uses, set(), settled)
-        grads = run.output_gradients(retain=True)
-        gradients = self.gradients(run, grads, plan, planning=True)
-        self.plans[self.signature(run, grads)] = plan
-        return plan, gradients
-
-    @staticmethod
-    def _evidence(run: Pass) -> list[list[OwnerEvidence | None]]:
-        """What the gradients of weighted losses tell about where the examples are in each output."""
-        plain = run.output_gradients(retain=True)
-        narrow = any(g is not None and g.dtype in (torch.bfloat16, torch.float16) for row in plain for g in row)
-        found = [
-            [None if g is None else OwnerEvidence(g, run.batch, use.rearranged, narrow) for g in row]
-            for use, row in zip(run.uses, plain, strict=True)
-        ]
-        for weights in digit_weights(run.batch, run.losses.device, run.losses.dtype):
-            for row, values in zip(found, run.output_gradients(weights, retain=True), strict=True):
-                for evidence, value in zip(row, values, strict=True):
-                    if evidence is not None and value is not None:
-                        evidence.add(value)
-        return found
-
-    def _locate(
-        self, use: Use, j: int, evidence: list[OwnerEvidence], batch: int, after: Tensor | None, example: int
-    ) -> tuple[Layout, bool]:
-        names, shape = self._names(use), use.shapes[j]
-        if not shape:
-            raise UncoveredUse(f"{use.name!r} (with {names}) in {use.where} gives one number for the whole batch")
-        if batch == 1:
-            return next(candidates(shape, 1)), True
-        found = evidence[0].layouts()
-        for more in evidence[1:]:
-            agreeing = more.layouts()
-            found = [layout for layout in found if layout in agreeing]
-        if not found:
-            if any(e.mixed for e in evidence):
-                raise BatchMixing(
-                    f"the losses of several examples depend on the same element of the output of {use.name!r} "
-                    f"(with {names}) in {use.where}: examples are mixed there, and no per-example bound exists"
-                )
-            raise UncoveredUse(
-                f"cannot tell which elements of the output of {use.name!r} (with {names}) in {use.where} belong "
-                f"to which example. {SLOWLY}."
-            )
-        if len(found) > 1 and after is not None:
-            found = unmoved(found, use.outputs[j], after, example) or found
-        return found[0], len(found) == 1
-
-    def _names(self, use: Use) -> str:
-        names = list(self.parameters)
-        return "parameter " + ", ".join(repr(names[k]) for k in sorted({k for d in use.derived for k in d.params}))
 
     # -- contributions -----------------------------------------------------------------------------------------------
 
-    def gradients(self, run: Pass, grads: list[list[Tensor | None]], plan: Plan, planning: bool = False) -> Gradients:
-        """Contributions of all uses, grouped by parameter and coordinates."""
-        parameters = self.pieces
-        pieces: list[list[tuple[int, int]]] = [[] for _ in parameters]
-        table: dict[tuple[int, int], tuple[Any, Any]] = {}
+    def gradients(self, run: Pass, grads: list[list[Tensor | None]], plan: PassPlan) -> Gradients:
+        """Contributions of all uses by a plan that holds, grouped by parameter and coordinates."""
+        table: dict[int, Contributions] = {}
         for k, (use, grad, known) in enumerate(zip(run.uses, grads, plan.uses, strict=True)):
             if all(g is None for g in grad):
                 continue
             use.fresh()
-            contributions = self._contributions(use, grad, known, run.batch, planning)
-            if planning:
-                known.frames = [
-                    frames.frame_of(d, c, parameters[next(iter(d.params))]) if len(d.params) == 1 else None
-                    for d, c in contributions
-                ]
-            for j, (derived, contribution) in enumerate(contributions):
-                table[k, j] = (derived, contribution)
-                for p in derived.params:
-                    pieces[p].append((k, j))
-        if planning:
-            plan.materialised = {p for p, mine in enumerate(pieces) if self._overlaps(mine, plan, parameters[p])}
-        by_vjp: dict[tuple[int, int], dict[int, Tensor]] = {}
-        groups: list[list[tuple[Frame, Group]]] = []
-        for p, mine in enumerate(pieces):
-            parameter = parameters[p]
-            if not mine:
-                groups.append([])
-            elif p in plan.materialised:
-                total: Tensor | None = None
-                for k, j in mine:
-                    derived, contribution = table[k, j]
-                    frame = plan.uses[k].frames[j]
-                    if frame is not None:
-                        dense = frames.in_parameter(frame, contribution, derived.tensor.shape, parameter)
-                    else:
-                        if (k, j) not in by_vjp:
-                            behind = sorted(derived.params)
-                            with self.values_of(behind):
-                                found = frames.per_example_vjp(
-                                    derived, contribution, [parameters[i] for i in behind], run.batch
-                                )
-                            by_vjp[k, j] = dict(zip(behind, found, strict=True))
-                        dense = by_vjp[k, j].pop(p)
-                    total = dense if total is None else total + dense
-                groups.append([(Frame("root"), Group(parameter.shape, dense=total))])
-            else:
-                framed: dict[Any, tuple[Frame, list[Any]]] = {}
-                for k, j in mine:
-                    frame = plan.uses[k].frames[j]
-                    assert frame is not None
-                    framed.setdefault(frame.key, (frame, []))[1].append(frames.in_frame(frame, table[k, j][1]))
-                groups.append(
-                    [
-                        (f, Group.of(cs, parameter.shape if f.index is None else f.index.shape))
-                        for f, cs in framed.values()
-                    ]
-                )
-        return Gradients(run.batch, parameters, groups)
-
-    def _contributions(
-        self, use: Use, grad: list[Tensor | None], known: UsePlan, batch: int, planning: bool
-    ) -> Contributions:
-        if planning or known.by_rule:
+            if not known.by_rule:
+                table[k] = self.by_own_derivative(use, grad, known, run.batch, planning=False)
+                continue
             try:
-                if use.name not in RULES or any(g is not None and g.is_complex() for g in grad):
-                    raise NotCovered
-                found = RULES[use.name](use, grad, known.layouts)
-                if {id(d) for d, _ in found} != {id(d) for d in use.derived}:
-                    raise NotCovered
-                return found
+                rule = self.rule_for(use, grad)
+                table[k] = self.complete(use, rule(use, grad, known.layouts))
             except NotCovered:
-                if not planning:
-                    raise UncoveredUse(f"{use.name!r} in {use.where} no longer follows its rule") from None
-                known.by_rule = False
+                raise UncoveredUse(f"{use.name!r} in {use.where} no longer follows its rule") from None
+        return self.grouped(run, plan, table)
+
+    @staticmethod
+    def rule_for(use: Use, grad: list[Tensor | None]) -> Rule:
+        """The rule of an operation; none of them treats complex gradients."""
+        if use.name not in RULES or any(g is not None and g.is_complex() for g in grad):
+            raise NotCovered
+        return RULES[use.name]
+
+    @staticmethod
+    def complete(use: Use, found: Contributions) -> Contributions:
+        """What a rule found, if it is about every derived value of the use."""
+        if {id(d) for d, _ in found} != {id(d) for d in use.derived}:
+            raise NotCovered
+        return found
+
+    def by_own_derivative(
+        self, use: Use, grad: list[Tensor | None], known: UsePlan, batch: int, *, planning: bool
+    ) -> Contributions:
+        """Contributions of a use without a rule, by ``vmap`` of its own derivative."""
+        behind = sorted({k for d in use.derived for k in d.params})
         try:
-            with self.values_of(sorted({k for d in use.derived for k in d.params})):
+            with self.values_of(behind):
                 return generic(use, grad, known.layouts, batch, known.notes, planning)
         except RuntimeError as error:
             if isinstance(error, ClippingError):
                 raise
+            names = list(self.parameters)
             raise UncoveredUse(
-                f"no rule covers {use.name!r}, which consumes {self._names(use)} in {use.where}, and its derivative "
-                f"cannot be batched ({error}). {SLOWLY}."
+                f"no rule covers {use.name!r}, which consumes parameter {', '.join(repr(names[k]) for k in behind)} in "
+                f"{use.where}, and its derivative cannot be batched ({error}). {SLOWLY}."
             ) from error
 
-    def _overlaps(self, mine: list[tuple[int, int]], plan: Plan, parameter: Tensor) -> bool:
-        """Whether contributions to a parameter share elements in other ways than by sharing all their coordinates."""
-        found = [plan.uses[k].frames[j] for k, j in mine]
-        if any(f is None or not f.unique for f in found):
-            return True
-        distinct = {f.key: f for f in found if f is not None}
-        if len(distinct) <= 1:
-            return False
-        indices = [
-            torch.arange(parameter.numel(), device=parameter.device) if f.index is None else f.index.flatten()
-            for f in distinct.values()
-        ]
-        every = torch.cat(indices)
-        return bool(every.unique().numel() != every.numel())
+    def grouped(self, run: Pass, plan: PassPlan, table: dict[int, Contributions]) -> Gradients:
+        """The contributions of each use, by its number, as those to each parameter."""
+        parameters = self.pieces
+        places: list[list[tuple[int, int]]] = [[] for _ in parameters]
+        for k, contributions in table.items():
+            for j, (derived, _) in enumerate(contributions):
+                for p in derived.params:
+                    places[p].append((k, j))
+        groups: list[list[tuple[Frame, Group]]] = []
+        by_vjp: dict[tuple[int, int], dict[int, Tensor]] = {}
+        for p, (parameter, mine) in enumerate(zip(parameters, places, strict=True)):
+            if p in plan.materialised:
+                formed = [self._formed(p, k, j, run.batch, plan, table, by_vjp) for k, j in mine]
+                groups.append([(Frame("root"), Group(parameter.shape, dense=functools.reduce(torch.add, formed)))])
+                continue
+            framed: dict[Any, tuple[Frame, list[Any]]] = {}
+            for k, j in mine:
+                frame, contribution = plan.uses[k].frames[j], table[k][j][1]
+                assert frame is not None
+                if frame.flipped or isinstance(contribution, Aligned):
+                    contribution = frames.in_frame(frame, contribution)
+                framed.setdefault(frame.key, (frame, []))[1].append(contribution)
+            groups.append(
+                [
+                    (f, Group.of(some, parameter.shape if f.index is None else f.index.shape))
+                    for f, some in framed.values()
+                ]
+            )
+        return Gradients(run.batch, parameters, groups)
+
+    def _formed(
+        self,
+        p: int,
+        k: int,
+        j: int,
+        batch: int,
+        plan: PassPlan,
+        table: dict[int, Contributions],
+        by_vjp: dict[tuple[int, int], dict[int, Tensor]],
+    ) -> Tensor:
+        """Per-example gradients of parameter ``p`` itself, from a contribution; ``by_vjp`` has those of others."""
+        parameters = self.pieces
+        derived, contribution = table[k][j]
+        frame = plan.uses[k].frames[j]
+        if frame is not None:
+            return frames.in_parameter(frame, contribution, derived.tensor.shape, parameters[p])
+        if (k, j) not in by_vjp:
+            behind = sorted(derived.params)
+            with self.values_of(behind):
+                found = frames.per_example_vjp(derived, contribution, [parameters[i] for i in behind], batch)
+            by_vjp[k, j] = dict(zip(behind, found, strict=True))
+        return by_vjp[k, j].pop(p)
+
+
+def _needs_values(name: str) -> bool:
+    return name not in SHAPE_ONLY
+
+
+def _per_example(losses: Any, examples: int, views: int) -> Tensor:
+    """One loss per example: the mean over its views."""
+    rows = examples * views
+    if not isinstance(losses, Tensor) or losses.shape != (rows,):
+        what = f"a tensor of {losses.dim()} dimensions" if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(f"the loss must return one value per example, a vector as long as the batch, not {what}")
+    if not losses.requires_grad:
+        raise ClippingError("the loss does not depend on any trainable parameter")
+    losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
+    return losses if views == 1 else losses.view(examples, views).mean(1)

@@ -106,7 +106,8 @@ def _writes(name: str) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-_opened: dict[Callable[..., Any], Callable[..., Any]] = {}
+#: Copies of composite functions, by function.
+OPENED: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -118,11 +119,11 @@ def opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
     """
     if not isinstance(func, types.FunctionType) or not (KNOWN.get(func) or Operation.of(func)).from_torch:
         return None
-    if func not in _opened:
+    if func not in OPENED:
         scope = dict(func.__globals__)
         for question in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
             scope[question] = lambda *_: False
         copy = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
         copy.__kwdefaults__ = func.__kwdefaults__
-        _opened[func] = copy
-    return _opened[func]
+        OPENED[func] = copy
+    return OPENED[func]

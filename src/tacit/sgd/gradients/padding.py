@@ -119,33 +119,27 @@ def alone(collate: Callable[[list[Any]], Any], records: list[Any], batch: Any, d
 def _compared(
     collate: Callable[[list[Any]], Any], records: list[Any], k: int, together: list[Tensor], dim: int
 ) -> Padded | None:
+    """What one record says by itself: that it was padded, that it is as in its batch, or that it is refused."""
     single = leaves(collate([records[k]]))
     pairs, owned = [], dict[int, list[int]]()
     for one, many in zip(single, together, strict=False):
         if one.dim() == many.dim() > dim and one.shape[dim] == 1 and many.shape[dim] == len(records):
             pairs.append((one.select(dim, 0), many.movedim(dim, 0)))
-            padded_to: dict[int, list[int]] = {}
-            for small, big in zip(pairs[-1][0].shape, pairs[-1][1].shape[1:], strict=True):
-                if small != big:
-                    padded_to.setdefault(big, []).append(small)
-            for big, lengths in padded_to.items():
-                longer = len(lengths) > len(owned.get(big, []))
-                if not longer and owned[big][: len(lengths)] != lengths:
-                    return None  # two fields were padded to one size: another record, or batch, tells
-                owned[big] = lengths if longer else owned[big]
+            if not _note_sizes(owned, *pairs[-1]):
+                return None  # two fields were padded to one size: another record, or batch, tells
         elif not _same(one, many):
             if _in_one_row(collate, records, together):
                 return None
             raise ClippingError(OF_NO_RECORD)
     if len(single) != len(together) or not pairs:
         raise ClippingError(OF_NO_RECORD)
-    sizes = [(big, small) for big, found in sorted(owned.items()) for small in found]
+    sizes = tuple((big, small) for big, found in sorted(owned.items()) for small in found)
     if any(big < small for big, small in sizes):
         raise BatchMixing(SHORTENED)
     matches: dict[bool, int] = {}
     for left in (False, True) if sizes else (False,):
         for row in (k, *range(len(records))):  # most keep the order; some sort by length
-            padded = Padded(row, tuple(sizes), left)
+            padded = Padded(row, sizes, left)
             same = [_same(one, padded.strip(many[row], -1, many.dim())) for one, many in pairs]
             if all(same) and (row == k or all(_is_filled(padded, many[row]) for _, many in pairs)):
                 return padded if sizes else None
@@ -153,7 +147,24 @@ def _compared(
     if not _at_random(collate, records, together):
         raise BatchMixing(OTHER_VALUES)
     # It draws at random (masked tokens, say): sizes are known, and what is not drawn (a mask) tells the side.
-    return Padded(k, tuple(sizes), max(matches, key=lambda left: matches[left])) if sizes else None
+    return Padded(k, sizes, max(matches, key=lambda left: matches[left])) if sizes else None
+
+
+def _note_sizes(owned: dict[int, list[int]], one: Tensor, many: Tensor) -> bool:
+    """Note what each size of a batch is for a record alone, where that differs; false where one size would be two.
+
+    ``one`` is a tensor of the record, ``many`` that of its batch, with the records in the first dimension.
+    """
+    padded_to: dict[int, list[int]] = {}
+    for small, big in zip(one.shape, many.shape[1:], strict=True):
+        if small != big:
+            padded_to.setdefault(big, []).append(small)
+    for big, own in padded_to.items():
+        longer = len(own) > len(owned.get(big, []))
+        if not longer and owned[big][: len(own)] != own:
+            return False
+        owned[big] = own if longer else owned[big]
+    return True
 
 
 def _in_one_row(collate: Callable[[list[Any]], Any], records: list[Any], together: list[Tensor]) -> bool:
@@ -161,17 +172,18 @@ def _in_one_row(collate: Callable[[list[Any]], Any], records: list[Any], togethe
     every = [leaves(collate([record])) for record in records]
     if any(len(single) != len(together) or any(t.dim() == 0 for t in single) for single in every):
         return False
-    behind = [
-        torch.cat(parts) if len({t.shape[1:] for t in parts}) == 1 else None for parts in zip(*every, strict=True)
-    ]
-    long = [k for k, t in enumerate(behind) if t is not None and len(t) != len(records) and _same(t, together[k])]
+    # Fields that are explained by themselves, and those of them that are longer or shorter than the batch.
+    whole = {k for k, parts in enumerate(zip(*every, strict=True)) if _is_joined(parts, together[k])}
+    long = [k for k in sorted(whole) if len(together[k]) != len(records)]
     lengths = [torch.tensor([len(single[j]) for single in every]) for j in long]
     known = [made for n in lengths for made in (n, n.cumsum(0), n.cumsum(0) - n)]
-    for k, t in enumerate(behind):
-        explained = k in long or (t is not None and _same(t, together[k]))
-        if not explained and not any(torch.equal(together[k].long(), made) for made in known):
-            return False
-    return bool(long)
+    rest = [t.long() for k, t in enumerate(together) if k not in whole]
+    return bool(long) and all(any(torch.equal(t, made) for made in known) for t in rest)
+
+
+def _is_joined(parts: tuple[Tensor, ...], whole: Tensor) -> bool:
+    """Whether a tensor is these ones, one behind the other."""
+    return len({t.shape[1:] for t in parts}) == 1 and _same(torch.cat(parts), whole)
 
 
 def _at_random(collate: Callable[[list[Any]], Any], records: list[Any], together: list[Tensor]) -> bool:
@@ -241,22 +253,14 @@ def _constant_behind(tensor: Tensor, lengths: Tensor) -> bool:
 
 def guessed(tensors: Sequence[Tensor], dims: Sequence[int | None], rows: int, size: int) -> Padded | None:
     """The example with most padding in a dimension of this size, as masks, lengths or constant ends tell it."""
-    found: list[tuple[int, int, bool]] = []
     held = [t.detach().movedim(d, 0) for t, d in zip(tensors, dims, strict=True) if d is not None]
     long = [t.movedim(d, 1) for t in held for d in range(1, t.dim()) if t.shape[d] == size]
     masks = [t for t in long if t.dim() == 2 and bool(((t == 0) | (t == 1)).all())]
-    flat = [t.reshape(rows) for t in held if t.numel() == rows and not t.is_floating_point() and t.dtype != torch.bool]
+    found: list[tuple[int, int, bool]] = []
     for left in (False, True):
-        own: Tensor | None = None
-        for mask in [m.bool() for m in masks] + [~m for m in masks if m.dtype == torch.bool]:
-            count = mask.long().sum(1)
-            place = torch.arange(size, device=mask.device)
-            inside = place >= size - count.unsqueeze(1) if left else place < count.unsqueeze(1)
-            if bool((inside == mask).all()) and bool((count > 0).all()):
-                own = count
+        own = _own_by_masks(masks, size, left)
         if own is None and not left:
-            fits = (t.long() for t in flat if bool((t > 0).all()) and int(t.max()) == size)
-            own = next((n for n in fits if any(_constant_behind(t, n) for t in long)), None)
+            own = _own_by_lengths(held, long, rows, size)
         if own is None and long and not masks:
             own = size - torch.stack([_filled(t if left else t.flip(1)) for t in long]).amin(0)
         if own is not None and int(own.min()) < size:
@@ -265,3 +269,22 @@ def guessed(tensors: Sequence[Tensor], dims: Sequence[int | None], rows: int, si
         return None
     own_size, row, left = min(found)
     return Padded(row, ((size, own_size),), left)
+
+
+def _own_by_masks(masks: list[Tensor], size: int, left: bool) -> Tensor | None:
+    """How many places of each row are its own, where a mask marks them all on one side."""
+    own: Tensor | None = None
+    for mask in [m.bool() for m in masks] + [~m for m in masks if m.dtype == torch.bool]:
+        count = mask.long().sum(1)
+        place = torch.arange(size, device=mask.device)
+        inside = place >= size - count.unsqueeze(1) if left else place < count.unsqueeze(1)
+        if bool((inside == mask).all()) and bool((count > 0).all()):
+            own = count
+    return own
+
+
+def _own_by_lengths(held: list[Tensor], long: list[Tensor], rows: int, size: int) -> Tensor | None:
+    """The lengths of the rows, where a tensor has one number for each and nothing is behind them."""
+    flat = [t.reshape(rows) for t in held if t.numel() == rows and not t.is_floating_point() and t.dtype != torch.bool]
+    fits = (t.long() for t in flat if bool((t > 0).all()) and int(t.max()) == size)
+    return next((n for n in fits if any(_constant_behind(t, n) for t in long)), None)

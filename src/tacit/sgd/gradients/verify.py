@@ -10,38 +10,27 @@ The sum alone would not be enough: a value shared by the whole batch gives the r
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from tacit.sgd.errors import BatchMixing, ClippingError, SelfCheckFailed, UncoveredUse
-from tacit.sgd.gradients.batches import leaves, take
+from tacit.sgd.gradients.bounds import Gradients
 from tacit.sgd.gradients.capture import tensors_in
 from tacit.sgd.gradients.contributions import Group, wide
-from tacit.sgd.gradients.engine import Engine, Gradients, Outputs, Pass, Plan
 from tacit.sgd.gradients.frames import Frame
 from tacit.sgd.torch_compat import BatchNorm
+
+if TYPE_CHECKING:
+    from tacit.sgd.gradients.engine import Engine, Pass, Request
 
 CHECKED_EXAMPLES = 2
 # How far two ways of computing the same gradient may lie apart, relative to its norm.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
-
-
-def due(engine: Engine, check: Any) -> bool:
-    """Whether this call is one of the periodic ones."""
-    if isinstance(check, bool) or (not isinstance(check, int) and check not in ("first", "always", "never")):
-        raise ValueError(f"check must be 'first', 'always', 'never' or a number of steps, not {check!r}")
-    count = engine.calls
-    engine.calls += 1
-    if isinstance(check, int):
-        if check < 1:
-            raise ValueError("a check every so many steps needs a positive number")
-        return count % check == 0
-    return bool(check == "always")
 
 
 #: Layers that :func:`no_known_obstacles` may refuse.
@@ -63,95 +52,6 @@ def no_known_obstacles(model: nn.Module) -> None:
             )
 
 
-def remember(device: torch.device) -> Callable[[], None]:
-    """A function that rewinds the random state to what it is now."""
-    cpu = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def rewind() -> None:
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda, device)
-
-    return rewind
-
-
-def survey(
-    engine: Engine,
-    losses_of: Callable[[Any], Callable[[], Tensor]],
-    batch: Any,
-    examples: int,
-    views: int,
-    rewind: Callable[[], None],
-    check: bool,
-) -> Plan | None:
-    """Make the plan for this batch, and check the answers it gives; ``None`` when no example has a finite gradient."""
-
-    def forward(some: Any) -> Pass:
-        rewind()
-        return engine.forward(losses_of(some), leaves(some), examples, named=True)
-
-    run = forward(batch)
-    finite = is_finite(engine, run)
-    whole: AbstractContextManager[None] = nullcontext()
-    if engine.spread is not None and engine.spread.any(not finite):
-        # How often a rank runs the model now depends on its records: nothing is gathered while it does.
-        whole = engine.spread.whole()
-    with whole:
-        return _surveyed(engine, forward, losses_of, batch, examples, views, rewind, check, run, finite)
-
-
-def _surveyed(
-    engine: Engine,
-    forward: Callable[[Any], Pass],
-    losses_of: Callable[[Any], Callable[[], Tensor]],
-    batch: Any,
-    examples: int,
-    views: int,
-    rewind: Callable[[], None],
-    check: bool,
-    run: Pass,
-    finite: bool,
-) -> Plan | None:
-    original = None
-
-    def alike(example: int) -> Any:
-        return picked(batch, torch.full((examples,), example), views)
-
-    if not finite:
-        # Evidence and comparisons need finite numbers: the survey runs on good examples in place of the bad ones.
-        good: list[int] = []
-        for k in torch.isfinite(run.losses.detach()).nonzero().flatten().tolist():
-            if len(good) < CHECKED_EXAMPLES and is_finite(engine, forward(alike(k))):
-                good.append(k)
-        if not good:
-            return None
-        batch = picked(batch, torch.tensor([good[k % len(good)] for k in range(examples)]), views)
-        run, original = forward(batch), run
-    chosen = a_few(examples, CHECKED_EXAMPLES)
-    outputs: Outputs | None = None
-    same = True
-    if examples > 1:
-        for example in reversed(chosen):
-            outputs = None  # of the last one only, and not beside another pass
-            swapped = forward(alike(example))
-            outputs, losses = swapped.outputs(), swapped.losses.detach()
-            same = same and (not check or gradients_stay(engine, run, swapped, example))
-            del swapped
-            if check:
-                isolated(engine, losses_of, batch, alike(example), run, losses, example, rewind)
-    with torch.no_grad(), torch.autocast(run.losses.device.type, enabled=False):
-        known = engine.plans.get(engine.signature(run, run.output_gradients(retain=True)))
-        plan, gradients = engine.make_plan(run, outputs, chosen[0], original)
-        plan.checked = known is not None and known.checked
-        if not same:
-            raise mixing(ITS_GRADIENT)
-        if check:
-            agree(engine, run, gradients, chosen)
-            plan.checked = True
-    return plan
-
-
 def is_finite(engine: Engine, run: Pass) -> bool:
     """Whether all losses are finite, and the gradient of their sum so far from overflow that it can be squared."""
     finite = bool(torch.isfinite(run.losses).all())
@@ -165,12 +65,6 @@ def is_finite(engine: Engine, run: Pass) -> bool:
         return finite
     norm = torch.stack(norms).norm()
     return finite and bool(norm < torch.finfo(wide(run.losses.dtype)).max ** 0.4)
-
-
-def picked(batch: Any, examples: Tensor, views: int) -> Any:
-    """The batch made of these examples, each with all its views, wherever its tensors live."""
-    rows = (examples.unsqueeze(1) * views + torch.arange(views)).flatten()
-    return take(batch, rows)
 
 
 _choice = torch.Generator()
@@ -187,20 +81,14 @@ def _dense(gradient: Tensor) -> Tensor:
 
 
 def isolated(
-    engine: Engine,
-    losses_of: Callable[[Any], Callable[[], Tensor]],
-    batch: Any,
-    alike: Any,
-    run: Pass,
-    losses: Tensor,
-    example: int,
-    rewind: Callable[[], None],
+    engine: Engine, request: Request, run: Pass, losses: Tensor, example: int, rewind: Callable[[], None]
 ) -> None:
+    """Refuse a loss that is another where every other example is replaced: ``losses`` are those of that batch."""
     before, after = run.losses[example].detach().double(), losses[example].double()
     narrow = precision(engine, run)
     if bool((before - after).abs() <= TOLERANCE[narrow] * (1e-3 + before.abs())):
         return
-    raise mixing(culprit(engine, losses_of, batch, alike, run.batch, example, rewind))
+    raise mixing(culprit(engine, request, request.alike(example), example, rewind))
 
 
 ITS_GRADIENT = "a hook, a custom autograd function or a value without a gradient changed its gradient, which"
@@ -230,19 +118,11 @@ def mixing(what: str) -> BatchMixing:
     )
 
 
-def culprit(
-    engine: Engine,
-    losses_of: Callable[[Any], Callable[[], Tensor]],
-    batch: Any,
-    alike: Any,
-    examples: int,
-    example: int,
-    rewind: Callable[[], None],
-) -> str:
+def culprit(engine: Engine, request: Request, other: Request, example: int, rewind: Callable[[], None]) -> str:
     """The first module whose output for the example changes although its input for it did not."""
     names = {id(m): n for n, m in engine.model.named_modules()}
     records: list[list[tuple[str, str, list[Tensor], list[Tensor]]]] = []
-    for data in (batch, alike):
+    for some in (request, other):
         record: list[tuple[str, str, list[Tensor], list[Tensor]]] = []
 
         def note(module: nn.Module, args: Any, out: Any, record: Any = record) -> None:
@@ -253,16 +133,16 @@ def culprit(
         handle = nn.modules.module.register_module_forward_hook(note)
         try:
             rewind()
-            with torch.no_grad(), engine.protected_buffers():
-                losses_quietly(losses_of(data))
+            with torch.no_grad(), contextlib.suppress(ClippingError):  # without gradients no loss has one
+                engine.losses(some)
         finally:
             handle.remove()
         records.append(record)
 
     def same(a: list[Tensor], b: list[Tensor]) -> bool:
         for x, y in zip(a, b, strict=False):
-            if x.shape == y.shape and x.dim() and x.shape[0] % examples == 0 and x.is_floating_point():
-                own = x.shape[0] // examples
+            if x.shape == y.shape and x.dim() and x.shape[0] % request.examples == 0 and x.is_floating_point():
+                own = x.shape[0] // request.examples
                 one, two = x[example * own : (example + 1) * own], y[example * own : (example + 1) * own]
                 if not torch.allclose(one, two, rtol=1e-3, atol=1e-5, equal_nan=True):
                     return False
@@ -272,14 +152,6 @@ def culprit(
         if same(in_a, in_b) and not same(out_a, out_b):
             return f"module {name!r} ({kind})" if name else f"the model ({kind}) itself"
     return "the loss function"
-
-
-def losses_quietly(losses: Callable[[], Tensor]) -> None:
-    """Run a forward pass for its side effects on hooks; without gradients the loss cannot be asked for one."""
-    try:
-        losses()
-    except ClippingError:
-        return
 
 
 def precision(engine: Engine, run: Pass) -> torch.dtype:
@@ -336,15 +208,8 @@ def agree(
                 if index is None and engine.spread is not None:
                     _copies_agree(engine, names[k], own, tolerance)
         size = math.hypot(*(norm for _, _, norm, _ in found))
-        limit = tolerance * size + 1e-12
-        doubtful = []
-        if size < float("inf"):  # else there is nothing to compare with, and such examples count as zero
-            for k, error, norm, own_norm in found:
-                if not error <= limit:
-                    doubtful.append((k, what, error, False))
-                if own_norm is not None and not abs(own_norm - norm) <= limit:
-                    doubtful.append((k, f"the norm of {what}", abs(own_norm - norm), not math.isfinite(own_norm)))
-        if not anyone(engine, bool(doubtful)):
+        doubtful = _apart(found, what, tolerance * size + 1e-12) if size < float("inf") else []
+        if not engine.anyone(bool(doubtful)):
             continue
         at_outputs = run.output_gradients(retain=True) if grads is None else grads
         for k, of_what, error, endless in doubtful:
@@ -354,9 +219,17 @@ def agree(
                 raise SelfCheckFailed(_message(engine, run, k, names[k], of_what, error, size))
 
 
-def anyone(engine: Engine, flag: bool) -> bool:
-    """Whether it is so here, or on any rank that a spread model gathers parameters from."""
-    return flag if engine.spread is None else engine.spread.any(flag)
+def _apart(
+    found: list[tuple[int, float, float, float | None]], what: str, limit: float
+) -> list[tuple[int, str, float, bool]]:
+    """Parameters whose gradient, or its norm, is further from autograd's than a limit; whether the norm is endless."""
+    apart = []
+    for k, error, norm, own_norm in found:
+        if not error <= limit:
+            apart.append((k, what, error, False))
+        if own_norm is not None and not abs(own_norm - norm) <= limit:
+            apart.append((k, f"the norm of {what}", abs(own_norm - norm), not math.isfinite(own_norm)))
+    return apart
 
 
 def _portions(engine: Engine) -> list[list[int]]:
@@ -425,14 +298,14 @@ def _one_hot(like: Tensor, k: int) -> Tensor:
     return one
 
 
-def by_autograd(engine: Engine, losses: Callable[[], Tensor]) -> tuple[Gradients, Tensor]:
+def by_autograd(engine: Engine, request: Request) -> tuple[Gradients, Tensor]:
     """The gradient of a batch of one, by autograd itself."""
-    with engine.protected_buffers(), torch.enable_grad():
-        values = losses()
+    with torch.enable_grad():
+        values = engine.losses(request)
     parameters = list(engine.parameters.values())
-    found = torch.autograd.grad(values.sum(), parameters, allow_unused=True)
+    found: Sequence[Tensor | None] = torch.autograd.grad(values.sum(), parameters, allow_unused=True)
     if engine.spread is not None:
-        found = tuple(engine.spread.own(k, g) for k, g in enumerate(found))
+        found = [engine.spread.own(k, g) for k, g in enumerate(found)]
     groups = []
     for p, g in zip(engine.pieces, found, strict=True):
         dense = torch.zeros_like(p) if g is None else _dense(g)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from tacit.sgd.errors import ClippingError, UncoveredUse
-from tacit.sgd.gradients import verify
 from tacit.sgd.gradients.batches import numbers
 from tacit.sgd.gradients.capture import Use
 from tacit.sgd.gradients.contributions import wide
+from tacit.sgd.gradients.engine import remember
 from tacit.sgd.gradients.outside import Attributes, modules_of
 from tacit.sgd.gradients.owners import owner_weights
 from tacit.sgd.gradients.padding import Padded
@@ -41,7 +41,7 @@ class Call:
                 self.linked.append((leaf, leaf.detach().requires_grad_()))
                 self.leaves[k] = self.linked[-1][1]
         self.device = next(iter(watch.engine.parameters.values())).device
-        drawn = verify.remember(self.device)
+        drawn = remember(self.device)
         doubted = watch.engine.doubted_as(("loop", id(module))) in watch.engine.doubted
         state = Attributes(watch.engine.model) if doubted else None
 

@@ -24,15 +24,13 @@ from tacit.ledger import OperatorView
 from tacit.noise.keys import Key
 from tacit.noise.process import OneProcess
 from tacit.sgd import release
-from tacit.sgd.clip import engine_of
-from tacit.sgd.gradients.bounds import Clipping, clip_and_look, warn_once
+from tacit.sgd.gradients.bounds import Clipping, Gradients, clip, exact_products, warn_once
 from tacit.sgd.gradients.contributions import wide
-from tacit.sgd.gradients.engine import Gradients
+from tacit.sgd.gradients.engine import Engine
 from tacit.sgd.hooked.calls import Call
 from tacit.sgd.hooked.draws import Piece, PrivateBatches, Spent
 from tacit.sgd.hooked.prepaid import Asked, Prepaid
 from tacit.sgd.hooked.watch import Watch
-from tacit.sgd.kernels.products import full_precision
 from tacit.sgd.release import AdaptiveClipping
 from tacit.sgd.training.sampling import Poisson
 from tacit.sgd.training.validation import check_parameters
@@ -85,7 +83,7 @@ class Loop(OneProcess):
         self.steps = 0
         # With ``summed`` the loop's losses are sums over the batch and the release is still divided by its size.
         averaged = mean and not summed
-        self.watch = Watch(model, engine_of(model), piece=self.piece, mean=averaged, batch_dim=batch_dim, check=check)
+        self.watch = Watch(model, Engine.of(model), piece=self.piece, mean=averaged, batch_dim=batch_dim, check=check)
         self.current: Piece | None = None
         self.by_loader = False
         self._closed = -1
@@ -216,8 +214,9 @@ class Loop(OneProcess):
         """Clip these per-example gradients and add them to the sum."""
         spec = self.spec()
         names = list(self.parameters)
-        with torch.no_grad(), torch.autocast(good.device.type, enabled=False), full_precision():
-            found, sums, why = clip_and_look(gradients, names, spec, good, mask, together=True)
+        with torch.no_grad(), torch.autocast(good.device.type, enabled=False), exact_products(good.device):
+            found = clip(gradients, names, spec, good, mask, together=True)
+            found, sums, why = found.settled(early=True)
             self.add_sums(sums, found.norms, spec, mask)
         warn_once(why, self._said)
 

@@ -25,10 +25,20 @@ from torch import Tensor, nn
 
 from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.gradients import company, padding, verify
+from tacit.sgd.gradients.bounds import Gradients
 from tacit.sgd.gradients.capture import Capture
-from tacit.sgd.gradients.engine import Engine, Gradients, Outputs, Pass, Plan, agrees
+from tacit.sgd.gradients.engine import Engine, ModelState, Outputs, Pass, remember
 from tacit.sgd.gradients.outside import Attributes
-from tacit.sgd.gradients.reuse import Template, adapted, merged, outline
+from tacit.sgd.gradients.planning import (
+    PassPlan,
+    PlanTemplate,
+    adapted,
+    agrees,
+    first_gradients,
+    make_plan,
+    merged,
+    outline,
+)
 from tacit.sgd.hooked.calls import Border, Call, live
 from tacit.sgd.torch_compat import pytree
 
@@ -109,7 +119,7 @@ class Watch:
         self._anchor = torch.zeros((), requires_grad=True)
         self._inside: list[Call] = []
         self._off = 0
-        self._templates: dict[Any, Template] = {}
+        self._templates: dict[Any, PlanTemplate] = {}
         self._handles: list[Any] = []
         for module in model.modules():
             if any(p.requires_grad for p in module.parameters()):
@@ -215,10 +225,11 @@ class Watch:
         piece = self.piece()
         call = Call(self, module, args, kwargs, piece)
         engine = self.engine
+        engine.state = ModelState(engine.model)
         capture = engine.capture(call.data, piece.rows if piece is not None else 1)
         call.uses = capture.uses
         call.context.enter_context(engine.protected_buffers())
-        call.context.enter_context(engine._uncompiled())
+        call.context.enter_context(engine.uncompiled())
         call.context.enter_context(capture)
         call.capture = capture  # type: ignore[attr-defined]
         self._inside.append(call)
@@ -271,34 +282,33 @@ class Watch:
     def _one(self, call: Call) -> Gradients | None:
         engine = self.engine
         assert call.grads is not None
-        run = Pass(call.uses, torch.ones(call.rows, device=call.device), call.rows)
-        engine.context = call.key
-        plan = self._holding(engine.plan_for(run, call.grads), call)
+        run = Pass(call.uses, torch.ones(call.rows, device=call.device), call.rows, call.key)
+        plan = self._holding(engine.plan_for(run, engine.signature(run, call.grads)), call)
         quiet = torch.no_grad(), torch.autocast(call.device.type, enabled=False)
         if plan is None:
-            plan, same = adapted(self._templates.get(outline(engine.context, run, call.grads)), run)
+            plan, same = adapted(self._templates.get(outline(run, call.grads)), run)
             plan = self._holding(plan, call)
             if plan is not None:
                 with quiet[0], quiet[1]:
-                    gradients = engine.gradients(run, call.grads, plan, planning=not same)
+                    found = engine.gradients if same else functools.partial(first_gradients, engine)
+                    gradients = found(run, call.grads, plan)
                 engine.plans[engine.signature(run, call.grads)] = plan
                 return gradients
             with self.off():
                 if not self._survey(call):
                     return None
-            engine.context = call.key
             plan = engine.plans.get(engine.signature(run, call.grads))
             if plan is None:
                 raise ClippingError(
                     "the model takes another path through its operations each time it runs on the same batch"
                 )
             if plan.settled and call.rows > 1 and not any(use.rearranged for use in call.uses):
-                self._templates[outline(engine.context, run, call.grads)] = Template(plan, call.uses)
+                self._templates[outline(run, call.grads)] = PlanTemplate(plan, call.uses)
         with quiet[0], quiet[1]:
             return engine.gradients(run, call.grads, plan)
 
     @staticmethod
-    def _holding(plan: Plan | None, call: Call) -> Plan | None:
+    def _holding(plan: PassPlan | None, call: Call) -> PassPlan | None:
         """The plan, if the examples of this very batch are where it has them, as far as that was in doubt."""
         grads = call.grads or []
         holds = plan is not None and all(agrees(plan, grads, told, weights) for weights, told in call.weighed)
@@ -310,7 +320,7 @@ class Watch:
         replaced = call.rows > 1 and bool(call.doubt or call.whole)
         if padded is None and not replaced:
             return
-        after, state = verify.remember(call.device), Attributes(self.engine.model)
+        after, state = remember(call.device), Attributes(self.engine.model)
         try:
             with self.off(), torch.enable_grad():
                 if replaced:
@@ -416,19 +426,19 @@ class Watch:
         raise ClippingError(padding.UNTOLD)
 
     def _survey(self, call: Call) -> bool:
-        """Make the plan for a call and check it, as :func:`tacit.sgd.gradients.verify.survey` does; False where nothing
-        is finite.
+        """Make the plan for a call and check it, as :func:`tacit.sgd.gradients.planning.survey` does.
+
+        False where nothing is finite.
         """
         engine, rows = self.engine, call.rows
 
         def forward(leaves: list[Any]) -> Pass:
             call.rewind()
-            engine.context = call.key
             data = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
             with torch.enable_grad():
-                return engine.forward(call.surrogate(leaves), data, rows, named=True)
+                return engine.forward(call.surrogate(leaves), data, rows, call.key, named=True)
 
-        after = verify.remember(call.device)
+        after = remember(call.device)
         try:
             leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
             run, original = forward(leaves), None
@@ -449,7 +459,7 @@ class Watch:
                 for example in reversed(chosen):
                     outputs = self._isolated(call, forward, run, leaves, example)
             with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
-                plan, gradients = engine.make_plan(run, outputs, chosen[0], original)
+                plan, gradients = make_plan(engine, run, outputs, chosen[0], original)
                 if self.check:
                     verify.agree(engine, run, gradients, chosen)
                 plan.checked = True

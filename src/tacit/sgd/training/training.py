@@ -25,10 +25,11 @@ from tacit import accounting as acc
 from tacit.ledger import OperatorView
 from tacit.noise.keys import Key
 from tacit.sgd import release
-from tacit.sgd.clip import clipped_grad
+from tacit.sgd.clip import compiled_by
 from tacit.sgd.gradients import laplace
 from tacit.sgd.gradients.batches import Loss
 from tacit.sgd.gradients.bounds import Clipping
+from tacit.sgd.gradients.engine import Engine, Request
 from tacit.sgd.sharding.ranks import Ranks, wanted
 from tacit.sgd.sharding.shards import Spread, spread_of
 from tacit.sgd.torch_compat import foreach_add_, foreach_lerp_
@@ -123,6 +124,7 @@ class Training(Resumable):
         validation.warn_about(self.plan, len(self.units or self.records), level=3)
         # Looked up once: a step asks for nothing but numbers.
         self.divisor, self.loss_of_units = self.plan.sampler.divisor, weighted(loss) if self.units is not None else loss
+        self.compiled = compiled_by(settings.execution.compile)
         self._handed: Batch | None = None
         self._broken = False
         self._drawn_early: Batch | None = None
@@ -467,19 +469,19 @@ class Training(Resumable):
                     self._early = some, self._noisy(some, self.state.step)
                 self._draw_next_early()
 
-            result = clipped_grad(
-                self.model,
-                loss,
-                batch,
-                bound,
-                clipping=self.clipping,  # type: ignore[arg-type]
-                mask=piece.mask,
-                views=views,
-                check=execution.check,
-                method=execution.method,
-                compile=execution.compile,
-                lend=alone,
-                meanwhile=while_it_runs,
+            result = Engine.of(self.model).clipped_sums(
+                Request(
+                    loss,
+                    batch,
+                    clipping,
+                    mask=piece.mask,
+                    views=views,
+                    check=execution.check,
+                    method=execution.method,
+                    compiled=self.compiled,
+                    reuse_memory=alone,
+                    while_it_runs=while_it_runs,
+                )
             )
             if result.sensitivity > bound:
                 raise RuntimeError("clipping states a larger sensitivity than the plan: training must not go on")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Ledger
-from tacit.sgd.clip import trainable
+from tacit.sgd.gradients.engine import trainable
 from tacit.sgd.sharding.ranks import DistributedError, Ranks
 from tacit.sgd.sharding.shards import Spread
 from tacit.sgd.training.data import Records

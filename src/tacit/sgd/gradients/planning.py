@@ -1,0 +1,459 @@
+"""Where does a plan come from, and is it right?
+
+A plan is made from the batch itself (:func:`survey`), which takes several times the memory of a step: two passes are
+held side by side, one of them with its graph for several backward passes. Where there is no room for that, a part of
+the batch says where examples are in every output; that the answer is right, and that examples do not mix, is checked on
+the whole batch (:func:`anew`).
+
+Poisson batches have another size at every step, and padded text another length. Where the examples are in an output is
+a fact about the model's code: what was found once holds where shapes agree with it (:class:`PlanTemplate`).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tacit.sgd.errors import SLOWLY, BatchMixing, ClippingError, UncoveredUse
+from tacit.sgd.gradients import frames, verify
+from tacit.sgd.gradients.bounds import Gradients
+from tacit.sgd.gradients.capture import Use
+from tacit.sgd.gradients.contributions import Contributions, Group, Layout, NotCovered, wide
+from tacit.sgd.gradients.frames import Frame, chain_key, chain_tensors
+from tacit.sgd.gradients.owners import OwnerEvidence, candidates, digit_weights, follows, owner_weights, unmoved
+
+if TYPE_CHECKING:
+    from tacit.sgd.gradients.engine import Engine, Outputs, Pass, Request
+
+__all__ = ["PassPlan", "PlanTemplate", "UsePlan", "adapted", "agrees", "anew", "merged", "owner_weights", "survey"]
+
+#: The fewest examples that say where examples are.
+FEWEST = 2
+
+
+@dataclass
+class UsePlan:
+    """What is known about one use: the layouts of its outputs, its rule, and the frames of its contributions."""
+
+    layouts: list[Layout | None]
+    by_rule: bool = True
+    notes: dict[str, Any] = field(default_factory=dict)
+    frames: list[Frame | None] = field(default_factory=list)
+    guards: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class PassPlan:
+    """What is known about a whole pass, for every batch with which it does the same.
+
+    ``settled`` is false while some layout rests on no evidence yet.
+    """
+
+    uses: list[UsePlan]
+    materialised: set[int]
+    settled: bool
+    checked: bool = False
+
+
+def agrees(
+    plan: PassPlan, grads: list[list[Tensor | None]], weighted: list[list[Tensor | None]], weights: Tensor
+) -> bool:
+    """Whether gradients at the outputs follow the weights of the examples that a plan says the elements belong to."""
+    for known, row, values in zip(plan.uses, grads, weighted, strict=True):
+        for layout, plain, value in zip(known.layouts, row, values, strict=True):
+            seen = layout is not None and plain is not None and value is not None
+            if seen and not follows(layout, plain, value, weights):  # type: ignore[arg-type]
+                return False
+    return True
+
+
+# -- for a batch ---------------------------------------------------------------------------------------------------
+
+
+def anew(
+    engine: Engine, request: Request, rewind: Callable[[], None], check: bool
+) -> tuple[Pass, list[list[Tensor | None]], PassPlan] | None:
+    """A pass over the batch, its gradients at the outputs, and the plan that was made for it and checked.
+
+    ``None`` when no example of the batch has a finite gradient.
+    """
+    rewind()
+    found = _surveyed(engine, request, rewind, check)
+    if found is None and engine.spread is None:
+        return None
+    rewind()
+    run = engine.forward(*engine.asked(request))
+    grads = run.output_gradients()
+    if found is None:  # only now: the other ranks needed this one's parameters
+        return None
+    plan = engine.plans.get(engine.signature(run, grads))
+    if plan is None:
+        raise ClippingError("the model takes another path through its operations each time it runs on the same batch")
+    return run, grads, plan
+
+
+def _surveyed(engine: Engine, request: Request, rewind: Callable[[], None], check: bool) -> PassPlan | None:
+    """The plan made from the whole batch, or, where memory does not suffice for that, with the help of a part of it."""
+    try:
+        return survey(engine, request, rewind, check)
+    except torch.OutOfMemoryError:
+        if engine.spread is not None or request.examples < 2 * FEWEST:
+            raise
+    # Out here the error, and with it all that the failed pass held, is gone.
+    part = request.examples
+    while True:
+        _give_back()
+        part //= 2
+        try:
+            known, template = _from_part(engine, request.picked(torch.arange(part)), rewind, check)
+            break
+        except torch.OutOfMemoryError:
+            if part < 2 * FEWEST:
+                raise
+    _give_back()
+    return _for_whole(engine, request, rewind, check, known, template)
+
+
+def survey(engine: Engine, request: Request, rewind: Callable[[], None], check: bool) -> PassPlan | None:
+    """Make the plan for this batch, and check the answers it gives; ``None`` when no example has a finite gradient."""
+    rewind()
+    run = engine.forward(*engine.asked(request), named=True)
+    finite = verify.is_finite(engine, run)
+    whole: AbstractContextManager[None] = nullcontext()
+    if engine.spread is not None and engine.spread.any(not finite):
+        # How often a rank runs the model now depends on its records: nothing is gathered while it does.
+        whole = engine.spread.whole()
+    with whole:
+        return _made_and_checked(engine, request, rewind, check, run, finite)
+
+
+def _made_and_checked(
+    engine: Engine, request: Request, rewind: Callable[[], None], check: bool, run: Pass, finite: bool
+) -> PassPlan | None:
+    original = None
+
+    def forward(some: Request) -> Pass:
+        rewind()
+        return engine.forward(*engine.asked(some), named=True)
+
+    if not finite:
+        # Evidence and comparisons need finite numbers: the survey runs on good examples in place of the bad ones.
+        good: list[int] = []
+        for k in torch.isfinite(run.losses.detach()).nonzero().flatten().tolist():
+            if len(good) < verify.CHECKED_EXAMPLES and verify.is_finite(engine, forward(request.alike(k))):
+                good.append(k)
+        if not good:
+            return None
+        request = request.picked(torch.tensor([good[k % len(good)] for k in range(request.examples)]))
+        run, original = forward(request), run
+    chosen = verify.a_few(request.examples, verify.CHECKED_EXAMPLES)
+    outputs: Outputs | None = None
+    same = True
+    if request.examples > 1:
+        for example in reversed(chosen):
+            outputs = None  # of the last one only, and not beside another pass
+            swapped = forward(request.alike(example))
+            outputs, losses = swapped.outputs(), swapped.losses.detach()
+            same = same and (not check or verify.gradients_stay(engine, run, swapped, example))
+            del swapped
+            if check:
+                verify.isolated(engine, request, run, losses, example, rewind)
+    with torch.no_grad(), torch.autocast(run.losses.device.type, enabled=False):
+        known = engine.plans.get(engine.signature(run, run.output_gradients(retain=True)))
+        plan, gradients = make_plan(engine, run, outputs, chosen[0], original)
+        plan.checked = known is not None and known.checked
+        if not same:
+            raise verify.mixing(verify.ITS_GRADIENT)
+        if check:
+            verify.agree(engine, run, gradients, chosen)
+            plan.checked = True
+    return plan
+
+
+def _from_part(engine: Engine, part: Request, rewind: Callable[[], None], check: bool) -> tuple[Any, PlanTemplate]:
+    """What the first examples of a batch say about batches of any size."""
+    plan = survey(engine, part, rewind, check)
+    if plan is None or not plan.settled:
+        raise torch.OutOfMemoryError(
+            "memory does not suffice to look at the whole batch, and a part does not tell enough"
+        )
+    rewind()
+    run = engine.forward(*engine.asked(part))
+    grads = run.output_gradients()
+    plan = engine.plans[engine.signature(run, grads)]
+    return outline(run, grads), PlanTemplate(plan, run.uses)
+
+
+def _for_whole(
+    engine: Engine,
+    request: Request,
+    rewind: Callable[[], None],
+    check: bool,
+    known: Any,
+    template: PlanTemplate,
+) -> PassPlan:
+    """The plan for the whole batch, made of what its part told, and checked on all of it: one pass at a time."""
+
+    def forward(some: Request) -> Pass:
+        rewind()
+        return engine.forward(*engine.asked(some))
+
+    chosen = verify.a_few(request.examples, verify.CHECKED_EXAMPLES)
+    among_others = {k: forward(request.alike(k)).losses.detach() for k in (chosen if check else [])}
+    run = forward(request)
+    if not verify.is_finite(engine, run):
+        raise torch.OutOfMemoryError("memory does not suffice to look at a batch with values that are not finite")
+    for example, losses in among_others.items():
+        verify.isolated(engine, request, run, losses, example, rewind)
+    with torch.no_grad(), torch.autocast(run.losses.device.type, enabled=False):
+        true = verify.truth(engine, run, chosen) if check else None
+        grads = run.output_gradients()  # the graph gives its memory back for them, as in every later step
+        plan, same = adapted(template, run) if outline(run, grads) == known else (None, False)
+        if plan is None:
+            raise torch.OutOfMemoryError(
+                "memory does not suffice to look at the whole batch, and its parts are unlike it"
+            )
+        gradients = engine.gradients(run, grads, plan) if same else first_gradients(engine, run, grads, plan)
+        plan.checked = check
+        if check:
+            verify.agree(engine, run, gradients, chosen, true, grads)
+        engine.plans[engine.signature(run, grads)] = plan
+    return plan
+
+
+def _give_back() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+# -- from a pass ---------------------------------------------------------------------------------------------------
+
+
+def make_plan(
+    engine: Engine, run: Pass, outputs: Outputs | None, example: int, original: Pass | None = None
+) -> tuple[PassPlan, Gradients]:
+    """Find out all that a plan holds, from one pass whose graph is kept.
+
+    ``outputs`` are those of a pass over the same batch with every other example replaced by ``example``,
+    ``original`` is a pass over a batch of which ``run`` has only the finite examples: further evidence, both.
+    """
+    evidence = [_evidence(run)]
+    if original is not None and [u.shapes for u in original.uses] == [u.shapes for u in run.uses]:
+        evidence.append(_evidence(original))
+    settled = True
+    uses: list[UsePlan] = []
+    for k, use in enumerate(run.uses):
+        layouts: list[Layout | None] = []
+        for j in range(len(use.edges)):
+            seen = [e for e in (found[k][j] for found in evidence) if e is not None]
+            if not seen:
+                layouts.append(None)
+                continue
+            after = outputs[k][j] if outputs is not None and len(outputs) == len(run.uses) else None
+            layout, sure = _locate(engine, use, j, seen, run.batch, after, example)
+            layouts.append(layout)
+            settled = settled and sure
+        uses.append(UsePlan(layouts, guards=[t.clone() for d in use.derived for t in frames.chain_tensors(d)]))
+    del evidence
+    plan = PassPlan(uses, set(), settled)
+    grads = run.output_gradients(retain=True)
+    gradients = first_gradients(engine, run, grads, plan)
+    engine.plans[engine.signature(run, grads)] = plan
+    return plan, gradients
+
+
+def _evidence(run: Pass) -> list[list[OwnerEvidence | None]]:
+    """What the gradients of weighted losses tell about where the examples are in each output."""
+    plain = run.output_gradients(retain=True)
+    narrow = any(g is not None and g.dtype in (torch.bfloat16, torch.float16) for row in plain for g in row)
+    found = [
+        [None if g is None else OwnerEvidence(g, run.batch, use.rearranged, narrow) for g in row]
+        for use, row in zip(run.uses, plain, strict=True)
+    ]
+    for weights in digit_weights(run.batch, run.losses.device, run.losses.dtype):
+        for row, values in zip(found, run.output_gradients(weights, retain=True), strict=True):
+            for evidence, value in zip(row, values, strict=True):
+                if evidence is not None and value is not None:
+                    evidence.add(value)
+    return found
+
+
+def _locate(
+    engine: Engine, use: Use, j: int, evidence: list[OwnerEvidence], batch: int, after: Tensor | None, example: int
+) -> tuple[Layout, bool]:
+    names, shape = _names(engine, use), use.shapes[j]
+    if not shape:
+        raise UncoveredUse(f"{use.name!r} (with {names}) in {use.where} gives one number for the whole batch")
+    if batch == 1:
+        return next(candidates(shape, 1)), True
+    found = evidence[0].layouts()
+    for more in evidence[1:]:
+        agreeing = more.layouts()
+        found = [layout for layout in found if layout in agreeing]
+    if not found:
+        if any(e.mixed for e in evidence):
+            raise BatchMixing(
+                f"the losses of several examples depend on the same element of the output of {use.name!r} "
+                f"(with {names}) in {use.where}: examples are mixed there, and no per-example bound exists"
+            )
+        raise UncoveredUse(
+            f"cannot tell which elements of the output of {use.name!r} (with {names}) in {use.where} belong "
+            f"to which example. {SLOWLY}."
+        )
+    if len(found) > 1 and after is not None:
+        found = unmoved(found, use.outputs[j], after, example) or found
+    return found[0], len(found) == 1
+
+
+def _names(engine: Engine, use: Use) -> str:
+    names = list(engine.parameters)
+    return "parameter " + ", ".join(repr(names[k]) for k in sorted({k for d in use.derived for k in d.params}))
+
+
+def first_gradients(engine: Engine, run: Pass, grads: list[list[Tensor | None]], plan: PassPlan) -> Gradients:
+    """As :meth:`Engine.gradients`, where rules and coordinates are still to be found: they go into the plan."""
+    parameters = engine.pieces
+    table: dict[int, Contributions] = {}
+    for k, (use, grad, known) in enumerate(zip(run.uses, grads, plan.uses, strict=True)):
+        if all(g is None for g in grad):
+            continue
+        use.fresh()
+        try:
+            table[k] = engine.complete(use, engine.rule_for(use, grad)(use, grad, known.layouts))
+        except NotCovered:
+            known.by_rule = False
+            table[k] = engine.by_own_derivative(use, grad, known, run.batch, planning=True)
+        known.frames = [
+            frames.frame_of(d, c, parameters[next(iter(d.params))]) if len(d.params) == 1 else None for d, c in table[k]
+        ]
+    shared: list[list[Frame | None]] = [[] for _ in parameters]
+    for k, contributions in table.items():
+        for (derived, _), frame in zip(contributions, plan.uses[k].frames, strict=True):
+            for p in derived.params:
+                shared[p].append(frame)
+    plan.materialised = {p for p, mine in enumerate(shared) if _overlap(mine, parameters[p])}
+    return engine.grouped(run, plan, table)
+
+
+def _overlap(found: list[Frame | None], parameter: Tensor) -> bool:
+    """Whether contributions to a parameter share elements in other ways than by sharing all their coordinates."""
+    if any(f is None or not f.unique for f in found):
+        return True
+    distinct = {f.key: f for f in found if f is not None}
+    if len(distinct) <= 1:
+        return False
+    indices = [
+        torch.arange(parameter.numel(), device=parameter.device) if f.index is None else f.index.flatten()
+        for f in distinct.values()
+    ]
+    every = torch.cat(indices)
+    return bool(every.unique().numel() != every.numel())
+
+
+# -- for other batches ---------------------------------------------------------------------------------------------
+
+
+class PlanTemplate:
+    """A plan as what it says about batches of other sizes."""
+
+    def __init__(self, plan: PassPlan, uses: list[Use]) -> None:
+        self.plan = plan
+        self.shapes = [use.shapes for use in uses]
+        self.derived = [[(d.tensor.shape, chain_key(d)) for d in use.derived] for use in uses]
+
+    def same(self, k: int, use: Use) -> bool:
+        """Whether the values made of parameters that a use consumes are those of the plan."""
+        if [(d.tensor.shape, chain_key(d)) for d in use.derived] != self.derived[k]:
+            return False
+        now, known = [t for d in use.derived for t in chain_tensors(d)], self.plan.uses[k].guards
+        return len(now) == len(known) and all(torch.equal(a, b) for a, b in zip(now, known, strict=True))
+
+
+def rescaled(layout: Layout, old: torch.Size, new: torch.Size, batch: int) -> Layout | None:
+    """Where the examples are in an output of another size, if that is certain."""
+    size = new[layout.dim]
+    if size % batch:
+        return None
+    rest, before = size // batch, layout.outer * layout.inner
+    if layout.outer > 1 and layout.inner > 1:
+        # Folded on both sides: only if nothing but the batch has changed.
+        others = all(a == b for k, (a, b) in enumerate(zip(old, new, strict=True)) if k != layout.dim)
+        fits = others and before == rest
+        return Layout(layout.dim, layout.outer, batch, layout.inner) if fits else None
+    if rest > before and rest % before == 0:
+        # Something of size one may have grown on the other side: the tokens of sequences that had a single one.
+        return None
+    if layout.outer > 1:
+        return Layout(layout.dim, rest, batch, 1)
+    return Layout(layout.dim, 1, batch, rest)
+
+
+def guards(use: Use) -> list[Tensor]:
+    """Copies of the indices that a use's frames rest on."""
+    return [t.clone() for d in use.derived for t in chain_tensors(d)]
+
+
+def outline(run: Pass, grads: list[list[Tensor | None]]) -> Any:
+    """A signature without sizes: what has to be the same for layouts to be those of another batch size."""
+    return (
+        run.context,
+        tuple(
+            (
+                use.name,
+                tuple(len(shape) for shape in use.shapes),
+                tuple(g is None for g in grad),
+                tuple((tuple(sorted(d.params)), d.tensor.dim()) for d in use.derived),
+            )
+            for use, grad in zip(run.uses, grads, strict=True)
+        ),
+    )
+
+
+def adapted(known: PlanTemplate | None, run: Pass) -> tuple[PassPlan | None, bool]:
+    """The plan for this batch size, from where the examples were found in a batch of another size.
+
+    Poisson batches have another size at every step. Layouts are facts about the model's code: the dimension, and
+    on which side of the examples it is folded, stay. Rules and frames stay too where the values made of parameters
+    are the same (second result); else they are found anew.
+    """
+    if known is None or (run.batch > 1 and any(use.rearranged for use in run.uses)):
+        return None, False
+    same = all(known.same(k, use) for k, use in enumerate(run.uses))
+    uses: list[UsePlan] = []
+    for plan, before, use in zip(known.plan.uses, known.shapes, run.uses, strict=True):
+        layouts: list[Layout | None] = []
+        for layout, old, new in zip(plan.layouts, before, use.shapes, strict=True):
+            moved = rescaled(layout, old, new, run.batch) if layout is not None else None
+            if layout is not None and moved is None:
+                return None, False
+            layouts.append(moved)
+        if same:
+            notes = {name: note for name, note in plan.notes.items() if note is None}
+            uses.append(UsePlan(layouts, plan.by_rule, notes, plan.frames, plan.guards))
+        else:
+            uses.append(UsePlan(layouts, guards=guards(use)))
+    return PassPlan(uses, set(known.plan.materialised) if same else set(), True, checked=True), same
+
+
+def merged(found: list[Gradients], rows: int, parameters: list[Tensor]) -> Gradients:
+    """The gradients of several calls on the same examples: those of a parameter that several of them use add up."""
+    if len(found) == 1:
+        return found[0]
+    groups: list[list[tuple[Frame, Group]]] = []
+    for k, parameter in enumerate(parameters):
+        having = [g for g in found if g.groups[k]]
+        if len(having) <= 1:
+            groups.append(having[0].groups[k] if having else [])
+            continue
+        one = torch.eye(rows, dtype=wide(parameter.dtype), device=parameter.device)
+        dense = torch.stack([reduce(torch.add, [g.weighted_sum(k, row) for g in having]) for row in one])
+        groups.append([(Frame("root"), Group(parameter.shape, dense=dense))])
+    return Gradients(rows, parameters, groups)
