@@ -115,6 +115,9 @@ class Use:
                 )
 
 
+SEQUENCES = (list, tuple)
+
+
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors in nested lists, tuples and dicts of arguments."""
     found: list[Tensor] = []
@@ -123,8 +126,8 @@ def tensors_in(value: Any) -> list[Tensor]:
         item = stack.pop()
         if isinstance(item, Tensor):
             found.append(item)
-        elif isinstance(item, list | tuple):
-            stack.extend(reversed(item))
+        elif isinstance(item, SEQUENCES):
+            stack.extend(item[::-1])
         elif isinstance(item, dict):
             stack.extend(reversed(item.values()))
     return found

@@ -88,12 +88,11 @@ class Request:
         batch = self.batch
         # What most batches are, a tuple of tensors, needs no search: this is asked at every step.
         if type(batch) is tuple and batch and all(isinstance(t, Tensor) and t.dim() > 0 for t in batch):
-            data, rows = list(batch), len(batch[0])
+            data = list(batch)
+            rows = len(batch[0]) if len({len(t) for t in batch}) == 1 else rows_of(batch)
         else:
             batch = plain(batch)
-            data, rows = leaves(batch), -1
-        if rows < 0 or any(len(t) != rows for t in data):
-            rows = rows_of(batch)
+            data, rows = leaves(batch), rows_of(batch)
         if self.views < 1 or rows % self.views:
             raise ValueError(f"the rows are not a whole number of examples with {self.views} views each")
         if self.mask is not None and self.mask.shape != (rows // self.views,):

@@ -136,18 +136,27 @@ def _compared(
     sizes = tuple((big, small) for big, found in sorted(owned.items()) for small in found)
     if any(big < small for big, small in sizes):
         raise BatchMixing(SHORTENED)
+    padded, same = _found_again(pairs, sizes, k)
+    if not same and not _at_random(collate, records, together):
+        raise BatchMixing(OTHER_VALUES)
+    return padded if sizes else None
+
+
+def _found_again(pairs: list[tuple[Tensor, Tensor]], sizes: tuple[tuple[int, int], ...], k: int) -> tuple[Padded, bool]:
+    """The record in its batch, and whether all of it is the same there.
+
+    Where it is not it was drawn at random (masked tokens, say), or changed: sizes are known, and what is the same (a
+    mask) tells the side.
+    """
     matches: dict[bool, int] = {}
     for left in (False, True) if sizes else (False,):
-        for row in (k, *range(len(records))):  # most keep the order; some sort by length
+        for row in (k, *range(len(pairs[0][1]))):  # most keep the order; some sort by length
             padded = Padded(row, sizes, left)
             same = [_same(one, padded.strip(many[row], -1, many.dim())) for one, many in pairs]
             if all(same) and (row == k or all(_is_filled(padded, many[row]) for _, many in pairs)):
-                return padded if sizes else None
+                return padded, True
             matches.setdefault(left, sum(same))
-    if not _at_random(collate, records, together):
-        raise BatchMixing(OTHER_VALUES)
-    # It draws at random (masked tokens, say): sizes are known, and what is not drawn (a mask) tells the side.
-    return Padded(k, sizes, max(matches, key=lambda left: matches[left])) if sizes else None
+    return Padded(k, sizes, max(matches, key=lambda left: matches[left])), False
 
 
 def _note_sizes(owned: dict[int, list[int]], one: Tensor, many: Tensor) -> bool:

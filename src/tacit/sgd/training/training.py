@@ -456,7 +456,7 @@ class Training(Resumable):
         Guarantee: a unit is in one piece, and changes the sums by at most ``clipping.sensitivity`` in L2 norm.
         """
         batch, loss, views = self._rows_of(piece)
-        bound = clipping.sensitivity  # by layer: the whole clip norm, which is divided among the layers anew
+        bound = clipping.sensitivity
         if self.plan.kind == "laplace":
             found, norms, losses = laplace.clipped_l1(self.model, loss, batch, bound, piece.mask, views)
         else:
