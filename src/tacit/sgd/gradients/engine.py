@@ -682,5 +682,5 @@ def _per_example(losses: Any, examples: int, views: int) -> Tensor:
         raise ValueError(f"the loss must return one value per example, a vector as long as the batch, not {what}")
     if not losses.requires_grad:
         raise ClippingError("the loss does not depend on any trainable parameter")
-    losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
-    return losses if views == 1 else losses.view(examples, views).mean(1)
+    wide_enough: Tensor = losses.to(torch.promote_types(losses.dtype, torch.float32))
+    return wide_enough if views == 1 else wide_enough.view(examples, views).mean(1)
