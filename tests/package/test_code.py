@@ -19,14 +19,9 @@ SHARED = {
 }
 #: How many functions of a room are still above the limit without a reason. To be emptied.
 BRANCHED = {
-    "accounting": 3,
-    "cli": 2,
-    "noise": 1,
-    "opacus": 2,
-    "report": 3,
-    "runs": 2,
-    "schema": 1,
-    "sgd": 28,
+    "cli": 1,
+    "report": 2,
+    "sgd": 7,
 }
 
 
