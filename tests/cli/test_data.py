@@ -50,7 +50,7 @@ def test_the_list_has_every_set_with_rows_unit_and_licence(tacit, empty_home):
     for name, count, unit, licence, place in rows:
         entry = CATALOG[name]
         assert (int(count), unit, licence) == (entry.total, entry.unit, entry.licence)
-        if name == "labsup":
+        if entry.package is not None:
             assert place.startswith("here: ")
         elif entry.download:
             assert place == "can be downloaded"
@@ -60,7 +60,8 @@ def test_the_list_has_every_set_with_rows_unit_and_licence(tacit, empty_home):
 
 def test_the_list_as_json_is_for_programs(tacit, empty_home):
     listed = json.loads(tacit("data", "list", "--json").output)
-    assert {row["name"]: row["here"] for row in listed} == {name: name == "labsup" for name in CATALOG}
+    embedded = {name: entry.package is not None for name, entry in CATALOG.items()}
+    assert {row["name"]: row["here"] for row in listed} == embedded
     assert listed[1]["splits"] == {"train": 60_000, "test": 10_000}
 
 

@@ -161,7 +161,7 @@ def test_the_embedded_file_is_checked_too(tmp_path, empty_home):
         datasets.labsup(tmp_path)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "labsup"])
+@pytest.mark.parametrize("name", [name for name in NAMES if CATALOG[name].package is None])
 def test_an_absent_set_says_where_to_get_it_and_where_to_put_it(name, empty_home):
     with pytest.raises(MissingDataError) as caught:
         datasets.load(name, empty_home / "mine", download=False)
