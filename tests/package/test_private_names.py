@@ -11,13 +11,6 @@ SOURCE = Path(__file__).parents[2] / "src" / "tacit"
 
 #: Private names of other people's objects that happen to be ours too.
 FOREIGN = {"_version": "of torch.Tensor", "_fingerprint": "of datasets.Dataset"}
-PATCHED = "a mutant replaces this very step; it needs a public name in its room"
-STATE = "state of a run that others show; it needs a public name in its room"
-#: What may still be read, by file, with the reason. No line is added here: a name that others need is made public.
-ALLOWED: dict[str, dict[str, str]] = {
-    "integrations/lightning.py": dict.fromkeys(("_inside", "_secret"), STATE),
-    "integrations/run.py": dict.fromkeys(("_key", "_path"), STATE),
-}
 
 
 def _room(path: Path) -> str:
@@ -72,9 +65,7 @@ def _reads_of_other_rooms(files: dict[Path, ast.AST]) -> set[tuple[str, str]]:
 
 def test_no_room_reads_a_private_name_of_another() -> None:
     files = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
-    found = _reads_of_other_rooms(files)
-    allowed = {(file, name) for file, names in ALLOWED.items() for name in names}
-    assert sorted(found - allowed) == [], "give it a public name in its own room"
+    assert sorted(_reads_of_other_rooms(files)) == [], "give it a public name in its own room"
 
 
 def test_such_reads_are_found_however_they_are_written() -> None:

@@ -121,7 +121,7 @@ def columns(draw, name):
                 return Numeric(name, 0, 1)
         case "categorical":
             labels = draw(st.lists(TEXTS, min_size=1, max_size=5, unique=True))
-            return Categorical(name, labels, draw(st.booleans()), draw(st.sampled_from([None, labels[0]])))
+            return Categorical(name, labels, other=draw(st.booleans()), fill=draw(st.sampled_from([None, labels[0]])))
         case "boolean":
             return Boolean(name, fill=draw(st.sampled_from([None, True, False])), description=description)
     return Text(name, description)

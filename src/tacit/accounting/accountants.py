@@ -54,7 +54,7 @@ class AccountantPrice:
     def __repr__(self) -> str:
         sign = "≈" if self.approximation else "≤"
         note = f" ({self.note})" if self.note else ""
-        shown = _shown(self.epsilon, self.approximation)
+        shown = _shown(self.epsilon, down=self.approximation)
         return f"{self.accountant}: ε {sign} {shown} at δ={self.delta:g}, {self.terms}{note}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,8 +96,8 @@ class Comparison:
             price = self.prices[name]
             kind = "approximation, can be too low" if price.approximation else "upper bound"
             if name == "certified":
-                kind = f"certified: at least {_shown(price.lower, True)}"
-            shown = _shown(price.epsilon, price.approximation)
+                kind = f"certified: at least {_shown(price.lower, down=True)}"
+            shown = _shown(price.epsilon, down=price.approximation)
             rows.append((name, shown, f"{kind}; {price.note}" if price.note else kind))
         wide = [max(len(row[i]) for row in rows) for i in range(2)]
         lines = [f"{one:<{wide[0]}}  {value:>{wide[1]}}  {text}".rstrip() for one, value, text in rows]
@@ -356,7 +356,7 @@ def _terms(adjacency: str, unit: str, group: int) -> str:
     return Bound(0.0, 0.0, adjacency=adjacency, unit=unit, group=group).terms
 
 
-def _shown(value: float, down: bool) -> str:
+def _shown(value: float, *, down: bool) -> str:
     """Six digits, rounded up for bounds from above and down for bounds from below."""
     if math.isinf(value) or value == 0:
         return f"{value:g}"

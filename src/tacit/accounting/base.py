@@ -255,13 +255,13 @@ def _same_unit(one: Mechanism, other: Mechanism) -> str:
     return one.unit
 
 
-def unit_of(name: str | None, owned: bool, ids: str) -> str:
+def unit_of(name: str | None, *, owned: bool, ids: str = "") -> str:
     """The unit that a run over records protects: what ``name`` says where ids were given (``owned``), else a record.
 
     A word alone protects nobody more: without ids a person with thirty records moves thirty terms, and one is priced.
     So any word but ``"record"`` needs ids, and ``ids`` says how to give them.
 
-    >>> unit_of(None, False, ""), unit_of(None, True, ""), unit_of("patient", True, "")
+    >>> unit_of(None, owned=False), unit_of(None, owned=True), unit_of("patient", owned=True)
     ('record', 'person', 'patient')
     """
     if owned:
@@ -315,7 +315,7 @@ def check_share(name: str, value: float) -> None:
         raise AccountingError(f"{name} lies in [0, 1], not {value!r}")
 
 
-def check_not_negative(name: str, value: float, allow_inf: bool = False) -> None:
+def check_not_negative(name: str, value: float, *, allow_inf: bool = False) -> None:
     """An error unless ``value`` is a finite number, 0 or more."""
     if not is_number(value) or value < 0:
         raise AccountingError(f"{name} must be a number, 0 or more, not {value!r}")

@@ -139,7 +139,7 @@ class AtomsLoss(Loss):
     """A loss with finitely many values, for pure and approximate DP (two values) and discrete Gaussian noise."""
 
     def __init__(
-        self, values: Any, p: Any, infinity: float = 0.0, spacing: float | None = None, symmetric: bool = True
+        self, values: Any, p: Any, infinity: float = 0.0, *, spacing: float | None = None, symmetric: bool = True
     ) -> None:
         self.values = np.asarray(values, dtype=float)
         self.p = np.asarray(p, dtype=float)
@@ -157,7 +157,8 @@ class AtomsLoss(Loss):
             return AtomsLoss([0.0], [1.0])  # never asked for
         if abs(math.fsum(self.p) + self.infinity - 1) > 1e-9:
             raise ArithmeticError("a loss whose masses, with that of an infinite loss, do not add up to 1")
-        return AtomsLoss(self.values, self.p / (1 - self.infinity), 0.0, self._spacing, self.symmetric)
+        p = self.p / (1 - self.infinity)
+        return AtomsLoss(self.values, p, spacing=self._spacing, symmetric=self.symmetric)
 
     def log_mgf(self, c: float, t: Array) -> tuple[ComplexArray, Array]:
         with np.errstate(divide="ignore"):
@@ -233,7 +234,7 @@ class SampledLaplaceLoss(Loss):
 
     analytic = False
 
-    def __init__(self, epsilon: float, rate: float, mixture_is_p: bool) -> None:
+    def __init__(self, epsilon: float, rate: float, *, mixture_is_p: bool) -> None:
         self.epsilon, self.rate, self.mixture_is_p = epsilon, rate, mixture_is_p
         self.top = math.log1p(rate * math.expm1(epsilon))
         self.bottom = math.log1p(rate * math.expm1(-epsilon))

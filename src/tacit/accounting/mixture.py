@@ -169,7 +169,7 @@ class MixtureLoss(Loss):
         x = np.linspace(*self._range(c, digits), CELLS + 1)
         left, right = slice(None, -1), slice(1, None)
         log_p, log_q = self.log_ratio(x)
-        p_mean, q_mean = self._posterior(x, True), self._posterior(x, False)
+        p_mean, q_mean = self._posterior(x, of_p=True), self._posterior(x, of_p=False)
         slope = np.maximum(
             np.abs((c + 1) * p_mean[right] - c * q_mean[left] - x[left]),
             np.abs((c + 1) * p_mean[left] - c * q_mean[right] - x[right]),
@@ -280,7 +280,7 @@ class MixtureLoss(Loss):
             gauss = gauss + log_ndtr((self.cut - x[right]) / self.soft)
         tilt = (c + 1) * np.minimum(log_p[left], log_p[right]) - c * np.maximum(log_q[left], log_q[right])
         # |dL/dx| = |E[shift | x, P] - E[shift | x, Q]|; each posterior mean rises with x
-        p_mean, q_mean = self._posterior(x, True), self._posterior(x, False)
+        p_mean, q_mean = self._posterior(x, of_p=True), self._posterior(x, of_p=False)
         slope = np.maximum(np.abs(p_mean[right] - q_mean[left]), np.abs(p_mean[left] - q_mean[right]))
         density = np.exp(gauss + tilt - base - 1e-9) / np.maximum(slope, 1e-300)
         length = np.abs(np.diff(log_p - log_q))
@@ -294,7 +294,7 @@ class MixtureLoss(Loss):
         total = float(mass.sum())
         return mass * (min(1.0, 0.999999 / total) if total > 0 else 0.0), np.concatenate(widths)
 
-    def _posterior(self, x: Array, of_p: bool) -> Array:
+    def _posterior(self, x: Array, *, of_p: bool) -> Array:
         shift, weight = (self.p_shift, self.p_weight) if of_p else (self.q_shift, self.q_weight)
         exponent = np.log(weight) + np.multiply.outer(x, shift) - 0.5 * shift**2
         exponent -= exponent.max(axis=1, keepdims=True)

@@ -130,7 +130,7 @@ class _Question:
         self.renyi_only = any(parts is None for parts in self.upper)
         self.tight = self.tight and not self.renyi_only
 
-    def _losses(self, direction: str, upper: bool) -> Parts | None:
+    def _losses(self, direction: str, *, upper: bool) -> Parts | None:
         """The losses of the composition, Gaussians merged into one; None where a part has only a Rényi bound."""
         parts: list[tuple[Loss, int]] = []
         mu_square = 0.0

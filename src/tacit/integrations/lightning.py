@@ -274,7 +274,7 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         """
         assert self.run.key is not None
         place = f"{trainer.global_step} {batch_idx % trainer.accumulate_grad_batches} {trainer.global_rank}"
-        torch.manual_seed(int.from_bytes(self.run.key.derive("masks " + place)._secret[:8], "big") >> 1)
+        torch.manual_seed(int.from_bytes(self.run.key.derive("masks " + place).reveal()[:8], "big") >> 1)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """ε so far, and what else may leave, for loggers."""
@@ -336,8 +336,8 @@ def _all_reduce(loop: Loop) -> Any:
     """Add clipped sums up over processes."""
 
     def reduce(sums: dict[str, torch.Tensor]) -> None:
-        if isinstance(loop._inside, torch.Tensor) and loop.adaptive is not None:
-            dist.all_reduce(loop._inside)
+        if isinstance(loop.inside, torch.Tensor) and loop.adaptive is not None:
+            dist.all_reduce(loop.inside)
         for value in sums.values():
             dist.all_reduce(value)
 

@@ -205,9 +205,9 @@ class PrivateRun:
             key = Key.generate()
             self._keep(key)
         self.key = key
-        self._key_place = (key.fingerprint(), key._path)
+        self._key_place = (key.fingerprint(), key.path)
         self._marks = self._marked(key)
-        self.batches._key = key.derive("sampler " + stamp)
+        self.batches.key = key.derive("sampler " + stamp)
 
     def _keep(self, key: Key) -> None:
         """Write a new key where it was asked for, or beside the one of an earlier life, which may be resumed yet."""

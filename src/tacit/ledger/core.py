@@ -101,7 +101,7 @@ class Ledger:
         add up and nobody counts the sum. ``charges``: by default each charge is priced at δ = ``delta``/``charges``.
         ``rule``: ``"sum"``, or ``"renyi"`` with its ``orders`` (default: the one best for Gaussian noise).
         """
-        terms = _check_terms(name, unit, adjacency, size_public, epsilon, delta, charges)
+        terms = _check_terms(name, unit, adjacency, epsilon, delta, charges, size_public=size_public)
         chosen = make_rule(rule, terms["epsilon"], terms["delta"], tuple(orders) if orders else None, failure_share)
         known = isinstance(fingerprint, str) and fingerprint.startswith(PREFIX)
         terms["fingerprint"] = fingerprint if known or fingerprint is None else self.fingerprint(fingerprint)
@@ -347,7 +347,7 @@ class Ledger:
         for name in names:
             rows, head = self._store.rows(name)
             count += len(rows)
-            problems += verify_dataset(name, rows, head, tuple(heads), reprice)
+            problems += verify_dataset(name, rows, head, tuple(heads), reprice=reprice)
         return Verification(tuple(names), count, tuple(problems))
 
     # -- one ledger, however often it is copied ----------------------------------------------------------------------
@@ -434,7 +434,7 @@ def _dataset(row: Row) -> DatasetTerms:
 
 
 def _check_terms(
-    name: str, unit: str, adjacency: str, size_public: bool, epsilon: float, delta: float, charges: int
+    name: str, unit: str, adjacency: str, epsilon: float, delta: float, charges: int, *, size_public: bool
 ) -> dict[str, Any]:
     if not isinstance(name, str) or not name or name != name.strip() or len(name) > 200 or not name.isprintable():
         raise TermsError(f"a data set's name is a short printable text, not {name!r}")

@@ -256,9 +256,9 @@ class SqlStore:
         try:
             with self._engine().connect() as connection:
                 if not self._ready:
-                    self._prepare(connection, create)
+                    self._prepare(connection, create=create)
                     self._ready = True
-                self._begin(connection, write)
+                self._begin(connection, write=write)
                 try:
                     yield connection
                     connection.exec_driver_sql("COMMIT")
@@ -267,9 +267,9 @@ class SqlStore:
                         connection.exec_driver_sql("ROLLBACK")
                     raise
         except sa.exc.DBAPIError as error:
-            raise self._translate(error, write or create) from None
+            raise self._translate(error, writing=write or create) from None
 
-    def _begin(self, connection: Connection, write: bool) -> None:
+    def _begin(self, connection: Connection, *, write: bool) -> None:
         if self._path:
             # EXTRA: the folder is synced too, so that a power cut cannot bring the journal of a finished charge back.
             connection.exec_driver_sql("PRAGMA synchronous=EXTRA")
@@ -280,7 +280,7 @@ class SqlStore:
         else:
             connection.exec_driver_sql("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 
-    def _prepare(self, connection: Connection, create: bool) -> None:
+    def _prepare(self, connection: Connection, *, create: bool) -> None:
         """Check the version of the tables; make them where they are absent and ``create`` allows it."""
         found = self._version(connection)
         if found is None and not create:
@@ -340,13 +340,13 @@ class SqlStore:
 
     # -- errors ------------------------------------------------------------------------------------------------------
 
-    def _translate(self, error: sa.exc.DBAPIError, writing: bool) -> Exception:
+    def _translate(self, error: sa.exc.DBAPIError, *, writing: bool) -> Exception:
         original = error.orig
         if isinstance(original, sqlite3.Error):
-            return self._sqlite_error(original, writing)
+            return self._sqlite_error(original, writing=writing)
         return self._postgres_error(original)
 
-    def _sqlite_error(self, error: sqlite3.Error, writing: bool) -> Exception:
+    def _sqlite_error(self, error: sqlite3.Error, *, writing: bool) -> Exception:
         name = getattr(error, "sqlite_errorname", "") or ""
         place = self.place()
         if name.startswith("SQLITE_READONLY"):

@@ -230,7 +230,7 @@ class Verification:
 
 
 def verify_dataset(
-    name: str, rows: Sequence[Row], head: ChainHead | None, heads: tuple[str, ...], reprice: bool
+    name: str, rows: Sequence[Row], head: ChainHead | None, heads: tuple[str, ...], *, reprice: bool
 ) -> list[str]:
     """Problems in the chain, the sums and the rule of one data set."""
     problems = chain_problems(name, rows, head)
@@ -241,12 +241,12 @@ def verify_dataset(
     if problems:
         return problems  # what the entries say means nothing when they are not the ones that were written
     try:
-        return _content_problems(name, [row.read() for row in rows], reprice)
+        return _content_problems(name, [row.read() for row in rows], reprice=reprice)
     except (KeyError, TypeError, ValueError) as error:
         return [f"{name}: an entry cannot be understood ({type(error).__name__}: {error})"]
 
 
-def _content_problems(name: str, opened: list[dict[str, Any]], reprice: bool) -> list[str]:
+def _content_problems(name: str, opened: list[dict[str, Any]], *, reprice: bool) -> list[str]:
     problems: list[str] = []
     if opened[0]["kind"] != "register":
         return [f"{name}: entry 0 is not the registration"]

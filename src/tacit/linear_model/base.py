@@ -143,7 +143,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
                     "correct the schema"
                 )
             return named
-        return unit_of(self.unit, grouped, "Give their ids, and max_rows=: fit(X, y, groups=ids)")
+        return unit_of(self.unit, owned=grouped, ids="Give their ids, and max_rows=: fit(X, y, groups=ids)")
 
     def _rows_taken_for(self, unit: str, *, grouped: bool) -> tuple[str, ...]:
         """Where a schema names the unit and no column of ids, it says that every row is another one: it is noted."""

@@ -112,6 +112,11 @@ class Key(OneProcess):
         """
         return self._digests(b"tacit name", [b""])[0][:8].hex()
 
+    @property
+    def path(self) -> str | None:
+        """The file that the key was saved to or read from."""
+        return self._path
+
     def reveal(self) -> bytes:
         """The secret itself, for the other ranks of the same run."""
         self.check_process()

@@ -83,7 +83,7 @@ class Teachers:
         self.n, self.seed, self.partition = int(n), int(seed), partition
         self.cluster = backend_of(backend)
         self.x, self.y = _pair(data)
-        self.unit = unit_of(unit, groups is not None, "Pass groups=, the id of every row's owner, with unit=")
+        self.unit = unit_of(unit, owned=groups is not None, ids="Pass groups=, the id of every row's owner, with unit=")
         self.labels, self.classes = _labels_of(classes)
         if len(self.y) == 0:
             raise ValueError("there are no records: teachers need somebody to learn from")

@@ -79,7 +79,9 @@ class PromptTeachers:
         if groups is not None and len(groups) != len(rows):
             raise PromptError("groups must name one owner for each record")
         self.n, self.shots, self.calibration = int(n), int(shots), calibration
-        self.unit = unit_of(unit, groups is not None, "Pass groups=, the id of every record's owner, with unit=")
+        self.unit = unit_of(
+            unit, owned=groups is not None, ids="Pass groups=, the id of every record's owner, with unit="
+        )
         self._key = key or Key.generate()
         names = [_content(row) for row in rows]
         parts = dealing.keyed(names if groups is None else groups, self.n, self._key.derive("prompt teachers"))

@@ -174,6 +174,7 @@ class Categorical(Column):
         self,
         name: str,
         categories: Iterable[Any],
+        *,
         other: bool = True,
         fill: Any = None,
         target: bool = False,

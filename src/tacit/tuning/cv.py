@@ -107,7 +107,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         every = self.validation_every
         if isinstance(every, bool) or not isinstance(every, int) or every < 2:
             raise TuningError(f"validation_every is a whole number, 2 or more, not {every!r}")
-        unit = unit_of(_word(known), groups is not None, "Give their ids: fit(X, y, groups=ids)")
+        unit = unit_of(_word(known), owned=groups is not None, ids="Give their ids: fit(X, y, groups=ids)")
         whose = np.arange(len(X)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
         if whose.shape != (len(X),):
             raise TuningError("groups holds one id for each row: as many, please")
@@ -281,6 +281,6 @@ def _planned(
         delta=known["delta"],
         adjacency=sampler.adjacency,
         elements=elements,
-        unit=unit_of(_word(known), groups is not None, ""),
+        unit=unit_of(_word(known), owned=groups is not None),
     )
     return plan.mechanism

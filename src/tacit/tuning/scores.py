@@ -137,7 +137,7 @@ def bounded_loss(
 
 def _owners(groups: Any, unit: str | None, records: int | None = None) -> tuple[NDArray[np.intp] | None, str]:
     """The number of every record's owner, and the word for an owner; a word alone is refused."""
-    name = unit_of(unit, groups is not None, "Pass groups=, one id for each validation record, with unit=")
+    name = unit_of(unit, owned=groups is not None, ids="Pass groups=, one id for each validation record, with unit=")
     if groups is None:
         return None, name
     ids = np.asarray(groups)

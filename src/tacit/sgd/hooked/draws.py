@@ -70,7 +70,7 @@ class PrivateBatches(TorchSampler[list[int]]):
         #: pieces in which every draw is handed out, for loops that take a fixed number of batches for each step
         self.parts = parts
         self.share = share
-        self._key = key
+        self.key = key
         #: pieces of the first pass that were dealt with in an earlier life of the run
         self.behind = 0
         self.next = 0
@@ -104,9 +104,9 @@ class PrivateBatches(TorchSampler[list[int]]):
             yield []
         for _ in range(self.steps - behind // (self.parts or 1)):
             number, self.next = self.next, self.next + 1
-            if self._key is None:
+            if self.key is None:
                 raise RuntimeError("the run has not begun: these batches have no key yet")
-            chosen = self.sampler.draw(self._key, number, self.units)
+            chosen = self.sampler.draw(self.key, number, self.units)
             rank, world = self.share
             yield from self._pieces(number, chosen[rank::world])
 

@@ -98,7 +98,8 @@ class Loop(OneProcess):
 
     def _forget(self) -> None:
         self._sums: dict[str, Tensor] | None = None
-        self._inside: Tensor | float = 0.0
+        #: exact, of the draw at hand: how many examples lie inside the bound; it leaves with noise only
+        self.inside: Tensor | float = 0.0
         self._draws: set[int] = set()
         self._norms: list[tuple[Tensor, Tensor]] = []
         self._sensitivity = 0.0
@@ -230,7 +231,7 @@ class Loop(OneProcess):
         else:
             for name, value in sums.items():
                 self._sums[name] = self._sums[name] + value
-        self._inside = self._inside + release.count_inside(norms, bound, mask)
+        self.inside = self.inside + release.count_inside(norms, bound, mask)
         if mask is not None:  # picking rows by a mask waits for the GPU
             norms = norms[mask.bool()]
         self._norms.append((norms, norms > bound))
@@ -294,7 +295,7 @@ class Loop(OneProcess):
             self.clip_norm, self.inside_fraction = release.adapted(
                 self.adaptive,
                 self.clip_norm,
-                self._inside,
+                self.inside,
                 self._noise_key,
                 step,
                 divisor=expected,

@@ -108,7 +108,7 @@ class Sampling:
         if self.groups is None and self.max_rows != 1:
             raise ValueError("max_rows needs groups=: which records belong together")
         owned = self.groups is not None
-        word = unit_of(self.unit, owned, "Pass groups=, one id for each record, with unit=")
+        word = unit_of(self.unit, owned=owned, ids="Pass groups=, one id for each record, with unit=")
         object.__setattr__(self, "unit", word)
 
     def sampler_of(self, units: int) -> Sampler:

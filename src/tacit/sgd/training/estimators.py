@@ -84,7 +84,7 @@ class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
             ledger=self.ledger,
             dataset=self.dataset,
             groups=groups,
-            unit=unit_of(self.unit, groups is not None, "Give their ids: fit(X, y, groups=ids)"),
+            unit=unit_of(self.unit, owned=groups is not None, ids="Give their ids: fit(X, y, groups=ids)"),
         )
         for batch in training:
             training.step(batch)
