@@ -150,7 +150,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], Any]]] = {
 
 
 def lay_out(model: nn.Module, layout: str) -> nn.Module:
-    """Spread a model over the ranks of the process group."""
+    """ShardedParameters a model over the ranks of the process group."""
     if layout == "data parallel":
         return model
     from torch.distributed.device_mesh import init_device_mesh

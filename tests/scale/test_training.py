@@ -22,7 +22,7 @@ from tacit.ledger import BudgetExceeded, Ledger
 from tacit.noise.keys import Key
 from tacit.sgd import CheckpointError, Training
 from tacit.sgd.sharding.ranks import DistributedError, Ranks
-from tacit.sgd.sharding.shards import spread_of
+from tacit.sgd.sharding.shards import sharding_of
 
 pytestmark = pytest.mark.skipif(not possible(), reason="needs torch.distributed and fork")
 
@@ -313,7 +313,7 @@ def test_what_cannot_be_on_ranks_is_refused_with_the_remedy(monkeypatch):
 
 def test_alone_nothing_is_sent_and_no_model_is_spread():
     assert Ranks().words == ""
-    assert spread_of(nn.Linear(2, 2)) is None
+    assert sharding_of(nn.Linear(2, 2)) is None
     assert run_of().layout == ""
 
 

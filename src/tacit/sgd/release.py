@@ -10,17 +10,13 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from tacit.ledger import OperatorView
-from tacit.noise import add_laplace
 from tacit.noise.keys import Key
-from tacit.noise.sampling import uniform
-from tacit.noise.tensor import add_normal_many_, normal
-from tacit.sgd.sharding.shards import Spread, add_noise_
+from tacit.noise.tensor import add_laplace_many_, add_normal_many_, normal
+from tacit.sgd.sharding.shards import ShardedParameters, add_noise_
 from tacit.sgd.torch_compat import foreach_copy_, foreach_div_, foreach_norm
 
 #: The noise of the adaptive clip norm's count; an integer cannot be the name of a parameter.
@@ -53,7 +49,7 @@ def noisy_gradients(
     key: Key,
     step: int,
     noise: ReleaseNoise,
-    spread: Spread | None = None,
+    spread: ShardedParameters | None = None,
 ) -> dict[str, Tensor]:
     """Gradients for the optimizer: the sums with noise, divided, in the types of the parameters.
 
@@ -78,7 +74,7 @@ def noisy_gradients(
     if noise.scale > 0 and spread is not None:
         add_noise_(spread, sums, key, step, noise.scale)
     elif noise.scale > 0:
-        add_laplace_(values, key, step, noise.scale)
+        add_laplace_many_(values, key, step, noise.scale)
     foreach_div_(values, noise.divisor)
     cast = [name for name in found if found[name] is not sums[name]]
     if cast:
@@ -102,34 +98,6 @@ def hand_over(
 def _room(value: Tensor, dtype: torch.dtype) -> Tensor:
     """The tensor itself, or, where it has another type, room for it in this one."""
     return value if value.dtype == dtype else torch.empty_like(value, dtype=dtype)
-
-
-class _KeyedWords:
-    """Words of one step as a source for the exact samplers: the same after a resume, unknown without the key."""
-
-    word_bits = 64
-
-    def __init__(self, key: Key, step: int) -> None:
-        self._key, self._step, self._used = key, step, 0
-
-    def words(self, count: int) -> npt.NDArray[np.uint64]:
-        found = uniform(self._key, self._step, count, offset=self._used)
-        self._used += count
-        return found
-
-
-def add_laplace_(sums: Sequence[Tensor], key: Key, step: int, scale: float) -> None:
-    """Exact Laplace noise of ``scale`` on all sums, in place.
-
-    Guarantee: for sums of L1 sensitivity Δ the result is (Δ / scale)-DP, against anybody who does not know the key and
-    cannot tell ChaCha12 from random. Each (key, step) serves one release.
-    """
-    flat = torch.cat([s.detach().double().flatten().cpu() for s in sums]).numpy()
-    noisy = torch.from_numpy(np.asarray(add_laplace(flat, scale, source=_KeyedWords(key, step))))
-    start = 0
-    for total in sums:
-        total.copy_(noisy[start : start + total.numel()].view(total.shape))
-        start += total.numel()
 
 
 # -- the clip norm that follows a quantile -----------------------------------------------------------------------------

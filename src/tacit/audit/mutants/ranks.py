@@ -69,14 +69,14 @@ def own_draws() -> Iterator[None]:
 def unsummed_shards() -> Iterator[None]:
     """What should be scattered and summed is only cut: a shard holds the records of one rank, under the whole noise."""
 
-    def cut(self: shards.Spread, name: str, total: Tensor) -> Tensor:
+    def cut(self: shards.ShardedParameters, name: str, total: Tensor) -> Tensor:
         for dimension, _, rank, count in self.places[name].cuts:
             if dimension is not None:
                 each = -(-total.shape[dimension] // count)
                 total = total.narrow(dimension, min(rank * each, total.shape[dimension]), self.shape(name)[dimension])
         return total.contiguous()
 
-    with replaced(shards.Spread, "place", cut):
+    with replaced(shards.ShardedParameters, "place", cut):
         yield
 
 

@@ -33,7 +33,7 @@ class Answer:
     True
     """
 
-    def __init__(self, pin: bool = True) -> None:
+    def __init__(self, *, pin: bool = True) -> None:
         self.place = torch.zeros(1, dtype=torch.uint8, pin_memory=pin)
         self.byte = self.place.numpy()
 

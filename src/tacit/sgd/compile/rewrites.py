@@ -522,7 +522,7 @@ def _group_norm_backward(
     dims, over = wide.dim(), list(range(2, wide.dim()))
     spread = _by_channel(scale, c, dims)
     normal = (wide - _by_channel(mean, c, dims)) * spread
-    along, total = (grad_wide * normal).sum(over, True), grad_wide.sum(over, True)
+    along, total = (grad_wide * normal).sum(over, keepdim=True), grad_wide.sum(over, keepdim=True)
     found: list[Any] = [None, None, None]
     if mask[0]:
         factor = None if weight is None else weight.reshape(1, c, *(1,) * (dims - 2))

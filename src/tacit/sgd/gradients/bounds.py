@@ -22,7 +22,7 @@ from tacit.sgd.errors import ClippingError, GradientsLost
 from tacit.sgd.gradients.contributions import Group, Norms, clean, wide
 from tacit.sgd.gradients.frames import Frame
 from tacit.sgd.kernels.products import full_precision
-from tacit.sgd.sharding.shards import Spread
+from tacit.sgd.sharding.shards import ShardedParameters
 
 
 @dataclass(frozen=True)
@@ -349,7 +349,7 @@ class Sums:
     names: list[str]
     group_of: list[int]
     scale: Tensor
-    spread: Spread | None
+    spread: ShardedParameters | None
     order: list[int]
     #: biases that are summed with a weight, by their number
     shifts: dict[int, int]
@@ -390,7 +390,7 @@ def clip(
     good: Tensor,
     mask: Tensor | None,
     bounds: Tensor | None = None,
-    spread: Spread | None = None,
+    spread: ShardedParameters | None = None,
     together: bool = False,
     lasting: Sequence[Tensor] = (),
 ) -> Clipped:

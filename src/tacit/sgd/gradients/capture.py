@@ -44,7 +44,7 @@ from tacit.sgd.gradients.functions import (
     Operation,
     opened,
 )
-from tacit.sgd.sharding.shards import held, is_spread, local
+from tacit.sgd.sharding.shards import held, is_sharded, local
 from tacit.sgd.torch_compat import base, is_view, storage_id, unsafe_view
 from tacit.sgd.torch_compat import version as version_of
 
@@ -253,7 +253,7 @@ class Capture(TorchFunctionMode):
         known = self._tainted.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return True
-        if self.spread and is_spread(tensor):
+        if self.spread and is_sharded(tensor):
             return self.tainted(held(tensor))
         return bool(self._tainted_storages) and _storage(tensor) in self._tainted_storages
 
@@ -327,7 +327,7 @@ class Capture(TorchFunctionMode):
     def _taint(self, tensor: Tensor, rearranged: bool) -> None:
         self._derived.pop(id(tensor), None)
         self._tainted[id(tensor)] = (weakref.ref(tensor), rearranged, tensor.requires_grad)
-        if self.spread and is_spread(tensor):
+        if self.spread and is_sharded(tensor):
             self._taint(held(tensor), rearranged)
 
     def _taint_memory(self, tensor: Tensor, rearranged: bool) -> None:
@@ -428,7 +428,7 @@ class Capture(TorchFunctionMode):
     def _unknown(self, name: str, tensor: Tensor) -> bool:
         """Doubt a pass that uses a tensor which no watched operation made, unless it was there before; whether it
         depends on the batch."""
-        if self.spread and is_spread(tensor) and self.tainted(tensor):
+        if self.spread and is_sharded(tensor) and self.tainted(tensor):
             return True
         if tensor.requires_grad and tensor.grad_fn is not None:
             self._foreign(tensor)
@@ -545,7 +545,7 @@ class Capture(TorchFunctionMode):
         edges = [get_gradient_edge(t) for t in live]
         self._use_nodes.update(edge.node for edge in edges)
         placements = None
-        if self.spread and any(is_spread(t) for t in live):
+        if self.spread and any(is_sharded(t) for t in live):
             # From here on the use is what this rank computed, with its pieces.
             from tacit.sgd.sharding.operations import own_part
 

@@ -46,7 +46,7 @@ from tacit.sgd.gradients.pieces import in_pieces
 from tacit.sgd.gradients.planning import PassPlan, UsePlan
 from tacit.sgd.gradients.rules import DECOMPOSE, RULES, SHAPE_ONLY
 from tacit.sgd.gradients.rules.generic import generic
-from tacit.sgd.sharding.shards import Spread, cut_alike, local, spread_of
+from tacit.sgd.sharding.shards import ShardedParameters, cut_alike, local, sharding_of
 from tacit.sgd.torch_compat import compiled_call, own_buffers, own_modules, own_parameters
 from tacit.sgd.torch_compat import version as version_of
 
@@ -237,7 +237,7 @@ class Engine:
         """The engine of a model, with what it has learned about it; a new one when other parameters are trained."""
         spread = None
         if "torch.distributed.tensor" in sys.modules and torch.distributed.is_initialized():
-            spread = spread_of(model)  # first of all: it lets the model hold its pieces
+            spread = sharding_of(model)  # first of all: it lets the model hold its pieces
         state = ModelState(model)
         engine = Engine._of.get(model)
         # The engine keeps its parameters alive, so that no other can have taken their place in memory.
@@ -246,7 +246,11 @@ class Engine:
         engine.state = state
         return engine
 
-    def __init__(self, model: nn.Module, parameters: dict[str, Tensor], spread: Spread | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, parameters: dict[str, Tensor], spread: ShardedParameters | None = None
+    ) -> None:
+        self, model: nn.Module, parameters: dict[str, Tensor], spread: ShardedParameters | None = None
+    ) -> None:
         for name, parameter in parameters.items():
             if parameter.is_complex():
                 raise UncoveredUse(

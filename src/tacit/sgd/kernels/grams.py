@@ -148,6 +148,7 @@ def grams(
     left: Tensor,
     rights: Sequence[Tensor],
     out: Tensor,
+    *,
     side: int,
     depth: int,
     warps: int,

@@ -163,7 +163,7 @@ def model_settings() -> tuple[str, bool] | None:
     return _outside[-1] if _outside else _settings()
 
 
-def tf32(tensor: Tensor, convolution: bool = False) -> bool:
+def tf32(tensor: Tensor, *, convolution: bool = False) -> bool:
     """Whether the kernels multiply float32 factors like this one in tf32: where the model does so itself."""
     settings = model_settings()
     if not (tensor.is_cuda and tensor.dtype == torch.float32 and has_triton() and settings is not None):

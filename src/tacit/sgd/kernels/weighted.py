@@ -137,21 +137,21 @@ def fits(left: Tensor, right: Tensor) -> bool:
     return autotune.chooses("sum", left) and narrow and has_triton() and filled
 
 
-def _dealt(left: Tensor, right: Tensor, tile: tuple[int, ...], whole: bool) -> tuple[int, int, int]:
+def _dealt(left: Tensor, right: Tensor, tile: tuple[int, ...], *, whole: bool) -> tuple[int, int, int]:
     """How many tiles there are, programs that compute them, and tiles that one program computes alone."""
     tiles = -(-left.shape[2] // tile[0]) * -(-right.shape[2] // tile[1])
     programs = min(processors(left.device) * tile[5], tiles if whole else tiles * len(left))
     return tiles, programs, tiles if whole else tiles // programs * programs
 
 
-def parts(left: Tensor, right: Tensor, tile: tuple[int, ...], fetch: bool, whole: bool = False) -> int:
+def parts(left: Tensor, right: Tensor, tile: tuple[int, ...], *, fetch: bool, whole: bool = False) -> int:
     """Bytes that :func:`prepared` keeps for parts of tiles."""
-    tiles, programs, alone = _dealt(left, right, tile, whole)
+    tiles, programs, alone = _dealt(left, right, tile, whole=whole)
     return 8 * programs * tile[0] * tile[1] if alone < tiles else 0
 
 
 def prepared(
-    left: Tensor, right: Tensor, scale: Tensor, tile: tuple[int, ...], fetch: bool, whole: bool = False
+    left: Tensor, right: Tensor, scale: Tensor, tile: tuple[int, ...], *, fetch: bool, whole: bool = False
 ) -> tuple[Tensor, Callable[[], None]]:
     """Room for the sum by the kernels, and what launches them: that allocates nothing.
 
@@ -159,7 +159,7 @@ def prepared(
     """
     (batch, tokens, p), q = left.shape, right.shape[2]
     bp, bq, bk, warps, stages, _ = tile
-    tiles, programs, alone = _dealt(left, right, tile, whole)
+    tiles, programs, alone = _dealt(left, right, tile, whole=whole)
     out = torch.empty((p, q), dtype=torch.float32, device=left.device)
     room = (programs, 2, bp, bq) if alone < tiles else (0,)
     work = torch.empty(room, dtype=torch.float32, device=left.device)

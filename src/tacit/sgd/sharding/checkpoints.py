@@ -139,6 +139,7 @@ def read(
     templates: dict[str, Tensor],
     parameters: dict[str, Tensor],
     ranks: Ranks,
+    *,
     weights_only: bool = False,
 ) -> dict[str, Tensor]:
     """The tensors of a checkpoint, each rank its pieces. ``templates`` say how model and average are spread."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from tacit.sgd.errors import UncoveredUse
 from tacit.sgd.gradients.capture import Derived, substitute, tensors_in
 from tacit.sgd.gradients.functions import CASTING
-from tacit.sgd.sharding.shards import is_spread, local
+from tacit.sgd.sharding.shards import is_sharded, local
 
 _KEEPING = CASTING | {"t", "T", "mT", "H", "mH", "adjoint"}
 
@@ -32,18 +32,18 @@ def own_part(
     tainted: Callable[[Tensor], bool],
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[Derived], list[Any]]:
     """Arguments, parameters and layouts of the outputs of an operation, as this rank has them."""
-    data = [t for t in tensors_in((args, kwargs)) if is_spread(t) and tainted(t)]
-    outs = [t.placements[0] for t in results if is_spread(t)]
+    data = [t for t in tensors_in((args, kwargs)) if is_sharded(t) and tainted(t)]
+    outs = [t.placements[0] for t in results if is_sharded(t)]
     if len(outs) != len(results):
         raise UncoveredUse(f"{name!r} in {where} mixes tensors that are divided among ranks with others that are not")
     for d in derived:
-        if is_spread(d.tensor) and (d.chain is None or any(step[1] not in _KEEPING for step in d.chain)):
+        if is_sharded(d.tensor) and (d.chain is None or any(step[1] not in _KEEPING for step in d.chain)):
             raise UncoveredUse(f"{name!r} in {where} uses a part of a parameter that is divided among ranks")
         _understood(where, name, d.tensor, data, outs)
     pieces: dict[int, Any] = {}
 
     def piece(tensor: Tensor) -> Any:
-        return pieces.setdefault(id(tensor), local(tensor)) if is_spread(tensor) else tensor
+        return pieces.setdefault(id(tensor), local(tensor)) if is_sharded(tensor) else tensor
 
     own = [Derived(piece(d.tensor), d.params, d.chain) for d in derived]
     args, kwargs = substitute((args, kwargs), piece)
@@ -53,7 +53,7 @@ def own_part(
 def _understood(where: str, name: str, parameter: Any, data: list[Any], outs: list[Any]) -> None:
     whole = all(t.placements[0].is_replicate() for t in data)
     added_up = all(p.is_partial() for p in outs)
-    if not is_spread(parameter) or parameter.placements[0].is_replicate():
+    if not is_sharded(parameter) or parameter.placements[0].is_replicate():
         # A copy: complete on every rank where input and output are, or where it is added to what is summed over ranks.
         fine = (whole and all(p.is_replicate() for p in outs)) or (added_up and name in ("linear", "addmm", "add"))
     elif whole:

@@ -43,7 +43,9 @@ class Ranks:
     (0, 1, [3, 5, 8], '')
     """
 
-    def __init__(self, active: bool = False, tensor: tuple[int, ...] = (), device: torch.device | None = None) -> None:
+    def __init__(
+        self, *, active: bool = False, tensor: tuple[int, ...] = (), device: torch.device | None = None
+    ) -> None:
         self.active = active
         self.rank, self.world = 0, 1
         self.data_rank, self.data_ranks, self.tensor_ranks = 0, 1, 1
@@ -215,7 +217,7 @@ def available() -> bool:
     return dist is not None and dist.is_available() and dist.is_initialized()
 
 
-def wanted(model: nn.Module, distributed: bool | None) -> bool:
+def wanted(model: nn.Module, *, distributed: bool | None) -> bool:
     """Whether a run of this model is one of several ranks; refuses what would be several runs by mistake."""
     kind = type(model).__name__
     if kind in ("DistributedDataParallel", "FullyShardedDataParallel"):

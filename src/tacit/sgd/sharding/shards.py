@@ -1,8 +1,9 @@
 """Which piece of each parameter does a rank hold, and how do clipped sums, norms and noise reach it?
 
 ``fully_shard`` keeps a piece of every parameter on each rank and gathers a layer when it runs; tensor parallelism keeps
-a piece for good and computes with it. :class:`Spread` knows, for every parameter of a model, what the operations see
-while the model runs, which elements of the whole the rank keeps, and over which ranks to add up. From that follow
+a piece for good and computes with it. :class:`ShardedParameters` knows, for every parameter of a model, what the
+operations see while the model runs, which elements of the whole the rank keeps, and over which ranks to add up. From
+that follow
 
 - the clipped sum of a parameter, added up over the ranks that see other records, of which only the own piece is kept;
 - norms: squares of pieces add up over the ranks that hold other pieces, what all of them hold is counted once;
@@ -37,7 +38,7 @@ def dtensor() -> Any:
     return getattr(module, "DTensor", None)
 
 
-def is_spread(tensor: Any) -> bool:
+def is_sharded(tensor: Any) -> bool:
     """Whether a tensor is a piece of a larger one."""
     kind = dtensor()
     return kind is not None and isinstance(tensor, kind)
@@ -50,7 +51,7 @@ def held(tensor: Any) -> Any:
 
 def local(tensor: Any) -> Any:
     """The piece of a tensor that this rank holds, as an ordinary tensor."""
-    found = held(tensor) if is_spread(tensor) else tensor
+    found = held(tensor) if is_sharded(tensor) else tensor
     return found.wait() if hasattr(found, "wait") else found
 
 
@@ -108,7 +109,7 @@ class Place:
         return not whole or all(self.sizes[k] == 1 for k in range(max(whole)))
 
 
-class Spread:
+class ShardedParameters:
     """How the trainable parameters of a model lie on its ranks.
 
     Guarantee: :meth:`place` and :meth:`combine` compute the sum and the norms that one process would have computed with
@@ -132,7 +133,7 @@ class Spread:
         self._tensor_group: Any = None
         self.tensor_rank = 0
         for name, p in seen.items():
-            if is_spread(p):
+            if is_sharded(p):
                 self._note_tensor_ranks(name, p)
         self.places = {name: self._place(name, kept[name], seen[name]) for name in kept}
 
@@ -151,13 +152,13 @@ class Spread:
 
     def _place(self, name: str, kept: Any, seen: Any) -> Place:
         starts, sizes = [0] * kept.dim(), list(kept.shape)
-        if is_spread(seen):
+        if is_sharded(seen):
             _cut(starts, sizes, seen.placements[0], len(self.tensor), self.tensor_rank)
         divided = sizes != list(kept.shape)
         cuts: list[tuple[int | None, Any, int, int]] = []
         if kept is not seen:
             mesh = kept.device_mesh
-            inner = set(seen.device_mesh.mesh_dim_names or ()) if is_spread(seen) else set()
+            inner = set(seen.device_mesh.mesh_dim_names or ()) if is_sharded(seen) else set()
             names = mesh.mesh_dim_names or (None,) * mesh.ndim
             for k in range(mesh.ndim):
                 if names[k] is not None and names[k] in inner:
@@ -200,7 +201,7 @@ class Spread:
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether other ranks have other values of this tensor by design."""
-        return is_spread(tensor)
+        return is_sharded(tensor)
 
     def reduced(self, name: str) -> bool:
         """Whether :meth:`place` adds the sum of this parameter up over the data ranks."""
@@ -292,7 +293,7 @@ class Spread:
     def gradient(self, name: str, piece: Tensor) -> Tensor:
         """The piece as a gradient that an optimizer takes for the parameter."""
         kept: Any = self.places[name].kept
-        if not is_spread(kept):
+        if not is_sharded(kept):
             return piece
         made: Tensor = dtensor().from_local(
             piece, kept.device_mesh, kept.placements, run_check=False, shape=kept.shape, stride=kept.stride()
@@ -301,7 +302,7 @@ class Spread:
 
     def own(self, k: int, gradient: Any) -> Any:
         """A gradient by autograd, cut as the ``k``-th parameter is seen."""
-        if not is_spread(gradient):
+        if not is_sharded(gradient):
             return gradient
         seen: Any = list(self.places.values())[k].seen
         return local(gradient.redistribute(placements=seen.placements))
@@ -332,7 +333,7 @@ def cut_alike(gradients: list[Any], placements: list[Any]) -> list[Any]:
     """Output gradients as this rank has to multiply them: cut as the outputs are, whole where those are sums."""
     found = []
     for gradient, places in zip(gradients, placements, strict=True):
-        if is_spread(gradient):
+        if is_sharded(gradient):
             from torch.distributed.tensor import Replicate
 
             gradient = gradient.redistribute(placements=[Replicate() if p.is_partial() else p for p in places])
@@ -375,7 +376,7 @@ def _scattered(total: Tensor, dimension: int | None, group: Any, rank: int, coun
     return piece[:own].movedim(0, dimension).contiguous()
 
 
-def add_noise_(spread: Spread, sums: dict[str, Tensor], key: Key, step: int, scale: float) -> None:
+def add_noise_(spread: ShardedParameters, sums: dict[str, Tensor], key: Key, step: int, scale: float) -> None:
     """Add to every kept element the noise that its number in the whole parameter has.
 
     Guarantee: that of :func:`tacit.noise.tensor.normal` for the whole sum, of L2 sensitivity C and with ``scale`` the
@@ -392,13 +393,13 @@ def add_noise_(spread: Spread, sums: dict[str, Tensor], key: Key, step: int, sca
             add_normal_(sums[name], key, step, name, scale, offset=place.offset, strides=place.strides)
 
 
-_known: WeakKeyDictionary[nn.Module, tuple[list[int], Spread]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[nn.Module, tuple[list[int], ShardedParameters]] = WeakKeyDictionary()
 
 
-def spread_of(model: nn.Module) -> Spread | None:
+def sharding_of(model: nn.Module) -> ShardedParameters | None:
     """How a model lies on its ranks; None for one that every rank holds whole.
 
-    >>> spread_of(nn.Linear(2, 2)) is None
+    >>> sharding_of(nn.Linear(2, 2)) is None
     True
     """
     if dtensor() is None or not torch.distributed.is_initialized():  # asked at every step
@@ -407,10 +408,10 @@ def spread_of(model: nn.Module) -> Spread | None:
     for module in modules:
         module.reshard()
     trained = [p for p in model.parameters() if p.requires_grad]
-    if not modules and not any(is_spread(p) for p in trained):
+    if not modules and not any(is_sharded(p) for p in trained):
         return None
     identity = [id(p) for p in trained]
     found = _known.get(model)
     if found is None or found[0] != identity:
-        found = _known[model] = identity, Spread(model, modules)
+        found = _known[model] = identity, ShardedParameters(model, modules)
     return found[1]

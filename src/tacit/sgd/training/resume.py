@@ -25,7 +25,7 @@ from tacit.noise.keys import Key
 from tacit.noise.process import OneProcess
 from tacit.sgd.sharding import checkpoints as sharded
 from tacit.sgd.sharding.ranks import Ranks
-from tacit.sgd.sharding.shards import Spread
+from tacit.sgd.sharding.shards import ShardedParameters
 from tacit.sgd.training import checkpoint as checkpoints
 from tacit.sgd.training import identity
 from tacit.sgd.training.checkpoint import CheckpointError, RunState
@@ -69,7 +69,7 @@ class Resumable(OneProcess):
     device: torch.device
     plan: Plan
     ranks: Ranks
-    spread: Spread | None
+    spread: ShardedParameters | None
     settings: RunSettings
     state: RunState
     ledger: Ledger | None

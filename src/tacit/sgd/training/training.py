@@ -31,7 +31,7 @@ from tacit.sgd.gradients.batches import Loss
 from tacit.sgd.gradients.bounds import Clipping
 from tacit.sgd.gradients.engine import Engine, Request
 from tacit.sgd.sharding.ranks import Ranks, wanted
-from tacit.sgd.sharding.shards import Spread, spread_of
+from tacit.sgd.sharding.shards import ShardedParameters, sharding_of
 from tacit.sgd.torch_compat import foreach_add_, foreach_lerp_
 from tacit.sgd.training import checkpoint as checkpoints
 from tacit.sgd.training import identity, validation
@@ -143,10 +143,11 @@ class Training(Resumable):
     def _find_ranks(self) -> None:
         """Where the model lies, and which processes train it together."""
         execution, mechanism = self.settings.execution, self.settings.target.mechanism
-        self.spread: Spread | None = spread_of(self.model)
+        self.spread: ShardedParameters | None = sharding_of(self.model)
         self.device = next(iter(self.parameters.values())).device
-        active = wanted(self.model, execution.distributed)
-        self.ranks = Ranks(active, self.spread.tensor if self.spread is not None else (), self.device)
+        active = wanted(self.model, distributed=execution.distributed)
+        parallel = () if self.spread is None else self.spread.tensor
+        self.ranks = Ranks(active=active, tensor=parallel, device=self.device)
         validation.check_ranks(self.ranks, self.spread, mechanism, execution.compile)
         validation.check_method(execution.method, mechanism, self.spread)
 

@@ -18,7 +18,7 @@ from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Ledger
 from tacit.sgd.gradients.engine import trainable
 from tacit.sgd.sharding.ranks import DistributedError, Ranks
-from tacit.sgd.sharding.shards import Spread
+from tacit.sgd.sharding.shards import ShardedParameters
 from tacit.sgd.training.data import Records
 from tacit.sgd.training.plan import Plan
 
@@ -49,7 +49,7 @@ def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     return parameters
 
 
-def check_ranks(ranks: Ranks, spread: Spread | None, mechanism: str, compile: bool | str) -> None:
+def check_ranks(ranks: Ranks, spread: ShardedParameters | None, mechanism: str, compile: bool | str) -> None:
     """Refuse what cannot be right on parameters that are spread over ranks."""
     if spread is None:
         return
@@ -67,7 +67,7 @@ def check_ranks(ranks: Ranks, spread: Spread | None, mechanism: str, compile: bo
     spread.check(ranks.world)
 
 
-def check_method(method: str, mechanism: str, spread: Spread | None) -> None:
+def check_method(method: str, mechanism: str, spread: ShardedParameters | None) -> None:
     """Refuse one backward pass for each example where it cannot be right."""
     if method == "examples" and (mechanism != "gaussian" or spread is not None):
         raise ValueError("method='examples' is for Gaussian noise, and for a model that every rank holds whole")
