@@ -56,6 +56,7 @@ def uses(source: str, private: set[str]) -> list[str]:
     roots: dict[str, str] = {}
     own = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)}
     torch_here = "import torch" in source or "from torch" in source
+    classes = {n.name for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}
     own |= {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -75,7 +76,7 @@ def uses(source: str, private: set[str]) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and _private(node.attr):
             text = ast.unparse(node)
-            of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            of_self = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls", *classes}
             if _root(node) in roots or (torch_here and node.attr in private and not (of_self and node.attr in own)):
                 found.append(text)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
