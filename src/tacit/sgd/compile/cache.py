@@ -43,7 +43,7 @@ def signature(engine: Engine, request: Request) -> Any:
     )
 
 
-def attempt(engine: Engine, request: Request, due: bool, compiler: bool = True) -> Result | None:
+def attempt(engine: Engine, request: Request, due: bool, *, compiler: bool = True) -> Result | None:
     """The clipped sums by the compiled program for this batch, which is made and checked where there is none yet.
 
     Nothing, where this batch has to run uncompiled. ``due`` says that a check is, ``compiler=False`` asks for the
@@ -69,7 +69,7 @@ def attempt(engine: Engine, request: Request, due: bool, compiler: bool = True) 
         del gradients, losses
     if program is _MISSING:
         try:
-            program = Program(engine, request, compiler)
+            program = Program(engine, request, compiler=compiler)
         except Unsettled:
             return None
         except CannotCompile as why:

@@ -31,7 +31,7 @@ class StepGraph:
         """Whether parameters and buffers are where they were recorded."""
         return all(t.data_ptr() == a for t, a in zip(constants, self.addresses, strict=True))
 
-    def __call__(self, inputs: list[Tensor], reuse_memory: bool) -> list[Tensor]:
+    def __call__(self, inputs: list[Tensor], *, reuse_memory: bool) -> list[Tensor]:
         changed: list[int] = []
         for k, given in enumerate(inputs):
             last = self.given[k]

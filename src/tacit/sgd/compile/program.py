@@ -98,7 +98,7 @@ def flat(batch: Any) -> tuple[Any, Any]:
 class Program:
     """One traced and compiled step."""
 
-    def __init__(self, engine: Engine, request: Request, compiler: bool = True) -> None:
+    def __init__(self, engine: Engine, request: Request, *, compiler: bool = True) -> None:
         if engine.mutable:
             raise CannotCompile(f"the forward pass writes the buffer {sorted(engine.mutable)[0]!r}")
         began = time.perf_counter()
@@ -359,7 +359,7 @@ class Program:
             answer.expect(torch.cuda.synchronize)
         with torch.no_grad(), cast, answer.awaited() if answer is not None else nullcontext():
             if self.replay is not None and self.replay.holds(self.constants):
-                found = self.replay(inputs, request.reuse_memory)
+                found = self.replay(inputs, reuse_memory=request.reuse_memory)
             else:
                 self.replay = None
                 found = self._run(*inputs, *self.constants)

@@ -249,8 +249,6 @@ class Engine:
     def __init__(
         self, model: nn.Module, parameters: dict[str, Tensor], spread: ShardedParameters | None = None
     ) -> None:
-        self, model: nn.Module, parameters: dict[str, Tensor], spread: ShardedParameters | None = None
-    ) -> None:
         for name, parameter in parameters.items():
             if parameter.is_complex():
                 raise UncoveredUse(
