@@ -6,8 +6,6 @@ import copy
 import json
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tacit.ledger import Ledger
 from tacit.noise import ForkError
 from tacit.opacus import PrivacyEngine
+from tests import programs
 from tests.training.common import LOSS, data, network, run
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -115,9 +114,7 @@ def told(tmp_path_factory):
         "kinds = ('Training', 'Loop'); [(folder / kind).mkdir() for kind in kinds];"
         "print(json.dumps({kind: t.forked(kind, folder / kind) for kind in kinds} | {'workers': t.workers(folder)}))"
     )
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path_factory.mktemp("forks"))]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    told = programs.run(["-c", code, str(tmp_path_factory.mktemp("forks"))], cwd=ROOT, options=["-Wignore"])
     assert told.returncode == 0, told.stderr
     return json.loads(told.stdout.splitlines()[-1])
 
