@@ -413,7 +413,7 @@ class Engine:
         if batch is not None:
             some, data = batch, leaves(batch)
         if self._criterion is None or self._criterion[0]() is not loss:
-            self._criterion = (weakref.ref(loss), is_criterion(loss))
+            self._criterion = (_weakly(loss), is_criterion(loss))
         if self._criterion[1]:
             losses = functools.partial(row_losses, self.model, loss, some)
         else:
@@ -670,6 +670,14 @@ class Engine:
                 found = frames.per_example_vjp(derived, contribution, [parameters[i] for i in behind], batch)
             by_vjp[k, j] = dict(zip(behind, found, strict=True))
         return by_vjp[k, j].pop(p)
+
+
+def _weakly(value: Any) -> Callable[[], Any]:
+    """The value for as long as somebody else keeps it; nothing, of one that cannot be held so."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: None
 
 
 def _needs_values(name: str) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from tacit.sgd.gradients.contributions import DECOMPOSE, RULES, SHAPE_ONLY
-from tacit.sgd.gradients.rules import broadcast, contraction, convolution, embedding, recurrent
+from tacit.sgd.gradients.rules import arithmetic, convolution, embedding, recurrent
 
 __all__ = [
     "DECOMPOSE",
     "RULES",
     "SHAPE_ONLY",
-    "broadcast",
-    "contraction",
+    "arithmetic",
     "convolution",
     "embedding",
     "recurrent",
