@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any, Unpack
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from tacit import accounting as acc
 from tacit.ledger import OperatorView
+from tacit.noise import process
 from tacit.noise.keys import Key
 from tacit.sgd import release
 from tacit.sgd.clip import compiled_by
@@ -268,7 +270,9 @@ class Training(Resumable):
 
         An empty batch is a step like any other: noise alone.
         """
-        self.check_process()
+        # Asked at every step, and so without a call where the answer is yes: is this the process that made the run?
+        if self._process != (os.getpid(), process.forks):
+            self.check_process()
         if self.done:
             raise RuntimeError(
                 f"the plan's {self.plan.steps} steps are used up, or the run was stopped: nothing is left"
