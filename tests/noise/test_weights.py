@@ -8,7 +8,7 @@ from torch import nn
 
 from tacit.noise.keys import Key
 from tacit.sgd import Training
-from tacit.sgd.training import training as module
+from tacit.sgd import release as module
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 RATE = 0.5
