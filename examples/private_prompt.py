@@ -11,7 +11,17 @@ import random
 import torch
 
 from tacit.pate import ConfidentGNMax
-from tacit.prompts import LanguageModel, ModelError, Prompt, PromptTeachers, Template, Verbalizer, choose, load, tune
+from tacit.prompts import (
+    LanguageModel,
+    LanguageModelError,
+    Prompt,
+    PromptTeachers,
+    Template,
+    Verbalizer,
+    choose,
+    load,
+    tune,
+)
 
 LIKED = ["I loved {}.", "{} was a joy.", "What a wonderful {}!", "The {} made my day.", "I would buy {} again."]
 DISLIKED = ["I hated {}.", "{} was a waste of money.", "What a horrible {}!", "{} ruined my day.", "Never again {}."]
@@ -43,7 +53,7 @@ def model() -> LanguageModel:
     """SmolLM2, or a small model of random weights."""
     try:
         return load("smollm2", batch_size=16)
-    except ModelError as error:
+    except LanguageModelError as error:
         print(f"No language model here ({error}).\nGoing on with random weights: the answers below are chance.\n")
     import transformers as hf
     from tokenizers import Tokenizer, models, pre_tokenizers

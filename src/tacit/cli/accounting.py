@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -55,44 +56,50 @@ Finds what is left out: the noise; or with --noise the number of steps, the rate
 """
 
 
+@dataclasses.dataclass(frozen=True)
 class _Run:
     """A training run as described on the command line: how one step and how many make a mechanism."""
 
-    def __init__(
-        self,
-        sampler: str,
-        rate: float | None,
-        batch: int | None,
-        examples: int | None,
-        steps: int | None,
-        epochs: float | None,
-        max_batch: int | None,
-        unit: str,
-    ) -> None:
-        if sampler not in SAMPLERS:
-            fail(f"unknown sampler {sampler!r}; choose one of {', '.join(SAMPLERS)}", EXIT_USAGE)
-        for name, value in (("--batch", batch), ("--examples", examples), ("--max-batch", max_batch)):
-            if value is not None and value < 1:
-                fail(f"{name} is a whole number, 1 or more, not {value}", EXIT_USAGE)
-        if rate is not None and not 0 <= rate <= 1:
-            fail(f"a sampling rate lies in [0, 1], not {rate:g}", EXIT_USAGE)
-        if batch is not None and examples is not None and batch > examples:
-            fail(f"a batch of {batch} cannot be drawn from {examples} records", EXIT_USAGE)
-        if rate is not None and batch is not None:
+    sampler: str
+    given_rate: float | None
+    batch: int | None
+    examples: int | None
+    given_steps: int | None
+    epochs: float | None
+    max_batch: int | None
+    unit: str
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        if self.batch is not None and self.examples is not None and self.batch > self.examples:
+            fail(f"a batch of {self.batch} cannot be drawn from {self.examples} records", EXIT_USAGE)
+        if self.given_rate is not None and self.batch is not None:
             fail("give either --rate or --batch and --examples", EXIT_USAGE)
-        if steps is not None and epochs is not None:
+        if self.given_steps is not None and self.epochs is not None:
             fail("give either --steps or --epochs", EXIT_USAGE)
-        if epochs is not None and not (math.isfinite(epochs) and epochs >= 0):
-            fail(f"--epochs is a number, 0 or more, not {epochs:g}", EXIT_USAGE)
-        if steps is not None and steps < 0:
-            fail(f"--steps is a whole number, 0 or more, not {steps}", EXIT_USAGE)
-        self.sampler, self.batch, self.examples, self.max_batch, self.unit = sampler, batch, examples, max_batch, unit
-        self.rate = batch / examples if batch is not None and examples is not None else rate
-        self.given_steps, self.epochs = steps, epochs
-        if sampler != "poisson" and (batch is None or examples is None):
-            fail(f"the {sampler} sampler needs --batch and --examples", EXIT_USAGE)
-        if sampler == "truncated" and max_batch is None:
+        if self.sampler not in SAMPLERS:
+            fail(f"unknown sampler {self.sampler!r}; choose one of {', '.join(SAMPLERS)}", EXIT_USAGE)
+        if self.sampler != "poisson" and (self.batch is None or self.examples is None):
+            fail(f"the {self.sampler} sampler needs --batch and --examples", EXIT_USAGE)
+        if self.sampler == "truncated" and self.max_batch is None:
             fail("the truncated sampler needs --max-batch", EXIT_USAGE)
+
+    def _check_numbers(self) -> None:
+        for name in ("batch", "examples", "max_batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                fail(f"--{name.replace('_', '-')} is a whole number, 1 or more, not {value}", EXIT_USAGE)
+        if self.given_rate is not None and not 0 <= self.given_rate <= 1:
+            fail(f"a sampling rate lies in [0, 1], not {self.given_rate:g}", EXIT_USAGE)
+        if self.epochs is not None and not (math.isfinite(self.epochs) and self.epochs >= 0):
+            fail(f"--epochs is a number, 0 or more, not {self.epochs:g}", EXIT_USAGE)
+        if self.given_steps is not None and self.given_steps < 0:
+            fail(f"--steps is a whole number, 0 or more, not {self.given_steps}", EXIT_USAGE)
+
+    @property
+    def rate(self) -> float | None:
+        """The chance that a record is in a batch, where it is known."""
+        return self.given_rate if self.batch is None or self.examples is None else self.batch / self.examples
 
     @property
     def steps(self) -> int | None:
@@ -173,10 +180,10 @@ def epsilon(
         step, times = run.step(noise), run.times()
         told = _price(step, times, delta, adjacency, group)
         if plot is not None:
-            _draw(plot, step, times, delta, adjacency, group, run.passes)
+            _draw(plot, step, times, delta, adjacency, group, passes=run.passes)
     except acc.AccountingError as error:
         fail(str(error), EXIT_USAGE)
-    _tell(told, as_json, plot)
+    _tell(told, plot, as_json=as_json)
 
 
 def calibrate(
@@ -224,8 +231,8 @@ def calibrate(
     told = _price(step, times, delta, adjacency, group)
     told["calibrated"] = {"parameter": missing[0], "value": found["value"], "target_epsilon": epsilon}
     if plot is not None:
-        _draw(plot, step, times, delta, adjacency, group, run.passes)
-    _tell(told, as_json, plot)
+        _draw(plot, step, times, delta, adjacency, group, passes=run.passes)
+    _tell(told, plot, as_json=as_json)
 
 
 def _solve(run: _Run, missing: str, noise: float | None, delta: float | None, terms: dict[str, Any]) -> dict[str, Any]:
@@ -299,7 +306,7 @@ def sentence(bound: acc.Bound) -> str:
     )
 
 
-def _tell(told: dict[str, Any], as_json: bool, plot: Path | None) -> None:
+def _tell(told: dict[str, Any], plot: Path | None, *, as_json: bool) -> None:
     found = told.get("calibrated")
     if as_json:
         plain: dict[str, Any] = {
@@ -327,7 +334,9 @@ def _tell(told: dict[str, Any], as_json: bool, plot: Path | None) -> None:
         typer.echo(f"\n{plot}")
 
 
-def _draw(path: Path, step: acc.Mechanism, times: int, delta: float, adjacency: str, group: int, passes: bool) -> None:
+def _draw(
+    path: Path, step: acc.Mechanism, times: int, delta: float, adjacency: str, group: int, *, passes: bool
+) -> None:
     """ε against the number of steps for every accountant that applies."""
     from tacit import accounting as acc
 

@@ -71,7 +71,7 @@ EXPORT_EPILOG = """
 """
 
 
-def _open(where: str, must_exist: bool = True) -> Ledger:
+def _open(where: str, *, must_exist: bool = True) -> Ledger:
     from tacit.ledger import Ledger, LedgerError
 
     if where == ":memory:":

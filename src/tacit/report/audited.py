@@ -13,7 +13,7 @@ from typing import Any
 
 from tacit.ledger import Release
 from tacit.report import plots
-from tacit.report.page import _figure, _rows, value
+from tacit.report.elements import figure, table, value
 from tacit.report.plots import Axis, Line
 from tacit.report.words import number, rounded
 
@@ -55,7 +55,7 @@ def _figures(found: dict[str, Any]) -> str:
         )
         rows.append([html.escape(name), number(bound), what])
     rows.append(["within reach", number(found["best"]), "what the attack would have certified, never being wrong"])
-    return f'<div data-from="{PATH}">' + _rows([("", ""), ("ε", "n"), ("what it is", "")], rows) + "</div>"
+    return f'<div data-from="{PATH}">' + table([("", ""), ("ε", "n"), ("what it is", "")], rows) + "</div>"
 
 
 def _findings(found: dict[str, Any]) -> str:
@@ -71,7 +71,7 @@ def _findings(found: dict[str, Any]) -> str:
         for f in found["findings"]
     ]
     heads = [("check of the implementation", ""), ("what was seen", ""), ("smallest fault it would see", "")]
-    return f'<div data-from="{PATH}">' + _rows(heads, rows) + "</div>"
+    return f'<div data-from="{PATH}">' + table(heads, rows) + "</div>"
 
 
 def _curve(found: dict[str, Any]) -> str:
@@ -110,7 +110,7 @@ def _curve(found: dict[str, Any]) -> str:
         "How well the attack tells canaries that were in from those that were not. Dashed: guessing blindly (below) "
         f"and the most that the claim allows (above). {words}"
     )
-    return _figure(PATH, drawing, caption, "")
+    return figure(PATH, drawing, caption)
 
 
 def _histogram(found: dict[str, Any]) -> str:
@@ -137,4 +137,4 @@ def _histogram(found: dict[str, Any]) -> str:
         [Line(*out, "second", "out"), Line(*inside, "line", "in")],
     )
     caption = "Scores of the canaries: solid, those that took part; dashed, those that did not."
-    return _figure(PATH, drawing, caption, "")
+    return figure(PATH, drawing, caption)

@@ -97,12 +97,12 @@ def _guarantee(run: Run) -> Release:
     others = [a for a in run.mechanism.adjacencies() if a not in hidden]
     deltas = sorted({*DELTAS, run.delta} - {0.0}, reverse=True)
     values = {
-        "claim": words.claim(bound, counted),
-        "formula": words.formula(bound, counted),
+        "claim": words.claim(bound, counted=counted),
+        "formula": words.formula(bound, counted=counted),
         "attacker": words.attacker(tradeoff),
         "delta": run.delta,
         "adjacency": run.adjacency,
-        "neighbours": words.neighbours(bound, counted),
+        "neighbours": words.neighbours(bound, counted=counted),
         "unit": run.unit,
         "setting": "central: whoever runs the training sees the data; the guarantee is about what leaves",
         "other_adjacencies": [_stated(run, a) for a in others] if run.delta > 0 else [],

@@ -10,6 +10,7 @@ import functools
 import importlib.resources
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -54,7 +55,6 @@ def _walk(value: Any, rules: Any, whole: dict[str, Any], path: str) -> list[str]
     unknown = set(rules) - _WORDS
     if unknown:
         raise ValueError(f"the schema uses {sorted(unknown)}, which this validator does not know")
-    where = path or "the card"
     if "$ref" in rules:
         target: Any = whole
         for part in rules["$ref"].removeprefix("#/").split("/"):
@@ -66,25 +66,29 @@ def _walk(value: Any, rules: Any, whole: dict[str, Any], path: str) -> list[str]
     if "type" in rules:
         wanted = [rules["type"]] if isinstance(rules["type"], str) else rules["type"]
         if not any(_is(value, kind) for kind in wanted):
-            return [f"{where}: is a {_kind(value)}, not a {' or '.join(wanted)}"]
-    found = []
-    if "const" in rules and value != rules["const"]:
-        found.append(f"{where}: must be {rules['const']!r}, not {value!r}")
-    if "enum" in rules and value not in rules["enum"]:
-        found.append(f"{where}: must be one of {rules['enum']}, not {value!r}")
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if "minimum" in rules and value < rules["minimum"]:
-            found.append(f"{where}: {value} is below {rules['minimum']}")
-        if "maximum" in rules and value > rules["maximum"]:
-            found.append(f"{where}: {value} is above {rules['maximum']}")
-    if isinstance(value, str) and "pattern" in rules and not re.search(rules["pattern"], value):
-        found.append(f"{where}: {value!r} does not match {rules['pattern']}")
+            return [f"{path or 'the card'}: is a {_kind(value)}, not a {' or '.join(wanted)}"]
+    found = [f"{path or 'the card'}: {problem}" for problem in _alone(value, rules)]
     if isinstance(value, dict):
         found += _object(value, rules, whole, path)
     if isinstance(value, list) and "items" in rules:
         for i, item in enumerate(value):
             found += _walk(item, rules["items"], whole, f"{path}[{i}]")
     return found
+
+
+def _alone(value: Any, rules: Any) -> Iterator[str]:
+    """What is wrong with a value whatever is inside it."""
+    if "const" in rules and value != rules["const"]:
+        yield f"must be {rules['const']!r}, not {value!r}"
+    if "enum" in rules and value not in rules["enum"]:
+        yield f"must be one of {rules['enum']}, not {value!r}"
+    if _is(value, "number"):
+        if "minimum" in rules and value < rules["minimum"]:
+            yield f"{value} is below {rules['minimum']}"
+        if "maximum" in rules and value > rules["maximum"]:
+            yield f"{value} is above {rules['maximum']}"
+    if isinstance(value, str) and "pattern" in rules and not re.search(rules["pattern"], value):
+        yield f"{value!r} does not match {rules['pattern']}"
 
 
 def _object(value: dict[str, Any], rules: Any, whole: dict[str, Any], path: str) -> list[str]:

@@ -17,12 +17,12 @@ from typing import Any
 from tacit.ledger import OperatorView, PrivateValueError, Release
 from tacit.ledger.release import MARK
 from tacit.report import plots
+from tacit.report.elements import NOT_COVERED, marked, opening
 from tacit.report.files import write_whole
-from tacit.report.page import _headline, opening
+from tacit.report.page import headline
 from tacit.report.plots import Axis, Line
 from tacit.report.words import number
 
-NOT_COVERED = "not covered by the guarantee"
 #: What is drawn against the step, with its title.
 DRAWN = {
     "loss": "Loss on the batch",
@@ -70,7 +70,7 @@ def make_operator_page(card: Release, views: Sequence[OperatorView]) -> str:
         + f'<div class="warn"><b>Private: {html.escape(MARK)}.</b> What stands below the guarantee was computed from '
         "private data without noise. Do not publish, send or print it for others; what may be shown is in "
         "<code>report.html</code>.</div>"
-        + _headline(card)
+        + headline(card)
         + "<h2>Diagnostics</h2>"
         + "".join(shown)
         + "</main></body></html>\n"
@@ -80,11 +80,6 @@ def make_operator_page(card: Release, views: Sequence[OperatorView]) -> str:
 def write_operator_page(card: Release, views: Sequence[OperatorView], path: str | os.PathLike[str]) -> Path:
     """Write the operator's page so that only its owner can read it."""
     return write_whole(path, make_operator_page(card, views), 0o600)  # in place of an older file: others may read that
-
-
-def _marked(drawing: str, title: str) -> str:
-    mark = f'<span class="mark-warn">{NOT_COVERED}</span>'
-    return f'<figure class="sheet"><h3 style="margin-top:0">{title} · {mark}</h3>{drawing}</figure>'
 
 
 def _against_steps(entries: list[dict[str, Any]], name: str, title: str) -> str:
@@ -101,7 +96,7 @@ def _against_steps(entries: list[dict[str, Any]], name: str, title: str) -> str:
         Axis(title, 0, 1 if share else (max(y) * 1.1 or 1.0), percent=share),
         [Line(x, y)],
     )
-    return _marked(drawing, title)
+    return marked(drawing, title)
 
 
 def _histogram(entries: list[dict[str, Any]]) -> str:
@@ -125,7 +120,7 @@ def _histogram(entries: list[dict[str, Any]]) -> str:
         bars=bars,
         upright=(1.0, "clip norm"),
     )
-    return _marked(drawing, "Gradient norms with the clip norm")
+    return marked(drawing, "Gradient norms with the clip norm")
 
 
 def _last(entries: list[dict[str, Any]]) -> str:

@@ -8,35 +8,21 @@ public can reach it. Every value on the page stands in an element that names the
 from __future__ import annotations
 
 import html
-import importlib.resources
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tacit.ledger import PrivateValueError, Release
-from tacit.report import plots
+from tacit.report import audited, plots
 from tacit.report.card import sources
+from tacit.report.elements import entry, figure, listed, numbers, opening, shown, table, value
 from tacit.report.files import write_whole
 from tacit.report.plots import Axis, Line
 from tacit.report.words import number, rounded
 
-HEAD = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<main>
-"""
 FOOT = """
 <footer><p>Written by tacit from the privacy card <code>privacy.json</code>. Every value on this page was charged to a
 ledger or is public; the last table says which. The card follows the JSON schema <code>privacy.schema.json</code> and
@@ -60,7 +46,7 @@ def make_page(card: Release) -> str:
     """
     if not isinstance(card, Release):
         raise PrivateValueError(f"a report is made from a Release, not from {type(card).__name__}")
-    body = [_header(card), _headline(card), _facts(card), _curves(card), _accuracy(card), _audit(card)]
+    body = [_header(card), headline(card), _facts(card), _curves(card), _accuracy(card), audited.section(card)]
     body += [_coverage(card), _card(card)]
     return opening(f"Privacy report: {card['run']['name']}") + "\n".join(body) + FOOT
 
@@ -68,57 +54,6 @@ def make_page(card: Release) -> str:
 def write_page(card: Release, path: str | os.PathLike[str]) -> Path:
     """Write ``report.html``, whole or not at all."""
     return write_whole(path, make_page(card))
-
-
-def opening(title: str) -> str:
-    """The head of a page with its style sheet."""
-    style = (importlib.resources.files("tacit.report") / "style.css").read_text(encoding="utf-8")
-    return HEAD.format(title=html.escape(title), style=style)
-
-
-# -- values with their origin ------------------------------------------------------------------------------------------
-
-
-def _get(card: Release, path: str) -> Any:
-    value: Any = card
-    for part in path.split("."):
-        value = value[part]
-    return value
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "not stated"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int | float):
-        return number(value)
-    return "∞" if value == "inf" else str(value)
-
-
-def value(card: Release, path: str, show: Callable[[Any], str] = _shown, tag: str = "span") -> str:
-    """One value of the card as an element that says where it comes from."""
-    return f'<{tag} data-from="{html.escape(path)}">{html.escape(show(_get(card, path)))}</{tag}>'
-
-
-def _items(card: Release, path: str, absent: str) -> str:
-    found = _get(card, path)
-    if found is None:
-        return "<p>Not stated.</p>"
-    if not found:
-        return f"<p>{absent}</p>"
-    return f'<ul data-from="{path}">' + "".join(f"<li>{html.escape(item)}</li>" for item in found) + "</ul>"
-
-
-def _rows(heads: Iterable[tuple[str, str]], rows: Iterable[Iterable[str]], kind: str = "") -> str:
-    """A table; each head comes with the class of its column."""
-    columns = list(heads)
-    top = "".join(f'<th class="{c}" scope="col">{h}</th>' for h, c in columns)
-    body = "".join(
-        "<tr>" + "".join(f'<td class="{c}">{cell}</td>' for cell, (_, c) in zip(row, columns, strict=True)) + "</tr>"
-        for row in rows
-    )
-    return f'<div class="scroll"><table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 # -- the sections ------------------------------------------------------------------------------------------------------
@@ -132,7 +67,8 @@ def _header(card: Release) -> str:
     )
 
 
-def _headline(card: Release) -> str:
+def headline(card: Release) -> str:
+    """The guarantee: ε with its terms, to quote, to check, and against an attacker."""
     return (
         '<section class="sheet headline" aria-label="The guarantee"><div class="epsilon">'
         f"ε = {value(card, 'guarantee.epsilon.claimed')}"
@@ -160,59 +96,36 @@ def _facts(card: Release) -> str:
         ("Release, as stated", "statement.release"),
         ("Under other neighbours", "guarantee.other_adjacencies"),
     ]
-    shown: dict[str, Callable[[Any], str]] = {
+    special: dict[str, Callable[[Any], str]] = {
         "checks.audit": lambda audit: str(audit["verdict"]),
         "guarantee.other_adjacencies": _others,
     }
     cells = "".join(
-        f"<div><dt>{name}</dt><dd>{value(card, path, shown.get(path, _shown))}</dd></div>" for name, path in pairs
+        f"<div><dt>{name}</dt><dd>{value(card, path, special.get(path, shown))}</dd></div>" for name, path in pairs
     )
     return f'<h2>At a glance</h2><section class="sheet"><dl class="facts">{cells}</dl></section>'
 
 
 def _others(found: Any) -> str:
-    return ", ".join(f"{o['adjacency']}: ε ≤ {_shown(rounded(o['upper']))}" for o in found) or "none stated"
-
-
-def _table_of(curve: dict[str, Any], name: str, heads: tuple[str, str, str], path: str) -> str:
-    """A few points of a curve in numbers: what the drawing shows, for those who do not see it."""
-    count = len(curve[name])
-    chosen = sorted({round(i * (count - 1) / 6) for i in range(7)})
-    # Outward, so that what is read holds.
-    rows = [
-        [
-            number(curve[name][i] if name == "steps" else rounded(curve[name][i])),
-            number(rounded(curve["lower"][i], up=False)),
-            number(rounded(curve["upper"][i])),
-        ]
-        for i in chosen
-    ]
-    table = _rows([(head, "n") for head in heads], rows)
-    return f'<details data-from="{path}"><summary>The same in numbers</summary>{table}</details>'
-
-
-def _figure(path: str, drawing: str, caption: str, table: str) -> str:
-    return (
-        f'<figure class="sheet"><div data-from="{path}">{drawing}</div><figcaption>{caption}</figcaption>'
-        f"{table}</figure>"
-    )
+    return ", ".join(f"{o['adjacency']}: ε ≤ {shown(rounded(o['upper']))}" for o in found) or "none stated"
 
 
 def _curves(card: Release) -> str:
-    found = "".join(draw(card) for draw in (_over_steps, _profile, _tradeoff))
+    found = "".join(draw(card) for draw in (over_steps, _profile, _tradeoff))
     if not found:
         return "<h2>The guarantee in full</h2><p>No curve is shown, because no finite ε is claimed.</p>"
     return f"<h2>The guarantee in full</h2>{found}"
 
 
-def _over_steps(card: Release) -> str:
+def over_steps(card: Release) -> str:
+    """What the run has cost after each step, where it has steps."""
     path = "guarantee.over_steps"
-    curve = _get(card, path)
+    curve = entry(card, path)
     if curve is None:
         return ""
     steps, upper = curve["steps"], curve["upper"]
     top = max(upper) * 1.12
-    delta = _shown(_get(card, "guarantee.delta"))
+    delta = shown(entry(card, "guarantee.delta"))
     first, last = number(rounded(upper[0])), number(rounded(upper[-1]))
     words = f"ε at δ = {delta} grows from {first} after step {steps[0]} to {last} after step {steps[-1]}."
     drawing = plots.chart(
@@ -226,19 +139,19 @@ def _over_steps(card: Release) -> str:
         mark=(steps[-1], upper[-1], f"ε = {last} at the end of the plan"),
     )
     caption = "What the run has cost after each step: the certified upper end. It depends on the plan, not on the data."
-    return _figure(path, drawing, caption, _table_of(curve, "steps", ("steps", "ε at least", "ε at most"), path))
+    return figure(path, drawing, caption, numbers(curve, "steps", ("steps", "ε at least", "ε at most"), path))
 
 
 def _profile(card: Release) -> str:
     path = "guarantee.profile"
-    curve = _get(card, path)
+    curve = entry(card, path)
     if curve is None:
         return ""
     points = [(e, d) for e, d in zip(curve["epsilon"], curve["upper"], strict=True) if d > 1e-13]
     if len(points) < 2:
         return ""
     epsilon, delta = [p[0] for p in points], [p[1] for p in points]
-    at, claimed = _get(card, "guarantee.delta"), _get(card, "guarantee.epsilon.claimed")
+    at, claimed = entry(card, "guarantee.delta"), entry(card, "guarantee.epsilon.claimed")
     low = 10.0 ** min(-3, math.floor(math.log10(min(delta))))
     inside = at >= low and claimed <= epsilon[-1]
     first, last = number(rounded(delta[0])), number(rounded(delta[-1]))
@@ -256,18 +169,18 @@ def _profile(card: Release) -> str:
     caption = (
         "All pairs (ε, δ) that hold at once. The claim is one point of the curve; a smaller ε holds with a larger δ."
     )
-    return _figure(path, drawing, caption, _table_of(curve, "epsilon", ("ε", "δ at least", "δ at most"), path))
+    return figure(path, drawing, caption, numbers(curve, "epsilon", ("ε", "δ at least", "δ at most"), path))
 
 
 def _tradeoff(card: Release) -> str:
     path = "guarantee.tradeoff"
-    curve = _get(card, path)
+    curve = entry(card, path)
     if curve is None:
         return ""
     drawing = plots.chart(
         "tradeoff",
         "Trade-off curve",
-        _get(card, "guarantee.attacker"),
+        entry(card, "guarantee.attacker"),
         Axis("accused although not in the data (false alarms)", 0, 1, percent=True),
         Axis("missed although in the data", 0, 1, percent=True),
         [
@@ -281,11 +194,11 @@ def _tradeoff(card: Release) -> str:
         "shaded region. The closer the curve lies to the dashed line, the less the release says about anyone."
     ).format(unit=value(card, "guarantee.unit"))
     heads = ("false alarms", "missed, at least", "missed, at most")
-    return _figure(path, drawing, caption, _table_of(curve, "alpha", heads, path))
+    return figure(path, drawing, caption, numbers(curve, "alpha", heads, path))
 
 
 def _percent(found: Any) -> str:
-    return f"{found:.1%}" if isinstance(found, float) and 0 <= found <= 1 else _shown(found)
+    return f"{found:.1%}" if isinstance(found, float) and 0 <= found <= 1 else shown(found)
 
 
 def _accuracy(card: Release) -> str:
@@ -311,8 +224,8 @@ def _accuracy(card: Release) -> str:
                 value(card, f"{path}.rows"),
             ]
         )
-    table = _rows([("model", ""), ("metric", ""), ("value", "n"), ("rows", "n")], rows)
-    text = f'<h2>Accuracy</h2><section class="sheet">{table}'
+    body = table([("model", ""), ("metric", ""), ("value", "n"), ("rows", "n")], rows)
+    text = f'<h2>Accuracy</h2><section class="sheet">{body}'
     if parts:
         text += "<h3>By subgroup</h3>" + _groups(card, parts)
     why = card["evaluation"][whole[0] if whole else parts[0]].source("value")
@@ -333,17 +246,11 @@ def _groups(card: Release, keys: list[str]) -> str:
         ]
         rows.append([value(card, f"{first}.group"), *cells, value(card, f"{first}.rows")])
     named = [(value(card, f"{next(p for (_, m), p in place.items() if m == model)}.model"), "n") for model in models]
-    return _rows([("subgroup", ""), *named, ("rows", "n")], rows)
-
-
-def _audit(card: Release) -> str:
-    from tacit.report import audited  # which draws with what is in this file
-
-    return audited.section(card)
+    return table([("subgroup", ""), *named, ("rows", "n")], rows)
 
 
 def _sources_list(card: Release, path: str, absent: str) -> str:
-    found = _get(card, path)
+    found = entry(card, path)
     if found is None:
         return "<p>Not stated.</p>"
     if not found:
@@ -357,14 +264,14 @@ def _sources_list(card: Release, path: str, absent: str) -> str:
 
 
 def _pair(found: Any) -> str:
-    return f"ε = {_shown(found['epsilon'])}, δ = {number(found['delta'])}"
+    return f"ε = {shown(found['epsilon'])}, δ = {number(found['delta'])}"
 
 
 def _coverage(card: Release) -> str:
     records = value(card, "accesses.records_public")
-    if _get(card, "accesses.records") is not None:
+    if entry(card, "accesses.records") is not None:
         records += f" ({value(card, 'accesses.records')})"
-    if _get(card, "ledger") is None:
+    if entry(card, "ledger") is None:
         ledger = "<p>This run was not charged to a ledger: nothing on record limits what else was released.</p>"
     else:
         ledger = (
@@ -374,38 +281,38 @@ def _coverage(card: Release) -> str:
             f"charges: {value(card, 'ledger.charges')}). The head of its chain fixes the whole history:</p>"
             f"<pre>{value(card, 'ledger.head')}</pre>"
         )
-    note = f" {value(card, 'accesses.tuning_note')}" if _get(card, "accesses.tuning_note") else ""
+    note = f" {value(card, 'accesses.tuning_note')}" if entry(card, "accesses.tuning_note") else ""
     tuned = "accesses.tuning_words" if "tuning_words" in card["accesses"] else "accesses.tuning"  # older cards
     return (
         '<h2>What the number covers</h2><section class="sheet">'
-        f"<h3 style='margin-top:0'>Covered</h3>{_items(card, 'accesses.covered', 'Nothing is stated.')}"
-        f"<h3>Released without cover</h3>{_items(card, 'accesses.uncovered', 'Nothing, as stated by the user.')}"
+        f"<h3 style='margin-top:0'>Covered</h3>{listed(card, 'accesses.covered', 'Nothing is stated.')}"
+        f"<h3>Released without cover</h3>{listed(card, 'accesses.uncovered', 'Nothing, as stated by the user.')}"
         f"<h3>Choice of hyper-parameters charged?</h3><p>{value(card, tuned)}.{note}</p>"
         f"<h3>Number of records treated as public?</h3><p>{records}</p>"
         f"<h3>Public data used</h3>{_sources_list(card, 'accesses.public_data', 'None.')}"
         f"<h3>Pre-trained models used</h3>{_sources_list(card, 'accesses.pretrained', 'None.')}"
-        f"<h3>Self-checks passed</h3>{_items(card, 'checks.self_checks', 'None is recorded.')}"
-        f"<h3>Assumed by the accountant</h3>{_items(card, 'accountant.assumptions', 'Nothing.')}"
-        f"<h3>Not spoken about</h3>{_items(card, 'accesses.limits', 'Nothing.')}"
+        f"<h3>Self-checks passed</h3>{listed(card, 'checks.self_checks', 'None is recorded.')}"
+        f"<h3>Assumed by the accountant</h3>{listed(card, 'accountant.assumptions', 'Nothing.')}"
+        f"<h3>Not spoken about</h3>{listed(card, 'accesses.limits', 'Nothing.')}"
         f"<h3>Ledger</h3>{ledger}</section>" + _comparison(card)
     )
 
 
 def _comparison(card: Release) -> str:
-    found = _get(card, "accountant.comparison")
+    found = entry(card, "accountant.comparison")
     if not found:
         return ""
     rows = [
         [
             html.escape(r["accountant"]),
-            "" if r["epsilon"] is None else _shown(rounded(r["epsilon"], up=not r["kind"].startswith("approx"))),
+            "" if r["epsilon"] is None else shown(rounded(r["epsilon"], up=not r["kind"].startswith("approx"))),
             html.escape(r["kind"]),
         ]
         for r in found
     ]
-    table = _rows([("accountant", ""), ("ε", "n"), ("what it is", "")], rows)
+    body = table([("accountant", ""), ("ε", "n"), ("what it is", "")], rows)
     return (
-        f'<h2>What other accountants would say</h2><section class="sheet" data-from="accountant.comparison">{table}'
+        f'<h2>What other accountants would say</h2><section class="sheet" data-from="accountant.comparison">{body}'
         "</section>"
     )
 
@@ -413,8 +320,8 @@ def _comparison(card: Release) -> str:
 def _card(card: Release) -> str:
     rows = []
     for path, why in sources(card).items():
-        found = _get(card, path)
-        text = json.dumps(found, ensure_ascii=False, default=str) if isinstance(found, dict | list) else _shown(found)
+        found = entry(card, path)
+        text = json.dumps(found, ensure_ascii=False, default=str) if isinstance(found, dict | list) else shown(found)
         if isinstance(found, dict | list) and len(text) > LONG:
             text = f"{len(found)} entries; see privacy.json"
         elif isinstance(found, float):
@@ -426,5 +333,5 @@ def _card(card: Release) -> str:
                 html.escape(why),
             ]
         )
-    table = _rows([("entry", ""), ("value", ""), ("why it may be published", "")], rows, "card")
-    return f'<h2>The privacy card</h2><section class="sheet">{table}</section>'
+    body = table([("entry", ""), ("value", ""), ("why it may be published", "")], rows, "card")
+    return f'<h2>The privacy card</h2><section class="sheet">{body}</section>'

@@ -271,13 +271,16 @@ def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:
     }
     if "sampling" in said["method"]:  # DP-SGD; every other method uses all rows
         usual["sampler"] = said["method"].rpartition(", ")[2]
-    charge = said["charge"]
-    if charge is not None and fitted.ledger is not None:
-        names = [fitted.dataset] if fitted.dataset is not None else fitted.ledger.datasets()
-        owner = next((n for n in names if any(r.charge == charge for r in fitted.ledger.history(n))), None)
-        if owner is not None:
-            usual |= {"ledger": fitted.ledger, "dataset": owner, "charge": charge, "data": owner}
-    return Run(name, privacy.mechanism, delta=privacy.delta, **(usual | rest))
+    return Run(name, privacy.mechanism, delta=privacy.delta, **(usual | _charged_to(fitted, said["charge"]) | rest))
+
+
+def _charged_to(fitted: PrivateEstimator, charge: str | None) -> dict[str, Any]:
+    """Where a fit was charged, or nothing where it was not."""
+    if charge is None or fitted.ledger is None:
+        return {}
+    names = [fitted.dataset] if fitted.dataset is not None else fitted.ledger.datasets()
+    owner = next((n for n in names if any(r.charge == charge for r in fitted.ledger.history(n))), None)
+    return {} if owner is None else {"ledger": fitted.ledger, "dataset": owner, "charge": charge, "data": owner}
 
 
 def _bounds(scaled: Features) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from tacit.ledger import OperatorView, Release, charged, public
 from tacit.pate import Answers
 from tacit.pate.accounts import NOT_PUBLISHABLE
 from tacit.report import plots
+from tacit.report.elements import NOT_COVERED, entry, figure, marked, numbers
 from tacit.report.files import write_whole
-from tacit.report.operator import NOT_COVERED, _marked, make_operator_page
-from tacit.report.page import _figure, _get, _over_steps, _table_of, make_page
+from tacit.report.operator import make_operator_page
+from tacit.report.page import make_page, over_steps
 from tacit.report.plots import Axis, Line
 from tacit.report.run import Evaluation, Run
 from tacit.report.words import number, rounded
@@ -94,13 +95,11 @@ def describe_answers(answers: Answers, name: str, **rest: Any) -> Run:
 
 def make_votes_page(card: Release) -> str:
     """The report of a PATE card: the usual page, and ε against queries with the sanitised estimate beside it."""
-    return (
-        make_page(card).replace(_over_steps(card), _against_queries(card), 1) if _has_curve(card) else make_page(card)
-    )
+    return make_page(card).replace(over_steps(card), _against_queries(card), 1) if _has_curve(card) else make_page(card)
 
 
 def _has_curve(card: Release) -> bool:
-    return _get(card, "guarantee.over_steps") is not None
+    return entry(card, "guarantee.over_steps") is not None
 
 
 def write_votes_page(card: Release, path: str | os.PathLike[str]) -> Path:
@@ -109,11 +108,11 @@ def write_votes_page(card: Release, path: str | os.PathLike[str]) -> Path:
 
 
 def _against_queries(card: Release) -> str:
-    curve = _get(card, "guarantee.over_steps")
+    curve = entry(card, "guarantee.over_steps")
     queries, upper = curve["steps"], curve["upper"]
     results = card["evaluation"]
     estimate = next((results[k]["value"] for k in results if results[k]["metric"] == SANITISED), None)
-    delta = number(_get(card, "guarantee.delta"))
+    delta = number(entry(card, "guarantee.delta"))
     last = number(rounded(upper[-1]))
     words = f"The data-independent ε of the answers reaches {last} after {queries[-1]} queries."
     lines = [Line(queries, upper)]
@@ -138,7 +137,7 @@ def _against_queries(card: Release) -> str:
     )
     heads = ("queries", "ε at least", "ε at most")
     path = "guarantee.over_steps"
-    return _figure(path, drawing, caption, _table_of(curve, "steps", heads, path))
+    return figure(path, drawing, caption, numbers(curve, "steps", heads, path))
 
 
 def votes_view(answers: Answers) -> OperatorView:
@@ -189,4 +188,4 @@ def _margins(values: dict[str, Any]) -> str:
         [],
         bars=shares,
     )
-    return _marked(histogram, "Margins of the votes") + _marked(answered, "Answered and abstained by margin")
+    return marked(histogram, "Margins of the votes") + marked(answered, "Answered and abstained by margin")

@@ -75,7 +75,7 @@ def _chance(delta: float) -> str:
     return f"one in {odds:,}"
 
 
-def neighbours(bound: acc.Bound, counted: bool) -> str:
+def neighbours(bound: acc.Bound, *, counted: bool) -> str:
     """Which data sets are neighbours; with ``counted`` their number of units is public, so it is the same.
 
     >>> neighbours(acc.epsilon(acc.PureDP(1.0), 1e-6, adjacency="zero-out"), counted=True)
@@ -84,7 +84,7 @@ def neighbours(bound: acc.Bound, counted: bool) -> str:
     return f"{bound.terms}; the number of {bound.unit}s is treated as public" if counted else bound.terms
 
 
-def claim(bound: acc.Bound, counted: bool = False) -> str:
+def claim(bound: acc.Bound, *, counted: bool = False) -> str:
     """The guarantee for everybody: no symbols, every quantifier in place.
 
     With ``counted`` it says that the number of units is public, which add/remove neighbours would not have in common.
@@ -114,7 +114,7 @@ def claim(bound: acc.Bound, counted: bool = False) -> str:
     )
 
 
-def formula(bound: acc.Bound, counted: bool = False) -> str:
+def formula(bound: acc.Bound, *, counted: bool = False) -> str:
     """The guarantee to check: the inequality, its neighbours and the certified interval.
 
     >>> formula(acc.epsilon(acc.PureDP(1.0), 1e-6))
@@ -125,7 +125,7 @@ def formula(bound: acc.Bound, counted: bool = False) -> str:
         return f"ε is infinite at δ = {number(bound.given)} ({bound.terms}): no inequality is claimed."
     least = "the least ε of this mechanism" if bound.tight else "the least ε that is known to be needed"
     return (
-        f"For all neighbouring data sets D, D′ ({neighbours(bound, counted)}) and every set S of outputs, "
+        f"For all neighbouring data sets D, D′ ({neighbours(bound, counted=counted)}) and every set S of outputs, "
         f"P[M(D) ∈ S] ≤ exp(ε)·P[M(D′) ∈ S] + δ with δ = {number(bound.given)} "
         f"and ε = {number(rounded(bound.upper))}; "
         f"{least} is certified to lie in {_interval(bound)}."
