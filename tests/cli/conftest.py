@@ -9,7 +9,7 @@ import pytest
 from tacit.report import card
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def _cards_with_few_points() -> Iterator[None]:
     """What is drawn on a card is not at stake here: tests/report looks at that."""
     with pytest.MonkeyPatch.context() as patch:

@@ -28,7 +28,7 @@ from tacit.runs.program import run
 from tacit.runs.progress import Live
 from tacit.runs.read import read
 from tacit.runs.settings import Settings
-from tacit.schema import Categorical, Numeric, Schema, Unit
+from tacit.schema import Boolean, Numeric, Schema, Unit
 
 SCHEMA = """
 name = "clinic"
@@ -281,12 +281,12 @@ def test_pictures_with_a_convolutional_network():
     schema = Schema(
         (
             Numeric("picture", shape=(28, 28), lower=0, upper=255),
-            Categorical("kind", categories=("0", "1"), target=True),
+            Boolean("bright", target=True),
         ),
         Unit("record"),
     )
     pixels = np.random.default_rng(0).integers(0, 256, (200, 28, 28))
-    table = {"picture": pixels, "kind": np.where(pixels.mean((1, 2)) > 127.5, "1", "0")}
+    table = {"picture": pixels, "bright": pixels.mean((1, 2)) > 127.5}
     words = {"noise": 1.0, "delta": 1e-5, "steps": 2, "batch": 64, "model": "cnn"}
     result = run(table, schema=schema, evaluate=table, public_because="made up", **words, quiet=True)
     assert result.results[0]["rows"] == 200

@@ -53,7 +53,7 @@ def train(
     clip_norm: Annotated[float | None, option("Where gradients are clipped.")] = None,
     sampler: Annotated[str | None, option("poisson, truncated, fixed, shuffle, chunks or balls-in-bins.")] = None,
     size: Annotated[int | None, option("A public number of records in place of the true one.")] = None,
-    per_unit: Annotated[int | None, option("Records of one unit that a step may use.")] = None,
+    max_rows: Annotated[int | None, option("Records of one unit that a step may use.")] = None,
     ledger: Annotated[str | None, option("The ledger that is charged: a file or postgresql://…")] = None,
     dataset: Annotated[str | None, option("The data's name in the ledger.")] = None,
     evaluate: Annotated[str | None, option("A file, or a split of a known set, to evaluate on.")] = None,

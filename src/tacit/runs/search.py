@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from tacit.runs.models import build, loss_for
 from tacit.runs.progress import Reporter
 from tacit.runs.read import TableRecords
 from tacit.runs.read import read as read_records
-from tacit.runs.settings import CONFIG, Settings, SettingsError, check_keys, make
+from tacit.runs.settings import CONFIG, Settings, SettingsError, check_keys, make, parsed
 from tacit.runs.train import absolute, check_device, open_ledger, optimizer_for
 from tacit.schema.toml import toml_value
 from tacit.sgd import Training
@@ -134,7 +133,7 @@ class SearchRun:
                 size=size,
                 unit=unit,
                 groups=owners,
-                max_rows=chosen.per_unit,
+                max_rows=chosen.max_rows,
             )
 
         def answers(model: Any, inputs: Any) -> Any:
@@ -252,12 +251,7 @@ class SearchRun:
 
 def read(path: Path, given: dict[str, Any] | None = None) -> SearchRun:
     """A search from one file: settings, the space and how it is searched; mistakes are named by their key."""
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is not valid TOML: {error}") from None
+    found = parsed(path)
     space, search = found.pop("space", None), found.pop("search", {})
     _check_tables(path, space, search)
     check_keys(found, str(path))

@@ -24,7 +24,7 @@ CHOICES = {
 #: Where numbers lie, and how that is said.
 RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
     (
-        ("batch", "epochs", "steps", "size", "per_unit", "checkpoint_every"),
+        ("batch", "epochs", "steps", "size", "max_rows", "checkpoint_every"),
         lambda n: n >= 1,
         "a whole number, 1 or more",
     ),
@@ -60,7 +60,7 @@ class Settings:
     sampler: str = "poisson"
     adjacency: str | None = None
     size: int | None = None
-    per_unit: int = 1
+    max_rows: int = 1
     ledger: str | None = dataclasses.field(default=None, repr=False)  # may hold a password
     dataset: str | None = None
     evaluate: str | None = None
@@ -151,6 +151,10 @@ RETIRED = {
 }
 
 
+#: Keys as version 0.1 wrote them into the folders of runs, and their names now.
+FORMER = {"per_unit": "max_rows"}
+
+
 def check_keys(keys: Iterable[str], where: str = "") -> None:
     """Refuse a key that there is not, or is no longer, by its name."""
     prefix = f"{where}: " if where else ""
@@ -163,14 +167,20 @@ def check_keys(keys: Iterable[str], where: str = "") -> None:
 
 def read(path: str | Path) -> dict[str, Any]:
     """The keys of a settings file; an unknown one is refused by name."""
+    found = parsed(path)
+    check_keys(found, str(path))
+    return found
+
+
+def parsed(path: str | Path) -> dict[str, Any]:
+    """What a TOML file holds, under the names that its keys have now."""
     try:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not valid TOML: {error}") from None
-    check_keys(found, str(path))
-    return found
+    return {FORMER.get(key, key): value for key, value in found.items()}
 
 
 def written(ledger: str | None) -> str | None:

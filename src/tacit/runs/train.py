@@ -172,7 +172,7 @@ def start(settings: Settings, private: Path, records: TableRecords, progress: Re
             size=None if settings.size is None else settings.size + (settings.audit_canaries or 0),
             unit=records.schema.unit.name,
             groups=records.owners,
-            max_rows=settings.per_unit,
+            max_rows=settings.max_rows,
             ledger=open_ledger(settings, records),
             dataset=settings.dataset,
             purpose=settings.purpose,
