@@ -174,7 +174,7 @@ def test_several_rows_of_one_person(clinic):
     lines = (clinic / "clinic.csv").read_text().splitlines()
     rows = [f"{line},{i // 2}" for i, line in enumerate(lines[1:])]
     (clinic / "clinic.csv").write_text("\n".join([lines[0] + ",id", *rows]) + "\n")
-    told = own("--per-unit", "2", "--json")
+    told = own("--max-rows", "2", "--json")
     assert told.exit_code == 0, told.output
     card = read_card(clinic / "runs" / "clinic-1" / "privacy.json")
     assert card["accesses"]["records"] == 250

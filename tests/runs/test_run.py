@@ -22,7 +22,7 @@ from tacit.ledger import BudgetExceeded, Ledger
 from tacit.report import card
 from tacit.runs.journal import NameTaken
 from tacit.runs.progress import Interrupted, Live
-from tacit.runs.settings import Settings, SettingsError
+from tacit.runs.settings import Settings, SettingsError, saved
 from tacit.schema import Boolean, Categorical, Numeric, Schema, Unit
 
 SCHEMA = Schema(
@@ -220,3 +220,9 @@ def test_every_option_of_the_command_has_its_name_and_default():
     assert {n for n in inspect.signature(train).parameters if n not in ("as_json", "public_every")} <= set(options)
     assert options["batch"].default == Settings.batch
     assert "tacit train" in tacit.run.__doc__
+
+
+def test_the_settings_of_a_run_of_version_0_1_are_read(tmp_path):
+    text = Settings(data="labsup", **USUAL).to_toml().replace("max_rows = 1", "per_unit = 3")
+    (tmp_path / "config.toml").write_text(text)
+    assert saved(tmp_path).max_rows == 3
