@@ -28,7 +28,7 @@ from tests.accounting.catalogue import poisson
         lambda: acc.DiscreteGaussian(2.0, replace=2.5),  # type: ignore[arg-type]
         lambda: acc.FixedSizeSampled(acc.Gaussian(1.0), 2.5, 10),  # type: ignore[arg-type]
         lambda: acc.TruncatedPoissonSampled(acc.Gaussian(1.0), 0.1, 100, 12.5),  # type: ignore[arg-type]
-        lambda: acc.BallsInBins(acc.Gaussian(1.0), "4"),  # type: ignore[arg-type]
+        lambda: acc.BallsInBinsSampled(acc.Gaussian(1.0), "4"),  # type: ignore[arg-type]
         lambda: acc.Selected(acc.Gaussian(1.0), gamma="0.1"),  # type: ignore[arg-type]
         lambda: acc.Either(acc.Gaussian(1.0), acc.Gaussian(2.0), share="half"),  # type: ignore[arg-type]
         lambda: acc.Gaussian(1.0, unit=""),
@@ -109,7 +109,7 @@ def test_a_first_lattice_that_is_far_too_coarse_is_not_the_last() -> None:
 @pytest.mark.parametrize("mixture_is_p", [True, False])
 def test_sampled_laplace_noise_has_no_mass_beyond_its_smallest_and_largest_loss(mixture_is_p: bool) -> None:
     """Rounding left 1e-17 there; no lattice reaches that far out, and δ of a composition was in [0, 1]."""
-    loss = SampledLaplaceLoss(1 / 8.219200993263463, 0.14342486613558342, mixture_is_p)
+    loss = SampledLaplaceLoss(1 / 8.219200993263463, 0.14342486613558342, mixture_is_p=mixture_is_p)
     for masses in loss.cells(np.array([-5.0, 5.0])):
         assert masses[0] == masses[2] == 0
 

@@ -12,11 +12,6 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "tacit"
 CODE = [path for name in ("src/tacit", "experiments", "tools") for path in sorted((ROOT / name).rglob("*.py"))]
 
-#: Names that two classes still share. To be emptied.
-SHARED = {
-    "BallsInBins",
-}
-
 
 def _public_classes() -> dict[str, list[str]]:
     found: dict[str, list[str]] = collections.defaultdict(list)
@@ -28,8 +23,7 @@ def _public_classes() -> dict[str, list[str]]:
 
 
 def test_no_two_public_classes_have_one_name():
-    twice = {name: where for name, where in _public_classes().items() if len(where) > 1}
-    assert not {name: where for name, where in twice.items() if name not in SHARED}
+    assert not {name: where for name, where in _public_classes().items() if len(where) > 1}
 
 
 def test_a_function_with_many_branches_says_why():

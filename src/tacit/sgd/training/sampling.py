@@ -274,7 +274,7 @@ class Shuffle(Chunks):
 class BallsInBins(_EachPass):
     """In each pass every unit falls into one of the pass's batches at random (Chua et al. 2024).
 
-    Guarantee: :class:`tacit.accounting.BallsInBins`, an upper bound without amplification.
+    Guarantee: :class:`tacit.accounting.BallsInBinsSampled`, an upper bound without amplification.
     """
 
     name: ClassVar[str] = "balls-in-bins"
@@ -291,7 +291,7 @@ class BallsInBins(_EachPass):
         return self.size / self.steps_per_epoch
 
     def passed(self, step: acc.Mechanism) -> acc.Mechanism:
-        return acc.BallsInBins(step, self.steps_per_epoch)  # type: ignore[arg-type]
+        return acc.BallsInBinsSampled(step, self.steps_per_epoch)  # type: ignore[arg-type]
 
     @property
     def words(self) -> str:
