@@ -392,7 +392,7 @@ def test_a_model_that_cannot_be_made_is_told(clinic, model, message):
 def test_a_run_that_is_to_be_compiled_says_why_where_it_cannot_be(clinic, monkeypatch):
     from tacit.sgd.compile import cache
 
-    def never(*args):
+    def never(*args, **given):
         raise cache.CannotCompile("it is Sunday")
 
     monkeypatch.setattr(cache, "Program", never)
