@@ -193,7 +193,7 @@ def make(name: str, layout: str, **settings: Any) -> Training:
 
 def whole(training: Training, pieces: dict[str, Tensor]) -> dict[str, np.ndarray]:
     """Whole tensors from the pieces of all ranks."""
-    spread = training.spread
+    spread = training.shards
     found = {n: t if spread is None else spread.gradient(n, t) for n, t in pieces.items()}
     return {n: (t.full_tensor() if hasattr(t, "full_tensor") else t).numpy().copy() for n, t in found.items()}
 
@@ -224,7 +224,7 @@ def look(rank: int, name: str, layout: str, steps: int) -> dict[str, Any]:
 
 def noise_of(training: Training, step: int) -> dict[str, np.ndarray]:
     """What a step adds to the sums, by the functions that add it."""
-    spread, key = training.spread, training.keys.noise
+    spread, key = training.shards, training.keys.noise
     if spread is None:
         return {n: normal(key, step, n, p.shape).numpy() for n, p in training.parameters.items()}
     zeros = {n: torch.zeros(spread.shape(n)) for n in training.parameters}

@@ -59,7 +59,7 @@ def test_noise_meets_any_target(rate: float, steps: int, noise: float, delta: fl
         lambda sigma: acc.DiscreteGaussian(sigma) * 10,
         lambda noise: acc.FixedSizeSampled(acc.Gaussian(noise), 256, 60000) * 500,
         lambda noise: acc.TruncatedPoissonSampled(acc.Gaussian(noise), B, 60000, 400) * 500,
-        lambda noise: acc.BallsInBinsSampled(acc.Gaussian(noise), 10) * 3,
+        lambda noise: acc.BallsInBins(acc.Gaussian(noise), 10) * 3,
         lambda noise: acc.Votes(noise) * 50,
         lambda rho: acc.ZCDP(rho),
         lambda mu: acc.GDP(mu),

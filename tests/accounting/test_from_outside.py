@@ -28,7 +28,7 @@ from tests.accounting.catalogue import poisson
         lambda: acc.DiscreteGaussian(2.0, replace=2.5),  # type: ignore[arg-type]
         lambda: acc.FixedSizeSampled(acc.Gaussian(1.0), 2.5, 10),  # type: ignore[arg-type]
         lambda: acc.TruncatedPoissonSampled(acc.Gaussian(1.0), 0.1, 100, 12.5),  # type: ignore[arg-type]
-        lambda: acc.BallsInBinsSampled(acc.Gaussian(1.0), "4"),  # type: ignore[arg-type]
+        lambda: acc.BallsInBins(acc.Gaussian(1.0), "4"),  # type: ignore[arg-type]
         lambda: acc.Selected(acc.Gaussian(1.0), gamma="0.1"),  # type: ignore[arg-type]
         lambda: acc.Either(acc.Gaussian(1.0), acc.Gaussian(2.0), share="half"),  # type: ignore[arg-type]
         lambda: acc.Gaussian(1.0, unit=""),

@@ -293,7 +293,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "FixedSizeSampled": Entry(acc.FixedSizeSampled(G(2.0), 50, 1000), _fixed_size(2.0, 0.05), ("add-remove",), 2.0),
     "Shuffled": Entry(acc.Shuffled(G(2.0)), _gaussian(2.0), NEVER, 1.001),
-    "BallsInBinsSampled": Entry(acc.BallsInBinsSampled(G(2.0), 20), _balls(2.0, 20), NEVER, math.inf),
+    "BallsInBins": Entry(acc.BallsInBins(G(2.0), 20), _balls(2.0, 20), NEVER, math.inf),
     "Votes": Entry(acc.Votes(20.0), _votes(20.0, "any", _won, 2.0), NEVER, math.inf),
     "Votes keyed": Entry(acc.Votes(20.0, partition="keyed"), _votes(20.0, "keyed", _won, 2.0), NEVER, math.inf),
     "VoteCheck": Entry(
@@ -332,7 +332,7 @@ VARIED: dict[str, Entry] = {
         acc.FixedSizeSampled(G(1.0, replace=1.0), 20, 100), _fixed_size(1.0, 0.2, 1.0), ("add-remove",), 2.0
     ),
     "Shuffled Laplace": Entry(acc.Shuffled(L(2.0)), _laplace(2.0), NEVER, 1.001),
-    "BallsInBinsSampled, two": Entry(acc.BallsInBinsSampled(G(1.0), 2), _balls(1.0, 2), NEVER, 2.0),
+    "BallsInBins, two": Entry(acc.BallsInBins(G(1.0), 2), _balls(1.0, 2), NEVER, 2.0),
     "Votes, less noise": Entry(acc.Votes(3.0), _votes(3.0, "any", _won, 2.0), NEVER, math.inf),
     "VoteCheck, keyed": Entry(
         acc.VoteCheck(5.0, partition="keyed"), _votes(5.0, "keyed", lambda x: float(ndtr(x)), 1.0), NEVER, math.inf

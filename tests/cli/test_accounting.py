@@ -80,7 +80,7 @@ def test_calibrate_finds_whatever_was_left_out(tacit, left_out, words):
             "add-remove",
         ),
         (["--sampler", "shuffled", "--adjacency", "zero-out"], acc.Shuffled(acc.Gaussian(1.1)) * 15, "zero-out"),
-        (["--sampler", "balls-in-bins"], acc.BallsInBinsSampled(acc.Gaussian(1.1), 235) * 15, "add-remove"),
+        (["--sampler", "balls-in-bins"], acc.BallsInBins(acc.Gaussian(1.1), 235) * 15, "add-remove"),
         (["--adjacency", "replace-one"], acc.PoissonSampled(acc.Gaussian(1.1), 256 / 60000) * 3516, "replace-one"),
     ],
 )

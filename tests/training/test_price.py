@@ -24,7 +24,7 @@ INDEPENDENT = {
     "fixed": lambda z, t: acc.FixedSizeSampled(acc.Gaussian(z), 20, ROWS) * t,
     "shuffle": lambda z, t: acc.Shuffled(acc.Gaussian(z)) * math.ceil(t / 6),
     "chunks": lambda z, t: acc.Shuffled(acc.Gaussian(z)) * math.ceil(t / 6),
-    "balls-in-bins": lambda z, t: acc.BallsInBinsSampled(acc.Gaussian(z), 6) * math.ceil(t / 6),
+    "balls-in-bins": lambda z, t: acc.BallsInBins(acc.Gaussian(z), 6) * math.ceil(t / 6),
 }
 
 

@@ -115,7 +115,7 @@ def test_each_sampler_states_its_own_mechanism():
     assert stated["poisson"] == acc.PoissonSampled(acc.Gaussian(1.5), 0.2) * 10
     assert stated["fixed"] == acc.FixedSizeSampled(acc.Gaussian(1.5), 12, 60) * 10
     assert stated["shuffle"] == stated["chunks"] == acc.Shuffled(acc.Gaussian(1.5)) * 2
-    assert stated["balls-in-bins"] == acc.BallsInBinsSampled(acc.Gaussian(1.5), 5) * 2
+    assert stated["balls-in-bins"] == acc.BallsInBins(acc.Gaussian(1.5), 5) * 2
     cut = TruncatedPoisson(60, 12, 20).describe(noise)
     assert cut == acc.TruncatedPoissonSampled(acc.Gaussian(1.5), 0.2, 60, 20) * 10
 

@@ -30,7 +30,7 @@ from tacit.accounting.pricing import delta, epsilon
 from tacit.accounting.privacy import Privacy, stated_adjacency
 from tacit.accounting.renyi import renyi
 from tacit.accounting.sampling import (
-    BallsInBinsSampled,
+    BallsInBins,
     FixedSizeSampled,
     PoissonSampled,
     Shuffled,
@@ -47,7 +47,7 @@ __all__ = [
     "AccountingError",
     "AdjacencyError",
     "ApproxDP",
-    "BallsInBinsSampled",
+    "BallsInBins",
     "Bound",
     "Comparison",
     "Composed",

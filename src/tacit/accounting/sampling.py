@@ -394,7 +394,7 @@ class Shuffled(Mechanism):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class BallsInBinsSampled(Mechanism):
+class BallsInBins(Mechanism):
     """One pass in which every record falls into one of ``bins`` batches at random (Chua et al. 2024).
 
     No closed worst case is known. Upper bound: the batch of the record is told to the attacker (one unsampled
@@ -411,7 +411,7 @@ class BallsInBinsSampled(Mechanism):
         _wrap_one(self)
         check_whole("bins", self.bins)
         if not isinstance(self.mechanism, Gaussian):
-            raise AccountingError("BallsInBinsSampled takes Gaussian")
+            raise AccountingError("BallsInBins takes Gaussian")
 
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         return self.mechanism.pair(adjacency, direction, group)

@@ -134,7 +134,7 @@ class _Run:
         assert self.batch is not None
         assert self.examples is not None
         if self.sampler == "balls-in-bins":
-            return acc.BallsInBinsSampled(release, math.ceil(self.examples / self.batch))
+            return acc.BallsInBins(release, math.ceil(self.examples / self.batch))
         if self.sampler == "fixed":
             return acc.FixedSizeSampled(release, self.batch, self.examples)
         assert self.max_batch is not None

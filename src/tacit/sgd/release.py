@@ -49,11 +49,11 @@ def noisy_gradients(
     key: Key,
     step: int,
     noise: ReleaseNoise,
-    spread: ShardedParameters | None = None,
+    shards: ShardedParameters | None = None,
 ) -> dict[str, Tensor]:
     """Gradients for the optimizer: the sums with noise, divided, in the types of the parameters.
 
-    The sums are used up: they hold these gradients, or what nobody may see. ``spread`` says which piece of each sum
+    The sums are used up: they hold these gradients, or what nobody may see. ``shards`` says which piece of each sum
     this rank holds, where the model is spread over ranks.
 
     Guarantee: the Gaussian mechanism on sums of L2 sensitivity C (the Laplace mechanism on sums of L1 sensitivity C)
@@ -67,19 +67,19 @@ def noisy_gradients(
     """
     values = list(sums.values())
     found = {name: _room(sums[name], p.dtype) for name, p in parameters.items()}
-    if noise.scale > 0 and noise.mechanism == "gaussian" and spread is None:
+    if noise.scale > 0 and noise.mechanism == "gaussian" and shards is None:
         targets = [found[name] for name in sums]
         add_normal_many_(values, key, step, list(sums), noise.scale, divisor=noise.divisor, into=targets)
         return found
-    if noise.scale > 0 and spread is not None:
-        add_noise_(spread, sums, key, step, noise.scale)
+    if noise.scale > 0 and shards is not None:
+        add_noise_(shards, sums, key, step, noise.scale)
     elif noise.scale > 0:
         add_laplace_many_(values, key, step, noise.scale)
     foreach_div_(values, noise.divisor)
     cast = [name for name in found if found[name] is not sums[name]]
     if cast:
         foreach_copy_([found[name] for name in cast], [sums[name] for name in cast])
-    return found if spread is None else {n: spread.gradient(n, g) for n, g in found.items()}
+    return found if shards is None else {n: shards.gradient(n, g) for n, g in found.items()}
 
 
 def hand_over(

@@ -26,7 +26,7 @@ def each_its_own() -> Iterator[None]:
 
     def noisy(self: Training, sums: dict[str, Tensor], inside: Tensor | float) -> Tensor | float:
         seen[0] = self.ranks.world
-        if self.ranks.world > 1 and self.spread is None and self.keys is not None:
+        if self.ranks.world > 1 and self.shards is None and self.keys is not None:
             scale = self.plan.gradient_noise[self.steps_executed] * self.clip_at(self.steps_executed).sensitivity
             with self.keys.noise.derive(f"rank {self.ranks.rank}") as own:
                 add_normal_many_(list(sums.values()), own, self.steps_executed, list(sums), scale / self.ranks.world)
@@ -86,7 +86,7 @@ def before_the_sum() -> Iterator[None]:
     add_up = Training.add_up
 
     def noisy(self: Training, sums: dict[str, Tensor], inside: Tensor | float) -> Tensor | float:
-        if self.ranks.world > 1 and self.spread is None and self.ranks.rank > 0 and self.keys is not None:
+        if self.ranks.world > 1 and self.shards is None and self.ranks.rank > 0 and self.keys is not None:
             scale = self.plan.gradient_noise[self.steps_executed] * self.clip_at(self.steps_executed).sensitivity
             add_normal_many_(list(sums.values()), self.keys.noise, self.steps_executed, list(sums), scale)
         return add_up(self, sums, inside)

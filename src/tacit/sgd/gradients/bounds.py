@@ -349,7 +349,7 @@ class Sums:
     names: list[str]
     group_of: list[int]
     scale: Tensor
-    spread: ShardedParameters | None
+    shards: ShardedParameters | None
     order: list[int]
     #: biases that are summed with a weight, by their number
     shifts: dict[int, int]
@@ -379,7 +379,7 @@ class Sums:
                     found[self.names[j]] = total.reshape(self.gradients.parameters[j].shape).contiguous()
                 continue
             total = self.gradients.weighted_sum(k, column, sanitise, positive)
-            found[self.names[k]] = total if self.spread is None else self.spread.place(self.names[k], total)
+            found[self.names[k]] = total if self.shards is None else self.shards.place(self.names[k], total)
         return found
 
 
@@ -390,13 +390,13 @@ def clip(
     good: Tensor,
     mask: Tensor | None,
     bounds: Tensor | None = None,
-    spread: ShardedParameters | None = None,
+    shards: ShardedParameters | None = None,
     together: bool = False,
     lasting: Sequence[Tensor] = (),
 ) -> Clipped:
     """Norms, factors and sums from per-example gradients; static shapes, no data-dependent Python.
 
-    ``bounds`` are those of ``clipping`` as a tensor, where they are an input of a traced step. ``spread`` says where
+    ``bounds`` are those of ``clipping`` as a tensor, where they are an input of a traced step. ``shards`` says where
     parameters lie on several ranks: norms are then those of the whole gradient, and sums are added up over ranks and
     cut to this rank's pieces. ``together``: small gradients that are at hand (biases, scales) are laid side by side
     first, for there are many, and large ones that are a factor of a weight's are summed with it. ``lasting`` are
@@ -406,7 +406,7 @@ def clip(
     """
     number = {name: g for g, members in enumerate(clipping.groups) for name in members}
     group_of = [number[n] for n in names]
-    shifts = _shifts(gradients, group_of) if together and spread is None else {}
+    shifts = _shifts(gradients, group_of) if together and shards is None else {}
     sides = _side_by_side(gradients, group_of, shifts) if together else {}
     # A factor that outlives the step is copied to be scaled, and not given back: last, when the others are gone.
     places = {_place(t) for t in lasting}
@@ -418,17 +418,17 @@ def clip(
     for k, name in enumerate(names):
         if k not in beside:
             norms = gradients.norms(k)
-            counted = spread is None or spread.counted(name)
+            counted = shards is None or shards.counted(name)
             totals.add(group_of[k], norms if counted else Norms(torch.zeros_like(norms.squared)))
     squared_BG, safe_squared_BG, product_BG = totals.stacked()
-    if spread is not None:
-        squared_BG, safe_squared_BG, product_BG = spread.combine(squared_BG, safe_squared_BG, product_BG)
+    if shards is not None:
+        squared_BG, safe_squared_BG, product_BG = shards.combine(squared_BG, safe_squared_BG, product_BG)
     safe_BG = safe_squared_BG.sqrt() + product_BG.sqrt()
     if bounds is None:
         bounds = torch.tensor(clipping.bounds, dtype=safe_BG.dtype, device=safe_BG.device)
     bounds = bounds.to(safe_BG.dtype)
     norms_BG, scale_BG, bad, lost = factors(squared_BG, safe_BG, bounds, good, mask, clipping.stabiliser)
-    sums = Sums(gradients, names, group_of, scale_BG, spread, order, shifts, sides)
+    sums = Sums(gradients, names, group_of, scale_BG, shards, order, shifts, sides)
     return Clipped(
         norms_BG,
         scale_BG,
@@ -437,7 +437,7 @@ def clip(
         squared_BG,
         sums,
         mask,
-        lambda: clip(gradients.balanced(), names, clipping, good, mask, spread=spread),
+        lambda: clip(gradients.balanced(), names, clipping, good, mask, shards=shards),
     )
 
 

@@ -203,7 +203,7 @@ class Capture(TorchFunctionMode):
         decompose: dict[str, Callable[..., Any]],
         needs_values: Callable[[str], bool] = lambda _: True,
         keep_outputs: bool = False,
-        spread: bool = False,
+        sharded: bool = False,
         rows: int = 1,
         constants: Constants | None = None,
     ) -> None:
@@ -222,7 +222,7 @@ class Capture(TorchFunctionMode):
         self.needs_values = needs_values
         self.keep_outputs = keep_outputs
         # Whether tensors may be pieces of larger ones, which other ranks hold the rest of.
-        self.spread = spread
+        self.sharded = sharded
         self.where: list[str] = []
         self._derived: dict[int, Derived] = {}
         # By id, with a weak reference that tells whether the tensor of that id is still the one that was meant: a
@@ -253,7 +253,7 @@ class Capture(TorchFunctionMode):
         known = self._tainted.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return True
-        if self.spread and is_sharded(tensor):
+        if self.sharded and is_sharded(tensor):
             return self.tainted(held(tensor))
         return bool(self._tainted_storages) and _storage(tensor) in self._tainted_storages
 
@@ -327,7 +327,7 @@ class Capture(TorchFunctionMode):
     def _taint(self, tensor: Tensor, rearranged: bool) -> None:
         self._derived.pop(id(tensor), None)
         self._tainted[id(tensor)] = (weakref.ref(tensor), rearranged, tensor.requires_grad)
-        if self.spread and is_sharded(tensor):
+        if self.sharded and is_sharded(tensor):
             self._taint(held(tensor), rearranged)
 
     def _taint_memory(self, tensor: Tensor, rearranged: bool) -> None:
@@ -421,21 +421,21 @@ class Capture(TorchFunctionMode):
                     derived.append(known)
                 continue
             made = self._made.get(id(tensor))
-            if made is None or made() is not tensor or tensor.grad_fn is not None or self.spread:
+            if made is None or made() is not tensor or tensor.grad_fn is not None or self.sharded:
                 tainted = self._unknown(name, tensor) or tainted
         return tainted, derived
 
     def _unknown(self, name: str, tensor: Tensor) -> bool:
         """Doubt a pass that uses a tensor which no watched operation made, unless it was there before; whether it
         depends on the batch."""
-        if self.spread and is_sharded(tensor) and self.tainted(tensor):
+        if self.sharded and is_sharded(tensor) and self.tainted(tensor):
             return True
         if tensor.requires_grad and tensor.grad_fn is not None:
             self._foreign(tensor)
             self.doubt = self.doubt or f"{name!r} in {self._place()} gets a value that no watched operation made"
             return self.tainted(tensor)
         # On several ranks tensors are wrapped and unwrapped between operations: what is whose is not known by identity.
-        if not self.spread and tensor not in self._constants:
+        if not self.sharded and tensor not in self._constants:
             self.doubt = self.doubt or f"{name!r} in {self._place()} gets a tensor that no watched operation made"
         return False
 
@@ -499,7 +499,7 @@ class Capture(TorchFunctionMode):
         if inplace:
             kept, derived = self._before(call, derived)
         out = call.func(*call.args, **call.kwargs)
-        if not inplace and not self.spread:
+        if not inplace and not self.sharded:
             out = _standing_alone(out, inputs)
         changed = [t for t, v in zip(inputs, versions, strict=True) if version_of(t) != v]
         if any(t is not call.args[0] or not inplace for t in changed):
@@ -545,7 +545,7 @@ class Capture(TorchFunctionMode):
         edges = [get_gradient_edge(t) for t in live]
         self._use_nodes.update(edge.node for edge in edges)
         placements = None
-        if self.spread and any(is_sharded(t) for t in live):
+        if self.sharded and any(is_sharded(t) for t in live):
             # From here on the use is what this rank computed, with its pieces.
             from tacit.sgd.sharding.operations import own_part
 

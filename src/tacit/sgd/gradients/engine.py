@@ -235,19 +235,19 @@ class Engine:
     @staticmethod
     def of(model: nn.Module) -> Engine:
         """The engine of a model, with what it has learned about it; a new one when other parameters are trained."""
-        spread = None
+        shards = None
         if "torch.distributed.tensor" in sys.modules and torch.distributed.is_initialized():
-            spread = sharding_of(model)  # first of all: it lets the model hold its pieces
+            shards = sharding_of(model)  # first of all: it lets the model hold its pieces
         state = ModelState(model)
         engine = Engine._of.get(model)
         # The engine keeps its parameters alive, so that no other can have taken their place in memory.
         if engine is None or engine.state.trained != state.trained:
-            engine = Engine._of[model] = Engine(model, trainable(model) if spread is None else spread.seen, spread)
+            engine = Engine._of[model] = Engine(model, trainable(model) if shards is None else shards.seen, shards)
         engine.state = state
         return engine
 
     def __init__(
-        self, model: nn.Module, parameters: dict[str, Tensor], spread: ShardedParameters | None = None
+        self, model: nn.Module, parameters: dict[str, Tensor], shards: ShardedParameters | None = None
     ) -> None:
         for name, parameter in parameters.items():
             if parameter.is_complex():
@@ -259,7 +259,7 @@ class Engine:
         self.state = ModelState(model)
         self.parameters = parameters
         # Where the parameters lie on several ranks; they are then given as the operations see them.
-        self.spread = spread
+        self.shards = shards
         self.plans: dict[Any, PassPlan] = {}
         # Compiled steps by what they were written for; None where a step cannot be compiled.
         self.programs: dict[Any, Any] = {}
@@ -290,18 +290,18 @@ class Engine:
     def pieces(self) -> list[Tensor]:
         """The parameters in the shapes that this rank computes with."""
         whole = list(self.parameters.values())
-        return whole if self.spread is None else [local(p) for p in whole]
+        return whole if self.shards is None else [local(p) for p in whole]
 
     def values_of(self, numbers: Iterable[int]) -> AbstractContextManager[None]:
         """These parameters hold their values inside, also where they are gathered only while a layer runs."""
-        if self.spread is None:
+        if self.shards is None:
             return nullcontext()
         names = list(self.parameters)
-        return self.spread.present([names[k] for k in numbers])
+        return self.shards.present([names[k] for k in numbers])
 
     def anyone(self, flag: bool) -> bool:
         """Whether it is so here, or on any rank that a spread model gathers parameters from."""
-        return flag if self.spread is None else self.spread.any(flag)
+        return flag if self.shards is None else self.shards.any(flag)
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
@@ -337,11 +337,11 @@ class Engine:
             good = torch.zeros_like(good)
             gradients = Gradients(request.examples, self.pieces, [[] for _ in names])
         with torch.no_grad(), torch.autocast(device.type, enabled=False), exact_products(device):
-            found = clip(gradients, names, request.clipping, good, request.mask, spread=self.spread)
-            found, sums, why = found.settled(early=self.spread is None)
+            found = clip(gradients, names, request.clipping, good, request.mask, shards=self.shards)
+            found, sums, why = found.settled(early=self.shards is None)
         warn_once(why, self.said)
-        if self.spread is not None:
-            self.spread.rest()
+        if self.shards is not None:
+            self.shards.rest()
         norms = found.norms.squeeze(1) if single else found.norms
         return ClippedGradients(sums, norms, request.clipping, losses, found.scale)
 
@@ -349,7 +349,7 @@ class Engine:
         """Refuse what cannot be done at all; whether this call is one of those that are checked by their number."""
         if self.state.suspicious:
             verify.no_known_obstacles(self.model)
-        if self.spread is not None and (request.compiled is not None or not request.examples):
+        if self.shards is not None and (request.compiled is not None or not request.examples):
             raise ValueError(
                 "a model that is spread over ranks is not compiled, and every rank runs at least one (masked) row"
             )
@@ -390,7 +390,7 @@ class Engine:
         """What is asked of every batch: whether its examples notice one another, their padding, or their number."""
         if self.anyone(bool(run.doubt)):
             company.in_company(self, request, run)
-        if self.spread is not None:
+        if self.shards is not None:
             return
         # Where no batch has had another shape nothing can have been padded.
         if self.one_shape.get(run.context) != [t.shape[1:] for t in request.data]:
@@ -443,7 +443,7 @@ class Engine:
         """
         rewind = remember(self.device)
         capture = self.capture(data, max((len(t) for t in data if t.dim()), default=batch), named)
-        scalars = Scalars() if named and self.spread is None else nullcontext()
+        scalars = Scalars() if named and self.shards is None else nullcontext()
         where = self.doubted_as(context)
         state = Attributes(self.model) if where in self.doubted else None
         names = module_names(self.model, capture.where) if named else nullcontext()
@@ -477,7 +477,7 @@ class Engine:
             decompose=DECOMPOSE,
             needs_values=_needs_values,
             keep_outputs=named,
-            spread=self.spread is not None,
+            sharded=self.shards is not None,
             rows=rows,
             constants=self.constants,
         )

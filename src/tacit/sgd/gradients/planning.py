@@ -86,7 +86,7 @@ def anew(
     """
     rewind()
     found = _surveyed(engine, request, rewind, check)
-    if found is None and engine.spread is None:
+    if found is None and engine.shards is None:
         return None
     rewind()
     run = engine.forward(*engine.asked(request))
@@ -104,7 +104,7 @@ def _surveyed(engine: Engine, request: Request, rewind: Callable[[], None], chec
     try:
         return survey(engine, request, rewind, check)
     except torch.OutOfMemoryError:
-        if engine.spread is not None or request.examples < 2 * FEWEST:
+        if engine.shards is not None or request.examples < 2 * FEWEST:
             raise
     # Out here the error, and with it all that the failed pass held, is gone.
     part = request.examples
@@ -127,9 +127,9 @@ def survey(engine: Engine, request: Request, rewind: Callable[[], None], check: 
     run = engine.forward(*engine.asked(request), named=True)
     finite = verify.is_finite(engine, run)
     whole: AbstractContextManager[None] = nullcontext()
-    if engine.spread is not None and engine.spread.any(not finite):
+    if engine.shards is not None and engine.shards.any(not finite):
         # How often a rank runs the model now depends on its records: nothing is gathered while it does.
-        whole = engine.spread.whole()
+        whole = engine.shards.whole()
     with whole:
         return _made_and_checked(engine, request, rewind, check, run, finite)
 

@@ -55,7 +55,7 @@ def no_known_obstacles(model: nn.Module) -> None:
 def is_finite(engine: Engine, run: Pass) -> bool:
     """Whether all losses are finite, and the gradient of their sum so far from overflow that it can be squared."""
     finite = bool(torch.isfinite(run.losses).all())
-    if not finite and engine.spread is None:
+    if not finite and engine.shards is None:
         return False
     norms = []
     for part in _portions(engine):
@@ -96,7 +96,7 @@ ITS_GRADIENT = "a hook, a custom autograd function or a value without a gradient
 
 def gradients_stay(engine: Engine, run: Pass, swapped: Pass, example: int) -> bool:
     """Whether the gradient of an example's loss, too, is the same when every other example is replaced."""
-    if engine.spread is not None:
+    if engine.shards is not None:
         return True  # the answer would have to be the same on all ranks
     everything, size, away = list(range(len(engine.parameters))), 0.0, 0.0
     one, two = (by_backward(engine, p, everything, _one_hot(p.losses, example)) for p in (run, swapped))
@@ -205,7 +205,7 @@ def agree(
                 wanted = torch.zeros_like(own) if gradient is None else _dense(gradient).to(own.dtype)
                 own_norm = None if index is None else norms[k][index].clamp(min=0).sqrt().item()
                 found.append((k, (own - wanted).double().norm().item(), wanted.double().norm().item(), own_norm))
-                if index is None and engine.spread is not None:
+                if index is None and engine.shards is not None:
                     _copies_agree(engine, names[k], own, tolerance)
         size = math.hypot(*(norm for _, _, norm, _ in found))
         doubtful = _apart(found, what, tolerance * size + 1e-12) if size < float("inf") else []
@@ -234,7 +234,7 @@ def _apart(
 
 def _portions(engine: Engine) -> list[list[int]]:
     """The numbers of all parameters: at once, or as many at a time as one rank of several is meant to hold."""
-    return [list(range(len(engine.parameters)))] if engine.spread is None else engine.spread.parts()
+    return [list(range(len(engine.parameters)))] if engine.shards is None else engine.shards.parts()
 
 
 def by_backward(engine: Engine, run: Pass, part: list[int], weights: Tensor) -> list[Tensor | None]:
@@ -242,14 +242,14 @@ def by_backward(engine: Engine, run: Pass, part: list[int], weights: Tensor) -> 
     parameters = list(engine.parameters.values())
     chosen = [parameters[k] for k in part]
     found = torch.autograd.grad(run.losses, chosen, weights, retain_graph=True, allow_unused=True)
-    if engine.spread is None:
+    if engine.shards is None:
         return list(found)
-    return [engine.spread.own(k, gradient) for k, gradient in zip(part, found, strict=True)]
+    return [engine.shards.own(k, gradient) for k, gradient in zip(part, found, strict=True)]
 
 
 def _copies_agree(engine: Engine, name: str, own: Tensor, tolerance: float) -> None:
-    assert engine.spread is not None
-    if not engine.spread.copies_agree(name, own, tolerance):
+    assert engine.shards is not None
+    if not engine.shards.copies_agree(name, own, tolerance):
         raise SelfCheckFailed(
             f"parameter {name!r} is held whole by every tensor-parallel rank, and they computed different gradients of "
             "it: each saw only its own part of the data it is used on, so its norm would be too small"
@@ -304,8 +304,8 @@ def by_autograd(engine: Engine, request: Request) -> tuple[Gradients, Tensor]:
         values = engine.losses(request)
     parameters = list(engine.parameters.values())
     found: Sequence[Tensor | None] = torch.autograd.grad(values.sum(), parameters, allow_unused=True)
-    if engine.spread is not None:
-        found = [engine.spread.own(k, g) for k, g in enumerate(found)]
+    if engine.shards is not None:
+        found = [engine.shards.own(k, g) for k, g in enumerate(found)]
     groups = []
     for p, g in zip(engine.pieces, found, strict=True):
         dense = torch.zeros_like(p) if g is None else _dense(g)

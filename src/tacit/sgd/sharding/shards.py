@@ -376,19 +376,19 @@ def _scattered(total: Tensor, dimension: int | None, group: Any, rank: int, coun
     return piece[:own].movedim(0, dimension).contiguous()
 
 
-def add_noise_(spread: ShardedParameters, sums: dict[str, Tensor], key: Key, step: int, scale: float) -> None:
+def add_noise_(shards: ShardedParameters, sums: dict[str, Tensor], key: Key, step: int, scale: float) -> None:
     """Add to every kept element the noise that its number in the whole parameter has.
 
     Guarantee: that of :func:`tacit.noise.tensor.normal` for the whole sum, of L2 sensitivity C and with ``scale`` the
     noise multiplier times C. No element of the whole gets noise twice, however the parameter is cut, because the
     pieces of different ranks are disjoint or copies of one another.
     """
-    ranges = [name for name in sums if spread.places[name].is_range]
+    ranges = [name for name in sums if shards.places[name].is_range]
     add_normal_many_(
-        [sums[n] for n in ranges], key, step, ranges, scale, offsets=[spread.places[n].offset for n in ranges]
+        [sums[n] for n in ranges], key, step, ranges, scale, offsets=[shards.places[n].offset for n in ranges]
     )
     for name in sums:
-        place = spread.places[name]
+        place = shards.places[name]
         if not place.is_range and sums[name].numel():
             add_normal_(sums[name], key, step, name, scale, offset=place.offset, strides=place.strides)
 

@@ -188,7 +188,7 @@ class AuditedTraining(Training):
         self._present: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         slots = _Slots(real, self.canaries)
         super().__init__(model, optimizer, loss, slots, *settings.values, scheduler=scheduler, ema=ema)
-        if self.ranks.world > 1 or self.spread is not None:
+        if self.ranks.world > 1 or self.shards is not None:
             raise ValueError("a run with canaries is one process, whose steps are looked into: distributed=False")
         if self.canaries.kind == "gradient":
             self._place_directions()

@@ -69,7 +69,7 @@ class Resumable(OneProcess):
     device: torch.device
     plan: Plan
     ranks: Ranks
-    spread: ShardedParameters | None
+    shards: ShardedParameters | None
     settings: RunSettings
     state: RunState
     ledger: Ledger | None
@@ -198,8 +198,8 @@ class Resumable(OneProcess):
         assert path is not None
         assert keys is not None
         key = keys.root
-        if self.spread is not None:
-            self.spread.rest()  # somebody may have looked at results since the last step
+        if self.shards is not None:
+            self.shards.rest()  # somebody may have looked at results since the last step
         state = {
             **self.state.plain(),
             "plan": self.plan.to_dict(),

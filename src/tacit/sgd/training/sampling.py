@@ -271,10 +271,10 @@ class Shuffle(Chunks):
 
 
 @dataclasses.dataclass(frozen=True)
-class BallsInBins(_EachPass):
+class RandomBins(_EachPass):
     """In each pass every unit falls into one of the pass's batches at random (Chua et al. 2024).
 
-    Guarantee: :class:`tacit.accounting.BallsInBinsSampled`, an upper bound without amplification.
+    Guarantee: :class:`tacit.accounting.BallsInBins`, an upper bound without amplification.
     """
 
     name: ClassVar[str] = "balls-in-bins"
@@ -291,7 +291,7 @@ class BallsInBins(_EachPass):
         return self.size / self.steps_per_epoch
 
     def passed(self, step: acc.Mechanism) -> acc.Mechanism:
-        return acc.BallsInBinsSampled(step, self.steps_per_epoch)  # type: ignore[arg-type]
+        return acc.BallsInBins(step, self.steps_per_epoch)  # type: ignore[arg-type]
 
     @property
     def words(self) -> str:
@@ -299,7 +299,7 @@ class BallsInBins(_EachPass):
 
 
 SAMPLERS: dict[str, type[Sampler]] = {
-    kind.name: kind for kind in (Poisson, TruncatedPoisson, FixedSize, Chunks, Shuffle, BallsInBins)
+    kind.name: kind for kind in (Poisson, TruncatedPoisson, FixedSize, Chunks, Shuffle, RandomBins)
 }
 
 

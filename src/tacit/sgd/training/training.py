@@ -136,7 +136,7 @@ class Training(Resumable):
         self.last_batch: list[tuple[Tensor, ...]] = []
         self._name_computation()
         whole = [*model.parameters(), *model.buffers()]
-        self.ranks.begin_alike(t for t in whole if self.spread is None or not self.spread.holds(t))
+        self.ranks.begin_alike(t for t in whole if self.shards is None or not self.shards.holds(t))
         self._take_part(settings.persistence.key)
         self._quote()
         if self.ranks.active and self.ranks.rank == 0:
@@ -145,13 +145,13 @@ class Training(Resumable):
     def _find_ranks(self) -> None:
         """Where the model lies, and which processes train it together."""
         execution, mechanism = self.settings.execution, self.settings.target.mechanism
-        self.spread: ShardedParameters | None = sharding_of(self.model)
+        self.shards: ShardedParameters | None = sharding_of(self.model)
         self.device = next(iter(self.parameters.values())).device
         active = wanted(self.model, distributed=execution.distributed)
-        parallel = () if self.spread is None else self.spread.tensor
+        parallel = () if self.shards is None else self.shards.tensor
         self.ranks = Ranks(active=active, tensor=parallel, device=self.device)
-        validation.check_ranks(self.ranks, self.spread, mechanism, execution.compile)
-        validation.check_method(execution.method, mechanism, self.spread)
+        validation.check_ranks(self.ranks, self.shards, mechanism, execution.compile)
+        validation.check_method(execution.method, mechanism, self.shards)
 
     def _read(self, data: Any) -> None:
         """The records, and which of them belong to one unit."""
@@ -159,8 +159,8 @@ class Training(Resumable):
         self.records = data.records if isinstance(data, Table) else records(data, first.dtype)
         self.records.check_finite()
         validation.check_labels(self.model, self.loss, self.records, self.device)
-        if self.spread is not None:
-            self.spread.rest()
+        if self.shards is not None:
+            self.shards.rest()
         self.units = units_of(self.settings.sampling.groups, data, len(self.records))
 
     def _planned(self) -> Plan:
@@ -316,7 +316,7 @@ class Training(Resumable):
     @property
     def layout(self) -> str:
         """Which ranks train and how the model lies on them, for the card; empty for one process alone."""
-        return self.ranks.words + (f", {self.spread.words}" if self.spread is not None else "")
+        return self.ranks.words + (f", {self.shards.words}" if self.shards is not None else "")
 
     # -- what ran ----------------------------------------------------------------------------------------------------
 
@@ -397,7 +397,7 @@ class Training(Resumable):
         if self.units is not None:
             rows, weights = self.units.choose(rows, self.plan.records_per_unit, members, step)
         # Ranks that gather parameters from one another run equally often; what they lack is filled up and masked.
-        places = -(-len(rows) // self.ranks.data_ranks) if self.spread is not None else 0
+        places = -(-len(rows) // self.ranks.data_ranks) if self.shards is not None else 0
         share = self.ranks.share
         own = None if weights is None else share(weights)
         batch = Batch(step, share(rows), own, self.records, self.device, places, rows[:1])
@@ -413,7 +413,7 @@ class Training(Resumable):
 
     def clipped_sums(self, batch: Batch, clipping: Clipping) -> tuple[dict[str, Tensor], Tensor | float]:
         """Clipped sums over all physical batches, and the centred count of norms inside the bound. **Not** private."""
-        halves = self.settings.execution.physical_batch is None and self.spread is None
+        halves = self.settings.execution.physical_batch is None and self.shards is None
         while True:
             random = random_state(self.device) if halves else None
             sums: dict[str, Tensor] = {}
@@ -442,13 +442,13 @@ class Training(Resumable):
         exact = self.plan.kind == "laplace"
         found = {}
         for n, p in self.parameters.items():
-            shape = p.shape if self.spread is None else self.spread.shape(n)
+            shape = p.shape if self.shards is None else self.shards.shape(n)
             found[n] = torch.zeros(shape, dtype=torch.float64 if exact else _wide(p), device=p.device)
         return found
 
     def add_up(self, sums: dict[str, Tensor], inside: Tensor | float) -> Tensor | float:
         """The sums over all ranks, in place; every rank takes part, also one that has no records."""
-        whole = [s for n, s in sums.items() if self.spread is None or not self.spread.reduced(n)]
+        whole = [s for n, s in sums.items() if self.shards is None or not self.shards.reduced(n)]
         if self.plan.adaptive is not None:
             inside = torch.as_tensor(inside, dtype=torch.float32, device=self.device)
             whole.append(inside)
@@ -470,7 +470,7 @@ class Training(Resumable):
             def while_it_runs(some: dict[str, Tensor]) -> None:
                 # A GPU finds the noise waiting when it has the sums. Should they not hold (the batch runs uncompiled
                 # then), nobody has seen them, and the sums that do hold get the noise of this step.
-                if alone and not self.ranks.active and self.spread is None:
+                if alone and not self.ranks.active and self.shards is None:
                     self._early = some, self._noisy(some, self.state.step)
                 self._draw_next_early()
 
@@ -521,7 +521,7 @@ class Training(Resumable):
     def _noisy(self, sums: dict[str, Tensor], step: int) -> dict[str, Tensor]:
         assert self.keys is not None
         noise = self.noise_at(step)
-        return release.noisy_gradients(sums, self.parameters, self.keys.noise, step, noise, self.spread)
+        return release.noisy_gradients(sums, self.parameters, self.keys.noise, step, noise, self.shards)
 
     def _release(self, sums: dict[str, Tensor], inside: Tensor | float, step: int) -> None:
         """Noise on the sums, and the step of the optimizer. From here on everything is covered by the guarantee."""
@@ -551,7 +551,7 @@ class Training(Resumable):
         assert self.ema is not None
         with torch.no_grad():
             now = [self.parameters[name].detach() for name in average]
-            if self.spread is None:
+            if self.shards is None:
                 foreach_lerp_(list(average.values()), now, 1 - self.ema)
             else:
                 for mean, weight in zip(average.values(), now, strict=True):

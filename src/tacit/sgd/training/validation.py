@@ -49,27 +49,27 @@ def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     return parameters
 
 
-def check_ranks(ranks: Ranks, spread: ShardedParameters | None, mechanism: str, compile: bool | str) -> None:
+def check_ranks(ranks: Ranks, shards: ShardedParameters | None, mechanism: str, compile: bool | str) -> None:
     """Refuse what cannot be right on parameters that are spread over ranks."""
-    if spread is None:
+    if shards is None:
         return
     if not ranks.active:
         raise DistributedError(
-            f"the model's parameters are {spread.words}, over ranks that train together: leave distributed=False out"
+            f"the model's parameters are {shards.words}, over ranks that train together: leave distributed=False out"
         )
     if mechanism != "gaussian":
         raise ValueError("Laplace noise is for small models, which every rank holds whole: leave fully_shard out")
     if compile:
         raise ValueError(
-            f"compile=True traces a whole step, and the parameters of this model are {spread.words}: they are gathered "
+            f"compile=True traces a whole step, and the parameters of this model are {shards.words}: they are gathered "
             "layer by layer while it runs. Leave compile out"
         )
-    spread.check(ranks.world)
+    shards.check(ranks.world)
 
 
-def check_method(method: str, mechanism: str, spread: ShardedParameters | None) -> None:
+def check_method(method: str, mechanism: str, shards: ShardedParameters | None) -> None:
     """Refuse one backward pass for each example where it cannot be right."""
-    if method == "examples" and (mechanism != "gaussian" or spread is not None):
+    if method == "examples" and (mechanism != "gaussian" or shards is not None):
         raise ValueError("method='examples' is for Gaussian noise, and for a model that every rank holds whole")
 
 
