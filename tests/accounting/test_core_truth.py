@@ -105,7 +105,9 @@ def test_many_steps_meet_the_inversion_integral_in_forty_digits(
     part = acc.PoissonSampled(acc.Gaussian(sigma), q)
     loss = part.pair("add-remove", direction)
     assert loss is not None
-    low, high = pricing._invert(contour.contour_for([(loss, steps)], log_delta=math.log(delta)), (0.0, 0.0), 0.0, delta)
+    low, high = pricing._Crossing(
+        contour.contour_for([(loss, steps)], log_delta=math.log(delta)), (0.0, 0.0), 0.0, delta
+    ).interval()
     assert truth.many_steps(q, sigma, steps, low, direction) >= mp.mpf(delta) * (1 - mp.mpf("1e-15"))
     assert truth.many_steps(q, sigma, steps, high, direction) <= mp.mpf(delta) * (1 + mp.mpf("1e-15"))
     assert high - low <= 1e-6
@@ -132,11 +134,11 @@ def test_the_lattice_contains_what_the_contour_finds(q: float, sigma: float, ste
         fine = contour.contour_for([(loss, steps)], log_delta=math.log(delta))
     except (contour.Unsuitable, OverflowError):
         assume(False)
-    low, high = pricing._invert(fine, (0.0, 0.0), 0.0, delta)
+    low, high = pricing._Crossing(fine, (0.0, 0.0), 0.0, delta).interval()
     assume(high < 100)
     refinement = lattice.Refinement([(loss, steps)], log_delta=math.log(delta), epsilon=None)
     curve = refinement.curve(1 << 14)
-    lattice_low, lattice_high = pricing._invert(curve, (0.0, 0.0), 0.0, delta)
+    lattice_low, lattice_high = pricing._Crossing(curve, (0.0, 0.0), 0.0, delta).interval()
     assert lattice_low <= high
     assert low <= lattice_high
 

@@ -153,9 +153,9 @@ def test_a_limit_on_the_size_of_files_grants_nothing(file):
 def test_a_full_database_is_its_own_error(file, monkeypatch):
     begin = sql.SqlStore._begin
 
-    def small(self, connection, write):
+    def small(self, connection, *, write):
         connection.exec_driver_sql("PRAGMA max_page_count=12")
-        begin(self, connection, write)
+        begin(self, connection, write=write)
 
     monkeypatch.setattr(sql.SqlStore, "_begin", small)
     ledger = Ledger(file)

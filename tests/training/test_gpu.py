@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -75,8 +77,10 @@ def test_a_run_on_a_gpu_resumes_with_its_dropout(tmp_path):
 def test_a_batch_that_does_not_fit_is_cut_smaller():
     model = network(dtype=torch.float32).cuda()
     x, y = data(4000, torch.float32)
-    free = torch.cuda.mem_get_info()[0]
-    torch.cuda.set_per_process_memory_fraction(min(1.0, 256 * 2**20 / free))
+    gc.collect()
+    torch.cuda.empty_cache()
+    allowed = torch.cuda.memory_reserved() + 256 * 2**20  # what other tests of this process hold does not count
+    torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / torch.cuda.mem_get_info()[1]))
 
     def wide(net, batch):
         inputs, targets = batch
