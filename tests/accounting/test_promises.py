@@ -203,6 +203,35 @@ def test_a_group_that_is_seen_where_one_of_it_is_sampled() -> None:
     assert bound.lower <= exact <= bound.upper
 
 
+@pytest.mark.parametrize("categories", [2, 3, 5])
+def test_a_group_gives_one_answer_each(categories: int) -> None:
+    """All answers that three records can give, one after the other."""
+    epsilon, k = 0.8, categories
+    law = np.full((k, k), 1.0) + np.expm1(epsilon) * np.eye(k)
+    law /= law.sum(axis=1)
+    one, other = (np.einsum("i,j,k->ijk", law[i], law[i], law[i]).ravel() for i in (0, 1))
+    answers = acc.RandomizedResponse(epsilon, categories)
+    for at in (0.0, 0.5, 1.7):
+        exact = np.maximum(one - np.exp(at) * other, 0.0).sum()
+        bound = acc.delta(answers, at, adjacency="replace-one", group=3)
+        assert bound.lower - 1e-12 <= exact <= bound.upper + 1e-12
+        assert bound.width < 1e-5
+    assert acc.epsilon(answers, 0, adjacency="replace-one", group=3).upper == pytest.approx(3 * epsilon, rel=1e-12)
+
+
+@pytest.mark.parametrize(("epsilon", "group"), [(900.0, 1), (3.0, 500), (0.001, 1001)])
+def test_answers_of_more_records_than_are_composed_are_priced_from_above(epsilon: float, group: int) -> None:
+    answers = acc.RandomizedResponse(epsilon, 3)
+    bound = acc.epsilon(answers, 1e-5, adjacency="replace-one", group=group)
+    assert not bound.tight
+    assert 0 < bound.lower < bound.upper <= epsilon * group
+    # each of them, one after the other, as a composition of its own
+    if epsilon < 700:
+        exact = acc.epsilon(answers * group, 1e-5, adjacency="replace-one")
+        assert bound.lower <= exact.upper
+        assert exact.lower <= bound.upper
+
+
 @pytest.mark.parametrize("name", ["remove", "add"])
 def test_a_law_whose_masses_do_not_add_up_is_no_loss(name: str) -> None:
     from tacit.accounting.losses import AtomsLoss

@@ -10,6 +10,7 @@ from tacit import accounting as acc
 from tests.accounting.catalogue import CASES, MECHANISMS
 
 PURE = {"Laplace", "PureDP", "ExponentialMechanism", "PoissonSampled Laplace", "PoissonSampled PureDP", "LaplaceVotes"}
+PURE |= {"RandomizedResponse"}
 
 
 @pytest.mark.parametrize(("name", "adjacency"), CASES)

@@ -82,6 +82,19 @@ def _discrete_gaussian(sigma: float, sensitivity: int, replace: int) -> Laws:
     return laws
 
 
+def _answers(epsilon: float, categories: int) -> Laws:
+    """A coin says whether an answer is true or one of all categories at random."""
+
+    def laws(adjacency: str) -> list[Pair]:
+        true = math.expm1(epsilon) / (math.expm1(epsilon) + categories)
+        blind = np.full(categories, 1 / categories)
+        one, other = (true * np.eye(categories)[i] + (1 - true) * blind for i in (0, 1))
+        # a blank says anything: always the other answer, or one at random
+        return [(one, other), (one, blind)] if adjacency == "zero-out" else [(one, other)]
+
+    return laws
+
+
 def _bounded_range(epsilon: float) -> Laws:
     """Two outcomes whose losses are t and t - ε."""
     found = []
@@ -274,6 +287,7 @@ ENTRIES: dict[str, Entry] = {
     "Gaussian votes": Entry(G(3.0, replace=1.5), _gaussian(3.0, 1.5)),
     "Laplace": Entry(L(4.0), _laplace(4.0)),
     "DiscreteGaussian": Entry(acc.DiscreteGaussian(5.0, sensitivity=2), _discrete_gaussian(5.0, 2, 4)),
+    "RandomizedResponse": Entry(acc.RandomizedResponse(0.5, 4), _answers(0.5, 4)),
     "PureDP": Entry(acc.PureDP(0.25), _same(response(0.25))),
     "ApproxDP": Entry(acc.ApproxDP(0.25, 1e-8), _same(response(0.25, 1e-8))),
     "GDP": Entry(acc.GDP(0.4), _same(*shifted(0.4, 1.0))),
@@ -319,6 +333,7 @@ ENTRIES: dict[str, Entry] = {
 VARIED: dict[str, Entry] = {
     "Laplace, near": Entry(L(2.0, replace=1.0), _laplace(2.0, 1.0)),
     "DiscreteGaussian, near": Entry(acc.DiscreteGaussian(3.0, 1, replace=1), _discrete_gaussian(3.0, 1, 1)),
+    "RandomizedResponse, yes or no": Entry(acc.RandomizedResponse(1.5), _answers(1.5, 2)),
     "PureDP, more": Entry(acc.PureDP(1.0), _same(response(1.0))),
     "ApproxDP, more": Entry(acc.ApproxDP(0.5, 1e-3), _same(response(0.5, 1e-3))),
     "GDP, more": Entry(acc.GDP(1.5), _same(*shifted(1.5, 1.0))),

@@ -24,6 +24,7 @@ from tacit.accounting.mechanisms import (
     Gaussian,
     Laplace,
     PureDP,
+    RandomizedResponse,
 )
 from tacit.accounting.over_steps import StepCurve, epsilon_over_steps
 from tacit.accounting.pricing import delta, epsilon
@@ -66,6 +67,7 @@ __all__ = [
     "PrivacyWarning",
     "Profile",
     "PureDP",
+    "RandomizedResponse",
     "RenyiFilter",
     "RenyiOdometer",
     "Selected",

@@ -31,6 +31,8 @@ LARGEST_SHIFT = 1e140
 LARGEST_RATIO = 700.0
 #: A discrete Gaussian has about 77 sigma outcomes of positive probability in binary64, each one a lattice point.
 LARGEST_SIGMA = 20_000.0
+#: A group of this many answers has twice as many values of the loss; beyond it, the price is that of pure ε-DP.
+LARGEST_GROUP = 1_000
 
 # -- additive noise ----
 
@@ -142,6 +144,48 @@ class DiscreteGaussian(Mechanism):
 
     def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
         return math.inf  # the pair leaves out what has no number in binary64; the tails differ without end
+
+
+# -- answers at random ----
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class RandomizedResponse(Mechanism):
+    """One answer of each record, out of ``categories``: its own with probability e^ε/(e^ε + categories - 1), and each
+    other with probability 1/(e^ε + categories - 1) (Warner 1965; Kairouz, Bonawitz & Ramage 2016).
+
+    The worst pair is one record in two categories: the loss is ε, -ε, or 0 where the answer is neither of the two. It
+    is the same under zero-out, where a blank must give one of these answers, however it is drawn. Every record is seen
+    to have answered, so there is no guarantee under add/remove. A group of k changes k answers: the k-fold pair, up to
+    1,000 records; beyond that kε-DP (``tight=False``).
+    """
+
+    epsilon: float
+    categories: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative("epsilon", self.epsilon)
+        check_whole("categories, the number of answers there are,", self.categories, least=2)
+
+    def adjacencies(self) -> tuple[str, ...]:
+        return ("replace-one", "zero-out")
+
+    def is_tight(self, adjacency: str, group: int = 1) -> bool:
+        return group <= LARGEST_GROUP and self.epsilon * group <= LARGEST_RATIO
+
+    def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
+        if not self.is_tight(adjacency, group):
+            return _randomised_response(self.epsilon * group, 0.0)
+        return _answers(self.epsilon, self.categories, group)
+
+    def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
+        # fewer answers, or answers with more noise, reveal less
+        seen = min(group, LARGEST_GROUP)
+        return _answers(min(self.epsilon, LARGEST_RATIO / seen), self.categories, seen)
+
+    def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
+        return self.epsilon * group  # of a group, the pair leaves out what has no number in binary64
 
 
 # -- guarantees stated as such ----
@@ -326,6 +370,19 @@ def _randomised_response(epsilon: float, delta: float) -> Loss:
     high = 1 / (1 + math.exp(-epsilon))
     low = math.exp(-epsilon) * high
     return AtomsLoss([-epsilon, epsilon], [low * (1 - delta), high * (1 - delta)], delta, spacing=2 * epsilon)
+
+
+def _answers(epsilon: float, categories: int, group: int) -> Loss:
+    """The loss of ``group`` answers by randomised response, each of a record that changes its category."""
+    if epsilon == 0:
+        return nothing_revealed()
+    high = 1 / (1 + (categories - 1) * math.exp(-epsilon))
+    low = math.exp(-epsilon) * high
+    p = one = np.array([low, high] if categories == 2 else [low, (categories - 2) * low, high])
+    step = 2 if categories == 2 else 1
+    for _ in range(group - 1):
+        p = np.convolve(p, one)
+    return AtomsLoss(epsilon * np.arange(-group, group + 1, step), p, spacing=epsilon * step)
 
 
 def _within(epsilon: float) -> float:
