@@ -60,6 +60,18 @@ def test_a_group_of_one_is_a_record(name: str, adjacency: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "adjacency"), CASES)
+def test_a_group_of_two_costs_more_or_is_refused(name: str, adjacency: str) -> None:
+    mechanism = MECHANISMS[name]
+    try:
+        group = acc.epsilon(mechanism, DELTA, adjacency=adjacency, group=2)
+    except acc.AccountingError as refused:
+        if "groups" not in str(refused):
+            raise
+        return
+    assert group.upper > 1.5 * acc.epsilon(mechanism, DELTA, adjacency=adjacency).upper
+
+
+@pytest.mark.parametrize(("name", "adjacency"), CASES)
 def test_composition_commutes(name: str, adjacency: str) -> None:
     one, other = MECHANISMS[name], acc.Gaussian(4.0)
     first = acc.epsilon(one * 2 + other + one, DELTA, adjacency=adjacency)
