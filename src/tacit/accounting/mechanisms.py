@@ -155,9 +155,9 @@ class RandomizedResponse(Mechanism):
     other with probability 1/(e^ε + categories - 1) (Warner 1965; Kairouz, Bonawitz & Ramage 2016).
 
     The worst pair is one record in two categories: the loss is ε, -ε, or 0 where the answer is neither of the two. It
-    is the same under zero-out, where a blank must give one of these answers, however it is drawn. Every record is seen
-    to have answered, so there is no guarantee under add/remove. A group of k changes k answers: the k-fold pair, up to
-    1,000 records; beyond that kε-DP (``tight=False``).
+    is the same under zero-out, where a blank is put into a category, in whatever way, and answers as a record of it.
+    Every record is seen to have answered, so there is no guarantee under add/remove. A group of k changes k answers:
+    the k-fold pair, up to 1,000 records; beyond that kε-DP (``tight=False``).
     """
 
     epsilon: float
