@@ -119,6 +119,22 @@ enter(
     lambda d, p: torch.einsum("btd,bde->bte", d["x"], p.w.expand(N_(d), 5, 4)),
     **X,
 )
+enter("tensordot", "tensordot", {"w": (5, 2, 4)}, lambda d, p: torch.tensordot(d["x"], p.w, 1), **X)
+enter(
+    "tensordot, pairs of dimensions",
+    "tensordot",
+    {"w": (5, 4, 3)},
+    lambda d, p: torch.tensordot(d["x"], p.w, dims=([1, -1], [2, 0])),
+    **X,
+)
+enter(
+    "tensordot, parameter first",
+    "tensordot",
+    {"w": (6, 5)},
+    lambda d, p: torch.tensordot(p.w, d["x"], dims=([1], [2])).transpose(0, 1),
+    **X,
+)
+enter("tensordot, nothing summed", "tensordot", {"w": (2, 4)}, lambda d, p: torch.tensordot(d["x"], p.w, 0), **X)
 enter(
     "bilinear",
     "bilinear",
@@ -298,6 +314,13 @@ enter(
     "einsum",
     {"p": (5, 5)},
     lambda d, p: torch.einsum("btd,bse,de->bts", d["x"], d["x"], p.p),
+    **X,
+)
+enter(
+    "generic: tensordot that repeats the parameter",
+    "tensordot",
+    {"p": (1, 4)},
+    lambda d, p: torch.tensordot(d["x"], p.p, 1),
     **X,
 )
 enter("generic: gather", "gather", {"p": (7,)}, lambda d, p: torch.gather(p.p.expand(N_(d), 7), 1, d["x"]), **IDS)

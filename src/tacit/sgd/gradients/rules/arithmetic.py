@@ -1,9 +1,9 @@
 """Per-example gradients where a parameter and the data are multiplied and added: contracted, broadcast or joined.
 
-*Contracted*: linear, matmul, bmm, addmm, einsum and bilinear are one two-operand einsum. Its letters fall into five
-classes, seen from the parameter ``D`` and the data ``X``: the batch (which may be folded with others into one letter),
-tokens (in ``X`` and the output), groups (in all three), rows (in ``D`` and the output) and columns (in ``D`` and
-``X``). The gradient of ``D`` is then a sum over tokens of outer products.
+*Contracted*: linear, matmul, bmm, addmm, einsum, tensordot and bilinear are one two-operand einsum. Its letters fall
+into five classes, seen from the parameter ``D`` and the data ``X``: the batch (which may be folded with others into one
+letter), tokens (in ``X`` and the output), groups (in all three), rows (in ``D`` and the output) and columns (in ``D``
+and ``X``). The gradient of ``D`` is then a sum over tokens of outer products.
 
 *Broadcast*: bias, scale, position, class token, mask, and the scale and shift of layer, RMS, group, instance and frozen
 batch normalisation. Any broadcasting elementwise operation has the same shape of gradient: expand the parameter to the
@@ -250,6 +250,23 @@ def _equation(equation: str, ranks: list[int]) -> tuple[str, str, str]:
         return "".join([*(rename[c] for c in head), *middle, *(rename[c] for c in tail)])
 
     return write(terms[0], widths[0]), write(terms[1], widths[1]), write(out, len(dots))
+
+
+@rule("tensordot")
+def tensordot(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> Contributions:
+    """An einsum with a letter for each dimension, one letter for two that are summed together."""
+    grad, layout = single(grads, layouts)
+    bound = bind(use.args, use.kwargs, "a b dims out")
+    a, b, dims = bound["a"], bound["b"], bound["dims"]
+    if isinstance(dims, int):
+        dims = (range(a.dim() - dims, a.dim()), range(dims))
+    if not isinstance(dims, list | tuple):
+        raise NotCovered
+    pairs = {k % b.dim(): j % a.dim() for j, k in zip(*dims, strict=True)}
+    a_spec, rest = _letters(a.dim()), _letters(b.dim(), a.dim())
+    b_spec = "".join(a_spec[pairs[k]] if k in pairs else c for k, c in enumerate(rest))
+    out = "".join(c for c in a_spec + b_spec if (c in a_spec) != (c in b_spec))
+    return product(use, a, b, (a_spec, b_spec, out), grad, layout)
 
 
 @rule("bilinear")
