@@ -142,7 +142,7 @@ def test_a_use_that_is_not_seen_stops_training(monkeypatch):
     seen = Capture._use
 
     def blind(self, call, derived):
-        return self._pass(call, True, []) if call.name == "layer_norm" else seen(self, call, derived)
+        return self._pass(call, [], tainted=True) if call.name == "layer_norm" else seen(self, call, derived)
 
     monkeypatch.setattr(Capture, "_use", blind)
     with pytest.raises(sgd.SelfCheckFailed, match="norm"):
@@ -496,7 +496,7 @@ def test_a_gather_by_length_at_the_end_needs_no_new_plan(monkeypatch):
     model = Pooled().double()
     calls = []
     survey = planning.survey
-    monkeypatch.setattr(planning, "survey", lambda *a: (calls.append(1), survey(*a))[1])
+    monkeypatch.setattr(planning, "survey", lambda *a, **k: (calls.append(1), survey(*a, **k))[1])
     for seed in range(3):
         torch.manual_seed(seed)
         batch = {"ids": torch.randint(7, (4, 5)), "n": torch.randint(5, (4,))}

@@ -291,4 +291,4 @@ def test_a_product_that_is_kept_is_made_of_whole_lines_of_memory(monkeypatch):
     assert seen == [(128, 20)]
     scale = torch.rand(3)
     total = torch.tensordot(scale.double(), wanted, 1)
-    assert (group.weighted_sum(scale, False).double() - total).norm() <= 1e-6 * total.norm()
+    assert (group.weighted_sum(scale, sanitise=False).double() - total).norm() <= 1e-6 * total.norm()

@@ -20,11 +20,11 @@ def scarce(monkeypatch):
     tried, survey = [], planning.survey
 
     def limit(most):
-        def short(engine, request, *rest):
+        def short(engine, request, *rest, **named):
             tried.append(request.examples)
             if request.examples > most:
                 raise torch.OutOfMemoryError("as if")
-            return survey(engine, request, *rest)
+            return survey(engine, request, *rest, **named)
 
         monkeypatch.setattr(planning, "survey", short)
         return tried

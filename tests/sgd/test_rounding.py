@@ -165,7 +165,7 @@ def added(group: Group) -> float:
     """The length of what an example adds that is clipped to one."""
     norms = group.norms()
     safe = (norms.squared.clamp(min=0) + norms.gram).sqrt() + torch.as_tensor(norms.product).sqrt()
-    return float(group.weighted_sum(1 / safe, False).double().norm())
+    return float(group.weighted_sum(1 / safe, sanitise=False).double().norm())
 
 
 @settings(max_examples=60)
@@ -202,7 +202,7 @@ def test_without_the_margin_a_contribution_would_hide():
         left, right = repeated(seed, 20, 96, 1e-4)
         group = Group.of([Outer(left[:, None], right[:, None], (96, 96), (0, 1))], torch.Size((96, 96)))
         norm = group.norms().squared.clamp(min=1e-30).sqrt()
-        worst = max(worst, float(group.weighted_sum(1 / norm, False).double().norm()))
+        worst = max(worst, float(group.weighted_sum(1 / norm, sanitise=False).double().norm()))
     assert worst > 2
 
 

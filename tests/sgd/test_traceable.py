@@ -63,7 +63,7 @@ def test_a_planned_step_is_traced_whole_and_holds_for_other_batches(name):
             gradients = engine.gradients(run, run.output_gradients(), plan)
             good = torch.isfinite(run.losses.detach())
             found = clip(gradients, names, eager.clipping, good, None)
-            return list(found.sums(True).values()), found.norms
+            return list(found.sums(sanitise=True).values()), found.norms
 
     params = [p.detach() for _, p in case.model.named_parameters() if p.requires_grad]
     graph = make_fx(step)(params, *case.batch.values())

@@ -40,7 +40,7 @@ def check(model: nn.Module, loss: Loss, batch: Any, *, views: int = 1) -> Check:
     request = Request(loss, batch, Clipping.of("flat", 1.0, list(engine.parameters)), views=views)
     rewind = remember(engine.device)
     try:
-        plan = planning.survey(engine, request, rewind, True)
+        plan = planning.survey(engine, request, rewind, check=True)
         if plan is None:
             raise ClippingError("no example of the batch has a finite gradient: there is nothing to check with")
         rewind()

@@ -60,10 +60,10 @@ def views_apart() -> Iterator[None]:
     """Views of one record are clipped one by one and added up: K views weigh K records."""
     whole = Engine.clipped_sums
 
-    def apart(self: Engine, request: Request, *rest: Any) -> ClippedGradients:
+    def apart(self: Engine, request: Request, **rest: Any) -> ClippedGradients:
         views, mask = request.views, request.mask
         mask = mask.repeat_interleave(views) if mask is not None else None
-        found = whole(self, dataclasses.replace(request, views=1, mask=mask), *rest)
+        found = whole(self, dataclasses.replace(request, views=1, mask=mask), **rest)
         norms, losses = found.norms.unflatten(0, (-1, views)).amax(1), found.losses.unflatten(0, (-1, views)).mean(1)
         return dataclasses.replace(found, norms=norms, losses=losses)
 
@@ -134,8 +134,8 @@ def not_finite() -> Iterator[None]:
     """NaN compares as not longer than the clip norm, and stays."""
     clipped = Engine.clipped_sums
 
-    def through(self: Engine, request: Request, *rest: Any) -> ClippedGradients:
-        found = clipped(self, request, *rest)
+    def through(self: Engine, request: Request, **rest: Any) -> ClippedGradients:
+        found = clipped(self, request, **rest)
         mask = request.mask
         bad = ~torch.isfinite(found.norms if found.norms.dim() == 1 else found.norms.sum(1))
         if mask is not None:

@@ -57,7 +57,7 @@ def attempt(engine: Engine, request: Request, due: bool, *, compiler: bool = Tru
     short = False
     if program is _MISSING or due or not program.proven:
         rewind = remember(engine.device)
-        gradients, losses = engine.by_plan(request, engine.forward(*engine.asked(request)), due)
+        gradients, losses = engine.by_plan(request, engine.forward(*engine.asked(request)), due=due)
         rewind()
         if gradients is None:
             return None

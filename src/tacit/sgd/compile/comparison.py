@@ -45,7 +45,7 @@ class Expected:
             found = clip(gradients, list(engine.parameters), spec, torch.isfinite(losses), mask)
             if bool(found.bad.any()):
                 return None
-            sums = {name: total.cpu() for name, total in found.sums(False).items()}
+            sums = {name: total.cpu() for name, total in found.sums(sanitise=False).items()}
         types = {p.dtype for p in engine.parameters.values()} | {losses.dtype}
         if torch.is_autocast_enabled(kind):
             types.add(torch.get_autocast_dtype(kind))

@@ -222,7 +222,7 @@ class Program:
         fine = answers.remarked(fine, found.lost.any())
         factors = answers.tell(fine, found.scale) if self.device.type == "cuda" else found.scale
         marks.append(_last_node())
-        totals = found.sums(False, True, factors)
+        totals = found.sums(factors, sanitise=False, positive=True)
         self.order = list(totals)
         return [*totals.values(), found.norms, losses, found.scale, fine]
 

@@ -144,15 +144,15 @@ class Gradients:
         groups = [[(frame, group.balanced()) for frame, group in some] for some in self.groups]
         return Gradients(self.batch, self.parameters, groups)
 
-    def weighted_sum(self, k: int, scale: Tensor, sanitise: bool = False, positive: bool = False) -> Tensor:
+    def weighted_sum(self, k: int, scale: Tensor, *, sanitise: bool = False, positive: bool = False) -> Tensor:
         """``sum_b scale_b G_b`` for the ``k``-th parameter; ``positive`` says that no factor is zero."""
         parameter = self.parameters[k]
         if len(self.groups[k]) == 1 and self.groups[k][0][0].index is None:
-            whole = self.groups[k][0][1].weighted_sum(scale, sanitise, positive)
+            whole = self.groups[k][0][1].weighted_sum(scale, sanitise=sanitise, positive=positive)
             return whole.reshape(parameter.shape).to(wide(parameter.dtype)).contiguous()
         total = torch.zeros(parameter.shape, dtype=wide(parameter.dtype), device=parameter.device)
         for frame, group in self.groups[k]:
-            piece = group.weighted_sum(scale, sanitise, positive)
+            piece = group.weighted_sum(scale, sanitise=sanitise, positive=positive)
             if frame.index is None:
                 total = total + piece.reshape(parameter.shape)
             else:
@@ -202,7 +202,7 @@ class Side:
     values: Tensor
     members: list[tuple[int, torch.Size]]
 
-    def weighted_sums(self, scale: Tensor, sanitise: bool) -> list[tuple[int, Tensor]]:
+    def weighted_sums(self, scale: Tensor, *, sanitise: bool) -> list[tuple[int, Tensor]]:
         """The weighted sum of each, by its number."""
         values = clean(self.values) if sanitise else self.values
         whole = scale.to(values.dtype) @ values
@@ -284,14 +284,15 @@ class Clipped:
     def comparable(self, least: float, mask: Tensor | None) -> Tensor:
         """Whether every example that adds something has a factor above ``least`` times the largest: a traced truth.
 
-        Then ``sums(False, True)`` may be asked for, in which the factors of the others are not zero but one. Examples
-        that are masked add nothing: their gradients must be zero (their squared norms may hold what underflow hides).
+        Then ``sums(sanitise=False, positive=True)`` may be asked for, in which the factors of the others are not zero
+        but one. Examples that are masked add nothing: their gradients must be zero (their squared norms may hold what
+        underflow hides).
         """
         used = (self.scale > 0) & (self.scale >= least * self.scale.amax())
         fine = used | (self.squared == 0)
         return (fine if mask is None else fine | ~mask.bool().unsqueeze(1)).all()
 
-    def settled(self, early: bool) -> tuple[Clipped, dict[str, Tensor], str | None]:
+    def settled(self, *, early: bool) -> tuple[Clipped, dict[str, Tensor], str | None]:
         """Outside a program, where numbers may be looked at: what holds, its sums, and why examples are lost.
 
         Squares leave the range of float32 where the gradients themselves do not, when one factor is long and the other
@@ -301,14 +302,14 @@ class Clipped:
 
         Guarantee: that of :func:`clip`; an example that is bad after that counts as zero.
         """
-        sums = self.sums(False) if early else None
+        sums = self.sums(sanitise=False) if early else None
         bad, lost = torch.stack([self.bad.any(), self.lost.any()]).tolist()
         if not bad:
-            return self, self.sums(False) if sums is None else sums, HIDDEN if lost else None
+            return self, self.sums(sanitise=False) if sums is None else sums, HIDDEN if lost else None
         assert self.balanced is not None
         found = self.balanced()
         # An example counted as zero would poison a product with its infinities: only then are all factors cleaned.
-        sums = found.sums(True)
+        sums = found.sums(sanitise=True)
         real = found.bad if self.mask is None else found.bad[self.mask.bool()]
         if len(real) > 1 and bool(real.all()):
             return found, sums, NOTHING_FINITE
@@ -355,7 +356,7 @@ class Sums:
     shifts: dict[int, int]
     sides: dict[int, Side]
 
-    def __call__(self, sanitise: bool, positive: bool = False, told_BG: Tensor | None = None) -> dict[str, Tensor]:
+    def __call__(self, told_BG: Tensor | None = None, *, sanitise: bool, positive: bool = False) -> dict[str, Tensor]:
         """``sanitise`` is for batches with bad examples: what they hold is cleaned of infinities before it is
         multiplied by their factor, zero. ``positive`` is for batches in which every example of factor zero has no
         gradient (:meth:`Clipped.comparable`): its factor is then as good as one, and all factors are positive.
@@ -365,7 +366,7 @@ class Sums:
         columns = [used_BG[:, g] for g in range(used_BG.shape[1])]
         found = dict.fromkeys((self.names[k] for k in self.order), used_BG)
         for g, side in self.sides.items():
-            for k, total in side.weighted_sums(columns[g], sanitise):
+            for k, total in side.weighted_sums(columns[g], sanitise=sanitise):
                 found[self.names[k]] = total
         beside = {k for side in self.sides.values() for k, _ in side.members}
         bias_of = {} if sanitise else {weight: bias for bias, weight in self.shifts.items()}
@@ -378,7 +379,7 @@ class Sums:
                 for j, total in zip((k, bias_of[k]), pair, strict=True):
                     found[self.names[j]] = total.reshape(self.gradients.parameters[j].shape).contiguous()
                 continue
-            total = self.gradients.weighted_sum(k, column, sanitise, positive)
+            total = self.gradients.weighted_sum(k, column, sanitise=sanitise, positive=positive)
             found[self.names[k]] = total if self.shards is None else self.shards.place(self.names[k], total)
         return found
 
@@ -391,8 +392,9 @@ def clip(
     mask: Tensor | None,
     bounds: Tensor | None = None,
     shards: ShardedParameters | None = None,
-    together: bool = False,
     lasting: Sequence[Tensor] = (),
+    *,
+    together: bool = False,
 ) -> Clipped:
     """Norms, factors and sums from per-example gradients; static shapes, no data-dependent Python.
 

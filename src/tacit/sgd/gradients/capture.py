@@ -202,10 +202,11 @@ class Capture(TorchFunctionMode):
         covers: Callable[[str], bool],
         decompose: dict[str, Callable[..., Any]],
         needs_values: Callable[[str], bool] = lambda _: True,
-        keep_outputs: bool = False,
-        sharded: bool = False,
         rows: int = 1,
         constants: Constants | None = None,
+        *,
+        keep_outputs: bool = False,
+        sharded: bool = False,
     ) -> None:
         super().__init__()
         #: why what was found out about another batch may not hold for this one; empty where nothing speaks against it
@@ -324,15 +325,15 @@ class Capture(TorchFunctionMode):
         """What this tensor is of parameters alone, if it is that."""
         return self._derived.get(id(tensor))
 
-    def _taint(self, tensor: Tensor, rearranged: bool) -> None:
+    def _taint(self, tensor: Tensor, *, rearranged: bool) -> None:
         self._derived.pop(id(tensor), None)
         self._tainted[id(tensor)] = (weakref.ref(tensor), rearranged, tensor.requires_grad)
         if self.sharded and is_sharded(tensor):
-            self._taint(held(tensor), rearranged)
+            self._taint(held(tensor), rearranged=rearranged)
 
-    def _taint_memory(self, tensor: Tensor, rearranged: bool) -> None:
+    def _taint_memory(self, tensor: Tensor, *, rearranged: bool) -> None:
         """Taint a tensor that was written to, and everything that shares its memory."""
-        self._taint(tensor, rearranged)
+        self._taint(tensor, rearranged=rearranged)
         self._tainted_storages[_storage(tensor)] = (tensor.untyped_storage(), rearranged)
 
     def _rearranges(self, name: str, inputs: list[Tensor]) -> bool:
@@ -390,7 +391,7 @@ class Capture(TorchFunctionMode):
             return self._note(func(*args, **kwargs))
         call = TorchCall(func, name, operation, args, kwargs, inputs)
         if not (tainted and derived and torch.is_grad_enabled()):
-            return self._pass(call, tainted, derived)
+            return self._pass(call, derived, tainted=tainted)
         if name in self.decompose and operation.from_torch:
             self.unrolled = True
             return self.decompose[name](self, *args, **kwargs)
@@ -445,7 +446,7 @@ class Capture(TorchFunctionMode):
             self._made[id(tensor)] = weakref.ref(tensor)
         return out
 
-    def _pass(self, call: TorchCall, tainted: bool, derived: list[Derived]) -> Any:
+    def _pass(self, call: TorchCall, derived: list[Derived], *, tainted: bool) -> Any:
         """Call an operation that is no use, and follow the two facts through it."""
         name, inputs = call.name, call.inputs
         versions = [version_of(t) for t in inputs]
@@ -462,20 +463,20 @@ class Capture(TorchFunctionMode):
                 if tensor.grad_fn is not None:
                     self._foreign(tensor)
         if not tainted:
-            self._derive(call, derived, results, changed, not isinstance(out, Tensor))
+            self._derive(call, derived, results, changed, several=not isinstance(out, Tensor))
         elif results or changed:
             moved = self._rearranges(name, inputs)
             for tensor in results:
-                self._taint(tensor, moved)
+                self._taint(tensor, rearranged=moved)
             for tensor in changed:
-                self._taint_memory(tensor, moved)
+                self._taint_memory(tensor, rearranged=moved)
             self._mix(call, results + changed)
             if name in PACKING:
                 self._follow_order(name, call.args, results)
         return out
 
     def _derive(
-        self, call: TorchCall, derived: list[Derived], results: list[Tensor], changed: list[Tensor], several: bool
+        self, call: TorchCall, derived: list[Derived], results: list[Tensor], changed: list[Tensor], *, several: bool
     ) -> None:
         """Note what was made of parameters alone; ``several`` says that an operation gave more than one tensor."""
         params = frozenset().union(*(d.params for d in derived))
@@ -510,12 +511,12 @@ class Capture(TorchFunctionMode):
         decides = inplace or name in SORTING
         moved = self._rearranges(name, inputs) if decides else any(self.rearranged(t) for t in inputs)
         for tensor in changed:
-            self._taint_memory(tensor, moved)
+            self._taint_memory(tensor, rearranged=moved)
         results += [t for t in changed if not any(t is r for r in results)]
         for tensor in results:
-            self._taint(tensor, moved)
+            self._taint(tensor, rearranged=moved)
         self._mix(call, results)
-        self._record(call.func, name, kept, derived, results, inplace, moved)
+        self._record(call.func, name, kept, derived, results, inplace=inplace, moved=moved)
         return out
 
     def _before(self, call: TorchCall, derived: list[Derived]) -> tuple[Any, list[Derived]]:
@@ -536,6 +537,7 @@ class Capture(TorchFunctionMode):
         kept: tuple[tuple[Any, ...], dict[str, Any]],
         derived: list[Derived],
         results: list[Tensor],
+        *,
         inplace: bool,
         moved: bool,
     ) -> None:
@@ -574,15 +576,17 @@ class Capture(TorchFunctionMode):
             )
         )
 
-    def record(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], output: Tensor, moved: bool) -> None:
+    def record(
+        self, func: Callable[..., Any], name: str, args: tuple[Any, ...], output: Tensor, *, moved: bool
+    ) -> None:
         """Enter a use that a replacement of an operation computed by other means, by the output it stands for."""
         derived = [d for d in (self.derived(t) for t in tensors_in(args)) if d is not None]
         if derived:
-            self._record(func, name, (args, {}), derived, [output], False, moved)
+            self._record(func, name, (args, {}), derived, [output], inplace=False, moved=moved)
 
-    def adopt(self, tensor: Tensor, moved: bool) -> None:
+    def adopt(self, tensor: Tensor, *, moved: bool) -> None:
         """Take note of a tensor that depends on the batch and was computed unwatched."""
-        self._taint(tensor, moved)
+        self._taint(tensor, rearranged=moved)
 
     def _names(self, derived: list[Derived]) -> str:
         names = sorted({self.names[k] for d in derived for k in d.params})

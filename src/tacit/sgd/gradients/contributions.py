@@ -210,7 +210,7 @@ class Outer:
         left, right = (torch.where(none, 0.0, torch.ldexp(t, by)) for t, by in ((left, shift), (right, -shift)))
         return Outer(left, right, self.sizes, self.order)
 
-    def _aligned(self, sanitise: bool = False) -> tuple[Tensor, Tensor]:
+    def _aligned(self, *, sanitise: bool = False) -> tuple[Tensor, Tensor]:
         """Both factors as the kernels read them: (B, T, width) with widths that whole lines of memory hold."""
         pair = (self.left[:, 0], self.right[:, 0])
         left, right = (clean(t) for t in pair) if sanitise else pair
@@ -234,10 +234,10 @@ class Outer:
         found = products.factor_norms(*self._aligned())
         return found[:, 0], (found[:, 1], found[:, 2])
 
-    def weighted_sum(self, scale: Tensor, sanitise: bool, positive: bool = False) -> Tensor:
+    def weighted_sum(self, scale: Tensor, *, sanitise: bool, positive: bool = False) -> Tensor:
         """``sum_b scale_b G_b`` in ``D``'s shape; ``positive`` says that no factor is zero."""
         if self.by_kernel:
-            left, right = self._aligned(sanitise)
+            left, right = self._aligned(sanitise=sanitise)
             if positive and weighted.fits(left, right):
                 total = weighted.scaled_sum(left, right, scale)
             else:
@@ -369,7 +369,7 @@ class Norms:
     product: Tensor | float = 0.0
 
 
-def roundoff(tensor: Tensor, convolution: bool = False) -> float:
+def roundoff(tensor: Tensor, *, convolution: bool = False) -> float:
     """The relative error of one product in this type, as torch is set up to compute it now."""
     exact = float(torch.finfo(tensor.dtype).eps)
     if tensor.dtype != torch.float32:
@@ -462,7 +462,7 @@ class Group:
             if left.is_cuda and any(part.by_convolution and not part.by_kernel for part in self.parts):
                 # The vendor's convolution may transform whole images, in which rows are no longer apart.
                 whole = (squares_left.sum(2) * squares_right.sum(2)).sum(1)
-                norms.product = _margins(squared, whole, tokens, roundoff(left, True)).product
+                norms.product = _margins(squared, whole, tokens, roundoff(left, convolution=True)).product
             return norms
         if self.lookup is None:
             # Smaller than the factors it is made of: kept, so that the sum is cheap and of exactly these numbers.
@@ -487,7 +487,7 @@ class Group:
 
     # -- the weighted sum -------------------------------------------------------------------------------------------
 
-    def weighted_sum(self, scale: Tensor, sanitise: bool, positive: bool = False) -> Tensor:
+    def weighted_sum(self, scale: Tensor, *, sanitise: bool, positive: bool = False) -> Tensor:
         """``sum_b scale_b G_b``; with ``sanitise``, examples of scale zero add nothing though they be infinite.
 
         ``positive`` says that no factor is zero.
@@ -498,7 +498,7 @@ class Group:
         total: Tensor | None = None
         if self.outer is not None:
             for part in self.parts:
-                piece = part.weighted_sum(scale, sanitise, positive)
+                piece = part.weighted_sum(scale, sanitise=sanitise, positive=positive)
                 total = piece if total is None else total + piece
         if self.lookup is not None:
             right = clean(self.lookup.right) if sanitise else self.lookup.right

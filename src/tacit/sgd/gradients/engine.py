@@ -196,7 +196,7 @@ class Pass:
         """The values of the outputs of the uses, without the graph behind them."""
         return [[t.detach() for t in use.outputs] for use in self.uses]
 
-    def output_gradients(self, weights: Tensor | None = None, retain: bool = False) -> list[list[Tensor | None]]:
+    def output_gradients(self, weights: Tensor | None = None, *, retain: bool = False) -> list[list[Tensor | None]]:
         """The gradient of the (weighted) sum of the losses at every output of every use, by one backward pass."""
         edges = [edge for use in self.uses for edge in use.edges]
         if not edges:
@@ -299,13 +299,13 @@ class Engine:
         names = list(self.parameters)
         return self.shards.present([names[k] for k in numbers])
 
-    def anyone(self, flag: bool) -> bool:
+    def anyone(self, *, flag: bool) -> bool:
         """Whether it is so here, or on any rank that a spread model gathers parameters from."""
         return flag if self.shards is None else self.shards.any(flag)
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
-    def clipped_sums(self, request: Request, due: bool | None = None) -> ClippedGradients:
+    def clipped_sums(self, request: Request, *, due: bool | None = None) -> ClippedGradients:
         """The sum over examples of per-example gradients, each clipped, and their norms.
 
         ``due`` says whether a check is due, where that is known; it is counted otherwise.
@@ -316,7 +316,7 @@ class Engine:
         if due is None:
             due = self._begin(request)
         if request.size != request.examples:
-            return in_pieces(self, request, due)
+            return in_pieces(self, request, due=due)
         device, single = self.device, len(request.clipping.groups) == 1
         if request.mask is not None and request.mask.device != device:
             request = dataclasses.replace(request, mask=request.mask.to(device))
@@ -330,7 +330,7 @@ class Engine:
         if request.method == "examples":
             gradients, losses = verify.by_autograd(self, request)
         else:
-            gradients, losses = self.by_plan(request, self.forward(*self.asked(request)), due)
+            gradients, losses = self.by_plan(request, self.forward(*self.asked(request)), due=due)
         names, losses = list(self.parameters), losses.detach()
         good = torch.isfinite(losses)
         if gradients is None:
@@ -358,12 +358,12 @@ class Engine:
             company.after_lengths(self, request)
         return count % request.check == 0 if isinstance(request.check, int) else request.check == "always"
 
-    def by_plan(self, request: Request, run: Pass, due: bool) -> tuple[Gradients | None, Tensor]:
+    def by_plan(self, request: Request, run: Pass, *, due: bool) -> tuple[Gradients | None, Tensor]:
         """Per-example gradients by a plan that holds for this batch; made, and checked, where there is none yet.
 
         ``None`` for gradients when no example of the batch has a finite one.
         """
-        doubtful = self.anyone(bool(run.doubt))
+        doubtful = self.anyone(flag=bool(run.doubt))
         grads = run.output_gradients(retain=doubtful)
         key = self.signature(run, grads)
         known, plan = self.plans.get(key), self.plan_for(run, key)
@@ -371,24 +371,24 @@ class Engine:
         if doubtful and plan is not None and not self.still_holds(run, grads, plan):
             plan, wanted = None, True
         # Ranks gather parameters from one another: what one has to run again, all run again.
-        wanted = self.anyone(wanted)
-        anew = self.anyone(plan is None) or wanted
+        wanted = self.anyone(flag=wanted)
+        anew = self.anyone(flag=plan is None) or wanted
         if anew:
             losses, rewind = run.losses.detach(), run.rewind
             del run, grads
-            again = planning.anew(self, request, rewind, wanted)
+            again = planning.anew(self, request, rewind, check=wanted)
             if again is None:
                 return None, losses
             run, grads, plan = again
         if request.check != "never":
-            self._check_batch(request, run, anew)
+            self._check_batch(request, run, anew=anew)
         assert plan is not None
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             return self.gradients(run, grads, plan), run.losses
 
-    def _check_batch(self, request: Request, run: Pass, anew: bool) -> None:
+    def _check_batch(self, request: Request, run: Pass, *, anew: bool) -> None:
         """What is asked of every batch: whether its examples notice one another, their padding, or their number."""
-        if self.anyone(bool(run.doubt)):
+        if self.anyone(flag=bool(run.doubt)):
             company.in_company(self, request, run)
         if self.shards is not None:
             return
@@ -442,7 +442,7 @@ class Engine:
         examples. ``named`` keeps module names (for messages) and outputs (for evidence).
         """
         rewind = remember(self.device)
-        capture = self.capture(data, max((len(t) for t in data if t.dim()), default=batch), named)
+        capture = self.capture(data, max((len(t) for t in data if t.dim()), default=batch), named=named)
         scalars = Scalars() if named and self.shards is None else nullcontext()
         where = self.doubted_as(context)
         state = Attributes(self.model) if where in self.doubted else None
@@ -467,7 +467,7 @@ class Engine:
         """By what doubt is remembered: in a loop that somebody else wrote, by the module that is called."""
         return context[:2] if context and context[0] == "loop" else context
 
-    def capture(self, data: list[Tensor], rows: int, named: bool = False) -> Capture:
+    def capture(self, data: list[Tensor], rows: int, *, named: bool = False) -> Capture:
         """What watches one pass over a batch of so many rows."""
         self.constants = self.constants.next([b for _, _, b in self.state.buffers])
         return Capture(
@@ -608,7 +608,7 @@ class Engine:
         behind = sorted({k for d in use.derived for k in d.params})
         try:
             with self.values_of(behind):
-                return generic(use, grad, known.layouts, batch, known.notes, planning)
+                return generic(use, grad, known.layouts, batch, known.notes, planning=planning)
         except RuntimeError as error:
             if isinstance(error, ClippingError):
                 raise

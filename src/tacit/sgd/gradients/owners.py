@@ -101,7 +101,7 @@ class OwnerEvidence:
     dimension, and whole tensors of owners would take more memory than the pass itself.
     """
 
-    def __init__(self, plain: Tensor, batch: int, every: bool = False, narrow: bool = False) -> None:
+    def __init__(self, plain: Tensor, batch: int, *, every: bool = False, narrow: bool = False) -> None:
         plain = plain.detach()
         # What is left after cancellation need not repeat bit for bit on every device: only sizeable elements count,
         # unless every one has to, because the places of examples change with the data.

@@ -207,7 +207,7 @@ def _at_random(collate: Callable[[list[Any]], Any], records: list[Any], together
 def _is_filled(padded: Padded, tensor: Tensor) -> bool:
     """Whether one value fills what is not the example's own."""
     outside = torch.ones_like(tensor, dtype=torch.bool)
-    padded.strip(outside, -1, tensor.dim()).fill_(False)
+    padded.strip(outside, -1, tensor.dim()).fill_(value=False)
     rest = tensor[outside]
     return bool((rest == rest[:1]).all())
 
@@ -267,7 +267,7 @@ def guessed(tensors: Sequence[Tensor], dims: Sequence[int | None], rows: int, si
     masks = [t for t in long if t.dim() == 2 and bool(((t == 0) | (t == 1)).all())]
     found: list[tuple[int, int, bool]] = []
     for left in (False, True):
-        own = _own_by_masks(masks, size, left)
+        own = _own_by_masks(masks, size, left=left)
         if own is None and not left:
             own = _own_by_lengths(held, long, rows, size)
         if own is None and long and not masks:
@@ -280,7 +280,7 @@ def guessed(tensors: Sequence[Tensor], dims: Sequence[int | None], rows: int, si
     return Padded(row, ((size, own_size),), left)
 
 
-def _own_by_masks(masks: list[Tensor], size: int, left: bool) -> Tensor | None:
+def _own_by_masks(masks: list[Tensor], size: int, *, left: bool) -> Tensor | None:
     """How many places of each row are its own, where a mask marks them all on one side."""
     own: Tensor | None = None
     for mask in [m.bool() for m in masks] + [~m for m in masks if m.dtype == torch.bool]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tacit.sgd.gradients.engine import Engine, Request
 
 
-def in_pieces(engine: Engine, request: Request, due: bool) -> ClippedGradients:
+def in_pieces(engine: Engine, request: Request, *, due: bool) -> ClippedGradients:
     """As :meth:`Engine.clipped_sums`, ``request.size`` examples at a time."""
     size, views, device, clipping = request.size, request.views, engine.device, request.clipping
     if not request.examples:
@@ -41,7 +41,7 @@ def in_pieces(engine: Engine, request: Request, due: bool) -> ClippedGradients:
             reuse_memory=False,
             while_it_runs=None,
         )
-        part = engine.clipped_sums(some, due)
+        part = engine.clipped_sums(some, due=due)
         found.append(
             dataclasses.replace(
                 part,

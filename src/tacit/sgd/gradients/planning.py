@@ -78,14 +78,14 @@ def agrees(
 
 
 def anew(
-    engine: Engine, request: Request, rewind: Callable[[], None], check: bool
+    engine: Engine, request: Request, rewind: Callable[[], None], *, check: bool
 ) -> tuple[Pass, list[list[Tensor | None]], PassPlan] | None:
     """A pass over the batch, its gradients at the outputs, and the plan that was made for it and checked.
 
     ``None`` when no example of the batch has a finite gradient.
     """
     rewind()
-    found = _surveyed(engine, request, rewind, check)
+    found = _surveyed(engine, request, rewind, check=check)
     if found is None and engine.shards is None:
         return None
     rewind()
@@ -99,10 +99,10 @@ def anew(
     return run, grads, plan
 
 
-def _surveyed(engine: Engine, request: Request, rewind: Callable[[], None], check: bool) -> PassPlan | None:
+def _surveyed(engine: Engine, request: Request, rewind: Callable[[], None], *, check: bool) -> PassPlan | None:
     """The plan made from the whole batch, or, where memory does not suffice for that, with the help of a part of it."""
     try:
-        return survey(engine, request, rewind, check)
+        return survey(engine, request, rewind, check=check)
     except torch.OutOfMemoryError:
         if engine.shards is not None or request.examples < 2 * FEWEST:
             raise
@@ -112,16 +112,16 @@ def _surveyed(engine: Engine, request: Request, rewind: Callable[[], None], chec
         _give_back()
         part //= 2
         try:
-            known, template = _from_part(engine, request.picked(torch.arange(part)), rewind, check)
+            known, template = _from_part(engine, request.picked(torch.arange(part)), rewind, check=check)
             break
         except torch.OutOfMemoryError:
             if part < 2 * FEWEST:
                 raise
     _give_back()
-    return _for_whole(engine, request, rewind, check, known, template)
+    return _for_whole(engine, request, rewind, known, template, check=check)
 
 
-def survey(engine: Engine, request: Request, rewind: Callable[[], None], check: bool) -> PassPlan | None:
+def survey(engine: Engine, request: Request, rewind: Callable[[], None], *, check: bool) -> PassPlan | None:
     """Make the plan for this batch, and check the answers it gives; ``None`` when no example has a finite gradient."""
     rewind()
     run = engine.forward(*engine.asked(request), named=True)
@@ -131,11 +131,11 @@ def survey(engine: Engine, request: Request, rewind: Callable[[], None], check: 
         # How often a rank runs the model now depends on its records: nothing is gathered while it does.
         whole = engine.shards.whole()
     with whole:
-        return _made_and_checked(engine, request, rewind, check, run, finite)
+        return _made_and_checked(engine, request, rewind, run, check=check, finite=finite)
 
 
 def _made_and_checked(
-    engine: Engine, request: Request, rewind: Callable[[], None], check: bool, run: Pass, finite: bool
+    engine: Engine, request: Request, rewind: Callable[[], None], run: Pass, *, check: bool, finite: bool
 ) -> PassPlan | None:
     original = None
 
@@ -177,9 +177,9 @@ def _made_and_checked(
     return plan
 
 
-def _from_part(engine: Engine, part: Request, rewind: Callable[[], None], check: bool) -> tuple[Any, PlanTemplate]:
+def _from_part(engine: Engine, part: Request, rewind: Callable[[], None], *, check: bool) -> tuple[Any, PlanTemplate]:
     """What the first examples of a batch say about batches of any size."""
-    plan = survey(engine, part, rewind, check)
+    plan = survey(engine, part, rewind, check=check)
     if plan is None or not plan.settled:
         raise torch.OutOfMemoryError(
             "memory does not suffice to look at the whole batch, and a part does not tell enough"
@@ -195,9 +195,10 @@ def _for_whole(
     engine: Engine,
     request: Request,
     rewind: Callable[[], None],
-    check: bool,
     known: Any,
     template: PlanTemplate,
+    *,
+    check: bool,
 ) -> PassPlan:
     """The plan for the whole batch, made of what its part told, and checked on all of it: one pass at a time."""
 
@@ -275,7 +276,7 @@ def _evidence(run: Pass) -> list[list[OwnerEvidence | None]]:
     plain = run.output_gradients(retain=True)
     narrow = any(g is not None and g.dtype in (torch.bfloat16, torch.float16) for row in plain for g in row)
     found = [
-        [None if g is None else OwnerEvidence(g, run.batch, use.rearranged, narrow) for g in row]
+        [None if g is None else OwnerEvidence(g, run.batch, every=use.rearranged, narrow=narrow) for g in row]
         for use, row in zip(run.uses, plain, strict=True)
     ]
     for weights in digit_weights(run.batch, run.losses.device, run.losses.dtype):
@@ -440,7 +441,7 @@ def adapted(known: PlanTemplate | None, run: Pass) -> tuple[PassPlan | None, boo
             uses.append(UsePlan(layouts, plan.by_rule, notes, plan.frames, plan.guards))
         else:
             uses.append(UsePlan(layouts, guards=guards(use)))
-    return PassPlan(uses, set(known.plan.materialised) if same else set(), True, checked=True), same
+    return PassPlan(uses, set(known.plan.materialised) if same else set(), settled=True, checked=True), same
 
 
 def merged(found: list[Gradients], rows: int, parameters: list[Tensor]) -> Gradients:

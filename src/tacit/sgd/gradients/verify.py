@@ -209,13 +209,13 @@ def agree(
                     _copies_agree(engine, names[k], own, tolerance)
         size = math.hypot(*(norm for _, _, norm, _ in found))
         doubtful = _apart(found, what, tolerance * size + 1e-12) if size < float("inf") else []
-        if not engine.anyone(bool(doubtful)):
+        if not engine.anyone(flag=bool(doubtful)):
             continue
         at_outputs = run.output_gradients(retain=True) if grads is None else grads
         for k, of_what, error, endless in doubtful:
             if endless and _overflows(run, k, at_outputs):
                 continue  # such an example counts as zero
-            if not error <= tolerance * size + _rounding(run, k, at_outputs, of_what != what):
+            if not error <= tolerance * size + _rounding(run, k, at_outputs, squared=of_what != what):
                 raise SelfCheckFailed(_message(engine, run, k, names[k], of_what, error, size))
 
 
@@ -256,7 +256,7 @@ def _copies_agree(engine: Engine, name: str, own: Tensor, tolerance: float) -> N
         )
 
 
-def _rounding(run: Pass, k: int, all_grads: list[list[Tensor | None]], squared: bool = False) -> float:
+def _rounding(run: Pass, k: int, all_grads: list[list[Tensor | None]], *, squared: bool = False) -> float:
     """What rounding may do to a gradient whose terms cancel: relative to the size of the terms, not of their sum."""
     size = 0.0
     for use, grads in zip(run.uses, all_grads, strict=True):

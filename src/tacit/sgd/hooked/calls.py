@@ -118,7 +118,7 @@ class Call:
         return weights.to(out.dtype).reshape([-1 if d == dim else 1 for d in range(out.dim())])
 
     def _at_uses(
-        self, cotangents: dict[int, Tensor], retain: bool = False
+        self, cotangents: dict[int, Tensor], *, retain: bool = False
     ) -> tuple[list[list[Tensor | None]], list[Tensor | None]]:
         """The gradients at the outputs of the uses, and at the inputs, for these at the outputs of the call."""
         outs = [self.outs[k] for k in cotangents]
@@ -196,7 +196,7 @@ class Call:
         with self._precision():
             return live(self.module(*args, **kwargs))
 
-    def values_of(self, outs: list[Tensor], overlap: bool = False) -> tuple[Tensor, Any]:
+    def values_of(self, outs: list[Tensor], *, overlap: bool = False) -> tuple[Tensor, Any]:
         """One value per example: its outputs, weighed by what arrived at them; and the shapes of the outputs.
 
         With ``overlap`` outputs may be longer or shorter than those at which it arrived.
@@ -247,7 +247,7 @@ class Call:
     def _precision(self) -> Any:
         return torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None)
 
-    def picked(self, examples: Tensor, square: bool) -> list[Any] | None:
+    def picked(self, examples: Tensor, *, square: bool) -> list[Any] | None:
         """The inputs with these examples in place of all; ``None`` where no input has the examples in a dimension.
 
         With ``square`` inputs that have several dimensions of the batch's size are left alone: they may be masks.

@@ -112,7 +112,7 @@ class PrivateBatches(TorchSampler[list[int]]):
 
     def _pieces(self, number: int, chosen: Any) -> Iterator[list[int]]:
         if len(chosen) == 0 and self.parts is None:
-            self.handed.append(Piece(number, 1 if self.blank else 0, True, 0))
+            self.handed.append(Piece(number, 1 if self.blank else 0, last=True, real=0))
             yield []
             return
         parts = self.parts or (math.ceil(len(chosen) / self.physical) if self.physical else 1)

@@ -340,7 +340,7 @@ class Watch:
         leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
         values, shapes = call.values_of(call.outs)
         known = values.detach().double(), shapes
-        if call.picked(torch.arange(call.rows), False) is None:
+        if call.picked(torch.arange(call.rows), square=False) is None:
             return
         pick = functools.partial(call.picked, square=False)
         try:
@@ -363,7 +363,7 @@ class Watch:
         """How many examples a batch has is private: half of them must give what all of them give."""
         keep = torch.tensor(sorted(verify.a_few(call.rows, (call.rows + 1) // 2)))
         leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
-        half = call.picked(keep, False)
+        half = call.picked(keep, square=False)
         apart = all(self.dim_of(t, call.rows) is not None for t in call.data if t.dim())
         if call.rows < 2 or half is None or not apart:  # records in one long row cannot be picked
             return
@@ -395,7 +395,7 @@ class Watch:
         return next((padded for padded in found if padded is not None), None)
 
     def _stripped(self, call: Call, padded: padding.Padded) -> None:
-        single = call.picked(torch.tensor([padded.row]), False)
+        single = call.picked(torch.tensor([padded.row]), square=False)
         if single is None:
             return
         dims = [
@@ -445,10 +445,14 @@ class Watch:
             if not verify.is_finite(engine, run):
                 good: list[int] = []
                 for k in torch.isfinite(run.losses.detach()).nonzero().flatten().tolist():
-                    single = call.picked(torch.full((rows,), k), False)
+                    single = call.picked(torch.full((rows,), k), square=False)
                     if single is not None and len(good) < 2 and verify.is_finite(engine, forward(single)):
                         good.append(k)
-                mended = call.picked(torch.tensor([good[k % len(good)] for k in range(rows)]), False) if good else None
+                mended = (
+                    call.picked(torch.tensor([good[k % len(good)] for k in range(rows)]), square=False)
+                    if good
+                    else None
+                )
                 if mended is None:
                     return False
                 leaves = mended
@@ -477,7 +481,7 @@ class Watch:
         narrow = verify.precision(self.engine, run)
         before = run.losses[example].detach().double()
         for square in (False, True):
-            alike = call.picked(everyone, square)
+            alike = call.picked(everyone, square=square)
             if alike is None:
                 return None
             try:

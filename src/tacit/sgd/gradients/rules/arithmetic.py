@@ -488,9 +488,9 @@ def instance_norm(use: Use, grads: list[Tensor | None], layouts: list[Layout | N
     eps = 1e-5 if bound["eps"] is None else bound["eps"]
     x = _unit(use, bound["input"])
     if bound["use_input_stats"] is False:
-        normal = F.batch_norm(x, bound["running_mean"], bound["running_var"], None, None, False, 0.0, eps)
+        normal = F.batch_norm(x, bound["running_mean"], bound["running_var"], training=False, momentum=0.0, eps=eps)
     else:
-        normal = F.instance_norm(x, None, None, None, None, True, 0.1, eps)
+        normal = F.instance_norm(x, use_input_stats=True, momentum=0.1, eps=eps)
     return _affine(use, bound["weight"], bound["bias"], normal, grad, layout, _channels(grad))
 
 
@@ -504,7 +504,7 @@ def batch_norm(use: Use, grads: list[Tensor | None], layouts: list[Layout | None
     eps = 1e-5 if bound["eps"] is None else bound["eps"]
     x = _unit(use, bound["input"])
     mean, var = bound["running_mean"].to(x.dtype), bound["running_var"].to(x.dtype)
-    normal = F.batch_norm(x, mean, var, None, None, False, 0.0, eps)
+    normal = F.batch_norm(x, mean, var, training=False, momentum=0.0, eps=eps)
     return _affine(use, bound["weight"], bound["bias"], normal, grad, layout, _channels(grad))
 
 

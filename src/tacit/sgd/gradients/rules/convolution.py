@@ -76,9 +76,10 @@ class ConvOuter(Outer):
         shape: torch.Size,
         layout: Layout,
         geometry: Geometry,
-        by_kernel: bool = False,
         pads: tuple[int, ...] = (),
         units: tuple[Tensor, Tensor] | None = None,
+        *,
+        by_kernel: bool = False,
     ) -> None:
         self.grad, self.a, self.layout, self.geometry, self.by_kernel = grad, a, layout, geometry, by_kernel
         self.pads, self.units = pads, units
@@ -192,7 +193,7 @@ class ConvOuter(Outer):
         lead, (rows, channels) = product.shape[:-3], self.sizes[:2]
         return product.reshape(*lead, rows, *self.kernel, channels).movedim(-1, len(lead) + 1)
 
-    def weighted_sum(self, scale: Tensor, sanitise: bool, positive: bool = False) -> Tensor:
+    def weighted_sum(self, scale: Tensor, *, sanitise: bool, positive: bool = False) -> Tensor:
         grad, a = (clean(self.grad), clean(self.a)) if sanitise else (self.grad, self.a)
         if self.by_kernel:
             unit = self._unit
@@ -291,7 +292,7 @@ def conv(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> 
     # Narrow numbers are read in whole lines of channels.
     order = torch.contiguous_format if grad.dtype == torch.float32 else torch.channels_last
     grad, x = (t.contiguous(memory_format=order) for t in (grad, x))
-    found.append((known, ConvOuter(grad, x, weight.shape, layout, geometry, True, pads, units)))
+    found.append((known, ConvOuter(grad, x, weight.shape, layout, geometry, pads, units, by_kernel=True)))
     return found
 
 
@@ -308,7 +309,17 @@ def _weight_gradient(grad: Tensor, x: Tensor, shape: torch.Size, geometry: Geome
     weight = grad.new_empty(1).expand(shape)
     stride, dilation = list(geometry.stride), list(geometry.dilation)
     result: Tensor = torch.ops.aten.convolution_backward(
-        grad, x, weight, None, stride, zero, dilation, False, zero, geometry.groups, [False, True, False]
+        grad,
+        x,
+        weight,
+        None,
+        stride,
+        zero,
+        dilation,
+        transposed=False,
+        output_padding=zero,
+        groups=geometry.groups,
+        output_mask=[False, True, False],
     )[1]
     return result
 

@@ -30,7 +30,7 @@ CHUNK_ELEMENTS = 1 << 25
 
 
 def _local(
-    use: Use, other: Callable[[Tensor], Tensor] = clean, live: bool = False
+    use: Use, other: Callable[[Tensor], Tensor] = clean, *, live: bool = False
 ) -> tuple[list[Tensor], dict[int, Tensor]]:
     """The operation once more, on detached inputs, differentiable in the derived values only.
 
@@ -58,6 +58,7 @@ def generic(
     layouts: list[Layout | None],
     batch: int,
     notes: dict[str, Any],
+    *,
     planning: bool,
 ) -> Contributions:
     """Contributions of every derived value of the use; ``notes`` remember between steps which values hold the batch."""

@@ -68,9 +68,10 @@ def _direction(
     x_TBE: Tensor,
     state: State,
     weights: list[Tensor],
+    alive_TB1: Tensor | None,
+    *,
     has_bias: bool,
     backwards: bool,
-    alive_TB1: Tensor | None,
 ) -> tuple[Tensor, State]:
     w_ih, w_hh = weights[:2]
     b_ih, b_hh = weights[2:4] if has_bias else (None, None)
@@ -78,7 +79,7 @@ def _direction(
     with capture:
         projected = F.linear(x_TBE, w_ih, b_ih)
     if project is None and not any(capture.derived(part) for part in state):
-        return _unwatched(capture, step, projected, state, w_hh, b_hh, backwards, alive_TB1)
+        return _unwatched(capture, step, projected, state, w_hh, b_hh, alive_TB1, backwards=backwards)
     with capture:
         outputs: list[Tensor] = []
         times = range(x_TBE.shape[0])
@@ -102,8 +103,9 @@ def _unwatched(
     state: State,
     w_hh: Tensor,
     b_hh: Tensor | None,
-    backwards: bool,
     alive_TB1: Tensor | None,
+    *,
+    backwards: bool,
 ) -> tuple[Tensor, State]:
     """The loop over time, with all its recurrent projections recorded as one linear use.
 
@@ -133,9 +135,9 @@ def _unwatched(
         before.reverse()
     states_TBH = torch.stack([h.detach() for h in before])
     out = torch.stack(outputs)
-    capture.record(F.linear, "linear", (states_TBH, w_hh, b_hh), tap_TBG, moved)
+    capture.record(F.linear, "linear", (states_TBH, w_hh, b_hh), tap_TBG, moved=moved)
     for tensor in (out, *state):
-        capture.adopt(tensor, moved)
+        capture.adopt(tensor, moved=moved)
     return out, state
 
 
@@ -151,12 +153,13 @@ def _layers(
     x_TBE: Tensor,
     initial: State,
     weights: list[Tensor],
-    has_bias: bool,
     num_layers: int,
     dropout: float,
+    alive_TB1: Tensor | None,
+    *,
+    has_bias: bool,
     training: bool,
     bidirectional: bool,
-    alive_TB1: Tensor | None,
 ) -> tuple[Tensor, State]:
     directions = 2 if bidirectional else 1
     per_direction = len(weights) // (num_layers * directions)
@@ -168,13 +171,15 @@ def _layers(
             with capture:
                 state = tuple(part[k] for part in initial)
             chosen = list(weights[k * per_direction : (k + 1) * per_direction])
-            out, final = _direction(capture, step, x_TBE, state, chosen, has_bias, direction == 1, alive_TB1)
+            out, final = _direction(
+                capture, step, x_TBE, state, chosen, alive_TB1, has_bias=has_bias, backwards=direction == 1
+            )
             outputs.append(out)
             finals.append(final)
         with capture:
             x_TBE = torch.cat(outputs, -1) if bidirectional else outputs[0]
             if dropout and training and layer < num_layers - 1:
-                x_TBE = F.dropout(x_TBE, dropout, True)
+                x_TBE = F.dropout(x_TBE, dropout, training=True)
     with capture:
         return x_TBE, tuple(torch.stack([final[k] for final in finals]) for k in range(len(initial)))
 
@@ -198,7 +203,17 @@ def _recurrent(name: str) -> Callable[..., Any]:
         with capture:
             x_TBE = x.transpose(0, 1) if batch_first else x
         out, final = _layers(
-            capture, step, x_TBE, state, list(weights), has_bias, num_layers, dropout, training, bidirectional, None
+            capture,
+            step,
+            x_TBE,
+            state,
+            list(weights),
+            num_layers,
+            dropout,
+            None,
+            has_bias=has_bias,
+            training=training,
+            bidirectional=bidirectional,
         )
         with capture:
             return (out.transpose(0, 1) if batch_first else out, *final)
@@ -236,12 +251,12 @@ def _recurrent(name: str) -> Callable[..., Any]:
             x_TBE,
             state,
             list(weights),
-            has_bias,
             num_layers,
             dropout,
-            training,
-            bidirectional,
             there.unsqueeze(-1),
+            has_bias=has_bias,
+            training=training,
+            bidirectional=bidirectional,
         )
         with capture:
             if order is not None:
