@@ -248,7 +248,7 @@ def test_a_torch_data_set_is_data_too():
     [
         ({"data": [1, 2, 3]}, "records and as many labels"),
         ({"n": 0}, "number of teachers"),
-        ({"groups": [1, 2]}, "person of every row"),
+        ({"groups": [1, 2]}, "one id for each row"),
         ({"unit": "person"}, r"only a word.*groups=, the id of every row's owner"),
         ({"partition": "random"}, "partition"),
         ({"data": (np.zeros((0, 2)), np.zeros(0, int))}, "no records"),

@@ -15,9 +15,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from numbers import Number
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tacit.accounting.errors import AccountingError, AdjacencyError, UnitError
 from tacit.accounting.losses import Loss
@@ -26,6 +28,7 @@ ADJACENCIES = ("add-remove", "replace-one", "zero-out")
 #: The two sides of a neighbouring pair that must both be priced: P has the record, or P lacks it.
 DIRECTIONS = ("remove", "add")
 DEFAULT_UNIT = "record"
+MISSING_IDS = "groups has missing ids: every row needs an owner"
 #: A count beyond this is a slip of the pen.
 MOST_TIMES = 10**18
 
@@ -272,6 +275,51 @@ def unit_of(name: str | None, *, owned: bool, ids: str = "") -> str:
         f"{name!r} is only a word: without ids, a {name} with several records would be protected for one of them. "
         f"{ids}; if every record is another {name}, number them: range(number of records)"
     )
+
+
+def owner_numbers(groups: Any, rows: int | None = None) -> NDArray[np.intp]:
+    """Which unit each row belongs to, numbered from 0, from ``groups``: one id for each row, and none missing.
+
+    Every row of one id gets one number, so that a unit is never taken for two. A missing id (None, NaN) is refused: its
+    row may belong to somebody who has other rows.
+
+    >>> owner_numbers(["b", "a", "b"]).tolist()
+    [1, 0, 1]
+    """
+    # A list keeps its types: numpy would make text of a number beside text.
+    typed = object if isinstance(groups, list | tuple) else None
+    array = np.asarray(groups.cpu() if hasattr(groups, "cpu") else groups, dtype=typed)
+    if array.ndim != 1 or (rows is not None and len(array) != rows):
+        raise ValueError("groups holds one id for each row, in one dimension, and as many of them as there are rows")
+    if array.dtype.kind == "O":
+        listed = array.tolist()
+        if any(owner is None or type(owner).__name__ == "NAType" or owner != owner for owner in listed):
+            raise ValueError(MISSING_IDS)
+        kinds = {_kind(type(owner)) for owner in listed}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"groups mixes ids that are {' and '.join(sorted(kinds))}: 17 and '17', which a file read in parts can "
+                "give for one person, would be two. Convert them to one type"
+            )
+        # By Python's own equality: 17, 17.0 and numpy's 17 are one person.
+        known = {owner: number for number, owner in enumerate(_in_order(set(listed)))}
+        return np.array([known[owner] for owner in listed], dtype=np.intp)
+    if array.dtype.kind in "fcmM" and bool((array != array).any()):
+        raise ValueError(MISSING_IDS)
+    return np.unique(array, return_inverse=True)[1].astype(np.intp)
+
+
+def _in_order(ids: set[Any]) -> list[Any]:
+    """Ids in their order, or, where they have none, in that of their text."""
+    try:
+        return sorted(ids)
+    except TypeError:
+        return sorted(ids, key=repr)
+
+
+def _kind(cls: type) -> str:
+    """What ids can be compared with each other: numbers of any type, text, or one other type."""
+    return "numbers" if issubclass(cls, (Number, np.bool_)) else "text" if issubclass(cls, str) else cls.__name__
 
 
 def unit_message(one: str, other: str) -> str:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from numbers import Number
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tacit.accounting.base import is_number
+from tacit.accounting.base import is_number, owner_numbers
 from tacit.linear_model.bounds import Features
 from tacit.linear_model.moments import to_grid
 from tacit.linear_model.sensitivity import Shape
@@ -102,30 +101,12 @@ def first_rows(groups: Any, count: int, max_rows: int | None) -> npt.NDArray[np.
             "groups= needs max_rows=, the most rows of one person that take part: noise grows with it, and the true "
             f"maximum is private. max_rows is a positive whole number, not {max_rows!r}"
         )
-    listed = groups.to_list() if hasattr(groups, "to_list") else np.asarray(groups, dtype=object).tolist()
-    if len(listed) != count or any(isinstance(owner, (list, tuple)) for owner in listed):
-        raise ValueError("groups holds one id for each row, and as many of them as there are rows")
-    if any(owner is None or type(owner).__name__ == "NAType" or owner != owner for owner in listed):
-        raise ValueError("groups has missing ids: every row needs an owner")
-    kinds = {_kind(type(owner)) for owner in listed}
-    if len(kinds) > 1:
-        raise ValueError(
-            f"groups mixes ids that are {' and '.join(sorted(kinds))}: 17 and '17', which a file read in parts can give"
-            " for one person, would keep max_rows rows each. Convert them to one type"
-        )
-    # By Python's own equality: 17, 17.0 and numpy's 17 are one person.
-    known: dict[Any, int] = {}
-    codes = np.array([known.setdefault(owner, len(known)) for owner in listed], dtype=np.intp)
+    codes = owner_numbers(groups, count)
     order = np.argsort(codes, kind="stable")
     sorted_codes = codes[order]
     starts = np.r_[0, np.flatnonzero(np.diff(sorted_codes)) + 1] if count else np.zeros(0, dtype=np.intp)
     place = np.arange(count) - np.repeat(starts, np.diff(np.r_[starts, count]))
     return np.sort(order[place < max_rows])
-
-
-def _kind(cls: type) -> str:
-    """What ids can be compared with each other: numbers of any type, text, or one other type."""
-    return "numbers" if issubclass(cls, (Number, np.bool_)) else "text" if issubclass(cls, str) else cls.__name__
 
 
 def check_weights(weights: Any, count: int, max_weight: float | None) -> Floats:

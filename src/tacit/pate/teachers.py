@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.accounting.base import unit_of
+from tacit.accounting.base import owner_numbers, unit_of
 from tacit.cluster import Ray, backend_of, seeded
 from tacit.ledger import OperatorView
 from tacit.noise import Key
@@ -90,8 +90,8 @@ class Teachers:
         people = groups
         if groups is None:
             people = range(len(self.y)) if partition == "positions" else dealing.contents(self.x, self.y)
-        if len(people) != len(self.y):
-            raise ValueError("groups names the person of every row: as many as there are rows")
+        else:
+            owner_numbers(groups, len(self.y))  # refuses what is not one id a row
         if partition == "keyed":
             where = dealing.keyed(people, self.n, key if key is not None else Key.generate())
         else:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tacit import accounting as acc
+from tacit.accounting.base import owner_numbers
 from tacit.ledger import EvaluationData, Release
 from tacit.prompts.adapters import TOKENS, AdaptedModel, adapt
 from tacit.prompts.errors import PromptError
@@ -228,7 +229,7 @@ def tune(
     if settings.get("sampler", "poisson") != "chunks":  # where who is with whom is drawn, not given by the order
         rows, groups = _by_length(rows, groups)
     # A pass is over people where there are any, and over the announced number where one is.
-    count = settings.get("size") or (len(rows["input_ids"]) if groups is None else len(np.unique(groups)))
+    count = settings.get("size") or (len(rows["input_ids"]) if groups is None else int(owner_numbers(groups).max()) + 1)
     batch_size = batch_size or min(256, max(1, count // 4))
     if epochs is None and steps is None:
         epochs = 10

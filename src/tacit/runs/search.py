@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tacit.accounting.base import owner_numbers
 from tacit.cluster import Ray
 from tacit.ledger import BudgetExceeded, OperatorView
 from tacit.report import Run, Statement
@@ -316,7 +317,7 @@ def parted(records: TableRecords, every: int, key: bytes) -> tuple[tuple[Any, An
     The coins are secret and independent of each other and of the data, so that a record more or fewer changes nothing
     about the others; rows taken by their position would not have that property.
     """
-    owner = np.unique(records.owners, return_inverse=True)[1]
+    owner = owner_numbers(records.owners)
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "big")))
     held = (generator.random(int(owner.max()) + 1) < 1 / every)[owner]
     train, score = (

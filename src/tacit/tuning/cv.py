@@ -17,7 +17,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from tacit import accounting as acc
-from tacit.accounting.base import unit_of
+from tacit.accounting.base import owner_numbers, unit_of
 from tacit.cluster import Ray
 from tacit.ledger import Ledger
 from tacit.noise import bernoulli
@@ -40,7 +40,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     noise. The rest is :class:`PrivateSearch`'s.
 
     After ``fit``: ``best_estimator_``, ``best_params_``, ``best_score_`` (noisy) and ``privacy_``. Guarantee:
-    ``privacy_`` covers all of them together, add/remove one row; the number of rows is treated as public. With
+    ``privacy_`` covers all of them together, zero out one row; the number of rows is treated as public. With
     ``groups`` in ``fit``, one id for each row, a coin falls for each id, and one id with all of its rows is protected.
 
     >>> from tacit.sgd import Classifier
@@ -108,9 +108,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if isinstance(every, bool) or not isinstance(every, int) or every < 2:
             raise TuningError(f"validation_every is a whole number, 2 or more, not {every!r}")
         unit = unit_of(_word(known), owned=groups is not None, ids="Give their ids: fit(X, y, groups=ids)")
-        whose = np.arange(len(X)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
-        if whose.shape != (len(X),):
-            raise TuningError("groups holds one id for each row: as many, please")
+        whose = np.arange(len(X)) if groups is None else owner_numbers(groups, len(X))
         # Independent coins: a row (or owner) more or fewer changes nothing about the others.
         held = bernoulli(1 / every, len(np.unique(whose)))[whose]
         if held.all() or not held.any():
@@ -123,6 +121,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             base.train,
             self._score(X[held], y[held], whose[held], unit),
             mechanism=base.mechanism,
+            counted=True,
             method=self.method,
             epsilon=self.epsilon,
             delta=self.delta,
@@ -270,7 +269,7 @@ def _planned(
     elements, inputs = 0, X.shape[1]
     for width in (*known["hidden"], outputs):
         elements, inputs = elements + (inputs + 1) * width, width
-    rows = len(X) if groups is None else len(np.unique(groups))
+    rows = len(X) if groups is None else int(owner_numbers(groups).max()) + 1
     sampler = make_sampler("poisson", rows, min(known["batch_size"] or max(1, rows // 10), rows), None)
     plan = make_plan(
         sampler,

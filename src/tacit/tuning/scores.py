@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit import accounting as acc
-from tacit.accounting.base import unit_of
+from tacit.accounting.base import owner_numbers, unit_of
 from tacit.noise import add_gaussian, add_laplace
 from tacit.tuning.errors import TuningError
 
@@ -41,7 +41,7 @@ class Score:
     (True, Gaussian(2))
     """
 
-    function: Callable[[Any], float]
+    function: Callable[[Any], float] = dataclasses.field(repr=False)  # it may hold private rows
     sensitivity: float = 1.0
     noise: float = 20.0
     replace: float | None = None
@@ -140,10 +140,10 @@ def _owners(groups: Any, unit: str | None, records: int | None = None) -> tuple[
     name = unit_of(unit, owned=groups is not None, ids="Pass groups=, one id for each validation record, with unit=")
     if groups is None:
         return None, name
-    ids = np.asarray(groups)
-    if ids.ndim != 1 or (records is not None and len(ids) != records):
-        raise TuningError("groups holds one id for each validation record, in one dimension")
-    return np.unique(ids, return_inverse=True)[1], name
+    try:
+        return owner_numbers(groups, records), name
+    except ValueError as error:
+        raise TuningError(str(error)) from None
 
 
 def bounded_total(each: NDArray[np.float64], owner: NDArray[np.intp] | None) -> float:

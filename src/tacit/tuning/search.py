@@ -119,11 +119,13 @@ class PrivateSearch:
     (for the last ``sensitivities`` gives one number for each candidate).
 
     Guarantee: what :meth:`run` returns is (``epsilon``, ``delta``)-DP for ``adjacency`` and the unit of the mechanisms,
-    if train and score are what they say. The number of runs, and everything about those not selected, stays inside.
-    A candidate draws, trains and is scored without knowledge of the others. ``ledger`` is charged once, before the
-    first run. ``workers`` runs go on side by side (``executor``: ``"thread"`` or ``"process"``). With ``scratch`` an
-    interrupted search goes on where the same is started again: runs that were not finished are done again *as they
-    were*, from a secret that the folder keeps. The folder is deleted at the end.
+    if train and score are what they say. Where the number of records was ``counted`` (as a Training without ``size=``
+    does), it is treated as public and :attr:`privacy` states zero-out for add/remove. The number of runs, and
+    everything about those not selected, stays inside. A candidate draws, trains and is scored without knowledge of the
+    others. ``ledger`` is charged once, before the first run. ``workers`` runs go on side by side (``executor``:
+    ``"thread"`` or ``"process"``). With ``scratch`` an interrupted search goes on where the same is started again: runs
+    that were not finished are done again *as they were*, from a secret that the folder keeps. The folder is deleted at
+    the end.
 
     ``backend="ray"``, or a :class:`tacit.cluster.Ray`, trains and scores on a Ray cluster. The number of runs, the
     candidates and the charge are decided here, before anything runs, and so is a secret for every run, from which all
@@ -156,6 +158,7 @@ class PrivateSearch:
         sensitivities: Sequence[float] | None = None,
         mechanism: Callable[[Candidate, float], acc.Mechanism] | None = None,
         adjacency: str = "add-remove",
+        counted: bool = False,
         ledger: Ledger | None = None,
         dataset: str | None = None,
         purpose: str = "private tuning",
@@ -167,7 +170,7 @@ class PrivateSearch:
     ) -> None:
         self.space, self.train, self.score = Space(space), train, score
         self.method, self.epsilon, self.delta, self.eta = method, float(epsilon), float(delta), float(eta)
-        self.threshold, self.adjacency = threshold, adjacency
+        self.threshold, self.adjacency, self._counted = threshold, adjacency, counted
         self.ledger, self.dataset, self.purpose = ledger, dataset, purpose
         self.workers, self.executor, self.progress = workers, executor, progress
         self.cluster = backend_of(backend)
@@ -244,7 +247,7 @@ class PrivateSearch:
                     "train(candidate, noise) gave no tacit.sgd.Training that is still to run, so that its price is not "
                     "known: give mechanism=, a function of (candidate, noise), or build a Training and return it"
                 )
-            found = made.plan.mechanism
+            found, self._counted = made.plan.mechanism, self._counted or made.plan.counted
         if not isinstance(found, acc.Mechanism):
             raise TuningError(f"a run is described by a mechanism of tacit.accounting, not {found!r}")
         return found
@@ -368,7 +371,12 @@ class PrivateSearch:
             "generalised-exponential": f"generalised exponential mechanism over {self._size} trained candidates",
         }.get(self.method, f"private selection: the best of a {self.method} number of runs, {self.runs:g} on average")
         details = {"method": f"{law}; training and score", "tuning": "charged"}
-        return acc.Privacy(self._bound, self.mechanism, details)
+        stated = acc.stated_adjacency(self.adjacency, counted=self._counted)
+        if self._counted:
+            details["size"] = f"number of {self.mechanism.unit}s treated as public"
+        if stated == self.adjacency:
+            return acc.Privacy(self._bound, self.mechanism, details)
+        return acc.Privacy.of(self.mechanism, self.delta, adjacency=stated, **details)
 
     @property
     def _size(self) -> int:

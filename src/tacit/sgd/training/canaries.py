@@ -26,6 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from tacit.accounting.base import owner_numbers
 from tacit.noise.keys import Key
 from tacit.noise.sampling import bernoulli_mask
 from tacit.sgd.gradients.batches import Loss, row_losses
@@ -177,9 +178,7 @@ class AuditedTraining(Training):
         if settings.sampling.groups is not None:
             if self.canaries.kind == "input":
                 raise ValueError("input canaries are single records: with groups= plant gradient canaries (a number)")
-            groups = ids_of(settings.sampling.groups, data)
-            ids = groups.cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
-            _, known = np.unique(ids, return_inverse=True)
+            known = owner_numbers(ids_of(settings.sampling.groups, data))
             everyone = np.concatenate([known, known.max() + 1 + np.arange(self.canaries.count)])
             settings = dataclasses.replace(settings, sampling=dataclasses.replace(settings.sampling, groups=everyone))
         real = data.records if isinstance(data, Table) else records(data, first.dtype)

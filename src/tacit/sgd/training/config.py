@@ -94,7 +94,7 @@ class Sampling:
     max_batch: int | None = None
     size: int | None = None
     unit: str | None = None
-    groups: Any = None
+    groups: Any = dataclasses.field(default=None, repr=False)  # ids are private
     max_rows: int = 1
 
     def __post_init__(self) -> None:

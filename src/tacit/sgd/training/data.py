@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
+from tacit.accounting.base import owner_numbers
 from tacit.ledger.fingerprint import fingerprint
 from tacit.noise.keys import Key
 from tacit.noise.sampling import uniform
@@ -317,10 +318,7 @@ class Units:
     @staticmethod
     def of(ids: Any, rows: int) -> Units:
         """Units from one id for each record."""
-        array = ids.cpu().numpy() if isinstance(ids, Tensor) else np.asarray(ids)
-        if array.ndim != 1 or len(array) != rows:
-            raise ValueError("groups must give one id for each record, in one dimension")
-        _, inverse = np.unique(array, return_inverse=True)
+        inverse = owner_numbers(ids, rows)
         order = np.argsort(inverse, kind="stable").astype(np.int64)
         counts = np.bincount(inverse)
         return Units(order, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))

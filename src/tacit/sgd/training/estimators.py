@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tacit import accounting as acc
-from tacit.accounting.base import unit_of
+from tacit.accounting.base import owner_numbers, unit_of
 from tacit.ledger import Ledger, surroundings
 from tacit.sgd.training.data import optional
 from tacit.sgd.training.training import Training
@@ -68,7 +68,7 @@ class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
             for parameter in model[-1].parameters():
                 nn.init.zeros_(parameter)
         optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9)
-        count = len(x) if groups is None else len(np.unique(np.asarray(groups)))
+        count = len(x) if groups is None else int(owner_numbers(groups, len(x)).max()) + 1
         delta = self.delta if self.delta is not None else min(1e-5, 0.1 / count)
         training = Training(
             model,

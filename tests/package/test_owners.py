@@ -1,0 +1,75 @@
+"""Every row has an owner: missing ids are refused wherever ids are taken, and one person is never two."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tacit.accounting.base import owner_numbers
+from tacit.linear_model import LinearRegression
+from tacit.pate import Teachers
+from tacit.sgd import Classifier, Sampling, Training
+from tacit.tuning import correct_count
+
+ROWS = 600
+X = np.random.default_rng(0).uniform(-1, 1, (ROWS, 3)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+
+
+def ids(missing):
+    """Four persons, as a table after a merge gives them: objects, some of which are missing."""
+    found = np.array([0, 1, 2, 3] * (ROWS // 4), dtype=object)
+    found[[5, 50, 77, 201, 402, 555]] = missing
+    return found
+
+
+def train(groups):
+    model = nn.Linear(3, 2)
+    return Training(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss(reduction="none"),
+        (torch.from_numpy(X), torch.from_numpy(Y)), batch_size=2, steps=1, noise_multiplier=1.0, delta=1e-5,
+        groups=groups,
+    )  # fmt: skip
+
+
+TAKERS = {
+    "Training": train,
+    "Classifier": lambda g: Classifier(epsilon=1.0).fit(X, Y, groups=g),
+    "LinearRegression": lambda g: LinearRegression(
+        epsilon=1.0, delta=1e-6, bounds=[(-1, 1)] * 3, target_bounds=(0, 1), max_rows=5, unit="person"
+    ).fit(X, Y, groups=g),
+    "Teachers": lambda g: Teachers(nn.Linear, (X, Y), n=2, classes=2, groups=g),
+    "correct_count": lambda g: correct_count(X, Y, noise=20.0, groups=g),
+}
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), "float"], ids=str)
+@pytest.mark.parametrize("taker", TAKERS)
+def test_a_missing_id_is_refused(taker, missing):
+    given = ids(float("nan")).astype(float) if missing == "float" else ids(missing)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ValueError, match="missing ids"):
+            TAKERS[taker](given)
+
+
+def test_rows_of_one_id_have_one_number_whatever_their_type_and_order():
+    rng = np.random.default_rng(1)
+    texts = rng.choice(["a", "b", "c"], 200)
+    for given in (rng.integers(0, 9, 200), texts, texts.astype(object)):
+        found = owner_numbers(given)
+        assert len(set(found.tolist())) == len(set(given.tolist()))
+        assert len(set(zip(given.tolist(), found.tolist(), strict=True))) == len(set(given.tolist()))
+    assert owner_numbers([17, 17.0, np.int64(17)]).tolist() == [0, 0, 0]
+    assert owner_numbers(np.array([("a", 1), ("a", 2), None], dtype=object)[:2]).tolist() == [0, 1]
+    with pytest.raises(ValueError, match="numbers and text"):
+        owner_numbers(np.array([17, "17"], dtype=object))
+
+
+def test_what_holds_rows_or_ids_shows_none_of_them():
+    assert "0." not in repr(correct_count(X, Y, noise=20, groups=np.arange(ROWS) % 4))
+    assert "groups" not in repr(Sampling(batch_size=2, steps=1, groups=np.arange(4)))
