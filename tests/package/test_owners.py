@@ -73,3 +73,10 @@ def test_rows_of_one_id_have_one_number_whatever_their_type_and_order():
 def test_what_holds_rows_or_ids_shows_none_of_them():
     assert "0." not in repr(correct_count(X, Y, noise=20, groups=np.arange(ROWS) % 4))
     assert "groups" not in repr(Sampling(batch_size=2, steps=1, groups=np.arange(4)))
+
+
+def test_an_estimator_takes_several_rows_of_a_person_where_it_is_told_how_many():
+    found = Classifier(epsilon=1.0, epochs=1, unit="person", max_rows=3).fit(X, Y, groups=np.arange(ROWS) % 200)
+    assert (found.privacy_.unit, found.privacy_.details["max_rows"]) == ("person", 3)
+    with pytest.raises(ValueError, match="max_rows needs groups"):
+        Classifier(epsilon=1.0, epochs=1, max_rows=3).fit(X, Y)

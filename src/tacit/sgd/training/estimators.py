@@ -84,6 +84,7 @@ class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
             ledger=self.ledger,
             dataset=self.dataset,
             groups=groups,
+            max_rows=self.max_rows,
             unit=unit_of(self.unit, owned=groups is not None, ids="Give their ids: fit(X, y, groups=ids)"),
         )
         for batch in training:
@@ -109,9 +110,9 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
     scaled to length 1 at most. ``classes`` are the public class names; left out, the names found in ``y`` are treated
     as public. ``delta`` defaults to the smaller of 1e-5 and a tenth of 1/n.
 
-    Guarantee: ``privacy_``, add/remove one row; with ``groups`` in ``fit``, one id for each row, one ``unit``,
-    which gives at most one of its rows a step. The number of rows (or ids) is treated as public. A fit inside a search,
-    cross-validation or ensemble is refused unless ``ledger`` counts it.
+    Guarantee: ``privacy_``, zero out one row; with ``groups`` in ``fit``, one id for each row, one ``unit``, which
+    gives at most ``max_rows`` of its rows a step. The number of rows (or ids) is treated as public. A fit inside a
+    search, cross-validation or ensemble is refused unless ``ledger`` counts it.
 
     >>> x = np.random.default_rng(0).uniform(-1, 1, (1000, 2))
     >>> private = Classifier(epsilon=2.0, bounds=(-1, 1)).fit(x, x[:, 0] > 0)
@@ -134,6 +135,7 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
         ledger: Ledger | None = None,
         dataset: str | None = None,
         unit: str | None = None,
+        max_rows: int = 1,
         random_state: Any = None,
     ) -> None:
         self.epsilon = epsilon
@@ -148,6 +150,7 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
         self.ledger = ledger
         self.dataset = dataset
         self.unit = unit
+        self.max_rows = max_rows
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Classifier:
@@ -209,6 +212,7 @@ class Regressor(_base.RegressorMixin, _Estimator):  # type: ignore[name-defined,
         ledger: Ledger | None = None,
         dataset: str | None = None,
         unit: str | None = None,
+        max_rows: int = 1,
         random_state: Any = None,
     ) -> None:
         self.epsilon = epsilon
@@ -223,6 +227,7 @@ class Regressor(_base.RegressorMixin, _Estimator):  # type: ignore[name-defined,
         self.ledger = ledger
         self.dataset = dataset
         self.unit = unit
+        self.max_rows = max_rows
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Regressor:
