@@ -47,10 +47,13 @@ TAKERS = {
 }
 
 
-@pytest.mark.parametrize("missing", [None, float("nan"), "float"], ids=str)
+@pytest.mark.parametrize("missing", [None, float("nan"), "float", "masked"], ids=str)
 @pytest.mark.parametrize("taker", TAKERS)
 def test_a_missing_id_is_refused(taker, missing):
-    given = ids(float("nan")).astype(float) if missing == "float" else ids(missing)
+    if missing == "masked":
+        given = np.ma.masked_array(np.arange(ROWS) % 4, mask=np.arange(ROWS) == 5)
+    else:
+        given = ids(float("nan")).astype(float) if missing == "float" else ids(missing)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(ValueError, match="missing ids"):

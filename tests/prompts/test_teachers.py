@@ -152,6 +152,8 @@ def test_one_record_changes_one_teacher(number, per_class, shots):
 def test_records_of_one_person_are_with_one_teacher(language):
     data = tiny.reviews(200)
     owners = [i % 40 for i in range(200)]
+    with pytest.raises(PromptError, match="missing ids"):
+        PromptTeachers(language, ASK, WORDS, data, 1, 10, groups=[None, *owners[1:]])
     teachers = PromptTeachers(language, ASK, WORDS, data, 1, 10, groups=owners)
     for owner in range(40):
         mine = {row for row, who in zip(data, owners, strict=True) if who == owner}

@@ -286,6 +286,8 @@ def owner_numbers(groups: Any, rows: int | None = None) -> NDArray[np.intp]:
     >>> owner_numbers(["b", "a", "b"]).tolist()
     [1, 0, 1]
     """
+    if np.ma.is_masked(groups):
+        raise ValueError(MISSING_IDS)
     # A list keeps its types: numpy would make text of a number beside text.
     typed = object if isinstance(groups, list | tuple) else None
     array = np.asarray(groups.cpu() if hasattr(groups, "cpu") else groups, dtype=typed)

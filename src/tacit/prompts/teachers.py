@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.accounting.base import unit_of
+from tacit.accounting.base import owner_numbers, unit_of
 from tacit.noise import Key
 from tacit.pate import VoteCounts
 from tacit.pate import partition as dealing
@@ -76,8 +76,11 @@ class PromptTeachers:
                 f"{n} teachers with {shots} demonstration{'s' if shots > 1 else ''}{' of each class' * per_class} need "
                 f"at least {needed} private records, and there are fewer: use fewer teachers or fewer shots"
             )
-        if groups is not None and len(groups) != len(rows):
-            raise PromptError("groups must name one owner for each record")
+        if groups is not None:
+            try:
+                owner_numbers(groups, len(rows))
+            except ValueError as error:
+                raise PromptError(str(error)) from None
         self.n, self.shots, self.calibration = int(n), int(shots), calibration
         self.unit = unit_of(
             unit, owned=groups is not None, ids="Pass groups=, the id of every record's owner, with unit="

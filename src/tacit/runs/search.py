@@ -110,7 +110,7 @@ class SearchRun:
         if isinstance(every, bool) or not isinstance(every, int) or every < 2:
             raise SettingsError(f"[search] validation_every: a whole number, 2 or more, not {every!r}")
         (x, y, owners), (score_x, score_y, scored) = parted(records, every, key)
-        whole = len(np.unique(records.owners))
+        whole = int(owner_numbers(records.owners).max()) + 1
         # How the coins fell is private: the size that is used is the expected one.
         size = settings.size or max(1, round(whole * (1 - 1 / every)))
         unit, classes = records.schema.unit.name, bool(records.schema.classes)
