@@ -1,7 +1,7 @@
 """How do the measured ratios look, and how do they grow? Pictures of what ``python -m benchmarks.gpu --json`` wrote.
 
-python -m benchmarks._plot table benchmarks/results/h200-2026-11-16.json docs/benchmarks.svg
-python -m benchmarks._plot growth benchmarks/results/growth-h200-2026-11-16.json docs/growth.svg
+python -m benchmarks._plot table benchmarks/results/h200-2026-11-16.json docs/results/speed.svg
+python -m benchmarks._plot growth benchmarks/results/growth-h200-2026-11-16.json docs/results/growth.svg
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Is the speed table of the README that of docs/benchmarks.md? ``python -m benchmarks._readme`` copies it there.
+"""Is the speed table of the README that of docs/results/speed.md? ``python -m benchmarks._readme`` copies it there.
 
 The first table of the page that has a column "private, compiled" is taken, with the columns that a reader of the README
 needs. A test compares the two, so that a new measurement cannot leave an old table behind.
@@ -32,7 +32,7 @@ def speed_table(page: str) -> str:
             kept = [[re.sub(r"[ ¹²³⁴⁵]+$", "", row[place]) for place in places] for row in rows]
             lines = ["| " + " | ".join(row) + " |" for row in kept]
             return "\n".join([lines[0], "|" + "---|" * len(places), *lines[2:]])
-    raise ValueError(f"docs/benchmarks.md has no table with the columns {', '.join(COLUMNS)}")
+    raise ValueError(f"docs/results/speed.md has no table with the columns {', '.join(COLUMNS)}")
 
 
 def renewed(readme: str, page: str) -> str:
@@ -43,7 +43,7 @@ def renewed(readme: str, page: str) -> str:
 def main(argv: list[str]) -> int:
     """Write the README."""
     readme = ROOT / "README.md"
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results" / "speed.md").read_text(encoding="utf-8")
     readme.write_text(renewed(readme.read_text(encoding="utf-8"), page), encoding="utf-8")
     return 0
 

@@ -1,6 +1,6 @@
 """What would 8, 64 and 1024 GPUs, and a billion rows, take? One step simulated from constants of one machine.
 
-    python -m benchmarks projection [--svg docs/figures/scale.svg]
+    python -m benchmarks projection [--svg docs/results/scale.svg]
 
 Measured: the step of a model on one GPU, plain and private, with its memory (``benchmarks/results/h200-*.json`` and
 ``fsdp-h200-*.json``), and what a CPU core does to rows (``cluster-cpu-*.json``). Assumed: the links, by public figures

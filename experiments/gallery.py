@@ -3,7 +3,7 @@
 Rows of the experiments behind them are looked for below each folder (``**/NAME/rows.jsonl``) and added to those kept in
 ``rows/NAME.jsonl``; a row that is already there, with the same key, is not taken twice, and a row of a
 run that failed (no memory, say) is not taken. Then
-``docs/results/headline.png`` and ``headline.txt``, which docs/results.md includes, are made from what is kept.
+``docs/results/headline.png`` and ``headline.txt``, which docs/results/index.md includes, are made from what is kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every command teaches: its help has an example, docs/cli.md has it, and asking for help loads nothing heavy."""
+"""Every command teaches: its help has an example, docs/reference/cli.md has it, and asking for help loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tacit.cli import COMMAND_FILES, build
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 
 
 def _commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -37,7 +37,7 @@ def test_an_example_runs(name):
 def test_the_speed_table_of_the_readme_is_that_of_the_benchmarks():
     from benchmarks._readme import renewed
 
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results" / "speed.md").read_text(encoding="utf-8")
     assert renewed(README, page) == README, "run: python -m benchmarks._readme"
 
 

@@ -28,7 +28,7 @@ def test_an_architecture_is_clipped_as_one_example_at_a_time_would_be(name):
 
 def test_the_table_in_the_guide_lists_the_zoo():
     """To renew it: ``python -m tests.sgd.gpu_harness --table``."""
-    guide = (Path(__file__).parents[2] / "docs" / "clipping.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs" / "explanation" / "clipping.md").read_text(encoding="utf-8")
     assert table() in guide
 
 

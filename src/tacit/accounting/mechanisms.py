@@ -82,7 +82,7 @@ class Laplace(Mechanism):
     as in Gaussian.
 
     On a vector, with independent noise of the same scale on every entry, the pair is that of one entry that moves by
-    the whole sensitivity (docs/accounting.md, section 8).
+    the whole sensitivity (docs/explanation/accounting.md, section 8).
     """
 
     scale: float

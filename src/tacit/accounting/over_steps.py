@@ -2,7 +2,7 @@
 
 The exponent K of the contour integral is linear in the number of steps, so one line of nodes serves a whole range of
 step counts: K of one step is computed once, and every count only multiplies it. The error terms are those of
-:mod:`tacit.accounting.contour` (docs/accounting.md, sections 2 to 5), evaluated for many counts at once. Where a line
+:mod:`tacit.accounting.contour` (docs/explanation/accounting.md, sections 2 to 5), evaluated for many counts at once. Where a line
 would need too many nodes (the first few steps at a small rate) ε is priced at a few counts, and in between it lies
 between its neighbours, because more steps never cost less.
 """

@@ -239,7 +239,7 @@ def members_of(mechanism: Mechanism, adjacency: str, group: int) -> list[tuple[M
 
 
 def overflow_cost(variation: float, epsilon: float) -> float:
-    """(1 + e^ε)·w: what a total variation w on either side adds to δ (docs/accounting.md, section 8); 1 is all of δ.
+    """(1 + e^ε)·w: what a total variation w on either side adds to δ (docs/explanation/accounting.md, section 8); 1 is all of δ.
 
     >>> overflow_cost(1e-320, 740.0), overflow_cost(0.0, 1e9)
     (1.0, 0.0)

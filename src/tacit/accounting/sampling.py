@@ -38,7 +38,7 @@ class PoissonSampled(Mechanism):
 
     Gaussian: P = (1-q)N(0) + qN(1) against Q = N(0) and its reverse; replace-one (1-q)N(0) + qN(1) against
     (1-q)N(0) + qN(-1); groups of k added or removed: Binomial(k, q) shifts (Ganesh 2024). Pure and approximate DP: the
-    amplification lemma, (ln(1 + q(e^ε - 1)), qδ). docs/accounting.md, section 8, has the proofs.
+    amplification lemma, (ln(1 + q(e^ε - 1)), qδ). docs/explanation/accounting.md, section 8, has the proofs.
 
     What is known only by its guarantee (PureDP, ApproxDP, GDP) is amplified under add/remove alone. Under zero-out a
     blank that is sampled is still a record: a mechanism may count it, and then tells whether it was sampled. Gaussian
@@ -263,7 +263,7 @@ class FixedSizeSampled(Mechanism):
     (1-q)N(0) + qN(2) against N(0), and its reverse, are exact, each for its direction (Zhu, Dong & Wang 2022,
     theorem 11). Under replace-one they are attained, so they bound from below; from above, the pair whose profile is
     the larger of the two everywhere (the same theorem). A blank moves the sum by 1 only: under zero-out the same holds
-    from above, and the pair with 1 in place of 2 is attained. See docs/accounting.md, section 8.
+    from above, and the pair with 1 in place of 2 is attained. See docs/explanation/accounting.md, section 8.
     """
 
     mechanism: Mechanism

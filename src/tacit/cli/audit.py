@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tacit.audit import Audit
     from tacit.audit.attacks import Membership
 
-#: Exit code where an audit refutes the claim, or a mutant is not caught; documented in docs/audit.md.
+#: Exit code where an audit refutes the claim, or a mutant is not caught; documented in docs/howto/audit.md.
 EXIT_FAILED = 4
 
 AUDIT_EPILOG = """

@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from tacit.runs.progress import Told
 
-#: Exit codes of the command, documented in ``docs/cli.md``.
+#: Exit codes of the command, documented in ``docs/reference/cli.md``.
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_BUDGET = 3

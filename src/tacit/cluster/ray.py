@@ -5,7 +5,7 @@ function of its arguments. A task whose worker or machine is lost is handed out 
 results are known by their place in the list, not by when they arrive.
 
 The cluster is trusted: private rows, models and keys travel to its workers and lie in its object store, which Ray
-writes to disk when memory is short. What the guarantee protects is what is released. docs/scale.md says more.
+writes to disk when memory is short. What the guarantee protects is what is released. docs/results/scale.md says more.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Plain values, standard library only, so that the command can list them at once. The checksum of a file is of its
 content (after decompression for ``.gz``); that of an address is of the bytes it sends. Where they come from is said
 beside them: *computed* means from a complete file whose rows were counted, *published* means that other projects state
-it for the same file and that no copy was at hand to compute it from. ``docs/datasets.md`` describes the layout.
+it for the same file and that no copy was at hand to compute it from. ``docs/reference/datasets.md`` describes the layout.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class PrivacyCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             kind = type(trainer.model_wrapped).__name__
             raise NotImplementedError(
                 f"{kind} is not supported: private training with Trainer runs in one process; tacit.sgd.Training runs "
-                "on several (docs/distributed.md)"
+                "on several (docs/howto/distributed.md)"
             )
         if state.is_hyper_param_search:
             count_or_refuse(run.ledger, "a private Trainer", scored=True)
@@ -207,7 +207,7 @@ class PrivateMixin:
         if args.world_size > 1 or args.n_gpu > 1:
             raise NotImplementedError(
                 "private training with Trainer runs in one process, on one device; tacit.sgd.Training runs on several "
-                "(docs/distributed.md)"
+                "(docs/howto/distributed.md)"
             )
         plain = super().get_train_dataloader()  # type: ignore[misc]
         size: int = self._train_batch_size  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 A rule is fixed when a data set is registered and turns every charge into a price, adds prices up, and says whether
 the sum still lies within the budget. Both rules here are *privacy filters*: they hold although the mechanisms, their
-parameters and the moment to stop are chosen from earlier outputs. docs/ledger.md has the statements and proofs.
+parameters and the moment to stop are chosen from earlier outputs. docs/howto/ledger.md has the statements and proofs.
 
 - :class:`SumRule`: Σε ≤ ε and Σδ ≤ δ (Rogers, Roth, Ullman & Vadhan 2016, the filter of basic composition).
 - :class:`RenyiRule`: a Rényi filter at orders fixed in advance (Feldman & Zrnic 2021 for one order;

@@ -16,7 +16,7 @@ from tacit.linear_model.base import Task
 from tacit.linear_model.rows import Rows
 from tacit.sgd import Training
 
-#: A twentieth of the rows a step, 200 steps (docs/regression.md).
+#: A twentieth of the rows a step, 200 steps (docs/howto/regression.md).
 RATE, STEPS, LEARNING_RATE, CLIP = 0.05, 200, 8.0, 1.0
 
 

@@ -5,7 +5,7 @@ The released θ minimises Σℓ(θ; row) + (λ/2)|θ|² + bᵀθ for a random b.
 most a + (loss of the noise), where a bounds the change of the Jacobian. A solver stops early and b has finitely many
 bits; both leave a gradient of length at most τ, so that the released point is within τ/λ of the exact one. That
 difference is a function of the data and the exact minimiser, of sensitivity 2τ/λ, and is hidden by output noise,
-which is paid for. docs/regression.md has the proof.
+which is paid for. docs/howto/regression.md has the proof.
 """
 
 from __future__ import annotations

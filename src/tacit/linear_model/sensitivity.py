@@ -1,7 +1,7 @@
 """How far can one person move a sum over rows? Exact sensitivities of second moments, under each adjacency.
 
 A row is x = (1, features), where a *scalar* feature lies in [-1, 1] and the features of a *block* (the one-hot encoding
-of a categorical column) are all 0 but one, which is 1. Nothing else about the data is assumed. docs/regression.md
+of a categorical column) are all 0 but one, which is 1. Nothing else about the data is assumed. docs/howto/regression.md
 has the proofs; tests/linear_model/test_sensitivity.py attacks every number with neighbouring rows.
 """
 

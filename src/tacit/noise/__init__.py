@@ -2,7 +2,7 @@
 
 Two kinds of noise live here. Small releases (counts, sums, scores, votes) use the exact samplers, which need numpy
 only. Training, and a loop of one's own, use tensor noise (:func:`add_normal_` and its like), which is a function of
-(secret key, step, parameter, element index) and loads torch when it is first asked for. docs/noise.md says what each
+(secret key, step, parameter, element index) and loads torch when it is first asked for. docs/explanation/noise.md says what each
 guarantees.
 """
 

@@ -68,7 +68,7 @@ def normal(
     ``offset``; columns of a (rows, width) matrix are ``shape=(rows, w), strides=(width, 1), offset=first_column``.
 
     Guarantee: for a sum of L2 sensitivity C (under the adjacency for which C was stated), adding ``sigma * C`` times
-    this noise approximates the Gaussian mechanism of noise multiplier sigma, under three conditions (docs/noise.md):
+    this noise approximates the Gaussian mechanism of noise multiplier sigma, under three conditions (docs/explanation/noise.md):
     the key is secret and ChaCha12 is a pseudo-random function; :func:`tail_delta` is added to δ; the arithmetic is
     binary32 rather than real (for small releases use the exact samplers of :mod:`tacit.noise`).
     Each (key, step, parameter) must serve one release only.

@@ -95,7 +95,7 @@ class DPDataLoader(DataLoader[Any]):
         **kwargs: Any,
     ) -> None:
         if distributed:
-            raise NotImplementedError("one process only; tacit.sgd.Training runs on several (docs/distributed.md)")
+            raise NotImplementedError("one process only; tacit.sgd.Training runs on several (docs/howto/distributed.md)")
         if (sample_rate is None) == (batches is None):
             raise ValueError("give sample_rate=, the probability with which each record is in a batch")
         if batches is None:

@@ -12,6 +12,6 @@ class DifferentiallyPrivateDistributedDataParallel(nn.Module):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(
-            "make_private runs in one process; on several, tacit.sgd.Training under torchrun (docs/distributed.md) "
+            "make_private runs in one process; on several, tacit.sgd.Training under torchrun (docs/howto/distributed.md) "
             "or tacit.integrations.lightning.PrivateDDPStrategy"
         )

@@ -175,7 +175,7 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
 
     Without ``size=`` the number of units was counted, and the card shows it, and the rate that follows from it. The
     guarantee is then stated and priced for neighbours of the same number: zero-out where the run itself was planned
-    under add/remove (docs/report.md).
+    under add/remove (docs/howto/report.md).
 
     >>> import torch
     >>> from tacit.sgd import Training

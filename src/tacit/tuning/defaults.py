@@ -12,7 +12,7 @@ Each rule says how one setting should move when another does, so that what worke
   travel best at lr = R/(G√T), R the distance to travel (Nemirovski et al. 2009; Bassily, Smith & Thakurta 2014).
   Momentum β multiplies a step by 1/(1-β).
 
-R, the one number that public numbers do not give, was measured (docs/tuning.md).
+R, the one number that public numbers do not give, was measured (docs/howto/tuning.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import math
 from tacit import accounting as acc
 from tacit.tuning.errors import TuningError
 
-#: Distance that weights travel, in units in which a gradient is clipped at 1; measured, docs/tuning.md.
+#: Distance that weights travel, in units in which a gradient is clipped at 1; measured, docs/howto/tuning.md.
 DISTANCE = 300.0
 STEPS = 100
 MOMENTUM = 0.9

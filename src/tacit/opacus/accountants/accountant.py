@@ -1,6 +1,6 @@
 """What did training cost? One accountant under the names of Opacus' three.
 
-ε is the upper end of an interval certified to hold the true value (docs/accounting.md), so all three give the same
+ε is the upper end of an interval certified to hold the true value (docs/explanation/accounting.md), so all three give the same
 number, which is never above the one of Opacus' accountant of that name for the same steps.
 """
 

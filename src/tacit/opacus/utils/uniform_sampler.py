@@ -40,7 +40,7 @@ class DistributedUniformWithReplacementSampler:
     """Opacus' sampler for several processes; cannot be built."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("one process only; tacit.sgd.Training runs on several (docs/distributed.md)")
+        raise NotImplementedError("one process only; tacit.sgd.Training runs on several (docs/howto/distributed.md)")
 
 
 __all__ = ["DistributedUniformWithReplacementSampler", "UniformWithReplacementSampler"]

@@ -220,7 +220,7 @@ def generator_delta(noise: Sequence[float], elements: int, shift: float) -> floa
     """What the part of the tail that the noise generator does not resolve adds to δ, over all steps.
 
     A pair of noise numbers is resolved unless its radius is above a = √(160 ln 2), which has probability p = 2⁻⁸⁰
-    (docs/noise.md). Write P, Q for the ideal outputs of a step on neighbours, given which other units take part, P', Q'
+    (docs/explanation/noise.md). Write P, Q for the ideal outputs of a step on neighbours, given which other units take part, P', Q'
     for the real ones, and R for the outputs in which no pair lies further than a from any value that Q can have before
     noise. Then P'(S) ≤ P(S) + mp for m pairs, and Q'(S) ≥ Q(S ∩ R), so that P'(S) - e^ε Q'(S) ≤ δ(ε) + mp + P(Rᶜ).
     The hockey-stick divergence is jointly convex, so this holds for the sampled step as well, and a pair with an

@@ -134,7 +134,7 @@ class Poisson(_EachStep):
     """Every unit takes part in every step by itself, with probability ``batch_size / size``.
 
     Guarantee: add/remove-one, replace-one or zero-out of one unit, as :class:`tacit.accounting.PoissonSampled` prices
-    it. The true probability is never above the stated rate (docs/noise.md).
+    it. The true probability is never above the stated rate (docs/explanation/noise.md).
 
     >>> Poisson(size=60_000, batch_size=600).rate
     0.01
