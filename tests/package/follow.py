@@ -1,10 +1,10 @@
 """Follow a page from top to bottom in the current folder: ``python follow.py PAGE``.
 
-A ``toml`` or ``csv`` block whose first line is a comment with a file's name is saved under it. The ``python`` blocks are
-one session, as in a notebook. Each line ``$ tacit ...`` of a ``console`` block is run by the command's own code, in this
-process, so that a page does not pay for importing torch five times. Output that a page shows, in an ``output`` block or
-under a command, is compared with what comes out: ``...`` and ``…`` stand for anything, white space counts as one blank.
-A block under ``<!-- not run: REASON -->`` is passed over.
+A ``toml`` or ``csv`` block whose first line is a comment with a file's name is saved under it. The ``python`` blocks
+are one session, as in a notebook. Each line ``$ tacit ...`` of a ``console`` block is run by the command's own code, in
+this process, so that a page does not pay for importing torch five times. Output that a page shows, in an ``output``
+block or under a command, is compared with what comes out: ``...`` and ``…`` stand for anything, white space counts as
+one blank. A block under ``<!-- not run: REASON -->`` is passed over.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every public name of tacit, and what its docstring says: ``python -m tests.package.public [ROOM ...]`` lists the gaps.
+"""Every public name of tacit, and what its docstring says: ``python -m tests.package.public [ROOM ...]``.
 
 Public is what a room's ``__all__`` names, the names of ``tacit`` itself, and the methods and properties of public
 classes that tacit's own code defines.

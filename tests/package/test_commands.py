@@ -1,4 +1,4 @@
-"""Every command teaches: its help has an example, docs/reference/cli.md has it, and asking for help loads nothing heavy."""
+"""Every command teaches: its help has an example, the page of commands has it, and help loads nothing heavy."""
 
 from __future__ import annotations
 
