@@ -139,6 +139,12 @@ class Key(OneProcess):
         self.check_process()
         if self.destroyed:
             raise ValueError("this key has been destroyed")
+        if not hasattr(os, "fchmod"):
+            raise OSError(
+                errno.ENOTSUP,
+                "this system cannot keep a key's file from other users, so checkpoints need Linux or macOS; "
+                "train without checkpoint= here",
+            )
         target = os.path.abspath(path)
         self.sweep(target)
         draft = target + _NEW

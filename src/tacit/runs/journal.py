@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -40,7 +39,11 @@ class JournalError(ValueError):
 
 
 class NameTaken(JournalError):
-    """A new run under the name of another one."""
+    """A new run under the name of another one, in ``folder``; ``how`` says how to go on with that one."""
+
+    def __init__(self, folder: Path, how: str = "resume=True") -> None:
+        super().__init__(f"name: {folder} exists; choose another name, or go on with that run: {how}")
+        self.folder = folder
 
 
 class Journal:
@@ -69,7 +72,7 @@ class Journal:
         ``name`` under ``root``, or, where it is None, ``stem`` and the first number that is free.
         """
         if name is not None and (root / name).exists():
-            raise NameTaken(f"name: {root / name} exists; choose another name, or go on with --resume {root / name}")
+            raise NameTaken(root / name)
         parent = (root / (name or stem)).parent
         parent.mkdir(parents=True, exist_ok=True)
         draft = parent / f".{uuid.uuid4().hex}.new"
@@ -230,6 +233,13 @@ class Journal:
 
 
 def _locked(folder: Path, path: Path) -> int:
+    try:
+        import fcntl
+    except ImportError:
+        raise JournalError(
+            "a run's folder is kept from other processes by file locks, which this system lacks: use Linux, macOS or "
+            "WSL (tacit.sgd, tacit.linear_model and tacit.accounting work here)"
+        ) from None
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -257,7 +267,7 @@ def _moved(draft: Path, root: Path, name: str | None, stem: str) -> Path:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise
             if name is not None:
-                raise NameTaken(f"name: {folder} exists; choose another name") from None
+                raise NameTaken(folder) from None
             continue
         flush_folder(folder.parent)
         return folder

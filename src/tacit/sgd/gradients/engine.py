@@ -219,9 +219,20 @@ class Pass:
         return grads
 
 
+#: Where noise and clipping are exact and tested.
+DEVICES = ("cpu", "cuda")
+
+
 def trainable(model: nn.Module) -> dict[str, Tensor]:
     """Trainable parameters by name, each tensor once."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, parameter in found.items():
+        if parameter.device.type not in DEVICES:
+            raise ClippingError(
+                f"parameter {name!r} is on {parameter.device.type!r}, and tacit trains on the CPU and on CUDA GPUs: move "
+                "the model with model.to('cpu') before you make its optimizer"
+            )
+    return found
 
 
 class Engine:

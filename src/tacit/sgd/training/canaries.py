@@ -17,6 +17,7 @@ would give the exact sums, so they are for the operator only (:func:`tacit.audit
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -88,6 +89,8 @@ class Planted:
     def save(self, path: str | Path) -> Path:
         """Write it as one ``.npz`` file that only its owner can read: it may hold the noise of the run."""
         target = Path(path)
+        if not hasattr(os, "fchmod"):
+            raise OSError(errno.ENOTSUP, "this system cannot keep canaries from other users: use Linux or macOS")
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, 0o600)
