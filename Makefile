@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage test-slow test-gpu lint format docs bench scale constraints clean
+.PHONY: help demo test coverage test-slow test-gpu lint format docs bench scale dist notebooks constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -51,6 +51,15 @@ bench: $(STAMP) ## measured ratios against the peers (CPU)
 
 scale: $(STAMP) ## many ranks against one: sums, noise bits, memory, kills, resume (minutes)
 	@$(BIN)/python -m benchmarks scale $(ARGS)
+
+dist: $(STAMP) ## build wheel and sdist, check them, and try the wheel in a fresh environment with the base dependencies
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
+	@rm -rf dist && $(BIN)/python -m build --outdir dist . && $(BIN)/twine check --strict dist/*
+	@$(PYTHON) tools/try_wheel.py dist/*.whl
+
+notebooks: $(STAMP) ## run the notebooks in examples/ and save what they show
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
+	@$(BIN)/python tools/notebooks.py
 
 constraints: $(STAMP) ## write constraints.txt anew from what is installed
 	@(echo "# Exact versions that make demo, make test and CI install. To renew: make constraints."; \

