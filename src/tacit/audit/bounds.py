@@ -1,16 +1,16 @@
 """What do an attacker's right guesses prove? Lower bounds on ε, each valid with a stated confidence.
 
-In all of them an attacker plays against coins that were thrown before the run: which of ``canaries`` records took
-part. A mechanism that is (ε, δ)-DP limits how often anybody can be right, so whoever is right more often refutes it.
-The significance is the probability with which a bound is wrong although the mechanism keeps its promise.
+Before the run, a fair coin decides for each of ``canaries`` records whether it takes part; the attacker guesses the
+coins. An (ε, δ)-DP mechanism limits how often anybody can be right, so an attacker who is right more often refutes it.
+The significance is the probability that a bound is wrong although the mechanism keeps its promise.
 
-- :func:`one_run` needs nothing but one run (Steinke, Nasr and Jagielski, "Privacy auditing with one training run",
-  2023, theorem 5.2).
+- :func:`one_run` needs one run and no assumption (Steinke, Nasr and Jagielski, "Privacy auditing with one training
+  run", 2023, theorem 5.2).
 - :func:`one_run_f` is the sharper bound for a whole trade-off curve (Mahloujifar, Melis and Chaudhuri, "Auditing
   f-differential privacy in one run", 2024, algorithm 3).
-- :func:`two_worlds` needs independent repeats with and without one record, and takes Clopper-Pearson intervals of the
-  error rates (Jagielski, Ullman and Oprea 2020); :func:`gaussian` reads them as those of a Gaussian mechanism (Nasr et
-  al., "Tight auditing of differentially private machine learning", 2023).
+- :func:`two_worlds` needs independent repeats with and without one record. It uses Clopper-Pearson intervals of the
+  error rates (Jagielski, Ullman and Oprea 2020). :func:`gaussian` reads the same rates as those of a Gaussian mechanism
+  (Nasr et al., "Tight auditing of differentially private machine learning", 2023).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from statistics import NormalDist
 import numpy as np
 from scipy import optimize, special, stats
 
-#: Beyond this ε nothing is looked for.
+#: The search for ε stops here.
 LARGEST = 60.0
 NORMAL = NormalDist()
 
@@ -33,19 +33,22 @@ Blow = Callable[[float], float]
 
 def _check_guesses(guesses: int, correct: int, canaries: int) -> None:
     if not 0 <= correct <= guesses <= canaries or canaries < 1:
-        raise ValueError(f"{correct} right of {guesses} guesses about {canaries} canaries is not possible")
+        raise ValueError(
+            f"{correct} right of {guesses} guesses about {canaries} canaries is not possible: give 0 <= correct <= "
+            "guesses <= canaries"
+        )
 
 
 def _check_significance(significance: float) -> None:
     if not 0 < significance < 1:
-        raise ValueError(f"the significance lies between 0 and 1, not {significance!r}")
+        raise ValueError(f"significance must lie between 0 and 1, not {significance!r}")
 
 
 # -- one run -----------------------------------------------------------------------------------------------------------
 
 
 def one_run_p_value(guesses: int, correct: int, canaries: int, epsilon: float, delta: float = 0.0) -> float:
-    """How probable are at least ``correct`` right ``guesses`` where the mechanism is (ε, δ)-DP, at the most?
+    """The largest probability that an (ε, δ)-DP mechanism allows for ``correct`` or more right ``guesses``.
 
     >>> one_run_p_value(100, 100, 1000, epsilon=3.4, delta=1e-5) < 0.05
     True
@@ -61,14 +64,29 @@ def one_run_p_value(guesses: int, correct: int, canaries: int, epsilon: float, d
 
 
 def one_run(guesses: int, correct: int, canaries: int, delta: float = 0.0, significance: float = 0.05) -> float:
-    """The largest ε that one run's guesses refute.
+    """The largest ε that the guesses about one run refute.
 
-    Guarantee: where each of ``canaries`` independent records took part by a fair coin and the run is (ε, δ)-DP for
-    adding or removing one of them, the bound exceeds ε with probability at most ``significance``. ``guesses`` may be
-    fewer than ``canaries``: the attacker abstains from the rest.
+    Guarantee:
+        If each of ``canaries`` records was included independently with probability ½, and the run is (ε, δ)-DP for
+        adding or removing one of them, then the bound exceeds ε with probability at most ``significance``.
 
-    >>> round(one_run(1000, 1000, 1000, delta=1e-5), 2), round(one_run(100, 100, 1000, delta=1e-5), 2)
-    (5.78, 3.47)
+    Args:
+        guesses: How many canaries the attacker guessed about; he may abstain from the rest.
+        correct: How many of these guesses were right.
+        canaries: How many canaries there were in all.
+        delta: δ of the claim; 0 means pure ε.
+        significance: Probability that the bound is wrong; 0.05 gives 95% confidence. The number of guesses must be
+            fixed in advance: divide the significance by the number of bounds that you compare.
+
+    Returns:
+        The lower bound on ε; 0 if nothing is refuted, at most 60.
+
+    Raises:
+        ValueError: If the counts are impossible or ``significance`` does not lie between 0 and 1.
+
+    Example:
+        >>> round(one_run(1000, 1000, 1000, delta=1e-5), 2), round(one_run(100, 100, 1000, delta=1e-5), 2)
+        (5.78, 3.47)
     """
     _check_significance(significance)
 
@@ -79,7 +97,7 @@ def one_run(guesses: int, correct: int, canaries: int, delta: float = 0.0, signi
 
 
 def _largest(refuted: Callable[[float], bool], top: float) -> float:
-    """The largest value that is refuted, from below; refutation is monotone."""
+    """The largest refuted value, approached from below; refutation is monotone."""
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, 1.0
@@ -116,8 +134,9 @@ def approximate_blow(epsilon: float, delta: float) -> Blow:
 def refutes(guesses: int, correct: int, canaries: int, blow: Blow, significance: float = 0.05) -> bool:
     """Whether one run's guesses refute a whole trade-off curve.
 
-    Guarantee: where the run keeps the curve (under add/remove, each of ``canaries`` in by a fair coin), this is true
-    with probability at most ``significance``.
+    Guarantee:
+        If the run keeps the curve (add/remove one, each of ``canaries`` included with probability ½), this is true with
+        probability at most ``significance``.
 
     >>> refutes(200, 196, 1000, gaussian_blow(1.0)), refutes(200, 160, 1000, gaussian_blow(1.0))
     (True, False)
@@ -135,10 +154,32 @@ def refutes(guesses: int, correct: int, canaries: int, blow: Blow, significance:
 
 
 def one_run_f(guesses: int, correct: int, canaries: int, delta: float, significance: float = 0.05) -> float:
-    """The ε at δ of the largest Gaussian trade-off curve that one run's guesses refute (see :func:`refutes`).
+    """The ε at δ of the largest Gaussian trade-off curve that the guesses about one run refute.
 
-    What is proven is that the run is not μ-Gaussian DP; ε is that of μ at δ, as auditing papers report it. For
-    many composed steps the curve of a run is close to such a one. :func:`one_run_approximate` makes no assumption.
+    What this proves is that the run is not μ-Gaussian DP. The number returned is the ε of μ at δ, as auditing papers
+    report it. The curve of a run with many composed steps is close to a Gaussian one. :func:`one_run` makes no such
+    assumption.
+
+    Guarantee:
+        If each canary was included with probability ½ and the run is μ-Gaussian DP for adding or removing one of them,
+        the bound exceeds the ε of μ at δ with probability at most ``significance``.
+
+    Args:
+        guesses: How many canaries the attacker guessed about.
+        correct: How many of these guesses were right.
+        canaries: How many canaries there were in all.
+        delta: The δ at which μ is stated as ε.
+        significance: Probability that the bound is wrong; 0.05 gives 95% confidence.
+
+    Returns:
+        The lower bound, as ε at δ; 0 if nothing is refuted.
+
+    Raises:
+        ValueError: If the counts are impossible or ``significance`` does not lie between 0 and 1.
+
+    Example:
+        >>> one_run_f(100, 100, 1000, delta=1e-5) > one_run(100, 100, 1000, delta=1e-5)
+        True
     """
     _check_significance(significance)
 
@@ -197,7 +238,7 @@ def clopper_pearson(hits: int, trials: int, significance: float) -> tuple[float,
     True
     """
     if not 0 <= hits <= trials:
-        raise ValueError(f"{hits} of {trials} is not a count")
+        raise ValueError(f"{hits} hits in {trials} trials is not possible")
     low = float(stats.beta.ppf(significance, hits, trials - hits + 1)) if hits else 0.0
     high = float(stats.beta.isf(significance, hits + 1, trials - hits)) if hits < trials else 1.0
     return low, high
@@ -205,8 +246,14 @@ def clopper_pearson(hits: int, trials: int, significance: float) -> tuple[float,
 
 @dataclasses.dataclass(frozen=True)
 class Errors:
-    """How often an attacker was wrong: ``false_alarms`` of ``without`` repeats without the record, ``missed`` of
-    ``with_it`` repeats with it."""
+    """How often an attacker was wrong about one record.
+
+    Args:
+        false_alarms: Repeats without the record in which the attacker said that it was there.
+        without: How many repeats there were without the record.
+        missed: Repeats with the record in which the attacker said that it was not there.
+        with_it: How many repeats there were with the record.
+    """
 
     false_alarms: int
     without: int
@@ -214,7 +261,7 @@ class Errors:
     with_it: int
 
     def upper(self, significance: float) -> tuple[float, float]:
-        """Bounds on both error rates that hold together: each takes half of the significance."""
+        """Upper bounds on both error rates that hold together; each takes half of the significance."""
         return (
             clopper_pearson(self.false_alarms, self.without, significance / 2)[1],
             clopper_pearson(self.missed, self.with_it, significance / 2)[1],
@@ -224,11 +271,25 @@ class Errors:
 def two_worlds(errors: Errors, delta: float = 0.0, significance: float = 0.05) -> float:
     """The ε that the error rates refute: ln((TPR - δ) / FPR), or the same with the worlds exchanged.
 
-    Guarantee: for independent repeats and a test that was fixed before them, the bound exceeds the ε of an (ε, δ)-DP
-    mechanism with probability at most ``significance``.
+    Guarantee:
+        For independent repeats and a test that was fixed before them, the bound exceeds the ε of an (ε, δ)-DP mechanism
+        with probability at most ``significance``. Neighbours are the two data sets of the repeats.
 
-    >>> round(two_worlds(Errors(0, 1000, 0, 1000), significance=0.05), 2)
-    5.6
+    Args:
+        errors: How often the attacker was wrong, as ``tacit.audit.bounds.Errors``.
+        delta: δ of the claim; 0 means pure ε.
+        significance: Probability that the bound is wrong; 0.05 gives 95% confidence.
+
+    Returns:
+        The lower bound on ε; 0 if nothing is refuted.
+
+    Raises:
+        ValueError: If a count is impossible or ``significance`` does not lie between 0 and 1.
+
+    Example:
+        >>> from tacit.audit.bounds import Errors
+        >>> round(two_worlds(Errors(false_alarms=0, without=1000, missed=0, with_it=1000)), 2)
+        5.6
     """
     _check_significance(significance)
     alarms, missed = errors.upper(significance)
@@ -242,10 +303,24 @@ def two_worlds(errors: Errors, delta: float = 0.0, significance: float = 0.05) -
 def gaussian(errors: Errors, delta: float, significance: float = 0.05) -> float:
     """The ε at δ of the Gaussian mechanism that the error rates refute: μ ≥ Φ⁻¹(1 - FPR) - Φ⁻¹(FNR).
 
-    A certificate only for independent repeats of an unsampled Gaussian mechanism; otherwise an estimate.
+    This certifies something for independent repeats of an unsampled Gaussian mechanism only. Otherwise it is an
+    estimate.
 
-    >>> round(gaussian(Errors(0, 1000, 0, 1000), 1e-5), 1)
-    36.5
+    Args:
+        errors: How often the attacker was wrong, as ``tacit.audit.bounds.Errors``.
+        delta: The δ at which μ is stated as ε.
+        significance: Probability that the bound on μ is wrong; 0.05 gives 95% confidence.
+
+    Returns:
+        The bound or estimate, as ε at δ; 0 if nothing is refuted.
+
+    Raises:
+        ValueError: If a count is impossible or ``significance`` does not lie between 0 and 1.
+
+    Example:
+        >>> from tacit.audit.bounds import Errors
+        >>> round(gaussian(Errors(false_alarms=0, without=1000, missed=0, with_it=1000), delta=1e-5), 1)
+        36.5
     """
     _check_significance(significance)
     alarms, missed = errors.upper(significance)
