@@ -41,7 +41,7 @@ def _write_api_index() -> None:
     """One page of the reference for each room that is in the tree; the pages themselves are made by autosummary."""
     source = Path(tacit.__file__).parent
     rooms = sorted(path.parent.name for path in source.glob("*/__init__.py") if path.parent.name != "cli")
-    modules = sorted(path.stem for path in source.glob("*.py") if path.stem != "__init__")
+    modules = sorted(path.stem for path in source.glob("*.py") if not path.stem.startswith("__"))
     lines = [
         "API reference",
         "=============",

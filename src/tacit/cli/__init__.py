@@ -23,6 +23,7 @@ COMMAND_FILES = (
     "ledger",
     "data",
     "reproduce",
+    "explain",
 )
 
 EPILOG = """

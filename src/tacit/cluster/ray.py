@@ -221,7 +221,9 @@ def load() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
-        raise ModuleNotFoundError("backend='ray' needs Ray: pip install 'tacit[ray]'", name="ray") from None
+        raise ModuleNotFoundError(
+            "backend='ray' needs Ray: pip install 'tacit[ray]'. See: tacit explain missing-extra", name="ray"
+        ) from None
 
 
 # -- on a worker ----

@@ -143,13 +143,14 @@ class Ledger:
         expected = self.dataset(name).fingerprint
         if expected is None:
             raise FingerprintMismatch(
-                f"{name!r} was registered without a fingerprint; there is nothing to compare with"
+                f"{name!r} was registered without a fingerprint, so there is nothing to compare these data with. "
+                "See: tacit explain fingerprint"
             )
         if self.fingerprint(data) != expected:
             raise FingerprintMismatch(
-                f"these are not the data registered as {name!r}: the fingerprints differ. A fingerprint is of the very "
-                "bytes: the same table in another format, order or type has another one. Use the file or the array "
-                "that was registered; the budget belongs to the people in it, in whatever form their data are"
+                f"these are not the data registered as {name!r}: the fingerprints differ. A fingerprint covers the "
+                "exact bytes, so the same table in another format, order or type has another one. Use the file or "
+                "array that was registered. See: tacit explain fingerprint"
             )
 
     # -- charging ------------------------------------------------------------------------------------------------------
@@ -299,7 +300,7 @@ class Ledger:
             f"{mechanism!r} on {terms.name!r} costs ε={price.epsilon:.6g} at δ={price.delta:.3g} "
             f"({terms.words}); {left}. {advising.sentence(advice)}"
         )
-        return BudgetExceeded(text.strip(), advice)
+        return BudgetExceeded(f"{text.strip()} See: tacit explain budget-exceeded", advice)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -40,7 +40,9 @@ try:
     from sqlalchemy.engine import URL, Connection, Engine, make_url
     from sqlalchemy.pool import NullPool
 except ImportError as missing:  # pragma: no cover - a machine without the package
-    raise LedgerError("a ledger in a file or a server needs SQLAlchemy: pip install sqlalchemy") from missing
+    raise LedgerError(
+        "a ledger in a file or on a server needs SQLAlchemy: pip install sqlalchemy. See: tacit explain missing-extra"
+    ) from missing
 
 #: Version of the tables; a ledger with a larger one is refused.
 SCHEMA_VERSION = 1
@@ -243,7 +245,8 @@ class SqlStore:
                 )
             except ModuleNotFoundError as missing:
                 raise StorageError(
-                    f"{missing.name} is not installed; a ledger in PostgreSQL needs it: pip install 'tacit[postgres]'"
+                    f"{missing.name} is not installed; a ledger in PostgreSQL needs it: pip install 'tacit[postgres]'. "
+                    "See: tacit explain missing-extra"
                 ) from None
             self._engine_process = engine, os.getpid()
         return self._engine_process[0]

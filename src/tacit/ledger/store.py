@@ -52,7 +52,10 @@ class Store(Protocol):
 def unknown(dataset: str, names: list[str], place: str) -> UnknownDataset:
     """The error for a name that is not registered."""
     known = f"known: {', '.join(sorted(names))}" if names else "none is registered yet"
-    return UnknownDataset(f"no data set {dataset!r} in the ledger {place}; {known}")
+    return UnknownDataset(
+        f"no data set {dataset!r} in the ledger {place}; {known}. Register it first, or mend the name. "
+        "See: tacit explain not-registered"
+    )
 
 
 class MemoryStore:
