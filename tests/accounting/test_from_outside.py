@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tacit import accounting as acc
 from tacit.accounting.losses import SampledLaplaceLoss
+from tacit.accounting.sampling import Accumulated
 from tests.accounting.catalogue import poisson
 
 
@@ -54,6 +57,19 @@ def test_numbers_out_of_numpy_are_the_numbers_they_are() -> None:
         assert acc.calibrate(acc.Gaussian, epsilon=target, delta=1e-5) == acc.calibrate(
             acc.Gaussian, epsilon=1.0, delta=1e-5
         )
+    assert Accumulated(acc.PoissonSampled(acc.Gaussian(2.0), 0.25), np.int64(2)).draws == 2
+    assert json.dumps(acc.epsilon(acc.Gaussian(2.0), np.float32(1e-5), group=np.int64(3)).to_dict())
+    curve = acc.epsilon_over_steps(acc.Gaussian(20.0), np.int64(5), np.float32(1e-5), group=np.int64(2))
+    assert json.dumps(curve.to_dict())
+
+
+@given(st.floats(0.125, 4.0, width=32))
+@settings(max_examples=20, deadline=None)
+def test_a_delta_for_a_float32_holds_in_float64(epsilon: float) -> None:
+    """The price used to be rounded to float32 before it was compared with the target."""
+    mechanism = acc.Gaussian(1.5)
+    found = acc.calibrate_delta(mechanism, epsilon=np.float32(epsilon))
+    assert found == acc.calibrate_delta(mechanism, epsilon=epsilon)
 
 
 @pytest.mark.parametrize("made", [acc.Selected, lambda m, unit: acc.Either(m, m, unit=unit)])

@@ -421,6 +421,7 @@ def test_settings_in_a_file_are_checked_by_key(clinic):
     assert 'model = "linear"' in config
     again = tacit("--config", "run.toml", "--name", "from-file")
     assert (again.exit_code, "exists; choose another name" in again.output) == (2, True)
+    assert "go on with that run: tacit train --resume runs/" in again.output
 
 
 # -- a long run --------------------------------------------------------------------------------------------------------
@@ -484,7 +485,7 @@ def test_a_run_is_not_resumed_on_other_data(clinic, monkeypatch):
     _lines(clinic, lambda t: t + "44,north,1,1\n")
     told = CliRunner().invoke(build(), ["train", "--resume", str(clinic / "runs" / "cut")])
     assert told.exit_code == 1
-    assert "does not continue" in told.output
+    assert f"data: these are not the data that {clinic / 'runs' / 'cut'} was started with" in told.output
 
 
 def _on_a_terminal(patch: pytest.MonkeyPatch, *words: str) -> str:

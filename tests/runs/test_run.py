@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import inspect
 import json
@@ -24,6 +25,7 @@ from tacit.runs.journal import NameTaken
 from tacit.runs.progress import Interrupted, Live
 from tacit.runs.settings import Settings, SettingsError, saved
 from tacit.schema import Boolean, Categorical, Numeric, Schema, Unit
+from tacit.sgd import CheckpointError
 
 SCHEMA = Schema(
     (
@@ -164,7 +166,7 @@ def test_a_run_goes_on_from_a_program_and_is_charged_once(table, monkeypatch):
         with pytest.raises(Interrupted, match="go on with: tacit train --resume runs/cut"):
             tacit.run(table, **given)
     assert [r.confirmed for r in ledger.history("people")] == [False]
-    with pytest.raises(NameTaken, match="choose another name"):
+    with pytest.raises(NameTaken, match=r"choose another name, or go on with that run: resume=True$"):
         tacit.run(table, **given)
     with pytest.raises(SettingsError, match=r"epsilon: a run is resumed as it was, with epsilon = 3.0, not 2.0"):
         tacit.run(table, **given | {"epsilon": 2.0}, resume=True)
@@ -172,8 +174,9 @@ def test_a_run_goes_on_from_a_program_and_is_charged_once(table, monkeypatch):
         tacit.run(resume="runs/cut")
     told = CliRunner().invoke(build(), ["train", "--resume", "runs/cut"])
     assert (told.exit_code, "given from memory" in told.output) == (2, True)
-    with pytest.raises(tacit.sgd.PrivacyWarning, match="does not continue"):
+    with pytest.raises(CheckpointError, match="data: these are not the data that runs/cut was started with") as refused:
         tacit.run(table[:-1], **given, resume=True)
+    assert "fork" not in str(refused.value)
     done = tacit.run(table, **given, resume=True)
     assert done.card["mechanism"]["steps_executed"] == 4
     again = tacit.run(resume="runs/cut", quiet=True)  # it has ended: its rows are not needed
@@ -182,6 +185,38 @@ def test_a_run_goes_on_from_a_program_and_is_charged_once(table, monkeypatch):
     with pytest.raises(BudgetExceeded):
         tacit.run(table, **given | {"name": "more"})
     assert not Path("runs/more").exists()
+
+
+def test_other_data_than_those_of_the_run_are_named_whether_there_is_a_ledger_or_not(table, monkeypatch):
+    given = USUAL | {"schema": SCHEMA, "name": "cut", "quiet": True}
+    with monkeypatch.context() as patch:
+        patch.setattr(Live, "update", lambda *rest: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(Interrupted):
+            tacit.run(table, **given)
+    other = table.with_columns(pl.col("age") + 1)  # as many rows: nothing of the plan differs
+    with pytest.raises(CheckpointError, match="Give those again to go on with it, or begin a new run") as refused:
+        tacit.run(other, **given, resume=True)
+    assert "fork" not in str(refused.value)
+
+
+def test_the_result_says_of_its_privacy_what_a_training_run_says(table):
+    people = table.with_columns(person=pl.int_range(pl.len()) // 2)
+    schema = Schema(SCHEMA.columns, Unit("patient", column="person"), "clinic")
+    more = {"schema": schema, "quiet": True, "size": 200, "max_rows": 2}
+    said = tacit.run(people, **USUAL | more).privacy.details
+    assert (said["size"], said["max_rows"]) == ("given in advance", 2)
+    assert list(said) == list(run().privacy.details)
+    plain = tacit.run(table, schema=SCHEMA, quiet=True, **USUAL).privacy.details
+    assert (plain["size"], plain["max_rows"]) == ("number of patients treated as public", None)
+
+
+def test_numbers_out_of_numpy_are_numbers(table):
+    numbers = {"epsilon": np.float32(3.0), "delta": np.float64(1e-5), "steps": np.int64(4), "batch": np.int32(50)}
+    result = tacit.run(table, schema=SCHEMA, model="linear", quiet=True, **numbers)
+    assert result.settings == dataclasses.replace(result.settings, **USUAL)
+    assert {type(getattr(result.settings, name)) for name in numbers} == {int, float}
+    with pytest.raises(SettingsError, match="steps: a whole number, not True"):
+        tacit.run(table, schema=SCHEMA, **USUAL | {"steps": True})
 
 
 def test_a_model_of_ones_own_is_a_function_that_can_be_imported(table, tmp_path, monkeypatch):

@@ -101,6 +101,7 @@ def calibrate_delta(mechanism: Mechanism, *, epsilon: float, adjacency: str = "a
     True
     """
     _check_target(epsilon)
+    epsilon = float(epsilon)  # compared as it is: numpy would round the other side to float32
     found = delta_of(mechanism, epsilon, adjacency=adjacency, group=group).upper
     found = max(found, 1e-300)
     for step in (0.0, 1e-12, 1e-10, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3):

@@ -106,7 +106,8 @@ def profile(
     ends[:, 0] = np.maximum.accumulate(ends[:, 0, ::-1], axis=1)[:, ::-1]
     ends[:, 1] = np.minimum.accumulate(ends[:, 1], axis=1)
     (low, high), orders = ends[0], ends[1:]
-    return Profile(grid, low, high, adjacency, mechanism.unit, group, found[0][0].tight, orders=orders)
+    whole = found[0][0]
+    return Profile(grid, low, high, adjacency, mechanism.unit, whole.group, whole.tight, orders=orders)
 
 
 def _point(

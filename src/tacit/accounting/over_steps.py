@@ -112,6 +112,7 @@ def epsilon_over_steps(
     if points is not None and points < 2:
         raise AccountingError(f"a curve needs 2 points or more, not {points!r}")
     members = members_of(step, adjacency, group)
+    delta, group = float(delta), int(group)
     last = certified_epsilon(step * int(steps), delta, adjacency=adjacency, group=group)
     wanted = _counts(int(steps), points)
     if not _linear(members, adjacency, group) or not 0 < last.upper < math.inf:

@@ -76,7 +76,7 @@ def epsilon(
     delta = float(delta)
     question = _Question(mechanism, adjacency, group, tolerance)
     low, high = question.epsilon(delta) if delta > 0 else question.pure_epsilon()
-    return Bound(low, high, question.tight, "epsilon", delta, adjacency, mechanism.unit, group)
+    return Bound(low, high, question.tight, "epsilon", delta, adjacency, mechanism.unit, question.group)
 
 
 def delta(
@@ -112,7 +112,8 @@ def delta_of_orders(
         raise AccountingError(f"ε must be 0 or more, not {epsilon!r}")
     question = _Question(mechanism, adjacency, group, tolerance)
     whole, first, second = question.deltas(float(epsilon))
-    return Bound(*whole, question.tight, "delta", float(epsilon), adjacency, mechanism.unit, group), first, second
+    bound = Bound(*whole, question.tight, "delta", float(epsilon), adjacency, mechanism.unit, question.group)
+    return bound, first, second
 
 
 class _Question:

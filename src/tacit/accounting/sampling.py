@@ -187,10 +187,10 @@ class Accumulated(Mechanism):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit", self.mechanism.unit)
+        super().__post_init__()
         if not isinstance(self.mechanism, PoissonSampled):
             raise AccountingError("draws are added up here for Poisson sampling only")
-        if isinstance(self.draws, bool) or not isinstance(self.draws, int) or self.draws < 1:
-            raise AccountingError(f"draws is a positive whole number, not {self.draws!r}")
+        check_whole("draws", self.draws)
 
     def adjacencies(self) -> tuple[str, ...]:
         return tuple(a for a in self.mechanism.adjacencies() if a != "replace-one" or self.draws == 1)

@@ -40,7 +40,6 @@ def exits(command: str, progress: Told, *, usage: int = EXIT_USAGE) -> Iterator[
 
 def _ending(error: BaseException, command: str, progress: Told, usage: int) -> tuple[str, int] | None:
     """Message and exit code of an error that means something to the user; None for a mistake of ours."""
-    from tacit.accounting import PrivacyWarning
     from tacit.runs.progress import Interrupted
     from tacit.runs.settings import SettingsError
 
@@ -51,16 +50,16 @@ def _ending(error: BaseException, command: str, progress: Told, usage: int) -> t
         where = f" ({error.filename})" if error.filename is not None else ""
         mended = "nothing is lost: when that is mended, " if progress.folder is not None else ""
         return f"{error.strerror or error}{where}; {mended}{how}", EXIT_ERROR
-    if isinstance(error, PrivacyWarning):
-        return f"{error}. A run is resumed as it was, or not at all", EXIT_ERROR
     if isinstance(error, SettingsError):
         return str(error), usage
     from tacit.ledger import BudgetExceeded
     from tacit.runs.folder import refusals
     from tacit.runs.journal import NameTaken
 
+    if isinstance(error, NameTaken):
+        return str(NameTaken(error.folder, f"tacit {command} --resume {error.folder}")), usage
     if isinstance(error, refusals()):
-        return str(error), {BudgetExceeded: EXIT_BUDGET, NameTaken: usage}.get(type(error), EXIT_ERROR)
+        return str(error), EXIT_BUDGET if isinstance(error, BudgetExceeded) else EXIT_ERROR
     return None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -123,6 +124,25 @@ def taken_back(journal: Journal, spent: Callable[[Exception], bool]) -> Iterator
         if journal.fresh and not spent(error):
             journal.discard()
         raise
+
+
+@contextlib.contextmanager
+def as_it_was(folder: Path) -> Iterator[None]:
+    """A resumed run is the same run, or is refused: new noise on other data would be another charge."""
+    from tacit.sgd.training.checkpoint import CheckpointError, ForkWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ForkWarning)
+        try:
+            yield
+        except (CheckpointError, ForkWarning) as error:
+            if not error.changed:
+                raise
+            if "the data" in error.changed:
+                why = f"data: these are not the data that {folder} was started with. Give those again to go on with it"
+            else:
+                why = f"{folder} does not continue: {', '.join(error.changed)} changed. A run is resumed as it was"
+            raise CheckpointError(f"{why}, or begin a new run under another name", error.changed) from None
 
 
 def resolved(given: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:

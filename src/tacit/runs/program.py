@@ -23,6 +23,7 @@ from tacit.runs.read import Form, Tables, is_known, schema_of
 from tacit.runs.settings import IN_MEMORY, SCHEMA, Settings, SettingsError, check_keys, make, read, saved
 from tacit.runs.train import TrainRun, absolute
 from tacit.schema import Schema
+from tacit.sgd.training.plan import size_in_words
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -71,8 +72,12 @@ class RunResult:
             adjacency=guarantee["adjacency"],
             unit=guarantee["unit"],
         )
-        names = ("sampler", "steps_planned", "steps_executed", "basis")
-        details = {name: mechanism[name] for name in names} | {"noise": mechanism["noise_generator"]}
+        parameters, names = mechanism["parameters"], ("steps_planned", "steps_executed", "basis", "sampler")
+        details = {name: mechanism[name] for name in names} | {
+            "size": size_in_words(guarantee["unit"], given="size" in parameters),
+            "noise": mechanism["noise_generator"],
+            "max_rows": rows if (rows := parameters.get("records_per_unit", 1)) > 1 else None,
+        }
         return acc.Privacy(interval, acc.from_dict(mechanism["description"]), details)
 
     @property

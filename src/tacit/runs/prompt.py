@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,11 @@ from tacit.prompts.tuning import text_losses
 from tacit.report import Evaluation, PublicSource, Run, describe
 from tacit.runs import publish
 from tacit.runs import votes as drawing
-from tacit.runs.folder import resolved
+from tacit.runs.folder import as_it_was, resolved
 from tacit.runs.journal import Journal
 from tacit.runs.progress import Reporter
 from tacit.runs.read import read_table
 from tacit.runs.settings import SettingsError, again, settings_file, written
-from tacit.sgd import PrivacyWarning
 
 #: The settings of a run, in its folder.
 CONFIG = "prompt.config.json"
@@ -411,9 +409,7 @@ def tune(task: PromptTask, journal: Journal) -> list[OperatorView]:
     wanted = ["method", "epsilon", "noise", "delta", "epochs", "steps", "batch", "learning_rate", "clip_norm", "rank"]
     wanted += ["virtual_tokens", "start"]
     settings = {names.get(k, k): given[k] for k in wanted if given.get(k) is not None}
-    with warnings.catch_warnings():
-        # A resumed run must be the same run: new noise on other data would be another charge.
-        warnings.filterwarnings("error", message=".*this is a fork", category=PrivacyWarning)
+    with as_it_was(journal.folder):
         done = train(
             language.model,
             language.tokenizer,

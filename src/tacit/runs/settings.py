@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -240,8 +241,9 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
             raise SettingsError(f"{name}: a list of texts, not {value!r}")
         return tuple(value)
-    if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+    kind = {int: numbers.Integral, float: numbers.Real}.get(wanted)
+    if kind is not None and isinstance(value, kind) and not isinstance(value, bool):
+        return wanted(value)
     words = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         raise SettingsError(f"{name}: {words[wanted]}, not {value!r}")

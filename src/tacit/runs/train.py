@@ -25,7 +25,7 @@ from tacit.report import PublicSource, Statement, describe
 from tacit.report.files import write_whole
 from tacit.runs import publish
 from tacit.runs.evaluate import evaluate, public_sources
-from tacit.runs.folder import resolved, taken_back
+from tacit.runs.folder import as_it_was, resolved, taken_back
 from tacit.runs.journal import Journal
 from tacit.runs.models import ModelRefused, build, loss_for
 from tacit.runs.progress import Interrupted, Reporter
@@ -142,10 +142,8 @@ def start(settings: Settings, private: Path, records: TableRecords, progress: Re
     model = build(settings.model, records.form).to(settings.device)
     _check_room(model, settings)
     _keep_buffers(model, private / "buffers.pt")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", PrivacyWarning)
-        # A resumed run must be the same run: new noise on other data would be another charge.
-        warnings.filterwarnings("error", message=".*this is a fork", category=PrivacyWarning)
+    recording = warnings.catch_warnings(record=True, action="always", category=PrivacyWarning)
+    with recording as caught, as_it_was(private.parent):
         kind: Any = Training
         own: dict[str, Any] = {
             "checkpoint": private / "checkpoint.pt",

@@ -15,6 +15,7 @@ import hashlib
 import hmac
 import io
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit import accounting as acc
+from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Charge, Ledger
 from tacit.noise.keys import Key
 from tacit.sgd.sharding.shards import class_of
@@ -32,7 +34,19 @@ TAG = 32
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that must not be continued from."""
+    """A checkpoint that must not be continued from; ``changed`` names what is not as it was, where that is why."""
+
+    def __init__(self, message: str, changed: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.changed = tuple(changed)
+
+
+class ForkWarning(PrivacyWarning):
+    """What goes on from a checkpoint is another run; ``changed`` names what is not as it was."""
+
+    def __init__(self, message: str, changed: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.changed = tuple(changed)
 
 
 @dataclasses.dataclass

@@ -164,6 +164,11 @@ class Plan:
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def size_in_words(unit: str, *, given: bool) -> str:
+    """What a guarantee says about the number of units."""
+    return "given in advance" if given else f"number of {unit}s treated as public"
+
+
 def make_plan(
     sampler: Sampler,
     *,

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from tacit import accounting as acc
-from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Charge, Ledger
 from tacit.ledger.fingerprint import fingerprint
 from tacit.noise.keys import Key
@@ -28,7 +27,7 @@ from tacit.sgd.sharding.ranks import Ranks
 from tacit.sgd.sharding.shards import ShardedParameters
 from tacit.sgd.training import checkpoint as checkpoints
 from tacit.sgd.training import identity
-from tacit.sgd.training.checkpoint import CheckpointError, RunState
+from tacit.sgd.training.checkpoint import CheckpointError, ForkWarning, RunState
 from tacit.sgd.training.config import RunSettings
 from tacit.sgd.training.data import Records, Units, random_state, set_random_state
 from tacit.sgd.training.plan import Plan
@@ -349,15 +348,13 @@ class Resumable(OneProcess):
         if charged is None:
             raise CheckpointError(
                 f"{what}. A fork is a new run on weights that have cost something already, and needs a ledger to be "
-                "charged to; or remove the checkpoint and begin anew"
+                "charged to; or remove the checkpoint and begin anew",
+                changed,
             )
         if charged.unit != self.plan.unit or self.plan.adjacency not in charged.adjacencies():
-            raise CheckpointError(f"{what}, and the two runs protect different things: they do not compose")
-        warnings.warn(
-            f"{what}: this is a fork, with a new key and a new charge; privacy is stated for both runs together",
-            PrivacyWarning,
-            stacklevel=6,
-        )
+            raise CheckpointError(f"{what}, and the two runs protect different things: they do not compose", changed)
+        told = f"{what}: this is a fork, with a new key and a new charge; privacy is stated for both runs together"
+        warnings.warn(ForkWarning(told, changed), stacklevel=6)
         earlier = charged if state["plan"]["earlier"] is None else charged + acc.from_dict(state["plan"]["earlier"])
         self.plan = dataclasses.replace(self.plan, earlier=earlier)
         if "folder" in state:

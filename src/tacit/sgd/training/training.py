@@ -41,7 +41,7 @@ from tacit.sgd.training.augment import repeat, views_of
 from tacit.sgd.training.checkpoint import RunState
 from tacit.sgd.training.config import RunSettings, TrainingKeywords, Value, shows_keywords
 from tacit.sgd.training.data import Batch, Physical, Table, random_state, records, set_random_state, units_of, weighted
-from tacit.sgd.training.plan import Plan, make_plan
+from tacit.sgd.training.plan import Plan, make_plan, size_in_words
 from tacit.sgd.training.prefetch import BackgroundDraw
 from tacit.sgd.training.resume import Resumable
 from tacit.sgd.training.sampling import Sampler, run_length
@@ -336,7 +336,7 @@ class Training(Resumable):
             "steps_executed": self.steps_executed,
             "basis": basis if plan.earlier is None else f"{basis}; with the run it was forked from",
             "sampler": plan.sampler.words,
-            "size": "given in advance" if plan.size_given else f"number of {plan.unit}s treated as public",
+            "size": size_in_words(plan.unit, given=plan.size_given),
             "noise": plan.generator,
             "max_rows": plan.records_per_unit if plan.records_per_unit > 1 else None,
         }
