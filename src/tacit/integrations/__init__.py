@@ -1,5 +1,5 @@
-"""How do I train privately with the tools I use already? Hugging Face's Trainer, Lightning, and experiment trackers.
+"""How do I train privately with the tools I already use? Hugging Face's Trainer, Lightning and experiment trackers.
 
-Each is a file of its own that imports its package when it is imported: ``tacit.integrations.transformers``,
-``tacit.integrations.lightning``, ``tacit.integrations.trackers``.
+Each has a module of its own, which imports the tool: ``tacit.integrations.transformers``,
+``tacit.integrations.lightning`` and ``tacit.integrations.trackers``.
 """

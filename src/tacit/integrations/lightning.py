@@ -1,16 +1,13 @@
-"""How does an ordinary ``LightningModule`` train privately? With one callback.
+"""How do I train an ordinary ``LightningModule`` privately? Add the callback :class:`PrivateTraining`.
 
-    from tacit.integrations.lightning import PrivateTraining
-    private = PrivateTraining(target_epsilon=3.0, target_delta=1e-5, max_grad_norm=1.0)
-    Trainer(callbacks=[private], ...).fit(module, loader)
+The callback replaces the train loader by one with Poisson batches of the same expected size (times
+``accumulate_grad_batches``, handed out in as many pieces), and makes the optimizer's step private. ``training_step``
+stays as it is, with its mean over the batch; the modules that it calls are watched one by one. Checkpoints carry what
+was spent, and :class:`PrivateDDPStrategy` runs on several processes.
 
-The train loader is replaced by one with Poisson batches of the same expected size (times ``accumulate_grad_batches``,
-handed out in as many pieces), and the optimizer's step by a private one. ``training_step`` stays as it is, with its
-mean over the batch; modules that it calls are watched one by one. Checkpoints carry what was spent, and
-:class:`PrivateDDPStrategy` spreads a run over several processes.
-
-What ``training_step`` logs itself (a training loss) is computed from private data without noise: progress bar and
-callbacks see it, loggers and checkpoints do not. The callback logs ``epsilon``.
+What ``training_step`` logs (such as a training loss) is computed from private data without noise: the progress bar and
+callbacks see it, loggers and checkpoints do not. The callback logs ``epsilon``. docs/howto/lightning.md has a complete
+example.
 """
 
 from __future__ import annotations
@@ -53,14 +50,20 @@ except ModuleNotFoundError as error:
 
 
 class PrivateDDPStrategy(DDPStrategy):  # type: ignore[misc, unused-ignore]
-    """Several processes, one private run: each takes its share of every draw, and one noise is added to the whole sum.
+    """Run one private training on several processes.
 
-    The model is not wrapped in ``DistributedDataParallel``: there are no weight gradients to average before noise.
-    Clipped sums are added up over processes instead, and every process adds the same keyed noise.
+    Each process takes its share of every draw. Clipped sums are added up over the processes, and each adds the same
+    keyed noise once, so the result is that of a single process. The model is not wrapped in
+    ``DistributedDataParallel``, which would average gradients before there is noise.
+
+    Example:
+        >>> strategy = PrivateDDPStrategy()  # Trainer(devices=2, strategy=strategy, callbacks=[private])
+        >>> isinstance(strategy, DDPStrategy)
+        True
     """
 
     def configure_ddp(self) -> None:
-        """Start from the weights of the first process."""
+        """Copy the weights of the first process to all others."""
         assert self.model is not None
         with torch.no_grad():
             for tensor in [*self.model.parameters(), *self.model.buffers()]:
@@ -68,19 +71,40 @@ class PrivateDDPStrategy(DDPStrategy):  # type: ignore[misc, unused-ignore]
 
 
 class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
-    """Makes the run of a ``Trainer`` private; give ``noise_multiplier`` or ``target_epsilon``.
+    """Make the training of a Lightning ``Trainer`` private, as a callback.
 
-    ``key_file`` is where the secret key is kept for resuming until the run ends (default: the user's state folder).
-    ``batch_first=False`` is for modules with the examples in the second dimension. ``ledger`` and ``dataset`` (its name
-    there) say where all planned steps are charged, before the first one. ``purpose`` is public and stands beside the
-    charge. ``unit`` is ``"record"``; another one is refused.
+    Guarantee:
+        Everything computed from the weights is (``privacy.claim``, ``target_delta``)-DP for zeroing out one record of
+        the train loader's data set, over all runs of this callback. The whole plan is claimed, whatever stops a run,
+        unless :meth:`stop` says otherwise. Metrics on a private validation set are not covered.
 
-    What is logged during training is withheld from loggers and checkpoints, except the names in ``public_logs``, which
-    do not depend on private records; ``show_private=True`` is for logs that nobody but the operator sees.
+    Args:
+        target_delta: The δ of the guarantee, strictly between 0 and 1.
+        noise_multiplier: Standard deviation of the noise divided by ``max_grad_norm``. Give this or ``target_epsilon``.
+        target_epsilon: The ε of one whole run; the least noise that keeps it is chosen. Give this or
+            ``noise_multiplier``.
+        max_grad_norm: The L2 bound on each example's gradient.
+        batch_first: Whether the first dimension of inputs and outputs counts the examples (default), or the second.
+        show_private: Let loggers and checkpoints have the values logged during training. For logs that only the
+            operator sees.
+        public_logs: Names of logged values that do not depend on private records.
+        key_file: Where the secret key is kept until the run ends, so that it can be resumed. Default: a file in the
+            user's state folder.
+        ledger: Where all planned steps are charged, before the first one. Default: no ledger.
+        dataset: The name under which the data are registered in ``ledger``. Give both or neither.
+        purpose: A public note that is stored with the charge.
+        unit: Whom the guarantee protects. Only ``"record"`` is possible here.
 
-    Guarantee: everything computed from the weights is (``privacy.claim``, ``target_delta``)-DP for zeroing out
-    one record of the train loader's data set, over all runs of this callback. The plan is claimed, whatever stops a
-    run, unless :meth:`stop` declares otherwise. Metrics on a private validation set are not covered.
+    Raises:
+        ValueError: If not exactly one of ``noise_multiplier`` and ``target_epsilon`` is given, or ``target_delta`` is
+            out of range.
+        UnitError: If ``unit`` is not ``"record"``.
+        TermsError: If the ledger is registered for another unit or adjacency.
+
+    Example:
+        >>> private = PrivateTraining(target_epsilon=3.0, target_delta=1e-5, max_grad_norm=1.0)
+        >>> private.run.target_epsilon  # then Trainer(callbacks=[private], ...).fit(module, loader)
+        3.0
     """
 
     def __init__(
@@ -122,27 +146,41 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
     # -- setting up -------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse what cannot be right, and stand where the train loader passes."""
+        """Refuse settings that break the guarantee, and take over the train loader.
+
+        Args:
+            trainer: The Lightning trainer.
+            pl_module: The module that is trained.
+            stage: Only ``"fit"`` is made private.
+
+        Raises:
+            NotImplementedError: If the strategy averages gradients before there is noise.
+            ValueError: If ``gradient_clip_val``, fp16 or ``ThroughputMonitor`` is used.
+            SearchRefused: If ``LearningRateFinder`` or ``BatchSizeFinder`` is used.
+            UnsupportedModuleError: If the model has a layer that cannot be trained privately.
+        """
         if stage != "fit":
             return
         strategy = trainer.strategy
         if not isinstance(strategy, SingleDeviceStrategy | PrivateDDPStrategy):
             raise NotImplementedError(
                 f"{type(strategy).__name__} averages gradients before noise is added: use one device, or "
-                "Trainer(strategy=tacit.integrations.lightning.PrivateDDPStrategy())"
+                "Trainer(strategy=PrivateDDPStrategy()) from tacit.integrations.lightning"
             )
         if trainer.gradient_clip_val is not None:
-            raise ValueError("gradients are clipped per example: leave gradient_clip_val out")
+            raise ValueError("gradients are clipped per example already: leave gradient_clip_val out")
         if trainer.precision in ("16-mixed", "16-true", "16"):
-            raise ValueError("fp16 scales losses by a factor that changes with the data: use precision='bf16-mixed'")
+            raise ValueError(
+                "fp16 is not supported, because its loss scale changes with the data: use precision='bf16-mixed'"
+            )
         if any(isinstance(c, LearningRateFinder | BatchSizeFinder) for c in trainer.callbacks):
             raise SearchRefused(
-                "a tuner trains on the private records without privacy, and chooses by what it sees: choose learning "
+                "a tuner trains on the private records without privacy and chooses by what it sees: choose learning "
                 "rate and batch size with private tuning (tacit.tuning) or on public data"
             )
         if not self.show_private and any(isinstance(c, ThroughputMonitor) for c in trainer.callbacks):
             raise ValueError(
-                "ThroughputMonitor writes the sizes of batches, which are private, into loggers: leave it out"
+                "ThroughputMonitor writes the sizes of batches, which are private, into loggers: remove it"
             )
         ModuleValidator.validate(pl_module, strict=True)
         self._watch_logs(trainer, pl_module)
@@ -155,7 +193,7 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         strategy.__dict__["process_dataloader"] = process
 
     def _watch_logs(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stand where values are logged, by the module and by callbacks."""
+        """Filter what the module and the callbacks log."""
         plain = self._plain_log = pl_module.log
 
         def log(
@@ -170,11 +208,11 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
             holder.log = log
 
     def _withhold(self, trainer: pl.Trainer, name: str) -> None:
-        """Say once that a value stays here; refuse what would write it into files, or train by it."""
+        """Warn once that a value is withheld; refuse what would write it into files or train by it."""
         if name in self._withheld:
             return
         names = {name, f"{name}_step", f"{name}_epoch"}
-        instead = "take a metric on public data, or a value that does not depend on the data (public_logs=)"
+        instead = "use a metric on public data, or a value that does not depend on the data (public_logs=)"
         for saver in trainer.checkpoint_callbacks:
             in_name = any(f"{{{n}" in str(getattr(saver, "filename", "")) for n in names)
             if getattr(saver, "monitor", None) in names or in_name:
@@ -182,14 +220,14 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau and config.monitor in names:
                 raise ValueError(
-                    f"the learning rate follows {name!r}, a private value that no noise covers, and the weights with "
-                    f"it: {instead}, or a schedule that is fixed in advance"
+                    f"the learning rate follows {name!r}, a private value without noise, and the weights would too: "
+                    f"{instead}, or a schedule that is fixed in advance"
                 )
         self._withheld.add(name)
         warnings.warn(
             f"{name!r} is logged during training and withheld from loggers and checkpoints, which hold charged or "
-            "public values only (progress bar and callbacks see it). Name what does not depend on private records in "
-            "PrivateTraining(public_logs=…); show_private=True is for logs that nobody but the operator sees",
+            "public values only. The progress bar and callbacks see it. Name values that do not depend on private "
+            "records in PrivateTraining(public_logs=…). show_private=True is for logs that only the operator sees",
             PrivacyWarning,
             stacklevel=4,
         )
@@ -197,7 +235,13 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Best scores of what was withheld are no part of a file."""
+        """Remove the best score of early stopping from the checkpoint if it is a private value.
+
+        Args:
+            trainer: The Lightning trainer.
+            pl_module: Not used.
+            checkpoint: What will be written, changed in place.
+        """
         for callback in trainer.early_stopping_callbacks:
             kept = checkpoint["callbacks"].get(callback.state_key)
             if kept and callback.monitor.removesuffix("_step").removesuffix("_epoch") in self._withheld:
@@ -214,17 +258,29 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
             self._plain_log = None
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Leave trainer and module as they were."""
+        """Give trainer and module back as they were.
+
+        Args:
+            trainer: The Lightning trainer.
+            pl_module: The module that is trained.
+            stage: Not used.
+        """
         self._let_go(trainer, pl_module)
 
     def _private(self, trainer: pl.Trainer, loader: Any) -> DPDataLoader:
         if not isinstance(loader, DataLoader):
-            raise ValueError(f"the train loader must be a torch DataLoader, not {type(loader).__name__}")
+            raise ValueError(
+                f"the train loader must be a torch DataLoader, not a {type(loader).__name__}. "
+                "See: tacit explain unsupported-loader"
+            )
         if getattr(trainer, "overfit_batches", 0):
-            raise ValueError("overfit_batches repeats the same batch, which no price covers")
+            raise ValueError("overfit_batches repeats one batch, which the price does not cover: leave it out")
         dataset, parts = loader.dataset, trainer.accumulate_grad_batches
         if not hasattr(dataset, "__len__"):
-            raise ValueError("records must be reachable by number: an iterable data set cannot be sampled privately")
+            raise ValueError(
+                "an iterable data set cannot be sampled privately: it needs a length and records by index. "
+                "See: tacit explain unsupported-loader"
+            )
         rank, world = trainer.global_rank, trainer.world_size
         expected = batch_size_of(loader) * parts * world
         sampler = Poisson(len(dataset), min(expected, len(dataset)))
@@ -233,18 +289,29 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
         return self._loader
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Choose the noise, take up or make the key, and stand at the module's border."""
+        """Choose the noise, make the key or take over the saved one, and hook into the module.
+
+        Args:
+            trainer: The Lightning trainer.
+            pl_module: The module that is trained.
+
+        Raises:
+            ValueError: If there is more than one optimizer, or the number of steps is not known in advance.
+            RuntimeError: If the train loader was not seen.
+            BudgetExceeded: If the ledger's budget does not cover the planned steps.
+            CheckpointError: If the run is resumed from a checkpoint that does not fit.
+        """
         run = self.run
         if len(trainer.optimizers) != 1:
-            raise ValueError(f"a private run has one optimizer, not {len(trainer.optimizers)}")
+            raise ValueError(f"private training needs exactly one optimizer, not {len(trainer.optimizers)}")
         if run.batches is None or self._loader is None:
-            raise RuntimeError("the train loader was not seen: pass it to fit, or return it from train_dataloader")
+            raise RuntimeError("no train loader was found: pass it to fit, or return it from train_dataloader")
         run.leave()
         state, self._state = self._state, None
         run.resume(state, trainer.global_step)
         planned = trainer.estimated_stepping_batches
         if not 1 <= planned < float("inf"):
-            raise ValueError("give max_epochs= or max_steps=: the noise depends on how many steps there will be")
+            raise ValueError("give max_epochs= or max_steps=: the noise depends on the number of steps")
         steps = int(planned)
         (optimizer,) = trainer.optimizers
         schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
@@ -267,17 +334,28 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Dropout follows from (key, step) as the noise does.
+        """Seed dropout from the key and the step.
 
-        Lightning's checkpoints do not hold the state of torch's generators. A resumed run would draw other masks, and
-        the difference of two releases with the same noise has none.
+        Lightning's checkpoints do not hold the state of torch's generators. A resumed run would draw other masks with
+        the same noise, and the difference of the two releases would have no noise at all.
+
+        Args:
+            trainer: The Lightning trainer.
+            pl_module: Not used.
+            batch: Not used.
+            batch_idx: The number of the batch in the epoch.
         """
         assert self.run.key is not None
         place = f"{trainer.global_step} {batch_idx % trainer.accumulate_grad_batches} {trainer.global_rank}"
         torch.manual_seed(int.from_bytes(self.run.key.derive("masks " + place).reveal()[:8], "big") >> 1)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """ε so far, and what else may leave, for loggers."""
+        """Log ε and the other values that may be released.
+
+        Args:
+            trainer: The Lightning trainer.
+            pl_module: Not used.
+        """
         several = trainer.world_size > 1
         for name, value in record(self).items():
             if isinstance(value, float):
@@ -286,35 +364,56 @@ class PrivateTraining(pl.Callback):  # type: ignore[misc, unused-ignore]
                 self._plain_log(name, value, rank_zero_only=several)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The run has ended, by its plan or before."""
+        """Close the run, whether it ended as planned or early.
+
+        Args:
+            trainer: Not used.
+            pl_module: Not used.
+        """
         self.run.end()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Leave the module alone; key and charge stay where a checkpoint holds the run, so that it can be resumed."""
+        """Let go of the module. Key and charge stay if a checkpoint holds the run, so that it can be resumed.
+
+        Args:
+            trainer: The Lightning trainer.
+            pl_module: The module that is trained.
+            exception: Not used.
+        """
         savers = trainer.checkpoint_callbacks
         late = any(isinstance(c, OnExceptionCheckpoint) or getattr(c, "save_on_exception", False) for c in savers)
         self.run.interrupted(to_be_saved=late)
         self._let_go(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """For Lightning's checkpoint."""
+        """Return what Lightning's checkpoint stores: plain values, never the key."""
         return self.run.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From Lightning's checkpoint."""
+        """Take over the state in Lightning's checkpoint when the run begins.
+
+        Args:
+            state_dict: What :meth:`state_dict` returned.
+        """
         self._state = dict(state_dict)
 
     @property
     def privacy(self) -> acc.Privacy:
-        """The guarantee of all runs of this callback; plans are claimed unless :meth:`stop` says why."""
+        """The guarantee of all runs of this callback. Whole plans are claimed unless :meth:`stop` says otherwise."""
         return self.run.privacy
 
     def stop(self, reason: str, *, looked_at_results: bool = True) -> None:
-        """Say why a run ends, or ended, before its plan (:meth:`tacit.integrations.run.PrivateRun.stop`)."""
+        """Say why a run ended before its plan.
+
+        Args:
+            reason: A public note, stated with the guarantee.
+            looked_at_results: Whether results had a part in the decision (default). Only if False are the steps that
+                were made claimed instead of the plan. The charge in a ledger stays.
+        """
         self.run.stop(reason, looked_at_results=looked_at_results)
 
     def diagnostics(self) -> OperatorView:
-        """Clipped fraction and norms of the last step: for the operator, not covered by the guarantee."""
+        """Return clipped fraction and norms of the last step, for the operator. The guarantee does not cover them."""
         return self.run.diagnostics()
 
 

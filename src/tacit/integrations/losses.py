@@ -1,8 +1,8 @@
-"""What is the loss of one example, where a model of ``transformers`` would average over the tokens of the batch?
+"""What is the loss of one example, when a model of ``transformers`` averages over all tokens of the batch?
 
-The loss that such a model returns is one number, the mean over all tokens of all examples: how much one example counts
-depends on how many tokens the others have, so no per-example bound exists for it. Here each example has the mean over
-its own tokens, padding and ``ignore_index`` left out, as one value of a vector.
+Such a model returns one number, the mean over all tokens of all examples. How much an example counts then depends on
+how many tokens the others have, so no per-example bound exists. Here each example gets the mean over its own tokens,
+without padding and ``ignore_index``: a vector with one value per example.
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ IGNORED = -100
 
 
 def token_losses(logits: Tensor, labels: Tensor, *, shift: bool, ignore_index: int = IGNORED) -> Tensor:
-    """The mean cross-entropy over each example's own tokens, ``(B,)``; an example without any has loss 0.
+    """Compute the mean cross-entropy over each example's own tokens.
 
-    With ``shift`` the output at a token is compared with the label of the next one (causal language models).
+    Args:
+        logits: Scores of shape (examples, tokens, classes).
+        labels: Class numbers of shape (examples, tokens).
+        shift: Whether the output at a token is compared with the label of the next one (causal language models).
+        ignore_index: Tokens with this label do not count.
 
-    >>> logits, labels = torch.zeros(2, 3, 5), torch.tensor([[1, 2, 3], [1, 2, -100]])
-    >>> token_losses(logits, labels, shift=True)
-    tensor([1.6094, 1.6094])
+    Returns:
+        One loss per example. It is 0 for an example without labelled tokens.
+
+    Example:
+        >>> logits, labels = torch.zeros(2, 3, 5), torch.tensor([[1, 2, 3], [1, 2, -100]])
+        >>> token_losses(logits, labels, shift=True)
+        tensor([1.6094, 1.6094])
     """
     if shift:
         logits, labels = logits[:, :-1], labels[:, 1:]
@@ -55,16 +63,40 @@ def _kind(model: nn.Module) -> str:
     if name.endswith("ForMultipleChoice"):
         return "classes"
     raise ValueError(
-        f"what the loss of one example is for {name} is not known: pass loss=, a function (model, inputs) that returns "
-        "one value per example"
+        f"tacit does not know the loss of one example for {name}: pass loss=, a function (model, inputs) that returns "
+        "one value per example. See: tacit explain mixed-loss"
     )
 
 
 def per_example_loss(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-    """One loss per example for the usual heads of ``transformers``.
+    """Compute one loss per example for the usual heads of ``transformers``.
 
-    Language models: the mean over the example's own labelled tokens. Classification: cross-entropy, or what
-    ``config.problem_type`` says. Question answering: the mean of start and end.
+    Language models get the mean over the example's own labelled tokens; classification gets the cross-entropy, or what
+    ``config.problem_type`` says; question answering gets the mean of the losses of start and end.
+
+    Args:
+        model: A model of ``transformers``, or a PEFT adapter around one, whose class name ends in ``ForCausalLM``,
+            ``LMHeadModel``, ``ForConditionalGeneration``, ``ForMaskedLM``, ``ForTokenClassification``,
+            ``ForSequenceClassification``, ``ForImageClassification``, ``ForAudioClassification``, ``ForMultipleChoice``
+            or ``ForQuestionAnswering``.
+        inputs: A batch as the model takes it, with ``labels`` (question answering: ``start_positions`` and
+            ``end_positions``).
+
+    Returns:
+        A vector with one loss per example.
+
+    Raises:
+        ValueError: If the model has another head, or the batch has no ``labels``.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> class TinyForSequenceClassification(nn.Module):
+        ...     config = SimpleNamespace(problem_type=None)
+        ...     def forward(self, x):
+        ...         return {"logits": x}
+        >>> batch = {"x": torch.zeros(3, 2), "labels": torch.tensor([0, 1, 1])}
+        >>> per_example_loss(TinyForSequenceClassification(), batch)
+        tensor([0.6931, 0.6931, 0.6931])
     """
     kind = _kind(model)
     config = base_of(model).config
@@ -74,7 +106,7 @@ def per_example_loss(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         out = model(**given)
         return (_positions(out["start_logits"], starts) + _positions(out["end_logits"], ends)) / 2
     if "labels" not in given:
-        raise ValueError("the batch has no 'labels': a private loss needs them, or pass loss=")
+        raise ValueError("the batch has no 'labels': add them, or pass loss=, a function (model, inputs) of your own")
     labels = given["labels"]
     if not getattr(config, "is_encoder_decoder", False):
         del given["labels"]  # the model would average over the batch, for nothing
@@ -87,7 +119,7 @@ def per_example_loss(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
 
 
 def _positions(logits: Tensor, where: Tensor) -> Tensor:
-    # A position outside the text says that the answer was cut off: such an example has no loss.
+    # A position outside the text means that the answer was cut off: such an example has loss 0.
     inside = (where >= 0) & (where < logits.shape[1])
     each: Tensor = F.cross_entropy(logits.float(), where.clamp(0, logits.shape[1] - 1), reduction="none")
     return each * inside

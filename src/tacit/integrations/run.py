@@ -1,16 +1,16 @@
-"""What does a private run need that lives inside somebody else's trainer? Noise, key, loop, and a way to go on.
+"""What does a private run inside somebody else's trainer need? Noise, a key, the loop, and a way to resume.
 
-A trainer decides when to step, save and resume. :class:`PrivateRun` is what it carries: the noise for the planned
-steps, the secret key in a file of its own until the end, the :class:`~tacit.sgd.hooked.loop.Loop` that clips and
-releases, and a state of plain values for the trainer's checkpoint. Draws and noise are functions of (key, step), so a
-run that was killed and resumed makes the releases it would have made. Where anything that decides the gradients has
-changed, or the key is gone, the resumed run has a new key, and what its earlier life had planned stays claimed.
+The trainer decides when to step, save and resume. :class:`PrivateRun` holds the noise for the planned steps, the secret
+key (in a file of its own until the end), the :class:`~tacit.sgd.hooked.loop.Loop` that clips and releases, and a state
+of plain values for the trainer's checkpoint. Draws and noise are functions of key and step, so a run that was killed
+and resumed makes the releases it would have made. If anything that decides the gradients has changed, or the key is
+gone, the resumed run gets a new key, and the plan of the first run stays claimed.
 
-With a ledger all planned steps are charged when the run begins. Resumed with its key it goes on under that charge; with
-a new key the steps that are left are charged anew.
+With a ledger all planned steps are charged when the run begins. A run resumed with its key continues under that charge;
+with a new key the remaining steps are charged anew.
 
-What is claimed is the plan, from the first step on: a trainer may stop for any reason, and most are looks at results.
-A trainer that trains again makes another run, and all runs of one object are claimed together.
+The plan is claimed from the first step on, because a trainer may stop for any reason, and most reasons are results. A
+trainer that trains again makes another run, and all runs of one object are claimed together.
 """
 
 from __future__ import annotations
@@ -122,14 +122,14 @@ class PrivateRun:
     ) -> None:
         if unit != "record":
             raise acc.UnitError(
-                f"a trainer's loop protects one record, not one {unit}: it is not told whose record each is. "
-                "tacit.sgd.Training is: groups=, one id for each record"
+                f"a trainer's loop protects one record, not one {unit}, because it does not know whose record each is. "
+                "Use tacit.sgd.Training with groups=, one id for each record"
             )
         check_terms(ledger, dataset, Poisson.adjacency)
         self.ledger, self.dataset, self.purpose = ledger, dataset, purpose
         self.paid: Prepaid | None = None
         if (noise_multiplier is None) == (target_epsilon is None):
-            raise ValueError("give noise_multiplier= or target_epsilon=, one of the two: each decides the other")
+            raise ValueError("give noise_multiplier= or target_epsilon=, one of the two")
         if not 0 < target_delta < 1:
             raise ValueError(f"target_delta must lie strictly between 0 and 1, not {target_delta!r}")
         self.noise_multiplier, self.target_epsilon, self.delta = noise_multiplier, target_epsilon, target_delta
@@ -226,7 +226,7 @@ class PrivateRun:
         key = Key.load(place) if place.exists() else None
         why = ""
         if key is None:
-            why = f"the key of the saved run is gone from {place}"
+            why = f"the key of the saved run is no longer at {place}"
         elif key.fingerprint() != saved["key"]:
             raise CheckpointError(f"{place} is the key of another run")
         elif saved["stamp"] != (now := self._marked(key))["stamp"]:
@@ -235,8 +235,8 @@ class PrivateRun:
             why = f"this is not the run that was saved: {changed} changed, or records are read at random"
         if why:
             warnings.warn(
-                f"{why}. It goes on with a new key. The earlier life may have gone on after the checkpoint: its plan "
-                "stays claimed, beside the steps that are made now",
+                f"{why}. Training continues with a new key. The first run may have continued after the checkpoint, so "
+                "its plan stays claimed, besides the steps that are made now",
                 PrivacyWarning,
                 stacklevel=2,
             )
@@ -312,8 +312,8 @@ class PrivateRun:
         total = self._claimed(planned).get_epsilon(self.delta)
         if total > self.target_epsilon * (1 + 1e-6):
             warnings.warn(
-                f"privacy was spent already through this object: with the steps that are planned now ε will be "
-                f"{total:.4g}, above target_epsilon={self.target_epsilon:g}, which was chosen for one run",
+                f"privacy was spent already through this object: with the steps planned now ε will be "
+                f"{total:.4g}, above target_epsilon={self.target_epsilon:g}, which is for one run",
                 PrivacyWarning,
                 stacklevel=4,
             )
@@ -382,7 +382,10 @@ class PrivateRun:
         value = closure() if closure is not None else None
         assert self.loop is not None
         if not self.loop.finished():
-            raise RuntimeError("the optimizer was stepped before all pieces of the batch were seen")
+            raise RuntimeError(
+                "the optimizer was stepped before all pieces of the batch were seen: step once, after the last piece. "
+                "See: tacit explain private-steps"
+            )
         self.loop.release()
         return ((optimizer, lambda: value), {}) if closure is not None else None
 
@@ -409,10 +412,10 @@ class PrivateRun:
         if steps and not state and self.loop is not None and self.loop.steps == steps:
             state = self.state()
         if steps and not (state and "accountant" in state):
-            raise CheckpointError("this checkpoint was not written by a private run: what was spent on it is not known")
+            raise CheckpointError("this checkpoint was not written by a private run, so what was spent is unknown")
         self.saved = dict(state) if steps and state else None
         if self.saved is not None and self.saved["steps"] != steps:
-            raise CheckpointError(f"the checkpoint says {steps} steps were taken, and not as many were charged")
+            raise CheckpointError(f"the private state in this checkpoint is not that of step {steps}: use another one")
 
     def leave(self) -> None:
         """Leave model and optimizer alone; the key stays for a resumed run."""
@@ -441,9 +444,9 @@ class PrivateRun:
         if self._unfinished and self._stopped is None:
             assert self._planned is not None
             warnings.warn(
-                f"training ended after {len(self.loop.spent):,} of {len(self._planned):,} planned steps: the ε of the "
-                "plan is claimed, because a stop that was decided by results tells about them. If nobody looked at "
-                "results to decide, say so: stop(reason, looked_at_results=False)",
+                f"training ended after {len(self.loop.spent):,} of {len(self._planned):,} planned steps. The ε of the "
+                "whole plan is claimed, because a stop decided by results reveals something about them. If results had "
+                "no part in it, say so: stop(reason, looked_at_results=False)",
                 PrivacyWarning,
                 stacklevel=3,
             )
@@ -464,13 +467,20 @@ class PrivateRun:
         return self._stopped is not None and not self._stopped[1]
 
     def stop(self, reason: str, *, looked_at_results: bool = True) -> None:
-        """Say why a run ends, or ended, before its plan.
+        """Say why a run ended before its plan.
 
-        Unless it is declared that nobody looked at results to decide (a time limit, a machine that was needed), the
-        planned ε stays claimed. What the ledger was charged stays charged.
+        The planned ε stays claimed unless results had no part in the decision (a time limit, a machine that was
+        needed). The charge in a ledger stays either way.
+
+        Args:
+            reason: A public note, stated with the guarantee.
+            looked_at_results: Whether results had a part in the decision.
+
+        Raises:
+            RuntimeError: If the run has not begun.
         """
         if self.loop is None:
-            raise RuntimeError("the run has not begun")
+            raise RuntimeError("the run has not begun: call train() or fit() first")
         self._stopped = (str(reason), bool(looked_at_results))
 
     # -- what was spent ---------------------------------------------------------------------------------------------
@@ -501,7 +511,7 @@ class PrivateRun:
     def priced(self, delta: float) -> acc.Privacy:
         """:attr:`privacy` at another δ."""
         if self.loop is None:
-            raise RuntimeError("the run has not begun")
+            raise RuntimeError("the run has not begun: call train() or fit() first")
         whole = self._claimed(self._planned).privacy(delta)
         assert self.batches is not None
         return whole.with_details(

@@ -1,15 +1,13 @@
-"""What may go into an experiment tracker? Only what the guarantee covers, or what never depended on the data.
+"""What may I send to an experiment tracker? What the guarantee covers, and what never depended on the data.
 
-    tracker = Tracker(privacy_engine, tensorboard(writer), delta=1e-5)
-    tracker.log()          # after a step or an epoch: ε, noise, clip norm, signal-to-noise
+Others read a tracker, so what goes there is a :class:`tacit.ledger.Release`:
 
-A tracker is read by others, so what goes there is a :class:`tacit.ledger.Release`:
-
-* ε is a price: it follows from noise, rate and number of steps, all public.
-* The signal-to-noise ratio is estimated from the noisy sum alone, which has been released and paid for.
-* The clipped fraction is a count over private gradients. It is logged where it was counted with noise, as adaptive
-  clipping does and ε includes; otherwise it is an operator's value. ``operator=True`` writes it, under ``operator/``,
-  for trackers that nobody but the operator reads.
+* ε is a price. It follows from noise, rate and number of steps, which are all public.
+* The signal-to-noise ratio is estimated from the noisy sum alone, which was released and charged.
+* The clipped fraction is a count over private gradients. It is logged if it was counted with noise, as adaptive
+clipping
+  does, and then ε includes it. Otherwise only the operator may see it: ``operator=True`` writes it under ``operator/``,
+  for a tracker that nobody else reads.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ def _loop_of(source: Any) -> Loop:
         inner = getattr(source, name, None)
         if inner is not None:
             return _loop_of(inner)
-    raise ValueError(f"{type(source).__name__} has no private run that has begun")
+    raise ValueError(f"{type(source).__name__} has no private run yet: call make_private, or begin training, first")
 
 
 def _delta_of(source: Any, delta: float | None) -> float:
@@ -49,26 +47,41 @@ def _delta_of(source: Any, delta: float | None) -> float:
         holder = getattr(source, name, None) if name else source
         found = found or getattr(holder, "delta", None)
     if not found:
-        raise ValueError("give delta=: a price needs it")
+        raise ValueError("give delta=: ε is stated at a δ")
     return float(found)
 
 
 def record(source: Any, delta: float | None = None) -> Release:
-    """What may be told about a run so far: of a ``PrivacyEngine``, a private ``Trainer`` or a ``PrivateTraining``.
+    """Collect what may be released about a run so far.
 
-    >>> import torch
-    >>> from tacit.opacus import PrivacyEngine
-    >>> model, engine = torch.nn.Linear(3, 2), PrivacyEngine()
-    >>> data = torch.utils.data.TensorDataset(torch.randn(50, 3), torch.randint(0, 2, (50,)))
-    >>> _, optimizer, loader = engine.make_private(
-    ...     module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), noise_multiplier=1.0,
-    ...     max_grad_norm=1.0, data_loader=torch.utils.data.DataLoader(data, batch_size=10))
-    >>> for x, y in loader:
-    ...     torch.nn.functional.cross_entropy(model(x), y).backward()
-    ...     optimizer.step()
-    >>> told = record(engine, delta=1e-5)
-    >>> told["steps"], told.source("signal_to_noise")
-    (5, 'public: computed from the noisy sum, which was released and is in ε')
+    Guarantee:
+        Nothing in the record needs further privacy budget: ε, δ, noise and steps are public, and the signal-to-noise
+        ratio and the clip norm are computed from noisy values that the run's ε covers.
+
+    Args:
+        source: A ``PrivacyEngine``, a private ``Trainer`` or a ``PrivateTraining`` whose run has begun.
+        delta: The δ at which to state ε. Default: that of the run. A ``PrivacyEngine`` has none, so give it.
+
+    Returns:
+        The record, each value with its reason for being public.
+
+    Raises:
+        ValueError: If no run has begun, or no ``delta`` is known.
+
+    Example:
+        >>> import torch
+        >>> from tacit.opacus import PrivacyEngine
+        >>> model, engine = torch.nn.Linear(3, 2), PrivacyEngine()
+        >>> data = torch.utils.data.TensorDataset(torch.randn(50, 3), torch.randint(0, 2, (50,)))
+        >>> _, optimizer, loader = engine.make_private(
+        ...     module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), noise_multiplier=1.0,
+        ...     max_grad_norm=1.0, data_loader=torch.utils.data.DataLoader(data, batch_size=10))
+        >>> for x, y in loader:
+        ...     torch.nn.functional.cross_entropy(model(x), y).backward()
+        ...     optimizer.step()
+        >>> told = record(engine, delta=1e-5)
+        >>> told["steps"], told.source("signal_to_noise")
+        (5, 'public: computed from the noisy sum, which was released and is in ε')
     """
     loop, delta = _loop_of(source), _delta_of(source, delta)
     holders = (source, *(getattr(source, name, None) for name in ("run", "private_run")))
@@ -97,7 +110,23 @@ def record(source: Any, delta: float | None = None) -> Release:
 
 
 def tensorboard(writer: Any) -> Sink:
-    """A ``torch.utils.tensorboard.SummaryWriter``."""
+    """Write to TensorBoard, under ``privacy/``.
+
+    Args:
+        writer: A ``torch.utils.tensorboard.SummaryWriter``.
+
+    Returns:
+        A sink for :class:`Tracker`.
+
+    Example:
+        >>> class Writer:
+        ...     def add_scalar(self, name, value, step):
+        ...         print(name, value, step)
+        ...     def flush(self):
+        ...         pass
+        >>> tensorboard(Writer())({"epsilon": 1.5}, 10)
+        privacy/epsilon 1.5 10
+    """
 
     def write(values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
@@ -108,11 +137,25 @@ def tensorboard(writer: Any) -> Sink:
 
 
 def mlflow(run_id: str | None = None) -> Sink:
-    """The active run of MLflow, or the one of this id."""
+    """Write to MLflow, under ``privacy/``.
+
+    Args:
+        run_id: The id of the run. Default: the active run.
+
+    Returns:
+        A sink for :class:`Tracker`.
+
+    Raises:
+        ModuleNotFoundError: If MLflow is not installed.
+
+    Example:
+        >>> callable(mlflow("0123456789abcdef"))  # doctest: +SKIP
+        True
+    """
     try:
         import mlflow as package
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("needs MLflow: pip install mlflow-skinny", name=error.name) from error
+        raise ModuleNotFoundError("mlflow() needs MLflow: pip install mlflow-skinny", name=error.name) from error
 
     def write(values: Mapping[str, float], step: int) -> None:
         named = {f"privacy/{name}": value for name, value in values.items()}
@@ -122,7 +165,21 @@ def mlflow(run_id: str | None = None) -> Sink:
 
 
 def wandb(run: Any) -> Sink:
-    """A run of Weights & Biases."""
+    """Write to Weights & Biases, under ``privacy/``.
+
+    Args:
+        run: What ``wandb.init`` returned.
+
+    Returns:
+        A sink for :class:`Tracker`.
+
+    Example:
+        >>> class Run:
+        ...     def log(self, values, step, commit):
+        ...         print(values, step)
+        >>> wandb(Run())({"epsilon": 1.5}, 10)
+        {'privacy/epsilon': 1.5} 10
+    """
 
     def write(values: Mapping[str, float], step: int) -> None:
         run.log({f"privacy/{name}": value for name, value in values.items()}, step=step, commit=True)
@@ -131,9 +188,34 @@ def wandb(run: Any) -> Sink:
 
 
 class Tracker:
-    """Writes what may be told of a run into one or more trackers.
+    """Write what may be released about a run to one or more trackers.
 
-    ``operator=True`` adds the raw clipped fraction and median norm of the last batch, which no guarantee covers.
+    Args:
+        source: A ``PrivacyEngine``, a private ``Trainer`` or a ``PrivateTraining``.
+        *sinks: One or more of :func:`tensorboard`, :func:`mlflow` and :func:`wandb`, or any function that takes a
+            mapping of values and a step.
+        delta: The δ at which to state ε. Default: that of the run. A ``PrivacyEngine`` has none, so give it.
+        operator: Also write the raw clipped fraction and median norm of the last batch, under ``operator/``. No
+            guarantee covers them: only for a tracker that nobody but the operator reads.
+
+    Raises:
+        ValueError: If no sink is given.
+
+    Example:
+        >>> import torch
+        >>> from tacit.opacus import PrivacyEngine
+        >>> model, engine = torch.nn.Linear(3, 2), PrivacyEngine()
+        >>> data = torch.utils.data.TensorDataset(torch.randn(50, 3), torch.randint(0, 2, (50,)))
+        >>> _, optimizer, loader = engine.make_private(
+        ...     module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), noise_multiplier=1.0,
+        ...     max_grad_norm=1.0, data_loader=torch.utils.data.DataLoader(data, batch_size=10))
+        >>> x, y = next(iter(loader))
+        >>> torch.nn.functional.cross_entropy(model(x), y).backward()
+        >>> optimizer.step()
+        >>> seen = []
+        >>> told = Tracker(engine, lambda values, step: seen.append(step), delta=1e-5).log()
+        >>> seen, told["noise_multiplier"]
+        ([1], 1.0)
     """
 
     def __init__(self, source: Any, *sinks: Sink, delta: float | None = None, operator: bool = False) -> None:
@@ -142,10 +224,20 @@ class Tracker:
         self.source, self.sinks, self.delta, self.operator = source, sinks, delta, operator
 
     def log(self, values: Release | None = None) -> Release:
-        """Write the run's record, and ``values``, a release of the user's own (validation on public data, say)."""
+        """Write the record of the run, and values of your own.
+
+        Args:
+            values: A release with further values, such as accuracy on public data. Default: none.
+
+        Returns:
+            All that may be released: the record of the run and ``values``.
+
+        Raises:
+            PrivateValueError: If ``values`` is not a :class:`tacit.ledger.Release`.
+        """
         if values is not None and not isinstance(values, Release):
             raise PrivateValueError(
-                "a tracker takes a Release: mark each value with tacit.ledger.public or charged, by name"
+                "values must be a Release: mark each value by name with tacit.ledger.public or tacit.ledger.charged"
             )
         told = record(self.source, self.delta)
         if values is not None:

@@ -1,8 +1,7 @@
 """What do I change in code written for Opacus? One import: ``from tacit.opacus import PrivacyEngine``.
 
-The names and the paths are those of Opacus 1.6 (``tacit.opacus.utils.batch_memory_manager``, …), the engine, the noise
-and the accounting are tacit's, and the model stays the user's own object. docs/howto/coming-from-opacus.md lists what is
-different and why.
+Names and paths are those of Opacus 1.6 (``tacit.opacus.utils.batch_memory_manager`` and so on). Clipping, noise and
+accounting are tacit's, and the model is not wrapped. docs/howto/coming-from-opacus.md says what differs and why.
 """
 
 from tacit.opacus import (

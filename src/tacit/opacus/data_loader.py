@@ -1,8 +1,8 @@
-"""Which records come next, and how does an empty batch look? The data loader that ``make_private`` returns.
+"""Which records come next, and what does an empty batch look like? The data loader that ``make_private`` returns.
 
-It reads the same data set with the same workers and collate function as the user's loader; who takes part is drawn by
-a secret key (:mod:`tacit.sgd.hooked.draws`). Poisson batches can be empty: such a batch has the structure of any other,
-with zero rows.
+It reads the same data set with the same workers and collate function as the user's loader. A secret key decides which
+records are in a batch (:mod:`tacit.sgd.hooked.draws`). Poisson batches can be empty: an empty batch has the structure
+of any other, with zero rows.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tacit.sgd.training.sampling import Chunks, Poisson, Sampler, Shuffle
 
 
 class EmptyCollate:
-    """The user's collate function, which also makes a batch of no records; ``blank`` makes one of zeros instead.
+    """The user's collate function, extended to a batch of no records (``blank``: a batch of zeros instead).
 
-    With ``telling`` it gives a pair: the batch, and one of its records that was padded
+    With ``telling`` it returns a pair: the batch, and one of its records that was padded
     (:func:`tacit.sgd.gradients.padding.alone`).
     """
 
@@ -63,8 +63,8 @@ class EmptyCollate:
                 return type(value)(self._empty(item) for item in value)
             return type(value)()
         raise TypeError(
-            f"the collate function returned a {type(value).__name__}: an empty batch of it cannot be made. Return "
-            "tensors, mappings, lists or tuples"
+            f"the collate function returned a {type(value).__name__}, of which no empty batch can be made. Return "
+            "tensors, mappings, lists or tuples. See: tacit explain unsupported-loader"
         )
 
 
@@ -95,13 +95,15 @@ class DPDataLoader(DataLoader[Any]):
         **kwargs: Any,
     ) -> None:
         if distributed:
-            raise NotImplementedError("one process only; tacit.sgd.Training runs on several (docs/howto/distributed.md)")
+            raise NotImplementedError(
+                "DPDataLoader runs in one process; for several use tacit.sgd.Training (docs/howto/distributed.md)"
+            )
         if (sample_rate is None) == (batches is None):
-            raise ValueError("give sample_rate=, the probability with which each record is in a batch")
+            raise ValueError("give sample_rate=, the probability that a record is in a batch")
         if batches is None:
             assert sample_rate is not None
             if not 0 < sample_rate <= 1:
-                raise ValueError(f"sample_rate lies between 0 and 1, not {sample_rate}")
+                raise ValueError(f"sample_rate must be above 0 and at most 1, not {sample_rate}")
             size = len(dataset)
             expected = max(1, min(size, round(size * sample_rate)))
             sampler = PoissonAtRate(size, expected, sample_rate)
@@ -209,7 +211,7 @@ def switch_generator(*, data_loader: DataLoader[Any], generator: Any) -> DataLoa
     if isinstance(data_loader, DPDataLoader):
         own = data_loader.batch_sampler
         if data_loader.loop is not None:
-            raise ValueError("the loader that make_private returned draws by the key of its run: switch before that")
+            raise ValueError("this loader draws by the key of its run: switch the generator before make_private")
         again = PrivateBatches(own.sampler, _key(generator).derive("sampler"), own.units, blank=own.blank)
         return DPDataLoader.from_data_loader(data_loader, batches=again)
     batches = data_loader.batch_sampler
@@ -234,7 +236,8 @@ def batch_size_of(data_loader: DataLoader[Any]) -> int:
         size = getattr(data_loader.batch_sampler, "batch_size", None)
     if size is None:
         raise ValueError(
-            "the data loader has no batch size: build it with batch_size=, or with a batch_sampler that has one"
+            "the data loader has no batch size, so there is no sampling rate: build it with batch_size=, or with a "
+            "batch_sampler that has one. See: tacit explain unsupported-loader"
         )
     return int(size)
 
@@ -243,13 +246,16 @@ def sampler_of(data_loader: DataLoader[Any], *, poisson: bool) -> Sampler:
     """The private sampler in place of a loader's own: rate = batch size / number of records."""
     dataset = data_loader.dataset
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise ValueError("records must be reachable by number: an IterableDataset cannot be sampled privately")
+        raise ValueError(
+            "an IterableDataset cannot be sampled privately: the data set needs a length and records by index. "
+            "See: tacit explain unsupported-loader"
+        )
     if len(dataset) == 0:
-        raise ValueError("the data are empty")
+        raise ValueError("the data set has no records")
     own: Any = getattr(data_loader.batch_sampler, "sampler", None)
     if isinstance(data_loader.batch_sampler, PrivateBatches) and isinstance(own, Poisson):
         if own.size != len(dataset):
-            raise ValueError("the sampler draws from another number of records than the data set has")
+            raise ValueError("the loader's sampler and its data set have different numbers of records")
         return own  # a Poisson loader already: its own rate, drawn by the key of this run
     size, batch = len(dataset), batch_size_of(data_loader)
     batch = min(batch, size)
@@ -263,7 +269,8 @@ def sampler_of(data_loader: DataLoader[Any], *, poisson: bool) -> Sampler:
         return Chunks(size, batch)
     raise ValueError(
         f"batches chosen by {type(inner or data_loader.batch_sampler).__name__} cannot be priced: without Poisson "
-        "sampling every record must be met once in a pass (shuffle=True or shuffle=False). Use poisson_sampling=True"
+        "sampling each record must come once in a pass (shuffle=True or shuffle=False). Use poisson_sampling=True. "
+        "See: tacit explain unsupported-loader"
     )
 
 

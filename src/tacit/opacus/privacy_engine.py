@@ -1,10 +1,7 @@
-"""How do I train privately, in the words of Opacus? ``PrivacyEngine`` with ``make_private`` and ``get_epsilon``.
+"""How do I train privately with the interface of Opacus? Build a ``PrivacyEngine`` and call ``make_private``.
 
-privacy_engine = PrivacyEngine()
-model, optimizer, data_loader = privacy_engine.make_private(
-    module=model, optimizer=optimizer, data_loader=data_loader, noise_multiplier=1.0, max_grad_norm=0.5)
-# the ordinary loop
-privacy_engine.get_epsilon(delta=1e-5)
+The training loop stays as it was written for Opacus; ``get_epsilon`` says what it cost.
+docs/howto/coming-from-opacus.md has a complete example.
 """
 
 from __future__ import annotations
@@ -54,31 +51,42 @@ _ADAPTIVE = (
 
 
 class PrivacyEngine:
-    """Makes a model, an optimizer and a data loader private, and keeps count of what that costs.
+    """Make a model, an optimizer and a data loader private, and account for every step.
 
-    ``accountant`` is a name of Opacus' ("prv", "rdp", "gdp"); all stand for tacit's certified accounting.
-    ``secure_mode`` changes nothing: noise and sampling always come from a secret key of the operating system's entropy.
-    ``ledger`` and ``dataset`` (its name there) say where runs are charged: each whole, before its first step; a step
-    beyond what was charged is refused. ``purpose`` is public and stands beside the charge.
+    Guarantee:
+        Everything computed from the weights is (``get_epsilon(delta)``, ``delta``)-DP for adding or removing one
+        record, at the sampling rate and number of steps that were used. With ``poisson_sampling=False`` it is so for
+        zeroing out one record. The number of steps must not have been chosen by looking at results on the private data.
+        The rate follows from the number of records, so :meth:`privacy` treats that number as public and states
+        zero-out.
 
-    Guarantee: everything computed from the weights is (``get_epsilon(delta)``, ``delta``)-DP for adding or removing one
-    record (for zero-out of one record with ``poisson_sampling=False``), as long as the moment to stop was not chosen by
-    looking at results on the private data.
+    Args:
+        accountant: ``"prv"`` (default), ``"rdp"`` or ``"gdp"``. All three give tacit's certified ε.
+        secure_mode: Has no effect on the noise, which always comes from a secret key made of the operating system's
+            entropy. If true, ``noise_generator`` is refused.
+        ledger: Where each run is charged, in full, before its first step. Default: no ledger.
+        dataset: The name under which the data are registered in ``ledger``. Give both or neither.
+        purpose: A public note that is stored with the charge.
 
-    >>> from torch.utils.data import TensorDataset
-    >>> data = TensorDataset(torch.randn(100, 3), torch.randint(0, 2, (100,)))
-    >>> model = nn.Linear(3, 2)
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> engine = PrivacyEngine()
-    >>> model, optimizer, loader = engine.make_private(
-    ...     module=model, optimizer=optimizer, data_loader=DataLoader(data, batch_size=10),
-    ...     noise_multiplier=1.0, max_grad_norm=1.0)
-    >>> for x, y in loader:
-    ...     optimizer.zero_grad()
-    ...     nn.functional.cross_entropy(model(x), y).backward()
-    ...     optimizer.step()
-    >>> round(engine.get_epsilon(delta=1e-5), 2)
-    2.8...
+    Raises:
+        ValueError: If only one of ``ledger`` and ``dataset`` is given, or ``accountant`` is unknown.
+        TypeError: If ``accountant`` is later set to something that is not a tacit accountant.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> data = TensorDataset(torch.randn(100, 3), torch.randint(0, 2, (100,)))
+        >>> model = nn.Linear(3, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> engine = PrivacyEngine()
+        >>> model, optimizer, loader = engine.make_private(
+        ...     module=model, optimizer=optimizer, data_loader=DataLoader(data, batch_size=10),
+        ...     noise_multiplier=1.0, max_grad_norm=1.0)
+        >>> for x, y in loader:
+        ...     optimizer.zero_grad()
+        ...     nn.functional.cross_entropy(model(x), y).backward()
+        ...     optimizer.step()
+        >>> round(engine.get_epsilon(delta=1e-5), 2)
+        2.8...
     """
 
     def __init__(
@@ -101,13 +109,13 @@ class PrivacyEngine:
 
     @property
     def accountant(self) -> IAccountant:
-        """What counts. Another one may be put in its place: the runs of this engine are counted by it, too."""
+        """The accountant that counts the steps. A new one that is assigned also counts the runs of this engine."""
         return self._accountant
 
     @accountant.setter
     def accountant(self, value: IAccountant) -> None:
         if not isinstance(value, IAccountant):
-            raise TypeError(f"the accountant is one of tacit.opacus.accountants, not a {type(value).__name__}")
+            raise TypeError(f"accountant must come from tacit.opacus.accountants, not be a {type(value).__name__}")
         for loop in self.loops:
             if not any(run is loop.spent for run in value._runs):
                 value.follow(loop.spent)
@@ -137,15 +145,48 @@ class PrivacyEngine:
         target_delta: float | None = None,
         **kwargs: Any,
     ) -> Any:
-        """(module, optimizer, data_loader), or with a ghost mode (module, optimizer, criterion, data_loader).
+        """Make model, optimizer and data loader private with a given amount of noise.
 
-        The module is the same object. The data loader draws each record with probability batch size / number of
-        records (``poisson_sampling=False``: shuffled passes, priced without amplification). ``clipping`` is "flat",
-        "per_layer" (``max_grad_norm`` a list with one bound per parameter, or one number for all together) or
-        "adaptive". Every ``grad_sample_mode`` is the same engine.
+        Args:
+            module: The model, in training mode. It is not wrapped or copied.
+            optimizer: An optimizer over the parameters of ``module``.
+            criterion: The loss function, used by the ghost modes only. Default: ``nn.CrossEntropyLoss()``.
+            data_loader: The data loader. Its data set and batch size are kept; its way of choosing batches is not.
+            noise_multiplier: Standard deviation of the noise divided by the bound on an example's whole gradient. 0
+                means ε = inf, with a warning.
+            max_grad_norm: The L2 bound on each example's gradient. With ``clipping="per_layer"`` also a list with one
+                bound for each trainable parameter.
+            batch_first: Whether the first dimension of inputs and outputs counts the examples (default), or the second.
+            loss_reduction: ``"mean"`` (default) if the loss is averaged over the batch, ``"sum"`` if it is summed.
+            poisson_sampling: True draws each record with probability batch size / number of records. False keeps
+                shuffled or sequential passes and prices them without amplification by sampling, with a warning.
+            clipping: ``"flat"`` (default), ``"per_layer"``, ``"automatic"`` (every gradient is scaled to nearly
+                ``max_grad_norm``) or ``"adaptive"`` (the bound follows a quantile of the norms, by a noisy count that
+                is part of the price).
+            noise_generator: A seeded ``torch.Generator``, which makes a run repeatable and gives up its secrecy.
+                Default: a fresh secret key.
+            grad_sample_mode: Accepted in every spelling of Opacus; all mean the same engine. With a ghost mode a
+                criterion is returned too.
+            wrap_model: True (default) returns ``module``; False returns an object whose ``cleanup()`` ends watching it.
+            rand_on_empty: Give an empty Poisson batch one row of zeros, which contributes nothing to the sum. For
+                models that cannot take zero rows.
+            epochs: With a ledger, the length of the whole run in passes. Give ``epochs`` or ``steps``.
+            steps: With a ledger, the length of the whole run in steps.
+            target_delta: With a ledger, the δ of the charge. Default: the share of δ that the ledger gives to a charge.
+            **kwargs: For ``clipping="adaptive"``: ``target_unclipped_quantile`` (0.5), ``clipbound_learning_rate``
+                (0.2), ``unclipped_num_std`` (a twentieth of the batch size), ``min_clipbound`` and ``max_clipbound``.
+                Opacus' ``alphas`` and ``eps_error`` are accepted and have no effect.
 
-        With a ledger, give ``epochs`` or ``steps``, the length of the whole run that is charged before its first step,
-        at ``target_delta`` (default: the share of δ that the ledger gives to a charge).
+        Returns:
+            ``(module, optimizer, data_loader)``, or ``(module, optimizer, criterion, data_loader)`` with a ghost mode.
+
+        Raises:
+            ValueError: If the data loader cannot be sampled privately, an argument is out of range, or ``epochs``,
+                ``steps`` and ``target_delta`` do not fit the presence of a ledger.
+            NotImplementedError: If ``module`` is wrapped for several processes (DDP, FSDP).
+            UnsupportedModuleError: If the model has a layer that cannot be trained privately, such as batch
+                normalisation.
+            BudgetExceeded: If the ledger's budget does not cover the run.
         """
         sampler = sampler_of(data_loader, poisson=poisson_sampling)
         plan = self._plan(module, sampler, float(noise_multiplier), epochs, steps, target_delta)
@@ -189,13 +230,50 @@ class PrivacyEngine:
         rand_on_empty: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """:meth:`make_private` with the least noise that keeps ε at ``target_epsilon`` after ``epochs`` passes.
+        """Call :meth:`make_private` with the least noise that keeps ε at ``target_epsilon``.
 
-        A step beyond those, or with less noise, gets a warning. A checkpoint that has spent too much is refused.
+        A step beyond ``epochs`` passes, or with less noise, gets a warning. A checkpoint that has already spent too
+        much is refused.
+
+        Args:
+            module: The model, in training mode. It is not wrapped or copied.
+            optimizer: An optimizer over the parameters of ``module``.
+            criterion: The loss function, used by the ghost modes only. Default: ``nn.CrossEntropyLoss()``.
+            data_loader: The data loader. Its data set and batch size are kept; its way of choosing batches is not.
+            target_epsilon: The ε after ``epochs`` passes.
+            target_delta: The δ at which ``target_epsilon`` holds.
+            epochs: The length of the whole run in passes over the data.
+            max_grad_norm: The L2 bound on each example's gradient. With ``clipping="per_layer"`` also a list with one
+                bound for each trainable parameter.
+            batch_first: Whether the first dimension of inputs and outputs counts the examples (default), or the second.
+            loss_reduction: ``"mean"`` (default) if the loss is averaged over the batch, ``"sum"`` if it is summed.
+            poisson_sampling: True draws each record with probability batch size / number of records. False keeps
+                shuffled or sequential passes and prices them without amplification by sampling, with a warning.
+            clipping: ``"flat"`` (default), ``"per_layer"``, ``"automatic"`` (every gradient is scaled to nearly
+                ``max_grad_norm``) or ``"adaptive"`` (the bound follows a quantile of the norms, by a noisy count that
+                is part of the price).
+            noise_generator: A seeded ``torch.Generator``, which makes a run repeatable and gives up its secrecy.
+                Default: a fresh secret key.
+            grad_sample_mode: Accepted in every spelling of Opacus; all mean the same engine. With a ghost mode a
+                criterion is returned too.
+            wrap_model: True (default) returns ``module``; False returns an object whose ``cleanup()`` ends watching it.
+            rand_on_empty: Give an empty Poisson batch one row of zeros, which contributes nothing to the sum. For
+                models that cannot take zero rows.
+            **kwargs: For ``clipping="adaptive"``: ``target_unclipped_quantile`` (0.5), ``clipbound_learning_rate``
+                (0.2), ``unclipped_num_std`` (a twentieth of the batch size), ``min_clipbound`` and ``max_clipbound``.
+                Opacus' ``alphas`` and ``eps_error`` are accepted and have no effect.
+
+        Returns:
+            ``(module, optimizer, data_loader)``, or ``(module, optimizer, criterion, data_loader)`` with a ghost mode.
+
+        Raises:
+            ValueError: As :meth:`make_private`, and if no noise reaches ``target_epsilon``.
+            NotImplementedError: If ``module`` is wrapped for several processes (DDP, FSDP).
+            BudgetExceeded: If the ledger's budget does not cover the run.
         """
         if len(self.accountant) > 0:
             warnings.warn(
-                "this engine has spent privacy already: the noise is chosen as if it had not, and the total will be "
+                "this engine has spent privacy already. The noise is chosen for this run alone, so the total ε will be "
                 "above target_epsilon",
                 PrivacyWarning,
                 stacklevel=2,
@@ -253,15 +331,15 @@ class PrivacyEngine:
         target: float | None = None,
     ) -> Any:
         if noise_generator is not None and self.secure_mode:
-            raise ValueError("Passing seed is prohibited in secure mode")
+            raise ValueError("noise_generator= makes the noise repeatable: leave it out, or leave out secure_mode=True")
         _check_words(grad_sample_mode, loss_reduction)
         if type(module).__name__ in _DISTRIBUTED or type(module).__mro__[1].__name__ == "FSDPModule":
             raise NotImplementedError(
-                f"{type(module).__name__} is not supported: its reducer waits for gradients that never come. Pass the "
-                "model itself, in one process"
+                f"{type(module).__name__} is not supported: its reducer waits for gradients that are never formed. "
+                "Pass the model itself, in one process; for several processes see docs/howto/distributed.md"
             )
         if isinstance(optimizer, DPOptimizer):
-            raise ValueError("the optimizer is private already: make_private takes the original one")
+            raise ValueError("the optimizer is private already: give make_private the original optimizer")
         adaptive, clip_range = _adaptive(clipping, options, sampler, noise_multiplier)
         _check_clipping(clipping, max_grad_norm)
         self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
@@ -328,12 +406,13 @@ class PrivacyEngine:
         if self.ledger is None or self._registered is None:
             if (epochs, steps, delta) != (None, None, None):
                 raise ValueError(
-                    "epochs=, steps= and target_delta= say what a ledger is charged for: give ledger= first"
+                    "epochs=, steps= and target_delta= say what a ledger is charged for: give ledger= to "
+                    "PrivacyEngine, or leave them out"
                 )
             return None
         if epochs is None and steps is None:
             raise ValueError(
-                "a run that is charged to a ledger is charged before its first step: say how long it is, with epochs= "
+                "the ledger is charged for the whole run before its first step: say how long the run is, with epochs= "
                 "or steps="
             )
         check_terms(self.ledger, self._registered, sampler.adjacency)
@@ -344,8 +423,8 @@ class PrivacyEngine:
     def _same_data(self, data_loader: DataLoader[Any]) -> None:
         if self.dataset is not None and self.dataset is not data_loader.dataset:
             warnings.warn(
-                "this engine is used with another data set than before. ε is stated for one data set: take a new "
-                "PrivacyEngine for other data (or ignore this if it is the same data in another object)",
+                "this engine is used with another data set than before, and ε is stated for one data set. Use a new "
+                "PrivacyEngine for other data, or ignore this if it is the same data in another object",
                 PrivacyWarning,
                 stacklevel=5,
             )
@@ -355,8 +434,8 @@ class PrivacyEngine:
         if not isinstance(sampler, Poisson):
             warnings.warn(
                 "poisson_sampling=False is priced with no amplification by sampling: batches of a shuffled pass are "
-                "not Poisson samples, and charging them as such states an ε that is not true. Expect a much larger ε; "
-                "it holds for zero-out of one record",
+                "not Poisson samples, so the amplified ε would be wrong for them. Expect a much larger ε. It holds for "
+                "zeroing out one record",
                 PrivacyWarning,
                 stacklevel=5,
             )
@@ -366,8 +445,8 @@ class PrivacyEngine:
         if isinstance(sampler, Poisson) and type(inner) not in (RandomSampler, SequentialSampler, type(sampler)):
             kind = type(inner or data_loader.batch_sampler).__name__
             warnings.warn(
-                f"{kind} does not choose the batches of private training: each record is drawn with the same "
-                "probability. Weigh the losses instead, if some are to count more",
+                f"{kind} does not choose the batches of private training: every record is drawn with the same "
+                "probability, batch size / number of records. To make some records count more, weight their losses",
                 stacklevel=5,
             )
 
@@ -376,30 +455,78 @@ class PrivacyEngine:
     def is_compatible(
         self, *, module: nn.Module, optimizer: Optimizer | None = None, data_loader: DataLoader[Any] | None = None
     ) -> bool:
-        """Whether nothing is known to stand in the way of private training."""
+        """Say whether the model can be trained privately, as far as that is known without data.
+
+        Args:
+            module: The model, in training mode.
+            optimizer: Not used.
+            data_loader: Not used.
+
+        Returns:
+            True if no layer is known to stand in the way.
+        """
         return ModuleValidator.is_valid(module)
 
     def validate(
         self, *, module: nn.Module, optimizer: Optimizer | None = None, data_loader: DataLoader[Any] | None = None
     ) -> None:
-        """:meth:`is_compatible`, with an error instead of False."""
+        """Raise an error if the model cannot be trained privately.
+
+        Args:
+            module: The model, in training mode.
+            optimizer: Not used.
+            data_loader: Not used.
+
+        Raises:
+            UnsupportedModuleError: Holding one error for each layer that stands in the way.
+        """
         ModuleValidator.validate(module, strict=True)
 
     @classmethod
     def get_compatible_module(cls, module: nn.Module) -> nn.Module:
-        """A copy of the module in which batch normalisation is replaced by group normalisation."""
+        """Copy a model and replace its batch normalisation by group normalisation.
+
+        Args:
+            module: The model. It is not changed.
+
+        Returns:
+            The copy, which can be trained privately.
+
+        Raises:
+            UnsupportedModuleError: If something else stands in the way.
+        """
         return ModuleValidator.fix_and_validate(module)
 
     def get_epsilon(self, delta: float) -> float:
-        """The ε spent so far: the upper end of the certified interval (:meth:`privacy` has both)."""
+        """Return the ε spent so far: the upper end of the certified interval (:meth:`privacy` has both ends).
+
+        Args:
+            delta: The δ at which to state ε, strictly between 0 and 1.
+
+        Returns:
+            The ε that we claim for all steps made so far with this engine.
+
+        Raises:
+            ValueError: If ``delta`` is not strictly between 0 and 1.
+        """
         return self.accountant.get_epsilon(delta)
 
     def privacy(self, delta: float) -> acc.Privacy:
-        """The guarantee of the steps made so far: :meth:`get_epsilon` with its terms."""
+        """Return the guarantee of the steps made so far: ε with its adjacency, unit and interval.
+
+        Args:
+            delta: The δ at which to state ε, strictly between 0 and 1.
+
+        Returns:
+            The guarantee. Its ``interval`` has both ends of ε; its ``claim`` is the upper end.
+
+        Raises:
+            ValueError: If ``delta`` is not strictly between 0 and 1.
+        """
         return self.accountant.privacy(delta)
 
     def diagnostics(self) -> OperatorView:
-        """Clipped fraction and norms of the last step: for the operator, not covered by the guarantee."""
+        """Return clipped fraction and norms of the last step, for the operator. The guarantee does not cover them."""
         return self.loops[-1].diagnostics() if self.loops else OperatorView(step=0, records=0)
 
     def _loop(self, optimizer: Any) -> Loop | None:
@@ -418,11 +545,11 @@ class PrivacyEngine:
         total = whole.get_epsilon(delta)
         if total > asked.epsilon * (1 + 1e-6):
             raise CheckpointError(
-                f"target_epsilon={asked.epsilon:g} was asked for, and with this checkpoint it cannot be kept: "
-                f"{done:,} steps have spent ε={spent:.4g} at δ={delta:g}, and ε={total:.4g} with what is left of the "
-                f"{asked.plan.steps:,} steps of this run. Ask for a target_epsilon (or epochs) with which the run of "
-                "the checkpoint was begun, or use make_private, where noise_multiplier is given and get_epsilon states "
-                "the total"
+                f"target_epsilon={asked.epsilon:g} cannot be kept after this checkpoint: its "
+                f"{done:,} steps have spent ε={spent:.4g} at δ={delta:g}, and the rest of the {asked.plan.steps:,} "
+                f"steps of this run would bring it to ε={total:.4g}. Use the target_epsilon and epochs with which the "
+                "checkpoint's run was begun, or call make_private with a noise_multiplier: get_epsilon then states the "
+                "total"
             )
         asked.taken = done
 
@@ -438,10 +565,21 @@ class PrivacyEngine:
         module_state_dict_kwargs: dict[str, Any] | None = None,
         torch_save_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Weights, what was spent, and the states that are given. Never the key: a resumed run draws new noise.
+        """Save the weights, what was spent, and the states of what is given.
 
-        With a ledger also which charge pays for the run and what it still covers. The first step after this is noted
-        in the ledger, so that only one run goes on from here under that charge.
+        The secret key is never saved, so a resumed run draws new noise. With a ledger the file also names the charge
+        and what it still covers; the first step after it is noted in the ledger, so that only one run can continue from
+        here under that charge.
+
+        Args:
+            path: A file name, or an open binary file.
+            module: The model whose weights are saved.
+            optimizer: The private optimizer, whose state, noise and clip norm are saved. Default: not saved.
+            noise_scheduler: A scheduler of the noise, whose state is saved. Default: none.
+            grad_clip_scheduler: A scheduler of the clip norm, whose state is saved. Default: none.
+            checkpoint_dict: Further values to save; the states are added to it. Default: an empty one.
+            module_state_dict_kwargs: Passed to ``module.state_dict``.
+            torch_save_kwargs: Passed to ``torch.save``.
         """
         state = checkpoint_dict if checkpoint_dict is not None else {}
         loop = self._loop(optimizer)
@@ -475,14 +613,32 @@ class PrivacyEngine:
         module_load_dict_kwargs: dict[str, Any] | None = None,
         torch_load_kwargs: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Take over weights, optimizer and place in the schedules that :meth:`save_checkpoint` wrote.
+        """Load the weights and states that :meth:`save_checkpoint`, or Opacus, wrote.
 
-        Only tensors and plain values are read, unless ``torch_load_kwargs`` says otherwise. With a ledger the run goes
-        on under the charge of the checkpoint, unless another run did before: then its steps are charged anew.
+        With a ledger the run continues under the charge of the checkpoint. If another run already did, the steps from
+        here on are charged anew.
 
-        Guarantee: what had been spent counts on. Noise and clip norm stay those that ``make_private`` was asked for
-        (an adaptive clip norm goes on where it was); where the checkpoint has others, a warning says so. A run of
-        ``make_private_with_epsilon`` refuses a checkpoint after which its ``target_epsilon`` cannot be kept.
+        Guarantee:
+            What the checkpoint had spent is added to what this engine counts. Noise and clip norm stay those that
+            ``make_private`` was given, with a warning if the checkpoint had others; an adaptive clip norm continues
+            where it was.
+
+        Args:
+            path: A file name, or an open binary file.
+            module: The model that gets the weights.
+            optimizer: The private optimizer that gets the saved state. Default: it is not loaded.
+            noise_scheduler: A scheduler of the noise that gets the saved epoch. Default: none.
+            grad_clip_scheduler: A scheduler of the clip norm that gets the saved epoch. Default: none.
+            module_load_dict_kwargs: Passed to ``module.load_state_dict``.
+            torch_load_kwargs: Passed to ``torch.load``. Only tensors and plain values are read unless it says
+                ``weights_only=False``.
+
+        Returns:
+            What else the file holds, such as the values of ``checkpoint_dict``.
+
+        Raises:
+            CheckpointError: If the checkpoint's run and this one do not share the same ledger charge, or if
+                ``target_epsilon`` of ``make_private_with_epsilon`` cannot be kept after it.
         """
         options = {"weights_only": True, **(torch_load_kwargs or {})}
         state: dict[str, Any] = torch.load(path, **options)
@@ -490,7 +646,10 @@ class PrivacyEngine:
         if entry is not None:
             check_charged(entry, self.ledger, self._registered)
         elif self.ledger is not None and state["privacy_accountant_state_dict"]["history"]:
-            raise CheckpointError("the run of this checkpoint was not charged to a ledger: what it spent is in none")
+            raise CheckpointError(
+                "the run of this checkpoint was not charged to a ledger, so this ledger does not know what it spent: "
+                "load it with a PrivacyEngine that has no ledger"
+            )
         loop = self._loop(optimizer)
         if loop is not None:
             self._take_over_budget(loop, state, entry)
@@ -501,7 +660,8 @@ class PrivacyEngine:
             optimizer.load_state_dict(told)
         elif (optimizer is None) != (told is None):
             held = "holds" if told is not None else "does not hold"
-            warnings.warn(f"the checkpoint {held} the state of an optimizer", stacklevel=2)
+            given = "" if optimizer is not None else "not "
+            warnings.warn(f"the checkpoint {held} the state of an optimizer, and one was {given}given", stacklevel=2)
         for name, part in (
             ("noise_scheduler_state_dict", noise_scheduler),
             ("grad_clip_scheduler_state_dict", grad_clip_scheduler),
@@ -529,8 +689,8 @@ def _say_what_is_kept(loop: Loop, state: dict[str, Any]) -> None:
     for name, own in (("noise_multiplier", loop.noise_multiplier), ("max_grad_norm", loop.clip_norm)):
         if state.get(name, own) != own:
             warnings.warn(
-                f"the checkpoint was saved with {name} {state[name]}; this run keeps its own, {own}, which "
-                "make_private was asked for. What was spent before counts with the noise it had",
+                f"the checkpoint was saved with {name} {state[name]}; this run keeps its own, {own}, as given to "
+                "make_private. Earlier steps are priced with the noise they had",
                 PrivacyWarning,
                 stacklevel=3,
             )
@@ -545,7 +705,7 @@ _DISTRIBUTED = (
 
 
 class Hooks:
-    """What ``wrap_model=False`` returns: ``cleanup()`` leaves the model alone from then on."""
+    """What ``wrap_model=False`` returns: its ``cleanup()`` takes the hooks off the model."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -567,16 +727,16 @@ def _unwrapped(module: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
 
 def _check_words(grad_sample_mode: str, loss_reduction: str) -> None:
     if grad_sample_mode not in MODES:
-        raise ValueError(f"grad_sample_mode is one of {', '.join(MODES)}, not {grad_sample_mode!r}")
+        raise ValueError(f"grad_sample_mode must be one of {', '.join(MODES)}, not {grad_sample_mode!r}")
     if loss_reduction not in ("mean", "sum"):
-        raise ValueError(f"Unexpected value for loss_reduction: {loss_reduction}")
+        raise ValueError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
 
 
 def _check_clipping(clipping: str, max_grad_norm: float | list[float]) -> None:
     if clipping not in ("flat", "per_layer", "adaptive", "automatic"):
-        raise ValueError(f"clipping is 'flat', 'per_layer', 'adaptive' or 'automatic', not {clipping!r}")
+        raise ValueError(f"clipping must be 'flat', 'per_layer', 'adaptive' or 'automatic', not {clipping!r}")
     if isinstance(max_grad_norm, list | tuple) and clipping != "per_layer":
-        raise ValueError("a list of bounds belongs to clipping='per_layer'")
+        raise ValueError("max_grad_norm is a list, which needs clipping='per_layer'")
 
 
 def _elements(module: nn.Module) -> int:

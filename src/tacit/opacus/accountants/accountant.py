@@ -1,7 +1,7 @@
 """What did training cost? One accountant under the names of Opacus' three.
 
-ε is the upper end of an interval certified to hold the true value (docs/explanation/accounting.md), so all three give the same
-number, which is never above the one of Opacus' accountant of that name for the same steps.
+ε is the upper end of an interval certified to hold the true value (docs/explanation/prices.md), so all three give
+the same number, which is never above the one of Opacus' accountant of that name for the same steps.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class IAccountant:
         self._noted = noted
         if any(released.values()):
             warnings.warn(
-                f"{sum(released.values())} steps of a run under this accountant are not in its new history: they were "
-                "released, and stay counted. Take a new PrivacyEngine for other data",
+                f"{sum(released.values())} steps of a run under this accountant are missing from its new history. They "
+                "were released, so they stay counted. Use a new PrivacyEngine for other data",
                 acc.PrivacyWarning,
                 stacklevel=2,
             )
@@ -204,9 +204,9 @@ class IAccountant:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Add what a checkpoint says was spent. What is counted here stays counted; the same steps are counted once."""
         if not state_dict or "history" not in state_dict or "mechanism" not in state_dict:
-            raise ValueError("this is not the state of a privacy accountant: it has no history or no mechanism")
+            raise ValueError("state_dict is not the state of a privacy accountant: 'history' or 'mechanism' is missing")
         if state_dict["mechanism"] not in ACCOUNTANTS:
-            raise ValueError(f"the state is of an unknown accountant, {state_dict['mechanism']!r}")
+            raise ValueError(f"state_dict belongs to an unknown accountant, {state_dict['mechanism']!r}")
         if "tacit" not in state_dict:  # written by Opacus
             self._take_over(None, state_dict["history"])
             return
@@ -291,7 +291,7 @@ def create_accountant(mechanism: str) -> IAccountant:
     'rdp'
     """
     if mechanism not in ACCOUNTANTS:
-        raise ValueError(f"Unexpected accounting mechanism: {mechanism}; choose one of {', '.join(ACCOUNTANTS)}")
+        raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, not {mechanism!r}")
     return ACCOUNTANTS[mechanism]()
 
 

@@ -27,11 +27,11 @@ def get_noise_multiplier(
     0.814
     """
     if (steps is None) == (epochs is None):
-        raise ValueError("get_noise_multiplier takes as input EITHER a number of steps or a number of epochs")
+        raise ValueError("give epochs= or steps=, one of the two")
     if set(kwargs) - {"alphas", "eps_error", "delta_error"}:
         raise TypeError(f"get_noise_multiplier has no argument {next(iter(kwargs))!r}")
     if not target_epsilon > 0:
-        raise ValueError("The privacy budget is too low.")
+        raise ValueError(f"target_epsilon must be positive, not {target_epsilon}")
     if steps is None:
         assert epochs is not None
         # Rounding of the quotient must not cost a step that will be run.

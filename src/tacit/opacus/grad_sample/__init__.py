@@ -1,6 +1,6 @@
-"""Where are the wrappers that compute per-example gradients? There are none here: the model is not wrapped.
+"""Where are the wrappers that compute per-example gradients? There are none: tacit does not wrap the model.
 
-The names exist so that ``isinstance(model, GradSampleModule)`` keeps its meaning, "this is a wrapper": always false.
+The names exist so that ``isinstance(model, GradSampleModule)`` still works. It is always false.
 """
 
 from tacit.opacus.grad_sample.grad_sample_module import GradSampleModule, GradSampleModuleFastGradientClipping

@@ -8,11 +8,19 @@ from torch import nn
 
 
 class AbstractGradSampleModule(nn.Module):
-    """Stands for Opacus' wrapper; cannot be built."""
+    """Stand in for Opacus' wrapper, which tacit does not have.
+
+    Args:
+        *args: Not used.
+        **kwargs: Not used.
+
+    Raises:
+        NotImplementedError: Always. The message says what to call instead.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(
-            "the model is not wrapped here: pass it to PrivacyEngine.make_private as it is, or use "
+            "tacit does not wrap the model: pass it to PrivacyEngine.make_private as it is, or call "
             "tacit.sgd.clipped_grad for clipped sums in a loop of your own. Per-example gradients (p.grad_sample) are "
             "never formed"
         )

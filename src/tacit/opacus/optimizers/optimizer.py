@@ -1,7 +1,7 @@
-"""What does the loop's ``optimizer.step()`` do now? Clip, sum, noise, and then the user's own optimizer.
+"""What does ``optimizer.step()`` do now? It clips, sums and adds noise, and then the user's own optimizer steps.
 
-The private part hangs on the user's optimizer itself (a step pre-hook), so that stepping the original instead of what
-``make_private`` returned is private as well. :class:`DPOptimizer` is that optimizer with Opacus' attributes.
+The private part is a step pre-hook on the user's optimizer, so stepping the original instead of what ``make_private``
+returned is private as well. :class:`DPOptimizer` is that optimizer with Opacus' attributes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class DPOptimizer(Optimizer):
     def __init__(self, optimizer: Optimizer, loop: Loop | None = None, **kwargs: Any) -> None:
         if loop is None or kwargs:
             raise NotImplementedError(
-                "a private optimizer is not built by hand: PrivacyEngine.make_private puts model, optimizer and data "
-                "loader together, so that what is charged is what was sampled. For a loop without a data loader use "
-                "tacit.sgd.clipped_grad"
+                "a private optimizer cannot be built by hand: call PrivacyEngine.make_private, which joins model, "
+                "optimizer and data loader so that the price fits what is sampled. For a loop without a data loader "
+                "use tacit.sgd.clipped_grad"
             )
         # Not Optimizer.__init__: groups, state and defaults are the original's.
         self.original_optimizer = optimizer
@@ -74,8 +74,8 @@ class DPOptimizer(Optimizer):
         known = {id(p) for p in self.loop.parameters.values()}
         if any(id(p) not in known for p in self.params):
             raise RuntimeError(
-                "the optimizer was given a parameter after make_private, which gets no noise: choose before what is "
-                "trained"
+                "a parameter was added to the optimizer after make_private, and it would get no noise: add it before "
+                "make_private"
             )
         if self.step_hook is not None:
             self.step_hook(self)
@@ -207,7 +207,7 @@ class DPOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
         """Refused: what is trained is decided before ``make_private``."""
-        raise RuntimeError("parameters are chosen before make_private: a new group would get no noise")
+        raise RuntimeError("a parameter group added after make_private would get no noise: add it before")
 
     def state_dict(self) -> dict[str, Any]:
         """The original's."""
@@ -219,7 +219,7 @@ class DPOptimizer(Optimizer):
         self.original_optimizer.load_state_dict(state_dict)
 
     def __getstate__(self) -> NoReturn:
-        raise TypeError("a private optimizer is not pickled: save its state_dict()")
+        raise TypeError("a private optimizer cannot be pickled: save its state_dict()")
 
     def __repr__(self) -> str:
         return f"private {self.original_optimizer!r}"
