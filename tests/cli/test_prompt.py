@@ -157,7 +157,7 @@ def test_bad_lines_say_what_to_do(app, place, tmp_path):
     assert not (tmp_path / "refused").exists()
     assert "at least 4 answers" in call(app, *few, "--teachers", 5, "--answers", 2, code=2).output
     # Zero is said, and not the same as nothing.
-    assert "vote_noise is a number above 0" in call(app, *few, "--vote-noise", 0, code=1).output
+    assert "vote_noise must be a number above 0" in call(app, *few, "--vote-noise", 0, code=1).output
     none = call(app, *notes, *ASK, "--noise", 1, "--steps", 0, "--delta", "1e-5", code=1).output
     assert "positive whole number" in none
     told = call(

@@ -222,7 +222,7 @@ def test_classes_are_public_and_ties_and_empty_votes_are_handled():
     [
         ({}, "one of the two"),
         ({"queries": 5, "epsilon": 1.0}, "one of the two"),
-        ({"queries": 61}, "there are 60"),
+        ({"queries": 61}, "there are only 60"),
         ({"queries": -1}, "whole number"),
         ({"queries": 5, "delta": 0.0}, "delta"),
         ({"epsilon": -1.0}, "above 0"),

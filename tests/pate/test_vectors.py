@@ -111,5 +111,5 @@ def test_a_sanitised_price_is_published_at_an_order_whose_sensitivity_is_known()
 def test_noise_and_threshold_are_numbers(wrong: object) -> None:
     with pytest.raises(ValueError, match="number"):
         GNMax(vote_noise=wrong, classes=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="threshold is a finite number"):
+    with pytest.raises(ValueError, match="threshold must be a finite number"):
         ConfidentGNMax(threshold=wrong, check_noise=1.0, vote_noise=1.0, classes=3)  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 """How do I learn from teachers' noisy votes? PATE: private aggregation of teacher ensembles.
 
-Teachers are trained on disjoint parts of private data, by person; public queries are labelled by their noisy votes; a
-student is trained on the answers and published. What each answered query costs is accounted three ways.
+Teachers are trained on disjoint parts of the private data, split by person. Their noisy votes label public queries, and
+a student is trained on the answers and published. Every answered query has three accounts: one holds for any votes, and
+two depend on the votes.
 
 >>> from tacit.pate import ConfidentGNMax
 >>> votes = [[240, 10], [5, 245], [130, 120]]

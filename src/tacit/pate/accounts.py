@@ -1,10 +1,11 @@
 """What did the answers cost, given how clearly the teachers agreed? Two accounts for the operator's eyes.
 
-- *theorem 6*: along the questions that were asked and answered (Papernot et al. 2018);
+- *theorem 6*: along the queries that were asked and answered (Papernot et al. 2018);
 - *exact*: Rényi divergences of the output law over every one-vote neighbour, in both directions.
 
-Both are computed from private votes. They come as a :class:`tacit.ledger.OperatorView`, which enters no release, until
-:meth:`Accounts.sanitise` draws a noisy one that may. The guarantee, which holds for any votes, is ``answers.privacy``.
+Both are computed from private votes, so they come as a :class:`tacit.ledger.OperatorView`, which no release takes.
+:meth:`Accounts.sanitise` draws a noisy one that may be published. The guarantee, which holds for any votes, is
+``answers.privacy``.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ ORDERS = np.array(
 )
 #: The grid to which a sanitised divergence is rounded. Fixed: a grid that followed its noise would tell how much.
 GRID = 2.0**-40
-#: How much of the data-independent ε the release of a sanitised one may cost unless the caller says otherwise.
+#: The default price of a sanitised release, as a share of the data-independent ε.
 RELEASE_SHARE = 0.03
 
 
 class DataDependent(OperatorView):
-    """An ε that was computed from private votes: for the operator's eyes. ``float()`` gives the number.
+    """An ε that was computed from private votes, for the operator only. ``float()`` gives the number.
 
     >>> DataDependent(epsilon=1.25, delta=1e-5, order=18.0, way="theorem 6")
     ε = 1.25 at δ=1e-05 (theorem 6) [not publishable: computed from private votes]
@@ -54,11 +55,19 @@ class DataDependent(OperatorView):
 
 @dataclasses.dataclass(frozen=True)
 class Sanitised:
-    """A data-dependent divergence with noise on it, and what follows from it.
+    """A data-dependent divergence with noise, and the ε that follows from it.
 
-    ``renyi`` is the noisy divergence of order ``order``, ``cost`` what publishing it cost at that order, ``epsilon``
-    what both together give at ``delta``. The noise has mean 0, and what falls below 0 is cut: the number is an estimate
-    of the true one, not a bound on it. What is guaranteed is the data-independent ε, which includes the release.
+    The noise has mean 0 and the result is cut at 0, so the number estimates the true one and does not bound it. The
+    guarantee is the data-independent ε, which includes this release.
+
+    Args:
+        epsilon: What ``renyi`` and ``cost`` give together at ``delta``.
+        delta: The δ of ``epsilon``.
+        order: The Rényi order, above 1.
+        renyi: The noisy divergence at that order.
+        cost: The price of publishing it, as a divergence at that order.
+        beta: The smoothness β of the sensitivity.
+        noise: The noise, in units of the smooth sensitivity.
     """
 
     epsilon: float
@@ -74,7 +83,7 @@ class Sanitised:
 
 
 class Accounts:
-    """The data-dependent accounts of a set of answers, beside the guarantee that holds whatever the votes were."""
+    """The data-dependent accounts of a set of answers, next to the guarantee that holds for any votes."""
 
     def __init__(
         self,
@@ -90,34 +99,34 @@ class Accounts:
         charge: Charge | None = None,
     ) -> None:
         self.mechanism, self.delta, self.adjacency = mechanism, delta, adjacency
-        #: queries that were put to the teachers
+        #: queries that were asked
         self.asked = asked
         self.partition, self.charge = partition, charge
         self.sanitised: Sanitised | None = None
-        #: what paid for the sanitised release, where a ledger did
+        #: the charge of the sanitised release, if there is a ledger
         self.release_charge: Charge | None = None
         self._theorem6, self._exact, self._sensitivity = theorem6, exact, sensitivity
         self._known: dict[tuple[str, float], DataDependent | None] = {}
 
     @property
     def guarantee(self) -> acc.Privacy:
-        """What holds whatever the votes were, a sanitised release included; it may be published."""
+        """What holds for any votes, including a sanitised release. It may be published."""
         return acc.Privacy.of(self.mechanism, self.delta, adjacency=self.adjacency)
 
     @property
     def theorem6(self) -> DataDependent:
-        """The data-dependent ε by theorem 6 (with the check's), along the transcript. Not publishable."""
+        """The data-dependent ε by theorem 6, checks included, for this transcript. Not publishable."""
         found = self._searched("theorem 6", lambda orders: self._theorem6(orders)[None], self.delta)
         assert found is not None
         return found
 
     @property
     def exact(self) -> DataDependent | None:
-        """The ε of the output law itself, the larger of both directions; None for LNMax. Not publishable."""
+        """The ε of the exact output law, the larger of both directions; None for LNMax. Not publishable."""
         return self._searched("exact", self._exact, self.delta)
 
     def _searched(self, way: str, rdp: Callable[[Array], Array] | None, delta: float) -> DataDependent | None:
-        """The smallest ε over orders: a grid, then closer twice. Any order is valid for fixed votes."""
+        """The smallest ε over orders: a grid, refined twice. Any order is valid for fixed votes."""
         if rdp is None:
             return None
         if (way, delta) not in self._known:
@@ -136,10 +145,10 @@ class Accounts:
         return self._known[way, delta]
 
     def renyi(self, orders: Any, way: str = "theorem 6") -> OperatorView:
-        """Data-dependent divergences at these orders, one row a direction (theorem 6 has one). Not publishable."""
+        """Data-dependent divergences at these orders, one row per direction (theorem 6 has one). Not publishable."""
         wanted = np.asarray(orders, dtype=float).reshape(-1)
         if way == "exact" and self._exact is None:
-            raise ValueError("the exact law is there for Gaussian votes only")
+            raise ValueError("LNMax has no exact account: it exists for Gaussian votes only")
         found = self._exact(wanted) if way == "exact" and self._exact is not None else self._theorem6(wanted)[None]
         return OperatorView(orders=wanted, divergences=found)
 
@@ -148,16 +157,16 @@ class Accounts:
     def release_plan(
         self, order: float | None = None, beta: float | None = None, noise: float | None = None
     ) -> tuple[float, acc.SmoothRelease]:
-        """The order and the mechanism of a sanitised release, chosen without the votes where not given.
+        """The order and the mechanism of a sanitised release. The defaults do not look at the votes.
 
-        Default: the order of the data-independent price, or the next smaller one (by tenths) whose smooth sensitivity
-        is known, β = 0.4/α, and noise that costs 3% of that price.
+        By default the order is that of the data-independent price, or the next smaller one (by tenths) whose smooth
+        sensitivity is known; β = 0.4/α; and the noise costs 3% of that price.
         """
         claim = self.guarantee.claim
         if order is None:
             order = self._known_order()
         if not order > 1:
-            raise ValueError(f"a Rényi order is above 1, not {order!r}")
+            raise ValueError(f"order, a Rényi order, must be above 1, not {order!r}")
         beta = 0.4 / order if beta is None else float(beta)
         same: dict[str, Any] = {"unit": self.mechanism.unit, "partition": self.partition}
 
@@ -197,17 +206,37 @@ class Accounts:
         delta: float | None = None,
         number: str | None = None,
     ) -> Sanitised:
-        """Publish the data-dependent divergence with noise of its smooth sensitivity. Once; it costs.
+        """Publish the data-dependent divergence with noise in proportion to its smooth sensitivity. Once; it costs.
 
-        Guarantee: the release is the mechanism ``SmoothRelease(beta, noise)`` on one changed teacher; it is charged
-        (to the ledger that the answers were charged to, unless another is given) before it is drawn and added to
-        :attr:`mechanism`, so that :attr:`guarantee` covers it. ``order``, ``beta`` and ``noise`` must be chosen
-        without looking at the votes, as the defaults are. ``number``: of the charge, where one was kept beforehand.
+        Guarantee:
+            The release is the mechanism ``SmoothRelease(beta, noise)`` for one changed teacher. It is charged before it
+            is drawn and added to :attr:`mechanism`, so :attr:`guarantee` covers it.
+
+        Args:
+            order: The Rényi order, above 1, chosen without looking at the votes. None: see :meth:`release_plan`.
+            beta: The smoothness β, chosen without looking at the votes. None means 0.4/order.
+            noise: The noise in units of the smooth sensitivity, chosen likewise. None costs 3% of the guarantee's ε.
+            ledger: The ledger to charge. None takes the one that the answers were charged to, if any.
+            dataset: The name of the data set in ``ledger``.
+            delta: The δ of the charge; None takes the ledger's default.
+            number: The number of a charge that was kept before a crash. None makes a new charge.
+
+        Returns:
+            The noisy divergence and the ε that follows from it.
+
+        Raises:
+            ValueError: If a sanitised ε was published before, or if the smooth sensitivity is not known.
         """
         if self.sanitised is not None:
-            raise ValueError("a sanitised ε was published already; a second one would cost again")
+            raise ValueError(
+                "a sanitised ε was published already; a second one would cost again. "
+                "See: tacit explain data-dependent-epsilon"
+            )
         if self._sensitivity is None:
-            raise ValueError("the smooth sensitivity is known for Gaussian votes only: use GNMax or ConfidentGNMax")
+            raise ValueError(
+                "the smooth sensitivity is known for Gaussian votes only: use GNMax or ConfidentGNMax. "
+                "See: tacit explain data-dependent-epsilon"
+            )
         order, mechanism = self.release_plan(order, beta, noise)
         cost = float(acc.renyi(mechanism, [order], adjacency=self.adjacency)[0])
         local = self._sensitivity(order)  # raises before anything is charged where the conditions do not hold
@@ -215,7 +244,7 @@ class Accounts:
             ledger, dataset = self.charge.ledger, self.charge.dataset
         if ledger is not None:
             if dataset is None:
-                raise ValueError("name the data set in the ledger: dataset=")
+                raise ValueError("give dataset=, the name of the data set in the ledger")
             self.release_charge = ledger.charge(
                 dataset,
                 mechanism,

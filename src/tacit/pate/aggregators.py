@@ -1,12 +1,12 @@
 """How do teachers' votes become an answer? The four aggregators of PATE, each with its noise and its price.
 
-All of them add noise to counts of votes and release a label, or say that there is no answer. Neighbouring data sets
-differ in one teacher, who votes otherwise: sensitivity 2 in L1, √2 in L2, and 1 for the largest count. How many
-teachers one person stands for is the partition's matter (:mod:`tacit.accounting.votes`).
+Each aggregator adds noise to the counts of votes and releases a label or "no answer". Neighbouring data sets differ in
+the vote of one teacher: sensitivity 2 in L1, √2 in L2, and 1 for the largest count. The partition says how many
+teachers one person can change (:mod:`tacit.accounting.votes`).
 
-What is fixed before the votes are seen: the number of classes, every parameter, and which queries are asked in which
-order. Which of them are answered, and where a filter stops, depends on released outcomes alone. All noise is drawn
-exactly (:mod:`tacit.noise`), and everything is charged at its data-independent price before it is drawn.
+The number of classes, every parameter, and the queries and their order are fixed before anyone sees the votes. Which
+queries are answered, and where a filter stops, depends only on released outcomes. All noise is drawn exactly
+(:mod:`tacit.noise`), and everything is charged at its data-independent price before any noise is drawn.
 """
 
 from __future__ import annotations
@@ -35,30 +35,61 @@ Array = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Aggregator:
-    """What the aggregators share: planning, charging, answering, and the three accounts."""
+    """What all aggregators share: planning, charging, answering, and the three accounts.
 
-    #: whether a check decides if there is an answer, so that the number of votes is not known in advance
+    Use one of the subclasses: :class:`LNMax`, :class:`GNMax`, :class:`ConfidentGNMax`, :class:`InteractiveGNMax`.
+
+    Args:
+        classes: The number of labels, 2 or more. Public, and fixed before the votes are seen.
+
+    Raises:
+        ValueError: If ``classes`` is not a whole number of at least 2, or if a noise, scale, threshold or confidence of
+            the subclass is not a number in its range.
+
+    Example:
+        >>> GNMax(vote_noise=40.0, classes=10).plan(queries=3)
+        Votes(40) * 3
+    """
+
+    #: Whether a check decides if a query is answered, so that the number of votes is not known in advance.
     checks: ClassVar[bool] = False
     classes: int
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, bool) or not isinstance(self.classes, int | np.integer) or self.classes < 2:
-            raise ValueError(f"classes is a whole number, 2 or more, fixed and public; not {self.classes!r}")
+            raise ValueError(f"classes must be a whole number of 2 or more, fixed and public, not {self.classes!r}")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name.endswith(("noise", "scale")) and not (is_number(value) and 0 < value < math.inf):
-                raise ValueError(f"{field.name} is a number above 0, not {value!r}")
+                raise ValueError(f"{field.name} must be a number above 0, not {value!r}")
             if field.name in ("threshold", "confidence") and not (is_number(value) and math.isfinite(value)):
-                raise ValueError(f"{field.name} is a finite number, not {value!r}")
+                raise ValueError(f"{field.name} must be a finite number, not {value!r}")
 
     # -- what each aggregator says ----
 
     def vote_mechanism(self, partition: str = "any", unit: str = "record") -> acc.Mechanism:
-        """What one answer costs, whatever the votes are."""
+        """Describe one answer, whatever the votes are.
+
+        Args:
+            partition: How people were dealt to teachers: ``"keyed"``, ``"positions"``, or ``"any"`` if the caller
+                vouches that one neighbour changes one teacher (:mod:`tacit.accounting.votes`).
+            unit: The name of the unit of privacy, such as ``"record"`` or ``"person"``.
+
+        Returns:
+            The mechanism of one released label.
+        """
         raise NotImplementedError
 
     def check_mechanism(self, partition: str = "any", unit: str = "record") -> acc.Mechanism | None:
-        """What asking costs, whether there is an answer or not; None where every query is answered."""
+        """Describe the check that decides whether a query is answered.
+
+        Args:
+            partition: As in :meth:`vote_mechanism`.
+            unit: As in :meth:`vote_mechanism`.
+
+        Returns:
+            The mechanism that every query pays for, answered or not; None if the aggregator answers every query.
+        """
         return None
 
     def _statistic(self, votes: VoteCounts, scores: Array | None) -> Array:
@@ -69,7 +100,18 @@ class Aggregator:
         return np.ones(len(statistic), bool)
 
     def noisy_labels(self, counts: NDArray[np.int64], source: Source | None) -> NDArray[np.int64]:
-        """The label of each row of counts: a release that costs :meth:`vote_mechanism` a row."""
+        """Draw noise and release one label per row of counts. Charges nothing: use :meth:`answer` for that.
+
+        Guarantee:
+            Each row costs :meth:`vote_mechanism`, and the caller must have charged it.
+
+        Args:
+            counts: The private votes: one row per query, one column per class.
+            source: Where random bits come from; None is the operating system's entropy. Another source is for tests.
+
+        Returns:
+            The label of each row, a class number from 0.
+        """
         raise NotImplementedError
 
     def _fallback(self, scores: Array | None, count: int) -> NDArray[np.int64]:
@@ -90,10 +132,20 @@ class Aggregator:
     def plan(
         self, queries: int, answers: int | None = None, *, partition: str = "any", unit: str = "record"
     ) -> acc.Mechanism:
-        """The mechanism of ``queries`` queries of which at most ``answers`` are answered: what the ledger charges.
+        """Describe what the ledger charges for a fixed number of queries.
 
-        >>> ConfidentGNMax(threshold=200, check_noise=150, vote_noise=40, classes=10).plan(640, 300)
-        VoteCheck(150) * 640 + Votes(40) * 300
+        Args:
+            queries: How many queries are asked.
+            answers: At most how many of them are answered; None means all. Ignored if every query is answered anyway.
+            partition: As in :meth:`vote_mechanism`.
+            unit: As in :meth:`vote_mechanism`.
+
+        Returns:
+            The mechanism of all checks and answers together.
+
+        Example:
+            >>> ConfidentGNMax(threshold=200, check_noise=150, vote_noise=40, classes=10).plan(640, 300)
+            VoteCheck(150) * 640 + Votes(40) * 300
         """
         vote, check = self.vote_mechanism(partition, unit), self.check_mechanism(partition, unit)
         if check is None:
@@ -121,36 +173,57 @@ class Aggregator:
         number: str | None = None,
         source: Source | None = None,
     ) -> Answers:
-        """Put the first queries of ``votes`` to the teachers and release the noisy answers.
+        """Ask the first queries of ``votes`` and release the noisy answers.
 
-        Guarantee: (ε, δ)-DP for one ``unit`` under the adjacency, ε the data-independent price
-        (``result.privacy``), because what is run is the mechanism that was priced and charged:
+        Give either ``queries`` or ``epsilon``. With ``queries=n`` the number is fixed in advance. With ``epsilon`` a
+        filter asks on while the *data-independent* price of the next query, answered, still fits; a filter on the
+        data-dependent price would itself leak. (Gaussian mechanisms whose number is chosen adaptively compose like a
+        fixed number of them: Smith & Thakurta, "Fully adaptive composition for Gaussian differential privacy", 2022.)
 
-        - ``queries=n``: n queries are asked, whatever comes out (at most ``answers`` of them answered, then no more are
-          asked). ε is that of :meth:`plan`.
-        - ``epsilon=``: a filter. Queries are asked while the *data-independent* cost of the next one, answered, still
-          fits. A filter on the data-dependent cost would itself leak. (Gaussian noise of adaptively chosen number
-          composes like a number fixed in advance: Smith & Thakurta, "Fully adaptive composition for Gaussian
-          differential privacy", 2022.)
+        Guarantee:
+            (ε, δ)-DP for one ``unit`` under the adjacency, where ε is the data-independent price in
+            ``result.privacy``. What runs is exactly the mechanism that was priced and charged.
 
-        ``votes`` is what :meth:`Teachers.vote` gave, or a plain table of counts; then ``teachers`` (default: the
-        largest row sum) and ``unit`` say what is public about them. With ``ledger`` and ``dataset`` it is charged
-        before a noise is drawn; ``number`` is that of the charge where the caller kept one beforehand, so as to draw
-        again what a crash lost (:meth:`tacit.ledger.Ledger.charge`). ``scores`` are the student's, for
-        :class:`InteractiveGNMax`. ``source`` replaces the operating system's entropy in tests.
+        Args:
+            votes: What :meth:`Teachers.vote` returned, or a plain table of counts (one row per query, one column per
+                class). Private.
+            queries: How many queries to ask. Its price is that of :meth:`plan`.
+            answers: At most this many answers; then no more queries are asked. Only for aggregators with a check.
+                None sets no limit.
+            epsilon: The budget of the filter, instead of ``queries``.
+            delta: The δ at which ε is stated, and the filter's δ.
+            scores: The student's probabilities, one row per query; only for :class:`InteractiveGNMax`. Public.
+            teachers: The number of teachers, if ``votes`` is a plain table. None takes the largest row sum.
+            unit: The name of the unit of privacy, if ``votes`` is a plain table.
+            adjacency: Which data sets are neighbours. None takes the ledger's, or ``"replace-one"`` for
+                ``partition="positions"`` and ``"add-remove"`` otherwise.
+            ledger: The ledger to charge before any noise is drawn; goes with ``dataset``. None charges nothing.
+            dataset: The name of the data set in the ledger.
+            charge_delta: The δ of the charge; None takes the ledger's default.
+            purpose: The text of the charge.
+            number: The number of a charge that was kept before a crash, so that the same answers are not charged twice
+                (:meth:`tacit.ledger.Ledger.charge`). None makes a new charge.
+            source: Where random bits come from; None is the operating system's entropy. Another source is for tests.
+
+        Returns:
+            The labels, which queries were answered, and what that cost.
+
+        Raises:
+            ValueError: If both or neither of ``queries`` and ``epsilon`` are given, if only one of ``ledger`` and
+                ``dataset`` is, or if a value is out of range.
         """
         table = given(votes, self.classes, teachers, unit)
         if (queries is None) == (epsilon is None):
-            raise ValueError("give queries= (fixed in advance) or epsilon= and delta= (a filter), one of the two")
+            raise ValueError("give queries= (a number fixed in advance) or epsilon= (a filter): one of the two")
         if not 0 < delta < 1:
-            raise ValueError(f"delta lies between 0 and 1, not {delta!r}")
+            raise ValueError(f"delta must lie between 0 and 1, not {delta!r}")
         if (ledger is None) != (dataset is None):
             raise ValueError("give ledger= and dataset= together")
         limit = _whole("queries", queries, len(table)) if queries is not None else len(table)
         most = limit if answers is None else _whole("answers", answers, limit)
         if answers is not None and not self.checks:
             raise ValueError(
-                "answers= limits how many queries pass the check; this aggregator answers all: give queries="
+                f"answers= limits how many queries pass the check, and {type(self).__name__} has no check: use queries="
             )
         public = self._public_scores(scores, len(table))
         if adjacency is None:
@@ -172,7 +245,7 @@ class Aggregator:
 
     def _public_scores(self, scores: ArrayLike | None, queries: int) -> Array | None:
         if scores is not None:
-            raise ValueError(f"{type(self).__name__} takes no scores; InteractiveGNMax does")
+            raise ValueError(f"{type(self).__name__} takes no scores=; only InteractiveGNMax does")
         return None
 
     def _budget(
@@ -183,8 +256,8 @@ class Aggregator:
         if epsilon is None:
             return self.plan(limit, most, partition=partition, unit=unit), limit, most, None
         if not (math.isfinite(epsilon) and epsilon > 0):
-            raise ValueError(f"epsilon is a number above 0, not {epsilon!r}")
-        if not self.checks:  # every query costs the same: the filter is a number of queries, known now
+            raise ValueError(f"epsilon must be a number above 0, not {epsilon!r}")
+        if not self.checks:  # every query costs the same, so the filter is a number of queries, known now
             affordable = _largest(
                 limit,
                 lambda n: (
@@ -198,7 +271,7 @@ class Aggregator:
             assert part is not None
             loss = part.pair(adjacency, "add") if adjacency in part.adjacencies() else None
             if not isinstance(loss, GaussianLoss):
-                raise acc.AdjacencyError(f"{part!r} states no guarantee under {adjacency!r}")
+                raise acc.AdjacencyError(f"{part!r} has no guarantee under {adjacency!r}")
             square.append(loss.mu**2)
         total = _gdp_budget(epsilon, delta)
 
@@ -282,10 +355,18 @@ class Aggregator:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LNMax(Aggregator):
-    """arg max(n_i + Lap(``scale``)), the aggregator of 2017: ε = 2/scale a query, pure.
+    """Release the class with the largest count after Laplace noise (Papernot et al. 2017).
 
-    >>> LNMax(scale=20.0, classes=10).answer([[250] + [0] * 9], queries=1).labels
-    array([0])
+    Guarantee:
+        Pure ε-DP with ε = 2/``scale`` per query, for one teacher's vote.
+
+    Args:
+        classes: The number of labels, 2 or more. Public, and fixed before the votes are seen.
+        scale: The scale λ of the Laplace noise on each count, in votes.
+
+    Example:
+        >>> LNMax(scale=20.0, classes=10).answer([[2500] + [0] * 9], queries=1).labels
+        array([0])
     """
 
     scale: float
@@ -304,10 +385,18 @@ class LNMax(Aggregator):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GNMax(Aggregator):
-    """The class with the largest noisy count, N(0, σ²) with σ = ``vote_noise`` on each: Rényi divergence α/σ² a query.
+    """Release the class with the largest count after Gaussian noise. Every query is answered.
 
-    >>> GNMax(vote_noise=40.0, classes=2).answer([[1000, 0], [0, 1000]], queries=2).labels
-    array([0, 1])
+    Guarantee:
+        Rényi divergence α/σ² per query for one teacher's vote, with σ = ``vote_noise`` (L2 sensitivity √2).
+
+    Args:
+        classes: The number of labels, 2 or more. Public, and fixed before the votes are seen.
+        vote_noise: The standard deviation σ of the noise on each count, in votes.
+
+    Example:
+        >>> GNMax(vote_noise=40.0, classes=2).answer([[1000, 0], [0, 1000]], queries=2).labels
+        array([0, 1])
     """
 
     vote_noise: float
@@ -341,14 +430,26 @@ class GNMax(Aggregator):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConfidentGNMax(GNMax):
-    """GNMax where max n_i + N(0, ``check_noise``²) reaches ``threshold``, no answer elsewhere.
+    """Answer by :class:`GNMax` if enough teachers agree, and give no answer otherwise.
 
-    The check costs α/(2σ1²) and is always paid. Its noise is added once, to the maximum.
+    A query passes the check if the largest count, plus noise, reaches the threshold. The noise is added once, to the
+    maximum.
 
-    >>> votes = [[250, 0], [130, 120]]
-    >>> answers = ConfidentGNMax(threshold=200, check_noise=3, vote_noise=10, classes=2).answer(votes, queries=2)
-    >>> answers.labels
-    array([ 0, -1])
+    Guarantee:
+        Rényi divergence α/(2·``check_noise``²) for every query asked, plus α/``vote_noise``² for every query answered,
+        for one teacher's vote.
+
+    Args:
+        classes: The number of labels, 2 or more. Public, and fixed before the votes are seen.
+        vote_noise: The standard deviation of the noise on each count of an answered query, in votes.
+        threshold: The largest count must reach this many votes, after noise. Chosen without looking at the votes.
+        check_noise: The standard deviation of the noise on the largest count, in votes.
+
+    Example:
+        >>> votes = [[250, 0], [130, 120]]
+        >>> answers = ConfidentGNMax(threshold=200, check_noise=3, vote_noise=10, classes=2).answer(votes, queries=2)
+        >>> answers.labels
+        array([ 0, -1])
     """
 
     checks: ClassVar[bool] = True
@@ -380,22 +481,40 @@ class ConfidentGNMax(GNMax):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InteractiveGNMax(ConfidentGNMax):
-    """GNMax where the teachers differ from the student: max(n_i - M·p_i) + N(0, σ1²) >= threshold, p the student's
-    scores.
+    """Ask the teachers only where they disagree with a student.
 
-    Where the check fails and the student is sure (max p > ``confidence``), the student's own label is kept, at no
-    further cost; otherwise there is no answer. The scores come from released answers and public data only.
+    With M teachers, counts n and the student's probabilities p, a query passes the check if max(n_i - M·p_i), plus
+    noise, reaches the threshold. If it fails and the student is sure, the student's own label is kept at no further
+    cost; otherwise there is no answer. The student must be trained on released answers and public data only.
+
+    Guarantee:
+        The price of :class:`ConfidentGNMax`: the student's scores are public, so the check's sensitivity stays 1.
+
+    Args:
+        classes: The number of labels, 2 or more. Public, and fixed before the votes are seen.
+        vote_noise: The standard deviation of the noise on each count of an answered query, in votes.
+        threshold: How many votes the teachers' counts must exceed the student's by, after noise.
+        check_noise: The standard deviation of the noise on that difference, in votes.
+        confidence: The student's label is kept if its largest probability is above this.
+
+    Example:
+        >>> ask = InteractiveGNMax(threshold=100, check_noise=3, vote_noise=10, classes=2)
+        >>> votes, student = [[250, 0], [0, 250]], [[0.98, 0.02], [0.9, 0.1]]
+        >>> ask.answer(votes, queries=2, scores=student).labels  # the teachers correct the second
+        array([0, 1])
     """
 
     confidence: float = 0.9
 
     def _public_scores(self, scores: ArrayLike | None, queries: int) -> Array | None:
         if scores is None:
-            raise ValueError("InteractiveGNMax compares the teachers with a student: give scores=, its probabilities")
+            raise ValueError(
+                "InteractiveGNMax compares the teachers with a student: give scores=, the student's probabilities"
+            )
         p = np.asarray(scores, dtype=float)
         if p.shape != (queries, self.classes) or not np.isfinite(p).all() or p.min(initial=0) < 0:
             raise ValueError(
-                f"scores are the student's probabilities, one row a query: shape {(queries, self.classes)}"
+                f"scores must be the student's probabilities, one row per query: shape {(queries, self.classes)}"
             )
         return p
 
@@ -413,7 +532,10 @@ class InteractiveGNMax(ConfidentGNMax):
         return exact.ThresholdCheck(self.threshold, self.check_noise, teachers * scores)
 
     def _sensitivity(self, votes: VoteCounts, answered: NDArray[np.bool_], order: float) -> Array | None:
-        raise ValueError("the sanitised release is there for GNMax and ConfidentGNMax")
+        raise ValueError(
+            "InteractiveGNMax has no sanitised release; GNMax and ConfidentGNMax do. "
+            "See: tacit explain data-dependent-epsilon"
+        )
 
 
 def _gdp_budget(epsilon: float, delta: float) -> float:
@@ -440,7 +562,7 @@ def _largest(limit: int, fits: Callable[[int], bool]) -> int:
 
 def _whole(name: str, value: Any, limit: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-        raise ValueError(f"{name} is a whole number, 0 or more, not {value!r}")
+        raise ValueError(f"{name} must be a whole number of 0 or more, not {value!r}")
     if value > limit:
-        raise ValueError(f"{name}={value}, but there are {limit} to choose from")
+        raise ValueError(f"{name}={value}, but there are only {limit}")
     return int(value)

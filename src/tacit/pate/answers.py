@@ -1,7 +1,7 @@
-"""What did the teachers answer, and what can be learned from it? Labels that were released, and the student's data.
+"""What did the teachers answer, and what can a student learn from it?
 
-The labels, and which queries have none, are outputs of the mechanism: with the public queries they may be used for
-anything, at no further cost.
+The labels, and which queries have none, are outputs of the mechanism. Together with the public queries they may be used
+for anything at no further cost.
 """
 
 from __future__ import annotations
@@ -28,14 +28,22 @@ NO_ANSWER = -1
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Answers:
-    """Labels for the queries that were asked (-1: none), ``answered`` by the teachers or not, and what that cost.
+    """The released labels and what they cost. :meth:`Aggregator.answer` makes it.
 
-    :attr:`privacy` is the guarantee. ``accounts`` holds what they cost given the votes, for the operator's eyes.
+    :attr:`privacy` is the guarantee. ``accounts`` and ``votes`` are for the operator: they come from private votes.
 
-    >>> from tacit.pate import GNMax
-    >>> answers = GNMax(vote_noise=40, classes=2).answer([[9000, 0]] * 3, queries=2)
-    >>> answers.labels, len(answers)
-    (array([0, 0]), 2)
+    Args:
+        labels: One label per query asked: a class number, or :data:`NO_ANSWER` (-1).
+        answered: Whether the teachers answered each query. A label of an unanswered query came from the student.
+        accounts: The price that holds for any votes, and the data-dependent ones.
+        votes: The private counts that were asked for.
+        aggregator: What turned the votes into answers.
+
+    Example:
+        >>> from tacit.pate import GNMax
+        >>> answers = GNMax(vote_noise=40, classes=2).answer([[9000, 0]] * 3, queries=2)
+        >>> answers.labels, len(answers)
+        (array([0, 0]), 2)
     """
 
     labels: NDArray[np.int64]
@@ -49,7 +57,7 @@ class Answers:
 
     @property
     def privacy(self) -> acc.Privacy:
-        """The guarantee, which holds whatever the votes were; a sanitised release is in it."""
+        """The guarantee, which holds whatever the votes were. It includes a sanitised release, if there was one."""
         return self.accounts.guarantee.with_details(
             method=f"noisy votes of teachers, {type(self.aggregator).__name__}",
             queries=len(self),
@@ -60,11 +68,11 @@ class Answers:
 
     @property
     def charge(self) -> Charge | None:
-        """What paid for the answers, where a ledger did."""
+        """The charge that paid for the answers; None without a ledger."""
         return self.accounts.charge
 
     def release(self) -> Release:
-        """The numbers that may be published, each with the reason; the data-dependent ones stand as a text."""
+        """The numbers that may be published, each with its reason. A fixed text stands for the data-dependent ones."""
         price = "price of the mechanism, computed without the votes"
         interval, accounts = self.privacy.interval, self.accounts
         answered = int(self.answered.sum())
@@ -84,9 +92,13 @@ class Answers:
         return Release(values)
 
     def labelled(self, x: Any = None) -> tuple[Any, NDArray[np.int64], Any]:
-        """(queries with a label, their labels, the public rest without one).
+        """Split the public queries into those with a label and the rest.
 
-        ``x``: the queries, where the votes came without them.
+        Args:
+            x: The queries, in the order in which they were asked. None takes those that the votes came with.
+
+        Returns:
+            Three things: the queries that have a label, their labels, and the queries that have none.
         """
         queries = self._queries(x)
         has = np.flatnonzero(self.labels != NO_ANSWER)
@@ -96,18 +108,28 @@ class Answers:
     def _queries(self, x: Any) -> Any:
         queries = self.votes.x if x is None else x
         if queries is None:
-            raise ValueError("these votes came without their queries: pass them as x=")
+            raise ValueError("these votes came without their queries: pass the queries as x=")
         if len(queries) < len(self.labels):
-            raise ValueError(f"{len(self.labels)} queries were asked, x has {len(queries)} rows: pass the same queries")
+            raise ValueError(
+                f"{len(self.labels)} queries were asked, but x has {len(queries)} rows: pass the same queries"
+            )
         return queries
 
     def fit(self, student: Any, x: Any = None, **options: Any) -> Any:
-        """Train a student on the answers and the unlabelled rest of the public queries; returns it.
+        """Train a student on the answers and on the public queries without one.
 
-        ``student`` is a torch module, a scikit-learn estimator, or a callable without arguments that makes one. Options
-        are those of :func:`tacit.pate.student.fit`: ``method="semi-supervised"`` or ``"supervised"``, epochs, …
+        Guarantee:
+            Post-processing of released answers and public queries: it costs nothing beyond :attr:`privacy`.
 
-        Guarantee: post-processing of the answers; costs nothing beyond :attr:`privacy`.
+        Args:
+            student: A torch module, a scikit-learn estimator, or a callable without arguments that makes one.
+                ``method="committee"`` needs the callable.
+            x: The queries. None takes those that the votes came with.
+            options: ``method`` is ``"semi-supervised"`` (default), ``"supervised"`` or ``"committee"``; the rest goes
+                to :func:`tacit.pate.student.fit_torch` or :func:`tacit.pate.student.fit_estimator`.
+
+        Returns:
+            The trained student.
         """
         from tacit.pate.student import fit as train
 
@@ -115,9 +137,10 @@ class Answers:
         return train(student, labelled, labels, rest, classes=self.aggregator.classes, **options)
 
     def diagnostics(self) -> OperatorView:
-        """Margins of the votes, and how many were answered at each margin: computed from private votes.
+        """Show the operator how clear the votes were, and how many were answered at each margin.
 
-        The margin is the largest count less the second, as a share of the teachers.
+        Computed from private votes: not for publication. The margin is the largest count minus the second largest,
+        as a share of the teachers.
         """
         asked = self.votes.counts[: len(self)]
         ranked = -np.sort(-asked, axis=1)

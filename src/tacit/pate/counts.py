@@ -1,7 +1,7 @@
-"""What leaves the teachers? One histogram of labels a query, with what is public about how it came about.
+"""What leaves the teachers? One histogram of labels per query, with the public facts about the vote.
 
-The counts are private: they are what the aggregators add noise to. So a table of them prints without a number, and goes
-to disk only in a file that its owner alone can read.
+The counts are private: aggregators add noise to them. So a table of counts prints without a number, and it goes to disk
+only in a file that its owner alone can read.
 """
 
 from __future__ import annotations
@@ -20,14 +20,26 @@ Counts = NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class VoteCounts:
-    """Votes of ``teachers`` teachers on public queries: ``counts[j, i]`` of them gave query j the label i.
+    """How many teachers gave each public query each label. :meth:`Teachers.vote` makes it.
 
-    ``x`` are the public queries, kept for the student. ``partition`` and ``unit`` say how people were dealt out to
-    teachers (:mod:`tacit.accounting.votes`) and whom a teacher's change stands for. Everything but ``counts`` is
-    public.
+    Everything but ``counts`` is public.
 
-    >>> VoteCounts(np.array([[3, 1], [0, 4]]), teachers=4)
-    VoteCounts(2 queries, 2 classes, 4 teachers) [counts are private: not covered by the guarantee]
+    Args:
+        counts: A table of whole numbers: ``counts[j, i]`` teachers gave query j the label i. Private.
+        teachers: The number of teachers.
+        partition: How people were dealt to teachers: ``"keyed"``, ``"positions"``, or ``"any"`` if the caller vouches
+            that one neighbour changes one teacher (:mod:`tacit.accounting.votes`).
+        unit: The name of the unit of privacy, such as ``"record"`` or ``"person"``.
+        x: The public queries, one per row of ``counts``, kept for the student. None keeps none.
+        complete: Whether there is a column for every public class. If not, the aggregator adds the missing ones.
+
+    Raises:
+        ValueError: If ``counts`` is not a table of whole numbers of 0 or more, if a row has more votes than there are
+            teachers, or if ``x`` has another number of rows.
+
+    Example:
+        >>> VoteCounts(np.array([[3, 1], [0, 4]]), teachers=4)
+        VoteCounts(2 queries, 2 classes, 4 teachers) [counts are private: not covered by the guarantee]
     """
 
     counts: Counts
@@ -35,21 +47,20 @@ class VoteCounts:
     partition: str = "any"
     unit: str = "record"
     x: Any = None
-    #: whether the columns are all of the public classes; if not, the aggregator's number of classes counts
     complete: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "counts", as_counts(self.counts))
         if not isinstance(self.teachers, int | np.integer) or self.teachers < 1:
-            raise ValueError(f"teachers is a whole number, 1 or more, not {self.teachers!r}")
+            raise ValueError(f"teachers must be a whole number of 1 or more, not {self.teachers!r}")
         if self.counts.size and int(self.counts.sum(axis=1).max()) > self.teachers:
             raise ValueError(f"a query has more votes than there are teachers ({self.teachers})")
         if self.x is not None and len(self.x) != len(self.counts):
-            raise ValueError(f"{len(self.counts)} histograms for {len(self.x)} queries: one for each, please")
+            raise ValueError(f"counts has {len(self.counts)} rows and x has {len(self.x)}: give one row per query")
 
     @property
     def classes(self) -> int:
-        """How many labels there are; fixed and public."""
+        """The number of labels. Fixed and public."""
         return int(self.counts.shape[1])
 
     def __len__(self) -> int:
@@ -57,7 +68,9 @@ class VoteCounts:
 
     def __getitem__(self, rows: slice) -> VoteCounts:
         if not isinstance(rows, slice):
-            raise TypeError("take a slice of queries: which ones must not depend on the votes")
+            raise TypeError(
+                "votes are cut by a slice, votes[:100]: which queries you take must not depend on the votes"
+            )
         x = None if self.x is None else self.x[rows]
         return dataclasses.replace(self, counts=self.counts[rows], x=x)
 
@@ -68,7 +81,11 @@ class VoteCounts:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the counts to a new ``.npz`` file that only its owner can read. The queries are not written."""
+        """Write the counts to a new ``.npz`` file that only its owner can read. The queries are not written.
+
+        Args:
+            path: The file. It must not exist yet.
+        """
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb") as file:
             np.savez_compressed(
@@ -77,19 +94,30 @@ class VoteCounts:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], x: Any = None) -> VoteCounts:
-        """Read what :meth:`save` wrote, or an ``.npz`` with ``counts`` and ``teachers``."""
+        """Read what :meth:`save` wrote, or any ``.npz`` file with ``counts`` and ``teachers``.
+
+        Args:
+            path: The file.
+            x: The public queries, one per row of the counts. None leaves them out.
+
+        Returns:
+            The votes.
+
+        Raises:
+            ValueError: If the file cannot be read as votes.
+        """
         try:
             with np.load(path, allow_pickle=False) as found:
                 names = {name: found[name] for name in found.files}
         except (OSError, ValueError) as error:
             raise ValueError(f"{os.fspath(path)} is not a file of votes (.npz): {error}") from None
         if "counts" not in names or "teachers" not in names:
-            raise ValueError(f"{os.fspath(path)} must hold 'counts' (queries x classes) and 'teachers'")
+            raise ValueError(f"{os.fspath(path)} has no arrays 'counts' (queries x classes) and 'teachers'")
         partition, unit = (str(names.get(key, usual)) for key, usual in (("partition", "any"), ("unit", "record")))
         return cls(names["counts"], int(names["teachers"]), partition, unit, x)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise PrivateValueError("votes are private and not pickled; write them with save(path), for their owner alone")
+        raise PrivateValueError("votes are private and cannot be pickled: write them with votes.save(path)")
 
 
 def as_counts(values: ArrayLike) -> Counts:
@@ -100,11 +128,11 @@ def as_counts(values: ArrayLike) -> Counts:
     """
     table = np.asarray(values)
     if table.ndim != 2 or table.shape[1] < 1:
-        raise ValueError(f"votes are a table with one row a query and one column a class, not of shape {table.shape}")
+        raise ValueError(f"votes must be a table, one row per query and one column per class, not {table.shape}")
     if table.dtype.kind not in "iuf" or (table.dtype.kind == "f" and not np.array_equal(table, np.rint(table))):
-        raise ValueError("votes are whole numbers: how many teachers gave each label")
+        raise ValueError("votes must be whole numbers: how many teachers gave each label")
     if table.size and (table.min() < 0 or table.max() > 2**31):
-        raise ValueError("votes are numbers of teachers: 0 or more")
+        raise ValueError("votes must be numbers of teachers: 0 or more")
     return table.astype(np.int64)
 
 
@@ -119,7 +147,7 @@ def given(votes: VoteCounts | ArrayLike, classes: int, teachers: int | None = No
         votes = dataclasses.replace(votes, counts=np.concatenate([votes.counts, missing], axis=1), complete=True)
     if votes.classes != classes:
         raise ValueError(
-            f"the votes have {votes.classes} columns and the aggregator {classes} classes. The number of classes is "
-            "fixed and public: every class has a column, also one that nobody voted for"
+            f"the votes have {votes.classes} columns and the aggregator has classes={classes}. The number of classes "
+            "is fixed and public: every class needs a column, even if nobody voted for it"
         )
     return votes

@@ -1,8 +1,8 @@
-"""Which person is with which teacher? Disjoint parts, so that one person's data reach one teacher alone.
+"""Which person is with which teacher? Disjoint parts, so that one person's data reach one teacher only.
 
-A person is dealt to a teacher by a keyed hash of who they are, which no other person's presence changes: adding or
-removing one person changes one part. Dealing by place in the table gives parts of equal size, but there adding one
-person shifts those behind them, and only replacing one is covered; the card says which.
+A keyed hash of a person's id decides their teacher, and nobody else's presence changes it: adding or removing one
+person changes one part. Dealing by place in the table gives parts of equal size, but adding one person shifts everybody
+behind them, so only replacing one person is covered. The card says which.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _row(value: Any) -> bytes:
     if value is None or isinstance(value, str | bytes | np.generic):
         return _name(value).encode()
     raise TypeError(
-        f"a record of type {type(value).__name__} has no name of its own: pass groups=, one identifier a record"
+        f"a record of type {type(value).__name__} cannot be identified by its contents: pass groups=, one id per record"
     )
 
 
@@ -106,4 +106,4 @@ def _name(person: Any) -> str:
         value = int(value)
     if value is None or isinstance(value, str | bool | int | float):
         return f"{type(value).__name__}:{value!r}"
-    raise TypeError(f"a person is named by a text, a number or bytes, not by {type(value).__name__}")
+    raise TypeError(f"an id must be a text, a number or bytes, not {type(value).__name__}")

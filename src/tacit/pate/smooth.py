@@ -8,7 +8,7 @@ votes.
 Write r(q) for theorem 6 at one order α. One vote moves q to at most B_U(q) and at least B_L(q); r meets α/σ² at q0, and
 q1 = B_L(q0). Given that r does not decrease on (0, q0), and r(B_U(q)) - r(q) does not on (0, q1), the local sensitivity
 is largest, and flat, on [q1, q0], and the votes at distance d that are most sensitive are those d votes nearer to it.
-Both conditions are checked for each (σ, m, α); where they fail there is no release.
+Both conditions are checked for each (σ, m, α). If they fail, nothing is released.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 
 
 class SmoothnessError(ValueError):
-    """The conditions under which the smooth sensitivity is known do not hold at this order, noise and class count."""
+    """The smooth sensitivity is not known at this Rényi order, noise and number of classes, so nothing is released."""
 
 
 class VoteSensitivity:
@@ -41,7 +41,7 @@ class VoteSensitivity:
         if classes < 2:
             raise SmoothnessError("with one class there is nothing to sanitise")
         if not (sigma > 0 and order > 1 and teachers >= 1):
-            raise ValueError("sigma above 0, an order above 1 and one teacher at least, please")
+            raise ValueError("sigma must be above 0, order above 1, and teachers 1 or more")
         self.sigma, self.classes, self.order, self.teachers = float(sigma), int(classes), float(order), int(teachers)
         self.plain = self.order / self.sigma**2
         self.log_q0 = self._meet()
@@ -103,7 +103,8 @@ class VoteSensitivity:
             if falls.any():
                 raise SmoothnessError(
                     f"{name} is not non-decreasing at order {self.order:g}, noise {self.sigma:g} and {self.classes} "
-                    "classes: its smooth sensitivity is not known. Choose another order"
+                    "classes, so its smooth sensitivity is not known. Choose another order. "
+                    "See: tacit explain data-dependent-epsilon"
                 )
 
     def local(self, log_q: Array) -> Array:

@@ -1,9 +1,9 @@
-"""How is a student trained on a few answers and many public rows without one? Supervised, or semi-supervised.
+"""How is a student trained on a few answers and many public rows without one?
 
-Semi-supervised for torch modules: FixMatch (:mod:`tacit.pate.learner`), by one student or by a committee of them. For
-estimators: self-training, in rounds, on the rows that it is surest about.
+Torch modules learn by FixMatch (:mod:`tacit.pate.learner`), one student or a committee. Estimators learn by
+self-training: in rounds, on the rows that they are surest about. ``"supervised"`` uses the answers alone.
 
-All of it is post-processing of released answers and public rows, and costs no privacy.
+All of it is post-processing of released answers and public rows, and costs nothing.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ def fit(
 ) -> Any:
     """Train ``student`` and return it: a torch module, an estimator, or a callable that makes one of them."""
     if method not in METHODS:
-        raise ValueError(f"method is one of {', '.join(METHODS)}, not {method!r}")
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
     if len(labels) == 0:
-        raise ValueError("no query was answered, so there is nothing to learn from: ask more, or lower the threshold")
+        raise ValueError(
+            "no query was answered, so there is nothing to learn from: ask more queries, or lower threshold="
+        )
     model = student
     if not (hasattr(model, "fit") and hasattr(model, "predict")) and not hasattr(model, "state_dict"):
         model = student()
@@ -44,10 +46,10 @@ def fit(
         made = student if method == "committee" else model
         return fit_torch(made, x, labels, unlabelled, method=method, **options)
     if method == "committee":
-        raise ValueError("a committee is made of torch modules; for estimators take 'semi-supervised'")
+        raise ValueError("method='committee' needs torch modules; use 'semi-supervised' for estimators")
     if hasattr(model, "fit") and hasattr(model, "predict"):
         return fit_estimator(model, x, labels, unlabelled, classes=classes, semi=method == METHODS[0], **options)
-    raise TypeError(f"a student is a torch module or an estimator with fit and predict, not {type(model).__name__}")
+    raise TypeError(f"student must be a torch module or an estimator with fit and predict, not {type(model).__name__}")
 
 
 def fit_torch(
@@ -66,12 +68,13 @@ def fit_torch(
     strong: Callable[[Any], Any] | None = None,
     **options: Any,
 ) -> Any:
-    """FixMatch with :class:`tacit.pate.learner.StudentOptions`; ``"supervised"``: the labelled rows alone.
+    """Train a torch student by FixMatch with :class:`tacit.pate.learner.StudentOptions`.
 
-    ``"committee"`` trains ``members`` students, which ``student()`` makes, and in each further one of ``rounds`` as
-    many new ones, on all rows with the mean of the last round's probabilities; the result is one module. ``crossed``
-    halves the labels among the first members, so that wrong ones stand out (:func:`tacit.pate.learner.committee`).
-    ``weak`` and ``strong`` change a batch a little and a lot (default: :mod:`tacit.pate.augment`).
+    ``"supervised"`` uses the labelled rows alone. ``"committee"`` trains ``members`` students, which ``student()``
+    makes; each further one of ``rounds`` trains as many new ones, on all rows with the mean probabilities of the round
+    before. The result is one module. ``crossed`` gives each of the first members half of the labels, so that wrong ones
+    stand out (:func:`tacit.pate.learner.committee`). ``weak`` and ``strong`` change a batch a little and a lot
+    (default: :mod:`tacit.pate.augment`).
     """
     import torch
 
@@ -91,11 +94,11 @@ def fit_torch(
     chosen = learner.StudentOptions(**options)
     if method == "committee":
         if hasattr(student, "state_dict") and not isinstance(student, type):
-            raise ValueError("a committee has several students: give a function that makes one, not a module")
+            raise ValueError("a committee has several students: give a function that makes one, not a finished module")
         if crossed and (members < 2 or rounds < 2):
-            raise ValueError("crossed=True needs two members to see half of the labels each, and two rounds")
+            raise ValueError("crossed=True needs at least two members, who see half of the labels each, and two rounds")
         if members < 1 or rounds < 1:
-            raise ValueError(f"members and rounds are positive whole numbers, not {members} and {rounds}")
+            raise ValueError(f"members and rounds must be positive whole numbers, not {members} and {rounds}")
         return learner.committee(student, known, target, everything, chosen, members=members, rounds=rounds, seed=seed)[
             -1
         ]
@@ -113,11 +116,11 @@ def fit_estimator(
     rounds: int = 3,
     sure: float = 0.9,
 ) -> Any:
-    """Self-training: in each round the unlabelled rows that the student is ``sure`` about get its label.
+    """Train an estimator by self-training: in each round the rows that it is ``sure`` about get its own label.
 
-    Shares of the labels among the added rows are kept as they are among the answers, so that an easy class does not
-    crowd out the others. An estimator without ``predict_proba`` is trained on the answers alone. One that refuses
-    answers that are all alike becomes a :class:`~tacit.pate.teachers.ConstantTeacher`.
+    Added rows keep the shares of the labels among the answers, so that an easy class does not crowd out the others. An
+    estimator without ``predict_proba`` is trained on the answers alone. One that refuses answers that are all the same
+    becomes a :class:`~tacit.pate.teachers.ConstantTeacher`.
     """
     x, unlabelled = _array(x), _array(unlabelled)
     if (labels == labels[0]).all():

@@ -1,8 +1,8 @@
 """How are teachers trained on disjoint people, and how do they vote? Torch modules, scikit-learn estimators, callables.
 
-Only counts of labels leave. One person's data reach one teacher, and every teacher votes on every query, also one that
-got no data or failed: such a teacher votes as a fixed pseudo-random pattern says, which depends on nobody's data. So
-one person moves one vote a query, which is what the aggregators' prices are about.
+Only counts of labels leave. One person's data reach one teacher, and every teacher votes on every query. A teacher that
+got no data, or that failed, votes by a fixed pseudo-random pattern that depends on nobody's data. So one person moves
+one vote per query, and that is what the aggregators price.
 """
 
 from __future__ import annotations
@@ -26,40 +26,53 @@ from tacit.noise import Key
 from tacit.pate import partition as dealing
 from tacit.pate.counts import VoteCounts
 
-#: How often a teacher that fails is tried again.
+#: How often a teacher that fails is trained again.
 RETRIES = 2
 
 
 class TeacherWarning(UserWarning):
-    """Teachers that failed and vote by a fixed pattern; for the operator, because who fails depends on the data."""
+    """Some teachers failed and vote by a fixed pattern. For the operator: which ones fail depends on the data."""
 
 
 class Teachers:
-    """``n`` teachers on disjoint parts of ``data``: (x, y), or a torch data set of such pairs.
+    """Train teachers on disjoint parts of the private data, and let them vote on public queries.
 
-    ``make_model`` is one of
+    Guarantee:
+        Training and voting release nothing. With ``partition="keyed"``, adding or removing one unit changes one
+        teacher, so one vote per query moves; replacing one changes two. With ``"positions"`` replacing one unit changes
+        one teacher, and nothing is guaranteed for adding or removing one. Where, when and how often a teacher is
+        trained changes nothing: its randomness is seeded by ``seed`` and its number.
 
-    - a callable without arguments that makes a torch module or an estimator with ``fit`` and ``predict``;
-    - such a module or estimator, of which copies are made;
-    - a callable ``train(x, y)`` that returns a callable ``predict(x)`` giving labels.
+    Args:
+        make_model: A callable without arguments that makes a torch module or an estimator with ``fit`` and
+            ``predict``; such a module or estimator, which is copied; or a callable ``train(x, y)`` that returns a
+            callable ``predict(x)``.
+        data: The private rows and labels ``(x, y)``, or a torch data set of such pairs.
+        n: The number of teachers.
+        groups: The id of each row's owner: the owner is then the unit. None protects one record, identified by its
+            contents.
+        unit: The name of the unit, such as ``"person"`` or ``"household"``; needs ``groups``. None means ``"person"``
+            with ``groups`` and ``"record"`` without.
+        classes: The public number of labels, or the list of them. None takes labels as whole numbers from 0 and leaves
+            their number to the aggregator.
+        partition: ``"keyed"`` deals units to teachers by a keyed hash of their id; ``"positions"`` deals them out in
+            turn, into parts of equal size.
+        key: The secret key of the hash. None draws a new one; give one to deal the same way again.
+        seed: Seeds the teachers' initial weights and batches. It decides accuracy, not privacy.
+        backend: ``"local"``, ``"ray"``, or a :class:`tacit.cluster.Ray` with the CPUs, GPUs and retries per teacher
+            (per stack of teachers for torch modules). A worker gets only its own teachers' rows.
 
-    ``groups`` names the person of every row (default: a record is protected, named by what it holds), ``unit`` says
-    what they are ("person", "household", …) and needs ``groups``. People are dealt out by a keyed hash of the name
-    (``partition="keyed"``: adding or removing one person changes one teacher), or by place
-    (``partition="positions"``: equal parts, and only replacing one person is covered). ``classes`` is the public number
-    of labels, or the list of them; without it labels are whole numbers from 0 and the aggregator's number counts.
+    Raises:
+        ValueError: If there are no records, if labels are not among ``classes``, if ids are missing, or if ``n`` or
+            ``partition`` is not allowed.
 
-    ``backend="ray"`` trains on a Ray cluster; a :class:`tacit.cluster.Ray` says how many CPUs and GPUs a teacher gets
-    (a stack of teachers, for torch modules) and how often it is trained again when its machine is lost. A worker
-    gets its teachers' rows alone. Guarantee: the same as here. What is random about a teacher is seeded by ``seed`` and
-    its number, so where, when and how often it was trained changes nothing, and one person still reaches one vote.
-
-    >>> from sklearn.linear_model import LogisticRegression
-    >>> rng = np.random.default_rng(0)
-    >>> x = rng.normal(size=(400, 2)); y = (x[:, 0] > 0).astype(int)
-    >>> teachers = Teachers(LogisticRegression, (x, y), n=10, classes=2).fit()
-    >>> teachers.vote(rng.normal(size=(5, 2)))
-    VoteCounts(5 queries, 2 classes, 10 teachers) [counts are private: not covered by the guarantee]
+    Example:
+        >>> from sklearn.linear_model import LogisticRegression
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.normal(size=(400, 2)); y = (x[:, 0] > 0).astype(int)
+        >>> teachers = Teachers(LogisticRegression, (x, y), n=10, classes=2).fit()
+        >>> teachers.vote(rng.normal(size=(5, 2)))
+        VoteCounts(5 queries, 2 classes, 10 teachers) [counts are private: not covered by the guarantee]
     """
 
     def __init__(
@@ -77,16 +90,16 @@ class Teachers:
         backend: str | Ray = "local",
     ) -> None:
         if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-            raise ValueError(f"n is the number of teachers, 1 or more, not {n!r}")
+            raise ValueError(f"n, the number of teachers, must be a whole number of 1 or more, not {n!r}")
         if partition not in dealing.PARTITIONS:
-            raise ValueError(f"partition is one of {', '.join(dealing.PARTITIONS)}, not {partition!r}")
+            raise ValueError(f"partition must be one of {', '.join(dealing.PARTITIONS)}, not {partition!r}")
         self.n, self.seed, self.partition = int(n), int(seed), partition
         self.cluster = backend_of(backend)
         self.x, self.y = _pair(data)
         self.unit = unit_of(unit, owned=groups is not None, ids="Pass groups=, the id of every row's owner, with unit=")
         self.labels, self.classes = _labels_of(classes)
         if len(self.y) == 0:
-            raise ValueError("there are no records: teachers need somebody to learn from")
+            raise ValueError("data has no records: teachers need rows to learn from")
         people = groups
         if groups is None:
             people = range(len(self.y)) if partition == "positions" else dealing.contents(self.x, self.y)
@@ -119,13 +132,36 @@ class Teachers:
         n_jobs: int = 1,
         progress: bool = True,
     ) -> Teachers:
-        """Train all of them. The first options are for torch modules; ``n_jobs`` is for estimators and callables here.
+        """Train all teachers. Releases nothing.
 
-        The number of steps is fixed beforehand for all teachers, whatever they hold. ``together`` torch teachers are
-        one stack, and one task of a cluster: it is 50, or all of them on a GPU of this machine.
+        Most options are for torch modules, which are trained with AdamW for a fixed number of steps, however many rows
+        a teacher has.
+
+        Args:
+            steps: Torch: steps per teacher.
+            batch_size: Torch: rows per step.
+            learning_rate: Torch: the learning rate.
+            weight_decay: Torch: the weight decay.
+            augment: Torch: a function that changes each batch at random. None changes nothing.
+            average: Torch: the decay of an exponential average of the weights, which is what a teacher ends with. 0
+                keeps the last weights.
+            device: Torch: where to train. None takes a GPU if there is one (on a cluster, if a task has one).
+            together: Torch: teachers per stack, and per task of a cluster. None means all of them on a GPU of this
+                machine, and 50 elsewhere.
+            n_jobs: Estimators and callables on this machine: processes (needs ``joblib`` if it is not 1).
+            progress: Whether to show a progress bar on a terminal.
+
+        Returns:
+            The same object, trained.
+
+        Raises:
+            ValueError: If ``n_jobs`` is given together with a cluster.
+            RuntimeError: If every teacher failed.
         """
         if self.cluster is not None and n_jobs != 1:
-            raise ValueError("n_jobs is for the local backend; a cluster's size says how many teachers train at once")
+            raise ValueError(
+                "n_jobs is for backend='local'; on a cluster its size decides how many teachers train at once"
+            )
         self._failed = {}
         if self.kind == "torch":
             import torch
@@ -215,17 +251,17 @@ class Teachers:
     def _report(self) -> None:
         if not self._failed:
             return
-        # What an error says may hold records: its kind is told here, its text is in the diagnostics.
+        # The text of an error may hold records: only its type is shown here, the text is in the diagnostics.
         first = next(iter(self._failed.values())).partition(":")[0]
         busy = sum(1 for part in self._parts if len(part))
         if len(self._failed) >= max(busy, 1):
             self._fitted = None
             raise RuntimeError(
-                f"every teacher failed, the first of them with {first}; diagnostics() has the text for the operator"
+                f"every teacher failed, the first of them with {first}; diagnostics() shows the operator the full text"
             )
         warnings.warn(
             f"{len(self._failed)} of {self.n} teachers failed {RETRIES + 1} times and vote by a fixed pattern "
-            f"(the first: {first}; diagnostics() has the text) [operator view: not covered by the guarantee]",
+            f"(the first: {first}; diagnostics() shows the full text) [operator view: not covered by the guarantee]",
             TeacherWarning,
             stacklevel=3,
         )
@@ -233,9 +269,22 @@ class Teachers:
     # -- voting ----
 
     def vote(self, x: Any) -> VoteCounts:
-        """One histogram of labels a query. Counts only: which teacher said what does not leave."""
+        """Count the teachers' labels for each query. Which teacher said what does not leave.
+
+        Guarantee:
+            Nothing is charged here: the counts are private until an aggregator has added its noise.
+
+        Args:
+            x: The public queries, in the form of the private rows.
+
+        Returns:
+            One histogram of labels per query.
+
+        Raises:
+            RuntimeError: If the teachers are not trained, or if every teacher failed to predict.
+        """
         if self._fitted is None:
-            raise RuntimeError("the teachers are not trained yet: teachers.fit().vote(x)")
+            raise RuntimeError("the teachers are not trained yet: call teachers.fit() first")
         if len(x) == 0:
             return VoteCounts(
                 np.zeros((0, self.classes or 1), np.int64),
@@ -248,9 +297,9 @@ class Teachers:
         said = self._predict(x)
         silent = self._silent()
         if silent:
-            # A pattern that depends on the teacher's number and the query's place alone. Where the classes are not
-            # known it is of the two that there always are: with the largest label that others give, one person who
-            # brings a new label would move the votes of all silent teachers.
+            # A pattern that depends only on the teacher's number and the query's place. If the classes are not known
+            # it uses the two that always exist: with the largest label that others give, one person who brings a new
+            # label would move the votes of all silent teachers.
             rng = np.random.default_rng([20_170_301, self.n, len(said[0])])
             pattern = rng.random((self.n, said.shape[1]))
             known = self.classes if self.classes is not None else 2
@@ -277,7 +326,7 @@ class Teachers:
             if self.classes is None:
                 self.classes = width
             elif width > self.classes:
-                raise ValueError(f"the model tells {width} labels apart, and there are {self.classes} classes")
+                raise ValueError(f"the model has {width} outputs, but there are only {self.classes} classes")
             return np.asarray(found)
         rows = x if not hasattr(x, "detach") else x.detach().cpu().numpy()
         said = np.zeros((self.n, len(rows)), np.int64)
@@ -311,13 +360,23 @@ class Teachers:
             except KeyError:
                 raise ValueError(f"a label is not among the public classes {self.labels}") from None
         if values.dtype.kind not in "iub" or values.ndim != 1:
-            raise ValueError("labels are whole numbers from 0; for others give classes=, the public list of them")
+            raise ValueError("labels must be whole numbers from 0; for others give classes=, the public list of them")
         if values.size and (values.min() < 0 or (self.classes is not None and values.max() >= self.classes)):
-            raise ValueError(f"labels lie between 0 and {'classes - 1' if self.classes is None else self.classes - 1}")
+            raise ValueError(
+                f"labels must lie between 0 and {'classes - 1' if self.classes is None else self.classes - 1}"
+            )
         return values.astype(np.int64)
 
     def diagnostics(self, x: Any = None, y: Any = None) -> OperatorView:
-        """Sizes of the parts, failures and, with labelled rows, each teacher's accuracy: computed from private data."""
+        """Show the operator the sizes of the parts, failures, and the teachers' accuracy. From private data.
+
+        Args:
+            x: Rows to measure accuracy on. None measures none.
+            y: Their labels.
+
+        Returns:
+            A view that no release takes.
+        """
         sizes = [len(part) for part in self._parts]
         values: dict[str, Any] = {
             "smallest_part": min(sizes),
@@ -346,7 +405,7 @@ def _kind(make: Any) -> tuple[Any, str]:
         return lambda: copy.deepcopy(make), "estimator"
     if not callable(make):
         raise TypeError(
-            f"make_model makes a torch module or an estimator, or is train(x, y); not {type(make).__name__}"
+            f"make_model must make a torch module or an estimator, or be train(x, y), not {type(make).__name__}"
         )
     if not inspect.isclass(make) and _required(make) == 2:
         return make, "callable"
@@ -356,7 +415,7 @@ def _kind(make: Any) -> tuple[Any, str]:
     if hasattr(product, "fit") and hasattr(product, "predict"):
         return make, "estimator"
     raise TypeError(
-        f"make_model() gave a {type(product).__name__}: neither a torch module nor an estimator with fit and predict"
+        f"make_model() returned {type(product).__name__}: neither a torch module nor an estimator with fit and predict"
     )
 
 
@@ -367,8 +426,8 @@ def _pair(data: Any) -> tuple[Any, Any]:
     if isinstance(data, tuple | list):
         if any(hasattr(part, "tocsr") for part in data):
             raise TypeError(
-                "a sparse table has no rows to deal out: pass x.toarray(), or the texts themselves and an estimator "
-                "that begins with what makes them sparse (make_pipeline(TfidfVectorizer(), …))"
+                "a sparse table cannot be dealt out by rows: pass x.toarray(), or texts and an estimator that makes "
+                "them sparse inside, such as make_pipeline(TfidfVectorizer(), …)"
             )
         if len(data) == 2 and len(data[0]) == len(data[1]):
             return data[0], data[1]
@@ -376,7 +435,7 @@ def _pair(data: Any) -> tuple[Any, Any]:
         rows = [data[i] for i in range(len(data))]
         if all(isinstance(row, tuple) and len(row) == 2 for row in rows):
             return _stacked([x for x, _ in rows]), np.asarray([int(label) for _, label in rows])
-    raise ValueError("data is (x, y), the records and as many labels, or a data set of such pairs")
+    raise ValueError("data must be (x, y), the records and as many labels, or a data set of such pairs")
 
 
 def _stacked(records: list[Any]) -> Any:
@@ -411,16 +470,16 @@ def _labels_of(classes: int | Sequence[Any] | None) -> tuple[list[Any] | None, i
         return None, None
     if isinstance(classes, int | np.integer) and not isinstance(classes, bool):
         if classes < 2:
-            raise ValueError(f"classes is 2 or more, not {classes}")
+            raise ValueError(f"classes must be 2 or more, not {classes}")
         return None, int(classes)
     labels = list(classes)  # type: ignore[arg-type]
     if len(labels) < 2 or len(set(labels)) != len(labels):
-        raise ValueError("classes is the number of labels, or the list of them, each once")
+        raise ValueError("classes must be the number of labels, or the list of them, each once")
     return labels, len(labels)
 
 
 class ConstantTeacher:
-    """The teacher whose part holds one label only: that is what it says."""
+    """A teacher whose part holds only one label: it always answers that."""
 
     def __init__(self, label: int) -> None:
         self.label = label
@@ -456,10 +515,10 @@ def _predicted(model: Any, kind: str, x: Any, classes: int | None) -> NDArray[np
     if labels.ndim == 2 and classes is not None and labels.shape[1] == classes:
         labels = labels.argmax(axis=1)  # scores, one column a class
     if labels.shape != (len(x),):
-        raise ValueError(f"a teacher gives one label a query: {len(x)}, not {labels.shape}")
+        raise ValueError(f"a teacher must give one label per query: {len(x)}, not {labels.shape}")
     whole = labels.astype(np.int64)
     if not np.array_equal(whole, labels) or whole.min(initial=0) < 0:
-        raise ValueError("a teacher's labels are whole numbers from 0")
+        raise ValueError("a teacher's labels must be whole numbers from 0")
     if classes is not None and whole.max(initial=0) >= classes:
         raise ValueError(f"a teacher gave a label that is none of the {classes} classes")
     return whole
@@ -481,7 +540,7 @@ def _take(data: Any, rows: NDArray[np.intp]) -> Any:
 
 
 class _Progress:
-    """A bar on the operator's terminal; nothing anywhere else, and where rich is not installed."""
+    """A bar on the operator's terminal; nothing elsewhere, or if rich is not installed."""
 
     def __init__(self, name: str, total: int, wanted: bool) -> None:
         self.bar: Any = None
