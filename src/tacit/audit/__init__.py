@@ -1,13 +1,13 @@
-"""Does it really leak no more than it claims? Attacks on tacit's own runs, and on things that are not tacit's.
+"""Does it really leak no more than it claims? Attacks on tacit's own runs, and on other people's code.
 
-- :func:`audit_implementation`: does the pipeline do what it says, on this model? Seconds.
+- :func:`audit_implementation`: does the pipeline do what it says, on this model? Takes seconds.
 - :func:`audit_run`: what do the canaries of a run prove? (``fit(audit_canaries=1000)``)
-- :func:`audit_two_worlds`, :func:`audit_estimator`, :func:`audit_one_run`: anything that declares an ε.
-- :func:`membership`: loss threshold, RMIA and LiRA on a trained model; for the operator.
+- :func:`audit_two_worlds`, :func:`audit_estimator`, :func:`audit_one_run`: does any code keep the ε that it declares?
+- :func:`membership`: can an attacker tell who was in the data of a trained model? For the operator only.
 - :func:`selftest`: would a broken version of tacit be caught?
 
 >>> from tacit.audit import one_run
->>> round(one_run(1000, 1000, 1000, delta=1e-5), 2)  # every guess right: no more than this can be certified
+>>> round(one_run(1000, 1000, 1000, delta=1e-5), 2)  # every guess is right: 1,000 canaries certify no more than this
 5.78
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tacit.audit.result import Audit
     from tacit.audit.runs import audit_implementation, audit_run, crafted, mislabelled
 
-#: Where each name lives. Audits of foreign things need numpy and scipy only, so nothing is imported before it is used.
+#: Where each name lives. Audits of other code need numpy and scipy only, so nothing is imported before it is used.
 _WHERE = {
     "Audit": "result",
     "Evidence": "evidence",

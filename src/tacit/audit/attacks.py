@@ -3,13 +3,14 @@
 They look at real records, members and others, so their results are for the operator: an
 :class:`~tacit.ledger.OperatorView`, never part of a release.
 
-- *loss threshold* (Yeom et al. 2018): a member's loss is smaller.
-- *LiRA* (Carlini et al. 2022): the loss of a record against the losses of reference models that had it and that did
-  not, as two normal laws with a common variance ("online, fixed variance").
-- *RMIA* (Zarifzadeh, Liu and Shokri 2024): how often the record's likelihood ratio, against reference models, exceeds
-  that of other records.
+- *Loss threshold* (Yeom et al. 2018): members have a smaller loss.
+- *LiRA* (Carlini et al. 2022): compares the loss of a record with its losses under reference models that were trained
+  with it and without it, each modelled as a normal distribution with one variance for all records ("online, fixed
+  variance").
+- *RMIA* (Zarifzadeh, Liu and Shokri 2024): how often the record's likelihood ratio, relative to reference models,
+  exceeds that of other records.
 
-Reference models are trained by the auditor on random halves of the same pool; a few dozen suffice for small models.
+The auditor trains the reference models on random halves of the same pool. A few dozen suffice for small models.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tacit.ledger import OperatorView
 
 Floats = npt.NDArray[np.float64]
 Masks = npt.NDArray[np.bool_]
-#: False positive rates at which true positive rates are told.
+#: False positive rates at which true positive rates are reported.
 RATES = (0.001, 0.01)
 
 
@@ -44,12 +45,16 @@ def logit_confidence(probability: Any) -> Floats:
 def lira(target: Any, references: Any, inside: Any) -> Floats:
     """Log likelihood ratio of each record's confidence between reference models with and without it.
 
-    ``target`` holds one logit confidence a record, ``references`` one row a reference model, ``inside`` which records
-    each reference model was trained on. The variance is common to all records, as with few reference models it must be.
+    ``target`` holds one logit confidence per record, ``references`` one row per reference model, and ``inside`` which
+    records each reference model was trained on. All records share one variance, because few reference models do not
+    give one for each.
     """
     scores, refs, had = np.asarray(target, np.float64), np.asarray(references, np.float64), np.asarray(inside, bool)
     if refs.shape != had.shape or refs.shape[1:] != scores.shape:
-        raise ValueError(f"shapes {scores.shape}, {refs.shape} and {had.shape} do not belong together")
+        raise ValueError(
+            f"target, references and inside have shapes {scores.shape}, {refs.shape} and {had.shape}, which do not "
+            "belong together: give (records,), (models, records) and (models, records)"
+        )
     mean_in, mean_out = _means(refs, had)
     with_it, without = np.where(had, refs, np.nan), np.where(had, np.nan, refs)
     spread_in = math.sqrt(np.nanmean((with_it - mean_in) ** 2)) + 1e-9
@@ -59,20 +64,23 @@ def lira(target: Any, references: Any, inside: Any) -> Floats:
 
 
 def _means(references: Floats, inside: Masks) -> tuple[Floats, Floats]:
-    """The mean of each record over models that had it, and over those that had not."""
+    """The mean of each record over the models that were trained with it, and over the others."""
     if not (inside.any(0).all() and (~inside).any(0).all()):
-        raise ValueError("every record must be in some reference model and out of some other: train more of them")
+        raise ValueError(
+            "every record must be in one reference model or more, and out of one or more: train more of them"
+        )
     return (references * inside).sum(0) / inside.sum(0), (references * ~inside).sum(0) / (~inside).sum(0)
 
 
 def rmia(target: Any, references: Any, inside: Any, population: Any, population_references: Any) -> Floats:
-    """The share of population records whose likelihood ratio a record's exceeds.
+    """The share of population records whose likelihood ratio is smaller than that of a record.
 
-    ``target`` and ``references`` hold probabilities of the right class here, ``population`` those of records that are
-    certainly not members, for the target and for every reference model.
+    ``target`` and ``references`` hold probabilities of the right class here. ``population`` and
+    ``population_references`` hold those of records that are certainly not members, for the target and for every
+    reference model.
     """
     p, refs, had = np.asarray(target, np.float64), np.asarray(references, np.float64), np.asarray(inside, bool)
-    # The prior of a record: the mean over models that had it and that did not, each counting half.
+    # The prior of a record: half the mean over models with it plus half the mean over models without it.
     with_it, without = _means(refs, had)
     ratio = p / np.maximum((with_it + without) / 2, 1e-12)
     others = np.asarray(population, np.float64) / np.maximum(
@@ -83,7 +91,20 @@ def rmia(target: Any, references: Any, inside: Any, population: Any, population_
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Membership:
-    """One attack's success: its curve, and what a model that keeps its (ε, δ) would allow at each rate."""
+    """How well one membership attack did, and how well the claim allows it to do.
+
+    Args:
+        attack: Name of the attack: ``loss threshold``, ``LiRA`` or ``RMIA``.
+        curve: The ROC curve of its scores, as :func:`tacit.audit.roc` makes it.
+        epsilon: The ε that the model claims; None if it claims nothing.
+        delta: The δ of that claim.
+
+    Example:
+        >>> from tacit.audit import roc
+        >>> found = Membership("loss threshold", roc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]), epsilon=1.0)
+        >>> round(found.allowed(0.01), 4), found.exceeds
+        (0.0272, False)
+    """
 
     attack: str
     curve: Roc
@@ -91,7 +112,14 @@ class Membership:
     delta: float = 0.0
 
     def allowed(self, rate: float) -> float:
-        """The largest true positive rate at a false positive rate that (ε, δ)-DP allows; 1 where nothing is claimed."""
+        """The largest true positive rate that (ε, δ)-DP allows at a false positive rate.
+
+        Args:
+            rate: The false positive rate, between 0 and 1.
+
+        Returns:
+            The true positive rate; 1 if nothing is claimed.
+        """
         if self.epsilon is None or not math.isfinite(self.epsilon):
             return 1.0
         return min(
@@ -100,10 +128,10 @@ class Membership:
 
     @property
     def exceeds(self) -> bool:
-        """Whether the attack did better than the claim allows, beyond chance, at any of :data:`RATES`.
+        """Whether the attack did better than the claim allows, beyond chance, at a false positive rate of 0.1% or 1%.
 
-        Both rates are uncertain: the claim is refuted where the lower end of the one exceeds what the upper end of the
-        other allows, each end at 1% over the number of rates.
+        Both rates are uncertain. The claim is refuted if the lower end of the true positive rate exceeds what the claim
+        allows at the upper end of the false positive rate; each end may be wrong with probability 0.5%.
         """
         for rate in RATES:
             alarms = math.floor(rate * self.curve.others)
@@ -114,7 +142,7 @@ class Membership:
         return False
 
     def view(self) -> OperatorView:
-        """For the operator's log and page."""
+        """Area, rates and intervals, for the operator's log; cards and reports refuse this type."""
         told: dict[str, Any] = {
             "attack": self.attack,
             "auc": self.curve.area,
@@ -145,20 +173,41 @@ def membership(
     epsilon: float | None = None,
     delta: float = 0.0,
 ) -> dict[str, Membership]:
-    """Attack a model by the probabilities it gives to the right class of each record.
+    """Attack a trained model through the probability that it gives to the right class of each record.
 
-    ``target`` (records) and ``member`` (which of them it was trained on) suffice for the loss threshold; with
-    ``references`` (models × records) and ``inside`` (the same shape) LiRA is run too, with ``population`` and
-    ``population_references`` RMIA.
+    ``target`` and ``member`` suffice for the loss threshold. LiRA needs ``references`` and ``inside`` as well, RMIA
+    also ``population`` and ``population_references``.
 
-    >>> rng = np.random.default_rng(0)
-    >>> member = rng.random(500) < 0.5
-    >>> membership(np.where(member, 0.9, 0.6) + 0.05 * rng.random(500), member)["loss threshold"].curve.area
-    1.0
+    Guarantee:
+        None: the result is computed from private records without noise. It is an operator view, and cards and reports
+        refuse it.
+
+    Args:
+        target: The model's probability of the right class of each record, between 0 and 1.
+        member: One boolean per record: whether the model was trained on it.
+        references: The same probabilities under reference models of your own, models × records; None leaves LiRA out.
+        inside: Which records each reference model was trained on, in the same shape.
+        population: The target's probabilities for records that are certainly not members; None leaves RMIA out.
+        population_references: The same for each reference model, models × records.
+        epsilon: The ε that the model claims, to compare with; None if it claims nothing.
+        delta: The δ of that claim.
+
+    Returns:
+        The attacks by name: ``loss threshold``, and ``LiRA`` and ``RMIA`` if their inputs are given.
+
+    Raises:
+        ValueError: If probabilities lie outside [0, 1], shapes do not match, or a record is in all reference models or
+            in none.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> member = rng.random(500) < 0.5
+        >>> membership(np.where(member, 0.9, 0.6) + 0.05 * rng.random(500), member)["loss threshold"].curve.area
+        1.0
     """
     p, coins = np.asarray(target, dtype=np.float64), np.asarray(member, dtype=bool)
     if p.min() < 0 or p.max() > 1:
-        raise ValueError("the attacks take probabilities of the right class, between 0 and 1")
+        raise ValueError("target must hold probabilities of the right class, between 0 and 1")
 
     def made(name: str, scores: Floats) -> Membership:
         return Membership(name, roc(scores, coins), epsilon, delta)

@@ -1,4 +1,4 @@
-"""What does one check say? A finding: a p-value, what was seen, and the smallest fault that it would have seen."""
+"""What does one check say? A finding: a p-value, what it saw, and the smallest fault that it would have seen."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-#: Probability that any check of a battery speaks up although nothing is wrong.
+#: Probability that any check of a battery raises a false alarm.
 FAMILY_WISE = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """``p_value`` is 0 where a contradiction was seen that chance cannot explain, 1 where nothing was odd.
+    """The result of one check.
 
-    ``best`` says what the check could at best have seen; ``powered`` is false where that is too little to mean
-    anything.
+    Args:
+        check: Name of the check.
+        p_value: How probable this result, or a worse one, is if nothing is wrong. A check that leaves nothing to chance
+            gives 0 for a contradiction and 1 otherwise.
+        detail: What the check saw, in words.
+        best: The smallest fault that it would have seen, in words; empty if that is not known.
+        powered: False if the check had too little to go by, so that passing it means nothing.
+
+    Example:
+        >>> Finding("steps released", 1.0, "20 of 20 steps released noise").passes(1e-4)
+        True
     """
 
     check: str
@@ -25,7 +34,14 @@ class Finding:
     powered: bool = True
 
     def passes(self, significance: float) -> bool:
-        """Whether nothing is wrong at this significance."""
+        """Whether the check raises no alarm.
+
+        Args:
+            significance: The probability of a false alarm that this check may have.
+
+        Returns:
+            True if the p-value is not smaller than that.
+        """
         return self.p_value >= significance
 
     def to_dict(self) -> dict[str, Any]:
@@ -34,7 +50,7 @@ class Finding:
 
 
 def holds(check: str, true: bool, detail: str, best: str = "") -> Finding:
-    """A finding about a statement that is true or not, without chance.
+    """A finding about a statement that is either true or false and leaves nothing to chance.
 
     >>> holds("steps", 3 == 3, "3 steps were released").p_value
     1.0
@@ -43,7 +59,7 @@ def holds(check: str, true: bool, detail: str, best: str = "") -> Finding:
 
 
 def verdict(findings: Iterable[Finding], significance: float = FAMILY_WISE) -> str:
-    """``fail`` where a check speaks up at its part of the significance, ``underpowered`` where one had too little to
+    """``fail`` if a check raises an alarm at its part of the significance, ``underpowered`` if one had too little to
     go by, else ``pass``.
 
     >>> verdict([Finding("a", 0.3, ""), Finding("b", 1e-9, "")])
@@ -56,5 +72,5 @@ def verdict(findings: Iterable[Finding], significance: float = FAMILY_WISE) -> s
 
 
 def failures(findings: Sequence[Finding], significance: float = FAMILY_WISE) -> list[Finding]:
-    """The findings that speak up; each statistical check has an equal part of the significance."""
+    """The findings that raise an alarm; each check has an equal part of the significance."""
     return [f for f in findings if not f.passes(significance / max(1, len(findings)))]

@@ -1,7 +1,8 @@
-"""Does somebody else's private thing keep its ε? Audits of any function of data, or estimator, with a declared ε.
+"""Does somebody else's code keep its ε? Audits of any function of data, or any estimator, with a declared ε.
 
-Two worlds: run it many times on data without and with one record, and see how well the outputs can be told apart. One
-run: plant many canaries by coin, run it once, and guess which were in. Neither needs to know how the thing works.
+*Two worlds*: run it many times on data without and with one record, and see how well the outputs can be told apart.
+*One run*: plant many canaries, each included with probability ½, run it once, and guess which were in. Neither needs to
+know how the code works.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Score = Callable[[Any], float]
 
 
 def output_vector(release: Any) -> Floats:
-    """What an attacker sees of a release, as numbers: an array, a mapping, a model's or estimator's parameters.
+    """What an attacker sees of a release, as one vector: an array, a mapping, the parameters of a model or estimator.
 
     >>> output_vector({"b": 2.0, "a": [1, 3]}).tolist()
     [1.0, 3.0, 2.0]
@@ -41,13 +42,14 @@ def output_vector(release: Any) -> Floats:
     array = np.asarray(release.detach().cpu() if hasattr(release, "detach") else release)
     if array.dtype.kind not in "fiub":
         raise TypeError(
-            f"a release must be numbers, not {array.dtype}: pass score=, a function from releases to numbers"
+            f"fit returned values of type {array.dtype}, which are not numbers: pass score=, a function that turns a "
+            "release into one number"
         )
     return array.astype(np.float64).ravel()
 
 
 def _fitted(estimator: Any) -> dict[str, Any]:
-    """What fitting wrote: public attributes that end in an underscore and hold numbers."""
+    """What fitting wrote: public attributes whose names end in an underscore and that hold numbers."""
     found = {}
     for name, value in vars(estimator).items():
         if name.endswith("_") and not name.startswith("_"):
@@ -55,17 +57,20 @@ def _fitted(estimator: Any) -> dict[str, Any]:
             if array.dtype.kind in "fiub" and array.size:
                 found[name] = array
     if not found:
-        raise TypeError(f"{type(estimator).__name__} has no fitted numbers: pass score=, a function of the estimator")
+        raise TypeError(
+            f"{type(estimator).__name__} has no fitted attributes that hold numbers: pass score=, a function that "
+            "turns the fitted estimator into one number"
+        )
     return found
 
 
 def _tame(outputs: Floats) -> Floats:
-    """Numbers of any size on a scale on which they can be compared; what is not a number is very large."""
+    """Numbers of any size on one comparable scale; NaN becomes a very large number."""
     return np.arcsinh(np.nan_to_num(outputs, nan=1e30, posinf=1e30, neginf=-1e30))
 
 
 def _candidates(a: Floats, b: Floats) -> list[Callable[[Floats], Floats]]:
-    """Ways to score outputs, from those that are given: each coordinate, its size, and the best linear direction."""
+    """Ways to score outputs, learned from these: each coordinate, its size, and the best linear direction."""
     both = np.concatenate([a, b])
     centre, spread = np.median(both, 0), both.std(0) + 1e-12
     away = (
@@ -94,7 +99,7 @@ def _size(x: Floats, k: int, centre: float) -> Floats:
 
 
 def _learned(without: Floats, with_it: Floats) -> tuple[Floats, Floats]:
-    """Scores of outputs by whatever tells the first tenth of them apart best."""
+    """Scores of all outputs, by whatever tells the first tenth of them apart best."""
     a, b = (max(5, round(CHOOSING * len(x))) for x in (without, with_it))
     zero, one = _tame(without), _tame(with_it)
     coins = np.concatenate([np.zeros(a), np.ones(b)])
@@ -120,23 +125,42 @@ def audit_two_worlds(
     terms: str = "as declared; the two data sets given",
     progress: bool | None = None,
 ) -> Audit:
-    """Run ``fit`` on two neighbouring data sets, ``repeats`` times each, and see how well the outputs are told apart.
+    """Run ``fit`` on two neighbouring data sets, many times each, and see how well its outputs can be told apart.
 
-    ``fit(data)`` returns what is released: numbers, arrays, a fitted estimator, a model. ``score(release)`` says how
-    much it looks like the data *with* the record; by default the first tenth of the runs decides what to look at, and
-    is used for nothing else.
+    Guarantee:
+        If ``fit`` is (ε, δ)-DP for these two data sets and its runs are independent, the certified bound exceeds ε with
+        probability at most ``significance``. The audit protects nobody: give it data that need no protection.
 
-    Guarantee: where ``fit`` is (ε, δ)-DP for these two data sets and its runs are independent, the certified bound
-    exceeds ε with probability at most ``significance``.
+    Args:
+        fit: The code to audit: ``fit(data)`` returns what is released, as numbers, arrays, a fitted estimator or a
+            model. It gets a copy of the data each time.
+        without: The data without the record.
+        with_it: A neighbour of these data: with the record, or with another one in its place.
+        epsilon: The ε that the code declares.
+        delta: The δ that it declares; 0 means pure ε.
+        repeats: How many runs on each data set, 50 or more. They limit what can be certified: 400 reach ε ≥ 4.15.
+        score: Turns a release into one number that is larger if the record seems to be there. By default the first
+            tenth of the runs decides what to look at; these runs are then not used as evidence.
+        significance: Probability that the certified bound is wrong; 0.05 gives 95% confidence.
+        terms: Unit and adjacency of the claim, in words, for the sentence of the result.
+        progress: Whether to show a progress bar; None shows it on a terminal.
 
-    >>> rng = np.random.default_rng(0)
-    >>> def leaky(data):  # claims ε = 0.5, and adds noise for ε = 5
-    ...     return sum(data) + rng.laplace(scale=1 / 5)
-    >>> audit_two_worlds(leaky, [0, 1], [0, 1, 1], epsilon=0.5, repeats=2000, progress=False).verdict
-    'fail'
+    Returns:
+        The audit; ``verdict`` and ``sentence`` say what it found.
+
+    Raises:
+        ValueError: If ``repeats`` is below 50, or releases differ in size and there is no ``score``.
+        TypeError: If a release is not made of numbers and there is no ``score``.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> def leaky(data):  # claims ε = 0.5, and adds noise for ε = 5
+        ...     return sum(data) + rng.laplace(scale=1 / 5)
+        >>> audit_two_worlds(leaky, [0, 1], [0, 1, 1], epsilon=0.5, repeats=500, progress=False).verdict
+        'fail'
     """
     if repeats < 50:
-        raise ValueError(f"an audit needs 50 repeats or more, not {repeats}")
+        raise ValueError(f"repeats: a two-world audit needs 50 repeats or more, not {repeats}")
     outputs: tuple[list[Any], list[Any]] = ([], [])
     with _progress("two worlds", 2 * repeats, progress) as advance:
         for _ in range(repeats):
@@ -150,7 +174,9 @@ def audit_two_worlds(
     else:
         sizes = {len(o) for world in outputs for o in world}
         if len(sizes) != 1:
-            raise ValueError("releases differ in size: pass score=, a function from releases to numbers")
+            raise ValueError(
+                "releases of fit differ in size: pass score=, a function that turns a release into one number"
+            )
         zero, one = _learned(np.stack(outputs[0]), np.stack(outputs[1]))
     evidence = two_world_evidence(zero, one, delta, significance)
     member = np.concatenate([np.zeros(len(zero)), np.ones(len(one))])
@@ -166,15 +192,44 @@ def audit_estimator(
     delta: float | None = None,
     **settings: Any,
 ) -> Audit:
-    """Two worlds for an estimator with ``fit(X, y)``: a fresh copy of it is fitted each time.
+    """Audit an estimator with ``fit(X, y)`` in two worlds; each run fits a fresh copy.
 
-    ε and δ are read from the estimator where they are not given. ``settings`` as in :func:`audit_two_worlds`.
+    Guarantee:
+        As for :func:`audit_two_worlds`: the certified bound exceeds the ε of a correct estimator with probability at
+        most ``significance``. Give it data that need no protection.
+
+    Args:
+        estimator: The estimator to audit; it is not fitted itself.
+        without: ``(X, y)`` without the record.
+        with_it: A neighbour of these data: with the record, or with another one in its place.
+        epsilon: The ε that it declares; None reads its parameter ``epsilon``.
+        delta: The δ that it declares; None reads its parameter ``delta``, and takes 0 if it has none.
+        settings: ``repeats``, ``score``, ``significance``, ``terms`` and ``progress`` of :func:`audit_two_worlds`.
+
+    Returns:
+        The audit; ``verdict`` and ``sentence`` say what it found.
+
+    Raises:
+        ValueError: If no ε is given and the estimator has none, or as in :func:`audit_two_worlds`.
+
+    Example:
+        >>> class Mean:  # claims ε = 0.1, and adds no noise
+        ...     def __init__(self, epsilon):
+        ...         self.epsilon = epsilon
+        ...     def fit(self, X, y):
+        ...         self.mean_ = sum(y) / len(y)
+        ...         return self
+        ...     def get_params(self, deep=False):
+        ...         return {"epsilon": self.epsilon}
+        >>> audit = audit_estimator(Mean(0.1), ([[0]], [0.0]), ([[0]], [1.0]), repeats=100, progress=False)
+        >>> audit.verdict, audit.claimed
+        ('fail', 0.1)
     """
     parameters = estimator.get_params(deep=False) if hasattr(estimator, "get_params") else vars(estimator)
     epsilon = parameters.get("epsilon") if epsilon is None else epsilon
     delta = (parameters.get("delta") or 0.0) if delta is None else delta
     if epsilon is None:
-        raise ValueError("say which ε is declared: epsilon=")
+        raise ValueError(f"{type(estimator).__name__} has no parameter epsilon: pass the declared ε as epsilon=")
 
     def fit(data: tuple[Any, Any]) -> Any:
         return _fresh(estimator).fit(*data)
@@ -183,7 +238,7 @@ def audit_estimator(
 
 
 def _fresh(estimator: Any) -> Any:
-    """An estimator of the same settings that was never fitted, and so are those inside it."""
+    """An unfitted estimator with the same settings; estimators inside it are copied in the same way."""
     if not hasattr(estimator, "get_params"):
         return type(estimator)(**vars(estimator))
     settings = estimator.get_params(deep=False)
@@ -203,16 +258,33 @@ def audit_one_run(
     rng: np.random.Generator | None = None,
     terms: str = "as declared; the canaries given",
 ) -> Audit:
-    """Plant ``canaries`` by fair coins, run ``fit`` once, and guess.
+    """Include each canary with probability ½, run ``fit`` once, and guess which canaries were in.
 
-    ``build(member)`` makes the data with the canaries that are in; ``score(release, i)`` says how much canary ``i``
-    seems to have been in. Independent of how ``fit`` works, and of how many records there are.
+    Guarantee:
+        If ``fit`` is (ε, δ)-DP for adding or removing one canary, the certified bound exceeds ε with probability at
+        most ``significance``, however ``fit`` works and however many other records there are.
 
-    >>> rng = np.random.default_rng(3)
-    >>> def histogram(data):  # claims ε = 1, adds noise for ε = 8
-    ...     return np.bincount(data, minlength=300) + rng.laplace(scale=1 / 8, size=300)
-    >>> audit_one_run(histogram, np.flatnonzero, 300, score=lambda h, i: h[i], epsilon=1.0, rng=rng).verdict
-    'fail'
+    Args:
+        fit: The code to audit: ``fit(data)`` returns what is released.
+        build: ``build(member)`` makes the data; ``member`` is a boolean array that says which canaries are in.
+        canaries: How many canaries there are, 2 or more. They limit what can be certified: 1,000 reach ε ≥ 5.24 at
+            δ = 1e-5.
+        score: ``score(release, i)`` is larger if canary ``i`` seems to have been in.
+        epsilon: The ε that the code declares, for adding or removing one canary.
+        delta: The δ that it declares; 0 means pure ε.
+        significance: Probability that the certified bound is wrong; 0.05 gives 95% confidence.
+        rng: Where the coins come from; None makes a fresh generator.
+        terms: Unit and adjacency of the claim, in words, for the sentence of the result.
+
+    Returns:
+        The audit; ``verdict`` and ``sentence`` say what it found.
+
+    Example:
+        >>> rng = np.random.default_rng(3)
+        >>> def histogram(data):  # claims ε = 1, and adds noise for ε = 8
+        ...     return np.bincount(data, minlength=300) + rng.laplace(scale=1 / 8, size=300)
+        >>> audit_one_run(histogram, np.flatnonzero, 300, score=lambda h, i: h[i], epsilon=1.0, rng=rng).verdict
+        'fail'
     """
     rng = rng or np.random.default_rng()
     member = rng.integers(0, 2, canaries).astype(bool)
@@ -223,7 +295,7 @@ def audit_one_run(
 
 
 class _progress:
-    """A bar on a terminal, or nothing."""
+    """A progress bar on a terminal, else nothing."""
 
     def __init__(self, name: str, total: int, wanted: bool | None) -> None:
         self._bar: Any = None

@@ -1,7 +1,7 @@
-"""Would a broken version be caught? Every mutant against the battery, and the library as it is.
+"""Would a broken version be caught? Every mutant is run against the checks, and so is the library as it is.
 
-The correct version must pass all checks; every mutant must fail one. The checks stop at the first that speaks up,
-which is the one in the table.
+The correct version must pass all checks, and every mutant must fail one. The table shows the first check that fails;
+the rest are then not run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,23 @@ CORRECT = "tacit as it is"
 
 @dataclasses.dataclass(frozen=True)
 class MutantOutcome:
-    """One row of the table: who was tested, which check spoke up (none: empty), and what it saw."""
+    """One row of the selftest: which version was tested, and which check caught it.
+
+    Args:
+        name: Name of the mutant, or ``tacit as it is``.
+        family: What the mutant breaks: ``noise``, ``sensitivity``, ``sampling``, ``accounting`` or ``ranks``; empty for
+            the correct version.
+        caught_by: The check that caught it; empty if none did.
+        detail: What that check saw.
+        p_value: The p-value of that check; 1 if none caught it.
+        seconds: How long the test took.
+        later: Whether the mutant was written after the checks were frozen.
+
+    Example:
+        >>> outcome = MutantOutcome("noise × 0.9", "noise", "noise variance", "standard deviation 0.9", 0.0, 2.1)
+        >>> outcome.caught, outcome.good
+        (True, True)
+    """
 
     name: str
     family: str
@@ -35,12 +51,12 @@ class MutantOutcome:
 
     @property
     def caught(self) -> bool:
-        """Whether a check spoke up."""
+        """Whether a check caught it."""
         return bool(self.caught_by)
 
     @property
     def good(self) -> bool:
-        """Whether this is as it should be: a mutant is caught, the correct version is not."""
+        """Whether the outcome is right: a mutant is caught, the correct version is not."""
         return self.caught != (self.name == CORRECT)
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,7 +64,7 @@ class MutantOutcome:
         return dataclasses.asdict(self) | {"caught": self.caught, "good": self.good}
 
 
-#: Which checks are tried first: every mutant meets the same checks, in an order that wastes less time.
+#: Which checks run first: every mutant meets the same checks, in an order that saves time.
 FIRST = {
     "noise": ("noise",),
     "sampling": ("sampling", "steps"),
@@ -60,7 +76,7 @@ FIRST = {
 
 
 def first_failure(seed: int, mutant: Mutant | None = None) -> Finding | None:
-    """The first finding that speaks up at its part of the family-wise significance; None where all is well."""
+    """The first finding that raises an alarm at its part of the family-wise significance; None if none does."""
     hints = () if mutant is None else FIRST[mutant.family if mutant.room == "sgd" else "tables"]
     checks = battery()
     for name in sorted(checks, key=lambda name: not name.startswith(hints) if hints else False):
@@ -91,13 +107,30 @@ def run_one(mutant: Mutant | None, seed: int = 0) -> MutantOutcome:
 def selftest(
     seed: int = 0, names: tuple[str, ...] | None = None, tell: Callable[[str], None] = lambda name: None
 ) -> Iterator[MutantOutcome]:
-    """The correct version, then every mutant, one outcome at a time; ``tell`` hears what is about to be tested.
+    """Break tacit in many ways, one after the other, and see whether each is caught.
 
-    ``names`` are parts of the names of mutants to restrict it to.
+    The library as it is comes first and must pass. ``tacit selftest`` prints the same as a table.
+
+    Args:
+        seed: Seed of the made-up data; noise is always fresh.
+        names: Parts of the names of mutants to test; None tests them all, which takes minutes.
+        tell: Called with the name of each version before it is tested.
+
+    Returns:
+        An iterator that yields one outcome per version, as soon as it is known.
+
+    Raises:
+        ValueError: If no mutant has one of ``names`` in its name.
+
+    Example:
+        >>> from tacit.audit import selftest
+        >>> outcomes = selftest(names=("noise × 0.5",))  # nothing runs before the first outcome is asked for
+        >>> [outcome.good for outcome in outcomes]  # doctest: +SKIP
+        [True, True]
     """
     chosen = [m for m in MUTANTS.values() if names is None or any(n.lower() in m.name.lower() for n in names)]
     if names is not None and not chosen:
-        raise ValueError(f"no mutant is called like {', '.join(names)}; there are {', '.join(MUTANTS)}")
+        raise ValueError(f"no mutant has {' or '.join(names)} in its name; there are: {', '.join(MUTANTS)}")
     tell(CORRECT)
     yield run_one(None, seed)
     for mutant in chosen:

@@ -1,4 +1,4 @@
-"""What does an audit say? A verdict, the claim, what was certified, and the best that it could have certified."""
+"""What does an audit say? A verdict, the claim, the certified bound, and the best bound that was possible."""
 
 from __future__ import annotations
 
@@ -18,9 +18,26 @@ from tacit.ledger import OperatorView, PrivateValueError
 class Audit:
     """The result of an audit of one claim.
 
-    ``evidence`` is that of an attack on canaries or worlds, ``findings`` those of the implementation audit; either may
-    be missing. ``scores`` and ``member`` are kept where there are any, for the curves. ``operator_only`` says that the
-    figures must not be published: see :func:`tacit.audit.audit_run`.
+    Args:
+        kind: What was done: ``implementation``, ``one run`` or ``two worlds``.
+        claimed: The ε that is claimed.
+        delta: The δ of the claim.
+        terms: Unit and adjacency of the claim, in words.
+        evidence: What an attack on canaries or on two worlds showed; None if there was no attack.
+        findings: What the checks of the implementation found; empty if there were none.
+        scores: The attacker's scores, for the curves; None if there are none.
+        member: Which of the scores belong to records that took part; None if there are no scores.
+        significance: Probability that any of the findings is a false alarm, 1e-4 by default.
+        operator_only: Whether the figures must not be published; see :func:`tacit.audit.audit_run`.
+
+    Example:
+        >>> from tacit.audit import Evidence
+        >>> audit = Audit("one run", 4.0, 1e-5, "add/remove one record", Evidence("one-run", 1.2, 5.2, 1e-5, 0.05, {}))
+        >>> audit.verdict
+        'pass'
+        >>> print(audit.sentence)
+        pass: claimed ε = 4 at δ = 1e-05 (add/remove one record); the attack certifies ε ≥ 1.2 with confidence 0.95,
+        and could at best have certified 5.2
     """
 
     kind: str
@@ -36,7 +53,11 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """``fail``, ``underpowered`` or ``pass``: the worst of the parts."""
+        """``fail``, ``underpowered`` or ``pass``: the worst verdict of evidence and findings.
+
+        ``fail`` refutes the claim. ``underpowered`` means that the claim is not refuted, and that this audit could not
+        have refuted it. An audit without evidence and findings is ``underpowered``.
+        """
         parts = []
         if self.evidence is not None:
             parts.append(self.evidence.verdict(self.claimed))
@@ -46,12 +67,12 @@ class Audit:
 
     @property
     def roc(self) -> Roc | None:
-        """The ROC curve of the scores, where there are any."""
+        """The ROC curve of the scores; None if there are none."""
         return None if self.scores is None else roc(self.scores, self.member)
 
     @property
     def sentence(self) -> str:
-        """The result in one sentence, always with the best bound that was within reach."""
+        """The result in one sentence, always with the best bound that the attack could have certified."""
         parts = [f"{self.verdict}: claimed ε = {self.claimed:.4g} at δ = {self.delta:g} ({self.terms})"]
         found = self.evidence
         if found is not None:
@@ -66,15 +87,17 @@ class Audit:
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for a card: figures, curves and counts; no score of a single record.
+        """Plain values for a card: figures, curves and counts, but no score of a single record.
 
-        Refused where the audit is for the operator only.
+        Raises:
+            PrivateValueError: If the audit is for the operator only.
         """
         if self.operator_only:
             raise PrivateValueError(
-                "these figures hold the noise of a run on private data: beside its weights they would undo the noise. "
-                "They are for the operator (audit.view()). To publish an audit, attack a repetition of the run on "
-                "made-up records (tacit audit RUN --canaries 1000), or plant input canaries"
+                "this audit must not be published: its figures reveal the noise of a run on private data, and together "
+                "with the weights they would undo the noise. Show it to the operator with audit.view(). To publish an "
+                "audit, attack a repeat of the run on made-up records (tacit audit RUN --canaries 1000) or plant "
+                "input canaries (audit_canaries=(x, y))"
             )
         plain: dict[str, Any] = {
             "verdict": self.verdict,
@@ -104,7 +127,7 @@ class Audit:
         return plain
 
     def view(self) -> OperatorView:
-        """For the operator's log."""
+        """Verdict, sentence and figures, for the operator's log; cards and reports refuse this type."""
         figures = dict(self.evidence.figures) if self.evidence is not None else {}
         return OperatorView(audit=self.kind, verdict=self.verdict, sentence=self.sentence, figures=figures)
 
@@ -113,7 +136,7 @@ class Audit:
 
 
 def _rounded_down(value: float) -> float:
-    """Three significant digits, downwards: what is stated was proven."""
+    """Three significant digits, rounded down, so that what is stated was proven."""
     if not (math.isfinite(value) and value > 0):
         return value
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
@@ -121,7 +144,7 @@ def _rounded_down(value: float) -> float:
 
 
 def _thinned(curve: Roc, points: int = 200) -> dict[str, list[float]]:
-    """The curve at few enough points for a page, denser where rates are small."""
+    """The curve at few enough points for a page; more of them where rates are small."""
     count = len(curve.false_positive)
     if count > points:
         spread = np.unique(np.concatenate([np.geomspace(1, count, points // 2), np.linspace(1, count, points // 2)]))

@@ -1,8 +1,8 @@
-"""Does this run keep its promise? The implementation audit of a user's own model, and what canaries of a run prove.
+"""Does this run keep its promise? The implementation audit of a user's own model, and what the canaries of a run prove.
 
-The implementation audit works on a few records that may be made up, and reads no private one: what it finds may be
-published. So may what *input* canaries prove, which is computed from released weights. *Gradient* canaries are scored
-by the noise of the run itself, and beside private data that is for the operator alone, as is
+The implementation audit needs a few records, which may be made up. If they are, what it finds may be published. So may
+what *input* canaries prove, because their scores come from released weights. *Gradient* canaries are scored by the
+noise of the run itself: next to private data their result is for the operator only, as are the attacks of
 :mod:`tacit.audit.attacks`.
 """
 
@@ -33,13 +33,13 @@ from tacit.sgd.training.canaries import Planted
 from tacit.sgd.training.data import Records, records
 from tacit.sgd.training.plan import Plan
 
-#: Records that the implementation audit looks at.
+#: How many records the implementation audit looks at.
 FEW = 24
-#: Settings of a real run that say nothing about what is checked here.
+#: Settings of a real run that have no bearing on what is checked here.
 NOT_HERE = ("groups", "max_rows", "augment", "views", "checkpoint", "checkpoint_every", "key_file", "key")
-#: Choices of the sampler that are looked at, over records and steps.
+#: How many choices of the sampler are looked at, over records and steps.
 CHOICES = 2_000_000
-#: Steps whose privacy loss is simulated at most, and the δ at which it is.
+#: The most steps whose privacy loss is simulated, and the δ at which it is.
 SIMULATED_STEPS, SIMULATED_DELTA = 200, 0.02
 
 
@@ -54,23 +54,44 @@ def audit_implementation(
 ) -> Audit:
     """Check clipping, noise, sampling and price of a training run of ``model``, in seconds.
 
-    ``data`` are a few records of the right shape, real or made up (:func:`crafted`); ``settings`` are those of
-    :class:`tacit.sgd.Training`, with ``size=`` for the number of records of the real run.
+    The audit runs short trainings of its own and compares each step with gradients that it computes itself, one plain
+    backward pass per record in double precision. The model is not changed, and no ledger is charged.
 
-    >>> net = nn.Sequential(nn.Linear(6, 200), nn.Tanh(), nn.Linear(200, 3))
-    >>> made_up = torch.randn(24, 6), torch.randint(3, (24,))
-    >>> audit_implementation(net, nn.CrossEntropyLoss(reduction="none"), made_up,
-    ...                      batch_size=100, size=1000, steps=50, epsilon=3.0, delta=1e-5).verdict
-    'pass'
+    Guarantee:
+        If the implementation is right, the verdict is ``fail`` with probability at most ``significance``. The findings
+        are computed from ``data`` without noise: publish them only if these records are made up or public.
+
+    Args:
+        model: The model of the run; a copy of it is used.
+        loss: Its loss, with one value per record (``reduction="none"``).
+        data: A few records of the right shape, 4 or more. Make them up with :func:`crafted`; the first 24 are used.
+        tell: Called with the name of each part before it is checked.
+        significance: Probability that any check raises a false alarm, 1e-4 by default.
+        settings: The settings of :class:`tacit.sgd.Training` for the real run (``batch_size``, ``epsilon``, …), with
+            ``size=`` for its number of records. A ledger, units, views and checkpoints are left out.
+
+    Returns:
+        The audit, with one finding per check.
+
+    Raises:
+        ValueError: If there are fewer than 4 records.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(6, 200), nn.Tanh(), nn.Linear(200, 3))
+        >>> made_up = crafted((torch.zeros(1, 6), torch.zeros(1, dtype=torch.long)), 24, classes=3)
+        >>> audit = audit_implementation(net, nn.CrossEntropyLoss(reduction="none"), made_up, batch_size=100, size=1000,
+        ...                              steps=50, epsilon=3.0, delta=1e-5)
+        >>> audit.verdict
+        'pass'
     """
     source = records(data)
     few = Records(tree=source.take(np.arange(min(FEW, len(source)), dtype=np.int64)))
     if len(few) < 4:
-        raise ValueError("the implementation audit needs 4 records or more; they may be made up")
+        raise ValueError("data: the implementation audit needs 4 records or more; tacit.audit.crafted makes some up")
     settings.setdefault("size", len(source))
     if settings.pop("ledger", None) is not None:
         settings.pop("dataset", None)  # what is audited is the code: nothing of it is released or charged
-    # Units, random views and checkpoints are settings of the real run; here a record is a unit, and is seen as it is.
+    # Units, random views and checkpoints belong to the real run; here each record is a unit and is seen as it is.
     for name in (*NOT_HERE, "ema", "scheduler", "purpose", "compile"):
         settings.pop(name, None)
     # The self-check is one of the checks here, and must not stop the others.
@@ -90,7 +111,7 @@ def audit_implementation(
 
 
 class _Repeated:
-    """A few records again and again, as many as the real run has: some samplers need the true number."""
+    """A few records, repeated up to the number that the real run has: some samplers need the true number."""
 
     def __init__(self, few: Records, size: int) -> None:
         self.few, self.size = few, size
@@ -150,7 +171,7 @@ def _release(pipeline: Pipeline, plan: Plan, tell: Callable[[str], None], signif
 
 
 def _masks(plan: Plan) -> Any:
-    """Who takes part over many steps, by the run's own sampler with a key that is thrown away."""
+    """Who takes part over many steps, drawn by the run's own sampler with a key that is thrown away."""
     size, per_pass = plan.sampler.size, plan.sampler.steps_per_epoch
     steps = max(20, min(400, CHOICES // size))
     if plan.mechanism.parts() and not look.priced(plan.mechanism, acc.PoissonSampled):
@@ -163,7 +184,7 @@ def _masks(plan: Plan) -> Any:
 
 
 def _price(plan: Plan) -> Finding:
-    """The claim of the plan, or of as many of its steps as can be simulated, against what the losses say."""
+    """Compare the price of the plan, or of as many of its steps as can be simulated, with simulated privacy losses."""
     noise, rng = min(plan.noise), np.random.default_rng()
     if plan.kind != "gaussian" or noise == 0 or plan.earlier is not None:
         return Finding("price", 1.0, "not simulated for this kind of run", powered=False)
@@ -172,7 +193,7 @@ def _price(plan: Plan) -> Finding:
         passes = sum(times for part, times in plan.mechanism.parts() if not isinstance(part, acc.ApproxDP))
         shift = 2.0 if plan.adjacency == "replace-one" else 1.0
         fixed = look.priced(plan.mechanism, acc.FixedSizeSampled)
-        if fixed:  # where the record is drawn another is not: the sum moves by two clip norms
+        if fixed:  # if the record is drawn, another one is not: the sum moves by two clip norms
             steps, part = min(plan.steps, SIMULATED_STEPS), fixed[0][0]
             claimed = acc.epsilon(part * steps, SIMULATED_DELTA).upper
             return look.check_price(claimed, SIMULATED_DELTA, part.batch / part.examples, noise / 2, steps, rng)
@@ -189,17 +210,41 @@ def _price(plan: Plan) -> Finding:
 
 
 def audit_run(run: Fit | Planted, significance: float = 0.05, *, made_up: bool = False) -> Audit:
-    """What the canaries of a run prove: ``audit_run(fit(..., audit_canaries=1000))``.
+    """Read what the canaries of a run prove: ``audit_run(fit(..., audit_canaries=1000))``.
 
-    Guarantee: where the run keeps its (ε, δ), the certified bound exceeds ε with probability at most ``significance``.
+    The score of a gradient canary is the noisy sum minus the exact sum of the real records, that is, the noise of the
+    run and a coin. Anyone who had the weights and the noise would have the exact sum. So the result is for the operator
+    only, unless the run saw no private record. Scores of input canaries come from released weights. A whole program is
+    in ``examples/audit_a_run.py``.
 
-    The score of a gradient canary is the noisy sum less the exact sum of the real records: the run's own noise, and a
-    coin. Whoever had the weights and the noise would have the exact sum. So the result is for the operator only, unless
-    ``made_up`` says that the run saw no private record. Scores of input canaries come from released weights.
+    Guarantee:
+        If the run keeps its (ε, δ), the certified bound exceeds ε with probability at most ``significance``. Unit and
+        adjacency are those of the run. The result of gradient canaries is not protected: see ``made_up``.
+
+    Args:
+        run: A run with canaries: what :func:`tacit.sgd.fit` returned, or the ``canaries`` it holds.
+        significance: Probability that the certified bound is wrong; 0.05 gives 95% confidence.
+        made_up: Whether the run saw made-up records only, so that the result of gradient canaries may be published.
+
+    Returns:
+        The audit. Its ``operator_only`` is True if the figures must not be published.
+
+    Raises:
+        ValueError: If the run has no canaries.
+
+    Example:
+        >>> from tacit.sgd import fit
+        >>> model = nn.Linear(20, 2)
+        >>> made_up = crafted((torch.zeros(1, 20), torch.zeros(1, dtype=torch.long)), 100, classes=2)
+        >>> done = fit(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss(reduction="none"),
+        ...            made_up, audit_canaries=40, batch_size=100, steps=2, noise_multiplier=1.0, delta=1e-3)
+        >>> audit = audit_run(done, made_up=True)
+        >>> audit.operator_only, audit.evidence.details["canaries"], audit.evidence.certified <= audit.claimed
+        (False, 40, True)
     """
     planted = run.canaries if isinstance(run, Fit) else run
     if planted is None:
-        raise ValueError("this run has no canaries: train with fit(..., audit_canaries=1000)")
+        raise ValueError("this run has no canaries: train it with fit(..., audit_canaries=1000)")
     evidence = one_run_evidence(planted.scores, planted.member, planted.delta, significance)
     evidence = dataclasses.replace(evidence, method=f"one-run, {planted.kind} canaries")
     claim = acc.Bound(
@@ -218,13 +263,27 @@ def audit_run(run: Fit | Planted, significance: float = 0.05, *, made_up: bool =
 
 
 def crafted(like: Any, count: int, *, classes: int | None = None, seed: int | None = None) -> Any:
-    """Records of nobody: random numbers in the shape of ``like`` (a record or more), with random labels.
+    """Make up records that belong to nobody: random numbers and random labels in a given shape.
 
-    Of ``like`` only shapes and types are used. Integer inputs are drawn below ``classes`` as well.
+    Guarantee:
+        Only the shapes and types of ``like`` are used, so the result depends on no private value.
 
-    >>> x, y = crafted((torch.zeros(1, 4), torch.zeros(1, dtype=torch.long)), 100, classes=3, seed=0)
-    >>> x.shape, sorted(set(y.tolist()))
-    (torch.Size([100, 4]), [0, 1, 2])
+    Args:
+        like: One record or more, as a tensor or a tuple, list or dict of tensors.
+        count: How many records to make up.
+        classes: Integers, labels and inputs alike, are drawn from 0 to ``classes - 1``; may be None if there are none.
+        seed: Seed of the generator; None takes a fresh one.
+
+    Returns:
+        ``count`` records in the structure of ``like``. Floating-point numbers are standard normal.
+
+    Raises:
+        ValueError: If there are integers and ``classes`` is None.
+
+    Example:
+        >>> x, y = crafted((torch.zeros(1, 4), torch.zeros(1, dtype=torch.long)), 100, classes=3, seed=0)
+        >>> x.shape, sorted(set(y.tolist()))
+        (torch.Size([100, 4]), [0, 1, 2])
     """
     generator = torch.Generator()
     if seed is None:
@@ -238,21 +297,35 @@ def crafted(like: Any, count: int, *, classes: int | None = None, seed: int | No
         if leaf.is_floating_point():
             return torch.randn(shape, generator=generator).to(leaf.dtype)
         if classes is None:
-            raise ValueError("whole numbers are drawn below classes=: say how many there are")
+            raise ValueError("like holds integers, which are drawn from 0 to classes - 1: pass classes=")
         return torch.randint(classes, shape, generator=generator).to(leaf.dtype)
 
     return pytree.tree_map(draw, rows.take(np.zeros(1, dtype=np.int64)))
 
 
 def mislabelled(data: tuple[Any, Any], classes: int, *, seed: int | None = None) -> tuple[Any, Any]:
-    """Public examples with wrong labels, as canaries. They must not be private records: each would be used twice.
+    """Give public examples wrong labels, so that they can serve as canaries.
 
-    >>> x, y = mislabelled((torch.zeros(5, 2), torch.tensor([0, 1, 2, 0, 1])), classes=3, seed=0)
-    >>> bool((y != torch.tensor([0, 1, 2, 0, 1])).all())
-    True
+    They must not be private records: their owners would be in the data twice.
+
+    Args:
+        data: ``(x, y)`` of public examples, with integer labels.
+        classes: The number of classes, 2 or more.
+        seed: Seed of the generator; None takes a fresh one.
+
+    Returns:
+        The same ``x``, and for each example a label other than its own, drawn uniformly.
+
+    Raises:
+        ValueError: If there are fewer than 2 classes.
+
+    Example:
+        >>> x, y = mislabelled((torch.zeros(5, 2), torch.tensor([0, 1, 2, 0, 1])), classes=3, seed=0)
+        >>> bool((y != torch.tensor([0, 1, 2, 0, 1])).all())
+        True
     """
     if classes < 2:
-        raise ValueError(f"a label can be wrong where there are 2 classes or more, not {classes}")
+        raise ValueError(f"classes: a label can only be wrong if there are 2 classes or more, not {classes}")
     x, y = data
     rng = np.random.default_rng(seed)
     labels = torch.as_tensor(y)
