@@ -244,7 +244,7 @@ def test_terms_of_the_ledger_hold():
     with pytest.raises(ValueError, match="registered for one person"):
         LinearRegression(1.0, ledger=ledger, **(owned | {"unit": "visit"})).fit(x, y, groups=range(200))
     ledger.register("others", epsilon=5.0, delta=1e-3)
-    with pytest.raises(ValueError, match="say which data"):
+    with pytest.raises(ValueError, match="name the data set"):
         LinearRegression(1.0, ledger=ledger, **BOUNDS).fit(x, y)
 
 

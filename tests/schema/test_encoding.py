@@ -146,7 +146,7 @@ def test_the_unit_column_must_be_there_and_whole():
     assert schema.encode({"x": [0, 1], "id": ["ann", "bob"]})[0].units.tolist() == ["ann", "bob"]
     with pytest.raises(SchemaError, match="'id' is in the schema but not in the table"):
         schema.encode({"x": [0, 1]})
-    with pytest.raises(SchemaError, match="'id' says whose row it is and has missing values"):
+    with pytest.raises(SchemaError, match="'id', the column of ids, has missing values"):
         schema.encode({"x": [0, 1], "id": ["ann", None]})
 
 
@@ -168,7 +168,7 @@ def test_a_missing_value_without_a_public_fill_is_an_error_that_names_the_column
 
 
 def test_messages_never_show_a_value_or_its_row():
-    with pytest.raises(SchemaError, match="column 'age' holds str where a number belongs") as caught:
+    with pytest.raises(SchemaError, match="column 'age' is numeric and holds str") as caught:
         PEOPLE.encode({**TABLE, "age": [1, "secret", 1, 1, 1, 1]})
     assert "secret" not in str(caught.value)
 
@@ -184,7 +184,7 @@ def test_messages_never_show_a_value_or_its_row():
         ({**TABLE, "job": np.zeros((6, 2))}, "'job' has 2 dimensions"),
         ({**TABLE, "age": [1]}, "'job' and 'age' have different numbers of rows"),
         ({**TABLE, "job": [["clerk"]] * 6}, "'job' holds list"),
-        ({**TABLE, "age": np.array(["2020-01-01"] * 6, dtype="M8[D]")}, "'age' holds datetime64"),
+        ({**TABLE, "age": np.array(["2020-01-01"] * 6, dtype="M8[D]")}, "'age' is numeric and holds datetime64"),
     ],
 )
 def test_what_is_no_table_is_refused(table, message):

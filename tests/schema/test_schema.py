@@ -19,8 +19,8 @@ AGE = Numeric("age", 0, 120)
     [
         (lambda: Numeric("age", 5, 5), r"'age': lower \(5\) must be below upper \(5\)"),
         (lambda: Numeric("age", 9, 5), r"'age': lower \(9\) must be below"),
-        (lambda: Numeric("age", float("nan"), 5), r"'age': lower is nan; a bound must be finite"),
-        (lambda: Numeric("age", 0, float("inf")), r"'age': upper is inf; a bound must be finite"),
+        (lambda: Numeric("age", float("nan"), 5), r"'age': lower is nan, but a bound must be finite"),
+        (lambda: Numeric("age", 0, float("inf")), r"'age': upper is inf, but a bound must be finite"),
         (lambda: Numeric("age", 0, 10**400), r"'age': upper is .* must be finite"),
         (lambda: Numeric("age", "0", 5), r"'age': lower must be a number"),
         (lambda: Numeric("age", 0, True), r"'age': upper must be a number"),
@@ -28,7 +28,7 @@ AGE = Numeric("age", 0, 120)
         (lambda: Numeric("age", 0, 5, fill=6), r"'age': fill \(6\) must lie between"),
         (lambda: Numeric("age", 0, 5, fill=float("nan")), r"'age': fill is nan"),
         (lambda: Numeric("age", 0, 5, shape=(0,)), r"'age': shape"),
-        (lambda: Numeric("age", 0, 5, shape=(2,), target=True), r"'age': a target is one number"),
+        (lambda: Numeric("age", 0, 5, shape=(2,), target=True), r"'age': a target has one number"),
         (lambda: Numeric(" ", 0, 5), r"name must be a non-empty string"),
         (lambda: Categorical("sex", []), r"'sex': categories is empty"),
         (lambda: Categorical("sex", "FM"), r"'sex': categories must be a list"),
@@ -49,7 +49,7 @@ AGE = Numeric("age", 0, 120)
         ),
         (
             lambda: Schema((AGE,), Unit("person", column="age")),
-            r"'age' says whose row it is .* identifier is not a feature",
+            r"'age' is the column of ids .* an id is not a feature",
         ),
         (lambda: Schema((Categorical("a", ["b"]), Numeric("a=b", 0, 1)), PERSON), r"'a=b': its feature 'a=b'"),
     ],

@@ -1,7 +1,8 @@
-"""Where known data sets come from, each with its public schema.
+"""Where do known data sets come from? Each has a public schema, a checksum and a licence.
 
-One function a data set. Each looks in ``data_dir``, then in ``TACIT_DATA``, then in the cache folder, then at the set's
-public address where it has one, and returns a :class:`Dataset` or an error that names the file and says what to do.
+There is one function for each data set. It looks in ``data_dir``, then in ``TACIT_DATA``, then in the cache folder,
+then at the public address of the set if there is one. It returns a :class:`Dataset`, or raises an error that names the
+file and says what to do.
 
 >>> from tacit import datasets
 >>> people = datasets.labsup()
@@ -59,10 +60,19 @@ __all__ = [
 
 
 def load(name: str, data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
-    """A data set by its name, as the command line has it.
+    """Load a data set by its name.
 
-    >>> load("labsup").rows
-    31857
+    Args:
+        name: One of the names in ``CATALOG``, such as ``"labsup"``.
+        data_dir: The folder to look in first, and to download to. None uses ``TACIT_DATA`` and the cache folder.
+        download: Whether absent files may be fetched from their public address.
+
+    Returns:
+        The data set, with its schema.
+
+    Example:
+        >>> load("labsup").rows
+        31857
     """
     entry(name)
     function: Any = globals()[name]

@@ -1,9 +1,9 @@
 """Which data sets does tacit know, and what is publicly known about their files?
 
 Plain values, standard library only, so that the command can list them at once. The checksum of a file is of its
-content (after decompression for ``.gz``); that of an address is of the bytes it sends. Where they come from is said
-beside them: *computed* means from a complete file whose rows were counted, *published* means that other projects state
-it for the same file and that no copy was at hand to compute it from. ``docs/reference/datasets.md`` describes the layout.
+content (after decompression for ``.gz``); that of an address is of the bytes it sends. A comment beside them says where
+they come from: *computed* means from a complete file whose rows were counted, *published* means that other projects
+state it for the same file and that no copy was at hand. ``docs/reference/datasets.md`` describes the layout.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Remote:
-    """A public address and how to know that what it sends is right. ``member`` is the file wanted out of an archive."""
+    """A public address, with the size and sha256 of what it sends. ``member`` is the file to take out of an archive."""
 
     url: str
     #: None where no reliable record of the size was found; the sha256 decides in any case.
@@ -25,7 +25,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class File:
-    """One file of a data set: its place in the data folder, the sha256 of its content, and where it can be had."""
+    """One file of a data set: its path in the data folder, the sha256 of its content, and its public address."""
 
     path: str
     sha256: str | None = None
@@ -34,7 +34,26 @@ class File:
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set: what it is, and the ways in which its files may lie in a data folder, best first."""
+    """What is publicly known about a data set and its files.
+
+    Args:
+        name: Its name, which is also the name of the function that loads it.
+        title: One line for people.
+        kind: ``"table"``, ``"images"`` or ``"text"``.
+        rows: Number of rows by split.
+        unit: Name of the unit of privacy.
+        licence: Under which terms the data may be used.
+        source: Where the data come from.
+        ways: The sets of files in which it may lie in a data folder, best first.
+        advice: Where to get the files if no address can be offered. Empty if there is an address.
+        package: The Python distribution that carries the file; None if none does.
+        extras: Parts that are fetched on demand only, by name.
+
+    Example:
+        >>> from tacit import datasets
+        >>> datasets.entry("mnist").rows
+        {'train': 60000, 'test': 10000}
+    """
 
     name: str
     title: str
@@ -44,9 +63,7 @@ class Entry:
     licence: str
     source: str
     ways: tuple[tuple[File, ...], ...] = ()
-    #: What to say where the files are absent and no address can be offered.
     advice: str = ""
-    #: The Python distribution that carries the file, where one does.
     package: str | None = None
     extras: Mapping[str, tuple[File, ...]] = field(default_factory=dict)
 
@@ -57,7 +74,7 @@ class Entry:
 
     @property
     def download(self) -> tuple[File, ...] | None:
-        """The way whose every file has a public address, or None."""
+        """The first set of files that all have a public address, or None."""
         for way in self.ways:
             if all(file.remote is not None for file in way):
                 return way

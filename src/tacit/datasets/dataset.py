@@ -1,7 +1,4 @@
-"""What is a data set to the rest of tacit?
-
-Its rows by split and, inseparable from them, its public schema, its source and its licence.
-"""
+"""What is a data set to the rest of tacit? Rows by split, with their public schema, source and licence."""
 
 from __future__ import annotations
 
@@ -25,7 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Pictures (rows x height x width, with channels last where there are any; bytes) and their class numbers."""
+    """Images and their class numbers.
+
+    Args:
+        images: Bytes, rows x height x width; colour images have their channels last.
+        labels: The class number of each image.
+
+    Example:
+        >>> Images(np.zeros((2, 28, 28), dtype=np.uint8), np.array([3, 7]))
+        Images(2 of 28 x 28)
+    """
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
@@ -41,8 +47,20 @@ class Images:
 class Dataset:
     """A data set with what is publicly known about it.
 
-    ``splits`` maps the published splits to polars frames (tables and text) or :class:`Images`; a set without a
-    published split has the single split ``"all"``.
+    Args:
+        name: Its name in the catalogue.
+        schema: Its public schema.
+        splits: The published splits, each a polars frame (tables and text) or :class:`Images`. A set without a
+            published split has the single split ``"all"``.
+        source: Where the data come from.
+        licence: Under which terms they may be used.
+        files: The files that were read.
+
+    Example:
+        >>> from tacit import datasets
+        >>> people = datasets.labsup()
+        >>> people, people.unit
+        (Dataset(labsup: all 31,857; unit person), 'person')
     """
 
     name: str
@@ -60,7 +78,7 @@ class Dataset:
 
     @property
     def train(self) -> Any:
-        """The training split (the whole set where no split is published)."""
+        """The training split, or the whole set if no split is published."""
         return self["train" if "train" in self.splits else "all"]
 
     @property
@@ -70,7 +88,7 @@ class Dataset:
 
     @property
     def unit(self) -> str:
-        """Whom one unit of privacy protects."""
+        """Name of the unit of privacy."""
         return self.schema.unit.name
 
     @property
@@ -86,7 +104,18 @@ class Dataset:
     def encode(
         self, split: str | None = None, *, dtype: type[np.floating[Any]] = np.float64
     ) -> tuple[Encoded, EncodingDiagnostics]:
-        """Encode a split (training by default) by the public schema; see :meth:`tacit.schema.Schema.encode`."""
+        """Encode a split by the public schema, as :meth:`tacit.schema.Schema.encode` does.
+
+        Guarantee:
+            Each row is encoded by itself; the counts returned beside it are for the operator only.
+
+        Args:
+            split: Name of the split. None takes the training split.
+            dtype: Type of the encoded numbers.
+
+        Returns:
+            The encoded rows, and the operator's counts of what was clipped, unknown or filled.
+        """
         part = self.train if split is None else self[split]
         if isinstance(part, Images):
             names = np.asarray(self.classes, dtype=object)
@@ -102,8 +131,15 @@ class Dataset:
 def schema(name: str) -> Schema:
     """The public schema of a known data set, without its data.
 
-    >>> schema("labsup").target.name
-    'worked'
+    Args:
+        name: One of the names in ``CATALOG``.
+
+    Returns:
+        The schema that is part of the package.
+
+    Example:
+        >>> schema("labsup").target.name
+        'worked'
     """
     entry(name)
     source = importlib.resources.files("tacit.datasets") / "schemas" / f"{name}.toml"
@@ -113,8 +149,18 @@ def schema(name: str) -> Schema:
 def entry(name: str) -> Entry:
     """What the catalogue knows about a data set.
 
-    >>> entry("adult").total
-    48842
+    Args:
+        name: One of the names in ``CATALOG``.
+
+    Returns:
+        Its entry: rows, unit, licence, source and files.
+
+    Raises:
+        DatasetError: If there is no such data set; the message lists those there are.
+
+    Example:
+        >>> entry("adult").total
+        48842
     """
     try:
         return CATALOG[name]

@@ -1,4 +1,4 @@
-"""How do the picture sets come into memory?
+"""How are the image sets read?
 
 From their published formats: the idx files of MNIST and Fashion-MNIST, and for CIFAR-10 a NumPy archive, the binary
 batches or the Python batches. Every header, shape, label and class count is checked.
@@ -65,12 +65,38 @@ def _mnist_like(known: Entry, data_dir: str | Path | None, *, download: bool) ->
 
 
 def mnist(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
-    """Handwritten digits, 60,000 + 10,000 pictures of 28 x 28."""
+    """Handwritten digits: 60,000 + 10,000 images of 28 x 28.
+
+    Args:
+        data_dir: The folder to look in first, and to download to. None uses ``TACIT_DATA`` and the cache folder.
+        download: Whether absent files may be fetched from their public address.
+
+    Returns:
+        Splits ``train`` and ``test`` of :class:`Images`.
+
+    Example:
+        >>> from tacit import datasets
+        >>> datasets.entry("mnist").rows
+        {'train': 60000, 'test': 10000}
+    """
     return _mnist_like(entry("mnist"), data_dir, download=download)
 
 
 def fashion_mnist(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
-    """Pictures of clothes, 60,000 + 10,000 of 28 x 28."""
+    """Images of clothes: 60,000 + 10,000 of 28 x 28.
+
+    Args:
+        data_dir: The folder to look in first, and to download to. None uses ``TACIT_DATA`` and the cache folder.
+        download: Whether absent files may be fetched from their public address.
+
+    Returns:
+        Splits ``train`` and ``test`` of :class:`Images`.
+
+    Example:
+        >>> from tacit import datasets
+        >>> datasets.entry("fashion_mnist").rows
+        {'train': 60000, 'test': 10000}
+    """
     return _mnist_like(entry("fashion_mnist"), data_dir, download=download)
 
 
@@ -149,7 +175,23 @@ def _cifar_npz(content: bytes, path: Path) -> dict[str, Images]:
 
 
 def cifar10(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
-    """Small colour photographs, 50,000 + 10,000 of 32 x 32 x 3, an equal number of each of ten classes."""
+    """Small colour photographs: 50,000 + 10,000 of 32 x 32 x 3, equally many of each of ten classes.
+
+    Args:
+        data_dir: The folder to look in first, and to download to. None uses ``TACIT_DATA`` and the cache folder.
+        download: Whether absent files may be fetched from their public address.
+
+    Returns:
+        Splits ``train`` and ``test`` of :class:`Images`.
+
+    Raises:
+        BrokenFileError: If the file cannot be read, or the classes are not equally large.
+
+    Example:
+        >>> from tacit import datasets
+        >>> datasets.entry("cifar10").rows
+        {'train': 50000, 'test': 10000}
+    """
     known = entry("cifar10")
     found = obtain(known, data_dir, download=download)
     content = read_checked(found.files[0], found.paths[0])

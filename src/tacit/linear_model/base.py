@@ -1,7 +1,7 @@
 """What do all private estimators for tables share? Reading the table, the terms of the guarantee, and coefficients.
 
 ``fit`` reads X and y by public bounds, prices the fit, charges the ledger, and only then computes what is released. It
-changes no constructor parameter, and stores nothing that was computed from data except what was paid for.
+changes no constructor parameter. Of everything computed from the data, it stores only what was charged.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Request:
 
     def __get__(self, instance: Any, owner: type) -> Any:
         function = self.method.__get__(instance, owner)
-        function.__doc__ = "Say which of sample_weight and groups a pipeline or search passes on, as scikit-learn does."
+        function.__doc__ = "Choose whether a pipeline or search passes on sample_weight and groups, as in scikit-learn."
         return function
 
 
@@ -107,12 +107,14 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         cluster = backend_of(getattr(self, "backend", "local"))
         if cluster is not None and not stream.is_stream(X):
             raise ValueError(
-                "backend='ray' is for files and data sets of Ray, which its workers read; a table in memory is fitted "
-                "here: leave backend at 'local'"
+                "backend='ray' takes files and data sets of Ray, which its workers can read. This table is in memory: "
+                "use backend='local'"
             )
         if stream.is_stream(X):
             if sample_weight is not None or groups is not None or self.max_rows is not None:
-                raise ValueError("weights and groups need the whole table in memory: give a data frame instead")
+                raise ValueError(
+                    "sample_weight and groups need the whole table in memory: give a data frame instead of a file"
+                )
             return self._stream(X, y, epsilon, delta, cluster)
         if isinstance(self.bounds, Schema):
             x, target, features, groups = self._from_schema(X, y, groups)
@@ -139,14 +141,14 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             named = self.bounds.unit.name
             if self.unit is not None and self.unit != named:
                 raise ValueError(
-                    f"unit={self.unit!r}, but the schema says that a row belongs to one {named}: leave unit= out, or "
-                    "correct the schema"
+                    f"unit={self.unit!r}, but the unit of the schema is {named!r}: leave unit= out, or correct the "
+                    "schema"
                 )
             return named
         return unit_of(self.unit, owned=grouped, ids="Give their ids, and max_rows=: fit(X, y, groups=ids)")
 
     def _rows_taken_for(self, unit: str, *, grouped: bool) -> tuple[str, ...]:
-        """Where a schema names the unit and no column of ids, it says that every row is another one: it is noted."""
+        """A schema that names a unit but no column of ids says that each row is a different unit: note it."""
         return () if grouped or unit == "record" else (f"every row is taken for another {unit}",)
 
     def _from_schema(self, X: Any, y: Any, groups: Any) -> tuple[Floats, Any, Features, Any]:
@@ -162,8 +164,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         if schema.unit.column is not None:
             if groups is not None:
                 raise ValueError(
-                    f"the schema says whose row each row is ({schema.unit.column!r}): leave groups= out, or take "
-                    "unit.column out of the schema"
+                    f"the schema already names a column of ids ({schema.unit.column!r}): leave groups= out, or remove "
+                    "unit.column from the schema"
                 )
             groups = np.asarray(_fetch(table, schema.unit.column))
         return x, y, features, groups
@@ -203,7 +205,9 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         x = features.encode(X)
         if self.fill is not None and np.isnan(x).any():
             column = int(np.flatnonzero(np.isnan(x).any(axis=0))[0])
-            raise ValueError(f"column {features.names[column]!r} has missing values and no public constant in fill=")
+            raise ValueError(
+                f"column {features.names[column]!r} has missing values, and fill= has no public constant for it"
+            )
         return x
 
     def _stream(self, X: Any, y: Any, epsilon: float, delta: float, cluster: Ray | None) -> Task:
@@ -241,12 +245,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         """Which columns of a file or stream are the features, and which is the target."""
         if schema is not None and schema.unit.column is not None:
             raise ValueError(
-                f"the schema says that one {schema.unit.name} can own several rows ({schema.unit.column!r}), and whose "
-                "rows they are needs the whole table in memory: give a data frame, and max_rows="
+                f"the schema says that one {schema.unit.name} can own several rows ({schema.unit.column!r}). That "
+                "needs the whole table in memory: give a data frame and max_rows="
             )
         if not isinstance(y, str):
             if y is not None or schema is None or schema.target is None:
-                raise ValueError("with a file or a stream, y is the name of the target's column")
+                raise ValueError("with a file or a stream, y must be the name of the target's column")
             y = schema.target.name
         if schema is not None:
             names = tuple(column.name for column in schema.features)
@@ -255,7 +259,10 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             names = tuple(name for name in named if name != y)
         missing = [name for name in (*names, y) if name not in columns]
         if missing:
-            raise ValueError(f"column {missing[0]!r} is not in the data; there are {', '.join(columns[:20])}")
+            raise ValueError(
+                f"column {missing[0]!r} is not in the data, which have {', '.join(columns[:20])}. "
+                "See: tacit explain column-missing"
+            )
         return names, y
 
     # -- the target: a number between bounds (classifiers do their own) ------------------------------------------------
@@ -271,7 +278,17 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         return (None if y is None else self.scale_target(y)), middle, half_width, ()
 
     def scale_target(self, y: Any) -> Floats:
-        """The target as numbers of at most 1 in size, each row by itself and by public bounds."""
+        """The target scaled to [-1, 1] by public bounds, each row by itself.
+
+        Args:
+            y: One number for each row, in its own unit. Values beyond the bounds are clipped.
+
+        Returns:
+            One number in [-1, 1] for each row.
+
+        Raises:
+            ValueError: If y is not one-dimensional or not finite, or if its bounds are missing.
+        """
         middle, half_width = target_of(self.target_bounds, self.bounds)
         with surroundings.messages_without_values():
             values = np.asarray(y, dtype=np.float64)
@@ -279,9 +296,11 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         if self.target_bounds is None and isinstance(declared, Numeric) and declared.fill is not None:
             values = np.where(np.isnan(values), declared.fill, values)
         if values.ndim != 1:
-            raise ValueError(f"y holds one number a row, not an array of {values.ndim} dimensions")
+            raise ValueError(f"y must hold one number for each row, not an array of {values.ndim} dimensions")
         if not np.isfinite(values).all():
-            raise ValueError("Input y contains NaN or infinity: remove those rows or replace them by a public constant")
+            raise ValueError(
+                "Input y contains NaN or infinity: remove those rows, or replace them by a public constant"
+            )
         scaled = scale(values, middle, half_width)
         return scaled if self.fit_intercept else from_origin(scaled, middle, half_width, _peak(middle, half_width))
 
@@ -316,7 +335,14 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         self.features_ = features
 
     def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[Any]:
-        """Names of the coefficients: the columns, categories spelled out as the schema does."""
+        """Names of the coefficients, in the order of ``coef_``.
+
+        Args:
+            input_features: Ignored; present as in scikit-learn.
+
+        Returns:
+            Column names; a category of a schema is named ``column=category``.
+        """
         check_is_fitted(self)
         return np.array(self.features_.names, dtype=object)
 
@@ -362,7 +388,7 @@ def _fetch(table: Any, name: str) -> Any:
         return table[name]
     except Exception as error:
         if isinstance(error, (KeyError, IndexError, ValueError, TypeError)) or "NotFound" in type(error).__name__:
-            raise SchemaError(f"there is no column {name!r} in the table") from error
+            raise SchemaError(f"there is no column {name!r} in the table. See: tacit explain column-missing") from error
         raise
 
 

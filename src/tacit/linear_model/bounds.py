@@ -1,8 +1,8 @@
 """What do the user's public bounds say about each column, and how does a row become numbers in [-1, 1]?
 
 ``bounds`` may be a :class:`tacit.schema.Schema`, a pair (lower, upper) of numbers or of arrays, a list with one pair
-for each feature, or a mapping from column names to pairs. A bound that is missing is an error: a private fit may not
-look at the data to find it.
+for each feature, or a mapping from column names to pairs. A missing bound is an error: a private fit may not look at
+the data to find it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tacit.schema import Categorical, Numeric, Schema, SchemaError
 Floats = npt.NDArray[np.float64]
 
 WHY = (
-    "A private fit scales and clips rows by public bounds, because that is what limits one person's influence; bounds "
-    "found in the data would themselves reveal rows. Take them from a code book or decide"
+    "A private fit clips rows to public bounds, which limits the influence of one person. Bounds computed from the "
+    "data would reveal rows, so take them from a code book or decide on them. See: tacit explain bounds-missing"
 )
 
 
@@ -92,8 +92,8 @@ def as_table(table: Any, schema: Schema, columns: tuple[str, ...] | None = None)
         names = columns or tuple(column.name for column in schema.features)
         if array.ndim != 2 or array.shape[1] != len(names):
             raise SchemaError(
-                f"this array does not fit the schema's {len(names)} feature columns; give a data "
-                "frame, or an array with one column for each of them in order"
+                f"this array does not match the {len(names)} feature columns of the schema: give a data frame, or an "
+                "array with one column for each of them, in order"
             )
         return {name: array[:, i] for i, name in enumerate(names)}
     return table
@@ -130,14 +130,16 @@ def target_of(target_bounds: Any, bounds: Any, name: str = "target_bounds") -> t
     try:
         lower, upper = (float(value) for value in target_bounds)
     except (TypeError, ValueError):
-        raise ValueError(f"{name} are two numbers, (lower, upper), not {target_bounds!r}") from None
+        raise ValueError(f"{name} must be two numbers, (lower, upper), not {target_bounds!r}") from None
     middle, half_width = _checked(np.array([lower]), np.array([upper]), ("target",))
     return float(middle[0]), float(half_width[0])
 
 
 def _from_schema(schema: Schema, fill: Any) -> Features:
     if fill is not None:
-        raise ValueError("missing values are declared in the schema (fill = ... of a column), not with fill=")
+        raise ValueError(
+            "with a schema, declare constants for missing values there (fill = ... of a column), not in fill="
+        )
     middle, half_width = [], []
     scalars = blocks = 0
     for column in schema.features:
@@ -159,13 +161,13 @@ def _from_mapping(bounds: Mapping[Any, Any], width: int, names: tuple[str, ...] 
     if missing:
         what = f"column {missing[0]!r}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         hint = "" if names is not None else " (the data have no column names: use positions 0, 1, … as keys)"
-        raise ValueError(f"bounds have nothing for {what}{hint}. {WHY}")
+        raise ValueError(f"bounds are missing for {what}{hint}. {WHY}")
     lower, upper = np.empty(width), np.empty(width)
     for i, key in enumerate(keys):
         try:
             lower[i], upper[i] = bounds[key]
         except (TypeError, ValueError):
-            raise ValueError(f"bounds of {key!r} are two numbers, (lower, upper), not {bounds[key]!r}") from None
+            raise ValueError(f"bounds of {key!r} must be two numbers, (lower, upper), not {bounds[key]!r}") from None
     return lower, upper
 
 
@@ -176,7 +178,7 @@ def _from_pairs(bounds: Any, width: int) -> tuple[Floats, Floats]:
             return np.broadcast_to(low, (width,)).copy(), np.broadcast_to(high, (width,)).copy()
         except (TypeError, ValueError):
             raise ValueError(
-                f"bounds=(lower, upper) are two numbers, or two lists with one number for each of the {width} features"
+                f"bounds=(lower, upper) must be two numbers, or two lists with {width} numbers, one for each feature"
             ) from None
     try:
         array = np.asarray(bounds, dtype=np.float64)
@@ -186,8 +188,8 @@ def _from_pairs(bounds: Any, width: int) -> tuple[Floats, Floats]:
         return np.full(width, array[0]), np.full(width, array[1])
     if array.shape == (2, 2) == (width, 2):
         raise ValueError(
-            "two pairs for two features can be read in two ways: give a tuple (lower, upper), each with one number for "
-            "each feature, or a mapping from columns to (lower, upper)"
+            "two pairs for two features are ambiguous: give a tuple (lower, upper), each with one number for each "
+            "feature, or a mapping from columns to (lower, upper)"
         )
     if array.shape == (width, 2):
         return array[:, 0].copy(), array[:, 1].copy()
@@ -204,7 +206,7 @@ def _checked(lower: Floats, upper: Floats, names: tuple[str, ...]) -> tuple[Floa
             raise ValueError(f"bounds of {name!r}: lower ({lower[i]:g}) must be below upper ({upper[i]:g})")
     half_width = upper / 2 - lower / 2
     if not (half_width > 0).all():
-        raise ValueError("lower and upper bounds are too close together to be told apart")
+        raise ValueError("lower and upper bounds are too close together to be told apart: widen them")
     return lower / 2 + upper / 2, half_width
 
 
@@ -216,14 +218,14 @@ def _fill(fill: Any, width: int, names: tuple[str, ...] | None, lower: Floats, u
         keys: tuple[Any, ...] = names if names is not None else tuple(range(width))
         unknown = [key for key in fill if key not in keys]
         if unknown:
-            raise ValueError(f"fill names {unknown[0]!r}, which is no column of the table")
+            raise ValueError(f"fill names {unknown[0]!r}, which is not a column of the table")
         values = np.array([float(fill.get(key, np.nan)) for key in keys])
     else:
         try:
             values = np.broadcast_to(np.asarray(fill, dtype=np.float64), (width,)).copy()
         except (TypeError, ValueError):
             raise ValueError(
-                f"fill is a public number, one for each of the {width} features, or a mapping, not {fill!r}"
+                f"fill must be a public number, one for each of the {width} features, or a mapping, not {fill!r}"
             ) from None
     if ((values < lower) | (values > upper)).any():
         raise ValueError("fill must lie between the bounds of its column")

@@ -1,6 +1,7 @@
-"""How is a logistic regression trained by DP-SGD? :class:`tacit.sgd.Training` on one linear layer.
+"""How is a logistic regression trained by DP-SGD? By :class:`tacit.sgd.Training` on one linear layer.
 
-Its noise is the keyed tensor noise of training, not the exact samplers of the other methods; ``privacy_`` says so.
+Its noise is the keyed tensor noise of training, not that of the exact samplers of the other methods; ``privacy_`` says
+so.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tacit.linear_model.base import Task
 from tacit.linear_model.rows import Rows
 from tacit.sgd import Training
 
-#: A twentieth of the rows a step, 200 steps (docs/howto/regression.md).
+#: A twentieth of the rows in each step, 200 steps (measured in docs/results/regression.md).
 RATE, STEPS, LEARNING_RATE, CLIP = 0.05, 200, 8.0, 1.0
 
 
@@ -54,7 +55,7 @@ def train(
         ledger=ledger,
         dataset=task.dataset,
         unit=task.unit,
-        groups=range(len(rows)),  # one row of everybody: what has more was refused
+        groups=range(len(rows)),  # one row for each unit: anything else was refused
         purpose=purpose,
     )
     for batch in training:

@@ -64,7 +64,7 @@ def files_of(data: Any) -> list[Path]:
     if not isinstance(data, str | Path):
         raise ValueError(
             "backend='ray' reads Parquet or Arrow files, folders of Parquet files, and data sets of Ray "
-            f"(ray.data.read_parquet, …), not a {type(data).__name__}: its workers must be able to read the rows"
+            f"(ray.data.read_parquet, …), not a {type(data).__name__}: its workers have to read the rows"
         )
     path = Path(data).resolve()
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
@@ -91,7 +91,7 @@ def part_of_file(stream: Stream, target: bool, threads: int, file: str, first: i
     stream.data = _scan(Path(file)).slice(first, rows)
     found = stream.moments_here(threads, target=target)
     if found.rows != rows:
-        raise ValueError(f"{Path(file).name} has changed while it was read")
+        raise ValueError(f"{Path(file).name} changed while it was being read: run the fit again")
     return found
 
 

@@ -86,7 +86,7 @@ def plan(
     (0.6759..., 0.3240...)
     """
     if sensitivity not in SENSITIVITIES:
-        raise ValueError(f"sensitivity is 'exact' or 'textbook', not {sensitivity!r}")
+        raise ValueError(f"sensitivity must be 'exact' or 'textbook', not {sensitivity!r}")
     room = width * (width + 1) / 2 * ROUNDING, 2 * width * ROUNDING
     if sensitivity == "exact":
         sizes = {a: (shape.quadratic(a) + room[0], shape.linear(a) + room[1]) for a in ("add-remove", "replace-one")}
@@ -132,7 +132,7 @@ def _gradient_variance(scales: tuple[float, float], guess: float) -> float:
 def _split(split: Any, epsilon: float, quadratic: float, linear: float, guess: float) -> tuple[float, float]:
     if isinstance(split, (tuple, list)):
         if len(split) != 2 or not all(isinstance(part, (int, float)) and part > 0 for part in split):
-            raise ValueError(f"split=(ε1, ε2) are two positive numbers, not {split!r}")
+            raise ValueError(f"split=(ε1, ε2) must be two positive numbers, not {split!r}")
         if not math.isclose(sum(split), epsilon, rel_tol=1e-9):
             raise ValueError(f"split=(ε1, ε2) must add up to epsilon={epsilon:g}, not {sum(split):g}")
         part = split[0] / sum(split)
@@ -143,10 +143,10 @@ def _split(split: Any, epsilon: float, quadratic: float, linear: float, guess: f
             "sensitivity": quadratic / linear,
         }
         if split not in ratios:
-            raise ValueError(f"split is one of {', '.join(SPLITS)}, a fraction, or (ε1, ε2), not {split!r}")
+            raise ValueError(f"split must be one of {', '.join(SPLITS)}, a fraction, or (ε1, ε2), not {split!r}")
         part = ratios[split] / (1 + ratios[split])
     elif isinstance(split, (int, float)) and not isinstance(split, bool) and 0 < split < 1:
         part = float(split)
     else:
-        raise ValueError(f"split, the fraction ε1/ε, lies between 0 and 1, not {split!r}")
+        raise ValueError(f"split, the fraction ε1/ε, must be between 0 and 1, not {split!r}")
     return epsilon * part, epsilon * (1 - part)

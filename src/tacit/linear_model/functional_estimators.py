@@ -1,4 +1,4 @@
-"""The functional mechanism as estimators: private least squares and an order-2 logistic loss, with pure ε."""
+"""How do I fit with pure ε? The functional mechanism as estimators: least squares and an order-2 logistic loss."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class _Functional(PrivateEstimator):
     def _released(self, task: Task, what: str) -> tuple[Solution, functional.FunctionalPlan]:
         guess = self.coef_norm
         if not (is_number(guess) and 0 < guess < math.inf):
-            raise ValueError(f"coef_norm is a positive number, not {guess!r}")
+            raise ValueError(f"coef_norm must be a positive number, not {guess!r}")
         if self.repair not in REPAIRS:
-            raise ValueError(f"repair is one of {', '.join(REPAIRS)}, not {self.repair!r}")
+            raise ValueError(f"repair must be one of {', '.join(REPAIRS)}, not {self.repair!r}")
         plan = functional.plan(
             task.shape,
             task.width,
@@ -49,19 +49,59 @@ class _Functional(PrivateEstimator):
 
 
 class FunctionalLinearRegression(_Functional, LinearBase):
-    """Private least squares by the functional mechanism: Laplace noise on the loss's coefficients, pure ε.
+    """Private least squares by the functional mechanism: Laplace noise on the coefficients of the loss.
 
-    ``split`` divides ε between the quadratic and the linear part: ``"variance"`` (default), ``"equal"``,
-    ``"sensitivity"``, the fraction ε1/ε, or the pair (ε1, ε2). ``coef_norm`` is the public guess of |θ| that the
-    default uses. ``sensitivity`` is ``"exact"`` or ``"textbook"`` (2D² and 4D). ``repair`` makes an indefinite matrix
-    usable: ``"shrink"``, ``"ridge"``, ``"trim"``, ``"ridge+trim"``, ``"positive"`` or ``"none"``. The rest is as in
-    :class:`tacit.linear_model.LinearRegression`; one pass over the rows.
+    One pass over the rows. :class:`tacit.linear_model.LinearRegression` with ``delta > 0`` is more accurate.
 
-    >>> import numpy as np
-    >>> x = np.random.default_rng(0).uniform(-1, 1, (20_000, 2))
-    >>> private = FunctionalLinearRegression(epsilon=1.0, bounds=(-1, 1), target_bounds=(-3, 3))
-    >>> private.fit(x, 2 * x[:, 0] - x[:, 1]).coef_.round(0).tolist(), private.privacy_.delta
-    ([2.0, -1.0], 0.0)
+    Guarantee:
+        Pure ε (δ = 0) for one unit under ``adjacency``. The Laplace noise is scaled to the exact L1 sensitivity of Σxxᵀ
+        and -2Σyx together, times ``max_rows``. Proof: ``docs/explanation/sensitivity.md``.
+
+    Args:
+        epsilon: The ε that the fit costs, positive.
+        bounds: Public bounds of the features: a :class:`tacit.schema.Schema`; a pair (lower, upper) of numbers, or of
+            sequences with one number for each feature; a list of pairs, one for each feature; or a mapping from column
+            names to pairs. Rows are clipped to them. Required.
+        target_bounds: Public bounds (lower, upper) of y, to which it is clipped. Required unless ``bounds`` is a schema
+            with a numeric target.
+        split: How ε is divided between the quadratic and the linear part: ``"variance"`` (least variance of the
+            gradient at ``coef_norm``), ``"equal"``, ``"sensitivity"`` (in proportion to the sensitivities), the
+            fraction ε1/ε, or the pair (ε1, ε2).
+        sensitivity: ``"exact"``, or ``"textbook"`` for the larger published constants (2D² and 4D).
+        repair: How a matrix made indefinite by noise becomes usable: ``"shrink"``, ``"ridge"``, ``"trim"``,
+            ``"ridge+trim"``, ``"positive"`` or ``"none"``. Post-processing: it costs nothing.
+        adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``. None takes the ledger's, or add-remove without
+            a ledger.
+        fit_intercept: Whether to fit a constant. If False, columns are divided by their largest absolute bound and not
+            centred, so that the fit goes through the origin of the table.
+        coef_norm: Public guess of the length of the coefficient vector after scaling; 1 by default. Coefficients that
+            the noise hides are shrunk according to it. Not a bound: a wrong guess costs accuracy, never privacy.
+        fill: Public constants for missing values: one number, one for each feature, or a mapping from columns to
+            numbers. None refuses missing values. With a schema, declare ``fill`` there.
+        max_weight: The largest sample weight, a public number to which weights are clipped. Required with
+            ``sample_weight``.
+        max_rows: How many rows of one unit take part, the first ones in the table. Required with ``groups``; the noise
+            grows with it.
+        unit: Name of the unit. None means ``"record"``, or ``"person"`` with ``groups``; another name needs ``groups``.
+            A schema brings its own.
+        ledger: Where the fit is charged before anything is released. None charges nowhere and refuses repeated fits.
+        dataset: Name of the data in the ledger. None is enough if the ledger has one data set.
+        backend: ``"local"``, or ``"ray"`` (or a :class:`tacit.cluster.Ray`) to sum Parquet or Arrow files or a data set
+            of Ray on a cluster. The sums are the same to the last bit; the noise is added once, here.
+
+    Attributes:
+        coef_: The coefficients, in the units of the table.
+        intercept_: The constant, in the unit of y.
+        covariance_: Covariance of intercept and coefficients. No residuals are paid for, so it assumes the variance of
+            a target spread evenly over its bounds: intervals are wide.
+        privacy_: What the fit cost, a :class:`tacit.accounting.Privacy`.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.random.default_rng(0).uniform(-1, 1, (20_000, 2))
+        >>> private = FunctionalLinearRegression(epsilon=1.0, bounds=(-1, 1), target_bounds=(-3, 3))
+        >>> private.fit(x, 2 * x[:, 0] - x[:, 1]).coef_.round(0).tolist(), private.privacy_.delta
+        ([2.0, -1.0], 0.0)
     """
 
     delta = 0.0
@@ -89,7 +129,25 @@ class FunctionalLinearRegression(_Functional, LinearBase):
         self._keep(locals())
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None) -> FunctionalLinearRegression:
-        """Fit to a table, a data frame, or a file or stream (y: the target's column)."""
+        """Charge the fit, then fit to a table in memory, a file or a stream.
+
+        Args:
+            X: The private table: an array, a data frame or, with a schema, anything that :meth:`Schema.encode
+                <tacit.schema.Schema.encode>` reads. Or a path (Parquet, CSV, Arrow), a polars
+                ``LazyFrame`` or a pyarrow source, read in one pass.
+            y: The target, one number for each row, or the name of its column. None takes the target of the schema.
+            sample_weight: One weight for each row, 0 or more. Needs ``max_weight``.
+            groups: The id of the unit that owns each row, none missing. Needs ``max_rows``. Leave it out if the schema
+                names a column of ids.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: If bounds are missing, or a parameter or the table is not as described.
+            SearchRefused: If a search, cross-validation or ensemble fits this estimator without a ledger.
+            BudgetExceeded: If the ledger has not enough budget left. Nothing is released then.
+        """
         task = self._task(X, y, sample_weight, groups)
         solution, plan = self._released(task, "functional mechanism")
         variance = 1.0 / 3  # not paid for: that of a target spread evenly over its bounds
@@ -99,17 +157,59 @@ class FunctionalLinearRegression(_Functional, LinearBase):
 
 
 class FunctionalLogisticRegression(_Functional, LinearClassifier):
-    """Private binary classification by the functional mechanism on the order-2 Taylor expansion of the logistic loss.
+    """Private binary classification by the functional mechanism on a quadratic approximation of the logistic loss.
 
-    That loss is least squares of 4(y - 1/2) on x up to a factor and a constant, so 2y - 1, which lies in [-1, 1], is
-    fitted and the coefficients are doubled; fitting 4(y - 1/2) itself would double the linear sensitivity. Pure ε.
-    Parameters are those of :class:`FunctionalLinearRegression`, and ``classes``, the two public labels.
+    The order-2 Taylor expansion of the loss is least squares of 4(y - 1/2) on x, up to a factor and a constant. We fit
+    2y - 1, which lies in [-1, 1], and double the coefficients; fitting 4(y - 1/2) would double the linear sensitivity.
 
-    >>> import numpy as np
-    >>> x = np.random.default_rng(0).uniform(-1, 1, (20_000, 2))
-    >>> private = FunctionalLogisticRegression(epsilon=1.0, bounds=(-1, 1)).fit(x, (x[:, 0] > 0).astype(int))
-    >>> bool(private.score(x, x[:, 0] > 0) > 0.9)
-    True
+    Guarantee:
+        Pure ε (δ = 0) for one unit under ``adjacency``, as in :class:`FunctionalLinearRegression`. Labels found in y
+        because ``classes`` is missing are treated as public.
+
+    Args:
+        epsilon: The ε that the fit costs, positive.
+        bounds: Public bounds of the features: a :class:`tacit.schema.Schema`; a pair (lower, upper) of numbers, or of
+            sequences with one number for each feature; a list of pairs, one for each feature; or a mapping from column
+            names to pairs. Rows are clipped to them. Required.
+        classes: The two public labels. None takes those of the schema's target, else 0 and 1; other labels found in y
+            are then treated as public, and ``privacy_`` says so.
+        split: How ε is divided between the quadratic and the linear part: ``"variance"`` (least variance of the
+            gradient at ``coef_norm``), ``"equal"``, ``"sensitivity"`` (in proportion to the sensitivities), the
+            fraction ε1/ε, or the pair (ε1, ε2).
+        sensitivity: ``"exact"``, or ``"textbook"`` for the larger published constants (2D² and 4D).
+        repair: How a matrix made indefinite by noise becomes usable: ``"shrink"``, ``"ridge"``, ``"trim"``,
+            ``"ridge+trim"``, ``"positive"`` or ``"none"``. Post-processing: it costs nothing.
+        adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``. None takes the ledger's, or add-remove without
+            a ledger.
+        fit_intercept: Whether to fit a constant. If False, columns are divided by their largest absolute bound and not
+            centred, so that the fit goes through the origin of the table.
+        coef_norm: Public guess of the length of the coefficient vector after scaling; 1 by default. Coefficients that
+            the noise hides are shrunk according to it. Not a bound: a wrong guess costs accuracy, never privacy.
+        fill: Public constants for missing values: one number, one for each feature, or a mapping from columns to
+            numbers. None refuses missing values. With a schema, declare ``fill`` there.
+        max_weight: The largest sample weight, a public number to which weights are clipped. Required with
+            ``sample_weight``.
+        max_rows: How many rows of one unit take part, the first ones in the table. Required with ``groups``; the noise
+            grows with it.
+        unit: Name of the unit. None means ``"record"``, or ``"person"`` with ``groups``; another name needs ``groups``.
+            A schema brings its own.
+        ledger: Where the fit is charged before anything is released. None charges nowhere and refuses repeated fits.
+        dataset: Name of the data in the ledger. None is enough if the ledger has one data set.
+        backend: ``"local"``, or ``"ray"`` (or a :class:`tacit.cluster.Ray`) to sum Parquet or Arrow files or a data set
+            of Ray on a cluster. The sums are the same to the last bit; the noise is added once, here.
+
+    Attributes:
+        coef_: The coefficients, 1 x features, in the units of the table.
+        intercept_: The constant.
+        classes_: The two labels.
+        privacy_: What the fit cost, a :class:`tacit.accounting.Privacy`.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.random.default_rng(0).uniform(-1, 1, (20_000, 2))
+        >>> private = FunctionalLogisticRegression(epsilon=1.0, bounds=(-1, 1)).fit(x, (x[:, 0] > 0).astype(int))
+        >>> bool(private.score(x, x[:, 0] > 0) > 0.9)
+        True
     """
 
     delta = 0.0
@@ -137,13 +237,42 @@ class FunctionalLogisticRegression(_Functional, LinearClassifier):
         self._keep(locals())
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None) -> FunctionalLogisticRegression:
-        """Fit to a table, a data frame, or a file or stream (y: the target's column)."""
+        """Charge the fit, then fit to a table in memory, a file or a stream.
+
+        Args:
+            X: The private table: an array, a data frame or, with a schema, anything that :meth:`Schema.encode
+                <tacit.schema.Schema.encode>` reads. Or a path (Parquet, CSV, Arrow), a polars
+                ``LazyFrame`` or a pyarrow source, read in one pass.
+            y: The target, one label for each row, or the name of its column. None takes the target of the schema.
+            sample_weight: One weight for each row, 0 or more. Needs ``max_weight``.
+            groups: The id of the unit that owns each row, none missing. Needs ``max_rows``. Leave it out if the schema
+                names a column of ids.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: If bounds are missing, or a parameter or the table is not as described.
+            SearchRefused: If a search, cross-validation or ensemble fits this estimator without a ledger.
+            BudgetExceeded: If the ledger has not enough budget left. Nothing is released then.
+        """
         task = self._task(X, y, sample_weight, groups)
         solution, _ = self._released(task, "functional mechanism")
         self._publish(task, 2 * solution.theta[:, None])
         return self
 
     def scale_target(self, y: Any) -> Any:
+        """The labels as -1 and +1, each by itself.
+
+        Args:
+            y: One label for each row.
+
+        Returns:
+            -1 for the first class and +1 for the second.
+
+        Raises:
+            ValueError: If there are not two classes, or y has a label that is not among them.
+        """
         if len(self.classes_) != 2:
             raise ValueError(
                 "Only binary classification is supported. The type of the target is multiclass; LogisticRegression "

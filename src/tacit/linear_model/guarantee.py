@@ -22,7 +22,7 @@ def check_budget(epsilon: Any, delta: Any) -> tuple[float, float]:
     if not epsilon > 0:
         raise ValueError(f"epsilon must be positive, not {epsilon!r}: at 0 nothing can be learned from the data")
     if not 0 <= delta < 1:
-        raise ValueError(f"delta must lie in [0, 1), not {delta!r}; 0 asks for pure differential privacy")
+        raise ValueError(f"delta must be in [0, 1), not {delta!r}; 0 asks for pure differential privacy")
     return float(epsilon), float(delta)
 
 
@@ -39,16 +39,20 @@ def terms(ledger: Ledger | None, dataset: str | None, adjacency: str | None, uni
     if dataset is None:
         names = ledger.datasets()
         if len(names) != 1:
-            raise ValueError(f"say which data of the ledger these are: dataset= one of {', '.join(names) or 'none'}")
+            raise ValueError(
+                f"name the data set of the ledger: dataset= one of {', '.join(names)}"
+                if names
+                else "the ledger has no data set yet: register one with ledger.register()"
+            )
         dataset = names[0]
     registered = ledger.dataset(dataset)
     if adjacency is not None and adjacency != registered.adjacency:
         raise ValueError(f"{dataset!r} is registered for {registered.adjacency}, not {adjacency}")
     if unit != registered.unit:
         raise ValueError(
-            f"{dataset!r} is registered for one {registered.unit}, and this fit protects one {unit}: give "
-            f"unit={registered.unit!r}, max_rows=, and their ids: fit(X, y, groups=ids); if every row is another "
-            f"{registered.unit}, number them: range(number of rows)"
+            f"{dataset!r} is registered for one {registered.unit}, but this fit protects one {unit}: give "
+            f"unit={registered.unit!r}, max_rows= and the ids, fit(X, y, groups=ids). If each row is a different "
+            f"{registered.unit}, use groups=range(number of rows)"
         )
     return registered.adjacency, dataset
 

@@ -49,7 +49,14 @@ class LinearBase(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         self._theta, self._middle, self._half_width = theta, task.middle, task.half_width
 
     def predict(self, X: Any) -> Floats:
-        """Predictions; rows beyond the bounds are clipped to them, as in the fit."""
+        """Predict the target of new rows, clipped to the bounds as in the fit.
+
+        Args:
+            X: Rows with the columns of the fit.
+
+        Returns:
+            One number for each row, in the unit of y.
+        """
         x = self._encoded(X)
         if self.fit_intercept:
             value = x @ self._theta[1:] + self._theta[0]
@@ -58,18 +65,27 @@ class LinearBase(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         return np.asarray(self._middle + self._half_width * value)
 
     def confidence_interval(self, level: float = 0.95, *, intercept: bool = False) -> Floats:
-        """Intervals for the coefficients, one row (lower, upper) each; with ``intercept`` its own comes first.
+        """Intervals for the coefficients that cover the uncertainty of the sample and of the noise.
 
-        They cover the uncertainty of the sample *and* of the noise: nothing more is released for them. Normal
-        approximation. ``covariance_`` holds the matrix, the intercept first.
+        They are computed from released values, so they cost nothing. They are normal approximations.
 
-        Gradient descent clips large errors. Where their shape changes with the features (incomes, counts), it fits a
-        line that leans away from them, and these intervals are about that line: for inference about the line of least
-        squares use ``method="sufficient-statistics"``, which clips nothing within the bounds.
+        Gradient descent clips large errors. If the shape of the errors changes with the features (incomes, counts), it
+        fits a slightly different line, and these intervals are about that line. For inference about least squares use
+        ``method="sufficient-statistics"``, which clips nothing within the bounds.
+
+        Args:
+            level: The coverage, between 0 and 1; 0.95 by default.
+            intercept: Whether the first row is the interval of the intercept. By default only coefficients are listed.
+
+        Returns:
+            One row (lower, upper) for each coefficient, in the order of ``coef_``.
+
+        Raises:
+            ValueError: If ``level`` is not between 0 and 1.
         """
         check_is_fitted(self)
         if not 0 < level < 1:
-            raise ValueError(f"the level of an interval lies between 0 and 1, not {level!r}")
+            raise ValueError(f"level must be between 0 and 1, not {level!r}")
         half = norm.ppf(0.5 + level / 2) * np.sqrt(np.maximum(np.diag(self.covariance_), 0.0))
         centre = np.r_[self.intercept_, self.coef_]
         both = np.column_stack([centre - half, centre + half])
@@ -77,32 +93,61 @@ class LinearBase(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
 
 
 class LinearRegression(LinearBase):
-    """Private least squares. The guarantee of a fit is ``privacy_``.
+    """Private least squares with intervals.
 
-    ``bounds`` are public bounds of the features: (lower, upper), each a number or one for each feature; a mapping
-    from columns to pairs; or a :class:`tacit.schema.Schema`, which may hold the target too. ``target_bounds`` are
-    those of y. Rows are clipped to them. ``delta=0`` gives pure ε (the functional mechanism).
+    Guarantee:
+        A fit is (ε, δ)-differentially private for one unit under ``adjacency``; ``privacy_`` states the price. The unit
+        is one row or, with ``groups``, everything that one id owns (at most ``max_rows`` rows). All attributes that end
+        in an underscore are covered. Sensitivities and proofs: ``docs/explanation/sensitivity.md``.
 
-    ``method``: ``"gradient-descent"`` (whitened, 15 steps), ``"adassp"``, ``"sufficient-statistics"`` (one pass) or
-    ``"functional"`` (pure ε); ``"auto"`` takes the first, the last at δ=0, and one pass where X is a file or a
-    stream. ``adjacency`` is that of tacit.accounting (default: the ledger's, or add-remove). ``coef_norm`` is a
-    public guess of the length of the coefficient vector of the scaled table.
+    Args:
+        epsilon: The ε that the fit may cost, positive.
+        delta: The δ that the fit may cost, in [0, 1). Keep it well below one over the number of units. 0 asks for pure
+            ε (the functional mechanism).
+        bounds: Public bounds of the features: a :class:`tacit.schema.Schema`; a pair (lower, upper) of numbers, or of
+            sequences with one number for each feature; a list of pairs, one for each feature; or a mapping from column
+            names to pairs. Rows are clipped to them. Required.
+        target_bounds: Public bounds (lower, upper) of y, to which it is clipped. Required unless ``bounds`` is a schema
+            with a numeric target.
+        method: ``"gradient-descent"`` (whitened, 15 steps), ``"adassp"``, ``"sufficient-statistics"`` (one pass) or
+            ``"functional"`` (pure ε). ``"auto"`` takes the functional mechanism at δ = 0, else sufficient statistics
+            for a file or stream, else gradient descent. The data never decide.
+        adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``. None takes the ledger's, or add-remove without
+            a ledger.
+        fit_intercept: Whether to fit a constant. If False, columns are divided by their largest absolute bound and not
+            centred, so that the fit goes through the origin of the table.
+        coef_norm: Public guess of the length of the coefficient vector after scaling; 1 by default. Coefficients that
+            the noise hides are shrunk according to it. Not a bound: a wrong guess costs accuracy, never privacy.
+        fill: Public constants for missing values: one number, one for each feature, or a mapping from columns to
+            numbers. None refuses missing values. With a schema, declare ``fill`` there.
+        max_weight: The largest sample weight, a public number to which weights are clipped. Required with
+            ``sample_weight``.
+        max_rows: How many rows of one unit take part, the first ones in the table. Required with ``groups``; the noise
+            grows with it.
+        unit: Name of the unit. None means ``"record"``, or ``"person"`` with ``groups``; another name needs ``groups``.
+            A schema brings its own.
+        ledger: Where the fit is charged before anything is released. None charges nowhere and refuses repeated fits.
+        dataset: Name of the data in the ledger. None is enough if the ledger has one data set.
+        backend: ``"local"``, or ``"ray"`` (or a :class:`tacit.cluster.Ray`) to sum Parquet or Arrow files or a data set
+            of Ray on a cluster. The sums are the same to the last bit; the noise is added once, here.
 
-    ``groups`` of fit says whose row each row is, ``max_rows`` how many rows of one person take part;
-    ``sample_weight`` needs ``max_weight``, the public largest weight. ``fill`` are public constants for missing
-    values. With ``ledger`` (and ``dataset``, its name there) every fit is charged before anything is released.
+    Attributes:
+        coef_: The coefficients, in the units of the table.
+        intercept_: The constant, in the unit of y.
+        covariance_: Covariance of intercept and coefficients, the intercept first; sample and noise together.
+        privacy_: What the fit cost, a :class:`tacit.accounting.Privacy`.
 
-    ``backend="ray"``, or a :class:`tacit.cluster.Ray`, sums the second moments of files that its workers can read
-    (Parquet, Arrow) or of a data set of Ray on a cluster, bit for bit as here; the noise is added here, once.
-
-    >>> x = np.random.default_rng(0).uniform(0, 10, (20_000, 2))
-    >>> y = 3 * x[:, 0] - x[:, 1] + 5
-    >>> private = LinearRegression(epsilon=1.0, bounds=(0, 10), target_bounds=(-10, 40)).fit(x, y)
-    >>> private.coef_.round(0).tolist(), private.privacy_.upper <= 1.0
-    ([3.0, -1.0], True)
-    >>> LinearRegression().fit(x, y)
-    Traceback (most recent call last):
-    ValueError: bounds are missing: ...
+    Example:
+        >>> x = np.random.default_rng(0).uniform(0, 10, (20_000, 2))
+        >>> y = 3 * x[:, 0] - x[:, 1] + 5
+        >>> private = LinearRegression(epsilon=1.0, bounds=(0, 10), target_bounds=(-10, 40)).fit(x, y)
+        >>> private.coef_.round(0).tolist(), private.privacy_.upper <= 1.0
+        ([3.0, -1.0], True)
+        >>> private.confidence_interval(0.95).shape
+        (2, 2)
+        >>> LinearRegression().fit(x, y)
+        Traceback (most recent call last):
+        ValueError: bounds are missing: ...
     """
 
     def __init__(
@@ -127,11 +172,29 @@ class LinearRegression(LinearBase):
         self._keep(locals())
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None) -> LinearRegression:
-        """Fit to a table, a data frame, or a file or stream of Parquet, CSV or Arrow (y: the target's column)."""
+        """Charge the fit, then fit to a table in memory, a file or a stream.
+
+        Args:
+            X: The private table: an array, a data frame or, with a schema, anything that :meth:`Schema.encode
+                <tacit.schema.Schema.encode>` reads. Or a path (Parquet, CSV, Arrow), a polars
+                ``LazyFrame`` or a pyarrow source, read in one pass or, by gradient descent, 17.
+            y: The target, one number for each row, or the name of its column. None takes the target of the schema.
+            sample_weight: One weight for each row, 0 or more. Needs ``max_weight``.
+            groups: The id of the unit that owns each row, none missing. Needs ``max_rows``. Leave it out if the schema
+                names a column of ids.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: If bounds are missing, or a parameter or the table is not as described.
+            SearchRefused: If a search, cross-validation or ensemble fits this estimator without a ledger.
+            BudgetExceeded: If the ledger has not enough budget left. Nothing is released then.
+        """
         task = self._task(X, y, sample_weight, groups)
         method = self._chosen(task)
         if not (is_number(self.coef_norm) and 0 < self.coef_norm < math.inf):
-            raise ValueError(f"coef_norm is a positive number, not {self.coef_norm!r}")
+            raise ValueError(f"coef_norm must be a positive number, not {self.coef_norm!r}")
         {
             "gradient-descent": self._descent,
             "adassp": self._adassp,
@@ -143,7 +206,7 @@ class LinearRegression(LinearBase):
     def _chosen(self, task: Task) -> str:
         """The method, by the budget and the kind of source alone."""
         if self.method not in METHODS:
-            raise ValueError(f"method is one of {', '.join(METHODS)}, not {self.method!r}")
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
         if self.method != "auto":
             if task.delta == 0 and self.method != "functional":
                 raise ValueError(f"method={self.method!r} uses Gaussian noise, which needs delta > 0; use 'functional'")
@@ -280,16 +343,56 @@ class LinearRegression(LinearBase):
 
 
 class Ridge(LinearRegression):
-    """Private ridge regression: :class:`LinearRegression` with the penalty ``alpha``·|coef|², as scikit-learn has it.
+    """Private ridge regression: least squares with the penalty ``alpha``·|coef|², as in scikit-learn.
 
-    The penalty is on the coefficients in the units of the table (categories and booleans as encoded), not on the
-    intercept, and is public. Intervals are for the penalised coefficients' expectation. Everything else, and the
-    guarantee, is that of :class:`LinearRegression`.
+    The intercept is not penalised. Intervals are about the expected value of the penalised coefficients.
 
-    >>> x = np.random.default_rng(0).uniform(-1, 1, (5000, 2))
-    >>> strong = Ridge(alpha=1e6, epsilon=1.0, bounds=(-1, 1), target_bounds=(-3, 3)).fit(x, 2 * x[:, 0])
-    >>> bool(abs(strong.coef_).max() < 0.1)
-    True
+    Guarantee:
+        That of :class:`LinearRegression`: (ε, δ) for one unit under ``adjacency``. The penalty is public and costs
+        nothing.
+
+    Args:
+        alpha: Weight of the penalty, 0 or more, on coefficients in the units of the table (categories and booleans as
+            encoded).
+        epsilon: The ε that the fit may cost, positive.
+        delta: The δ that the fit may cost, in [0, 1). 0 asks for pure ε (the functional mechanism).
+        bounds: Public bounds of the features: a :class:`tacit.schema.Schema`; a pair (lower, upper) of numbers, or of
+            sequences with one number for each feature; a list of pairs, one for each feature; or a mapping from column
+            names to pairs. Rows are clipped to them. Required.
+        target_bounds: Public bounds (lower, upper) of y, to which it is clipped. Required unless ``bounds`` is a schema
+            with a numeric target.
+        method: As in :class:`LinearRegression`: ``"auto"``, ``"gradient-descent"``, ``"adassp"``,
+            ``"sufficient-statistics"`` or ``"functional"``.
+        adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``. None takes the ledger's, or add-remove without
+            a ledger.
+        fit_intercept: Whether to fit a constant. If False, columns are divided by their largest absolute bound and not
+            centred, so that the fit goes through the origin of the table.
+        coef_norm: Public guess of the length of the coefficient vector after scaling; 1 by default. Coefficients that
+            the noise hides are shrunk according to it. Not a bound: a wrong guess costs accuracy, never privacy.
+        fill: Public constants for missing values: one number, one for each feature, or a mapping from columns to
+            numbers. None refuses missing values. With a schema, declare ``fill`` there.
+        max_weight: The largest sample weight, a public number to which weights are clipped. Required with
+            ``sample_weight``.
+        max_rows: How many rows of one unit take part, the first ones in the table. Required with ``groups``; the noise
+            grows with it.
+        unit: Name of the unit. None means ``"record"``, or ``"person"`` with ``groups``; another name needs ``groups``.
+            A schema brings its own.
+        ledger: Where the fit is charged before anything is released. None charges nowhere and refuses repeated fits.
+        dataset: Name of the data in the ledger. None is enough if the ledger has one data set.
+        backend: ``"local"``, or ``"ray"`` (or a :class:`tacit.cluster.Ray`) to sum Parquet or Arrow files or a data set
+            of Ray on a cluster. The sums are the same to the last bit; the noise is added once, here.
+
+    Attributes:
+        coef_: The coefficients, in the units of the table.
+        intercept_: The constant, in the unit of y.
+        covariance_: Covariance of intercept and coefficients, the intercept first.
+        privacy_: What the fit cost, a :class:`tacit.accounting.Privacy`.
+
+    Example:
+        >>> x = np.random.default_rng(0).uniform(-1, 1, (5000, 2))
+        >>> strong = Ridge(alpha=1e6, epsilon=1.0, bounds=(-1, 1), target_bounds=(-3, 3)).fit(x, 2 * x[:, 0])
+        >>> bool(abs(strong.coef_).max() < 0.1)
+        True
     """
 
     def __init__(
@@ -316,7 +419,7 @@ class Ridge(LinearRegression):
 
     def _penalty(self, task: Task) -> Floats | None:
         if not (is_number(self.alpha) and 0 <= self.alpha < math.inf):
-            raise ValueError(f"alpha is a number, 0 or more, not {self.alpha!r}")
+            raise ValueError(f"alpha must be a number, 0 or more, not {self.alpha!r}")
         weight = 1.0 if self.max_weight is None else 1.0 / self.max_weight
         diagonal: Floats = weight * float(self.alpha) / task.features.half_width**2
         return np.r_[0.0, diagonal] if self.fit_intercept else diagonal

@@ -60,7 +60,9 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         else:
             classes = np.array([0, 1])
         if len(classes) < 2 or len(set(classes.tolist())) != len(classes):
-            raise ValueError("classes lists at least two different labels; one class is nothing to learn")
+            raise ValueError(
+                "classes must list at least two labels, each once: with one class there is nothing to learn"
+            )
         return np.sort(classes) if self.classes is not None else classes
 
     def _classes(self, y: Any) -> tuple[npt.NDArray[Any], tuple[str, ...]]:
@@ -76,10 +78,20 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         return found, ("the labels found in y are treated as public (classes= declares them)",)
 
     def scale_target(self, y: Any) -> Floats:
-        """Class numbers, as floats (binary: 0 or 1)."""
+        """Class numbers, each label by itself.
+
+        Args:
+            y: One label for each row.
+
+        Returns:
+            The place of each label in ``classes_``, as floats.
+
+        Raises:
+            ValueError: If y is not one-dimensional, or has a label that is not among the classes.
+        """
         labels = np.asarray(y)
         if labels.ndim != 1:
-            raise ValueError(f"y holds one label a row, not an array of {labels.ndim} dimensions")
+            raise ValueError(f"y must hold one label for each row, not an array of {labels.ndim} dimensions")
         declared = self.classes_
         if isinstance(self.bounds, Schema) and self.bounds.classes and self.classes is None:
             numbers = _by_schema(self.bounds, labels)
@@ -88,7 +100,8 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
             numbers = np.array([places.get(label, -1) for label in labels.tolist()], dtype=np.float64)
         if (numbers < 0).any():
             raise ValueError(
-                "y has labels that are not among classes; declare all of them (for the operator's eyes only)"
+                "y has labels that are not among the classes: declare every label in classes= or in the schema. "
+                "See: tacit explain category-unknown"
             )
         return numbers
 
@@ -101,7 +114,14 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         self._theta = theta
 
     def decision_function(self, X: Any) -> Floats:
-        """Log-odds of the second class, or a score for each of several classes."""
+        """Scores of new rows, clipped to the bounds as in the fit.
+
+        Args:
+            X: Rows with the columns of the fit.
+
+        Returns:
+            The log-odds of the second class for each row; with several classes, one score for each row and class.
+        """
         x = self._encoded(X)
         if self.fit_intercept:
             x = np.column_stack([np.ones(len(x)), x])
@@ -109,41 +129,98 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
 
     def predict_proba(self, X: Any) -> Floats:
-        """Probabilities of the classes."""
+        """Probabilities of the classes.
+
+        Args:
+            X: Rows with the columns of the fit.
+
+        Returns:
+            Rows x classes, in the order of ``classes_``.
+        """
         scores = self.decision_function(X)
         if scores.ndim == 1:
             return np.column_stack([expit(-scores), expit(scores)])
         return np.asarray(softmax(scores, axis=1))
 
     def predict_log_proba(self, X: Any) -> Floats:
-        """Logarithms of the probabilities of the classes."""
+        """Logarithms of the probabilities of the classes.
+
+        Args:
+            X: Rows with the columns of the fit.
+
+        Returns:
+            Rows x classes, in the order of ``classes_``.
+        """
         scores = self.decision_function(X)
         if scores.ndim == 1:
             return np.column_stack([log_expit(-scores), log_expit(scores)])
         return np.asarray(log_softmax(scores, axis=1))
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
-        """The most probable classes."""
+        """The most probable class of each row.
+
+        Args:
+            X: Rows with the columns of the fit.
+
+        Returns:
+            One of ``classes_`` for each row.
+        """
         scores = self.decision_function(X)
         best = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[best])
 
 
 class LogisticRegression(LinearClassifier):
-    """Private logistic regression, binary or multinomial. The guarantee of a fit is ``privacy_``.
+    """Private logistic regression, binary or multinomial.
 
-    ``bounds``, ``adjacency``, ``groups``, weights, ``fill`` and ``ledger`` are those of
-    :class:`tacit.linear_model.LinearRegression`. ``classes`` are the public labels; without them 0 and 1 are assumed,
-    and other labels found in y are treated as public.
+    Guarantee:
+        A fit is (ε, δ)-differentially private for one unit under ``adjacency``; ``privacy_`` states the price. The unit
+        is one row or, with ``groups``, everything that one id owns (at most ``max_rows`` rows). ``"dp-sgd"`` treats the
+        number of rows as public: its price is for zero-out. Labels found in y because ``classes`` is missing are
+        treated as public. Proofs: ``docs/explanation/objective-perturbation.md``, ``docs/explanation/sensitivity.md``.
 
-    ``method``: ``"gradient-descent"`` (whitened, 15 steps), ``"objective-perturbation"`` (Gaussian; with ``delta=0``
-    pure ε) or ``"dp-sgd"`` (add/remove); ``"auto"`` takes the first, and the second at δ=0. ``alpha`` is a public
-    ridge (α/2)|θ|² on the scaled table; objective perturbation needs a ridge of its own and takes the larger.
+    Args:
+        epsilon: The ε that the fit may cost, positive.
+        delta: The δ that the fit may cost, in [0, 1). Keep it well below one over the number of units. 0 asks for pure
+            ε (objective perturbation).
+        bounds: Public bounds of the features: a :class:`tacit.schema.Schema`; a pair (lower, upper) of numbers, or of
+            sequences with one number for each feature; a list of pairs, one for each feature; or a mapping from column
+            names to pairs. Rows are clipped to them. Required.
+        classes: The public labels, at least two. None takes those of the schema's target, else 0 and 1; other labels
+            found in y are then treated as public, and ``privacy_`` says so.
+        method: ``"gradient-descent"`` (whitened, 15 steps), ``"objective-perturbation"`` (Gaussian, or pure ε at
+            ``delta=0``) or ``"dp-sgd"`` (200 steps; add-remove, no weights or groups). ``"auto"`` takes objective
+            perturbation at δ = 0, else gradient descent.
+        adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``. None takes the ledger's, or add-remove without
+            a ledger.
+        alpha: Weight of a public ridge (α/2)|θ|² on the scaled coefficients, 0 or more. Objective perturbation needs a
+            ridge of its own and takes the larger one; ``"dp-sgd"`` has none.
+        fit_intercept: Whether to fit a constant. If False, columns are divided by their largest absolute bound and not
+            centred, so that the fit goes through the origin of the table.
+        coef_norm: Public guess of the length of the coefficient vector after scaling; 2 by default. Coefficients that
+            the noise hides are shrunk according to it. Not a bound: a wrong guess costs accuracy, never privacy.
+        fill: Public constants for missing values: one number, one for each feature, or a mapping from columns to
+            numbers. None refuses missing values. With a schema, declare ``fill`` there.
+        max_weight: The largest sample weight, a public number to which weights are clipped. Required with
+            ``sample_weight``.
+        max_rows: How many rows of one unit take part, the first ones in the table. Required with ``groups``; the noise
+            grows with it.
+        unit: Name of the unit. None means ``"record"``, or ``"person"`` with ``groups``; another name needs ``groups``.
+            A schema brings its own.
+        ledger: Where the fit is charged before anything is released. None charges nowhere and refuses repeated fits.
+        dataset: Name of the data in the ledger. None is enough if the ledger has one data set.
 
-    >>> x = np.random.default_rng(0).uniform(-1, 1, (20_000, 2))
-    >>> private = LogisticRegression(epsilon=1.0, bounds=(-1, 1)).fit(x, (x[:, 0] > 0).astype(int))
-    >>> bool(private.score(x, x[:, 0] > 0) > 0.9), private.privacy_.upper <= 1.0
-    (True, True)
+    Attributes:
+        coef_: The coefficients, in the units of the table: 1 x features, or classes x features.
+        intercept_: One constant, or one for each class.
+        classes_: The labels, in the order of the probabilities.
+        privacy_: What the fit cost, a :class:`tacit.accounting.Privacy`.
+
+    Example:
+        >>> x = np.random.default_rng(0).uniform(-1, 1, (20_000, 2))
+        >>> private = LogisticRegression(epsilon=1.0, bounds=(-1, 1)).fit(x, (x[:, 0] > 0).astype(int))
+        >>> bool(private.score(x, x[:, 0] > 0) > 0.9), private.privacy_.upper <= 1.0
+        (True, True)
     """
 
     def __init__(
@@ -168,21 +245,39 @@ class LogisticRegression(LinearClassifier):
         self._keep(locals())
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None) -> LogisticRegression:
-        """Fit to a table or a data frame."""
+        """Charge the fit, then fit to a table in memory or a file.
+
+        Args:
+            X: The private table: an array, a data frame or, with a schema, anything that :meth:`Schema.encode
+                <tacit.schema.Schema.encode>` reads. Or a path, a polars ``LazyFrame`` or a
+                pyarrow source that can be read 17 times, for gradient descent.
+            y: The target, one label for each row, or the name of its column. None takes the target of the schema.
+            sample_weight: One weight for each row, 0 or more. Needs ``max_weight``.
+            groups: The id of the unit that owns each row, none missing. Needs ``max_rows``. Leave it out if the schema
+                names a column of ids.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: If bounds are missing, or a parameter or the table is not as described.
+            SearchRefused: If a search, cross-validation or ensemble fits this estimator without a ledger.
+            BudgetExceeded: If the ledger has not enough budget left. Nothing is released then.
+        """
         task = self._task(X, y, sample_weight, groups)
         for name, value, least in (("alpha", self.alpha, True), ("coef_norm", self.coef_norm, False)):
             good = is_number(value) and (value > 0 or (least and value == 0)) and value < math.inf
             if not good:
-                raise ValueError(f"{name} is a number, {'0 or more' if least else 'above 0'}, not {value!r}")
+                raise ValueError(f"{name} must be a number, {'0 or more' if least else 'above 0'}, not {value!r}")
         if self.method not in METHODS:
-            raise ValueError(f"method is one of {', '.join(METHODS)}, not {self.method!r}")
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
         method = self.method
         if method == "auto":
             method = "objective-perturbation" if task.delta == 0 else "gradient-descent"
         if task.delta == 0 and method != "objective-perturbation":
             raise ValueError(f"method={method!r} uses Gaussian noise, which needs delta > 0")
         if isinstance(task.source, Stream) and (method != "gradient-descent" or task.source.passes == 1):
-            raise ValueError("a stream is fitted by method='gradient-descent', and must be readable several times")
+            raise ValueError("a file or stream needs method='gradient-descent' and a source that can be read 17 times")
         {
             "gradient-descent": self._descent,
             "objective-perturbation": self._objective,
@@ -231,7 +326,7 @@ class LogisticRegression(LinearClassifier):
 
         assert isinstance(task.source, Rows)
         if task.source.root is not None or task.shape.rows > 1 or task.adjacency != "add-remove":
-            raise ValueError("method='dp-sgd' is for add-remove, without weights and groups; use another method")
+            raise ValueError("method='dp-sgd' takes add-remove only, without weights or groups: use another method")
         theta, privacy = by_sgd.train(
             task, len(self.classes_), float(self.alpha), self.ledger, f"{type(self).__name__}: DP-SGD"
         )

@@ -63,7 +63,9 @@ class Moments:
             piece = rows[start : start + CHUNK]
             products = piece.T @ piece
             if not np.isfinite(products).all():
-                raise ValueError("a column has missing values (NaN): declare a public constant for them (fill=)")
+                raise ValueError(
+                    "a column has missing values (NaN): declare a public constant for them (fill=), or remove them"
+                )
             self._low += np.ldexp(products, 2 * GRID_BITS).astype(np.int64)
             self._pieces += 1
             if self._pieces == 1024:  # 2^10 · 2^52: before a 64-bit integer could overflow

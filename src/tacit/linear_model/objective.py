@@ -3,9 +3,9 @@ multinomial.
 
 The released θ minimises Σℓ(θ; row) + (λ/2)|θ|² + bᵀθ for a random b. With the exact minimiser the privacy loss is at
 most a + (loss of the noise), where a bounds the change of the Jacobian. A solver stops early and b has finitely many
-bits; both leave a gradient of length at most τ, so that the released point is within τ/λ of the exact one. That
-difference is a function of the data and the exact minimiser, of sensitivity 2τ/λ, and is hidden by output noise,
-which is paid for. docs/howto/regression.md has the proof.
+bits; both leave a gradient of length at most τ, so the point found is within τ/λ of the exact one. That difference is a
+function of the data and the exact minimiser, of sensitivity 2τ/λ. Output noise hides it, and is charged.
+docs/explanation/objective-perturbation.md has the proof.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def minimise(rows: Rows, noise: Floats, ridge: float, tolerance: float, classes:
                 break
             size /= 2
         theta, (value, gradient, hessian) = candidate, found
-    raise ArithmeticError("the solver did not reach its tolerance, without which nothing may be released")
+    raise ArithmeticError("the solver did not reach its tolerance, so nothing is released")
 
 
 Loss = Callable[[Floats], tuple[float, Floats, Floats]]

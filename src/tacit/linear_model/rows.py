@@ -80,7 +80,7 @@ def make_rows(
         x, y = x[kept], y[kept]
         root = None if root is None else root[kept]
     elif max_rows is not None:
-        raise ValueError("max_rows= limits the rows of one person: give groups= to fit, which says whose rows they are")
+        raise ValueError("max_rows= limits the rows of one person: give their ids too, fit(X, y, groups=ids)")
     if intercept:
         x = np.column_stack([np.ones(len(x)), x])
     if root is not None:
@@ -98,8 +98,8 @@ def first_rows(groups: Any, count: int, max_rows: int | None) -> npt.NDArray[np.
     """
     if isinstance(max_rows, bool) or not isinstance(max_rows, (int, np.integer)) or max_rows < 1:
         raise ValueError(
-            "groups= needs max_rows=, the most rows of one person that take part: noise grows with it, and the true "
-            f"maximum is private. max_rows is a positive whole number, not {max_rows!r}"
+            "groups= needs max_rows=, how many rows of one person take part: the noise grows with it, and the true "
+            f"maximum is private. max_rows must be a positive whole number, not {max_rows!r}"
         )
     codes = owner_numbers(groups, count)
     order = np.argsort(codes, kind="stable")
@@ -113,8 +113,8 @@ def check_weights(weights: Any, count: int, max_weight: float | None) -> Floats:
     """Weights as parts of the public largest one, in [0, 1]."""
     if max_weight is None:
         raise ValueError(
-            "sample_weight needs max_weight=, the public largest weight: one row's influence grows with it, and the "
-            "largest weight found in the data is one person's"
+            "sample_weight needs max_weight=, the largest weight, as a public number: the influence of one row grows "
+            "with it, and the largest weight in the data belongs to one person"
         )
     if not is_number(max_weight) or not 0 < max_weight < np.inf:
         raise ValueError(f"max_weight must be positive and finite, not {max_weight!r}")

@@ -1,8 +1,9 @@
 """How far can one person move a sum over rows? Exact sensitivities of second moments, under each adjacency.
 
 A row is x = (1, features), where a *scalar* feature lies in [-1, 1] and the features of a *block* (the one-hot encoding
-of a categorical column) are all 0 but one, which is 1. Nothing else about the data is assumed. docs/howto/regression.md
-has the proofs; tests/linear_model/test_sensitivity.py attacks every number with neighbouring rows.
+of a categorical column) are all 0 but one, which is 1. Nothing else about the data is assumed.
+docs/explanation/sensitivity.md has the proofs; tests/linear_model/test_sensitivity.py attacks every number with
+neighbouring rows.
 """
 
 from __future__ import annotations

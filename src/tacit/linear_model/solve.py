@@ -57,7 +57,7 @@ def solve(
     [0.5, 0.0]
     """
     if repair not in REPAIRS:
-        raise ValueError(f"repair is one of {', '.join(REPAIRS)}, not {repair!r}")
+        raise ValueError(f"repair must be one of {', '.join(REPAIRS)}, not {repair!r}")
     size = len(matrix)
     prior = np.full(size, guess**2 / size)
     if intercept:

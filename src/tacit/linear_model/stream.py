@@ -1,4 +1,4 @@
-"""How is a table larger than memory gone through? One pass of polars over Parquet, CSV, Arrow files or batches.
+"""How is a table larger than memory read? In one pass of polars over Parquet, CSV, Arrow files or batches.
 
 polars reads and decodes on all cores; each batch is scaled, clipped and added to the exact sums of
 :mod:`tacit.linear_model.moments`, and forgotten. Memory does not depend on the number of rows. On a cluster
@@ -35,7 +35,7 @@ _ARROW = (".arrow", ".feather", ".ipc")
 
 
 def is_stream(data: Any) -> bool:
-    """Whether ``data`` is gone through in batches: a path, a polars LazyFrame, a pyarrow reader, data set or table."""
+    """Whether ``data`` is read in batches: a path, a polars LazyFrame, a pyarrow reader, data set or table."""
     if isinstance(data, str | os.PathLike):
         return True
     module = type(data).__module__.partition(".")[0]
@@ -53,10 +53,10 @@ def is_ray(data: Any) -> bool:
 
 
 def _lazy(data: Any, numbers: Mapping[str, bool] | None = None) -> Any:
-    """A polars LazyFrame of the data; None for a pyarrow reader, which can be gone through once.
+    """A polars LazyFrame of the data; None for a pyarrow reader, which can be read once.
 
-    ``numbers`` says which columns of a CSV file hold numbers, and that the others are text: types that are guessed
-    from some rows would let these decide how the others are read.
+    ``numbers`` says which columns of a CSV file hold numbers; the others are text. Types guessed from some rows would
+    let those rows decide how the others are read.
     """
     import polars as pl
 
@@ -75,7 +75,7 @@ def _lazy(data: Any, numbers: Mapping[str, bool] | None = None) -> Any:
         raise ValueError(f"cannot tell the format of {path.name!r}: it should end in .parquet, .csv, .tsv or .arrow")
     name = type(data).__name__
     if is_ray(data):
-        raise ValueError("a data set of Ray is gone through by its cluster: say backend='ray'")
+        raise ValueError("a data set of Ray is read by its cluster: use backend='ray'")
     if name == "LazyFrame":
         return data
     if name == "Table":
@@ -140,18 +140,18 @@ class Stream:
 
     @property
     def passes(self) -> int:
-        """How often the source can be gone through: once, or as often as one likes (0)."""
+        """How often the source can be read: 1, or 0 for as often as one likes."""
         return 1 if _lazy(self.data) is None else 0
 
     def check_passes(self) -> None:
-        """Refuse a source that gradient descent cannot go through again and again."""
+        """Refuse a source that gradient descent cannot read 17 times."""
         if self.cluster is not None:
             raise ValueError(
-                "a cluster sums second moments, in one pass: use method='sufficient-statistics', 'adassp' or "
-                "'functional', or the local backend"
+                "a cluster sums second moments in one pass: use method='sufficient-statistics', 'adassp' or "
+                "'functional', or backend='local'"
             )
         if self.passes == 1:
-            raise ValueError("gradient descent goes through the rows 17 times; this source can be read once")
+            raise ValueError("gradient descent reads the rows 17 times, and this source can be read once: use a file")
 
     def batches(self) -> Iterator[Rows]:
         """The rows, encoded, in pieces that stay in the processor's cache; a bar on a terminal shows the progress."""
@@ -208,9 +208,7 @@ class Stream:
         lazy = _lazy(self.data, self.numbers)
         if lazy is None:
             if self._used:
-                raise ValueError(
-                    "a record-batch reader can be gone through once: use a method with one pass, or a file"
-                )
+                raise ValueError("a record-batch reader can be read once: use a method with one pass, or a file")
             self._used = True
             for batch in self.data:
                 yield pl.from_arrow(batch).select(wanted)  # type: ignore[union-attr]
@@ -223,7 +221,7 @@ class Stream:
             yield from batches
         except pl.exceptions.PolarsError:  # its message shows the value
             raise SchemaError(
-                "the file is damaged, or a column that is declared as numbers holds something else: convert the column"
+                "the file is damaged, or a column declared as numeric holds something else: convert the column"
             ) from None
 
     def _encode(self, frame: Any, *, target: bool = False) -> Rows:
@@ -273,7 +271,7 @@ class Stream:
 def _numbers(series: Any, name: str) -> npt.NDArray[Any]:
     if series.null_count():
         raise SchemaError(
-            f"column {name!r} has missing values; declare a public constant for them (fill), or remove them"
+            f"column {name!r} has missing values: declare a public constant for them (fill), or remove those rows"
         )
     if not (series.dtype.is_numeric() or str(series.dtype) == "Boolean"):
         return np.asarray(series.to_list(), dtype=object)
@@ -287,7 +285,7 @@ def scale_into(values: npt.NDArray[Any], middle: float, half_width: float, out: 
     precision: nothing more is needed for sensitivities. NaN stays NaN, and is refused by the sums.
     """
     if values.dtype.kind not in "fiub":
-        raise SchemaError("a column holds values that are not numbers; convert it, or describe the table by a schema")
+        raise SchemaError("a column holds values that are not numbers: convert it, or describe the table by a schema")
     kind = np.float32 if values.dtype == np.float32 else np.float64
     units = np.subtract(values, kind(middle), dtype=kind)
     units *= kind(2.0**GRID_BITS / half_width)

@@ -1,8 +1,8 @@
-"""What is publicly known about a table: bounds, categories, the target and the unit of privacy.
+"""What is publicly known about a table? Bounds, categories, the target and the unit of privacy.
 
-A :class:`Schema` is written by a person, from a code book or by decision, before anyone looks at the data. Everything
-that turns a table into numbers for a private model goes through :meth:`Schema.encode`, which learns nothing from the
-data: each row's encoding depends on that row and the schema alone.
+A person writes a :class:`Schema` from a code book, or by decision, before anyone looks at the data. Every table becomes
+numbers through :meth:`Schema.encode`, which learns nothing: the encoding of a row depends on that row and the schema
+alone.
 
 >>> from tacit.schema import Boolean, Numeric, Schema, Unit
 >>> schema = Schema((Numeric("age", 0, 100), Boolean("worked", target=True)), Unit("person"))

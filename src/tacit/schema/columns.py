@@ -1,7 +1,7 @@
 """What can be publicly known about one column?
 
-Its name, its kind and the range or list of its possible values, all declared by a person from a code book or by a
-decision made without looking at the data. Every check here says which column is wrong and what to do about it.
+Its name, its kind and the range or list of its values. A person declares them from a code book, or decides on them
+without looking at the data. Every check here names the column that is wrong and says what to do about it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OTHER = "other"
 
 
 class SchemaError(ValueError):
-    """A schema, or a table held against it, is not right; the message names the column and says what to do."""
+    """A schema, or a table checked against it, is wrong; the message names the column and says what to do."""
 
 
 def canonical(value: Any) -> str:
@@ -51,15 +51,23 @@ def _finite(column: str, field: str, value: object) -> float:
         number = math.inf
     if not math.isfinite(number):
         raise SchemaError(
-            f"column {column!r}: {field} is {value!r}; a bound must be finite, because clipping to it is what limits "
-            "one person's influence. Choose a public number; values beyond it will be clipped"
+            f"column {column!r}: {field} is {value!r}, but a bound must be finite: clipping to it limits the influence "
+            "of one person. Choose a public number; values beyond it are clipped. See: tacit explain bounds-missing"
         )
     return number
 
 
 @dataclass(frozen=True)
 class Column:
-    """What every kind of column has: a name, whether it is the target, and an optional description."""
+    """What every kind of column has in common; declare :class:`Numeric`, :class:`Categorical` and so on instead.
+
+    Args:
+        name: Name of the column in the table.
+
+    Example:
+        >>> isinstance(Numeric("age", 0, 120), Column)
+        True
+    """
 
     name: str
 
@@ -67,27 +75,38 @@ class Column:
 
     @property
     def width(self) -> int:
-        """How many features the column is encoded to."""
+        """How many features the column becomes."""
         return len(self.feature_names)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Names of the features the column is encoded to."""
+        """Names of the features that the column becomes."""
         return (self.name,)
 
 
 @dataclass(frozen=True)
 class Numeric(Column):
-    """A number between two public bounds; ``lower`` is encoded to -1 and ``upper`` to +1.
+    """A number between two public bounds, encoded to [-1, 1].
 
-    ``fill`` is the public constant that stands in for a missing value. ``shape`` is for columns whose every value is an
-    array with the same bounds throughout, such as an image.
+    Args:
+        name: Name of the column in the table.
+        lower: The least value, which is encoded to -1. Smaller values are clipped to it.
+        upper: The largest value, which is encoded to +1. Larger values are clipped to it.
+        fill: Public constant for missing values, between the bounds. None refuses missing values.
+        target: Whether this is what a model predicts. A schema has at most one target.
+        description: A note for people, such as the source of the bounds.
+        shape: For a column of arrays, such as images: the shape of each value, with the same bounds throughout. Empty
+            for plain numbers.
 
-    >>> Numeric("age", 0, 120).feature_names
-    ('age',)
-    >>> Numeric("age", 120, 0)
-    Traceback (most recent call last):
-    tacit.schema.columns.SchemaError: column 'age': lower (120) must be below upper (0); swap or correct the bounds
+    Raises:
+        SchemaError: If the bounds are not finite or not in order, or ``fill`` or ``shape`` does not match them.
+
+    Example:
+        >>> Numeric("age", 0, 120).feature_names
+        ('age',)
+        >>> Numeric("age", 120, 0)
+        Traceback (most recent call last):
+        tacit.schema.columns.SchemaError: column 'age': lower (120) must be below upper (0); swap or correct the bounds
     """
 
     lower: float
@@ -112,7 +131,9 @@ class Numeric(Column):
                 "swap or correct the bounds"
             )
         if not self.half_width > 0:
-            raise SchemaError(f"column {self.name!r}: lower and upper are too close together to be told apart")
+            raise SchemaError(
+                f"column {self.name!r}: lower and upper are too close together to be told apart; widen them"
+            )
         if self.fill is not None:
             fill = _finite(self.name, "fill", self.fill)
             if not lower <= fill <= upper:
@@ -123,7 +144,7 @@ class Numeric(Column):
                 f"column {self.name!r}: shape must be a list of positive whole numbers, not {self.shape!r}"
             )
         if shape and self.target:
-            raise SchemaError(f"column {self.name!r}: a target is one number a row and cannot have a shape")
+            raise SchemaError(f"column {self.name!r}: a target has one number for each row and cannot have a shape")
         object.__setattr__(self, "shape", shape)
 
     @property
@@ -139,7 +160,7 @@ class Numeric(Column):
 
     @property
     def width(self) -> int:
-        """How many features the column is encoded to."""
+        """How many features the column becomes."""
         return math.prod(self.shape)
 
     @property
@@ -155,11 +176,21 @@ class Numeric(Column):
 class Categorical(Column):
     """One of a public list of values, encoded one-hot.
 
-    Values that the list does not name go to the bucket ``other``, which is added to the list unless the list has it
-    already. With ``other=False`` there is no such bucket and an unknown value is an error.
+    Args:
+        name: Name of the column in the table.
+        categories: The values that are publicly known. They are compared as text: 1, 1.0 and "1" are the same.
+        other: Whether values that are not listed go to a bucket called ``other``, which is added to the list. If False,
+            such a value is an error.
+        fill: The category that missing values get, publicly chosen. None refuses missing values.
+        target: Whether this is what a model predicts. A schema has at most one target.
+        description: A note for people.
 
-    >>> Categorical("colour", ["red", "green"]).feature_names
-    ('colour=red', 'colour=green', 'colour=other')
+    Raises:
+        SchemaError: If the list is empty or names a value twice, or ``fill`` is not one of the categories.
+
+    Example:
+        >>> Categorical("colour", ["red", "green"]).feature_names
+        ('colour=red', 'colour=green', 'colour=other')
     """
 
     categories: tuple[str, ...]
@@ -200,7 +231,7 @@ class Categorical(Column):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The categories with the bucket for unknown values where there is one."""
+        """The categories, with the bucket for unknown values if there is one."""
         if not self.other or OTHER in self.categories:
             return self.categories
         return (*self.categories, OTHER)
@@ -215,11 +246,22 @@ class Categorical(Column):
 class Boolean(Column):
     """True or false, encoded to +1 and -1 (as a target: class 1 and class 0).
 
-    The data may hold booleans, 0 and 1, or the two words named by ``true`` and ``false``. Any other value counts as
-    missing.
+    The data may hold booleans, 0 and 1, or two words. Any other value counts as missing.
 
-    >>> Boolean("smokes", true="Yes", false="No").labels
-    ('No', 'Yes')
+    Args:
+        name: Name of the column in the table.
+        true: The word for true in the data.
+        false: The word for false in the data.
+        fill: Public constant for missing values, True or False. None refuses missing values.
+        target: Whether this is what a model predicts. A schema has at most one target.
+        description: A note for people.
+
+    Raises:
+        SchemaError: If both words are the same, or ``fill`` is neither True nor False.
+
+    Example:
+        >>> Boolean("smokes", true="Yes", false="No").labels
+        ('No', 'Yes')
     """
 
     true: str = "true"
@@ -241,7 +283,7 @@ class Boolean(Column):
 
     @property
     def labels(self) -> tuple[str, str]:
-        """The two words, the one of class 0 first."""
+        """The two words, that of class 0 first."""
         return (self.false, self.true)
 
     def words(self) -> dict[str, bool]:
@@ -253,7 +295,16 @@ class Boolean(Column):
 
 @dataclass(frozen=True)
 class Text(Column):
-    """Free text: part of the public description, but without an encoding of its own."""
+    """Free text: part of the public description, without an encoding of its own.
+
+    Args:
+        name: Name of the column in the table.
+        description: A note for people.
+
+    Example:
+        >>> Text("remarks").feature_names
+        ()
+    """
 
     description: str = ""
     target: ClassVar[bool] = False
@@ -279,10 +330,18 @@ AnyColumn = Numeric | Categorical | Boolean | Text
 
 @dataclass(frozen=True)
 class Unit:
-    """Whom the guarantee protects: a word for it and, where one can own several rows, the column that says whose.
+    """Whom the guarantee protects.
 
-    >>> Unit("patient", column="patient_id").name
-    'patient'
+    Args:
+        name: Name of the unit, such as ``"person"`` or ``"household"``.
+        column: The column of ids, if one unit can own several rows. None states that each row is a different unit.
+
+    Raises:
+        SchemaError: If ``name`` or ``column`` is empty or not text.
+
+    Example:
+        >>> Unit("patient", column="patient_id").name
+        'patient'
     """
 
     name: str
@@ -315,14 +374,14 @@ def check_columns(columns: Sequence[AnyColumn], unit: Unit) -> None:
         )
     if unit.column in seen:
         raise SchemaError(
-            f"column {unit.column!r} says whose row it is (unit.column) and is also declared as a column; an "
-            "identifier is not a feature, so remove it from the columns"
+            f"column {unit.column!r} is the column of ids (unit.column) and is also declared as a column; an id is not "
+            "a feature, so remove it from the columns"
         )
     names: set[str] = set()
     for column in columns:
         for name in column.feature_names if not column.target else ():
             if name in names:
                 raise SchemaError(
-                    f"column {column.name!r}: its feature {name!r} has the name of another feature; rename it"
+                    f"column {column.name!r}: its feature {name!r} has the same name as another feature; rename it"
                 )
             names.add(name)

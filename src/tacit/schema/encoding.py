@@ -1,8 +1,8 @@
 """How does a table become numbers without anything being learned from it?
 
-Every value is mapped by its column's public bounds or categories alone. What happened on the way (how many values were
-clipped, unknown or filled) is a statistic of private data, so it is kept in a type of its own that never travels with
-the encoded table. Error messages name columns and row positions, never a value.
+Every value is mapped by the public bounds or categories of its column alone. How many values were clipped, unknown or
+filled is a statistic of private data, so it has a type of its own and never travels with the encoded table. Error
+messages name columns, never a value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Counts = Mapping[str, int]
 
-#: The key of the hash that sets public rows apart: fixed and stated, so that whoever has the rows finds the same.
+#: The key of the hash that sets public rows aside: fixed and stated, so that anyone with the rows gets the same split.
 PUBLIC_KEY = "tacit public rows"
 
 #: The columns of a table as arrays, each with where it is missing.
@@ -35,8 +35,20 @@ Fetched = dict[str, tuple[NDArray[Any], NDArray[np.bool_]]]
 class Encoded:
     """A table as numbers: still private data, row for row, but bounded by public constants.
 
-    ``features`` is rows x features in [-1, 1]. ``target`` is in [-1, 1] for a numeric target and holds class numbers
-    for a categorical or boolean one. ``units`` says whose row each row is, where the schema names a column for that.
+    Args:
+        features: Rows x features, in [-1, 1].
+        target: Numbers in [-1, 1] for a numeric target, class numbers for a categorical or boolean one, None without a
+            target.
+        feature_names: Names of the columns of ``features``.
+        units: The id of the unit that owns each row; None if the schema names no column of ids.
+
+    Example:
+        >>> from tacit.schema import Numeric, Schema, Unit
+        >>> encoded, _ = Schema((Numeric("age", 0, 100),), Unit("person")).encode({"age": [25, 100]})
+        >>> encoded
+        Encoded(1 features float64, no target)
+        >>> encoded.features[:, 0].tolist()
+        [-0.5, 1.0]
     """
 
     features: NDArray[np.floating[Any]]
@@ -48,22 +60,33 @@ class Encoded:
         return len(self.features)
 
     def public_rows(self, share: float) -> NDArray[np.bool_]:
-        """Which rows are on the public side, where about ``share`` of the units are declared public.
+        """Which rows are public if about ``share`` of the units are declared public.
 
-        A keyed hash (BLAKE2b under :data:`PUBLIC_KEY`) of the id of a row's unit decides, or, where the schema names no
-        column of ids, of what the row itself holds as encoded, the target included. So all rows of a unit are on one
-        side, and so are equal rows; the place of a row and the other rows change nothing.
+        A keyed hash (BLAKE2b under ``PUBLIC_KEY``) of the unit's id decides. Without a column of ids, it is a hash of
+        the encoded row, target included. So all rows of a unit are on the same side, and so are equal rows. The
+        position of a row and the other rows change nothing.
 
-        Guarantee: adding or removing one unit changes the side it is on, by its own rows, and leaves the other side as
-        it was. What is promised of the private side covers nobody on the public one. Replacing a row by one of the
-        other side removes one here and adds one there, which a price for replacing one row does not cover.
+        Guarantee:
+            Adding or removing one unit changes one side, by its own rows, and leaves the other as it was. A guarantee
+            for the private side covers nobody on the public side. Replacing a row by one of the other side removes a
+            row here and adds one there, which a price for replace-one does not cover.
 
-        >>> whose = np.array(["ann", "bob", "ann", "cy", "dee"])
-        >>> Encoded(np.zeros((5, 1)), None, ("age",), whose).public_rows(0.5)
-        array([ True,  True,  True,  True, False])
+        Args:
+            share: The public share of the units, between 0 and 1; about this many are public.
+
+        Returns:
+            True for each public row.
+
+        Raises:
+            SchemaError: If ``share`` is not between 0 and 1.
+
+        Example:
+            >>> ids = np.array(["ann", "bob", "ann", "cy", "dee"])
+            >>> Encoded(np.zeros((5, 1)), None, ("age",), ids).public_rows(0.5)
+            array([ True,  True,  True,  True, False])
         """
         if not 0 < share < 1:
-            raise SchemaError(f"the public share is a number between 0 and 1, not {share!r}")
+            raise SchemaError(f"the public share must be a number between 0 and 1, not {share!r}")
         if self.units is not None:
             names = [canonical(unit).encode() for unit in self.units.tolist()]
         else:
@@ -83,10 +106,21 @@ class Encoded:
 
 @dataclass(frozen=True)
 class EncodingDiagnostics:
-    """How many values of each column were clipped, unknown or filled: **for the operator's eyes only**.
+    """How many values of each column were clipped, unknown or filled: **for the operator only**.
 
-    These are exact counts over private data. They are not covered by the guarantee and have no place in a model, a
-    card, a report or a tracker.
+    These are exact counts over private data. The guarantee does not cover them: keep them out of models, cards, reports
+    and trackers.
+
+    Args:
+        clipped: Values beyond their bounds, by column. Columns without any are left out.
+        unknown: Values that are not among the categories, by column.
+        filled: Missing values that were replaced by ``fill``, by column.
+
+    Example:
+        >>> from tacit.schema import Numeric, Schema, Unit
+        >>> _, operator_view = Schema((Numeric("age", 0, 100),), Unit("person")).encode({"age": [25, 140]})
+        >>> operator_view
+        EncodingDiagnostics(clipped={'age': 1}) [operator view: not covered by the guarantee]
     """
 
     clipped: Counts = field(default_factory=dict)
@@ -125,17 +159,21 @@ def _objects(values: Any) -> NDArray[Any]:
     return out
 
 
+def _absent(name: str) -> SchemaError:
+    return SchemaError(f"column {name!r} is in the schema but not in the table. See: tacit explain column-missing")
+
+
 def _fetch(table: Any, name: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """One column as an array, and where it is missing by the container's own account."""
     try:
         series = table[name]
     except (KeyError, IndexError, ValueError, TypeError) as error:
-        raise SchemaError(f"column {name!r} is in the schema but not in the table") from error
+        raise _absent(name) from error
     except Exception as error:
         # polars has its own ColumnNotFoundError, which inherits from none of the above.
         if type(error).__name__ != "ColumnNotFoundError":
             raise
-        raise SchemaError(f"column {name!r} is in the schema but not in the table") from error
+        raise _absent(name) from error
     if isinstance(series, np.ndarray):
         missing = np.ma.getmaskarray(series) if isinstance(series, np.ma.MaskedArray) else None
         values = np.ma.getdata(series)
@@ -147,11 +185,13 @@ def _fetch(table: Any, name: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
             values = _objects(series.to_list())
             values[missing] = None
     elif isinstance(series, (str, bytes)) or not hasattr(series, "__len__"):
-        raise SchemaError(f"column {name!r} must be a sequence with one value a row, not one {type(series).__name__}")
+        raise SchemaError(
+            f"column {name!r} must be a sequence with one value for each row, not one {type(series).__name__}"
+        )
     else:
         values, missing = _objects(series), None
     if values.ndim == 0:
-        raise SchemaError(f"column {name!r} must be a sequence with one value a row, not a single value")
+        raise SchemaError(f"column {name!r} must be a sequence with one value for each row, not a single value")
     if missing is None:
         missing = np.zeros(len(values), dtype=bool)
     if values.dtype.kind in "OMm":
@@ -164,7 +204,7 @@ def _numbers(name: str, values: NDArray[Any], missing: NDArray[np.bool_]) -> NDA
     if values.dtype.kind in "fiub":
         return values.astype(np.float64)
     if values.dtype.kind != "O":
-        raise SchemaError(f"column {name!r} holds {values.dtype} values; a numeric column needs numbers")
+        raise SchemaError(f"column {name!r} is numeric and holds {values.dtype} values; convert the column first")
     out = np.full(len(values), np.nan)
     for row, value in enumerate(values.tolist()):
         if missing[row]:
@@ -175,16 +215,14 @@ def _numbers(name: str, values: NDArray[Any], missing: NDArray[np.bool_]) -> NDA
             except OverflowError:
                 out[row] = np.inf if value > 0 else -np.inf
         else:
-            raise SchemaError(
-                f"column {name!r} holds {type(value).__name__} where a number belongs; convert the column first"
-            )
+            raise SchemaError(f"column {name!r} is numeric and holds {type(value).__name__}; convert the column first")
     return out
 
 
 def _missing_error(column: AnyColumn, what: str = "missing values") -> SchemaError:
     return SchemaError(
         f"column {column.name!r} has {what}; declare a public constant for them in the schema (fill = ...), "
-        "or remove the rows"
+        "or remove those rows"
     )
 
 
@@ -195,7 +233,7 @@ def _numeric(column: Numeric, table: Fetched, tally: _Tally) -> NDArray[np.float
     if values.ndim != 1:
         raise SchemaError(
             f"column {column.name!r} has {values.ndim} dimensions; declare its shape in the schema, "
-            "or give one number a row"
+            "or give one number for each row"
         )
     return scale_to_bounds(column, _numbers(column.name, values, missing), missing, tally)
 
@@ -220,7 +258,7 @@ def _arrays(column: Numeric, values: NDArray[Any], missing: NDArray[np.bool_], t
 def scale_to_bounds(
     column: Numeric, values: NDArray[np.float64], missing: NDArray[np.bool_], tally: _Tally
 ) -> NDArray[np.float64]:
-    """Values moved into [-1, 1] by the column's public bounds: what one row gives depends on that row alone."""
+    """Values scaled to [-1, 1] by the column's public bounds, each row by itself."""
     absent = np.isnan(values) | missing
     if absent.any():
         if column.fill is None:
@@ -263,7 +301,7 @@ def _codes(column: Categorical | Boolean, lookup: dict[str, int], table: Fetched
     values, missing = table[column.name]
     if values.ndim != 1:
         raise SchemaError(
-            f"column {column.name!r} has {values.ndim} dimensions; a {column.kind} column has one value a row"
+            f"column {column.name!r} has {values.ndim} dimensions; a {column.kind} column has one value for each row"
         )
     if values.dtype.kind == "f":
         missing = missing | np.isnan(values)
@@ -300,8 +338,8 @@ def _categories(column: Categorical, table: Fetched, tally: _Tally) -> NDArray[n
     if unknown.any():
         if not column.other:
             raise SchemaError(
-                f"column {column.name!r} has values that are not among its categories; add them to the schema or allow "
-                "the bucket 'other' (other = true)"
+                f"column {column.name!r} has values that are not among its categories; add them to the schema, or "
+                "allow the bucket 'other' (other = true). See: tacit explain category-unknown"
             )
         tally.note(tally.unknown, column.name, unknown)
         codes[unknown] = column.labels.index(OTHER)
@@ -337,7 +375,7 @@ def _feature(column: AnyColumn, table: Fetched, tally: _Tally, out: NDArray[np.f
 def _names(table: Any) -> None:
     """Refuse what is not a table before the first column is asked for."""
     if type(table).__name__ == "LazyFrame":
-        raise SchemaError("cannot encode a LazyFrame, whose rows are not there yet: collect() it")
+        raise SchemaError("cannot encode a LazyFrame, whose rows are not loaded yet; call its collect() first")
     structured = isinstance(table, np.ndarray) and table.dtype.names is not None
     if not (isinstance(table, Mapping) or structured or (hasattr(table, "columns") and hasattr(table, "__getitem__"))):
         raise SchemaError(
@@ -355,16 +393,19 @@ def _refuse_text(schema: Schema) -> None:
     for column in schema.features:
         if isinstance(column, Text):
             raise SchemaError(
-                f"column {column.name!r} is text, which has no encoding by public bounds; tokenise or embed it with a "
-                "model that was not trained on this data"
+                f"column {column.name!r} is text, which public bounds cannot encode; tokenise it, or embed it with a "
+                "model that was not trained on these data"
             )
 
 
 def _owners(name: str, table: Fetched) -> NDArray[Any]:
-    """Whose row each row is."""
+    """The id of the unit that owns each row."""
     units, missing = table[name]
     if missing.any() or (units.dtype.kind == "f" and np.isnan(units).any()):
-        raise SchemaError(f"column {name!r} says whose row it is and has missing values; every row needs an owner")
+        raise SchemaError(
+            f"column {name!r}, the column of ids, has missing values; every row needs an owner. "
+            "See: tacit explain missing-ids"
+        )
     return units
 
 

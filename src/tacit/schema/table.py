@@ -1,7 +1,7 @@
 """What is publicly known about a whole table?
 
-Its columns, which of them is the target, and whom one unit of privacy protects. The type is a frozen value: it can be
-compared, written to a file and read back, and it never holds anything computed from data.
+Its columns, its target and its unit of privacy. A schema is a frozen value: it can be compared, written to a file and
+read back, and it never holds anything computed from data.
 """
 
 from __future__ import annotations
@@ -21,10 +21,21 @@ from tacit.schema.columns import AnyColumn, Boolean, Categorical, Numeric, Schem
 class Schema:
     """Public bounds and categories of a table, and its unit of privacy.
 
-    >>> from tacit.schema import Categorical, Numeric, Schema, Unit
-    >>> schema = Schema((Numeric("age", 17, 90), Categorical("sex", ["Female", "Male"])), Unit("person"))
-    >>> schema.feature_names
-    ('age', 'sex=Female', 'sex=Male', 'sex=other')
+    Args:
+        columns: The columns that are used: :class:`Numeric`, :class:`Categorical`, :class:`Boolean` or :class:`Text`.
+            At most one of them is the target.
+        unit: Whom the guarantee protects.
+        name: Name of the table, for people.
+        description: A note for people.
+
+    Raises:
+        SchemaError: If the columns contradict each other, or ``unit`` is not a :class:`Unit`.
+
+    Example:
+        >>> from tacit.schema import Categorical, Numeric, Schema, Unit
+        >>> schema = Schema((Numeric("age", 17, 90), Categorical("sex", ["Female", "Male"])), Unit("person"))
+        >>> schema.feature_names
+        ('age', 'sex=Female', 'sex=Male', 'sex=other')
     """
 
     columns: tuple[AnyColumn, ...]
@@ -40,7 +51,17 @@ class Schema:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Schema:
-        """Read a schema file; every message about a mistake in it names the file and the column."""
+        """Read a schema file.
+
+        Args:
+            path: A TOML file.
+
+        Returns:
+            The schema.
+
+        Raises:
+            SchemaError: If the file cannot be read or has a mistake; the message names the file and the column.
+        """
         text = toml.read(path)
         try:
             return cls.parse_toml(text)
@@ -51,21 +72,35 @@ class Schema:
     def parse_toml(cls, text: str) -> Schema:
         """Read a schema from TOML text.
 
-        >>> Schema.parse_toml('''
-        ... [unit]
-        ... name = "person"
-        ... [columns.age]
-        ... kind = "numeric"
-        ... lower = 0
-        ... ''')
-        Traceback (most recent call last):
-        tacit.schema.columns.SchemaError: column 'age' (numeric): upper is missing; add it to [columns.age]
+        Args:
+            text: TOML with a table for the unit and one for each column.
+
+        Returns:
+            The schema.
+
+        Example:
+            >>> Schema.parse_toml('''
+            ... [unit]
+            ... name = "person"
+            ... [columns.age]
+            ... kind = "numeric"
+            ... lower = 0
+            ... ''')
+            Traceback (most recent call last):
+            tacit.schema.columns.SchemaError: column 'age' (numeric): upper is missing; add it to [columns.age]...
         """
         columns, unit, name, description = toml.parse(text)
         return cls(columns, unit, name, description)
 
     def to_toml(self) -> str:
-        """TOML text that reads back to an equal schema."""
+        """The schema as TOML text, which reads back to an equal schema.
+
+        Example:
+            >>> from tacit.schema import Numeric, Schema, Unit
+            >>> schema = Schema((Numeric("age", 0, 90),), Unit("person"))
+            >>> Schema.parse_toml(schema.to_toml()) == schema
+            True
+        """
         return toml.write(self.columns, self.unit, self.name, self.description)
 
     def __getitem__(self, name: str) -> AnyColumn:
@@ -81,7 +116,7 @@ class Schema:
 
     @property
     def target(self) -> Numeric | Categorical | Boolean | None:
-        """The target column, or None where the schema has none."""
+        """The target column, or None if the schema has none."""
         for column in self.columns:
             if column.target and not isinstance(column, Text):
                 return column
@@ -100,30 +135,55 @@ class Schema:
     def encode(
         self, table: Any, *, dtype: type[np.floating[Any]] = np.float64, target: bool = True
     ) -> tuple[encoding.Encoded, encoding.EncodingDiagnostics]:
-        """Turn a table into numbers in [-1, 1] by the public bounds, and nothing else.
+        """Turn a table into numbers in [-1, 1] by public bounds alone.
 
-        ``table`` is a mapping from column names to sequences, a polars or pandas data frame, or a structured numpy
-        array; columns that the schema does not name are left alone. ``target=False`` encodes a table without its
-        target, for prediction; the column that says whose row it is may then be absent too.
+        Numbers are clipped to their bounds (infinities too), categories become one-hot vectors, booleans become -1 and
+        +1. A numeric target is scaled like a feature; a categorical or boolean target becomes class numbers in the
+        order of :attr:`classes`. A missing value becomes the column's public ``fill``, or is an error that names the
+        column.
 
-        Numeric values are clipped to their bounds (infinities too), categories become one-hot vectors, booleans become
-        -1 and +1. A numeric target is scaled as a feature is; a categorical or boolean target becomes class numbers in
-        the order of :attr:`classes`. A missing value is replaced by the column's public ``fill``, or is an error that
-        names the column.
+        Guarantee:
+            Each row is encoded by itself, so neither the sensitivity nor the adjacency of what follows changes. The
+            counts returned beside it are computed from the data without noise: they are for the operator only.
 
-        Guarantee: encoding is applied row by row; no row's result depends on another row, so it changes neither the
-        sensitivity nor the adjacency of what follows. The second value returned counts what was clipped, unknown or
-        filled: it is computed from the data, is not noised and must not leave the operator's hands.
+        Args:
+            table: A mapping from column names to sequences, a polars or pandas data frame, or a structured numpy array.
+                Columns that the schema does not name are ignored.
+            dtype: Type of the encoded numbers.
+            target: Whether to encode the target too. False is for prediction: target and ids may then be absent.
+
+        Returns:
+            The encoded table, and the operator's counts of what was clipped, unknown or filled.
+
+        Raises:
+            SchemaError: If a column is absent, or holds something that the schema does not allow.
+
+        Example:
+            >>> from tacit.schema import Numeric, Schema, Unit
+            >>> schema = Schema((Numeric("age", 0, 100), Numeric("income", 0, 200, target=True)), Unit("person"))
+            >>> encoded, operator_view = schema.encode({"age": [50, 100], "income": [0, 300]})
+            >>> encoded.features[:, 0].tolist(), encoded.target.tolist()
+            ([0.0, 1.0], [-1.0, 1.0])
         """
         return encoding.encode(self, table, dtype=dtype, with_target=target)
 
     def decode_target(self, values: ArrayLike) -> NDArray[np.float64]:
         """Bring values of a numeric target from [-1, 1] back to its own unit.
 
-        >>> from tacit.schema import Numeric, Schema, Unit
-        >>> schema = Schema((Numeric("age", 0, 90), Numeric("income", 0, 200_000, target=True)), Unit("person"))
-        >>> schema.decode_target([-1.0, 0.0, 0.5])
-        array([     0., 100000., 150000.])
+        Args:
+            values: Numbers in [-1, 1], such as predictions.
+
+        Returns:
+            The same numbers in the unit of the target.
+
+        Raises:
+            SchemaError: If the schema has no numeric target.
+
+        Example:
+            >>> from tacit.schema import Numeric, Schema, Unit
+            >>> schema = Schema((Numeric("age", 0, 90), Numeric("income", 0, 200_000, target=True)), Unit("person"))
+            >>> schema.decode_target([-1.0, 0.0, 0.5])
+            array([     0., 100000., 150000.])
         """
         if not isinstance(self.target, Numeric):
             kind = "no target" if self.target is None else f"the {self.target.kind} target {self.target.name!r}"

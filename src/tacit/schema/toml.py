@@ -1,7 +1,7 @@
 """How is a schema kept in a file that a person can read and review?
 
-As TOML: one table for the unit of privacy and one for each column. Reading is strict (an unknown key is a typing
-mistake, and a mistake in a bound is a mistake in the guarantee); writing gives text that reads back to the same value.
+As TOML: one table for the unit of privacy and one for each column. Reading is strict: an unknown key is a typing
+mistake, and a mistake in a bound is a mistake in the guarantee. Writing gives text that reads back to the same value.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def _column(name: str, entry: dict[str, Any]) -> AnyColumn:
     _refuse_unknown(entry, ("kind", *known), f"{where} ({kind})")
     needed = [f.name for f in fields(cls) if f.name != "name" and f.default is MISSING and f.name not in entry]
     if needed:
-        raise SchemaError(f"{where} ({kind}): {needed[0]} is missing; add it to [columns.{_key(name)}]")
+        see = ". See: tacit explain bounds-missing" if needed[0] in ("lower", "upper") else ""
+        raise SchemaError(f"{where} ({kind}): {needed[0]} is missing; add it to [columns.{_key(name)}]{see}")
     for key, wanted in (("target", bool), ("other", bool), ("description", str)):
         if key in entry and not isinstance(entry[key], wanted):
             raise SchemaError(f"{where}: {key} must be {wanted.__name__}, not {entry[key]!r}")
