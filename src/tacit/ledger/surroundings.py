@@ -43,7 +43,7 @@ _REPEATED = (
 
 
 class SearchRefused(RuntimeError):
-    """A search, a cross-validation or an ensemble would fit many times and nobody counts."""
+    """A search, cross-validation or ensemble would fit many times without a ledger that counts."""
 
 
 def _callers() -> Iterator[tuple[str, str, FrameType]]:
@@ -128,14 +128,15 @@ def count_or_refuse(ledger: Ledger | None, name: str, *, scored: bool, level: in
     """
     if ledger is None:
         raise SearchRefused(
-            f"a search, cross-validation or ensemble around {name} fits many times on the same people: each fit spends "
-            "its epsilon again, and the scores that a search compares are not private. Choose hyper-parameters with "
-            "private tuning (tacit.tuning) or on public data; or give ledger= and dataset=, and every fit is charged"
+            f"a search, cross-validation or ensemble around {name} fits many times on the same people: each fit costs "
+            "epsilon again, and the scores that a search compares are not private. Choose hyper-parameters with "
+            "tacit.tuning or on public data, or give ledger= and dataset= so that every fit is charged. "
+            "See: tacit explain repeated-fits"
         )
     if scored:
         warnings.warn(
             "every fit of this search is charged to the ledger, but its scores are computed on private rows without "
-            "noise: they, and the choice made by them, are the operator's and not covered by the guarantee",
+            "noise: the guarantee does not cover them, or the choice they lead to. Both are for the operator only",
             PrivacyWarning,
             stacklevel=level,
         )
@@ -148,8 +149,8 @@ def note_pipeline() -> tuple[str, ...]:
         return ()
     words = ", ".join(learned)
     warnings.warn(
-        f"{words} of this pipeline learned from the same rows without noise, so that one person changes every row that "
-        "is fitted: the guarantee does not cover it. Scale by public constants (tacit.linear_model.SchemaEncoder, "
+        f"{words} of this pipeline learned from the same rows without noise, so one person changes every row that is "
+        "fitted: the guarantee does not cover it. Scale by public constants (tacit.linear_model.SchemaEncoder, "
         "FunctionTransformer), or freeze what was fitted to public data (sklearn.frozen.FrozenEstimator); a "
         "transformer of your own that learns nothing says so by its tag requires_fit=False",
         PrivacyWarning,
