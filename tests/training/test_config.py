@@ -5,13 +5,24 @@ from __future__ import annotations
 import dataclasses
 import inspect
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from tacit import sgd
-from tacit.sgd import Charging, Execution, GradientClipping, Persistence, PrivacyTarget, Sampling, Training, fit
-from tacit.sgd.training.canaries import AuditedTraining
+from tacit.sgd import (
+    AdaptiveClipping,
+    Charging,
+    Execution,
+    GradientClipping,
+    Persistence,
+    PrivacyTarget,
+    Sampling,
+    Training,
+    fit,
+)
+from tacit.sgd.training.canaries import AuditedTraining, Canaries
 from tacit.sgd.training.config import VALUES, RunSettings, TrainingKeywords
 
 X, Y = torch.zeros(50, 3), torch.zeros(50, dtype=torch.int64)
@@ -94,3 +105,54 @@ def test_values_are_checked_where_they_are_made():
     ):
         with pytest.raises(ValueError, match=r"."):
             wrong()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: PrivacyTarget(epsilon=1.0, delta=1e-5, mechanism="gauss"), "'gaussian' or 'laplace', not 'gauss'"),
+        (lambda: PrivacyTarget(epsilon=1.0, delta=1e-5, adjacency="add"), "unknown adjacency 'add'"),
+        (lambda: Sampling(batch_size=10, steps=1, sampler="poison"), "there is no sampler 'poison'"),
+        (lambda: Sampling(batch_size=10, steps=1, sampler=3), "a name or a Sampler"),
+        (lambda: Sampling(batch_size=0, steps=1), "^batch_size .* positive whole number"),
+        (lambda: Sampling(batch_size=10, steps=1, max_batch=20), "max_batch .* sampler='truncated'"),
+        (lambda: Sampling(batch_size=10, steps=1, size=2.5), "^size .* positive whole number"),
+        (lambda: GradientClipping(clipping="flatt"), "clipping must be 'flat'"),
+        (lambda: GradientClipping(clip_norm=0), "clip_norm must be positive"),
+        (lambda: GradientClipping(adaptive=True), "adaptive must be an AdaptiveClipping"),
+        (lambda: Execution(check="sometimes"), "check must be 'first'"),
+        (lambda: Execution(check=0), "needs a positive number"),
+        (lambda: Execution(method="operation"), "method must be 'operations'"),
+        (lambda: Execution(compile="fast"), "compile must be True"),
+        (lambda: Execution(distributed="no"), "distributed must be True"),
+        (lambda: Persistence(key=b"secret"), "key must be a tacit.noise.Key"),
+        (lambda: Charging(ledger="my.db", dataset="people"), "ledger must be a tacit.Ledger"),
+    ],
+)
+def test_a_wrong_word_is_refused_where_the_value_is_made(wrong, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        wrong()
+
+
+def test_numbers_out_of_numpy_are_the_numbers_they_are(tmp_path):
+    plain = {"batch_size": 10, "steps": 3, "epsilon": 2.0, "delta": 2.0**-13, "clip_norm": 0.5, "size": 50}
+    plain |= {"physical_batch": 5, "checkpoint_every": 1, "max_rows": 1, "check": 2}
+    ours = [(np.int64 if isinstance(value, int) else np.float32)(value) for value in plain.values()]
+    theirs = make(**dict(zip(plain, ours, strict=True)), ema=np.float32(0.5), checkpoint=tmp_path / "run")
+    assert theirs.plan.digest() == make(**plain).plan.digest()
+    for batch in theirs:
+        theirs.step(batch)
+        break
+    again = make(**plain, ema=0.5, checkpoint=tmp_path / "run")  # nothing of numpy is in the checkpoint
+    assert again.steps_executed == 1
+    more = {"batch_size": 10, "epochs": np.int64(1), "noise_multiplier": np.float32(1.5), "delta": np.float64(1e-4)}
+    assert make(**more, adaptive=AdaptiveClipping(np.float32(0.5), np.float64(0.25), np.float32(4))).plan.digest()
+    assert make(**more, clipping={"*": np.float32(1.0)}).plan.digest()
+    assert Canaries.of(np.int64(2)).count == 2
+
+
+@pytest.mark.parametrize("name", ["batch_size", "steps", "max_rows", "size", "checkpoint_every", "physical_batch"])
+@pytest.mark.parametrize("truth", [True, np.True_], ids=["python", "numpy"])
+def test_true_is_no_number(name, truth):
+    with pytest.raises(ValueError, match=f"{name} .* positive whole number, not True"):
+        make(**{"batch_size": 10, "steps": 3, "epsilon": 2.0, "delta": 1e-4} | {name: truth})

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from tacit.sgd.compile import cache
 from tacit.sgd.gradients.batches import Loss
 from tacit.sgd.gradients.bounds import ClippedGradients, Clipping
-from tacit.sgd.gradients.engine import Check, Engine, Method, Request
+from tacit.sgd.gradients.engine import Engine, Method, Request
+from tacit.sgd.gradients.verify import Check
 
 __all__ = ["Check", "ClippedGradients", "Compile", "Method", "clipped_grad", "compiled_by"]
 

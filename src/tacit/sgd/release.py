@@ -124,6 +124,8 @@ class AdaptiveClipping:
     count_noise: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("quantile", "rate", "count_noise"):  # numpy's have no place in a plan
+            object.__setattr__(self, name, float(getattr(self, name)))
         if not 0 < self.quantile < 1:
             raise ValueError(f"quantile lies between 0 and 1, not {self.quantile}")
         if not (self.rate > 0 and math.isfinite(self.rate)):

@@ -58,6 +58,8 @@ class Clipping:
         >>> Clipping.of({"head.*": 0.3, "*": 0.4}, 1.0, ["body.weight", "head.weight"]).sensitivity
         0.5
         """
+        check_kind(kind)
+        clip_norm = float(clip_norm)
         if not (math.isfinite(clip_norm) and clip_norm > 0):
             raise ValueError(f"clip_norm must be positive and finite, not {clip_norm}")
         if not names:
@@ -74,8 +76,12 @@ class Clipping:
             return Clipping("per_layer", tuple(map(tuple, layers.values())), (bound,) * len(layers))
         if kind == "flat":
             return Clipping("flat", (tuple(names),), (clip_norm,))
-        if kind == "automatic":
-            return Clipping("automatic", (tuple(names),), (clip_norm,), stabiliser)
+        return Clipping("automatic", (tuple(names),), (clip_norm,), stabiliser)
+
+
+def check_kind(kind: Any) -> None:
+    """Refuse a way of clipping that there is not."""
+    if not isinstance(kind, Mapping) and kind not in ("flat", "per_layer", "automatic"):
         raise ValueError(f"clipping must be 'flat', 'per_layer', 'automatic' or a mapping of patterns, not {kind!r}")
 
 

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,15 +28,7 @@ from torch import Tensor, nn
 from tacit.sgd.errors import SLOWLY, ClippingError, UncoveredUse
 from tacit.sgd.gradients import company, frames, planning, verify
 from tacit.sgd.gradients.batches import Loss, is_criterion, leaves, plain, row_losses, rows_of, take
-from tacit.sgd.gradients.bounds import (
-    HIDDEN,
-    ClippedGradients,
-    Clipping,
-    Gradients,
-    clip,
-    exact_products,
-    warn_once,
-)
+from tacit.sgd.gradients.bounds import HIDDEN, ClippedGradients, Clipping, Gradients, clip, exact_products, warn_once
 from tacit.sgd.gradients.capture import Capture, Constants, Use
 from tacit.sgd.gradients.contributions import Aligned, Contributions, Group, NotCovered, Rule
 from tacit.sgd.gradients.frames import Frame
@@ -46,12 +38,11 @@ from tacit.sgd.gradients.pieces import in_pieces
 from tacit.sgd.gradients.planning import PassPlan, UsePlan
 from tacit.sgd.gradients.rules import DECOMPOSE, RULES, SHAPE_ONLY
 from tacit.sgd.gradients.rules.generic import generic
+from tacit.sgd.gradients.verify import Check
 from tacit.sgd.sharding.shards import ShardedParameters, cut_alike, local, sharding_of
 from tacit.sgd.torch_compat import compiled_call, own_buffers, own_modules, own_parameters
 from tacit.sgd.torch_compat import version as version_of
 
-When = Literal["first", "always", "never"]
-Check = When | int
 Method = Literal["operations", "examples"]
 Outputs = list[list[Tensor]]
 
@@ -101,10 +92,7 @@ class Request:
             raise ValueError(f"method must be 'operations' or 'examples', not {self.method!r}")
         if self.microbatch is not None and self.microbatch < 1:
             raise ValueError(f"microbatch must be at least 1, not {self.microbatch}")
-        if isinstance(self.check, bool) or (not isinstance(self.check, int) and self.check not in get_args(When)):
-            raise ValueError(f"check must be 'first', 'always', 'never' or a number of steps, not {self.check!r}")
-        if isinstance(self.check, int) and self.check < 1:
-            raise ValueError("a check every so many steps needs a positive number")
+        verify.check_when(self.check)
         vars(self).update(batch=batch, data=data, examples=rows // self.views)  # frozen from here on
 
     @property
@@ -225,7 +213,7 @@ DEVICES = ("cpu", "cuda")
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
     """Trainable parameters by name, each tensor once."""
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in found.items():
         if parameter.device.type not in DEVICES:
             raise ClippingError(

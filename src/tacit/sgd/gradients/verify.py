@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ from tacit.sgd.torch_compat import BatchNorm
 if TYPE_CHECKING:
     from tacit.sgd.gradients.engine import Engine, Pass, Request
 
+When = Literal["first", "always", "never"]
+Check = When | int
 CHECKED_EXAMPLES = 2
 # How far two ways of computing the same gradient may lie apart, relative to its norm.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
@@ -35,6 +37,14 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torc
 
 #: Layers that :func:`no_known_obstacles` may refuse.
 SUSPECTS = (BatchNorm, nn.Embedding, nn.EmbeddingBag)
+
+
+def check_when(check: Any) -> None:
+    """Refuse what does not say when gradients are checked."""
+    if isinstance(check, bool) or (not isinstance(check, int) and check not in get_args(When)):
+        raise ValueError(f"check must be 'first', 'always', 'never' or a number of steps, not {check!r}")
+    if isinstance(check, int) and check < 1:
+        raise ValueError("a check every so many steps needs a positive number")
 
 
 def no_known_obstacles(model: nn.Module) -> None:

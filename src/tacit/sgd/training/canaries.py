@@ -54,7 +54,7 @@ class Canaries:
     inputs: Records | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 2:
+        if isinstance(self.count, bool) or not isinstance(self.count, int | np.integer) or self.count < 2:
             raise ValueError(f"audit_canaries is a whole number, 2 or more, not {self.count!r}")
 
     @property
@@ -67,8 +67,8 @@ class Canaries:
         """Canaries from a number, or from records to plant."""
         if isinstance(wanted, Canaries):
             return wanted
-        if isinstance(wanted, int):
-            return Canaries(wanted)
+        if isinstance(wanted, int | np.integer):
+            return Canaries(int(wanted))
         rows = records(wanted)
         return Canaries(len(rows), rows)
 

@@ -17,14 +17,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
-from tacit.accounting.base import unit_of
+import numpy as np
+
+from tacit.accounting.base import check_adjacency, unit_of
 from tacit.ledger import Ledger
 from tacit.noise.keys import Key
-from tacit.sgd.clip import Check, Compile, Method
+from tacit.sgd.clip import Check, Compile, Method, compiled_by
+from tacit.sgd.gradients.bounds import check_kind
+from tacit.sgd.gradients.verify import check_when
 from tacit.sgd.release import AdaptiveClipping
 from tacit.sgd.training.augment import Augment
 from tacit.sgd.training.plan import Schedule
-from tacit.sgd.training.sampling import Sampler, check_length, make_sampler
+from tacit.sgd.training.sampling import Sampler, check_length, check_sampler, make_sampler
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,8 +39,18 @@ def _positive(**values: int | None) -> None:
             raise ValueError(f"{name} is a positive whole number, not {value!r}")
 
 
+class _Plain:
+    """A value whose numbers are Python's: those out of numpy could not be written to a card or a checkpoint."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, np.generic):
+                object.__setattr__(self, field.name, value.item())
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PrivacyTarget:
+class PrivacyTarget(_Plain):
     """What the run may cost, or how much noise it has: each decides the other.
 
     ``epsilon`` or ``noise_multiplier`` (a number, a list or a function of the step), one of the two; ``delta`` is the
@@ -55,6 +69,11 @@ class PrivacyTarget:
     adjacency: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mechanism not in ("gaussian", "laplace"):
+            raise ValueError(f"mechanism must be 'gaussian' or 'laplace', not {self.mechanism!r}")
+        if self.adjacency is not None:
+            check_adjacency(self.adjacency)
         epsilon, noise, delta = self.epsilon, self.noise_multiplier, self.delta
         if (epsilon is None) == (noise is None):
             raise ValueError("give epsilon= or noise_multiplier=, one of the two: each decides the other")
@@ -72,7 +91,7 @@ class PrivacyTarget:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Sampling:
+class Sampling(_Plain):
     """Who takes part in a step, how many steps there are, and whose data are protected together.
 
     ``batch_size`` is the expected number of units in a step, ``epochs`` or ``steps`` the length of the run.
@@ -98,8 +117,13 @@ class Sampling:
     max_rows: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_length(self.steps, self.epochs)
-        _positive(max_rows=self.max_rows)
+        _positive(batch_size=self.batch_size, max_batch=self.max_batch, size=self.size, max_rows=self.max_rows)
+        if isinstance(self.sampler, str):
+            check_sampler(self.sampler, self.max_batch)
+        elif not isinstance(self.sampler, Sampler):
+            raise TypeError(f"sampler must be a name or a Sampler, not {self.sampler!r}")
         if self.unit is not None and not isinstance(self.unit, str):
             raise TypeError(
                 "unit= is the word for what is protected; the ids, one for each record, are groups= (an array or the "
@@ -124,7 +148,7 @@ class Sampling:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GradientClipping:
+class GradientClipping(_Plain):
     """How each unit's gradient is bounded.
 
     ``clip_norm`` may be a number, a list or a function of the step, fixed in advance. ``clipping`` is ``"flat"``,
@@ -139,9 +163,17 @@ class GradientClipping:
     clipping: str | Mapping[str, float] = "flat"
     adaptive: AdaptiveClipping | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.clip_norm, int | float) and not 0 < self.clip_norm < math.inf:
+            raise ValueError(f"clip_norm must be positive and finite, not {self.clip_norm!r}")
+        check_kind(self.clipping)
+        if not isinstance(self.adaptive, AdaptiveClipping | None):
+            raise TypeError(f"adaptive must be an AdaptiveClipping, not {self.adaptive!r}")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Execution:
+class Execution(_Plain):
     """How a step is computed; nothing here changes what it costs.
 
     ``physical_batch`` is how many units run at a time (default: as many as fit). ``augment`` makes a random view of one
@@ -163,15 +195,20 @@ class Execution:
     distributed: bool | None = None
 
     def __post_init__(self) -> None:
-        _positive(physical_batch=self.physical_batch)
-        if self.views < 1 or (self.views > 1 and self.augment is None):
+        super().__post_init__()
+        _positive(physical_batch=self.physical_batch, views=self.views)
+        if self.views > 1 and self.augment is None:
             raise ValueError("views is how many random views augment= makes of each example: a positive whole number")
+        check_when(self.check)
+        compiled_by(self.compile)
+        if self.distributed not in (True, False, None):
+            raise ValueError(f"distributed must be True, False or None, not {self.distributed!r}")
         if self.method not in ("operations", "examples"):
             raise ValueError(f"method must be 'operations' or 'examples', not {self.method!r}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Persistence:
+class Persistence(_Plain):
     """How a run survives its process.
 
     With ``checkpoint`` it is saved there every ``checkpoint_every`` steps, and resumed where the file exists. The
@@ -187,11 +224,14 @@ class Persistence:
     key_file: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _positive(checkpoint_every=self.checkpoint_every)
+        if not isinstance(self.key, Key | None):
+            raise TypeError("key must be a tacit.noise.Key: read one from its file with Key.load(path)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Charging:
+class Charging(_Plain):
     """Where the plan is charged before the first step: in ``ledger``, on the data registered there as ``dataset``.
 
     ``purpose`` is public and stands beside the charge.
@@ -205,6 +245,9 @@ class Charging:
     purpose: str = "private training"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.ledger, Ledger | None):
+            raise TypeError("ledger must be a tacit.Ledger: open one with tacit.Ledger(path)")
         if (self.ledger is None) != (self.dataset is None):
             raise ValueError(
                 "give ledger= and dataset= together: the ledger, and the name the data are registered under"

@@ -309,19 +309,24 @@ def make_sampler(name: str, size: int, batch_size: int, max_batch: int | None = 
     >>> make_sampler("fixed", 1000, 10)
     FixedSize(size=1000, batch_size=10)
     """
-    if name not in SAMPLERS:
-        raise ValueError(f"there is no sampler {name!r}; choose one of {', '.join(SAMPLERS)}")
+    check_sampler(name, max_batch)
     if name == "truncated":
         return TruncatedPoisson(size, batch_size, max_batch or 0)
-    if max_batch is not None:
-        raise ValueError(f"max_batch belongs to sampler='truncated', not to {name!r}")
     return SAMPLERS[name](size, batch_size)
+
+
+def check_sampler(name: str, max_batch: int | None) -> None:
+    """Refuse a name that no sampler has, and ``max_batch`` for a sampler that cuts no batches."""
+    if name not in SAMPLERS:
+        raise ValueError(f"there is no sampler {name!r}; choose one of {', '.join(SAMPLERS)}")
+    if max_batch is not None and name != "truncated":
+        raise ValueError(f"max_batch belongs to sampler='truncated', not to {name!r}")
 
 
 def run_length(steps: int | None, epochs: int | None, sampler: Sampler) -> int:
     """The number of steps: ``steps``, or as many as ``epochs`` passes have."""
     check_length(steps, epochs)
-    return steps if steps is not None else sampler.steps_per_epoch * int(epochs)  # type: ignore[arg-type]
+    return int(steps) if steps is not None else sampler.steps_per_epoch * int(epochs)  # type: ignore[arg-type]
 
 
 def check_length(steps: int | None, epochs: int | None) -> None:
@@ -329,5 +334,5 @@ def check_length(steps: int | None, epochs: int | None) -> None:
     if (steps is None) == (epochs is None):
         raise ValueError("give epochs= or steps=, one of the two")
     for name, value in (("steps", steps), ("epochs", epochs)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1):
             raise ValueError(f"{name} is a positive whole number, not {value!r}")

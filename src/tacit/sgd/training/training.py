@@ -113,6 +113,7 @@ class Training(Resumable):
         **keywords: Unpack[TrainingKeywords],
     ) -> None:
         self.settings = settings = RunSettings.of(values, keywords)
+        ema = None if ema is None else float(ema)
         if ema is not None and not 0 <= ema < 1:
             raise ValueError(f"ema is a decay between 0 and 1, not {ema}")
         self.model, self.optimizer, self.loss = model, optimizer, loss
@@ -189,7 +190,7 @@ class Training(Resumable):
             elements=sum(p.numel() for p in self.parameters.values()) + (clipping.adaptive is not None),
             adaptive=clipping.adaptive,
             unit=unit,
-            clipping=kind if isinstance(kind, str) else json.dumps(dict(kind), sort_keys=True),
+            clipping=kind if isinstance(kind, str) else json.dumps(dict(kind), sort_keys=True, default=float),
             kind=target.mechanism,
             records_per_unit=sampling.max_rows,
             size_given=size is not None,
