@@ -348,7 +348,7 @@ def test_a_trade_off_of_what_is_told_apart_for_sure_is_none() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_no_two_records_in_the_ball_cost_more_than_two_opposite_ones(seed: int) -> None:
-    """docs/explanation/accounting.md, section 8: δ rises with |x|, |x - x'| and ⟨x, x - x'⟩. On a grid, in the plane."""
+    """docs/explanation/pairs.md: δ rises with |x|, |x - x'| and ⟨x, x - x'⟩. On a grid, in the plane."""
     rng = np.random.default_rng(seed)
     q, sigma, epsilon = float(rng.uniform(0.05, 0.95)), float(rng.uniform(0.4, 1.5)), float(rng.uniform(0.0, 2.0))
     axis = np.linspace(-1 - 8 * sigma, 1 + 8 * sigma, 321)
@@ -369,7 +369,7 @@ def test_no_two_records_in_the_ball_cost_more_than_two_opposite_ones(seed: int) 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_laplace_noise_on_a_vector_costs_what_it_does_on_one_number(seed: int) -> None:
-    """docs/explanation/accounting.md, section 8. The shifts add up to 1; cells of outcomes are post-processing."""
+    """docs/explanation/pairs.md. The shifts add up to 1; cells of outcomes are post-processing."""
     rng = np.random.default_rng(seed)
     scale, epsilon = float(rng.uniform(0.3, 2.0)), float(rng.uniform(0.0, 1.0))
     shifts = rng.dirichlet(np.ones(2))

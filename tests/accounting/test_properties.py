@@ -35,7 +35,7 @@ def test_epsilon_is_monotone_in_every_parameter(
 
     base = price()
     assert base.lower <= base.upper
-    if rate >= 1e-3 or noise >= 1.5 or rate * count >= 30:  # elsewhere docs/explanation/accounting.md says how wide
+    if rate >= 1e-3 or noise >= 1.5 or rate * count >= 30:  # elsewhere docs/explanation/lattice-bounds.md says how wide
         assert base.width <= 1e-4 * base.upper + 1e-5
     _no_more(price(s=noise * factor), base)
     _no_more(base, price(t=math.ceil(count * factor)))
@@ -101,7 +101,7 @@ def test_the_interval_is_narrow_but_for_few_participations(
     if rate >= 1e-3 or noise >= 1.5 or rate * count >= 30:
         assert bound.width <= 1e-4 * bound.upper + 1e-5
     else:
-        # few participations at small rates: docs/explanation/accounting.md says where intervals are wide
+        # few participations at small rates: docs/explanation/lattice-bounds.md says where intervals are wide
         assert bound.width <= 0.6 * bound.upper + 1e-5
 
 

@@ -1,9 +1,13 @@
 """What does a mechanism cost? Certified privacy accounting with numpy and scipy only.
 
+Describe what ran, then ask for its price: an interval that contains the true ε. You may claim the upper end.
+
 >>> from tacit import accounting as acc
 >>> step = acc.PoissonSampled(acc.Gaussian(1.1), rate=256 / 60000)
 >>> acc.epsilon(step * 3516 + acc.Laplace(10.0), delta=1e-5).upper < 1.5
 True
+
+docs/howto/price-a-run.md shows the common tasks; docs/explanation/prices.md says what the numbers rest on.
 """
 
 from tacit.accounting import accountants

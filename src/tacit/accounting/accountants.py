@@ -1,8 +1,8 @@
 """What would other accountants say? From the first composition theorem to the certified price, side by side.
 
-Each accountant is called by name and answers with an :class:`AccountantPrice`, or raises :class:`NotApplicable` with
-the reason where its theorem does not cover a mechanism. All but ``gdp`` are upper bounds on the true ε; ``gdp`` is an
-approximation that can be too low and is labelled so. :func:`compare` asks them all.
+Each accountant is called by name and returns an :class:`AccountantPrice`, or raises :class:`NotApplicable` with the
+reason if its theorem does not cover a mechanism. All but ``gdp`` are upper bounds on the true ε; ``gdp`` is an
+approximation that can be too low, and is marked as such. :func:`compare` asks them all.
 """
 
 from __future__ import annotations
@@ -25,15 +25,28 @@ from tacit.accounting.sampling import PoissonSampled, amplified
 
 
 class NotApplicable(AccountingError):
-    """An accountant whose theorem does not cover this mechanism."""
+    """This accountant's theorem does not cover the mechanism; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AccountantPrice:
-    """An ε at δ by one accountant, with the terms it holds under.
+    """The ε of one accountant at a δ, with the terms it holds under.
 
-    ``lower`` is a proven lower bound on the true ε (0 where the accountant has none). ``approximation`` says that
-    ``epsilon`` is not a bound at all: the truth may be larger.
+    Args:
+        accountant: Its name, one of ``basic``, ``advanced``, ``moments``, ``rdp``, ``gdp`` and ``certified``.
+        epsilon: Its ε: an upper bound on the true one, unless ``approximation``.
+        delta: The δ that was asked for.
+        adjacency: The adjacency of the guarantee.
+        unit: Whom the guarantee protects.
+        group: How many units are protected together (default 1).
+        lower: A proven lower bound on the true ε; 0 (default) if this accountant has none.
+        approximation: True if ``epsilon`` is not a bound at all: the truth may be larger.
+        note: How the number came about, in words.
+
+    Example:
+        >>> from tacit.accounting import Gaussian, accountants
+        >>> accountants.rdp(Gaussian(2.0) * 4, 1e-5)
+        rdp: ε ≤ 4.728... at δ=1e-05, add/remove one record (order 5.4...)
     """
 
     accountant: str
@@ -64,9 +77,23 @@ class AccountantPrice:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The price of one mechanism by every accountant; prints as a table.
+    """The price of one mechanism by every accountant; prints as a table. Made by :func:`compare`.
 
     ``comparison["rdp"]`` is that accountant's :class:`AccountantPrice`, or raises :class:`NotApplicable`.
+
+    Args:
+        delta: The δ of all prices.
+        adjacency: The adjacency of the guarantee.
+        unit: Whom the guarantee protects.
+        group: How many units are protected together.
+        prices: The price by each accountant whose theorem covers the mechanism, by name.
+        refused: Why the others gave none, by name.
+
+    Example:
+        >>> from tacit.accounting import Gaussian, Shuffled, compare
+        >>> table = compare(Shuffled(Gaussian(5.0)), delta=1e-5, adjacency="zero-out")
+        >>> list(table), table["certified"].adjacency
+        (['basic', 'advanced', 'moments', 'rdp', 'gdp', 'certified'], 'zero-out')
     """
 
     delta: float
@@ -124,12 +151,22 @@ class Comparison:
 
 
 def compare(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> Comparison:
-    """The ε of ``mechanism`` by every accountant.
+    """The ε of a mechanism by every accountant.
 
-    >>> from tacit.accounting import Gaussian, PoissonSampled
-    >>> table = compare(PoissonSampled(Gaussian(8.0), 0.01) * 5370, delta=1e-5)
-    >>> round(table["moments"].epsilon, 3), round(table["certified"].epsilon, 3)
-    (0.5, 0.312)
+    Args:
+        mechanism: What ran: one mechanism, or several composed with ``*`` and ``+``.
+        delta: The δ of the guarantee. At 0 only ``basic`` and ``certified`` apply.
+        adjacency: ``"add-remove"`` (default), ``"replace-one"`` or ``"zero-out"``.
+        group: How many units one neighbour changes together (default 1).
+
+    Returns:
+        All prices, with the reason where an accountant does not apply. Claim ``["certified"]``.
+
+    Example:
+        >>> from tacit.accounting import Gaussian, PoissonSampled, compare
+        >>> table = compare(PoissonSampled(Gaussian(8.0), 0.01) * 5370, delta=1e-5)
+        >>> round(table["moments"].epsilon, 3), round(table["certified"].epsilon, 3)
+        (0.5, 0.312)
     """
     prices: dict[str, AccountantPrice] = {}
     refused: dict[str, str] = {}
@@ -346,7 +383,7 @@ ACCOUNTANTS = {
 
 def _asked(mechanism: Mechanism, delta: float, adjacency: str, group: int) -> list[tuple[Mechanism, int]]:
     if not is_number(delta) or not 0 <= delta < 1:
-        raise AccountingError(f"δ must be 0 or more and below 1, not {delta!r}")
+        raise AccountingError(f"δ must be at least 0 and below 1, not {delta!r}. See: tacit explain delta")
     if delta == 0:
         raise NotApplicable("its theorem needs a δ above 0")
     return members_of(mechanism, adjacency, group)

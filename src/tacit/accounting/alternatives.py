@@ -1,6 +1,6 @@
-"""What does it cost to run one of several mechanisms, drawn without the data?
+"""What does it cost to run one of several mechanisms, drawn without looking at the data?
 
-The outcomes of different mechanisms are told apart by which one was drawn, so δ(ε) is the mean over the draw.
+The outcome shows which mechanism was drawn, so δ(ε) is the mean over the draw.
 """
 
 from __future__ import annotations
@@ -23,14 +23,29 @@ from tacit.accounting.renyi import RenyiCurve
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Either(Mechanism):
-    """One of two mechanisms, drawn without the data: ``one`` with probability ``share``. Which one it was is released.
+    """One of two mechanisms, drawn without the data; which one it was is released.
 
-    Guarantee: δ(ε) is the mean of both, because the two kinds of outcome are disjoint; the moments of Rényi divergence
-    are averaged likewise. Nested, it describes a draw from a grid of candidates; see :func:`one_of`.
+    Nested, it describes a draw from a grid of candidates; see :func:`one_of`.
 
-    >>> from tacit import accounting as acc
-    >>> acc.delta(Either(acc.Gaussian(1.0), acc.Gaussian(2.0)), 1.0).upper < acc.delta(acc.Gaussian(1.0), 1.0).upper
-    True
+    Guarantee:
+        δ(ε) is the mean of both, because the two kinds of outcome are disjoint. The moments of the Rényi divergence are
+        averaged likewise. Adjacency and unit are those that both mechanisms state.
+
+    Args:
+        one: The mechanism that runs with probability ``share``.
+        other: The mechanism that runs otherwise.
+        share: The probability of ``one``, in [0, 1] (default ½).
+        unit: Taken from the mechanisms; leave it out.
+
+    Raises:
+        AccountingError: If ``one`` or ``other`` is not a mechanism.
+        UnitError: If the two protect different units.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> drawn = acc.Either(acc.Gaussian(1.0), acc.Gaussian(2.0))
+        >>> acc.delta(drawn, 1.0).upper < acc.delta(acc.Gaussian(1.0), 1.0).upper
+        True
     """
 
     tight: ClassVar[bool] = False
@@ -77,11 +92,29 @@ class Either(Mechanism):
         return max(certified_epsilon(part, 0.0, adjacency=adjacency, group=group).upper for part in drawn)
 
     def own_delta(self, epsilon: float, adjacency: str, group: int) -> tuple[float, float]:
-        """(lower, upper) bounds on δ at ``epsilon``: no lower one, and the mean of the members' upper ones."""
+        """Bounds on δ: 0, and the mean of the members' upper ends.
+
+        Args:
+            epsilon: The ε at which δ is asked for.
+            adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
+            group: How many records one neighbour changes together.
+
+        Returns:
+            The lower and the upper end.
+        """
         return 0.0, upper_profile(self, adjacency, group)(epsilon)
 
     def own_epsilon(self, delta: float, adjacency: str, group: int) -> tuple[float, float]:
-        """(lower, upper) bounds on ε at ``delta``: the upper one lies between the cheapest and the dearest member."""
+        """Bounds on ε: 0, and a value between the cheapest and the dearest member.
+
+        Args:
+            delta: The δ at which ε is asked for.
+            adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
+            group: How many records one neighbour changes together.
+
+        Returns:
+            The lower and the upper end.
+        """
         prices = [certified_epsilon(m, delta, adjacency=adjacency, group=group) for m, w in self.members() if w > 0]
         low, high = min(p.upper for p in prices), max(p.upper for p in prices)
         for _ in range(40):
@@ -94,11 +127,22 @@ class Either(Mechanism):
 
 
 def one_of(mechanisms: Sequence[Mechanism]) -> Mechanism:
-    """One of several mechanisms, each as probable as the others, drawn without the data.
+    """One of several mechanisms, each equally likely, drawn without the data.
 
-    >>> from tacit import accounting as acc
-    >>> len(one_of([acc.Gaussian(1.0), acc.Gaussian(2.0), acc.Gaussian(3.0)]).members())
-    3
+    Args:
+        mechanisms: The candidates, at least one. Equal ones count as often as they occur.
+
+    Returns:
+        A mechanism that describes the draw (nested :class:`Either`); a single candidate is returned as it is.
+
+    Raises:
+        AccountingError: If there are no candidates.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> grid = [acc.Gaussian(noise) for noise in (1.0, 2.0, 3.0)]
+        >>> len(acc.one_of(grid).members())
+        3
     """
     if not mechanisms:
         raise AccountingError("one_of takes at least one mechanism")

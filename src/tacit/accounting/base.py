@@ -1,10 +1,10 @@
 """What touched the data? The contract of a mechanism, how mechanisms compose, and their JSON.
 
-A mechanism is a frozen description that says nothing of a data set: only how much noise there was in units of what one
-record can change (its sensitivity), and how records were sampled. ``*`` repeats it, ``+`` composes; multiplicity
-lives in one place, :class:`Composed`, so that a forgotten count cannot happen. :mod:`tacit.accounting.pricing`
-asks each mechanism for the privacy loss of its worst-case pair under an adjacency (:meth:`Mechanism.pair`), or,
-where only upper bounds are known, for a Rényi bound (:meth:`Mechanism.renyi`).
+A mechanism is a frozen description of one use of private data. It holds no data: only how much noise there was, in
+units of what one record can change (its sensitivity), and how records were sampled. ``*`` repeats a mechanism and
+``+`` composes two. Counts are kept in one place, :class:`Composed`, so that none can be forgotten.
+:mod:`tacit.accounting.pricing` asks each mechanism for the privacy loss of its worst pair of neighbours under an
+adjacency (:meth:`Mechanism.pair`) or, where only an upper bound is known, for a Rényi bound (:meth:`Mechanism.renyi`).
 
 Adjacencies: ``"add-remove"`` (one record more or fewer), ``"replace-one"`` (one record changed), ``"zero-out"`` (one
 record replaced by a blank that contributes nothing; the number of records is public).
@@ -28,7 +28,7 @@ ADJACENCIES = ("add-remove", "replace-one", "zero-out")
 #: The two sides of a neighbouring pair that must both be priced: P has the record, or P lacks it.
 DIRECTIONS = ("remove", "add")
 DEFAULT_UNIT = "record"
-MISSING_IDS = "groups has missing ids: every row needs an owner"
+MISSING_IDS = "groups has missing ids: every row needs the id of its owner. See: tacit explain missing-ids"
 #: A count beyond this is a slip of the pen.
 MOST_TIMES = 10**18
 
@@ -42,12 +42,33 @@ def is_built_in(kind: type[Mechanism] | None) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    """Base of all mechanisms: the algebra, JSON, and the contract with the pricing."""
+    """One use of private data, described without the data: the base class of all mechanisms.
 
-    #: what one neighbour changes: "record", "person", ... Mechanisms of different units do not compose.
+    Multiply a mechanism by a whole number to repeat it, and add mechanisms to compose them. docs/maintain/mechanism.md
+    shows how to write one.
+
+    Args:
+        unit: Whom the guarantee protects, such as ``"record"`` (the default) or ``"person"``. Mechanisms of different
+            units do not compose.
+
+    Attributes:
+        tight: Whether :meth:`pair` is the exact worst case. If False, it is an upper bound, and :meth:`floor` is the
+            best known lower bound.
+
+    Raises:
+        UnitError: If ``unit`` is not a word.
+
+    Example:
+        >>> from tacit.accounting import Gaussian, Laplace
+        >>> both = Gaussian(2.0) * 3 + Laplace(10.0)
+        >>> both
+        Gaussian(2) * 3 + Laplace(10)
+        >>> both.to_dict()["kind"], both.adjacencies()
+        ('Composed', ('add-remove', 'replace-one', 'zero-out'))
+    """
+
     unit: str = dataclasses.field(default=DEFAULT_UNIT, kw_only=True)
 
-    #: whether ``pair`` is the exact worst case (False: an upper bound, with ``floor`` the best known lower one)
     tight: ClassVar[bool] = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -63,7 +84,7 @@ class Mechanism:
             if isinstance(value, np.generic):
                 object.__setattr__(self, field.name, value.item())
             if field.name == "unit" and not (isinstance(value, str) and (value or field.default == "")):
-                raise UnitError(f"the unit of privacy is a word, such as 'record' or 'person', not {value!r}")
+                raise UnitError(f"unit must be a word, such as 'record' or 'person', not {value!r}")
 
     # -- algebra -------------------------------------------------------------------------------------------------
 
@@ -83,51 +104,108 @@ class Mechanism:
         return NotImplemented
 
     def parts(self) -> tuple[tuple[Mechanism, int], ...]:
-        """The mechanisms composed here with how often each ran."""
+        """The mechanisms composed here, each with how often it ran."""
         return ((self, 1),)
 
     # -- what pricing asks -----------------------------------------------------------------------------------------
 
     def adjacencies(self) -> tuple[str, ...]:
-        """Adjacencies under which this mechanism states a guarantee."""
+        """The adjacencies under which this mechanism has a guarantee; prices under others are refused."""
         return ADJACENCIES
 
     def advice(self, adjacency: str) -> str:
-        """What to do about an adjacency under which this mechanism states no guarantee; "" where nothing is known."""
+        """What to do about an adjacency under which this mechanism has no guarantee.
+
+        Args:
+            adjacency: The adjacency that was asked for.
+
+        Returns:
+            A clause for the error message; ``""`` if there is nothing to suggest.
+        """
         return ""
 
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
-        """The privacy loss of a dominating pair; None where only a Rényi bound is known."""
+        """The privacy loss of a dominating pair of neighbours: the worst case, or an upper bound on it.
+
+        Args:
+            adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
+            direction: ``"remove"`` if the first law of the pair is that of the data with the record, ``"add"`` for the
+                reverse. A symmetric loss is the same in both.
+            group: How many records one neighbour changes together (default 1).
+
+        Returns:
+            The law of the privacy loss, or None if only a Rényi bound is known (see :meth:`renyi`).
+        """
         raise NotImplementedError
 
     def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
-        """The privacy loss of a pair that is attained or dominated, for the lower bound; None for "at least 0"."""
+        """The privacy loss of a pair that is attained or dominated, for the lower end of a price.
+
+        Args:
+            adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
+            direction: ``"remove"`` or ``"add"``, as in :meth:`pair`.
+            group: How many records one neighbour changes together (default 1).
+
+        Returns:
+            The law of the privacy loss, or None if the only known lower bound is 0.
+        """
         return self.pair(adjacency, direction, group) if self.is_tight(adjacency, group) else None
 
     def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
-        """Upper bounds on the Rényi divergence at ``orders`` > 1, in both directions; None to take them from
-        ``pair``.
+        """Upper bounds on the Rényi divergence, in the larger of the two directions.
+
+        Args:
+            adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
+            orders: Rényi orders α, all above 1.
+            group: How many records one neighbour changes together (default 1).
+
+        Returns:
+            One bound for each order, or None if the bounds follow from :meth:`pair`.
         """
         return None
 
     def extra_delta(self, group: int = 1) -> float:
-        """Total-variation cost w of an approximation in the sampler: it adds (1 + e^ε)·w to δ."""
+        """The total variation w by which the sampler departs from the one that is priced: it adds (1 + e^ε)·w to δ.
+
+        Args:
+            group: How many records one neighbour changes together (default 1).
+
+        Returns:
+            w for one run of the mechanism; 0 for all but samplers that may cut a batch.
+        """
         return 0.0
 
     def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
-        """The largest privacy loss there is, ε at δ = 0; infinite where there is none, or none is known."""
+        """The largest privacy loss there is, which is ε at δ = 0.
+
+        Args:
+            adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
+            direction: ``"remove"`` or ``"add"``, as in :meth:`pair`.
+            group: How many records one neighbour changes together (default 1).
+
+        Returns:
+            The loss; infinite if it has no bound or none is known.
+        """
         loss = self.pair(adjacency, direction, group)
         bounded = loss is not None and loss.infinity == 0 and self.extra_delta(group) == 0
         return max(loss.supremum, 0.0) if loss is not None and bounded else math.inf
 
     def is_tight(self, adjacency: str, group: int = 1) -> bool:
-        """Whether ``pair`` is the exact worst case under this adjacency."""
+        """Whether :meth:`pair` is the exact worst case, not only an upper bound on it.
+
+        Args:
+            adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
+            group: How many records one neighbour changes together (default 1).
+
+        Returns:
+            True if the pair is attained by some pair of neighbours.
+        """
         return self.tight
 
     # -- words and JSON --------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain description; :func:`from_dict` reads it back. Carries a version."""
+        """A description in plain values, with a version, for JSON; :func:`from_dict` reads it back."""
         return {"version": 1, **_encode(self)}
 
     def __repr__(self) -> str:
@@ -147,11 +225,22 @@ class Mechanism:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Composed(Mechanism):
-    """Mechanisms run one after the other on the same data, each as often as its count says.
+    """Mechanisms that ran one after the other on the same data, each as often as its count says.
 
-    >>> from tacit.accounting import Gaussian, Laplace, PoissonSampled
-    >>> PoissonSampled(Gaussian(1.1), rate=0.01) * 100 + Laplace(10.0)
-    PoissonSampled(Gaussian(1.1), rate=0.01) * 100 + Laplace(10)
+    You rarely make one yourself: ``*`` and ``+`` do.
+
+    Args:
+        members: Pairs of a mechanism and how often it ran. Equal mechanisms are merged and compositions are unpacked.
+        unit: The unit that all members protect (default ``"record"``).
+
+    Raises:
+        UnitError: If a member protects another unit.
+        AdjacencyError: If no adjacency is covered by all members, so that the composition has no price.
+
+    Example:
+        >>> from tacit.accounting import Gaussian, Laplace, PoissonSampled
+        >>> PoissonSampled(Gaussian(1.1), rate=0.01) * 100 + Laplace(10.0)
+        PoissonSampled(Gaussian(1.1), rate=0.01) * 100 + Laplace(10)
     """
 
     members: tuple[tuple[Mechanism, int], ...]
@@ -167,7 +256,10 @@ class Composed(Mechanism):
         object.__setattr__(self, "members", tuple(merged.items()))
         if merged and not self.adjacencies():
             stated = "; ".join(f"{part!r}: {' or '.join(part.adjacencies())}" for part in merged)
-            raise AdjacencyError(f"these mechanisms have no adjacency in common and cannot be composed ({stated})")
+            raise AdjacencyError(
+                f"these mechanisms have no adjacency in common, so their composition has no price ({stated}). "
+                "See: tacit explain adjacency"
+            )
 
     def __mul__(self, times: int) -> Composed:
         return Composed(tuple((part, count * whole_count(times)) for part, count in self.members), unit=self.unit)
@@ -190,7 +282,21 @@ class Composed(Mechanism):
 
 
 def nothing(unit: str = DEFAULT_UNIT) -> Composed:
-    """The composition of no mechanism at all: ε = 0."""
+    """The composition of no mechanisms at all, which costs ε = 0.
+
+    Args:
+        unit: The unit of what will be added to it (default ``"record"``).
+
+    Returns:
+        An empty composition, a start for adding mechanisms one by one.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> acc.epsilon(acc.nothing(), delta=1e-5).upper
+        0.0
+        >>> acc.nothing() + acc.Gaussian(2.0)
+        Gaussian(2)
+    """
     return Composed((), unit=unit)
 
 
@@ -212,9 +318,19 @@ def _encode(value: Any) -> Any:
 def from_dict(description: dict[str, Any]) -> Mechanism:
     """Read a mechanism from what :meth:`Mechanism.to_dict` wrote.
 
-    >>> from tacit.accounting import Gaussian
-    >>> from_dict((Gaussian(2.0) * 3).to_dict())
-    Gaussian(2) * 3
+    Args:
+        description: The plain values, as they come out of JSON.
+
+    Returns:
+        A mechanism equal to the one that was written.
+
+    Raises:
+        AccountingError: If the description has another version, names an unknown mechanism or does not fit it.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> acc.from_dict((acc.Gaussian(2.0) * 3).to_dict())
+        Gaussian(2) * 3
     """
     version = description.get("version", 1)
     if version != 1:
@@ -259,10 +375,10 @@ def _same_unit(one: Mechanism, other: Mechanism) -> str:
 
 
 def unit_of(name: str | None, *, owned: bool, ids: str = "") -> str:
-    """The unit that a run over records protects: what ``name`` says where ids were given (``owned``), else a record.
+    """The unit that a run over records protects: ``name`` if ids were given (``owned``), otherwise a record.
 
-    A word alone protects nobody more: without ids a person with thirty records moves thirty terms, and one is priced.
-    So any word but ``"record"`` needs ids, and ``ids`` says how to give them.
+    Naming a unit protects nobody by itself: without ids, a person with thirty records moves thirty terms while one is
+    priced. So any name but ``"record"`` needs ids, and ``ids`` says how to give them.
 
     >>> unit_of(None, owned=False), unit_of(None, owned=True), unit_of("patient", owned=True)
     ('record', 'person', 'patient')
@@ -272,15 +388,16 @@ def unit_of(name: str | None, *, owned: bool, ids: str = "") -> str:
     if name is None or name == DEFAULT_UNIT:
         return DEFAULT_UNIT
     raise UnitError(
-        f"{name!r} is only a word: without ids, a {name} with several records would be protected for one of them. "
-        f"{ids}; if every record is another {name}, number them: range(number of records)"
+        f"unit={name!r} is only a word: without ids, a {name} with several records would be protected for one of them. "
+        f"{ids}. If every record is another {name}, number them: range(number of records). "
+        "See: tacit explain unit-without-groups"
     )
 
 
 def owner_numbers(groups: Any, rows: int | None = None) -> NDArray[np.intp]:
-    """Which unit each row belongs to, numbered from 0, from ``groups``: one id for each row, and none missing.
+    """The unit that each row belongs to, numbered from 0, from ``groups``: one id for each row, none missing.
 
-    Every row of one id gets one number, so that a unit is never taken for two. A missing id (None, NaN) is refused: its
+    All rows with one id get one number, so that a unit is never taken for two. A missing id (None, NaN) is refused: its
     row may belong to somebody who has other rows.
 
     >>> owner_numbers(["b", "a", "b"]).tolist()
@@ -292,7 +409,7 @@ def owner_numbers(groups: Any, rows: int | None = None) -> NDArray[np.intp]:
     typed = object if isinstance(groups, list | tuple) else None
     array = np.asarray(groups.cpu() if hasattr(groups, "cpu") else groups, dtype=typed)
     if array.ndim != 1 or (rows is not None and len(array) != rows):
-        raise ValueError("groups holds one id for each row, in one dimension, and as many of them as there are rows")
+        raise ValueError("groups must be one-dimensional, with one id for each row")
     if array.dtype.kind == "O":
         listed = array.tolist()
         if any(owner is None or type(owner).__name__ == "NAType" or owner != owner for owner in listed):
@@ -301,7 +418,7 @@ def owner_numbers(groups: Any, rows: int | None = None) -> NDArray[np.intp]:
         if len(kinds) > 1:
             raise ValueError(
                 f"groups mixes ids that are {' and '.join(sorted(kinds))}: 17 and '17', which a file read in parts can "
-                "give for one person, would be two. Convert them to one type"
+                "give for one person, would count as two people. Convert the ids to one type"
             )
         # By Python's own equality: 17, 17.0 and numpy's 17 are one person.
         known = {owner: number for number, owner in enumerate(_in_order(set(listed)))}
@@ -325,15 +442,15 @@ def _kind(cls: type) -> str:
 
 
 def unit_message(one: str, other: str) -> str:
-    """Why mechanisms of two units do not compose."""
+    """Why mechanisms of two units do not compose, and what to do."""
     return (
-        f"a mechanism that protects one {one} and one that protects one {other} do not compose; "
-        "state both for the same unit (a guarantee for a person covers each of their records, not the reverse)"
+        f"a mechanism that protects one {one} and one that protects one {other} do not compose. "
+        "State both for the same unit (a guarantee for a person covers each of their records, but not the reverse)"
     )
 
 
 def inherit_unit(made: Mechanism, base: Mechanism) -> None:
-    """What is made of mechanisms protects the unit that they protect, and no other."""
+    """A mechanism made of others protects the unit that they protect, and no other."""
     if made.unit and made.unit != base.unit:
         raise UnitError(unit_message(base.unit, made.unit))
     object.__setattr__(made, "unit", base.unit)
@@ -356,13 +473,13 @@ def is_number(value: object) -> bool:
 def check_whole(name: str, value: int, least: int = 1) -> None:
     """An error unless ``value`` is a whole number, ``least`` or more."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise AccountingError(f"{name} is a whole number, {least} or more, not {value!r}")
+        raise AccountingError(f"{name} must be a whole number, {least} or more, not {value!r}")
 
 
 def check_share(name: str, value: float) -> None:
     """An error unless ``value`` is a probability."""
     if not is_number(value) or not 0 <= value <= 1:
-        raise AccountingError(f"{name} lies in [0, 1], not {value!r}")
+        raise AccountingError(f"{name} must lie in [0, 1], not {value!r}")
 
 
 def check_not_negative(name: str, value: float, *, allow_inf: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What does a price look like? An interval that contains the true value, with the terms it was stated under."""
+"""What does a price look like? An interval that contains the true value, with the terms it holds under."""
 
 from __future__ import annotations
 
@@ -20,13 +20,30 @@ GROUP_WORDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """An interval ``[lower, upper]`` certified to contain the true ε (or δ).
+    """A price: an interval ``[lower, upper]`` certified to contain the true ε (or δ).
 
-    ``upper`` is what is claimed. ``tight`` says that both ends belong to the exact worst case; where only upper bounds
-    are known for a mechanism it is False, and ``lower`` is the best known lower bound or 0.
+    You may claim ``upper``. Printed ends are rounded outward, so the printed interval still contains the truth.
 
-    >>> Bound(1.1337058, 1.1337069, quantity="epsilon", given=1e-5)
-    ε in [1.133705, 1.133707] at δ=1e-05, add/remove one record
+    Args:
+        lower: The lower end: no accountant could claim less for the same mechanism.
+        upper: The upper end, which is the claim; may be infinite.
+        tight: True if both ends belong to the exact worst case. If False, only upper bounds are known for some
+            mechanism, and ``lower`` is the best known lower bound or 0.
+        quantity: What the interval bounds: ``"epsilon"`` (default) or ``"delta"``.
+        given: The other number: δ if the interval bounds ε, and ε if it bounds δ.
+        adjacency: The adjacency of the guarantee: ``"add-remove"`` (default), ``"replace-one"`` or ``"zero-out"``.
+        unit: Whom the guarantee protects (default ``"record"``).
+        group: How many units are protected together (default 1).
+
+    Raises:
+        ArithmeticError: If the ends do not form an interval of numbers from 0 up.
+
+    Example:
+        >>> price = Bound(1.1337058, 1.1337069, quantity="epsilon", given=1e-5)
+        >>> price
+        ε in [1.133705, 1.133707] at δ=1e-05, add/remove one record
+        >>> 1.13370600 in price, price.terms
+        (True, 'add/remove one record')
     """
 
     lower: float
@@ -44,7 +61,7 @@ class Bound:
 
     @property
     def width(self) -> float:
-        """How far apart the two ends are (0 where both are infinite)."""
+        """The distance between the two ends; 0 if both are infinite."""
         return 0.0 if self.lower == self.upper else self.upper - self.lower
 
     @property

@@ -1,4 +1,4 @@
-"""How much noise for this ε? The parameter of a family of mechanisms that meets a target, and never exceeds it.
+"""How much noise for this ε? The parameter of a family of mechanisms that meets a target and never exceeds it.
 
 Root finding runs on the *upper* end of the certified interval, so that the mechanism found, priced again, costs at most
 the target. In the logarithms of the parameter and of ε the curve is close to a straight line, and a bracketed secant
@@ -34,27 +34,42 @@ def calibrate(
     group: int = 1,
     bracket: tuple[float, float] | None = None,
 ) -> float:
-    """The parameter at which ``family(parameter)`` costs ``epsilon`` at ``delta``, from below.
+    """The parameter at which a family of mechanisms costs ε at δ, from below.
 
-    ``family`` takes a positive number and returns a mechanism that gets more private, or less private, as the number
-    grows: the noise, the sampling rate, or the number of steps (then the result is the largest whole number that fits).
-    ``delta=0`` asks for a pure guarantee. ``bracket`` limits the search. A mechanism in place of a family, without
-    ``delta``, gives the smallest δ for ε.
+    Guarantee:
+        ``acc.epsilon(family(result), delta, adjacency=..., group=...).upper <= epsilon``. For a parameter that is not a
+        whole number, the price is within a millionth of the target, if the family reaches it at all.
 
-    Guarantee: ``acc.epsilon(family(result), delta, adjacency=..., group=...).upper <= epsilon``, and within a millionth
-    of it for a parameter that is not a whole number, where the family reaches the target at all.
+    Args:
+        family: Takes a positive number and returns a mechanism that gets cheaper, or dearer, as the number grows: the
+            noise, the sampling rate, or the number of steps (then the result is the largest whole number that fits). If
+            it is a mechanism itself, the result is the smallest δ for ε; leave ``delta`` out then.
+        epsilon: The target ε, finite and above 0.
+        delta: The δ at which the family has to reach it. 0 asks for a pure guarantee.
+        adjacency: ``"add-remove"`` (default), ``"replace-one"`` or ``"zero-out"``.
+        group: How many units one neighbour changes together (default 1).
+        bracket: The smallest and largest parameter to consider. None (default) searches from 1e-15 to 1e15.
 
-    >>> from tacit import accounting as acc
-    >>> noise = calibrate(lambda noise: acc.PoissonSampled(acc.Gaussian(noise), 0.01) * 1000, epsilon=2.0, delta=1e-6)
-    >>> round(noise, 4)
-    1.029
+    Returns:
+        The parameter; as a number without a fraction if the family takes whole numbers only.
+
+    Raises:
+        AccountingError: If ``delta`` does not fit ``family``, or no parameter reaches the target.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> noise = acc.calibrate(lambda s: acc.PoissonSampled(acc.Gaussian(s), 0.01) * 1000, epsilon=2.0, delta=1e-6)
+        >>> round(noise, 4)
+        1.029
     """
     if isinstance(family, Mechanism):
         if delta is not None:
             raise AccountingError("a mechanism without a free parameter is calibrated for δ: leave delta out")
         return calibrate_delta(family, epsilon=epsilon, adjacency=adjacency, group=group)
     if delta is None:
-        raise AccountingError("say at which δ the family has to reach ε: delta=1e-5, for example")
+        raise AccountingError(
+            "give the δ at which the family has to reach ε, such as delta=1e-5. See: tacit explain delta"
+        )
     search = _Search(family, epsilon, delta, adjacency, group, bracket)
     return search.run()
 
@@ -62,11 +77,22 @@ def calibrate(
 def calibrate_steps(
     step: Mechanism, *, epsilon: float, delta: float, adjacency: str = "add-remove", group: int = 1
 ) -> int:
-    """The largest number of times ``step`` may run within (``epsilon``, ``delta``).
+    """The largest number of times a step may run within (ε, δ).
 
-    >>> from tacit import accounting as acc
-    >>> calibrate_steps(acc.PoissonSampled(acc.Gaussian(2.0), 0.01), epsilon=2.0, delta=1e-5)
-    8681
+    Args:
+        step: What runs in each step.
+        epsilon: The ε not to exceed, finite and above 0.
+        delta: The δ of the guarantee.
+        adjacency: ``"add-remove"`` (default), ``"replace-one"`` or ``"zero-out"``.
+        group: How many units one neighbour changes together (default 1).
+
+    Returns:
+        The number of steps, 1 or more; an :class:`AccountingError` if not even one fits.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> acc.calibrate_steps(acc.PoissonSampled(acc.Gaussian(2.0), 0.01), epsilon=2.0, delta=1e-5)
+        8681
     """
 
     def family(steps: int) -> Mechanism:
@@ -83,22 +109,46 @@ def calibrate_rate(
     adjacency: str = "add-remove",
     group: int = 1,
 ) -> float:
-    """The largest sampling rate at which ``family(rate)`` stays within (``epsilon``, ``delta``); at most 1.
+    """The largest sampling rate within (ε, δ).
 
-    >>> from tacit import accounting as acc
-    >>> rate = calibrate_rate(lambda q: acc.PoissonSampled(acc.Gaussian(1.0), q) * 1000, epsilon=2.0, delta=1e-6)
-    >>> round(rate, 5)
-    0.00944
+    Args:
+        family: Takes a rate in (0, 1] and returns a mechanism.
+        epsilon: The ε not to exceed, finite and above 0.
+        delta: The δ of the guarantee.
+        adjacency: ``"add-remove"`` (default), ``"replace-one"`` or ``"zero-out"``.
+        group: How many units one neighbour changes together (default 1).
+
+    Returns:
+        The rate, at most 1.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> family = lambda rate: acc.PoissonSampled(acc.Gaussian(1.0), rate) * 1000
+        >>> round(acc.calibrate_rate(family, epsilon=2.0, delta=1e-6), 5)
+        0.00944
     """
     return calibrate(family, epsilon=epsilon, delta=delta, adjacency=adjacency, group=group, bracket=(1e-12, 1.0))
 
 
 def calibrate_delta(mechanism: Mechanism, *, epsilon: float, adjacency: str = "add-remove", group: int = 1) -> float:
-    """The smallest δ at which ``mechanism`` costs at most ``epsilon``.
+    """The smallest δ at which a mechanism costs at most ε.
 
-    >>> from tacit import accounting as acc
-    >>> acc.epsilon(acc.Gaussian(5.0), calibrate_delta(acc.Gaussian(5.0), epsilon=1.0)).upper <= 1.0
-    True
+    Args:
+        mechanism: What ran: one mechanism, or several composed with ``*`` and ``+``.
+        epsilon: The ε not to exceed, finite and above 0.
+        adjacency: ``"add-remove"`` (default), ``"replace-one"`` or ``"zero-out"``.
+        group: How many units one neighbour changes together (default 1).
+
+    Returns:
+        A δ whose price, asked again, has an upper end of at most ``epsilon``.
+
+    Raises:
+        AccountingError: If no δ below 1 will do.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> acc.epsilon(acc.Gaussian(5.0), acc.calibrate_delta(acc.Gaussian(5.0), epsilon=1.0)).upper <= 1.0
+        True
     """
     _check_target(epsilon)
     epsilon = float(epsilon)  # compared as it is: numpy would round the other side to float32
@@ -331,13 +381,14 @@ class _Search:
         return AccountingError(
             f"ε = {self.target:g} at δ = {self.delta:g} is out of reach: the cheapest {self.name} tried, "
             f"{self._value(cheapest):.6g}, costs ε = {cost:.6g}. Ask for a larger ε or δ, or make what does not depend "
-            f"on the {self.name} cheaper (fewer steps, a smaller rate, other releases with more noise)"
+            f"on the {self.name} cheaper (fewer steps, a smaller rate, other releases with more noise). "
+            "See: tacit explain out-of-reach"
         )
 
     def _constant(self, cost: float) -> AccountingError:
         return AccountingError(
-            f"every {self.name} tried costs ε = {cost:.6g}: what the family returns does not depend on it, "
-            "so there is nothing to calibrate"
+            f"every {self.name} tried costs ε = {cost:.6g}: the price of what the family returns does not depend on "
+            "it, so there is nothing to calibrate"
         )
 
     # -- once it is bracketed ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ The trapezoidal rule with step 2π/Y along that line gives δ(ε) + Σ_{n≠0} e
 non-negative terms*, which Chernoff's inequality at two other abscissas bounds. Cutting the line at t adds at most
 M(c) e^{-cε} |φ(t)| / (πt), with |φ| bounded for all larger t by the losses' ``decay``. Rounding and the error of K are
 carried along. So one evaluation gives an interval for δ(ε), for any number of steps T at the same price.
-Proofs: docs/explanation/accounting.md, sections 2 to 5.
+Proofs: docs/explanation/certified-bounds.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What does the whole guarantee look like? Privacy profile δ(ε), trade-off curve f(α), Rényi curve, μ-GDP equivalent.
+"""What does the whole guarantee look like? The privacy profile δ(ε), the trade-off curve f(α), the μ-GDP equivalent.
 
-One (ε, δ) is a single point of what a mechanism promises. The profile is all of them; the trade-off curve says the same
-in the language of a test: the smallest rate of missed members at a given rate of false alarms. Both come as certified
-lower and upper ends.
+One (ε, δ) is a single point of what a mechanism promises. The profile is all of them. The trade-off curve says the same
+in terms of a test: the smallest rate of missed members at a given rate of false alarms. Both come with certified lower
+and upper ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,25 @@ Array = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Profile:
-    """Certified bounds on δ at every ε of a grid."""
+    """Certified bounds on δ at each ε of a grid; made by :func:`profile`.
+
+    Args:
+        epsilon: The grid of ε, ascending.
+        lower: The lower end of δ at each ε.
+        upper: The upper end of δ at each ε, which may be claimed.
+        adjacency: The adjacency of the guarantee.
+        unit: Whom the guarantee protects.
+        group: How many units are protected together (default 1).
+        tight: Whether both ends belong to the exact worst case.
+        orders: The same ends for each order of the neighbours, as an array of shape (2, 2, grid): first the law with
+            the record against the law without it, then the reverse; each with lower and upper ends.
+
+    Example:
+        >>> from tacit.accounting import Gaussian, profile
+        >>> curve = profile(Gaussian(1.0), [0.0, 1.0, 2.0])
+        >>> curve.upper.round(4).tolist(), curve.orders.shape
+        ([0.3829, 0.1269, 0.0209], (2, 2, 3))
+    """
 
     epsilon: Array
     lower: Array
@@ -34,7 +52,6 @@ class Profile:
     unit: str
     group: int = 1
     tight: bool = True
-    #: the same for each order of the neighbours, [with the record against without it, reverse][lower, upper][grid]
     orders: Array = dataclasses.field(kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:
@@ -42,7 +59,14 @@ class Profile:
         return _plain(self)
 
     def tradeoff(self, alpha: ArrayLike | None = None) -> Tradeoff:
-        """The trade-off curve that this profile describes; see :func:`tradeoff`."""
+        """The trade-off curve that this profile describes.
+
+        Args:
+            alpha: Type I errors at which to evaluate it, in [0, 1]; by default 101 values from 0 to 1.
+
+        Returns:
+            The curve, as :func:`tradeoff` gives it.
+        """
         return _tradeoff(self, alpha)
 
 
@@ -51,9 +75,24 @@ class Tradeoff:
     """Certified bounds on f(α), the least type II error of any test with type I error α that tells neighbours apart.
 
     The test may be one of presence (type I: accusing who is absent) or of absence (type I: missing who is present),
-    whichever does better. ``orders`` has the bounds of each; f is the smaller of the two, and not convex where they
-    cross. ``lower`` is the guarantee: no test does better. ``upper`` is the promise of a test: some test, of the worst
-    two data sets, does at least as well (within what is known of them: ``tight``).
+    whichever does better. f is the smaller of the two, and not convex where they cross. Made by :func:`tradeoff`.
+
+    Args:
+        alpha: The grid of type I errors.
+        lower: The guarantee: no test has a smaller type II error.
+        upper: Some test of the worst two data sets does at least this well (as far as they are known: ``tight``).
+        adjacency: The adjacency of the guarantee.
+        unit: Whom the guarantee protects.
+        group: How many units are protected together (default 1).
+        tight: Whether both ends belong to the exact worst case.
+        orders: The bounds of each test, as an array of shape (2, 2, grid): the test of presence, then that of absence;
+            each with lower and upper ends. These are convex.
+
+    Example:
+        >>> from tacit.accounting import Gaussian, tradeoff
+        >>> curve = tradeoff(Gaussian(1.0), [0.05, 0.5])
+        >>> bool((curve.lower <= curve.upper).all()), curve.lower.round(2).tolist()
+        (True, [0.74, 0.16])
     """
 
     alpha: Array
@@ -63,7 +102,6 @@ class Tradeoff:
     unit: str
     group: int = 1
     tight: bool = True
-    #: the same for each test, [of presence, of absence][lower, upper][grid]; these are convex
     orders: Array = dataclasses.field(kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,14 +118,28 @@ def profile(
     group: int = 1,
     accuracy: float | None = None,
 ) -> Profile:
-    """δ at every ε of ``epsilons``, or at ``points`` values from 0 to where δ falls below 1e-12.
+    """δ at each ε of a grid.
 
-    ``accuracy``: how narrow the intervals need be, as a share of δ (default: a ten-thousandth); a rough one is quicker.
+    Args:
+        mechanism: What ran: one mechanism, or several composed with ``*`` and ``+``.
+        epsilons: The ε to ask for, ascending. By default ``points`` values from 0 to where δ falls below 1e-12.
+        points: The number of values if ``epsilons`` is not given (default 33).
+        adjacency: ``"add-remove"`` (default), ``"replace-one"`` or ``"zero-out"``.
+        group: How many units one neighbour changes together (default 1).
+        accuracy: How wide the intervals may be, as a share of δ. None (default) asks for a ten-thousandth; a larger
+            share is quicker.
 
-    >>> from tacit.accounting import Gaussian
-    >>> curve = profile(Gaussian(1.0), [0.0, 1.0])
-    >>> [round(float(d), 6) for d in curve.upper]
-    [0.382925, 0.126937]
+    Returns:
+        The bounds on δ, which never rise along the grid.
+
+    Raises:
+        AccountingError: If ``epsilons`` is not ascending, or there are fewer than 2 points.
+
+    Example:
+        >>> from tacit.accounting import Gaussian, profile
+        >>> curve = profile(Gaussian(1.0), [0.0, 1.0])
+        >>> [round(float(d), 6) for d in curve.upper]
+        [0.382925, 0.126937]
     """
     terms: dict[str, Any] = {"adjacency": adjacency, "group": group}
     if epsilons is None:
@@ -134,17 +186,29 @@ def tradeoff(
     adjacency: str = "add-remove",
     group: int = 1,
 ) -> Tradeoff:
-    """f(α), for each order of the neighbours max over y >= 0 of 1 - δ(log y) - yα (Dong, Roth & Su 2022, proposition
-    2.13, before the profiles of both orders are made one), and of the two orders the smaller.
+    """The trade-off curve f(α): how well any test can tell neighbours apart.
 
-    δ at y < 1 is that of the other order at 1/y: 1 - y + y δ'(-log y). The lower end takes the maximum over the
-    profile's grid with the upper ends of δ: every term is a valid bound. The upper end fills the gaps of the grid: δ is
-    convex in y, so between two points it lies above the extended chords of their neighbours.
+    For each order of the neighbours f is the maximum over y >= 0 of 1 - δ(log y) - yα (Dong, Roth & Su 2022,
+    proposition 2.13, before the profiles of both orders are merged), and the result is the smaller of the two. δ at y <
+    1 is that of the other order at 1/y: 1 - y + y δ'(-log y). The lower end takes the maximum over the profile's grid
+    with the upper ends of δ: every term is a valid bound. The upper end fills the gaps of the grid: δ is convex in y,
+    so between two points it lies above the extended chords of their neighbours.
 
-    >>> from tacit.accounting import Gaussian
-    >>> curve = tradeoff(Gaussian(1.0), [0.05])  # exactly Φ(Φ^-1(0.95) - 1)
-    >>> bool(curve.lower[0] <= 0.740489 <= curve.upper[0]), round(float(curve.upper[0] - curve.lower[0]), 2)
-    (True, 0.0)
+    Args:
+        mechanism: What ran: one mechanism, or several composed with ``*`` and ``+``.
+        alpha: Type I errors at which to evaluate f, in [0, 1]; by default 101 values from 0 to 1.
+        points: How many points of the profile to compute (default 33); more make the ends meet more closely.
+        adjacency: ``"add-remove"`` (default), ``"replace-one"`` or ``"zero-out"``.
+        group: How many units one neighbour changes together (default 1).
+
+    Returns:
+        The bounds on f, together and for each test.
+
+    Example:
+        >>> from tacit.accounting import Gaussian, tradeoff
+        >>> curve = tradeoff(Gaussian(1.0), [0.05])  # exactly Φ(Φ^-1(0.95) - 1)
+        >>> bool(curve.lower[0] <= 0.740489 <= curve.upper[0]), round(float(curve.upper[0] - curve.lower[0]), 2)
+        (True, 0.0)
     """
     return _tradeoff(profile(mechanism, points=points, adjacency=adjacency, group=group), alpha)
 
@@ -223,19 +287,34 @@ def _upper_hull(lines: list[tuple[float, float]], a: float, b: float) -> list[tu
 
 
 def gdp_equivalent(mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> float:
-    """The μ for which one Gaussian release N(μ, 1) has the same ε (the certified upper end) at this ``delta``.
+    """The μ for which one Gaussian release N(μ, 1) has the same ε (the certified upper end) at this δ.
 
-    A way to say how strong a guarantee is, not a guarantee of μ-GDP: away from this δ the two profiles differ.
+    It says how strong a guarantee is. It is not a guarantee of μ-GDP: away from this δ the two profiles differ.
 
-    >>> from tacit.accounting import Gaussian
-    >>> round(gdp_equivalent(Gaussian(2.0) * 4, 1e-5), 6)
-    1.0
+    Args:
+        mechanism: What ran: one mechanism, or several composed with ``*`` and ``+``.
+        delta: The δ at which to compare, above 0.
+        adjacency: ``"add-remove"`` (default), ``"replace-one"`` or ``"zero-out"``.
+        group: How many units one neighbour changes together (default 1).
+
+    Returns:
+        μ; infinite if ε is.
+
+    Raises:
+        AccountingError: If ``delta`` is 0: no μ above 0 has a finite ε there.
+
+    Example:
+        >>> from tacit.accounting import Gaussian, gdp_equivalent
+        >>> round(gdp_equivalent(Gaussian(2.0) * 4, 1e-5), 6)
+        1.0
     """
     wanted = certified_epsilon(mechanism, delta, adjacency=adjacency, group=group).upper
     if math.isinf(wanted):
         return math.inf
     if all(times == 0 for _, times in mechanism.parts()):
         return 0.0
+    if delta == 0:
+        raise AccountingError("no Gaussian release has a finite ε at δ = 0: give a δ above 0. See: tacit explain delta")
     log_delta = math.log(delta)
     low, high = math.log(1e-12), math.log(1e12)
     for _ in range(120):

@@ -1,17 +1,17 @@
-"""Errors of the accountant, each with what to do about it, and the one warning that all rooms share."""
+"""What can go wrong when a mechanism is priced? Each error says what to do; the one warning is shared by all rooms."""
 
 
 class AccountingError(ValueError):
-    """A mechanism or a question that has no valid price as asked."""
+    """This mechanism or question has no valid price as asked; the message says what to change."""
 
 
 class AdjacencyError(AccountingError):
-    """A mechanism was priced, or composed, under an adjacency for which it states no guarantee."""
+    """A mechanism was priced or composed under an adjacency for which it has no guarantee."""
 
 
 class UnitError(AccountingError):
-    """Mechanisms that protect different units (a record, a person) were composed."""
+    """Mechanisms that protect different units, such as a record and a person, were composed."""
 
 
 class PrivacyWarning(UserWarning):
-    """What was asked is allowed, and its guarantee is weaker than a reader may think, or does not cover all of it."""
+    """Allowed, but the guarantee is weaker than a reader may think or does not cover everything."""

@@ -5,7 +5,7 @@ cell is moved to its two edges so that both P and Q keep their mass) and one tha
 below the privacy profile with corners on the lattice only). Both differ from the truth by O(g²) a step. The T-fold
 composition of a law tilted by e^{cl} is one FFT, a power and an inverse FFT; tilting keeps full relative accuracy
 around ε, and the mass that wraps around the window is bounded by Chernoff at other tilts. Proofs:
-docs/explanation/accounting.md, sections 6 and 7.
+docs/explanation/lattice-bounds.md.
 """
 
 from __future__ import annotations

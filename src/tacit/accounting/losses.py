@@ -9,7 +9,7 @@ from three views of L, and each class below offers them for one family of pairs:
 - ``cells``: masses of P and Q between two values of the loss. Used by :mod:`tacit.accounting.lattice`.
 
 ``infinity`` is the mass of P on which L is infinite; the other views leave it out.
-The proofs are in ``docs/explanation/accounting.md``.
+The proofs are in ``docs/explanation/pairs.md``, ``certified-bounds.md`` and ``lattice-bounds.md``.
 """
 
 from __future__ import annotations

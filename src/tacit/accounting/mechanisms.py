@@ -1,6 +1,6 @@
-"""How was noise added? Additive noise, and guarantees that are stated as such.
+"""How was noise added? Mechanisms with additive noise, and guarantees that are stated as numbers.
 
-Each class gives the privacy loss of its worst-case pair; the sensitivity under every adjacency is part of it.
+Each class gives the privacy loss of its worst pair of neighbours; its sensitivity under each adjacency is part of it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,24 @@ LARGEST_GROUP = 1_000
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Gaussian(Mechanism):
-    """Gaussian noise with standard deviation ``noise_multiplier`` times the L2 sensitivity of one added record.
+    """Gaussian noise on a value of bounded L2 sensitivity.
 
-    ``replace`` is how far replacing one record can move the value, in the same units: 2 for a clipped sum (default),
-    √2 for a histogram of votes or for second moments. Under zero-out the value must be one to which a blank adds
-    nothing, such as a sum: a number of records, or a mean over them, counts the blank.
+    Under zero-out, a blank must add nothing to the value, as in a sum. A number of records, or a mean over them, counts
+    the blank.
+
+    Args:
+        noise_multiplier: The standard deviation of the noise divided by the L2 sensitivity of adding one record. 0
+            means no noise and costs ε = ∞.
+        replace: How far replacing one record can move the value, in the same units: 2 for a clipped sum (the default),
+            √2 for a histogram of votes or for second moments.
+        unit: Whom the guarantee protects (default ``"record"``).
+
+    Example:
+        >>> from tacit.accounting import Gaussian, epsilon
+        >>> epsilon(Gaussian(5.0), delta=1e-5)
+        ε in [0.7255217, 0.7255218] at δ=1e-05, add/remove one record
+        >>> epsilon(Gaussian(5.0), delta=1e-5, adjacency="replace-one").upper > 1.4
+        True
     """
 
     noise_multiplier: float
@@ -55,7 +68,14 @@ class Gaussian(Mechanism):
         check_positive("replace", self.replace)
 
     def shift(self, adjacency: str) -> float:
-        """Sensitivity under the adjacency, in units of the sensitivity of adding one record."""
+        """The sensitivity under an adjacency, in units of the sensitivity of adding one record.
+
+        Args:
+            adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
+
+        Returns:
+            ``replace`` under replace-one, otherwise 1.
+        """
         return self.replace if adjacency == "replace-one" else 1.0
 
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
@@ -78,11 +98,21 @@ class Gaussian(Mechanism):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Laplace(Mechanism):
-    """Laplace noise of ``scale`` times the L1 sensitivity of one added record: ε = 1/scale. ``replace``
-    as in Gaussian.
+    """Laplace noise on a value of bounded L1 sensitivity: pure, ε = 1/scale under add/remove.
 
-    On a vector, with independent noise of the same scale on every entry, the pair is that of one entry that moves by
-    the whole sensitivity (docs/explanation/accounting.md, section 8).
+    On a vector with independent noise of the same scale on every entry, the pair is that of one entry that moves by the
+    whole sensitivity (docs/explanation/pairs.md).
+
+    Args:
+        scale: The scale of the noise divided by the L1 sensitivity of adding one record. 0 means no noise and costs
+            ε = ∞.
+        replace: How far replacing one record can move the value, in the same units: 2 for a clipped sum (the default).
+        unit: Whom the guarantee protects (default ``"record"``).
+
+    Example:
+        >>> from tacit.accounting import Laplace, epsilon
+        >>> epsilon(Laplace(4.0), delta=0).upper, epsilon(Laplace(4.0), delta=0, adjacency="replace-one").upper
+        (0.25, 0.5)
     """
 
     scale: float
@@ -111,12 +141,22 @@ class Laplace(Mechanism):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class DiscreteGaussian(Mechanism):
-    """Discrete Gaussian noise on the integers with parameter ``sigma``, on a value of integer sensitivity.
+    """Discrete Gaussian noise on an integer value.
 
-    ``sensitivity`` is what one added record can move, ``replace`` what replacing one can (default: twice that).
-    The pair of one coordinate is exact; for a vector use :class:`ZCDP` (Canonne, Kamath & Steinke 2020). Beyond a sigma
-    of 20,000 it has more outcomes than are worth composing, and is priced by its Rényi bound, that of the continuous
-    Gaussian (``tight=False``).
+    The pair of one coordinate is exact; describe a vector by :class:`ZCDP` (Canonne, Kamath & Steinke 2020). Above a
+    sigma of 20,000 there are too many outcomes to compose, and the price comes from the Rényi bound, that of the
+    continuous Gaussian (``tight=False``).
+
+    Args:
+        sigma: The parameter of the noise: P[k] is proportional to e^{-k²/(2 sigma²)}. 0 means no noise.
+        sensitivity: How far adding one record can move the value; a whole number (default 1).
+        replace: How far replacing one record can move it; a whole number. The default 0 means twice ``sensitivity``.
+        unit: Whom the guarantee protects (default ``"record"``).
+
+    Example:
+        >>> from tacit.accounting import DiscreteGaussian, epsilon
+        >>> round(epsilon(DiscreteGaussian(5.0), delta=1e-5).upper, 4)
+        0.7266
     """
 
     sigma: float
@@ -128,7 +168,7 @@ class DiscreteGaussian(Mechanism):
         check_not_negative("sigma", self.sigma)
         # a shift that is no whole number would be seen in every output
         check_whole("the sensitivity of DiscreteGaussian", self.sensitivity)
-        check_whole("replace, what replacing one record can move,", self.replace, least=0)
+        check_whole("replace of DiscreteGaussian", self.replace, least=0)
 
     def is_tight(self, adjacency: str, group: int = 1) -> bool:
         return self.sigma <= LARGEST_SIGMA
@@ -151,13 +191,25 @@ class DiscreteGaussian(Mechanism):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RandomizedResponse(Mechanism):
-    """One answer of each record, out of ``categories``: its own with probability e^ε/(e^ε + categories - 1), and each
-    other with probability 1/(e^ε + categories - 1) (Warner 1965; Kairouz, Bonawitz & Ramage 2016).
+    """Each record gives one answer out of ``categories``, at random but most often its own.
 
-    The worst pair is one record in two categories: the loss is ε, -ε, or 0 where the answer is neither of the two. It
-    is the same under zero-out, where a blank is put into a category, in whatever way, and answers as a record of it.
-    Every record is seen to have answered, so there is no guarantee under add/remove. A group of k changes k answers:
-    the k-fold pair, up to 1,000 records; beyond that kε-DP (``tight=False``).
+    It gives its own answer with probability e^ε/(e^ε + categories - 1), and each other one with probability
+    1/(e^ε + categories - 1) (Warner 1965; Kairouz, Bonawitz & Ramage 2016).
+
+    The worst pair is one record in two categories: the loss is ε, -ε, or 0 if the answer is neither of the two. It is
+    the same under zero-out, where a blank is put into any category and answers like a record of it. Everybody can see
+    that a record has answered, so there is no guarantee under add/remove. A group of k changes k answers: the k-fold
+    pair, up to 1,000 records; beyond that kε-DP (``tight=False``).
+
+    Args:
+        epsilon: The ε of one answer.
+        categories: The number of possible answers, 2 or more (default 2).
+        unit: Whom the guarantee protects (default ``"record"``).
+
+    Example:
+        >>> from tacit.accounting import RandomizedResponse, epsilon
+        >>> epsilon(RandomizedResponse(1.5), delta=0, adjacency="replace-one").upper
+        1.5
     """
 
     epsilon: float
@@ -166,10 +218,13 @@ class RandomizedResponse(Mechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_not_negative("epsilon", self.epsilon)
-        check_whole("categories, the number of answers there are,", self.categories, least=2)
+        check_whole("categories, the number of possible answers,", self.categories, least=2)
 
     def adjacencies(self) -> tuple[str, ...]:
         return ("replace-one", "zero-out")
+
+    def advice(self, adjacency: str) -> str:
+        return "everybody can see who answered" if adjacency == "add-remove" else ""
 
     def is_tight(self, adjacency: str, group: int = 1) -> bool:
         return group <= LARGEST_GROUP and self.epsilon * group <= LARGEST_RATIO
@@ -193,7 +248,7 @@ class RandomizedResponse(Mechanism):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Stated(Mechanism):
-    """A guarantee given as a number; ``adjacency`` (optional) says for which adjacency it was stated."""
+    """A guarantee given as a number; ``adjacency`` (optional) is the one for which it was stated."""
 
     adjacency: str | None = dataclasses.field(default=None, kw_only=True)
 
@@ -208,7 +263,20 @@ class _Stated(Mechanism):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ApproxDP(_Stated):
-    """Any (ε, δ)-DP mechanism; its worst case is randomised response with a failure of probability δ."""
+    """Any (ε, δ)-DP mechanism. Its worst case is randomised response with a failure of probability δ.
+
+    Args:
+        epsilon: The ε that is known; may be infinite.
+        delta: The δ that is known, in [0, 1].
+        unit: Whom the guarantee protects (default ``"record"``).
+        adjacency: The adjacency for which the guarantee was stated. None (the default) says that it holds under every
+            one.
+
+    Example:
+        >>> from tacit.accounting import ApproxDP, epsilon
+        >>> round(epsilon(ApproxDP(1.0, 1e-6) * 2, delta=1e-5).upper, 4)
+        2.0
+    """
 
     epsilon: float
     delta: float
@@ -219,7 +287,14 @@ class ApproxDP(_Stated):
         check_share("δ", self.delta)
 
     def grouped(self, group: int) -> tuple[float, float]:
-        """(kε, δ·(e^{kε} - 1)/(e^ε - 1)): the chain of k neighbours (Dwork & Roth 2014, theorem 2.2)."""
+        """The guarantee for a group, by a chain of k neighbours (Dwork & Roth 2014, theorem 2.2).
+
+        Args:
+            group: The number k of records that change together.
+
+        Returns:
+            The pair (kε, δ·(e^{kε} - 1)/(e^ε - 1)), the latter at most 1.
+        """
         if group == 1 or self.delta == 0:
             return group * self.epsilon, self.delta
         if (group - 1) * self.epsilon > LARGEST_RATIO:
@@ -239,7 +314,19 @@ class ApproxDP(_Stated):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PureDP(_Stated):
-    """Any ε-DP mechanism; its worst case is randomised response (Kairouz, Oh & Viswanath 2015)."""
+    """Any ε-DP mechanism. Its worst case is randomised response (Kairouz, Oh & Viswanath 2015).
+
+    Args:
+        epsilon: The ε that is known; may be infinite.
+        unit: Whom the guarantee protects (default ``"record"``).
+        adjacency: The adjacency for which the guarantee was stated. None (the default) says that it holds under every
+            one.
+
+    Example:
+        >>> from tacit.accounting import PureDP, epsilon
+        >>> epsilon(PureDP(0.1) * 10, delta=0).upper
+        1.0
+    """
 
     epsilon: float
 
@@ -259,7 +346,19 @@ class PureDP(_Stated):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class GDP(_Stated):
-    """Any μ-Gaussian-DP mechanism (Dong, Roth & Su 2022); its worst case is N(μ, 1) against N(0, 1)."""
+    """Any μ-Gaussian-DP mechanism (Dong, Roth & Su 2022). Its worst case is N(μ, 1) against N(0, 1).
+
+    Args:
+        mu: The μ that is known; may be infinite.
+        unit: Whom the guarantee protects (default ``"record"``).
+        adjacency: The adjacency for which the guarantee was stated. None (the default) says that it holds under every
+            one.
+
+    Example:
+        >>> from tacit.accounting import GDP, Gaussian, epsilon
+        >>> epsilon(GDP(0.2), delta=1e-5).upper == epsilon(Gaussian(5.0), delta=1e-5).upper
+        True
+    """
 
     mu: float
 
@@ -279,7 +378,21 @@ class GDP(_Stated):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ZCDP(_Stated):
-    """Any ρ-zCDP mechanism (Bun & Steinke 2016): Rényi divergence of order α at most ρα. Groups: k²ρ."""
+    """Any ρ-zCDP mechanism (Bun & Steinke 2016).
+
+    The Rényi divergence of order α is at most ρα, and at most k²ρα for a group of k.
+
+    Args:
+        rho: The ρ that is known.
+        unit: Whom the guarantee protects (default ``"record"``).
+        adjacency: The adjacency for which the guarantee was stated. None (the default) says that it holds under every
+            one.
+
+    Example:
+        >>> from tacit.accounting import ZCDP, epsilon
+        >>> round(epsilon(ZCDP(0.02), delta=1e-5).upper, 3)
+        0.794
+    """
 
     tight: ClassVar[bool] = False
     rho: float
@@ -306,8 +419,20 @@ class ZCDP(_Stated):
 class ExponentialMechanism(_Stated):
     """The exponential mechanism, or anything of bounded range ε: the loss varies by at most ε over outcomes.
 
-    Upper bound: for each order, the worst two-point loss {t, t - ε} (Dong, Durfee & Rogers 2020). Lower bound: its
-    member at t = ε/2, randomised response with ε/2.
+    Upper bound: for each order, the worst two-point loss {t, t - ε} (Dong, Durfee & Rogers 2020). Lower bound: the one
+    with t = ε/2, which is randomised response with ε/2.
+
+    Args:
+        epsilon: The range of the loss: 2Δ·rate if one record moves each score by at most Δ and the choice has
+            probabilities proportional to e^{rate·score}.
+        unit: Whom the guarantee protects (default ``"record"``).
+        adjacency: The adjacency for which the guarantee was stated. None (the default) says that it holds under every
+            one.
+
+    Example:
+        >>> from tacit.accounting import ExponentialMechanism, PureDP, epsilon
+        >>> epsilon(ExponentialMechanism(0.1) * 100, 1e-5).upper < epsilon(PureDP(0.1) * 100, 1e-5).upper
+        True
     """
 
     tight: ClassVar[bool] = False

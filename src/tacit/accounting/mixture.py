@@ -2,7 +2,7 @@
 groups.
 
 The moment E e^{zL} is an integral of an analytic function over the line, so the trapezoidal rule converges
-geometrically with an error that is bounded here, for complex z too; see docs/explanation/accounting.md, sections 3 to 5.
+geometrically with an error that is bounded here, for complex z too; see docs/explanation/certified-bounds.md.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class MixtureLoss(Loss):
         """Largest trapezoidal step whose relative error for M(c + is), |s| <= t, is below e^{-DIGITS}.
 
         The error is at most 2 N(a) / (e^{2πa/h} - 1), N(a) the integral of |f| along the line x ± ia, for any a in the
-        strip without zeros (docs/explanation/accounting.md, section 3). N(a) has a closed bound; where that is poor it is bounded
-        cell by cell.
+        strip without zeros (docs/explanation/certified-bounds.md). N(a) has a closed bound; where that is poor, it is
+        bounded cell by cell.
         """
         limit = math.pi / self.span if self.span > 0 else 50.0
         a = np.minimum(limit, 20.0) * _FRACTIONS
@@ -252,7 +252,7 @@ class MixtureLoss(Loss):
 
     def decay(self, c: float) -> Callable[[float], float]:
         """From uniform laws stacked below the tilted density: masses m_i on intervals of length w_i give
-        |φ(t)| <= 1 - Σ m_i (1 - sup |sinc|) beyond t w_i / 2 (docs/explanation/accounting.md, section 5)."""
+        |φ(t)| <= 1 - Σ m_i (1 - sup |sinc|) beyond t w_i / 2 (docs/explanation/certified-bounds.md)."""
         mass, width = self._layers(c)
 
         def bound(t: float) -> float:

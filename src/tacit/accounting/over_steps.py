@@ -1,9 +1,9 @@
-"""How does ε grow while a run goes on? The certified ε after every number of steps, in one go.
+"""How does ε grow during a run? The certified ε after every number of steps, in one go.
 
 The exponent K of the contour integral is linear in the number of steps, so one line of nodes serves a whole range of
 step counts: K of one step is computed once, and every count only multiplies it. The error terms are those of
-:mod:`tacit.accounting.contour` (docs/explanation/accounting.md, sections 2 to 5), evaluated for many counts at once. Where a line
-would need too many nodes (the first few steps at a small rate) ε is priced at a few counts, and in between it lies
+:mod:`tacit.accounting.contour` (docs/explanation/certified-bounds.md), evaluated for many counts at once. Where a line
+would need too many nodes (the first few steps at a small rate), ε is priced at a few counts; in between it lies
 between its neighbours, because more steps never cost less.
 """
 
@@ -50,7 +50,24 @@ MARGIN, LEAST_MARGIN = 1e-7, 1e-10
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepCurve:
-    """Certified bounds on ε after ``steps`` steps (ascending counts), at one δ."""
+    """Certified bounds on ε after each of several numbers of steps; made by :func:`epsilon_over_steps`.
+
+    Args:
+        steps: The numbers of steps that were priced, ascending.
+        lower: The lower end of ε at each.
+        upper: The upper end of ε at each, which is the claim.
+        delta: The δ of the guarantee.
+        adjacency: The adjacency of the guarantee.
+        unit: Whom the guarantee protects.
+        group: How many units are protected together (default 1).
+        tight: Whether both ends belong to the exact worst case.
+
+    Example:
+        >>> from tacit.accounting import Gaussian, epsilon_over_steps
+        >>> curve = epsilon_over_steps(Gaussian(20.0), 10, delta=1e-5)
+        >>> len(curve), curve.at(5).upper < curve.at(10).upper
+        (10, True)
+    """
 
     steps: NDArray[np.int64]
     lower: Array
@@ -62,7 +79,17 @@ class StepCurve:
     tight: bool = True
 
     def at(self, steps: int) -> Bound:
-        """The interval for any count up to the last: what was priced, or between its neighbours."""
+        """The interval for any number of steps up to the last.
+
+        Args:
+            steps: The number of steps, 0 or more.
+
+        Returns:
+            What was priced, or an interval that covers both neighbours if this number was not priced itself.
+
+        Raises:
+            AccountingError: If the curve does not reach that far.
+        """
         if not 0 <= steps <= self.steps[-1]:
             raise AccountingError(f"the curve covers 0 to {self.steps[-1]} steps, not {steps}")
         right = int(np.searchsorted(self.steps, steps, side="left"))
@@ -97,15 +124,30 @@ def epsilon_over_steps(
     adjacency: str = "add-remove",
     group: int = 1,
 ) -> StepCurve:
-    """Certified ε of 1 to ``steps`` repetitions of ``step`` at ``delta``.
+    """Certified ε of 1 to ``steps`` repetitions of a step.
 
-    Every count is priced up to 12,000 steps, beyond that (or with ``points``) as many, evenly spread in the logarithm;
-    fewer where each takes longer. :meth:`StepCurve.at` has an interval for every count.
+    Every count is priced up to 12,000 steps. Beyond that, or with ``points``, the counts are spread evenly in the
+    logarithm; there are fewer of them if each takes longer. :meth:`StepCurve.at` has an interval for every count.
 
-    >>> from tacit.accounting import Gaussian, PoissonSampled
-    >>> curve = epsilon_over_steps(PoissonSampled(Gaussian(2.0), 0.01), 1000, delta=1e-5)
-    >>> round(curve.at(1000).upper, 5), round(curve.at(500).upper, 5)
-    (0.62203, 0.43198)
+    Args:
+        step: What runs in each step.
+        steps: The largest number of steps.
+        delta: The δ of the guarantee.
+        points: How many counts to price, 2 or more. None (default) prices every count up to 12,000.
+        adjacency: ``"add-remove"`` (default), ``"replace-one"`` or ``"zero-out"``.
+        group: How many units one neighbour changes together (default 1).
+
+    Returns:
+        The curve of ε over steps.
+
+    Raises:
+        AccountingError: If ``steps`` is not a whole number above 0, or ``points`` is below 2.
+
+    Example:
+        >>> from tacit.accounting import Gaussian, PoissonSampled, epsilon_over_steps
+        >>> curve = epsilon_over_steps(PoissonSampled(Gaussian(2.0), 0.01), 1000, delta=1e-5)
+        >>> round(curve.at(1000).upper, 5), round(curve.at(500).upper, 5)
+        (0.62203, 0.43198)
     """
     if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
         raise AccountingError(f"the number of steps is a whole number, 1 or more, not {steps!r}")

@@ -1,9 +1,9 @@
 """What does a mechanism cost? The certified ε(δ) and δ(ε) of any composition.
 
-For every direction of the neighbouring pair the losses are handed to the contour integral, or where that would need too
-many nodes (few participations, atoms) to the lattice. Both return an interval for δ(ε); inverting it gives an
-interval for ε: a point where the upper end is at most δ is an upper bound, one where the lower end is at least δ a
-lower bound. Mechanisms of which only Rényi bounds are known are priced by the best order.
+For each direction of the neighbouring pair the losses go to the contour integral or, if that would need too many nodes
+(few participations, atoms), to the lattice. Both return an interval for δ(ε). Inverting it gives an interval for ε: a
+point where the upper end is at most δ is an upper bound, one where the lower end is at least δ a lower bound.
+Mechanisms of which only Rényi bounds are known are priced by the best order.
 """
 
 from __future__ import annotations
@@ -59,20 +59,32 @@ def epsilon(
     group: int = 1,
     tolerance: float | None = None,
 ) -> Bound:
-    """The ε at which ``mechanism`` is (ε, δ)-differentially private, as an interval that contains the true value.
+    """The ε at which a mechanism is (ε, δ)-differentially private, as an interval that contains the true value.
 
-    ``tolerance`` is the width asked for (default: a ten-thousandth of ε); the interval is usually far narrower.
-    ``delta=0`` asks for the pure guarantee: the largest privacy loss there is, which composes by adding up, rounded
-    once to the nearest float; infinite where there is none, as for Gaussian noise.
+    Args:
+        mechanism: What ran: one mechanism, or several composed with ``*`` and ``+``.
+        delta: The δ of the guarantee, at least 0 and below 1. 0 asks for the pure guarantee: the largest privacy loss,
+            which adds up in a composition. It is infinite for Gaussian noise and wherever else the loss has no bound.
+        adjacency: Which data sets count as neighbours: ``"add-remove"`` (default), ``"replace-one"`` or ``"zero-out"``.
+        group: How many units one neighbour changes together (default 1).
+        tolerance: How wide the interval may be. None (default) asks for a ten-thousandth of ε; most intervals are far
+            narrower.
 
-    >>> from tacit.accounting import Gaussian, Laplace, PoissonSampled
-    >>> epsilon(PoissonSampled(Gaussian(1.1), 256 / 60000) * 3515, delta=1e-5)
-    ε in [1.133706, 1.133707] at δ=1e-05, add/remove one record
-    >>> epsilon(Laplace(4.0), delta=0)
-    ε in [0.2499999, 0.2500000] at δ=0, add/remove one record
+    Returns:
+        The price. Its upper end is what you may claim.
+
+    Raises:
+        AccountingError: If δ, the group or the tolerance is out of range, or the mechanism has no price for this group.
+
+    Example:
+        >>> from tacit.accounting import Gaussian, Laplace, PoissonSampled, epsilon
+        >>> epsilon(PoissonSampled(Gaussian(1.1), 256 / 60000) * 3515, delta=1e-5)
+        ε in [1.133706, 1.133707] at δ=1e-05, add/remove one record
+        >>> epsilon(Laplace(4.0), delta=0)
+        ε in [0.2499999, 0.2500000] at δ=0, add/remove one record
     """
     if not is_number(delta) or not 0 <= delta < 1:
-        raise AccountingError(f"δ must be 0 or more and below 1, not {delta!r}")
+        raise AccountingError(f"δ must be at least 0 and below 1, not {delta!r}. See: tacit explain delta")
     delta = float(delta)
     question = _Question(mechanism, adjacency, group, tolerance)
     low, high = question.epsilon(delta) if delta > 0 else question.pure_epsilon()
@@ -87,11 +99,23 @@ def delta(
     group: int = 1,
     tolerance: float | None = None,
 ) -> Bound:
-    """The δ at which ``mechanism`` is (ε, δ)-differentially private, as an interval that contains the true value.
+    """The δ at which a mechanism is (ε, δ)-differentially private, as an interval that contains the true value.
 
-    >>> from tacit.accounting import Gaussian
-    >>> delta(Gaussian(1.0), epsilon=1.0)
-    δ in [0.1269367, 0.1269368] at ε=1, add/remove one record
+    Args:
+        mechanism: What ran: one mechanism, or several composed with ``*`` and ``+``.
+        epsilon: The ε of the guarantee, 0 or more.
+        adjacency: Which data sets count as neighbours: ``"add-remove"`` (default), ``"replace-one"`` or ``"zero-out"``.
+        group: How many units one neighbour changes together (default 1).
+        tolerance: How wide the interval may be. None (default) asks for a ten-thousandth of δ; most intervals are far
+            narrower.
+
+    Returns:
+        The price. Its upper end is what you may claim.
+
+    Example:
+        >>> from tacit.accounting import Gaussian, delta
+        >>> delta(Gaussian(1.0), epsilon=1.0)
+        δ in [0.1269367, 0.1269368] at ε=1, add/remove one record
     """
     return delta_of_orders(mechanism, epsilon, adjacency=adjacency, group=group, tolerance=tolerance)[0]
 
@@ -106,7 +130,7 @@ def delta_of_orders(
 ) -> tuple[Bound, Ends, Ends]:
     """:func:`delta`, and the interval of each order of the neighbours: P has the record and Q lacks it, or the reverse.
 
-    Where it is not known to which order a bound belongs, an upper one holds for both and a lower one for neither.
+    If it is not known to which order a bound belongs, an upper one holds for both and a lower one for neither.
     """
     if not is_number(epsilon) or not epsilon >= 0:
         raise AccountingError(f"ε must be 0 or more, not {epsilon!r}")

@@ -1,8 +1,8 @@
 """What does a run promise, in one value that every room shares? The interval of ε with the terms it holds under.
 
 Whatever a room does, ``.privacy`` (``.privacy_`` on scikit-learn estimators) is a :class:`Privacy`. What has to be said
-beside the number (steps, sampler, what is treated as public) stands in ``details``: plain public values, which the
-text, a notebook's table and the card read.
+beside the number (steps, sampler, what is treated as public) is in ``details``: plain public values, which the printed
+text, a notebook's table and the privacy card show.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from tacit.accounting.pricing import epsilon
 class Privacy:
     """A guarantee and the terms it holds under; everything in it is public.
 
-    ``interval`` is certified to hold the true ε and says at which δ, for whom and for which neighbours. ``mechanism``
-    is what the accountant priced and the ledger charged.
+    Args:
+        interval: The price, certified to contain the true ε, with its δ, adjacency and unit.
+        mechanism: What the accountant priced and the ledger charged.
+        details: Public values to show beside the number, by name (default: none).
 
-    >>> from tacit.accounting import Gaussian
-    >>> spent = Privacy.of(Gaussian(5.0, unit="person"), 1e-5, method="one noisy sum")
-    >>> spent
-    ε in [0.7255217, 0.7255218] at δ=1e-05, add/remove one person; method: one noisy sum
-    >>> spent.claim < spent.at(1e-6).claim, spent.unit, spent.details["method"]
-    (True, 'person', 'one noisy sum')
+    Example:
+        >>> from tacit.accounting import Gaussian, Privacy
+        >>> spent = Privacy.of(Gaussian(5.0, unit="person"), 1e-5, method="one noisy sum")
+        >>> spent
+        ε in [0.7255217, 0.7255218] at δ=1e-05, add/remove one person; method: one noisy sum
+        >>> spent.claim < spent.at(1e-6).claim, spent.unit, spent.details["method"]
+        (True, 'person', 'one noisy sum')
     """
 
     interval: Bound
@@ -38,7 +41,17 @@ class Privacy:
 
     @classmethod
     def of(cls, mechanism: Mechanism, delta: float, *, adjacency: str = "add-remove", **details: Any) -> Privacy:
-        """What a mechanism promises at δ, priced now, with ``details`` said beside it."""
+        """Price a mechanism now.
+
+        Args:
+            mechanism: What ran, with its unit.
+            delta: The δ of the claim.
+            adjacency: ``"add-remove"`` (default), ``"replace-one"`` or ``"zero-out"``.
+            details: Public values to show beside the number, by name.
+
+        Returns:
+            The guarantee.
+        """
         return cls(epsilon(mechanism, delta, adjacency=adjacency), mechanism, details)
 
     @property
@@ -53,7 +66,7 @@ class Privacy:
 
     @property
     def lower(self) -> float:
-        """No accountant could claim less than this for the same mechanism."""
+        """The lower end of the interval: no accountant could claim less for the same mechanism."""
         return self.interval.lower
 
     @property
@@ -72,11 +85,25 @@ class Privacy:
         return self.interval.unit
 
     def at(self, delta: float) -> Privacy:
-        """The same guarantee stated at another δ."""
+        """State the same guarantee at another δ.
+
+        Args:
+            delta: The new δ.
+
+        Returns:
+            A guarantee for the same mechanism, adjacency and unit, with the same details.
+        """
         return dataclasses.replace(self, interval=epsilon(self.mechanism, delta, adjacency=self.adjacency))
 
     def with_details(self, **details: Any) -> Privacy:
-        """The same guarantee with more said beside it, or said otherwise."""
+        """The same guarantee with more details, or with some replaced.
+
+        Args:
+            details: Public values to show beside the number, by name.
+
+        Returns:
+            A new guarantee; this one stays as it is.
+        """
         return dataclasses.replace(self, details={**self.details, **details})
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,13 +143,22 @@ def _text(value: Any) -> str:
 
 
 def stated_adjacency(adjacency: str, *, counted: bool) -> str:
-    """The neighbours that a guarantee is stated for, where it was planned for ``adjacency``.
+    """The adjacency that a guarantee is stated for if it was planned for ``adjacency``.
 
-    Where the number of units was counted, it, or a rate that follows from it, is public, and add/remove neighbours
-    differ in it. The guarantee is then stated for neighbours of the same number: zero-out, whose price is that of
-    add/remove or larger for every sampler here.
+    If the number of units was counted, then that number, or a rate that follows from it, is public, and add/remove
+    neighbours differ in it. The guarantee is then stated for neighbours of the same number: zero-out, whose price is
+    that of add/remove or larger for every sampler here.
 
-    >>> stated_adjacency("add-remove", counted=True), stated_adjacency("replace-one", counted=True)
-    ('zero-out', 'replace-one')
+    Args:
+        adjacency: The adjacency that the run was planned for.
+        counted: Whether the number of units, or anything that follows from it, is treated as public.
+
+    Returns:
+        ``"zero-out"`` in place of ``"add-remove"`` if the number was counted, otherwise ``adjacency``.
+
+    Example:
+        >>> from tacit.accounting import stated_adjacency
+        >>> stated_adjacency("add-remove", counted=True), stated_adjacency("replace-one", counted=True)
+        ('zero-out', 'replace-one')
     """
     return "zero-out" if counted and adjacency == "add-remove" else adjacency

@@ -1,6 +1,6 @@
 """How far apart do neighbours lie in Rényi divergence? Curves of any composition, and their conversion to (ε, δ).
 
-Every divergence is an upper bound for the larger of the two directions, computed from the same worst-case pairs as the
+Every divergence is an upper bound for the larger of the two directions, computed from the same worst pairs as the
 certified price: with K(c) = log E_P[e^{cL}], the divergence of order α is K(α-1)/(α-1), and K adds up in a composition.
 Conversions: the classic one (Mironov 2017, proposition 3) and the improved one of Canonne, Kamath & Steinke (2020,
 proposition 12).
@@ -27,14 +27,28 @@ MOMENTS = np.arange(1.0, 33.0)
 
 
 def renyi(mechanism: Mechanism, orders: ArrayLike, *, adjacency: str = "add-remove", group: int = 1) -> Array:
-    """Upper bounds on the Rényi divergence of ``mechanism`` at ``orders`` > 1, in the larger of the two directions.
+    """Upper bounds on the Rényi divergence of a mechanism, in the larger of the two directions.
 
-    Guarantee: for every neighbouring pair under ``adjacency`` (``group`` records at once) D_α(M(D) || M(D')) is at most
-    the value returned; ``inf`` where a failure probability makes it infinite.
+    Guarantee:
+        For every neighbouring pair under ``adjacency`` (``group`` units at once), D_α(M(D) || M(D')) is at most the
+        value returned.
 
-    >>> from tacit.accounting import Gaussian
-    >>> renyi(Gaussian(2.0) * 8, [2.0, 4.0])
-    array([2., 4.])
+    Args:
+        mechanism: What ran: one mechanism, or several composed with ``*`` and ``+``.
+        orders: The orders α, finite and above 1.
+        adjacency: ``"add-remove"`` (default), ``"replace-one"`` or ``"zero-out"``.
+        group: How many units one neighbour changes together (default 1).
+
+    Returns:
+        One bound for each order, in the shape of ``orders``; ``inf`` if a failure probability makes it infinite.
+
+    Raises:
+        AccountingError: If the sampler cuts its batches, so that no order has a finite bound.
+
+    Example:
+        >>> from tacit.accounting import Gaussian, renyi
+        >>> renyi(Gaussian(2.0) * 8, [2.0, 4.0])
+        array([2., 4.])
     """
     curve = RenyiCurve(mechanism, adjacency=adjacency, group=group)
     if curve.spill > 0:
@@ -51,8 +65,8 @@ def renyi(mechanism: Mechanism, orders: ArrayLike, *, adjacency: str = "add-remo
 class RenyiCurve:
     """The moments K(c) of a composition in both directions, without the events of infinite loss.
 
-    ``failure`` is the probability of those events and ``spill`` the total variation cost of truncated sampling: neither
-    has a Rényi divergence, so both are charged to δ instead: δ(ε) <= failure + (1 + e^ε)·spill + δ of the rest.
+    ``failure`` is the probability of those events and ``spill`` the total variation cost of truncated sampling. Neither
+    has a Rényi divergence, so both are charged to δ: δ(ε) <= failure + (1 + e^ε)·spill + δ of the rest.
     """
 
     def __init__(self, mechanism: Mechanism, *, adjacency: str = "add-remove", group: int = 1) -> None:
@@ -233,13 +247,15 @@ def members_of(mechanism: Mechanism, adjacency: str, group: int) -> list[tuple[M
             stated = " and ".join(part.adjacencies()) or "no adjacency"
             advice = part.advice(adjacency)
             raise AdjacencyError(
-                f"{part!r} states no guarantee under {adjacency!r}; it does under {stated}" + (advice and f": {advice}")
+                f"{part!r} has no price under {adjacency!r}; it has one under {stated}."
+                + (advice and f" Reason: {advice}.")
+                + " See: tacit explain adjacency"
             )
     return members
 
 
 def overflow_cost(variation: float, epsilon: float) -> float:
-    """(1 + e^ε)·w: what a total variation w on either side adds to δ (docs/explanation/accounting.md, section 8); 1 is all of δ.
+    """(1 + e^ε)·w: what a total variation w on each side adds to δ (docs/explanation/pairs.md); 1 is all of δ.
 
     >>> overflow_cost(1e-320, 740.0), overflow_cost(0.0, 1e9)
     (1.0, 0.0)

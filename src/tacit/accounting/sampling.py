@@ -1,7 +1,7 @@
 """How were records sampled? Poisson, truncated Poisson, fixed size, shuffled, balls in bins.
 
-A sampler wraps one mechanism and gives the privacy loss of the pair that dominates both together. What is not
-covered by a theorem is refused with the reason.
+A sampler wraps one mechanism and gives the privacy loss of a pair that dominates both together. What no theorem covers
+is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -36,13 +36,27 @@ from tacit.accounting.special import bdtrc, gammaln
 class PoissonSampled(Mechanism):
     """A mechanism run on a Poisson sample: every record takes part independently with probability ``rate``.
 
-    Gaussian: P = (1-q)N(0) + qN(1) against Q = N(0) and its reverse; replace-one (1-q)N(0) + qN(1) against
-    (1-q)N(0) + qN(-1); groups of k added or removed: Binomial(k, q) shifts (Ganesh 2024). Pure and approximate DP: the
-    amplification lemma, (ln(1 + q(e^ε - 1)), qδ). docs/explanation/accounting.md, section 8, has the proofs.
+    Gaussian: P = (1-q)N(0) + qN(1) against Q = N(0), and the reverse; under replace-one (1-q)N(0) + qN(1) against
+    (1-q)N(0) + qN(-1); for groups of k added or removed, Binomial(k, q) shifts (Ganesh 2024). Pure and approximate DP:
+    the amplification lemma, (ln(1 + q(e^ε - 1)), qδ). The proofs are in docs/explanation/pairs.md.
 
-    What is known only by its guarantee (PureDP, ApproxDP, GDP) is amplified under add/remove alone. Under zero-out a
-    blank that is sampled is still a record: a mechanism may count it, and then tells whether it was sampled. Gaussian
-    and Laplace noise is taken to be on a sum to which a blank adds nothing, so that a blank is as good as absent.
+    A mechanism known only by its guarantee (PureDP, ApproxDP, GDP) is amplified under add/remove only. Under zero-out a
+    sampled blank is still a record: a mechanism may count it, and then shows whether it was sampled. Gaussian and
+    Laplace noise is taken to be on a sum to which a blank adds nothing, so that a blank is as good as absent.
+
+    Args:
+        mechanism: What runs on the sample: Gaussian, Laplace, GDP, PureDP or ApproxDP.
+        rate: The probability that a record takes part in one run, in [0, 1].
+        unit: Taken from ``mechanism``; leave it out.
+
+    Raises:
+        AccountingError: If no amplification theorem covers ``mechanism``, or the rate is no probability.
+
+    Example:
+        >>> from tacit.accounting import Gaussian, PoissonSampled, epsilon
+        >>> step = PoissonSampled(Gaussian(1.1), rate=256 / 60000)
+        >>> epsilon(step * 3515, delta=1e-5)
+        ε in [1.133706, 1.133707] at δ=1e-05, add/remove one record
     """
 
     mechanism: Mechanism
@@ -55,8 +69,8 @@ class PoissonSampled(Mechanism):
         check_share("a sampling rate", self.rate)
         if not isinstance(self.mechanism, Gaussian | Laplace | PureDP | ApproxDP | GDP):
             raise AccountingError(
-                f"no amplification theorem is built in for {self.mechanism!r}; "
-                "PoissonSampled takes Gaussian, GDP, Laplace, PureDP and ApproxDP"
+                f"PoissonSampled has no amplification theorem for {self.mechanism!r}; "
+                "it takes Gaussian, Laplace, GDP, PureDP and ApproxDP"
             )
 
         _check_stated(self)
@@ -70,9 +84,9 @@ class PoissonSampled(Mechanism):
 
     def advice(self, adjacency: str) -> str:
         return (
-            "sampling amplifies a guarantee alone only where a record is there or not (a blank that is sampled is "
-            "not a record that is not sampled); describe the noise itself, Gaussian or Laplace on a sum to which a "
-            "blank adds nothing, or price it under add-remove, with a guarantee stated for that"
+            "sampling amplifies a bare guarantee only if a record is present or absent (a sampled blank differs from a "
+            "record that was not sampled). Describe the noise itself, Gaussian or Laplace on a sum to which a blank "
+            "adds nothing, or use add-remove with a guarantee stated for it"
         )
 
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
@@ -97,7 +111,7 @@ class PoissonSampled(Mechanism):
         return not (isinstance(inner, PureDP | ApproxDP) or self._near(adjacency))
 
     def _near(self, adjacency: str) -> bool:
-        """Whether two records that replace each other cannot lie on opposite ends of what one can add."""
+        """Whether two records that replace each other cannot lie at opposite ends of what one can add."""
         return adjacency == "replace-one" and isinstance(self.mechanism, Gaussian) and self.mechanism.replace < 2
 
     def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
@@ -172,8 +186,8 @@ class PoissonSampled(Mechanism):
 class Accumulated(Mechanism):
     """``draws`` independent Poisson draws whose sums are added up under one noise (gradient accumulation).
 
-    A record may be in several of the draws, and moves the sum once for each: Binomial(draws, rate) times. That is the
-    pair of a group of ``draws`` records in a single draw, and it is priced as that.
+    A record may be in several of the draws and moves the sum once for each: Binomial(draws, rate) times. That is the
+    pair of a group of ``draws`` records in a single draw, and it is priced as such.
 
     >>> from tacit import accounting as acc
     >>> step = acc.PoissonSampled(acc.Gaussian(1.0), 0.01)
@@ -210,10 +224,24 @@ class Accumulated(Mechanism):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class TruncatedPoissonSampled(Mechanism):
-    """Poisson sampling of ``examples`` records whose batches are cut at ``max_batch``.
+    """Poisson sampling whose batches are cut at ``max_batch`` records.
 
-    The run differs from plain Poisson sampling only when a batch overflows: a total variation w = Pr[Bin(n+k, q) > max]
-    a step on each side, which adds (1 + e^ε)·T·w to δ.
+    The run differs from plain Poisson sampling only when a batch overflows: a total variation of w = Pr[Bin(n+k, q) >
+    max] per step on each side, which adds (1 + e^ε)·T·w to δ after T steps.
+
+    Args:
+        mechanism: What runs on the sample, as in :class:`PoissonSampled`.
+        rate: The probability q that a record is drawn, in [0, 1].
+        examples: The number n of records. It is public.
+        max_batch: The largest batch; a larger one is cut to it.
+        unit: Taken from ``mechanism``; leave it out.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> step = acc.TruncatedPoissonSampled(acc.Gaussian(1.1), 0.01, examples=10_000, max_batch=200)
+        >>> plain = acc.epsilon(step.poisson() * 100, 1e-5).upper
+        >>> plain <= acc.epsilon(step * 100, 1e-5).upper < 1.001 * plain
+        True
     """
 
     mechanism: Mechanism
@@ -230,7 +258,7 @@ class TruncatedPoissonSampled(Mechanism):
         self.poisson()
 
     def poisson(self) -> PoissonSampled:
-        """The sampler without the cut."""
+        """The same sampler without the cut."""
         return PoissonSampled(self.mechanism, self.rate, unit=self.unit)
 
     def adjacencies(self) -> tuple[str, ...]:
@@ -257,13 +285,29 @@ class TruncatedPoissonSampled(Mechanism):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class FixedSizeSampled(Mechanism):
-    """A mechanism run on ``batch`` of ``examples`` records drawn without replacement.
+    """A mechanism run on exactly ``batch`` records out of ``examples``, drawn without replacement.
 
-    When the record is drawn, another is not: the sum moves by 2 under add/remove too. There the pairs
-    (1-q)N(0) + qN(2) against N(0), and its reverse, are exact, each for its direction (Zhu, Dong & Wang 2022,
-    theorem 11). Under replace-one they are attained, so they bound from below; from above, the pair whose profile is
-    the larger of the two everywhere (the same theorem). A blank moves the sum by 1 only: under zero-out the same holds
-    from above, and the pair with 1 in place of 2 is attained. See docs/explanation/accounting.md, section 8.
+    When the record is drawn, another is not, so the sum moves by 2 under add/remove too. There the pairs (1-q)N(0) +
+    qN(2) against N(0), and the reverse, are exact, each for its direction (Zhu, Dong & Wang 2022, theorem 11). Under
+    replace-one they are attained, so they bound the price from below; the upper bound is the pair whose profile is the
+    larger of the two everywhere (the same theorem). A blank moves the sum by 1 only: under zero-out the same upper
+    bound holds, and the pair with 1 in place of 2 is attained. See docs/explanation/pairs.md. Groups are not priced.
+
+    Args:
+        mechanism: What runs on the sample: Gaussian, or GDP stated for replace-one.
+        batch: The number of records in each batch.
+        examples: The number of records in all. It is public.
+        unit: Taken from ``mechanism``; leave it out.
+
+    Raises:
+        AccountingError: If the batch is larger than the data, or ``mechanism`` is neither Gaussian nor GDP.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> fixed = acc.FixedSizeSampled(acc.Gaussian(1.1), batch=100, examples=10_000) * 100
+        >>> poisson = acc.PoissonSampled(acc.Gaussian(1.1), rate=0.01) * 100
+        >>> acc.epsilon(fixed, 1e-5).lower > acc.epsilon(poisson, 1e-5).upper
+        True
     """
 
     mechanism: Mechanism
@@ -293,13 +337,13 @@ class FixedSizeSampled(Mechanism):
 
     def advice(self, adjacency: str) -> str:
         return (
-            "in a batch of fixed size a drawn record displaces another: state GDP for replace-one (for zero-out "
-            "without naming an adjacency, which says that it holds under every one), or describe the noise by Gaussian"
+            "in a batch of fixed size a drawn record displaces another. State GDP for replace-one (for zero-out, leave "
+            "its adjacency out, which says that it holds under every one), or describe the noise by Gaussian"
         )
 
     @property
     def rate(self) -> float:
-        """The chance that a given record is drawn."""
+        """The probability that a given record is drawn."""
         return self.batch / self.examples
 
     def is_tight(self, adjacency: str, group: int = 1) -> bool:
@@ -345,6 +389,19 @@ class FixedSizeSampled(Mechanism):
         return MixtureLoss(sigma, {0.0: 1.0}, shifts)
 
     def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
+        """Upper bounds on the Rényi divergence, in the larger of the two directions.
+
+        Args:
+            adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
+            orders: Rényi orders α, all above 1.
+            group: How many records one neighbour changes together; only 1 is priced.
+
+        Returns:
+            One bound for each order, or None if the bounds follow from :meth:`pair`.
+
+        Raises:
+            AccountingError: If ``group`` is above 1.
+        """
         if group > 1:
             raise AccountingError("groups are not priced for FixedSizeSampled: use PoissonSampled, or group=1")
         pair = self.pair(adjacency, "remove")
@@ -363,10 +420,20 @@ class FixedSizeSampled(Mechanism):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Shuffled(Mechanism):
-    """One pass over shuffled (or fixed) chunks, each record in exactly one: priced with no amplification.
+    """One pass over chunks of a shuffled (or fixed) order, each record in exactly one: priced without amplification.
 
-    Valid under replace-one and zero-out only: adding a record would move the boundaries of every chunk after it. Exact
-    when the chunks are known to the attacker; an upper bound when their order is not.
+    Valid under replace-one and zero-out only: adding a record would move the boundaries of every later chunk. The price
+    is exact if the attacker knows the chunks, and an upper bound otherwise.
+
+    Args:
+        mechanism: What runs on each chunk.
+        unit: Taken from ``mechanism``; leave it out.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> epoch = acc.Shuffled(acc.Gaussian(5.0))
+        >>> round(acc.epsilon(epoch * 3, 1e-5, adjacency="zero-out").upper, 3)
+        1.326
     """
 
     tight: ClassVar[bool] = False
@@ -379,6 +446,11 @@ class Shuffled(Mechanism):
 
     def adjacencies(self) -> tuple[str, ...]:
         return tuple(a for a in self.mechanism.adjacencies() if a != "add-remove")
+
+    def advice(self, adjacency: str) -> str:
+        return (
+            "adding or removing a record moves the boundaries of every later chunk" if adjacency == "add-remove" else ""
+        )
 
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         return self.mechanism.pair(adjacency, direction, group)
@@ -397,8 +469,22 @@ class Shuffled(Mechanism):
 class BallsInBins(Mechanism):
     """One pass in which every record falls into one of ``bins`` batches at random (Chua et al. 2024).
 
-    No closed worst case is known. Upper bound: the batch of the record is told to the attacker (one unsampled
-    mechanism a pass). Lower bound: only the sum over the batches is seen, N(1, bins·σ²) against N(0, bins·σ²).
+    No closed worst case is known. Upper bound: the attacker learns the batch of the record (one unsampled mechanism per
+    pass). Lower bound: the attacker sees only the sum over the batches, N(1, bins·σ²) against N(0, bins·σ²).
+
+    Args:
+        mechanism: The Gaussian noise on each batch.
+        bins: The number of batches in a pass.
+        unit: Taken from ``mechanism``; leave it out.
+
+    Raises:
+        AccountingError: If ``mechanism`` is not Gaussian.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> price = acc.epsilon(acc.BallsInBins(acc.Gaussian(5.0), bins=4), 1e-5)
+        >>> price.lower < price.upper, price.tight
+        (True, False)
     """
 
     tight: ClassVar[bool] = False
@@ -488,7 +574,10 @@ def _check_stated(sampled: Mechanism) -> None:
     """An error where what is sampled states its guarantee for adjacencies under which sampling it proves nothing."""
     if not sampled.adjacencies():
         stated = " or ".join(sampled.mechanism.adjacencies())  # type: ignore[attr-defined]
-        raise AdjacencyError(f"no guarantee is known for {sampled!r}: {sampled.advice(stated)}")
+        raise AdjacencyError(
+            f"{sampled!r} has no price under any adjacency. Reason: {sampled.advice(stated)}. "
+            "See: tacit explain adjacency"
+        )
 
 
 def _wrap_one(sampled: Any) -> None:

@@ -1,9 +1,9 @@
 """What does it cost to try several candidates and keep the best? Private selection with a random number of runs.
 
-The number of runs is drawn from a law that does not depend on the data, each run draws a candidate at random and runs
-the same mechanism (training *and* private score), and only the best result is released. Every price rests on one
-fact: the selected result has the density top·a(1-F) against that of a single run, F the rank of its score, with
-``top`` = E[K] and a falling function ``a`` that depends on the law of K only. docs/howto/tuning.md has the proofs.
+The number of runs is drawn from a law that does not depend on the data. Each run draws a candidate at random and runs
+the same mechanism (training *and* private score); only the best result is released. Every price rests on one fact: the
+selected result has the density top·a(1-F) against that of a single run, with F the rank of its score, ``top`` = E[K],
+and a falling function ``a`` that depends on the law of K only. docs/howto/tuning.md has the proofs.
 
 - Rényi: Papernot & Steinke 2022, "Hyperparameter tuning with Rényi differential privacy", theorems 2 and 6.
 - Profile, trade-off and joint bounds: from the privacy profile of the base, each tighter than the one before
@@ -39,21 +39,38 @@ _SECOND = np.exp(np.linspace(math.log(1e-2), math.log(1e4), 40))
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Selected(Mechanism):
-    """The best of K runs of ``mechanism``, K random, or the first run whose score reaches a threshold.
+    """The best of K runs of a mechanism, K random, or the first run whose score reaches a threshold.
 
-    ``distribution="negative-binomial"``: K from the truncated negative binomial law with ``eta`` > -1 (1: geometric, 0:
-    logarithmic) and ``gamma`` in (0, 1). ``distribution="poisson"``: K Poisson with mean ``mean`` (K = 0 releases
-    nothing). ``distribution="threshold"``: runs until a score reaches a threshold fixed beforehand; after each run that
-    does not, stops with probability ``gamma`` and releases nothing (Liu & Talwar 2019, algorithm 1).
+    The laws of K:
 
-    Guarantee, for whatever adjacency and group the mechanism states one: the smallest of the Rényi bound (negative
-    binomial: ε(λ) + (1+η)(1 - 1/λ')ε(λ') + (1+η)log(1/γ)/λ' + log(E K)/(λ - 1) for every λ' >= 1) and the bounds from
-    the mechanism's privacy profile. Ties in the score must be broken without the data, and K and the candidates drawn
-    without them.
+    - ``"negative-binomial"``: truncated negative binomial with ``eta`` and ``gamma``.
+    - ``"poisson"``: Poisson with mean ``mean``; K = 0 releases nothing.
+    - ``"threshold"``: run until a score reaches a threshold fixed beforehand; after each run that does not, stop with
+      probability ``gamma`` and release nothing (Liu & Talwar 2019, algorithm 1).
 
-    >>> from tacit import accounting as acc
-    >>> acc.epsilon(Selected(acc.PureDP(0.1), gamma=0.1), 1e-12).upper <= 0.3
-    True
+    Guarantee:
+        For every adjacency and group that the mechanism covers: the smallest of the Rényi bound (negative binomial:
+        ε(λ) + (1+η)(1 - 1/λ')ε(λ') + (1+η)log(1/γ)/λ' + log(E K)/(λ - 1) for every λ' >= 1) and the bounds from the
+        mechanism's privacy profile. Ties in the score must be broken without the data, and K and the candidates must be
+        drawn without the data.
+
+    Args:
+        mechanism: One run with its private score; see :func:`one_of` for a run with a random candidate.
+        distribution: The law of the number of runs: ``"negative-binomial"`` (default), ``"poisson"`` or
+            ``"threshold"``.
+        eta: Shape of the negative binomial law, above -1: 1 (default) is geometric, 0 logarithmic.
+        gamma: In (0, 1), default 0.1: the parameter of the negative binomial law, or the probability to stop after each
+            run that misses the threshold.
+        mean: Mean of the Poisson law (default 10).
+        unit: Taken from ``mechanism``; leave it out.
+
+    Raises:
+        AccountingError: If ``mechanism`` is no mechanism, or the law or its parameters are unknown or out of range.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> acc.epsilon(acc.Selected(acc.PureDP(0.1), gamma=0.1), 1e-12).upper <= 0.3
+        True
     """
 
     tight: ClassVar[bool] = False
@@ -81,14 +98,25 @@ class Selected(Mechanism):
 
     @classmethod
     def of(cls, mechanism: Mechanism, runs: float, *, distribution: str = "geometric", eta: float = 1.0) -> Selected:
-        """The selection that makes ``runs`` runs on average (for a threshold: at most).
+        """The selection that makes ``runs`` runs on average.
 
-        ``distribution``: ``"geometric"``, ``"logarithmic"``, ``"negative-binomial"`` with its ``eta``, ``"poisson"`` or
-        ``"threshold"``.
+        Args:
+            mechanism: One run with its private score.
+            runs: The expected number of runs (for a threshold: an upper bound on it). Above 1, except for Poisson.
+            distribution: ``"geometric"`` (default), ``"logarithmic"``, ``"negative-binomial"`` with its ``eta``,
+                ``"poisson"`` or ``"threshold"``.
+            eta: Shape of the law, used with ``"negative-binomial"`` only (default 1).
 
-        >>> from tacit import accounting as acc
-        >>> Selected.of(acc.Gaussian(5.0), 10, distribution="logarithmic").gamma.__round__(6)
-        0.026918
+        Returns:
+            The mechanism to price, with ``gamma`` or ``mean`` set.
+
+        Raises:
+            AccountingError: If the law is unknown or cannot have this mean.
+
+        Example:
+            >>> from tacit import accounting as acc
+            >>> acc.Selected.of(acc.Gaussian(5.0), 10, distribution="logarithmic").gamma.__round__(6)
+            0.026918
         """
         check_positive("the number of runs to expect", runs)
         if distribution == "poisson":
@@ -107,7 +135,7 @@ class Selected(Mechanism):
 
     @property
     def runs(self) -> float:
-        """How many runs to expect (for a threshold: at most)."""
+        """The expected number of runs; for a threshold, an upper bound on it."""
         if self.distribution == "poisson":
             return self.mean
         return 1 / self.gamma if self.distribution == "threshold" else expected_runs(self.eta, self.gamma)
@@ -156,9 +184,18 @@ class Selected(Mechanism):
         return Profiled(self, adjacency, group).by_tradeoff(0.0)
 
     def own_epsilon(self, delta: float, adjacency: str, group: int) -> tuple[float, float]:
-        """(lower, upper) bounds on ε at ``delta`` from the base's privacy profile.
+        """Bounds on ε from the privacy profile of the mechanism.
 
-        Lower: with a score that is the same for all, the selected result is distributed as a single one.
+        The lower end holds because with a score that is the same for all, the selected result is distributed as a
+        single one.
+
+        Args:
+            delta: The δ at which ε is asked for.
+            adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
+            group: How many records one neighbour changes together.
+
+        Returns:
+            The lower and the upper end.
         """
         low = 0.0
         if self.distribution == "negative-binomial":
@@ -166,18 +203,36 @@ class Selected(Mechanism):
         return low, Profiled(self, adjacency, group).epsilon(delta)
 
     def own_delta(self, epsilon: float, adjacency: str, group: int) -> tuple[float, float]:
-        """(lower, upper) bounds on δ at ``epsilon`` from the base's privacy profile."""
+        """Bounds on δ from the privacy profile of the mechanism.
+
+        Args:
+            epsilon: The ε at which δ is asked for.
+            adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
+            group: How many records one neighbour changes together.
+
+        Returns:
+            The lower and the upper end.
+        """
         low = 0.0
         if self.distribution == "negative-binomial":
             low = certified_delta(self.mechanism, epsilon, adjacency=adjacency, group=group).lower
         return low, Profiled(self, adjacency, group).delta(epsilon)
 
     def prices(self, delta: float, *, adjacency: str = "add-remove", group: int = 1) -> dict[str, float]:
-        """ε at ``delta`` by each of the bounds; the price is the smallest.
+        """ε by each of the bounds; the price is the smallest.
 
-        >>> from tacit import accounting as acc
-        >>> {k: round(v, 6) for k, v in Selected(acc.Gaussian(5.0)).prices(1e-6).items()}
-        {'renyi': 1.813467, 'profile': 1.580884, 'tradeoff': 1.291763, 'joint': 1.232668}
+        Args:
+            delta: The δ of the guarantee, above 0.
+            adjacency: ``"add-remove"`` (default), ``"replace-one"`` or ``"zero-out"``.
+            group: How many records one neighbour changes together (default 1).
+
+        Returns:
+            The upper bound on ε by each name: ``"renyi"``, ``"profile"``, ``"tradeoff"`` and ``"joint"``.
+
+        Example:
+            >>> from tacit import accounting as acc
+            >>> {k: round(v, 6) for k, v in acc.Selected(acc.Gaussian(5.0)).prices(1e-6).items()}
+            {'renyi': 1.813467, 'profile': 1.580884, 'tradeoff': 1.291763, 'joint': 1.232668}
         """
         bounds = Profiled(self, adjacency, group)
         return {

@@ -1,12 +1,12 @@
 """How did teachers vote? The mechanisms of PATE: noisy arg maxima over votes, their checks, and a sanitised price.
 
-Every one of them is priced in teachers that one neighbour can change. A person's records lie with one teacher; how many
-teachers a *neighbouring data set* changes depends on how people were dealt out to teachers (``partition``):
+Each is priced in teachers that one neighbour can change. A person's records lie with one teacher; how many teachers a
+*neighbouring data set* changes depends on how people were assigned to teachers (``partition``):
 
 - ``"keyed"``: by a keyed hash of who they are. Adding or removing one person changes one teacher; replacing a person by
   another changes two, the one that loses a person and the one that gains one.
-- ``"positions"``: by their place in the table. Replacing one person changes one teacher; adding or removing one shifts
-  everybody behind them, so nothing is stated under add/remove.
+- ``"positions"``: by their position in the table. Replacing one person changes one teacher; adding or removing one
+  shifts everybody after them, so there is no guarantee under add/remove.
 - ``"any"``: one neighbour changes one teacher, whatever the adjacency; the caller vouches for it.
 """
 
@@ -41,21 +41,38 @@ class _AboutTeachers(Mechanism):
     def adjacencies(self) -> tuple[str, ...]:
         return ("replace-one", "zero-out") if self.partition == "positions" else ADJACENCIES
 
+    def advice(self, adjacency: str) -> str:
+        return "adding or removing a person moves everybody after them to another teacher; use partition='keyed'"
+
     def teachers(self, adjacency: str, group: int = 1) -> int:
-        """How many teachers a neighbour changes at most."""
+        """How many teachers a neighbouring data set changes at most.
+
+        Args:
+            adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
+            group: How many people change together (default 1).
+
+        Returns:
+            The number of teachers: ``group``, or twice that for a keyed partition under replace-one.
+        """
         return group * (2 if self.partition == "keyed" and adjacency == "replace-one" else 1)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Votes(_AboutTeachers):
-    """One noisy arg max over a histogram of teachers' votes, Gaussian noise ``noise`` on every count (GNMax).
+    """One noisy arg max over a histogram of teachers' votes, with Gaussian noise on every count (GNMax).
 
     One teacher's vote moves from one class to another: √2 in L2 (Papernot et al. 2018, proposition 8: Rényi divergence
     α/σ²). The arg max is post-processing, so this is an upper bound.
 
-    >>> from tacit.accounting import renyi
-    >>> renyi(Votes(40.0), [32.0])
-    array([0.02])
+    Args:
+        noise: The standard deviation σ of the noise on each count, in votes. 0 means no noise.
+        partition: How people were assigned to teachers: ``"any"`` (default), ``"keyed"`` or ``"positions"``.
+        unit: Whom the guarantee protects (default ``"record"``).
+
+    Example:
+        >>> from tacit.accounting import Votes, renyi
+        >>> renyi(Votes(40.0), [32.0])
+        array([0.02])
     """
 
     noise: float
@@ -71,14 +88,20 @@ class Votes(_AboutTeachers):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class VoteCheck(_AboutTeachers):
-    """One noisy comparison of the largest count with a threshold, Gaussian noise ``noise`` on the *maximum* alone.
+    """One noisy comparison of the largest count with a threshold, with Gaussian noise on the *maximum* only.
 
     One teacher moves the largest count by at most 1: Rényi divergence α/(2σ²). (Noise on every count, before the
-    maximum is taken, would be another mechanism: Gaussian in L2 sensitivity √2, α/σ².)
+    maximum is taken, would be another mechanism: Gaussian with L2 sensitivity √2, α/σ².)
 
-    >>> from tacit.accounting import renyi
-    >>> round(float(renyi(VoteCheck(150.0), [2.0])[0]) * 150**2, 12)
-    1.0
+    Args:
+        noise: The standard deviation σ of the noise on the largest count, in votes. 0 means no noise.
+        partition: How people were assigned to teachers: ``"any"`` (default), ``"keyed"`` or ``"positions"``.
+        unit: Whom the guarantee protects (default ``"record"``).
+
+    Example:
+        >>> from tacit.accounting import VoteCheck, renyi
+        >>> round(float(renyi(VoteCheck(150.0), [2.0])[0]) * 150**2, 12)
+        1.0
     """
 
     noise: float
@@ -93,11 +116,17 @@ class VoteCheck(_AboutTeachers):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class LaplaceVotes(_AboutTeachers):
-    """One noisy arg max over votes, Laplace noise of ``scale`` on every count (LNMax): pure, ε = 2/scale for a teacher.
+    """One noisy arg max over votes, with Laplace noise on every count (LNMax): pure, ε = 2/scale for one teacher.
 
-    >>> from tacit.accounting import epsilon
-    >>> round(epsilon(LaplaceVotes(20.0), 1e-9).upper, 6)
-    0.1
+    Args:
+        scale: The scale of the noise on each count, in votes. 0 means no noise.
+        partition: How people were assigned to teachers: ``"any"`` (default), ``"keyed"`` or ``"positions"``.
+        unit: Whom the guarantee protects (default ``"record"``).
+
+    Example:
+        >>> from tacit.accounting import LaplaceVotes, epsilon
+        >>> round(epsilon(LaplaceVotes(20.0), 1e-9).upper, 6)
+        0.1
     """
 
     scale: float
@@ -114,17 +143,27 @@ class LaplaceVotes(_AboutTeachers):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SmoothRelease(_AboutTeachers):
-    """A number F published as F + SS·N(0, ``noise``²), SS a ``beta``-smooth upper bound on its local sensitivity.
+    """A number F published as F + SS·N(0, ``noise``²), with SS a ``beta``-smooth upper bound on its local sensitivity.
 
-    Guarantee: Rényi divergence at most αE/(2σ²v) - (½ ln v + αβ)/(α-1), with E = e^{-2β} and v = 1 - α(1-E), where
-    v > 0; infinite at larger orders. It is the divergence of two Gaussians of unequal width, N(F, s²σ²) from
-    N(F', s'²σ²), at its worst: neighbours have e^{-β} <= s'/s and |F - F'| <= min(s, s'), and three data sets in a row
-    with F = 0, 1, 1 + e^β attain both. (The formula of Papernot et al. 2018, theorem 23, lies below it where
-    2αβ > ½.) For k teachers at once the width changes by e^{kβ} and F by s'(1 + e^β + … + e^{(k-1)β}).
+    Guarantee:
+        The Rényi divergence is at most αE/(2σ²v) - (½ ln v + αβ)/(α-1), with E = e^{-2β} and v = 1 - α(1-E), if v > 0;
+        it is infinite at larger orders. For k teachers at once the width changes by e^{kβ} and F by
+        s'(1 + e^β + … + e^{(k-1)β}).
 
-    >>> from tacit.accounting import renyi
-    >>> float(renyi(SmoothRelease(beta=0.02, noise=30.0), [20.0])[0].round(9))
-    0.068773154
+    This is the divergence of two Gaussians of unequal width, N(F, s²σ²) from N(F', s'²σ²), at its worst: neighbours
+    have e^{-β} <= s'/s and abs(F - F') <= min(s, s'), and three data sets in a row with F = 0, 1, 1 + e^β attain both.
+    (The formula of Papernot et al. 2018, theorem 23, lies below it where 2αβ > ½.)
+
+    Args:
+        beta: The β by which the bound on the sensitivity is smooth: between neighbours it changes by at most e^β.
+        noise: The standard deviation σ of the noise, in units of the smooth sensitivity; above 0.
+        partition: How people were assigned to teachers: ``"any"`` (default), ``"keyed"`` or ``"positions"``.
+        unit: Whom the guarantee protects (default ``"record"``).
+
+    Example:
+        >>> from tacit.accounting import SmoothRelease, renyi
+        >>> float(renyi(SmoothRelease(beta=0.02, noise=30.0), [20.0])[0].round(9))
+        0.068773154
     """
 
     beta: float
