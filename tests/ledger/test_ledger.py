@@ -56,7 +56,7 @@ def test_a_charge_pays_for_one_release(ledger):
     charge.confirm()
     with pytest.raises(ChargeError, match="confirmed before"):
         charge.confirm()
-    with pytest.raises(ChargeError, match="another release needs another charge"), charge:
+    with pytest.raises(ChargeError, match="another release needs its own charge"), charge:
         pass
 
 

@@ -79,16 +79,16 @@ def test_a_read_only_file_is_read_and_not_charged(file, folder):
         ledger = Ledger(file)
         assert ledger.budget("people").left_epsilon == 1.0
         assert ledger.verify().ok
-        with pytest.raises(ReadOnlyLedger, match="may not be written"):
+        with pytest.raises(ReadOnlyLedger, match="is not writable"):
             ledger.charge("people", CHARGE)
 
 
 def test_a_read_only_folder_is_its_own_error(file, folder):
     with as_somebody_else(folder):
         folder.chmod(0o500)
-        with pytest.raises(ReadOnlyLedger, match="may not be written"):
+        with pytest.raises(ReadOnlyLedger, match="is not writable"):
             Ledger(file).charge("people", CHARGE)
-        with pytest.raises(ReadOnlyLedger, match="folder may not be written"):
+        with pytest.raises(ReadOnlyLedger, match="folder is not writable"):
             Ledger(folder / "new.db").register("people", epsilon=1.0, delta=0.0)
         folder.chmod(0o700)
 
@@ -118,7 +118,7 @@ def test_a_full_file_system_is_its_own_error_and_grants_nothing(tmp_path):
         ledger = Ledger(disk / "people.db")
         ledger.register("people", epsilon=1.0, delta=0.0)
         granted: list[str] = []
-        with pytest.raises(DiskFull, match=r"no room left.*nothing was granted"):
+        with pytest.raises(DiskFull, match=r"no space left.*nothing was granted"):
             charge_until_refused(ledger, granted)
         assert 0 < len(granted) < 1000
         assert [record.charge for record in ledger.history("people")] == granted
@@ -159,7 +159,7 @@ def test_a_full_database_is_its_own_error(file, monkeypatch):
 
     monkeypatch.setattr(sql.SqlStore, "_begin", small)
     ledger = Ledger(file)
-    with pytest.raises(DiskFull, match="no room left"):
+    with pytest.raises(DiskFull, match="no space left"):
         charge_until_refused(ledger, [])
     assert ledger.verify().ok
 
@@ -178,7 +178,7 @@ def test_a_file_that_is_something_else_is_its_own_error(tmp_path):
     connection.close()
     with pytest.raises(NotALedger, match="not a tacit ledger"):
         Ledger(other).datasets()
-    with pytest.raises(NotALedger, match="of something else"):
+    with pytest.raises(NotALedger, match="holds something else"):
         Ledger(other).register("people", epsilon=1.0, delta=0.0)
     with pytest.raises(StorageError, match="cannot be opened"):
         Ledger(tmp_path).datasets()
@@ -258,7 +258,7 @@ def test_a_user_who_may_only_read_cannot_charge(postgres):
         connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader")
     reader = Ledger(address.replace("team:correct-horse-7", "reader:reader-word"))
     assert reader.budget("people").left_epsilon == 1.0
-    with pytest.raises(ReadOnlyLedger, match="may not be written by this user"):
+    with pytest.raises(ReadOnlyLedger, match="is not writable for this user"):
         reader.charge("people", CHARGE)
 
 

@@ -46,9 +46,10 @@ def pages() -> dict[str, str]:
 
 
 def summary(page: str) -> str:
-    """The first line of prose, which says what happened."""
-    lines = [line.strip() for line in plain(page).splitlines()]
-    return next((line for line in lines if line and not line.startswith("#")), "")
+    """The first sentence, which says what happened."""
+    paragraphs = (" ".join(part.split()) for part in plain(page).split("\n\n"))
+    first = next((part for part in paragraphs if part and not part.startswith("#")), "")
+    return re.split(r"(?<=\.) (?=[A-Z])", first)[0]
 
 
 def plain(page: str) -> str:

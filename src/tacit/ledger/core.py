@@ -1,8 +1,8 @@
 """What has been spent on this data, and what is left?
 
 A data set is registered once, with its terms: fingerprint, unit of privacy, adjacency, whether its size is public, a
-budget (ε, δ) and the rule by which charges add up. Every release is a charge: reserved before it, confirmed after. A
-reserve that was never confirmed counts as spent, because whoever was about to see the result may have seen it.
+budget (ε, δ) and the rule that adds charges up. Every release is charged: the charge is reserved before the release and
+confirmed after it. A charge that is never confirmed still counts as spent, because somebody may have seen the result.
 Nothing is ever refunded.
 """
 
@@ -50,19 +50,28 @@ CHARGES = 100
 class Ledger:
     """The record of everything that was released about the data sets registered in it.
 
-    ``where`` is a path of a SQLite file (made at the first registration, mode 0600), ``"postgresql://…"``, or
-    nothing (or ``":memory:"``) for a ledger that lives and ends with this process.
+    Guarantee:
+        Everything charged to a data set together is (ε, δ)-DP for its unit under its adjacency, with the ε and δ it was
+        registered with, even if each charge was chosen after seeing earlier results.
 
-    >>> from tacit import accounting as acc
-    >>> ledger = Ledger()
-    >>> _ = ledger.register("people", unit="record", epsilon=1.0, delta=1e-5)
-    >>> with ledger.charge("people", acc.Laplace(10.0), purpose="one count") as charge:
-    ...     released = 42 + 3  # what the mechanism gave
-    >>> charge.epsilon <= 0.1
-    True
-    >>> ledger.charge("people", acc.PureDP(2.0))
-    Traceback (most recent call last):
-    tacit.ledger.errors.BudgetExceeded: ...
+    Args:
+        where: The path of a SQLite file (created at the first registration, mode 0600) or an address
+            ``"postgresql://…"``. None, the default, or ``":memory:"`` keeps the ledger in this process only.
+
+    Raises:
+        StorageError: If ``where`` is an address that tacit cannot use.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> ledger = Ledger()
+        >>> _ = ledger.register("people", unit="record", epsilon=1.0, delta=1e-5)
+        >>> with ledger.charge("people", acc.Laplace(10.0), purpose="one count") as charge:
+        ...     released = 42 + 3  # what the mechanism gave
+        >>> charge.epsilon <= 0.1
+        True
+        >>> ledger.charge("people", acc.PureDP(2.0))
+        Traceback (most recent call last):
+        tacit.ledger.errors.BudgetExceeded: ...
     """
 
     def __init__(self, where: str | os.PathLike[str] | None = None) -> None:
@@ -91,15 +100,37 @@ class Ledger:
         charges: int = CHARGES,
         failure_share: float = FAILURE_SHARE,
     ) -> DatasetTerms:
-        """Register a data set and fix its terms for ever. Registering it again on the same terms changes nothing.
+        """Register a data set and fix its terms forever. Registering it again on the same terms changes nothing.
 
-        Guarantee: everything charged to it together is (``epsilon``, ``delta``)-DP for one ``unit`` under
-        ``adjacency``, however the charges were chosen.
+        If the same data are registered under another name, this warns: the two budgets add up for the same people, and
+        nobody counts the sum.
 
-        ``fingerprint``: the data (a path, an array, a table: see :mod:`tacit.ledger.fingerprint`) or a text that
-        :meth:`fingerprint` gave; where they are registered under another name too, this warns, because the two budgets
-        add up and nobody counts the sum. ``charges``: by default each charge is priced at δ = ``delta``/``charges``.
-        ``rule``: ``"sum"``, or ``"renyi"`` with its ``orders`` (default: the one best for Gaussian noise).
+        Guarantee:
+            Everything charged to it together is (``epsilon``, ``delta``)-DP for one ``unit`` under ``adjacency``,
+            however the charges were chosen.
+
+        Args:
+            name: A short printable text under which charges name the data set.
+            fingerprint: The data (a path, bytes, an array, a table, or a list of these) or a text that
+                :meth:`fingerprint` returned. None, the default, registers no fingerprint: data cannot be checked then.
+            unit: Whom the guarantee protects, such as ``"record"`` or ``"person"``. Each mechanism charged must
+                protect the same unit.
+            adjacency: What a neighbour is: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
+            size_public: Whether the number of units is public. False needs ``"add-remove"`` and refuses mechanisms
+                that contain the size.
+            epsilon: The ε that all charges together may spend.
+            delta: The δ that all charges together may spend, in [0, 1).
+            rule: How charges add up: ``"sum"`` (Σε and Σδ) or ``"renyi"`` (a Rényi filter).
+            orders: The Rényi orders of the rule ``"renyi"``. None chooses the order that is best for Gaussian noise.
+            charges: How many charges share δ: each is priced at ``delta / charges`` unless it states its own.
+            failure_share: Under ``"renyi"``, the part of δ kept for failures (cut batches and (ε, δ)-mechanisms).
+
+        Returns:
+            The terms as they were recorded.
+
+        Raises:
+            DatasetExists: If the name is registered on other terms.
+            TermsError: If the terms contradict each other.
         """
         terms = _check_terms(name, unit, adjacency, epsilon, delta, charges, size_public=size_public)
         chosen = make_rule(rule, terms["epsilon"], terms["delta"], tuple(orders) if orders else None, failure_share)
@@ -135,11 +166,27 @@ class Ledger:
             )
 
     def fingerprint(self, data: Any) -> str:
-        """The fingerprint of data under this ledger's secret: may be published, tells an outsider nothing."""
+        """The fingerprint of data under this ledger's secret. It may be published: it tells an outsider nothing.
+
+        Args:
+            data: A path (the file's bytes), bytes, a text, an array or table, or a list, tuple or mapping of these.
+                The order matters.
+
+        Returns:
+            A text that begins with ``blake2b-keyed:``. Another ledger gives the same data another one.
+        """
         return fingerprint(data, self._store.key())
 
     def check_data(self, name: str, data: Any) -> None:
-        """Raise :class:`FingerprintMismatch` unless these are the data registered as ``name``."""
+        """Check that these are the data that were registered.
+
+        Args:
+            name: The name of the data set.
+            data: The data at hand, in the form that was registered.
+
+        Raises:
+            FingerprintMismatch: If the data differ, or ``name`` was registered without a fingerprint.
+        """
         expected = self.dataset(name).fingerprint
         if expected is None:
             raise FingerprintMismatch(
@@ -164,18 +211,29 @@ class Ledger:
         purpose: str = "",
         number: str | None = None,
     ) -> Charge:
-        """Reserve ``mechanism`` on the budget, before anything it computes is seen by anybody.
+        """Charge a mechanism to the budget, before anybody sees anything it computes.
 
-        When this returns, the charge is recorded and counts, whatever happens next. Use the result in a ``with`` block,
-        which confirms it at the end, or call :meth:`Charge.confirm`. ``delta`` is the charge's part of the
-        data set's δ. ``purpose`` is public: write it for readers of the card.
+        When this returns, the charge is recorded and counts, whatever happens next. Use it in a ``with`` block,
+        which confirms it at the end, or call :meth:`Charge.confirm`.
 
-        ``number`` is for work that survives a crash: a number of the caller's own, drawn at random and kept *before*
-        this call. Where the chain holds it already, for the same mechanism at the same δ, that charge is taken up
-        (see :meth:`resume`) and nothing is charged again; one that was confirmed comes back confirmed. As there, what
-        is computed must be what was computed before, with the same random numbers.
+        Args:
+            dataset: The name of a registered data set.
+            mechanism: What is about to be computed, as a mechanism of :mod:`tacit.accounting` for the data set's unit.
+            delta: This charge's part of the data set's δ. None takes the registered share, by default δ/100.
+            purpose: Why it is computed. This is public: write it for readers of the card.
+            number: For work that survives a crash: a random number of your own, saved *before* this call. If the
+                ledger already has it, for the same mechanism at the same δ, that charge is taken up (see
+                :meth:`resume`) and nothing is charged again. A confirmed one comes back confirmed. Then what is
+                computed must be what was computed before, with the same random numbers. None draws a new number.
 
-        Raises :class:`BudgetExceeded`, with what would still fit, and then nothing is recorded.
+        Returns:
+            The charge, granted and recorded.
+
+        Raises:
+            BudgetExceeded: If it does not fit, with what would still fit. Then nothing is recorded.
+            TermsError: If the mechanism does not match the data set's unit, adjacency, size or δ.
+            UnknownDataset: If no data set of this name is registered.
+            ChargeError: If ``number`` was used for something else.
         """
         terms, price = self._priced(dataset, mechanism, delta)
         rule = terms.rule
@@ -207,11 +265,24 @@ class Ledger:
             raise self._refusal(terms, mechanism, price, refused[-1]) from None
         return Charge(self, dataset, number, mechanism, price, row.hash, str(purpose))
 
-    #: The same under the name of the first of the two steps.
+    #: Another name for :meth:`charge`, after the first of its two steps.
     reserve = charge
 
     def quote(self, dataset: str, mechanism: acc.Mechanism, *, delta: float | None = None) -> Price:
-        """The price of a charge that would be granted now; raises what :meth:`charge` would. Records nothing."""
+        """The price that :meth:`charge` would record now. Nothing is recorded.
+
+        Args:
+            dataset: The name of a registered data set.
+            mechanism: What would be computed.
+            delta: The charge's part of the data set's δ. None takes the registered share.
+
+        Returns:
+            The price of the charge alone. It would be granted now.
+
+        Raises:
+            BudgetExceeded: If the charge would be refused, with what would still fit.
+            TermsError: If the mechanism does not match the data set's terms.
+        """
         terms, price = self._priced(dataset, mechanism, delta)
         totals = self._totals(self._store.rows(dataset)[0][-1])
         if not terms.rule.within(totals.plus(price)):
@@ -221,15 +292,27 @@ class Ledger:
     def resume(self, dataset: str, number: str) -> Charge:
         """Take up a charge that was reserved and not confirmed, after a crash. The resumption is recorded.
 
-        Nothing is charged again: what is computed now must be what the charge was for, with the same random numbers
+        Nothing is charged again. So what is computed now must be what the charge was for, with the same random numbers
         for what may have been seen already. A fresh draw is a new release and needs a new charge.
+
+        Args:
+            dataset: The name of the data set.
+            number: The number of the charge, as :meth:`history` lists it.
+
+        Returns:
+            The charge, still to be confirmed.
+
+        Raises:
+            ChargeError: If there is no such charge, or it was confirmed.
         """
         found = [record for record in self.history(dataset) if record.charge == number]
         if not found:
-            raise ChargeError(f"no charge {number!r} on {dataset!r}")
+            raise ChargeError(
+                f"no charge {number!r} on {dataset!r}: tacit ledger history lists the charges that there are"
+            )
         record = found[0]
         if record.confirmed:
-            raise ChargeError(f"charge {number} was confirmed; what it paid for was released. Make a new charge")
+            raise ChargeError(f"charge {number} was confirmed: what it paid for has been released. Make a new charge")
         row = self._store.append(dataset, lambda last: self._follow(last, "resume", number))
         return Charge(self, dataset, number, record.mechanism, record.price, row.hash, record.purpose)
 
@@ -239,7 +322,7 @@ class Ledger:
         if record is None:
             return None
         if (record.mechanism, record.price.delta) != (mechanism, price.delta):
-            raise ChargeError(f"charge {number} on {dataset!r} was for something else; this needs a charge of its own")
+            raise ChargeError(f"charge {number} on {dataset!r} was for something else; this needs its own charge")
         if not record.confirmed:
             return self.resume(dataset, number)
         last = [row for row in self._store.rows(dataset)[0] if row.read().get("charge") == number][-1]
@@ -291,11 +374,12 @@ class Ledger:
 
         advice = advising.advise(mechanism, fits, blank)
         if rule.name == "sum":
-            left = f"left are ε={left_epsilon:.6g} and δ={left_delta:.3g} of ε={rule.epsilon:g}, δ={rule.delta:g}"
+            rest = f"ε={left_epsilon:.6g} and δ={left_delta:.3g}"
+            left = f"left of the budget (ε={rule.epsilon:g}, δ={rule.delta:g}): {rest}"
         else:
-            rest = max(0.0, 1 - rule.used(totals))
+            share = max(0.0, 1 - rule.used(totals))
             failures = f" and δ={left_delta:.3g} for failures" if price.failure else ""
-            left = f"{rest:.2%} of the Rényi budget for ε={rule.epsilon:g}, δ={rule.delta:g}{failures} is left"
+            left = f"left of the Rényi budget (ε={rule.epsilon:g}, δ={rule.delta:g}): {share:.2%}{failures}"
         text = (
             f"{mechanism!r} on {terms.name!r} costs ε={price.epsilon:.6g} at δ={price.delta:.3g} "
             f"({terms.words}); {left}. {advising.sentence(advice)}"
@@ -309,23 +393,62 @@ class Ledger:
         return self._store.names()
 
     def dataset(self, name: str) -> DatasetTerms:
-        """The terms of a data set."""
+        """The terms of a data set.
+
+        Args:
+            name: The name it was registered under.
+
+        Returns:
+            Its fingerprint, unit, adjacency, budget and rule.
+        """
         return _dataset(self._store.first(name))
 
     def history(self, dataset: str) -> list[ChargeRecord]:
-        """Every charge of a data set in order, with whether it was confirmed."""
+        """Every charge of a data set, in order.
+
+        Args:
+            dataset: The name of the data set.
+
+        Returns:
+            One record for each charge, with its price and whether it was confirmed.
+        """
         return ChargeRecord.read(self._store.rows(dataset)[0])
 
     def mentions(self, dataset: str, charge: str) -> int:
-        """How often the chain speaks of a charge: when it is reserved, and each time it is taken up or confirmed."""
+        """Count the entries about a charge: one when it was reserved, one each time it was taken up or confirmed.
+
+        Args:
+            dataset: The name of the data set.
+            charge: The number of the charge.
+
+        Returns:
+            The number of entries; 0 if there is no such charge.
+        """
         return sum(row.read().get("charge") == charge for row in self._store.rows(dataset)[0])
 
     def budget(self, dataset: str) -> Budget:
-        """What is spent and left, and what the exact composition would be if no choice had depended on results."""
+        """What is spent and left, and what the exact composition would be if no choice had depended on results.
+
+        Args:
+            dataset: The name of the data set.
+
+        Returns:
+            The budget; ``str()`` of it is the text that ``tacit ledger budget`` prints.
+        """
         return Budget.read(self.dataset(dataset), *self._store.rows(dataset))
 
     def head(self, dataset: str) -> str:
-        """The newest hash of a data set's chain. Printed on a card, it fixes the whole history before it."""
+        """The newest hash of a data set's chain. Printed on a card, it fixes the whole history before it.
+
+        Args:
+            dataset: The name of the data set.
+
+        Returns:
+            64 hexadecimal digits.
+
+        Raises:
+            LedgerTampered: If the record of the head was deleted.
+        """
         self._store.first(dataset)
         head = self._store.rows(dataset)[1]
         if head is None:
@@ -335,13 +458,22 @@ class Ledger:
     def verify(
         self, dataset: str | None = None, *, heads: tuple[str, ...] | list[str] = (), reprice: bool = False
     ) -> Verification:
-        """Check the chain, the sums and the rule of one data set or all.
+        """Check the hash chain, the sums and the rule.
 
-        ``heads`` are hashes that were printed elsewhere and must still be in the chain of ``dataset``. ``reprice``
-        asks the accountant for every price again.
+        Args:
+            dataset: The name of one data set. None, the default, checks all of them.
+            heads: Hashes of ``dataset`` that were printed elsewhere, on a card for example. Each must still be in
+                its chain.
+            reprice: Whether to ask the accountant for every price again, and report charges that were priced too low.
+
+        Returns:
+            What was checked, and every problem in words.
+
+        Raises:
+            TermsError: If ``heads`` are given without the data set they belong to.
         """
         if heads and dataset is None:
-            raise TermsError("a head belongs to one data set: name it")
+            raise TermsError("heads belong to one data set: give its name as dataset")
         names = [dataset] if dataset is not None else self.datasets()
         problems: list[str] = []
         count = 0
@@ -372,7 +504,28 @@ class Ledger:
 class Charge:
     """A granted charge. It counts as spent from the moment it exists; ``confirm`` says that the release happened.
 
-    In a ``with`` block it is confirmed at the end; when the block raises, it stays reserved, and spent.
+    :meth:`Ledger.charge` returns it. In a ``with`` block it is confirmed at the end. If the block raises, it stays
+    reserved, and spent.
+
+    Args:
+        ledger: The ledger that granted it.
+        dataset: The name of the data set.
+        number: The charge's number in the ledger.
+        mechanism: What was charged.
+        price: What it costs by itself.
+        head: The head of the data set's chain just after this charge was recorded. Confirming renews it.
+        purpose: The public text that says why.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> ledger = Ledger()
+        >>> _ = ledger.register("people", epsilon=1.0, delta=1e-5)
+        >>> charge = ledger.charge("people", acc.Gaussian(10.0), purpose="mean age")
+        >>> charge.confirmed, charge.epsilon < 1
+        (False, True)
+        >>> charge.confirm()
+        >>> charge.confirmed
+        True
     """
 
     def __init__(
@@ -380,7 +533,6 @@ class Charge:
     ) -> None:
         self.ledger, self.dataset, self.number, self.mechanism = ledger, dataset, number, mechanism
         self.price, self.purpose = price, purpose
-        #: The head of the data set's chain just after this charge was recorded (renewed when it is confirmed).
         self.head = head
         self.confirmed = False
 
@@ -395,15 +547,19 @@ class Charge:
         return self.price.delta
 
     def confirm(self) -> None:
-        """Record that what was paid for has been released."""
+        """Record that what was paid for has been released.
+
+        Raises:
+            ChargeError: If it was confirmed before.
+        """
         if self.confirmed:
-            raise ChargeError(f"charge {self.number} was confirmed before; another release needs another charge")
+            raise ChargeError(f"charge {self.number} was confirmed before; another release needs its own charge")
         self.head = self.ledger._confirm(self.dataset, self.number)
         self.confirmed = True
 
     def __enter__(self) -> Charge:
         if self.confirmed:
-            raise ChargeError(f"charge {self.number} was used before; another release needs another charge")
+            raise ChargeError(f"charge {self.number} was used before; another release needs its own charge")
         return self
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""What can go wrong with a ledger? One error for each thing a person would do something different about."""
+"""What can go wrong with a ledger? One error for each case that a person would handle differently."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Any
 
 
 class LedgerError(Exception):
-    """Base of everything the ledger raises; the message says what to do."""
+    """Base of everything that the ledger raises. The message says what to do."""
 
 
 class BudgetExceeded(LedgerError):
-    """A charge was refused: it would take the data set over its budget. Nothing was recorded; nothing may be released.
+    """A charge was refused: it would take the data set over its budget.
 
-    ``advice`` holds what is left and what would still fit, as numbers.
+    Nothing was recorded, and nothing may be released.
+
+    Attributes:
+        advice: What is left and what would still fit, as numbers; None if it was not computed.
     """
 
     def __init__(self, message: str, advice: Advice | None = None) -> None:
@@ -26,7 +29,29 @@ class BudgetExceeded(LedgerError):
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """What a refused charge asked, what is left, and what would still fit (None: nothing does, or it was not found)."""
+    """What a refused charge asked for, what is left, and what would still fit.
+
+    Args:
+        dataset: The name of the data set.
+        asked_epsilon: The ε of the refused charge by itself, at ``asked_delta``.
+        asked_delta: The refused charge's part of δ.
+        left_epsilon: The ε that is left. Under the rule ``"renyi"``, a pure ε that would fit.
+        left_delta: The δ that is left. Under the rule ``"renyi"``, what is left for failures.
+        asked_repeats: How often the refused charge repeats the mechanism that it repeats most: the steps of a run.
+        repeats: How many repeats would fit at the same noise; None if that was not found.
+        noise: The noise with which all repeats would fit, if the charge has one kind of mechanism; else None.
+        noise_factor: The factor by which all noise would have to grow for all repeats to fit; None if none was found.
+
+    Example:
+        >>> from tacit import accounting as acc, ledger
+        >>> people = ledger.Ledger()
+        >>> _ = people.register("people", epsilon=1.0, delta=1e-5)
+        >>> try:
+        ...     people.charge("people", acc.Laplace(1.0) * 20, delta=0)
+        ... except ledger.BudgetExceeded as error:
+        ...     print(error.advice.asked_repeats, error.advice.repeats, error.advice.left_epsilon)
+        20 1 1.0
+    """
 
     dataset: str
     asked_epsilon: float
@@ -40,7 +65,7 @@ class Advice:
 
 
 class UnknownDataset(LedgerError, KeyError):
-    """No data set of this name is registered; the message lists the names there are."""
+    """No data set of this name is registered. The message lists the names that are."""
 
     def __str__(self) -> str:  # KeyError would show the message in quotes
         return str(self.args[0])
@@ -51,7 +76,7 @@ class DatasetExists(LedgerError):
 
 
 class TermsError(LedgerError, ValueError):
-    """A registration or a charge that contradicts itself or the terms of its data set (unit, adjacency, size, δ)."""
+    """A registration or charge contradicts itself or the terms of its data set (unit, adjacency, size, δ)."""
 
 
 class FingerprintMismatch(LedgerError):
@@ -59,15 +84,15 @@ class FingerprintMismatch(LedgerError):
 
 
 class PriceError(LedgerError, ArithmeticError):
-    """The accountant's two answers, ε at δ and δ at ε, contradict each other: no price, so no charge."""
+    """The accountant's ε at δ and its δ at ε contradict each other, so there is no price and no charge."""
 
 
 class ChargeError(LedgerError):
-    """A charge that is not there, or was confirmed before."""
+    """The charge does not exist, was confirmed before, or was made for something else."""
 
 
 class CopyError(LedgerError, TypeError):
-    """A ledger in memory was about to exist twice, and each copy would grant the whole budget."""
+    """A ledger in memory was about to be copied, and each copy would grant the whole budget."""
 
 
 class StorageError(LedgerError):
@@ -79,11 +104,11 @@ class ReadOnlyLedger(StorageError):
 
 
 class DiskFull(StorageError):
-    """There is no room to record a charge."""
+    """There is no space left to record a charge."""
 
 
 class LedgerBusy(StorageError):
-    """Others held the ledger's lock for too long."""
+    """Other processes held the ledger's lock for too long."""
 
 
 class AccessDenied(StorageError):
@@ -91,7 +116,7 @@ class AccessDenied(StorageError):
 
 
 class ServerUnreachable(StorageError):
-    """No server answered, or it has no such database."""
+    """No server answered, or it does not have this database."""
 
 
 class NotALedger(StorageError):
@@ -103,4 +128,4 @@ class LedgerTampered(LedgerError):
 
 
 class UnreadableEntry(LedgerError):
-    """A charge whose mechanism this process cannot read back; its price counts all the same."""
+    """This process cannot read the mechanism of a charge. Its price counts all the same."""

@@ -1,7 +1,7 @@
-"""What may others be shown of a ledger? The terms, the charges and the budget of a data set as a release.
+"""What may others see of a ledger? The terms, charges and budget of a data set, as a release.
 
-Everything in it is public: which mechanisms ran on the data with which parameters, what each cost, and the texts that
-people wrote as purposes. The ledger's secret stays where it is.
+Everything in it is public: which mechanisms ran on the data, with which parameters, what each cost, and the purposes
+that people wrote. The ledger's secret is not in it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Are these the data that were registered? A keyed fingerprint of arrays, tables and files.
 
-A plain hash of private data is itself a statement about them: who guesses the table can check the guess. Fingerprints
-here are BLAKE2b keyed with a secret that lives in the ledger and never leaves it, so that the fingerprint may be
-printed on a privacy card and tells an outsider nothing, while the ledger can still recognise the data.
+A plain hash of private data reveals something about them: whoever guesses the table can check the guess. Fingerprints
+here are BLAKE2b keyed with a secret that never leaves the ledger. So a fingerprint may be printed on a privacy card: it
+tells an outsider nothing, and the ledger can still recognise the data.
 """
 
 from __future__ import annotations

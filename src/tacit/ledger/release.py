@@ -1,12 +1,12 @@
 """What may leave the house, and what only the operator may see?
 
 They are different types. A :class:`Release` (a card, a report, a tracker's record, an exported table, a model's
-metadata) holds only values that were *charged* to a ledger or are *public*, and refuses a bare value by name. An
-:class:`OperatorView` holds what was computed from private data without noise (loss, clipped fraction, gradient norms,
-counts of clipped values): it prints marked, enters no release, leaves its values behind when pickled, and is written
-to a private :class:`OperatorLog`.
+metadata) holds only values that were *charged* to a ledger or are *public*. It refuses any other value and names it.
+An :class:`OperatorView` holds what was computed from private data without noise (loss, clipped fraction, gradient
+norms, counts of clipped values). It prints with a mark, cannot enter a release, leaves its values behind when pickled,
+and is written to a private :class:`OperatorLog`.
 
-This file stands in the ledger's room because "charged" means "there is a charge in a ledger for it", and because every
+This file is in the ledger's room because "charged" means "there is a charge in a ledger for it", and because every
 room that computes on private data may import the ledger.
 """
 
@@ -27,7 +27,7 @@ MARK = "operator view: not covered by the guarantee"
 
 
 class PrivateValueError(LedgerError, TypeError):
-    """A value that is neither charged nor public was about to leave, or a private log could be read by others."""
+    """A value that is neither charged nor public was about to be released, or others could read a private log."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +48,31 @@ class Public:
 
 
 def charged(value: Any, charge: Charge) -> Charged:
-    """Mark ``value`` as the output of the mechanism that ``charge`` paid for (or computed from such outputs alone).
+    """Mark a value as the output of the mechanism that a charge paid for.
 
-    The caller vouches for this; what the type gives is that every value which leaves was vouched for by name.
+    Guarantee:
+        None by itself: the caller vouches that ``value`` is that output, or was computed from such outputs alone. The
+        type makes sure that somebody vouched for every value in a release, by name.
+
+    Args:
+        value: What the mechanism released.
+        charge: The charge, as :meth:`Ledger.charge` granted it.
+
+    Returns:
+        The value with the name of its data set and the number of its charge.
+
+    Raises:
+        PrivateValueError: If ``charge`` is not a granted charge, or ``value`` contains an operator view.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> from tacit.ledger import Ledger
+        >>> ledger = Ledger()
+        >>> _ = ledger.register("people", epsilon=1.0, delta=1e-5)
+        >>> with ledger.charge("people", acc.Laplace(10.0)) as charge:
+        ...     count = charged(45.0, charge)  # what the mechanism gave
+        >>> Release({"count": count}).source("count")
+        'charged to people (charge ...)'
     """
     if not isinstance(charge, Charge):
         raise PrivateValueError(f"charged() takes a granted Charge, not {type(charge).__name__}")
@@ -59,10 +81,21 @@ def charged(value: Any, charge: Charge) -> Charged:
 
 
 def public(value: Any, because: str = "declared public") -> Public:
-    """Mark ``value`` as independent of private data: configuration, prices, public schema, metrics on public data.
+    """Mark a value as independent of private data: settings, prices, a public schema, metrics on public data.
 
-    >>> public(0.01, because="chosen before the data were seen").value
-    0.01
+    Args:
+        value: The value.
+        because: Why it is public. Readers of the release see this text.
+
+    Returns:
+        The value with its reason.
+
+    Raises:
+        PrivateValueError: If ``value`` contains an operator view.
+
+    Example:
+        >>> public(0.01, because="chosen before the data were seen").value
+        0.01
     """
     _no_operator_view("value", value)
     return Public(value, because)
@@ -71,12 +104,22 @@ def public(value: Any, because: str = "declared public") -> Public:
 class Release(Mapping[str, Any]):
     """A frozen mapping of charged and public values. Reading gives the bare values.
 
-    >>> release = Release({"noise_multiplier": public(1.1)})
-    >>> release["noise_multiplier"]
-    1.1
-    >>> Release({"loss": 0.3})
-    Traceback (most recent call last):
-    tacit.ledger.release.PrivateValueError: 'loss' is a bare float: ...
+    Guarantee:
+        It holds only values that somebody marked as charged or public; an operator view is refused even if marked.
+
+    Args:
+        values: By name, values marked with :func:`charged` or :func:`public`, or other releases.
+
+    Raises:
+        PrivateValueError: If a value is not marked, or is or contains an operator view.
+
+    Example:
+        >>> release = Release({"noise_multiplier": public(1.1)})
+        >>> release["noise_multiplier"]
+        1.1
+        >>> Release({"loss": 0.3})
+        Traceback (most recent call last):
+        tacit.ledger.release.PrivateValueError: 'loss' is a bare float: ...
     """
 
     __slots__ = ("_values",)
@@ -91,8 +134,8 @@ class Release(Mapping[str, Any]):
                 raise PrivateValueError(f"{key!r} is an operator view, which never enters a release")
             elif not isinstance(value, Release):
                 raise PrivateValueError(
-                    f"{key!r} is a bare {type(value).__name__}: a release holds charged(value, charge), public(value) "
-                    "and other releases. What private data gave without a charge belongs in an OperatorView"
+                    f"{key!r} is a bare {type(value).__name__}: mark it as charged(value, charge) or public(value). "
+                    "What was computed from private data without a charge belongs in an OperatorView"
                 )
             checked[str(key)] = value
         object.__setattr__(self, "_values", checked)
@@ -117,7 +160,14 @@ class Release(Mapping[str, Any]):
         return Release, (self._values,)
 
     def source(self, key: str) -> str:
-        """Why a value may leave: ``charged to people (charge 3f…)`` or ``public: reason``."""
+        """Why a value may be released.
+
+        Args:
+            key: The name of the value.
+
+        Returns:
+            ``charged to people (charge 3f…)``, ``public: reason``, or ``release`` for a release inside this one.
+        """
         value = self._values[key]
         if isinstance(value, Release):
             return "release"
@@ -126,11 +176,18 @@ class Release(Mapping[str, Any]):
         return f"public: {value.because}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The bare values, releases inside unwrapped, for JSON and trackers."""
+        """The bare values, with inner releases unwrapped, for JSON and trackers."""
         return {key: v.to_dict() if isinstance(v := self[key], Release) else v for key in self}
 
     def to_json(self, indent: int | None = 2) -> str:
-        """The release as JSON text; infinities are the string ``"inf"``."""
+        """The release as JSON text. Infinities become the string ``"inf"``.
+
+        Args:
+            indent: Spaces for each level; None writes one line.
+
+        Returns:
+            The text.
+        """
         return json.dumps(json_values(self.to_dict()), indent=indent, ensure_ascii=False, allow_nan=False)
 
     def __repr__(self) -> str:
@@ -138,16 +195,23 @@ class Release(Mapping[str, Any]):
 
 
 class OperatorView:
-    """Diagnostics computed from private data without noise, **for the operator's eyes only**.
+    """Diagnostics computed from private data without noise, **for the operator only**.
 
-    It is no mapping and no dataclass, so that a tracker or a JSON encoder which takes anything does not take it.
-    Values are attributes. A pickle carries the names and not the values.
+    Values are attributes. It is neither a mapping nor a dataclass, so that a tracker or JSON encoder that takes
+    anything does not take it. A pickle carries the names, not the values.
 
-    >>> view = OperatorView(loss=0.31, clipped_fraction=0.5)
-    >>> view
-    OperatorView(loss=0.31, clipped_fraction=0.5) [operator view: not covered by the guarantee]
-    >>> view.loss
-    0.31
+    Guarantee:
+        None: these values are not covered by differential privacy. They never enter a :class:`Release`.
+
+    Args:
+        values: The values by name.
+
+    Example:
+        >>> view = OperatorView(loss=0.31, clipped_fraction=0.5)
+        >>> view
+        OperatorView(loss=0.31, clipped_fraction=0.5) [operator view: not covered by the guarantee]
+        >>> view.loss
+        0.31
     """
 
     __slots__ = ("_here", "_values")
@@ -165,18 +229,18 @@ class OperatorView:
             return self._values[name]
         except KeyError:
             raise AttributeError(
-                f"this operator view has {', '.join(self._values) or 'nothing'}; no {name!r}"
+                f"this operator view has no {name!r}; it has {', '.join(self._values) or 'nothing'}"
             ) from None
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError("an operator view is frozen")
 
     def names(self) -> tuple[str, ...]:
-        """What is in it."""
+        """The names of the values."""
         return tuple(self._values)
 
     def reveal(self) -> dict[str, Any]:
-        """The values as a dictionary. Whoever calls this takes them out of the marked type: operator's side only."""
+        """The values as a plain dictionary, without the mark. Keep it with the operator."""
         return dict(self._values)
 
     def __copy__(self) -> OperatorView:
@@ -208,8 +272,21 @@ def _left_behind(names: tuple[str, ...]) -> OperatorView:
 class OperatorLog:
     """A private log: JSON lines in a file that only its owner can read (mode 0600).
 
-    An existing file that others can read, that belongs to somebody else, or that is a link is refused, not repaired:
-    others may have it open already.
+    An existing file that others can read, that belongs to somebody else, or that is a link is refused rather than
+    repaired: others may have it open already.
+
+    Args:
+        path: The file, created if it does not exist. New lines are appended.
+
+    Raises:
+        PrivateValueError: If the file cannot be opened, or others can reach it.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "operator.jsonl")
+        >>> OperatorLog(path).write(OperatorView(loss=0.31), step=5)
+        >>> "not covered by the guarantee" in path.read_text()
+        True
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -217,7 +294,15 @@ class OperatorLog:
         os.close(self._open())
 
     def write(self, view: OperatorView, **context: Any) -> None:
-        """Append one view, with the time and public context such as the step."""
+        """Append one view, with the time.
+
+        Args:
+            view: What to write.
+            context: Public values beside it, such as the step.
+
+        Raises:
+            PrivateValueError: If ``view`` is not an operator view, or others can reach the file by now.
+        """
         if not isinstance(view, OperatorView):
             raise PrivateValueError(f"an operator log takes an OperatorView, not {type(view).__name__}")
         line = {"time": datetime.datetime.now(datetime.UTC).isoformat(), "note": MARK, **context, **view.reveal()}
@@ -251,13 +336,25 @@ class OperatorLog:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class EvaluationData:
-    """Data to evaluate on, declared public with a reason, or private with the name of its data set.
+    """Data to evaluate on: declared public with a reason, or private with the name of its data set.
 
-    >>> test = EvaluationData.declared_public([1, 2], because="published benchmark")
-    >>> test.metric("accuracy", 0.9).value
-    0.9
-    >>> EvaluationData.private([1, 2], dataset="people").metric("accuracy", 0.9)
-    OperatorView(accuracy=0.9) [operator view: not covered by the guarantee]
+    Guarantee:
+        A result on private data is charged or is an :class:`OperatorView`; only results on public data are public.
+
+    Args:
+        data: The rows, in any form.
+        because: Why the data are public; None if they are private.
+        dataset: The name of the private data set in the ledger; None if they are public.
+
+    Raises:
+        PrivateValueError: If both or neither of ``because`` and ``dataset`` are given.
+
+    Example:
+        >>> test = EvaluationData.declared_public([1, 2], because="published benchmark")
+        >>> test.metric("accuracy", 0.9).value
+        0.9
+        >>> EvaluationData.private([1, 2], dataset="people").metric("accuracy", 0.9)
+        OperatorView(accuracy=0.9) [operator view: not covered by the guarantee]
     """
 
     data: Any
@@ -266,26 +363,58 @@ class EvaluationData:
 
     def __post_init__(self) -> None:
         if bool(self.because) == bool(self.dataset):
-            raise PrivateValueError("evaluation data is declared public, with a reason, or private, with its data set")
+            raise PrivateValueError(
+                "evaluation data are public or private: give because (the reason) or dataset (its name), one of the two"
+            )
 
     @classmethod
     def declared_public(cls, data: Any, *, because: str) -> EvaluationData:
-        """Data that protect nobody: results on them may leave."""
+        """Data that need no protection: results on them may be released.
+
+        Args:
+            data: The rows.
+            because: Why they are public.
+
+        Returns:
+            The data, marked as public.
+        """
         return cls(data, because=because)
 
     @classmethod
     def private(cls, data: Any, *, dataset: str) -> EvaluationData:
-        """Data of a registered data set: results on them are charged, or stay with the operator."""
+        """Data of a registered data set: results on them are charged, or stay with the operator.
+
+        Args:
+            data: The rows.
+            dataset: The name of the data set in the ledger.
+
+        Returns:
+            The data, marked as private.
+        """
         return cls(data, dataset=dataset)
 
     def metric(self, name: str, value: Any, charge: Charge | None = None) -> Charged | Public | OperatorView:
-        """What a result is: public, charged (``value`` is then a mechanism's output), or the operator's."""
+        """Mark a result on these data as public, charged, or for the operator only.
+
+        Args:
+            name: The name of the metric.
+            value: The result. With ``charge``, the output of the mechanism that it paid for.
+            charge: The charge that paid for the result on private data; None if none did.
+
+        Returns:
+            A public value for public data; for private data a charged value, or without ``charge`` an operator view.
+
+        Raises:
+            PrivateValueError: If the charge is on another data set.
+        """
         if self.because:
             return public(value, because=f"computed on public data ({self.because}) and released outputs")
         if charge is None:
             return OperatorView(**{name: value})
         if charge.dataset != self.dataset:
-            raise PrivateValueError(f"the charge is on {charge.dataset!r}, the evaluation data are {self.dataset!r}")
+            raise PrivateValueError(
+                f"the charge is on {charge.dataset!r}, but the evaluation data belong to {self.dataset!r}"
+            )
         return charged(value, charge)
 
     def __repr__(self) -> str:
@@ -307,7 +436,7 @@ def _no_operator_view(key: str, value: Any, depth: int = 0) -> None:
 
 
 def json_values(value: Any) -> Any:
-    """Infinities as text, numpy's scalars and arrays as Python's numbers and lists."""
+    """Plain values for JSON: infinities as text, numpy's scalars and arrays as numbers and lists."""
     if isinstance(value, Mapping):
         return {str(k): json_values(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

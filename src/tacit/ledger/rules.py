@@ -1,8 +1,8 @@
 """When may one more charge be granted, if people chose it after they saw earlier results?
 
-A rule is fixed when a data set is registered and turns every charge into a price, adds prices up, and says whether
-the sum still lies within the budget. Both rules here are *privacy filters*: they hold although the mechanisms, their
-parameters and the moment to stop are chosen from earlier outputs. docs/howto/ledger.md has the statements and proofs.
+A rule is fixed when a data set is registered. It prices every charge, adds the prices up, and says whether the sum
+is still within the budget. Both rules here are *privacy filters*: they hold even if the mechanisms, their parameters
+and the moment to stop are chosen from earlier outputs. docs/explanation/ledger.md has the statements and proofs.
 
 - :class:`SumRule`: Σε ≤ ε and Σδ ≤ δ (Rogers, Roth, Ullman & Vadhan 2016, the filter of basic composition).
 - :class:`RenyiRule`: a Rényi filter at orders fixed in advance (Feldman & Zrnic 2021 for one order;
@@ -29,7 +29,18 @@ FAILURE_SHARE = 0.01
 class Price:
     """What one charge costs: (ε, δ) by itself, and under the Rényi rule its divergence at each order.
 
-    ``epsilon`` is the accountant's certified upper end at ``delta``.
+    Args:
+        epsilon: The upper end of the accountant's interval for ε at ``delta``.
+        delta: The δ at which it was priced.
+        renyi: An upper bound on the divergence at each order of the rule ``"renyi"``; empty under ``"sum"``.
+        failure: Under ``"renyi"``, the δ that is spent on failures.
+
+    Example:
+        >>> from tacit.ledger import Ledger
+        >>> ledger = Ledger()
+        >>> _ = ledger.register("people", epsilon=1.0, delta=1e-5)
+        >>> ledger.quote("people", acc.PureDP(0.25), delta=0)
+        Price(epsilon=0.25, delta=0.0, renyi=(), failure=0.0)
     """
 
     epsilon: float
@@ -47,7 +58,14 @@ class Price:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Price:
-        """Reads what :meth:`to_dict` wrote."""
+        """Read what :meth:`to_dict` wrote.
+
+        Args:
+            plain: The plain values.
+
+        Returns:
+            The price.
+        """
         renyi = tuple(entries.decode(x) for x in plain.get("renyi", ()))
         return cls(entries.decode(plain["epsilon"]), plain["delta"], renyi, plain.get("failure", 0.0))
 

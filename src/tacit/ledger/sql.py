@@ -1,12 +1,12 @@
 """How do many processes share one ledger without ever granting too much? Storage in SQLite and PostgreSQL.
 
-A charge is one transaction that holds the lock of its data set from reading the last entry to writing the next: in
-SQLite ``BEGIN IMMEDIATE`` on a file that is synced before the commit returns, in PostgreSQL a locked row in the table
-of heads with synchronous commit. Every act opens its own connection and closes it, so nothing is shared across a fork
-or between threads.
+A charge is one transaction that holds the lock of its data set from reading the last entry to writing the next. In
+SQLite this is ``BEGIN IMMEDIATE`` on a file that is synced before the commit returns; in PostgreSQL it is a locked row
+in the table of heads, with synchronous commit. Every operation opens and closes its own connection, so nothing is
+shared across a fork or between threads.
 
-The rollback journal is kept (no write-ahead log): between two charges the one file holds everything, so a copy of it
-can never lack the newest charges. Triggers forbid changing rows; the hash chain finds it when somebody removed them.
+SQLite uses a rollback journal, not a write-ahead log: between two charges the one file holds everything, so a copy of
+it never lacks the newest charges. Triggers forbid changing rows; if somebody removes them, the hash chain shows it.
 """
 
 from __future__ import annotations
@@ -194,7 +194,9 @@ class SqlStore:
                 return row
             except _Again:
                 if attempt == _RETRIES - 1:
-                    raise LedgerBusy(f"{self.place()}: too many others charge {dataset!r} at once; try again") from None
+                    raise LedgerBusy(
+                        f"{self.place()}: too many processes charge {dataset!r} at once; try again"
+                    ) from None
         raise AssertionError("unreachable")
 
     # -- pieces ------------------------------------------------------------------------------------------------------
@@ -308,7 +310,7 @@ class SqlStore:
     def _make_tables(self, connection: Connection) -> None:
         if self._path:
             if sa.inspect(connection).get_table_names():
-                raise NotALedger(f"{self.place()} is a SQLite database of something else; choose another file")
+                raise NotALedger(f"{self.place()} is a SQLite database that holds something else; choose another file")
             connection.exec_driver_sql("PRAGMA journal_mode=DELETE")
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         else:
@@ -334,12 +336,14 @@ class SqlStore:
         try:
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, stat.S_IRUSR | stat.S_IWUSR))
         except FileNotFoundError:
-            raise StorageError(f"cannot make the ledger {self._path}: there is no folder {self._path.parent}") from None
+            raise StorageError(
+                f"cannot create the ledger {self._path}: there is no folder {self._path.parent}"
+            ) from None
         except PermissionError:
-            raise ReadOnlyLedger(f"cannot make the ledger {self._path}: the folder may not be written") from None
+            raise ReadOnlyLedger(f"cannot create the ledger {self._path}: the folder is not writable") from None
         except OSError as error:
             kind = ReadOnlyLedger if error.errno == 30 else StorageError  # 30: a read-only file system
-            raise kind(f"cannot make the ledger {self._path}: {error.strerror}") from None
+            raise kind(f"cannot create the ledger {self._path}: {error.strerror}") from None
 
     # -- errors ------------------------------------------------------------------------------------------------------
 
@@ -353,16 +357,14 @@ class SqlStore:
         name = getattr(error, "sqlite_errorname", "") or ""
         place = self.place()
         if name.startswith("SQLITE_READONLY"):
-            return ReadOnlyLedger(
-                f"the ledger {place} may not be written (read-only file or folder); nothing was granted"
-            )
+            return ReadOnlyLedger(f"the ledger {place} is not writable (read-only file or folder); nothing was granted")
         if name.startswith("SQLITE_CANTOPEN") or name.startswith("SQLITE_PERM"):
             if writing and os.access(place, os.R_OK):
-                return ReadOnlyLedger(f"the folder of the ledger {place} may not be written; nothing was granted")
+                return ReadOnlyLedger(f"the folder of the ledger {place} is not writable; nothing was granted")
             return StorageError(f"the ledger {place} cannot be opened: check that it is a file you may read and write")
         if name.startswith("SQLITE_FULL"):
             return DiskFull(
-                f"no room left on the disk of the ledger {place}; nothing was granted. Make room and try again"
+                f"no space left on the disk of the ledger {place}; nothing was granted. Free some space and try again"
             )
         if name.startswith("SQLITE_NOTADB"):
             return NotALedger(f"{place} is not a SQLite database, so it is not a ledger")
@@ -371,7 +373,7 @@ class SqlStore:
                 f"the ledger {place} is damaged; restore it from a backup and verify it against a printed head"
             )
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-            return LedgerBusy(f"others held the ledger {place} for more than {PATIENCE:g} s; try again")
+            return LedgerBusy(f"other processes held the ledger {place} for more than {PATIENCE:g} s; try again")
         return StorageError(f"the ledger {place} could not be read or written ({error}); nothing was granted")
 
     def _postgres_error(self, error: BaseException | None) -> Exception:
@@ -382,20 +384,20 @@ class SqlStore:
             return _Again(f"others changed {place} at the same moment; try again")
         if code in ("28P01", "28000") or "password" in text or "authentication" in text:
             return AccessDenied(
-                f"{place} did not accept this user and password. The password may stand in the address, in PGPASSWORD "
-                "or in ~/.pgpass; it is not carried by a pickle into another process, nor kept in the folder of a run: "
-                "with --resume give --ledger again, or set PGPASSWORD"
+                f"{place} did not accept this user and password. Give the password in the address, in PGPASSWORD or "
+                "in ~/.pgpass. A pickle does not carry it into another process, and the folder of a run does not keep "
+                "it: with --resume give --ledger again, or set PGPASSWORD"
             )
         if code == "3D000" or ("database" in text and "does not exist" in text):
-            return ServerUnreachable(f"the server of {place} has no such database; make it with createdb")
+            return ServerUnreachable(f"the server of {place} has no such database; create it with createdb")
         if code in ("53100", "53200"):
-            return DiskFull(f"the server of {place} has no room left; nothing was granted")
+            return DiskFull(f"the server of {place} has no space left; nothing was granted")
         if code in ("25006", "42501"):
             return ReadOnlyLedger(
-                f"{place} may not be written by this user (or is a read-only replica); nothing was granted"
+                f"{place} is not writable for this user (or is a read-only replica); nothing was granted"
             )
         if code in ("55P03", "57014"):
-            return LedgerBusy(f"others held the ledger {place} for too long; try again")
+            return LedgerBusy(f"other processes held the ledger {place} for too long; try again")
         if not code or code.startswith(("08", "57P")):
             return ServerUnreachable(f"no answer from the server of {place}: is it running, and is the address right?")
         return StorageError(f"{place} could not be read or written (SQLSTATE {code}); nothing was granted")
@@ -433,7 +435,7 @@ def _address(where: str | os.PathLike[str]) -> tuple[URL, dict[str, str]]:
     if backend not in ("postgresql", "postgres"):
         raise StorageError(f"{backend} is not a database that tacit knows; use a SQLite file or postgresql://…")
     if "@" in (url.host or ""):  # the end of a password with an @ in it
-        raise StorageError("the address holds more than one @: write one that is part of the password as %40")
+        raise StorageError("the address holds more than one @: write an @ inside the password as %40")
     found = {k: v if isinstance(v, str) else v[-1] for k, v in url.query.items() if k.lower() in _SECRET}
     if url.password is not None:
         found["password"] = str(url.password)

@@ -1,7 +1,7 @@
-"""Where do entries live? What a store must do, and the one that lives in memory.
+"""Where are entries kept? What a store must do, and the one in memory.
 
-A store keeps, for each data set, its rows and apart from them its head, and appends one row at a time so that nobody
-else can append between reading the last row and writing the next. :mod:`tacit.ledger.sql` does this in SQLite and
+For each data set, a store keeps the rows and, apart from them, the head. It appends one row at a time, and nobody else
+can append between reading the last row and writing the next. :mod:`tacit.ledger.sql` does this in SQLite and
 PostgreSQL.
 """
 
@@ -20,7 +20,7 @@ Decide = Callable[[Row], dict[str, Any]]
 
 WHY_NOT_COPIED = (
     "this ledger is in memory, and a copy in another process would grant the whole budget a second time; "
-    'keep it in a file (tacit.Ledger("people.db")) or a server (tacit.Ledger("postgresql://…")), which all share'
+    'keep it in a file (tacit.Ledger("people.db")) or on a server (tacit.Ledger("postgresql://…")) that all share'
 )
 
 

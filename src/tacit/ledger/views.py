@@ -1,7 +1,7 @@
-"""How does the ledger look to a reader? Terms, charges, what is left, and whether the record still holds.
+"""What does a ledger show its readers? Terms, charges, what is left, and whether the record still holds.
 
-Everything here is computed from the entries alone. All of it is public: mechanisms, prices and terms say how the data
-were used, never what they hold.
+Everything here is computed from the entries alone, and all of it is public: mechanisms, prices and terms say how the
+data were used, never what they contain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,27 @@ NOT_ADAPTIVE = "if the choices had not depended on results"
 
 @dataclasses.dataclass(frozen=True)
 class DatasetTerms:
-    """The terms of a data set, fixed when it was registered."""
+    """The terms of a data set, fixed when it was registered.
+
+    Args:
+        name: The name of the data set.
+        fingerprint: The keyed fingerprint of the data; None if none was registered.
+        unit: Whom the guarantee protects, such as ``"person"``.
+        adjacency: What a neighbour is: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
+        size_public: Whether the number of units is public.
+        epsilon: The ε of the whole budget.
+        delta: The δ of the whole budget.
+        charge_delta: The δ at which a charge is priced unless it states its own.
+        rule: How charges add up, and when one more is granted.
+
+    Example:
+        >>> from tacit.ledger import Ledger
+        >>> terms = Ledger().register("people", unit="person", epsilon=2.0, delta=1e-6)
+        >>> terms.words
+        'add/remove one person'
+        >>> terms.charge_delta
+        1e-08
+    """
 
     name: str
     fingerprint: str | None
@@ -38,17 +58,25 @@ class DatasetTerms:
 
     @property
     def words(self) -> str:
-        """The adjacency and the unit in words."""
+        """The adjacency and the unit in words, such as ``add/remove one person``."""
         return ADJACENCY_WORDS[self.adjacency].format(unit=self.unit)
 
     def to_terms(self) -> dict[str, Any]:
-        """The terms as the registration's entry holds them."""
+        """The terms as plain values, as the entry of the registration stores them."""
         names = ("fingerprint", "unit", "adjacency", "size_public", "epsilon", "delta", "charge_delta")
         return {name: getattr(self, name) for name in names} | self.rule.to_dict()
 
     @classmethod
     def from_terms(cls, name: str, terms: dict[str, Any]) -> DatasetTerms:
-        """Reads what :meth:`to_terms` wrote."""
+        """Read what :meth:`to_terms` wrote.
+
+        Args:
+            name: The name of the data set.
+            terms: The plain values.
+
+        Returns:
+            The terms.
+        """
         orders = tuple(terms["orders"]) if "orders" in terms else None
         share = terms.get("failure_share", FAILURE_SHARE)
         rule = make_rule(terms["rule"], terms["epsilon"], terms["delta"], orders, share)
@@ -58,7 +86,27 @@ class DatasetTerms:
 
 @dataclasses.dataclass(frozen=True)
 class ChargeRecord:
-    """One charge as it stands in the history. Its price counts whether or not its mechanism can be read here."""
+    """One charge as it stands in the history. Its price counts whether or not its mechanism can be read here.
+
+    Args:
+        seq: The place of the charge in the data set's chain.
+        charge: The charge's number.
+        time: When it was reserved, in UTC (ISO 8601).
+        description: The mechanism as plain values.
+        purpose: The public text that says why.
+        price: What it costs by itself.
+        confirmed: Whether the release was confirmed. It counts as spent in either case.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> from tacit.ledger import Ledger
+        >>> ledger = Ledger()
+        >>> _ = ledger.register("people", epsilon=1.0, delta=1e-5)
+        >>> _ = ledger.charge("people", acc.Laplace(10.0), purpose="one count")
+        >>> [record] = ledger.history("people")
+        >>> record.mechanism, record.purpose, record.confirmed
+        (Laplace(10), 'one count', False)
+    """
 
     seq: int
     charge: str
@@ -70,13 +118,17 @@ class ChargeRecord:
 
     @property
     def mechanism(self) -> acc.Mechanism:
-        """What was charged; :class:`UnreadableEntry` where this process has no such mechanism."""
+        """What was charged.
+
+        Raises:
+            UnreadableEntry: If this process has no such mechanism.
+        """
         try:
             return acc.from_dict(self.description)
         except (acc.AccountingError, KeyError, TypeError, ValueError) as error:
             raise UnreadableEntry(
                 f"entry {self.seq} (charge {self.charge[:8]}) describes a mechanism that cannot be read here: {error}. "
-                "It stays charged at its price; what it was, only the program that made it or a newer tacit knows"
+                "It stays charged at its price; the program that made it, or a newer tacit, can read it"
             ) from None
 
     @property
@@ -88,12 +140,19 @@ class ChargeRecord:
 
     @property
     def words(self) -> str:
-        """The mechanism for a table."""
+        """The mechanism in words, for a table."""
         return repr(self.mechanism) if self.readable else f"{self.description.get('kind')} (cannot be read here)"
 
     @classmethod
     def read(cls, rows: Sequence[Row]) -> list[ChargeRecord]:
-        """The charges in these rows, in order."""
+        """The charges in these rows, in order.
+
+        Args:
+            rows: The stored entries of one data set.
+
+        Returns:
+            One record for each charge.
+        """
         opened = [row.read() for row in rows]
         confirmed = {entry["charge"] for entry in opened if entry["kind"] == "confirm"}
         return [
@@ -125,11 +184,31 @@ class ChargeRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What is spent and what is left of one data set's budget.
+    """What is spent and what is left of one data set's budget. The guarantee is the registered (ε, δ).
 
-    The guarantee is the registered (ε, δ). ``spent_epsilon`` and ``spent_delta`` are the sums of the charges' own
-    prices; under the rule ``"sum"`` they are what the budget is compared with. ``composition`` is the exact
-    price of all charges together at the data set's δ, true *if the choices had not depended on results*.
+    Args:
+        dataset: The terms of the data set.
+        spent_epsilon: The sum of the charges' own ε. Under the rule ``"sum"`` this is compared with the budget.
+        spent_delta: The sum of the charges' δ.
+        left_epsilon: The ε that is left. Under the rule ``"renyi"``, a pure ε that would still fit.
+        left_delta: The δ that is left. Under the rule ``"renyi"``, what is left for failures.
+        used: The part of the budget that is gone, from 0 to 1.
+        charges: The number of charges.
+        unconfirmed: How many of them were never confirmed. They count as spent.
+        composition: The exact price of all charges together at the data set's δ, which holds *if the choices had not
+            depended on results*; None if there is none.
+        head: The newest hash of the chain.
+        renyi: Order, divergence spent and limit for each order of the rule ``"renyi"``; empty under ``"sum"``.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> from tacit.ledger import Ledger
+        >>> ledger = Ledger()
+        >>> _ = ledger.register("people", epsilon=1.0, delta=1e-5)
+        >>> _ = ledger.charge("people", acc.PureDP(0.25), delta=0)
+        >>> budget = ledger.budget("people")
+        >>> budget.spent_epsilon, budget.left_epsilon, budget.used
+        (0.25, 0.75, 0.25)
     """
 
     dataset: DatasetTerms
@@ -142,11 +221,23 @@ class Budget:
     unconfirmed: int
     composition: acc.Bound | None
     head: str
-    renyi: tuple[tuple[float, float, float], ...] = ()  # order, spent, limit
+    renyi: tuple[tuple[float, float, float], ...] = ()
 
     @classmethod
     def read(cls, dataset: DatasetTerms, rows: Sequence[Row], head: ChainHead | None) -> Budget:
-        """The state after these rows."""
+        """The budget after these entries.
+
+        Args:
+            dataset: The terms of the data set.
+            rows: Its stored entries, in order.
+            head: The newest place and hash, which the store keeps apart from the entries.
+
+        Returns:
+            What is spent and left.
+
+        Raises:
+            LedgerTampered: If the record of the head is missing.
+        """
         if head is None:
             raise LedgerTampered(f"the record of the head of {dataset.name!r} is missing")
         records = ChargeRecord.read(rows)
@@ -212,7 +303,20 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """The result of checking a ledger: ``ok``, or every problem in words."""
+    """The result of checking a ledger: ``ok``, or every problem in words.
+
+    Args:
+        datasets: The names of the data sets that were checked.
+        entries: How many entries were read.
+        problems: One sentence for each problem; empty if there is none.
+
+    Example:
+        >>> from tacit.ledger import Ledger
+        >>> ledger = Ledger()
+        >>> _ = ledger.register("people", epsilon=1.0, delta=1e-5)
+        >>> ledger.verify()
+        Verification(datasets=('people',), entries=1, problems=())
+    """
 
     datasets: tuple[str, ...]
     entries: int
@@ -220,11 +324,15 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
+        """Whether no problem was found."""
         return not self.problems
 
     def require(self) -> None:
-        """Raise :class:`LedgerTampered` with every problem, unless there is none."""
+        """Return if there is no problem, raise if there is one.
+
+        Raises:
+            LedgerTampered: If there are problems; the message lists them all.
+        """
         if self.problems:
             raise LedgerTampered("\n".join(self.problems))
 
@@ -266,7 +374,7 @@ def _content_problems(name: str, opened: list[dict[str, Any]], *, reprice: bool)
         elif entry["kind"] not in ("confirm", "resume"):
             problems.append(f"{at} is of the unknown kind {entry['kind']!r}")
         elif entry["charge"] not in known:
-            problems.append(f"{at} speaks of charge {entry['charge']}, which was never reserved")
+            problems.append(f"{at} is about charge {entry['charge']}, which was never reserved")
         if Totals.from_dict(entry["totals"]) != totals:
             problems.append(f"{at} does not carry the sum of the charges before it")
     return problems
