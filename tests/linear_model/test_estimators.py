@@ -386,3 +386,11 @@ def test_there_is_no_seed_and_two_fits_differ():
     assert "random_state" not in LinearRegression().get_params()
     one, two = (LinearRegression(1.0, **BOUNDS).fit(x, y).coef_ for _ in range(2))
     assert (one != two).all()
+
+
+def test_numbers_out_of_numpy_are_numbers():
+    x, y = numbers(500)
+    half = np.float32(0.5)
+    for settings in ({"split": half}, {"split": (half, half)}):
+        model = FunctionalLinearRegression(np.float32(1.0), **BOUNDS, **settings)
+        assert model.fit(x, y).privacy_.claim <= 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -292,3 +293,10 @@ def test_a_seeded_generator_repeats_a_run():
         train(model, optimizer, loader)
         ends.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_delta_may_come_out_of_numpy():
+    accountant = create_accountant("rdp")
+    accountant.step(noise_multiplier=np.float32(1.0), sample_rate=np.float64(0.01))
+    delta = np.float32(1e-5)
+    assert accountant.get_epsilon(delta) == accountant.get_epsilon(float(delta))

@@ -117,3 +117,10 @@ def test_permute_and_flip_draws_its_law():
     assert (np.abs(drawn - draws * law) < 5 * np.sqrt(draws * law * (1 - law))).all()
     with pytest.raises(TuningError, match="nothing to choose"):
         permute_and_flip([], 1.0)
+
+
+def test_numbers_out_of_numpy_choose_as_well() -> None:
+    one, scores = np.float32(1.0), np.array([10, 900, 20])
+    assert exponential_mechanism(scores, one, sensitivity=one) == 1
+    assert permute_and_flip(scores, one, sensitivity=one) == 1
+    assert generalised_exponential_mechanism(scores, np.ones(3, np.float32), one) == 1

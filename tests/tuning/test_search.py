@@ -499,3 +499,10 @@ def test_the_scores_of_the_house_go_to_processes_and_arrays_are_lists_of_values(
     for wrong in ({"runs": math.nan}, {"method": "threshold", "threshold": math.nan}):
         with pytest.raises(TuningError, match="number"):
             PrivateSearch({"at": [0.0]}, constant, score, mechanism=gaussian, epsilon=2.0, delta=1e-6, **wrong)
+
+
+def test_a_search_takes_numbers_out_of_numpy():
+    score = tuning.Score(lambda model: 1.0, sensitivity=np.float32(1.0), noise=np.int64(20))
+    numbers = {"epsilon": np.float32(2.0), "delta": np.float64(1e-6), "runs": np.int64(3), "workers": np.int64(1)}
+    search = PrivateSearch({"at": [0.0]}, constant, score, mechanism=gaussian, **numbers)
+    assert search.run().privacy.claim <= 2.0

@@ -105,7 +105,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if fixed:
             raise TuningError(f"{', '.join(sorted(fixed))} cannot be searched: the budget is that of the whole search")
         every = self.validation_every
-        if isinstance(every, bool) or not isinstance(every, int) or every < 2:
+        if isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 2:
             raise TuningError(f"validation_every is a whole number, 2 or more, not {every!r}")
         unit = unit_of(_word(known), owned=groups is not None, ids="Give their ids: fit(X, y, groups=ids)")
         whose = np.arange(len(X)) if groups is None else owner_numbers(groups, len(X))

@@ -89,6 +89,7 @@ def generalised_exponential_mechanism(
         raise TuningError("every sensitivity is a number above 0")
     if not 0 < beta < 1:
         raise TuningError(f"beta is a probability between 0 and 1, not {beta!r}")
+    (epsilon,) = _numbers([epsilon])
     compared = comparisons(scores, sensitivities, epsilon, beta)
     return exponential_choice([-s for s in compared], Fraction(epsilon) / 2, source=source)
 
@@ -120,6 +121,7 @@ def _rate(scores: Sequence[float], epsilon: float, sensitivity: float, *, monoto
     _check(scores, epsilon)
     if not 0 < sensitivity < math.inf:
         raise TuningError(f"the sensitivity is a number above 0, not {sensitivity!r}")
+    epsilon, sensitivity = _numbers([epsilon, sensitivity])
     return Fraction(epsilon) / (Fraction(sensitivity) * (1 if monotone else 2))
 
 

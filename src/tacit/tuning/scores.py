@@ -53,7 +53,7 @@ class Score:
     def __post_init__(self) -> None:
         for name in ("sensitivity", "noise"):
             value = getattr(self, name)
-            if not (isinstance(value, int | float) and 0 < value < math.inf):
+            if not (isinstance(value, int | float | np.number) and 0 < value < math.inf):
                 raise TuningError(f"the {name} of a score is a number above 0, not {value!r}")
         if self.kind not in ("gaussian", "laplace"):
             raise TuningError(f"the noise of a score is 'gaussian' or 'laplace', not {self.kind!r}")

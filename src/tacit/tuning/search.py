@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import json
 import math
+import numbers
 import os
 import sys
 import uuid
@@ -220,7 +221,7 @@ class PrivateSearch:
             raise TuningError("give ledger= and dataset= together")
 
     def _check_workers(self) -> None:
-        if isinstance(self.workers, bool) or not isinstance(self.workers, int) or self.workers < 1:
+        if isinstance(self.workers, bool) or not isinstance(self.workers, numbers.Integral) or self.workers < 1:
             raise TuningError(f"workers is a whole number, 1 or more, not {self.workers!r}")
         if self.cluster is not None and self.workers != 1:
             raise TuningError("workers= is for the local backend; with Ray say backend=tacit.cluster.Ray(at_once=…)")

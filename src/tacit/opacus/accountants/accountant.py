@@ -7,6 +7,7 @@ the same number, which is never above the one of Opacus' accountant of that name
 from __future__ import annotations
 
 import math
+import numbers
 import uuid
 import warnings
 from collections import Counter, OrderedDict
@@ -136,7 +137,7 @@ class IAccountant:
         )
 
     def _priced(self, delta: float, *, poisson: bool, counted: bool) -> acc.Privacy:
-        if not (isinstance(delta, int | float) and 0 < delta < 1):
+        if not (isinstance(delta, numbers.Real) and 0 < delta < 1):
             raise ValueError(f"delta must lie strictly between 0 and 1, not {delta!r}")
         spent = self._spent(poisson)
         adjacency = acc.stated_adjacency(_adjacency(spent), counted=counted)
