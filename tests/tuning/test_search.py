@@ -435,7 +435,7 @@ def test_a_price_that_depends_on_a_continuous_draw_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"method": "best of three"}, "method is one of"),
+        ({"method": "best of three"}, "method must be one of"),
         ({"epsilon": 0.0}, "total budget"),
         ({"threshold": 3.0}, "belongs to"),
         ({"method": "threshold"}, "belongs to"),

@@ -52,7 +52,7 @@ def test_a_word_for_the_unit_without_ids_is_refused_with_the_way_to_give_them():
     assert correct_count(x, y).mechanism.unit == correct_count(x, y, unit="record").mechanism.unit == "record"
     with pytest.raises(TuningError, match="one id for each"):
         correct_count(x, y, groups=[1, 2])
-    with pytest.raises(TuningError, match="as many, please"):
+    with pytest.raises(TuningError, match="one id for each record that is scored"):
         bounded_loss(lambda model: [0.0, 0.0, 0.0], groups=[1, 2]).exact(None)
 
 

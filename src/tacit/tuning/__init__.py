@@ -1,6 +1,6 @@
 """How do I choose hyper-parameters without leaking?
 
-Good defaults first (:func:`good_defaults`), then public data (:func:`tune_on_public`), which cost nothing; then
+Try good defaults first (:func:`good_defaults`), then public data (:func:`tune_on_public`): both are free. Then
 :class:`PrivateSearch`, which pays for every look at the private data out of one total budget.
 """
 

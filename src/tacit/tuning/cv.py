@@ -1,8 +1,8 @@
 """How do I search over tacit's scikit-learn estimators privately? :class:`PrivateSearchCV`.
 
-It looks like ``RandomizedSearchCV`` and works differently: there are no folds (every fold would be another look at the
-same people), candidates are scored with noise on rows set apart by secret coins, and one total (ε, δ) covers it all.
-scikit-learn is imported here and nowhere else in this room.
+It looks like ``RandomizedSearchCV`` but works differently. There are no folds, because every fold would be another look
+at the same people. Candidates are scored with noise on rows that are set aside at random, and one total (ε, δ) covers
+everything. scikit-learn is imported here and nowhere else in this room.
 """
 
 from __future__ import annotations
@@ -32,23 +32,42 @@ def _has(name: str) -> Any:
 
 
 class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
-    """Fit an estimator with hyper-parameters that were chosen privately, within a total (``epsilon``, ``delta``).
+    """Fit one of tacit's estimators with privately chosen hyper-parameters, within one total budget.
 
-    ``estimator`` is one of tacit's (it has ``epsilon`` and, after a fit, ``privacy_``); ``param_space`` maps its
-    parameters to lists or distributions. One row in ``validation_every``, drawn by independent secret coins, is kept
-    for the score: right answers, or the squared error within the estimator's ``target_bounds``; ``score_noise`` is its
-    noise. The rest is :class:`PrivateSearch`'s.
+    After ``fit`` it has ``best_estimator_``, ``best_params_``, ``best_score_`` (noisy; None for the exponential
+    methods) and ``privacy_``. Classifiers are scored by right answers, regressions by the squared error within their
+    ``target_bounds``.
 
-    After ``fit``: ``best_estimator_``, ``best_params_``, ``best_score_`` (noisy) and ``privacy_``. Guarantee:
-    ``privacy_`` covers all of them together, zero out one row; the number of rows is treated as public. With
-    ``groups`` in ``fit``, one id for each row, a coin falls for each id, and one id with all of its rows is protected.
+    Guarantee:
+        ``privacy_`` covers model, parameters and score together, for zeroing out one row; the number of rows is treated
+        as public. With ``groups`` in :meth:`fit` it protects one owner with all of their rows.
 
-    >>> from tacit.sgd import Classifier
-    >>> x = np.random.default_rng(0).uniform(-1, 1, (2000, 2))
-    >>> search = PrivateSearchCV(Classifier(bounds=(-1, 1), epochs=3), {"learning_rate": [0.01, 2.0]},
-    ...                          epsilon=3.0, delta=1e-5, runs=3)
-    >>> search.fit(x, x[:, 0] > 0).privacy_.upper <= 3.0
-    True
+    Args:
+        estimator: One of tacit's estimators: it has a parameter ``epsilon`` and, after a fit, ``privacy_``.
+        param_space: A mapping from its parameters to lists or distributions (:class:`Space`).
+        epsilon: The total budget of the search.
+        delta: The δ of the total budget.
+        method: How the number of runs is drawn, or how one is chosen: see :class:`PrivateSearch`.
+        runs: The mean number of runs. None takes the size of a grid (at least 2), or 10.
+        eta: The η of ``method="negative-binomial"``.
+        threshold: The score that is good enough, for ``method="threshold"``.
+        choice_epsilon: The part of ``epsilon`` that the exponential methods spend on the choice. None means 10%.
+        validation_every: Each row is set aside for scoring with probability 1 in this many, independently; 2 or more.
+        score_noise: The standard deviation of the noise on the score, in right answers (or in the largest loss).
+        ledger: The ledger to charge once, before the first run; goes with ``dataset``. None charges nothing.
+        dataset: The name of the data set in the ledger.
+        purpose: The text of the charge.
+        workers: How many runs go on at once on this machine.
+        backend: ``"local"``, ``"ray"`` or a :class:`tacit.cluster.Ray`.
+
+    Example:
+        >>> from tacit.linear_model import FunctionalLinearRegression
+        >>> x = np.random.default_rng(0).uniform(-1, 1, (500, 2))
+        >>> model = FunctionalLinearRegression(bounds=(-1, 1), target_bounds=(-1, 1))
+        >>> space = {"fit_intercept": [True, False]}
+        >>> search = PrivateSearchCV(model, space, epsilon=3.0, delta=1e-5, method="exponential")
+        >>> search.fit(x, x[:, 0]).privacy_.upper <= 3.0
+        True
     """
 
     def __init__(
@@ -89,30 +108,45 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.backend = backend
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> PrivateSearchCV:
-        """Search, and keep the selected estimator, fitted; ``groups`` says whose row each row is."""
+        """Search, and keep the selected estimator, fitted.
+
+        Args:
+            X: The private table of numbers.
+            y: One target per row.
+            groups: The id of each row's owner. None protects one row.
+
+        Returns:
+            The same object, fitted.
+
+        Raises:
+            TuningError: If the estimator is not private or has a ledger of its own, if the budget is among the searched
+                parameters, if the data are no table, or if nothing was selected.
+        """
         X, y = np.asarray(X), np.asarray(y)
         known = self.estimator.get_params()
         if "epsilon" not in known:
             raise TuningError(
-                f"{type(self.estimator).__name__} has no epsilon: only private estimators can be searched"
+                f"{type(self.estimator).__name__} has no epsilon: PrivateSearchCV takes tacit's private estimators only"
             )
         if known.get("ledger") is not None:
             raise TuningError("give the ledger to PrivateSearchCV, not to the estimator: the search charges once")
         if X.ndim != 2 or len(X) != len(y) or X.dtype.kind not in "fiub":
-            raise TuningError("PrivateSearchCV takes a table of numbers and one target for each row")
+            raise TuningError("X must be a table of numbers, and y must have one target for each row")
         space = Space(self.param_space)
         fixed = {"epsilon", "delta", "ledger", "dataset"} & set(space.draw())
         if fixed:
-            raise TuningError(f"{', '.join(sorted(fixed))} cannot be searched: the budget is that of the whole search")
+            raise TuningError(
+                f"{', '.join(sorted(fixed))} cannot be searched: give the budget of the whole search to PrivateSearchCV"
+            )
         every = self.validation_every
         if isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 2:
-            raise TuningError(f"validation_every is a whole number, 2 or more, not {every!r}")
+            raise TuningError(f"validation_every must be a whole number of 2 or more, not {every!r}")
         unit = unit_of(_word(known), owned=groups is not None, ids="Give their ids: fit(X, y, groups=ids)")
         whose = np.arange(len(X)) if groups is None else owner_numbers(groups, len(X))
-        # Independent coins: a row (or owner) more or fewer changes nothing about the others.
+        # Independent coins: one row (or owner) more or less changes nothing for the others.
         held = bernoulli(1 / every, len(np.unique(whose)))[whose]
         if held.all() or not held.any():
-            raise TuningError("too few rows: none was left to train on, or to validate on")
+            raise TuningError("too few rows: none is left to train on, or none to validate on")
         expected = float(self.runs if self.runs is not None else (len(space) if space.candidates else 10))
         share = self.delta / (4 * max(expected, 1.0))
         base = _Base(self.estimator, X[~held], y[~held], share, None if groups is None else whose[~held])
@@ -136,7 +170,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             backend=self.backend,
         ).run()
         if found.nothing:
-            raise TuningError("nothing was selected, as this law of the number of runs allows; the charge stands")
+            raise TuningError(f"nothing was selected, which method={self.method!r} allows; the charge stands")
         self.best_estimator_, self.best_params_ = found.model, found.best
         self.best_score_, self.privacy_ = found.score, found.privacy
         self.n_features_in_ = X.shape[1]
@@ -150,7 +184,9 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             return correct_count(X, y, **named)
         bounds = self.estimator.get_params().get("target_bounds")
         if bounds is None:
-            raise TuningError("the score of a regression needs public bounds of the target: set target_bounds")
+            raise TuningError(
+                "scoring a regression needs public bounds of the target: set target_bounds on the estimator"
+            )
         low, high = (float(bound) for bound in bounds)
         wanted = np.clip(y.astype(float), low, high)
 
@@ -173,7 +209,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
     @available_if(_has("score"))  # type: ignore[untyped-decorator]
     def score(self, X: Any, y: Any) -> float:
-        """The selected estimator's own score, on data of the caller's."""
+        """The selected estimator's own score, without noise: use public data, or do not publish it."""
         check_is_fitted(self, "best_estimator_")
         return float(self.best_estimator_.score(X, y))
 
@@ -202,7 +238,7 @@ class _Base:
         return clone(self.estimator).set_params(**candidate, **budget)
 
     def mechanism(self, candidate: Candidate, noise: float) -> acc.Mechanism:
-        """What a fit costs: what the estimator says after a rehearsal on made-up rows of the same number and width."""
+        """The mechanism of a fit: what the estimator states after a rehearsal on made-up rows of the same shape."""
         key = (_plain(candidate), noise)
         if key not in self._priced:
             self._priced[key] = self.rehearse(candidate, noise), candidate
@@ -226,12 +262,12 @@ class _Base:
         return priced
 
     def train(self, candidate: Candidate, noise: float) -> Any:
-        """The fit on the private rows; refused where it does not say what was priced."""
+        """The fit on the private rows; refused if it is not what was priced."""
         made = self.made(candidate, noise)
         priced = self.mechanism(candidate, noise)
         fitted = made.fit(self.X, self.y, **self.whose)
         if fitted.privacy_.mechanism != priced:
-            raise TuningError(f"the fit says {fitted.privacy_.mechanism!r}, which is not what was priced: {priced!r}")
+            raise TuningError(f"the fit is {fitted.privacy_.mechanism!r}, but {priced!r} was priced")
         return fitted
 
 

@@ -1,6 +1,6 @@
 """What would I choose without tuning at all? Settings of DP-SGD from public numbers, by scale rules.
 
-Each rule says how one setting should move when another does, so that what worked once works elsewhere:
+Each rule says how one setting should change with another, so that what worked once works elsewhere:
 
 - *Batch against noise.* At a fixed number of steps the noise of a step relative to the batch, σ/B, falls as the batch
   grows and levels off at its full-batch value (De et al. 2022, "Unlocking high-accuracy differentially private image
@@ -12,7 +12,7 @@ Each rule says how one setting should move when another does, so that what worke
   travel best at lr = R/(G√T), R the distance to travel (Nemirovski et al. 2009; Bassily, Smith & Thakurta 2014).
   Momentum β multiplies a step by 1/(1-β).
 
-R, the one number that public numbers do not give, was measured (docs/howto/tuning.md).
+R is the one number that public numbers do not give. It was measured (docs/results/tuning.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import math
 from tacit import accounting as acc
 from tacit.tuning.errors import TuningError
 
-#: Distance that weights travel, in units in which a gradient is clipped at 1; measured, docs/howto/tuning.md.
+#: The distance R that the weights travel, for gradients clipped at 1. Measured: docs/results/tuning.md.
 DISTANCE = 300.0
 STEPS = 100
 MOMENTUM = 0.9
@@ -31,7 +31,21 @@ MOMENTUM = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Defaults:
-    """Settings of a DP-SGD run that were chosen from public numbers only."""
+    """Settings of a DP-SGD run, chosen from public numbers only. :func:`good_defaults` makes it.
+
+    Args:
+        batch_size: The expected number of records per step.
+        steps: The number of steps.
+        clip_norm: The L2 norm to which each record's gradient is clipped.
+        learning_rate: The learning rate of SGD with this momentum.
+        momentum: The momentum, from 0 to below 1.
+        noise_multiplier: The standard deviation of the noise, in units of ``clip_norm``.
+
+    Example:
+        >>> chosen = Defaults(8192, 100, 1.0, learning_rate=2.5, momentum=0.9, noise_multiplier=1.8)
+        >>> chosen.note
+        'Settings follow scale rules from public numbers (records, parameters, ε, δ); no data were used.'
+    """
 
     batch_size: int
     steps: int
@@ -42,15 +56,26 @@ class Defaults:
 
     @property
     def note(self) -> str:
-        """What the card may say."""
+        """A sentence for the card."""
         return "Settings follow scale rules from public numbers (records, parameters, ε, δ); no data were used."
 
 
 def noise_for(records: int, batch_size: int, steps: int, epsilon: float, delta: float) -> float:
-    """The noise multiplier of ``steps`` Poisson-sampled steps within (``epsilon``, ``delta``), add/remove one record.
+    """Find the noise of Poisson-sampled DP-SGD for a budget, under add/remove one record.
 
-    >>> round(noise_for(60_000, 4096, 200, 3.0, 1e-5), 2)
-    1.6
+    Args:
+        records: The number of private records, which is treated as public.
+        batch_size: The expected number of records per step.
+        steps: The number of steps.
+        epsilon: The budget.
+        delta: The δ of the budget.
+
+    Returns:
+        The smallest noise multiplier whose price is within the budget.
+
+    Example:
+        >>> round(noise_for(60_000, 4096, 200, 3.0, 1e-5), 2)
+        1.6
     """
     rate = batch_size / records
     return acc.calibrate(
@@ -59,13 +84,27 @@ def noise_for(records: int, batch_size: int, steps: int, epsilon: float, delta: 
 
 
 def batch_for(records: int, steps: int, epsilon: float, delta: float, *, within: float = 1.25) -> int:
-    """The smallest batch (of powers of two, or all records) with σ/B at most ``within`` times its full-batch value.
+    """Find the smallest batch at which the noise per record, σ/B, is nearly as small as with all records.
 
-    >>> batch_for(60_000, 200, 3.0, 1e-5)
-    4096
+    Args:
+        records: The number of private records, which is treated as public.
+        steps: The number of steps.
+        epsilon: The budget.
+        delta: The δ of the budget.
+        within: σ/B may be this factor times its full-batch value, above 1.
+
+    Returns:
+        A power of two, or ``records`` if no power of two below it is good enough.
+
+    Raises:
+        TuningError: If ``within`` is not above 1.
+
+    Example:
+        >>> batch_for(60_000, 200, 3.0, 1e-5)
+        4096
     """
     if within <= 1:
-        raise TuningError(f"within is a factor above 1, not {within!r}")
+        raise TuningError(f"within must be a factor above 1, not {within!r}")
     least = noise_for(records, records, steps, epsilon, delta) / records
     good, batch = records, 2 ** max(0, math.ceil(math.log2(records)) - 1)
     while batch >= 16 and noise_for(records, batch, steps, epsilon, delta) / batch <= within * least:
@@ -83,12 +122,25 @@ def learning_rate_for(
     momentum: float = MOMENTUM,
     distance: float = DISTANCE,
 ) -> float:
-    """lr = (1-β)·R / (C·√(T·(1 + dσ²/B²))); see the module's text.
+    """Compute the learning rate (1-β)·R / (C·√(T·(1 + dσ²/B²))) by the scale rule.
 
-    >>> one = learning_rate_for(steps=100, batch_size=1000, noise_multiplier=1.0, parameters=1000)
-    >>> half = learning_rate_for(steps=100, batch_size=1000, noise_multiplier=1.0, parameters=1000, clip_norm=2.0)
-    >>> round(one / half, 6)
-    2.0
+    Args:
+        steps: The number of steps T.
+        batch_size: The expected number of records per step, B.
+        noise_multiplier: The noise multiplier σ.
+        parameters: The number of trained weights, d.
+        clip_norm: The clip norm C.
+        momentum: The momentum β, from 0 to below 1.
+        distance: How far the weights travel, R. The default was measured on public data.
+
+    Returns:
+        The learning rate.
+
+    Example:
+        >>> one = learning_rate_for(steps=100, batch_size=1000, noise_multiplier=1.0, parameters=1000)
+        >>> half = learning_rate_for(steps=100, batch_size=1000, noise_multiplier=1.0, parameters=1000, clip_norm=2.0)
+        >>> round(one / half, 6)
+        2.0
     """
     spread = 1 + parameters * (noise_multiplier / batch_size) ** 2
     return (1 - momentum) * distance / (clip_norm * math.sqrt(steps * spread))
@@ -104,14 +156,30 @@ def good_defaults(
     clip_norm: float = 1.0,
     momentum: float = MOMENTUM,
 ) -> Defaults:
-    """Batch size, noise and learning rate for a model with ``parameters`` weights on ``records`` records.
+    """Choose batch size, noise and learning rate of DP-SGD from public numbers. No data are used.
 
-    >>> chosen = good_defaults(60_000, 3930, epsilon=3.0, delta=1e-5)
-    >>> chosen.batch_size, chosen.steps
-    (8192, 100)
+    Args:
+        records: The number of private records, which is treated as public.
+        parameters: The number of trained weights.
+        epsilon: The budget of the run.
+        delta: The δ of the budget.
+        steps: The number of steps.
+        clip_norm: The clip norm.
+        momentum: The momentum, from 0 to below 1.
+
+    Returns:
+        The settings of a run.
+
+    Raises:
+        TuningError: If ``records``, ``parameters`` or ``steps`` is below 1.
+
+    Example:
+        >>> chosen = good_defaults(60_000, 3930, epsilon=3.0, delta=1e-5)
+        >>> chosen.batch_size, chosen.steps
+        (8192, 100)
     """
     if records < 1 or parameters < 1 or steps < 1:
-        raise TuningError("records, parameters and steps are positive whole numbers")
+        raise TuningError("records, parameters and steps must be positive whole numbers")
     batch = batch_for(records, steps, epsilon, delta)
     noise = noise_for(records, batch, steps, epsilon, delta)
     rate = learning_rate_for(

@@ -1,8 +1,7 @@
 """Which of these finished models is best, privately? The exponential mechanism, permute-and-flip, and a general form.
 
-All draw exactly (:func:`tacit.noise.exponential_choice`, :func:`tacit.noise.bernoulli_exp`): scores are taken as the
-rational numbers they are, so that no rounding leaks. They pay for the choice only; the training of *every* candidate is
-paid for beside it.
+All draw exactly (:func:`tacit.noise.exponential_choice`, :func:`tacit.noise.bernoulli_exp`): scores are taken as exact
+fractions, so that no rounding leaks. The price covers the choice only; the training of *every* candidate has its own.
 """
 
 from __future__ import annotations
@@ -24,14 +23,26 @@ def exponential_mechanism(
     monotone: bool = False,
     source: Source | None = None,
 ) -> int:
-    """The index of a good score: i with probability proportional to exp(ε·score_i / (2·sensitivity)).
+    """Choose a good score: i with probability proportional to exp(ε·score_i / (2·sensitivity)).
 
-    With ``monotone`` (one record moves all scores the same way, as added records do with counts of right answers) the 2
-    is left out. Guarantee: ``acc.ExponentialMechanism(epsilon)``, so ε-DP, for the adjacency under which
-    ``sensitivity`` (and ``monotone``) hold.
+    Guarantee:
+        ``acc.ExponentialMechanism(epsilon)``, so ε-DP, for the adjacency and the unit for which ``sensitivity`` (and
+        ``monotone``) hold.
 
-    >>> exponential_mechanism([10.0, 900.0, 20.0], epsilon=1.0)
-    1
+    Args:
+        scores: The exact scores, private; larger is better.
+        epsilon: The ε of the choice, above 0.
+        sensitivity: By how much one unit can move any score.
+        monotone: Whether one unit moves all scores in the same direction, as an added record does with counts of right
+            answers. The 2 is then left out.
+        source: Where random bits come from; None is the operating system's entropy. Another source is for tests.
+
+    Returns:
+        The index of the chosen score.
+
+    Example:
+        >>> exponential_mechanism([10.0, 900.0, 20.0], epsilon=1.0)
+        1
     """
     rate = _rate(scores, epsilon, sensitivity, monotone=monotone)
     return exponential_choice(_numbers(scores), rate, source=source)
@@ -45,15 +56,28 @@ def permute_and_flip(
     monotone: bool = False,
     source: Source | None = None,
 ) -> int:
-    """The index of a good score: one after the other at random, i is taken with probability exp(-ε·gap_i / (2·Δ)).
+    """Choose a good score: visit them in random order and take i with probability exp(-ε·gap_i / (2·sensitivity)).
 
-    gap_i is by how much score i falls short of the best, Δ the sensitivity. Never worse in expectation than the
-    exponential mechanism at the same ε (McKenna & Sheldon 2020). ``monotone`` as in :func:`exponential_mechanism`.
-    Guarantee: ``acc.PureDP(epsilon)``, for the adjacency under which ``sensitivity`` (and ``monotone``) hold; no
-    bounded range is claimed.
+    gap_i is how far score i falls short of the best. Never worse in expectation than the exponential mechanism at the
+    same ε (McKenna & Sheldon 2020).
 
-    >>> permute_and_flip([10.0, 900.0, 20.0], epsilon=1.0)
-    1
+    Guarantee:
+        ``acc.PureDP(epsilon)``, for the adjacency and the unit for which ``sensitivity`` (and ``monotone``) hold. No
+        bounded range is claimed.
+
+    Args:
+        scores: The exact scores, private; larger is better.
+        epsilon: The ε of the choice, above 0.
+        sensitivity: By how much one unit can move any score.
+        monotone: Whether one unit moves all scores in the same direction. The 2 is then left out.
+        source: Where random bits come from; None is the operating system's entropy. Another source is for tests.
+
+    Returns:
+        The index of the chosen score.
+
+    Example:
+        >>> permute_and_flip([10.0, 900.0, 20.0], epsilon=1.0)
+        1
     """
     rate = _rate(scores, epsilon, sensitivity, monotone=monotone)
     exact = [Fraction(score) for score in _numbers(scores)]
@@ -72,23 +96,40 @@ def generalised_exponential_mechanism(
     beta: float = 0.05,
     source: Source | None = None,
 ) -> int:
-    """The index of a good (large) score where one record moves score i by at most ``sensitivities[i]``.
+    """Choose a good score if scores have different sensitivities (Raskhodnikova & Smith 2016).
 
-    Raskhodnikova & Smith 2016: every score is compared with every other in units of both sensitivities, with a penalty
-    t = 2 log(k/β)/ε for each, and the exponential mechanism chooses by the comparisons, which have sensitivity 1. With
-    probability 1 - β the choice is nearly as good as the best score less its own penalty, so that one candidate of
-    large sensitivity does not blur the others. Guarantee: ``acc.ExponentialMechanism(epsilon)``.
+    Every score is compared with every other in units of both sensitivities, with a penalty of 2 log(k/β)/ε for each,
+    and the exponential mechanism chooses by the comparisons. With probability 1 - β the choice is nearly as good as the
+    best score minus its own penalty, so one candidate of large sensitivity does not blur the others.
 
-    >>> generalised_exponential_mechanism([10.0, 900.0, 20.0], [1.0, 1.0, 5.0], epsilon=1.0)
-    1
+    Guarantee:
+        ``acc.ExponentialMechanism(epsilon)``, for the adjacency and the unit for which ``sensitivities`` hold: each
+        comparison has sensitivity 1.
+
+    Args:
+        scores: The exact scores, private; larger is better.
+        sensitivities: By how much one unit can move each score, one number per score.
+        epsilon: The ε of the choice, above 0.
+        beta: The probability of a choice that falls short, between 0 and 1. It decides utility, not privacy.
+        source: Where random bits come from; None is the operating system's entropy. Another source is for tests.
+
+    Returns:
+        The index of the chosen score.
+
+    Raises:
+        TuningError: If there are no scores, if they are not finite, or if a parameter is out of range.
+
+    Example:
+        >>> generalised_exponential_mechanism([10.0, 900.0, 20.0], [1.0, 1.0, 5.0], epsilon=1.0)
+        1
     """
     _check(scores, epsilon)
     if len(scores) != len(sensitivities):
-        raise TuningError(f"{len(scores)} scores and {len(sensitivities)} sensitivities")
+        raise TuningError(f"{len(scores)} scores but {len(sensitivities)} sensitivities: give one for each score")
     if not all(0 < d < math.inf for d in sensitivities):
-        raise TuningError("every sensitivity is a number above 0")
+        raise TuningError("every sensitivity must be a number above 0")
     if not 0 < beta < 1:
-        raise TuningError(f"beta is a probability between 0 and 1, not {beta!r}")
+        raise TuningError(f"beta must be a probability between 0 and 1, not {beta!r}")
     (epsilon,) = _numbers([epsilon])
     compared = comparisons(scores, sensitivities, epsilon, beta)
     return exponential_choice([-s for s in compared], Fraction(epsilon) / 2, source=source)
@@ -120,7 +161,7 @@ def _rate(scores: Sequence[float], epsilon: float, sensitivity: float, *, monoto
     """What a difference of scores is multiplied with, exactly."""
     _check(scores, epsilon)
     if not 0 < sensitivity < math.inf:
-        raise TuningError(f"the sensitivity is a number above 0, not {sensitivity!r}")
+        raise TuningError(f"sensitivity must be a number above 0, not {sensitivity!r}")
     epsilon, sensitivity = _numbers([epsilon, sensitivity])
     return Fraction(epsilon) / (Fraction(sensitivity) * (1 if monotone else 2))
 
@@ -129,6 +170,6 @@ def _check(scores: Sequence[float], epsilon: float) -> None:
     if not len(scores):
         raise TuningError("there is nothing to choose from")
     if not all(math.isfinite(s) for s in scores):
-        raise TuningError("scores are finite numbers: give a failed candidate the lowest score there is")
+        raise TuningError("scores must be finite numbers: give a failed candidate the lowest possible score")
     if not 0 < epsilon < math.inf:
-        raise TuningError(f"ε of the choice is a number above 0, not {epsilon!r}")
+        raise TuningError(f"epsilon of the choice must be a number above 0, not {epsilon!r}")

@@ -1,8 +1,8 @@
 """What do similar public data say? Tuning that costs nothing, and a statement of it for the card.
 
 Learning rate, clip norm and batch size carry over well between data of the same kind (census to census, small pictures
-to small pictures) when the noise is the same. Nothing private is touched, so any number of looks is free; whether the
-people who are protected may be in the public data too is for the user to say on the card.
+to small pictures) if the noise is the same. Nothing private is touched, so any number of looks is free. Whether
+protected people may be in the public data too is for the user to say on the card.
 """
 
 from __future__ import annotations
@@ -18,7 +18,19 @@ from tacit.tuning.space import Candidate, Space
 
 @dataclasses.dataclass(frozen=True)
 class PublicTuning:
-    """The best candidate on public data, and all of what was seen, which is public too."""
+    """The best candidate on public data, with everything that was seen. :func:`tune_on_public` makes it.
+
+    Args:
+        best: The candidate with the largest mean score.
+        score: Its mean score.
+        table: Every candidate with its mean score.
+        because: Why the data are public.
+
+    Example:
+        >>> found = tune_on_public({"a": [1, 2]}, lambda c: c["a"], float, because="made up")
+        >>> found.table
+        (({'a': 1}, 1.0), ({'a': 2}, 2.0))
+    """
 
     best: Candidate
     score: float
@@ -42,24 +54,40 @@ def tune_on_public(
     trials: int | None = None,
     repeats: int = 1,
 ) -> PublicTuning:
-    """Try every candidate of a grid (or ``trials`` random ones) on public data; nothing is charged.
+    """Try candidates on public data. Nothing is charged.
 
-    ``train(candidate)`` trains on public data, with the noise that the private run will have, or the transfer misleads;
-    ``score(model)``, the larger the better, is taken on public data as well, and averaged over ``repeats`` trainings.
-    ``because`` says why these data protect nobody; it goes on the card.
+    Guarantee:
+        None is needed if ``train`` and ``score`` use public data only; the caller vouches for that in ``because``.
 
-    >>> found = tune_on_public({"a": [1, 2, 3]}, lambda c: c["a"], lambda model: -abs(model - 2), because="made up")
-    >>> found.best, found.for_card()["tuning"]
-    ({'a': 2}, 'on public data only')
+    Args:
+        space: The candidates: anything that :class:`Space` takes.
+        train: ``train(candidate)`` returns a model trained on public data. Give it the noise of the private run, or
+            the transfer misleads.
+        score: ``score(model)`` returns a number on public data; larger is better.
+        because: Why these data are public. It goes on the card.
+        trials: How many candidates to draw at random. None tries every candidate of a grid.
+        repeats: How many trainings to average per candidate.
+
+    Returns:
+        The best candidate and the scores of all.
+
+    Raises:
+        TuningError: If ``because`` is empty, if ``trials`` or ``repeats`` is below 1, or if the space is continuous and
+            ``trials`` is missing.
+
+    Example:
+        >>> found = tune_on_public({"a": [1, 2, 3]}, lambda c: c["a"], lambda model: -abs(model - 2), because="made up")
+        >>> found.best, found.for_card()["tuning"]
+        ({'a': 2}, 'on public data only')
     """
     if not because or not because.strip():
-        raise TuningError("because: say why the data that are tuned on are public")
+        raise TuningError("because= is empty: say why the data are public")
     if repeats < 1 or (trials is not None and trials < 1):
-        raise TuningError("trials and repeats are positive whole numbers")
+        raise TuningError("trials and repeats must be positive whole numbers")
     where = Space(space)
     if trials is None:
         if where.candidates is None:
-            raise TuningError("a space with a continuous distribution needs trials=")
+            raise TuningError("a space with a continuous distribution needs trials=, how many candidates to draw")
         candidates = [dict(candidate) for candidate in where.candidates]
     else:
         candidates = [where.draw() for _ in range(trials)]

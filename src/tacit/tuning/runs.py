@@ -1,4 +1,4 @@
-"""How is one candidate run, so that nothing about it gets out? Training, score, and silence around both."""
+"""How is one candidate run so that nothing about it gets out? Training, score, and silence around both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Judge = Callable[[Any], float]
 
 @dataclasses.dataclass(frozen=True)
 class RunOutcome:
-    """What one run gave: a model and its score, or the error it ended with and the lowest score."""
+    """What one run gave: a model and its score, or its error and the lowest score."""
 
     candidate: Candidate
     model: Any
@@ -48,8 +48,8 @@ def run_one(
 ) -> RunOutcome:
     """Train and score one candidate.
 
-    A failure is an outcome like any other, with the lowest score: whether a run fails may depend on the data, so that
-    stopping the search for it would be a release of its own.
+    A failure is an outcome like any other, with the lowest score. Whether a run fails may depend on the data, so
+    stopping the search because of it would be another release.
     """
     try:
         made = train(dict(candidate), noise)
@@ -102,12 +102,12 @@ def check_plan(training: Any, priced: acc.Mechanism) -> None:
     """Refuse a run whose own description is not the one that was priced."""
     if training.plan.mechanism != priced:
         raise TuningError(
-            f"the run says it costs {training.plan.mechanism!r}, but {priced!r} was priced: train(candidate, noise) "
-            "must build the same training whenever it is called, with noise_multiplier=noise"
+            f"the run is {training.plan.mechanism!r}, but {priced!r} was priced: train(candidate, noise) must build "
+            "the same training every time, with noise_multiplier=noise"
         )
     if training.ledger is not None:
         raise TuningError(
-            "a candidate's training charges a ledger of its own; the search charges once, for all of them"
+            "train(candidate, noise) must not charge a ledger: give ledger= to the search, which charges once for all"
         )
 
 

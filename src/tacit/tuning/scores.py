@@ -1,8 +1,8 @@
 """How good is a candidate, privately? Scores of known sensitivity, with exact noise.
 
-In private selection the base mechanism releases a model *and* its score; both have to be private. A :class:`Score` is a
-statistic of a private validation set with a stated sensitivity; calling it adds noise, drawn exactly, and
-:attr:`Score.mechanism` is what that costs. The exponential mechanism uses the same statistic without noise.
+Private selection releases a model *and* its score, so both must be private. A :class:`Score` is a statistic of a
+private validation set with a stated sensitivity. Calling it adds exact noise, and :attr:`Score.mechanism` is what is
+charged for that. The exponential mechanism uses the same statistic without noise.
 """
 
 from __future__ import annotations
@@ -20,25 +20,38 @@ from tacit.accounting.base import owner_numbers, unit_of
 from tacit.noise import add_gaussian, add_laplace
 from tacit.tuning.errors import TuningError
 
-#: Losses of single records are rounded to multiples of 1/GRID, so that their sum is exact.
+#: The loss of each record is rounded to a multiple of 1/GRID, so that the sum is exact.
 GRID = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """A statistic of a model on private data, the larger the better, that one record moves by at most ``sensitivity``.
+    """A statistic of a model on private data with a known sensitivity. Larger is better.
 
-    ``function(model)`` gives the exact statistic; it stays inside. ``noise`` is the noise's scale in units of the
-    sensitivity. ``replace`` is what replacing one record can move (default: twice the sensitivity). ``monotone`` says
-    that adding a record never lowers the statistic of any model, or never raises it; the exponential mechanism then
-    costs half under add/remove.
+    :func:`correct_count` and :func:`bounded_loss` make the usual ones.
 
-    Guarantee: a call releases one number and costs :attr:`mechanism`. ``unit`` names the one that ``sensitivity`` was
-    stated for: whoever writes a Score of their own bounds what one person moves, with all of their records.
+    Guarantee:
+        A call releases one number and costs :attr:`mechanism`. If you write your own Score, ``sensitivity`` must bound
+        what one ``unit`` moves with all of its records.
 
-    >>> score = Score(lambda model: 17.0, noise=2.0)
-    >>> isinstance(score(None), float), score.mechanism
-    (True, Gaussian(2))
+    Args:
+        function: ``function(model)`` returns the exact statistic, which stays inside.
+        sensitivity: By how much adding or removing one unit can move the statistic of any model.
+        noise: The scale of the noise, in units of ``sensitivity``.
+        replace: By how much replacing one unit can move it. None means twice ``sensitivity``.
+        monotone: Whether adding a unit never lowers the statistic of any model, or never raises it. The exponential
+            mechanism then costs half under add/remove.
+        kind: The noise, ``"gaussian"`` or ``"laplace"``.
+        unit: The name of the unit that ``sensitivity`` is stated for.
+        name: What the score is called.
+
+    Raises:
+        TuningError: If ``sensitivity`` or ``noise`` is not a number above 0, or if ``kind`` is not one of the two.
+
+    Example:
+        >>> score = Score(lambda model: 17.0, noise=2.0)
+        >>> isinstance(score(None), float), score.mechanism
+        (True, Gaussian(2))
     """
 
     function: Callable[[Any], float] = dataclasses.field(repr=False)  # it may hold private rows
@@ -54,23 +67,30 @@ class Score:
         for name in ("sensitivity", "noise"):
             value = getattr(self, name)
             if not (isinstance(value, int | float | np.number) and 0 < value < math.inf):
-                raise TuningError(f"the {name} of a score is a number above 0, not {value!r}")
+                raise TuningError(f"{name} of a score must be a number above 0, not {value!r}")
         if self.kind not in ("gaussian", "laplace"):
-            raise TuningError(f"the noise of a score is 'gaussian' or 'laplace', not {self.kind!r}")
+            raise TuningError(f"kind, the noise of a score, must be 'gaussian' or 'laplace', not {self.kind!r}")
 
     @property
     def mechanism(self) -> acc.Mechanism:
-        """What one noisy score costs."""
+        """The mechanism of one noisy score."""
         moved = 2.0 if self.replace is None else self.replace / self.sensitivity
         kind = acc.Gaussian if self.kind == "gaussian" else acc.Laplace
         return kind(self.noise, replace=moved, unit=self.unit)
 
     def exact(self, model: Any) -> float:
-        """The statistic itself: private, for mechanisms only."""
+        """Compute the statistic itself. Private: for mechanisms only.
+
+        Args:
+            model: The trained model.
+
+        Returns:
+            The exact statistic.
+        """
         return float(self.function(model))
 
     def __call__(self, model: Any) -> float:
-        """The statistic with noise: what may be compared and released."""
+        """The statistic with noise, which may be compared and released."""
         add = add_gaussian if self.kind == "gaussian" else add_laplace
         return float(add(self.exact(model), self.noise * self.sensitivity))
 
@@ -84,26 +104,41 @@ def correct_count(
     groups: Any = None,
     unit: str | None = None,
 ) -> Score:
-    """The number of right answers on a private validation set.
+    """Score models by the number of right answers on a private validation set.
 
-    Adding or removing one record moves it by at most 1, always the same way; replacing one by at most 1. ``groups``
-    holds one id for each record: then a person's answers are averaged, each counts as a whole, and the same is true of
-    adding, removing or replacing one person (``unit`` is the word for it) with all of their records. ``predict``
-    turns (model, inputs) into class numbers or names; by default ``model.predict``, or the largest output of a torch
-    model.
+    Guarantee:
+        Adding, removing or replacing one record moves the count by at most 1; adding never lowers it. With ``groups``
+        the answers of one owner are averaged, and the same holds for one owner with all of their records.
 
-    >>> score = correct_count([[0], [1]], [0, 1], predict=lambda model, x: [0, 0])
-    >>> score.exact(None), score.mechanism
-    (1.0, Gaussian(20, replace=1))
-    >>> score = correct_count([[0], [1], [2]], [0, 1, 0], predict=lambda model, x: [0, 0, 0], groups=["a", "a", "b"])
-    >>> score.exact(None), score.mechanism.unit
-    (1.5, 'person')
+    Args:
+        inputs: The private validation inputs.
+        targets: One right answer per record. Private.
+        noise: The standard deviation of the noise, in right answers.
+        predict: ``predict(model, inputs)`` returns class numbers or names. None uses ``model.predict``, or the largest
+            output of a torch model.
+        groups: The id of each record's owner. None protects one record.
+        unit: The name of the unit, such as ``"person"``; needs ``groups``. None means ``"person"`` with ``groups`` and
+            ``"record"`` without.
+
+    Returns:
+        The score.
+
+    Raises:
+        TuningError: If there is not one target, or not one id, per record.
+
+    Example:
+        >>> score = correct_count([[0], [1]], [0, 1], predict=lambda model, x: [0, 0])
+        >>> score.exact(None), score.mechanism
+        (1.0, Gaussian(20, replace=1))
+        >>> score = correct_count([[0], [1], [2]], [0, 1, 0], predict=lambda model, x: [0, 0, 0], groups=[7, 7, 3])
+        >>> score.exact(None), score.mechanism.unit
+        (1.5, 'person')
     """
     wanted = np.asarray(targets)
     if wanted.ndim < 1 or wanted.size != len(wanted):
         raise TuningError(
-            f"targets of {wanted.ndim} dimensions: one answer for each record, or one record would move the count by "
-            "more than 1. For several answers a record, write a Score that says by how much"
+            f"targets has {wanted.ndim} dimensions: give one answer for each record, or one record would move the "
+            "count by more than 1. For several answers per record, write a Score with its own sensitivity"
         )
     owners, name = _owners(groups, unit, len(wanted))
     count = _RightAnswers(inputs, wanted, predict or _predict, owners)
@@ -118,17 +153,33 @@ def bounded_loss(
     groups: Any = None,
     unit: str | None = None,
 ) -> Score:
-    """Minus the sum of each validation record's loss, cut to [0, ``bound``].
+    """Score models by minus the sum of the validation records' losses, each cut to [0, ``bound``].
 
-    ``losses(model)`` gives one loss per record. Each is rounded to a fixed grid, so that the sum is exact and one
-    record moves it by at most ``bound``. With ``groups``, one id for each record, the losses of a person are averaged,
-    and one person with all of their records moves the sum by at most ``bound``.
+    Guarantee:
+        Adding, removing or replacing one record moves the sum by at most ``bound``. With ``groups`` the losses of one
+        owner are averaged, and the same holds for one owner with all of their records. Each loss is rounded to a fixed
+        grid, so the sum is exact.
 
-    >>> bounded_loss(lambda model: [0.5, 3.0]).exact(None)
-    -1.5
+    Args:
+        losses: ``losses(model)`` returns one loss per private validation record. NaN counts as ``bound``.
+        bound: The largest loss that counts, chosen without looking at the data.
+        noise: The standard deviation of the noise, in units of ``bound``.
+        groups: The id of each record's owner. None protects one record.
+        unit: The name of the unit, such as ``"person"``; needs ``groups``. None means ``"person"`` with ``groups`` and
+            ``"record"`` without.
+
+    Returns:
+        The score.
+
+    Raises:
+        TuningError: If ``bound`` is not a number above 0.
+
+    Example:
+        >>> bounded_loss(lambda model: [0.5, 3.0]).exact(None)
+        -1.5
     """
     if not 0 < bound < math.inf:
-        raise TuningError(f"the bound of a loss is a number above 0, not {bound!r}")
+        raise TuningError(f"bound of a loss must be a number above 0, not {bound!r}")
 
     owners, name = _owners(groups, unit)
     cut = _CutLosses(losses, bound, owners)
@@ -154,7 +205,7 @@ def bounded_total(each: NDArray[np.float64], owner: NDArray[np.intp] | None) -> 
     """
     if owner is not None:
         if len(owner) != len(each):
-            raise TuningError("groups holds one id for each record that is scored: as many, please")
+            raise TuningError("groups must hold one id for each record that is scored")
         # The mean of each owner's values in their own order: what others hold changes not a bit of it.
         each = np.bincount(owner, weights=each) / np.bincount(owner)
     return int(np.rint(each * GRID).astype(np.int64).sum()) / GRID
@@ -173,7 +224,7 @@ class _RightAnswers:
     def __call__(self, model: Any) -> float:
         given = np.asarray(self.predict(model, self.inputs))
         if given.shape != self.wanted.shape:
-            raise TuningError("the model gives other than one answer for each of the records that are scored")
+            raise TuningError("the model must give one answer for each record that is scored")
         return bounded_total((given == self.wanted).reshape(-1).astype(np.float64), self.owner)
 
 
@@ -186,7 +237,7 @@ class _CutLosses:
     def __call__(self, model: Any) -> float:
         each = np.asarray(self.losses(model), dtype=np.float64)
         if each.ndim < 1 or each.size != len(each):
-            raise TuningError(f"losses of {each.ndim} dimensions: one for each record, please")
+            raise TuningError(f"losses(model) has {each.ndim} dimensions: it must give one loss for each record")
         cut = np.clip(np.nan_to_num(each / self.bound, nan=1.0, posinf=1.0, neginf=1.0), 0.0, 1.0)
         return -bounded_total(cut.reshape(-1), self.owner) * self.bound
 

@@ -1,7 +1,7 @@
-"""Where does an unfinished search keep what nobody may see? In a folder of its owner's, deleted at the end.
+"""Where does an unfinished search keep what nobody may see? In a folder that only its owner can read.
 
 It holds how many runs were drawn, which are done, and the best so far (or all finished candidates, for the exponential
-mechanism). All of that is private: it never leaves the folder, and the folder goes with the search.
+mechanism). All of that is private. It never leaves the folder, and the folder is deleted at the end.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Scratch:
         elif hasattr(os, "geteuid") and status.st_uid != os.geteuid():
             reason = "belongs to another user"
         elif any(entry.name not in (STATE, STATE + ".new") for entry in path.iterdir()):
-            reason = "holds files of something else"
+            reason = "holds files that belong to something else"
         if reason:
-            raise TuningError(f"the scratch folder {path} {reason}; name a folder that does not exist yet")
+            raise TuningError(f"the scratch folder {path} {reason}: name a folder that does not exist yet")
 
     def load(self) -> Any:
         """The state of an interrupted search, or None."""
@@ -63,8 +63,8 @@ class Scratch:
                 return pickle.load(file)  # noqa: S301 - its owner's own file, in a closed folder
         except (pickle.UnpicklingError, EOFError, AttributeError, ImportError) as error:
             raise TuningError(
-                f"the state in {self.path} cannot be read ({type(error).__name__}); delete the folder and start again. "
-                "What was charged stays charged"
+                f"the state in {self.path} cannot be read ({type(error).__name__}): delete the folder and start again. "
+                "The charge stays"
             ) from None
 
     def save(self, state: Any) -> None:
@@ -90,4 +90,4 @@ class Scratch:
             return
         shutil.rmtree(self.path, ignore_errors=True)
         if self.path.exists():
-            raise TuningError(f"the scratch folder {self.path} could not be deleted; delete it by hand: it is private")
+            raise TuningError(f"the scratch folder {self.path} could not be deleted. It is private: delete it by hand")

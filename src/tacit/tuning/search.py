@@ -4,7 +4,7 @@
     found = search.run()
     found.best, found.model, found.privacy
 
-The total price is fixed first; the noise of a run follows from it. The base of the pricing is a run with its score.
+The total price is fixed first, and the noise of a run follows from it. What is priced is a run together with its score.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tacit.tuning.scores import Score
 from tacit.tuning.scratch import Scratch
 from tacit.tuning.space import Candidate, Space
 
-#: How the number of runs is drawn, or that all candidates are trained.
+#: How the number of runs is drawn, or how one of all candidates is chosen.
 METHODS = (
     "geometric",
     "logarithmic",
@@ -47,17 +47,29 @@ METHODS = (
     "permute-and-flip",
     "generalised-exponential",
 )
-#: The part of ε that the exponential mechanism's choice gets unless it is said.
+#: The part of ε that the choice of the exponential methods gets by default.
 CHOICE_SHARE = 0.1
 SELECTED = "selected by a mechanism whose guarantee is stated beside it"
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-    """What a search releases, all of it covered by :attr:`privacy`.
+    """What a search releases. :meth:`PrivateSearch.run` makes it.
 
-    ``best`` and ``model`` are None where the law of the runs allows that nothing is released (Poisson, threshold).
-    ``score`` is the noisy score of the selected run; the exponential mechanism releases none.
+    Guarantee:
+        ``privacy`` covers everything in here together.
+
+    Args:
+        best: The selected candidate; None if nothing was selected, which the methods ``"poisson"`` and ``"threshold"``
+            allow.
+        model: The selected model; None if nothing was selected.
+        score: Its noisy score; None for the exponential methods, which release none.
+        privacy: The guarantee of the whole search.
+        noise: The noise multiplier of the selected run.
+        charge: The charge that paid for the search; None without a ledger.
+
+    Example:
+        See ``examples/private_search.py``, and :class:`PrivateSearch`.
     """
 
     best: Candidate | None
@@ -73,7 +85,7 @@ class SearchResult:
         return self.best is None
 
     def release(self) -> Release:
-        """Hyper-parameters and score as values that may leave."""
+        """Hyper-parameters, score and price as values that may leave."""
 
         def marked(value: Any) -> Any:
             return charged(value, self.charge) if self.charge is not None else public(value, SELECTED)
@@ -88,7 +100,7 @@ class SearchResult:
         )
 
     def for_card(self) -> dict[str, Any]:
-        """The fields of a :class:`tacit.report.Run` that say what was released, at what price, tuning included."""
+        """The fields of a :class:`tacit.report.Run` that say what was released and what it cost, tuning included."""
         privacy = self.privacy
         return {
             "mechanism": privacy.mechanism,
@@ -106,41 +118,68 @@ class SearchResult:
 
 
 class PrivateSearch:
-    """Try candidates, release the best, within a total budget.
+    """Try candidates on private data and release the best, within one total budget.
 
-    ``space``: a grid or distributions (:class:`Space`). ``train(candidate, noise)`` returns a
-    :class:`tacit.sgd.Training` with ``noise_multiplier=noise`` that has not begun (the search runs it), or, where
-    ``mechanism(candidate, noise)`` or ``train.mechanism(candidate, noise)`` describes it, any trained model. ``score``
-    is a :class:`Score`. ``epsilon`` and ``delta`` are the *total* budget: :attr:`noise` follows from it.
+    Guarantee:
+        What :meth:`run` returns is (``epsilon``, ``delta``)-DP under ``adjacency``, for the unit of the mechanisms, if
+        ``train`` and ``score`` are what they state. If the number of records was counted, it is treated as public and
+        :attr:`privacy` states zero-out instead of add/remove. The number of runs, and everything about runs that were
+        not selected, stays inside.
 
-    ``method``: the law of the random number of runs (``"geometric"``, ``"logarithmic"``, ``"negative-binomial"`` with
-    ``eta``, ``"poisson"``, with ``runs`` runs on average), ``"threshold"`` (the first run whose score reaches
-    ``threshold``, at most ``runs`` runs on average), or ``"exponential"``, ``"permute-and-flip"`` and
-    ``"generalised-exponential"``: every candidate is trained and paid for, and one is chosen with ``choice_epsilon``
-    (for the last ``sensitivities`` gives one number for each candidate).
+    The methods:
 
-    Guarantee: what :meth:`run` returns is (``epsilon``, ``delta``)-DP for ``adjacency`` and the unit of the mechanisms,
-    if train and score are what they say. Where the number of records was ``counted`` (as a Training without ``size=``
-    does), it is treated as public and :attr:`privacy` states zero-out for add/remove. The number of runs, and
-    everything about those not selected, stays inside. A candidate draws, trains and is scored without knowledge of the
-    others. ``ledger`` is charged once, before the first run. ``workers`` runs go on side by side (``executor``:
-    ``"thread"`` or ``"process"``). With ``scratch`` an interrupted search goes on where the same is started again: runs
-    that were not finished are done again *as they were*, from a secret that the folder keeps. The folder is deleted at
-    the end.
+    - ``"geometric"``, ``"logarithmic"``, ``"negative-binomial"`` and ``"poisson"`` draw a random number of runs and
+      release the best.
+    - ``"threshold"`` releases the first run whose score reaches ``threshold``.
+    - ``"exponential"``, ``"permute-and-flip"`` and ``"generalised-exponential"`` train every candidate of a grid, pay
+      for all of them, and choose one.
 
-    ``backend="ray"``, or a :class:`tacit.cluster.Ray`, trains and scores on a Ray cluster. The number of runs, the
-    candidates and the charge are decided here, before anything runs, and so is a secret for every run, from which all
-    its randomness follows: a run that is lost with its machine is done again *as it was*, never drawn anew, and one
-    that is lost for good counts as failed. A ``train`` of your own that draws randomness from elsewhere than tacit,
-    torch, numpy and ``random`` should be run with ``Ray(retries=0)``.
+    Args:
+        space: The candidates, fixed before anyone sees the data: anything that :class:`Space` takes.
+        train: ``train(candidate, noise)`` returns a :class:`tacit.sgd.Training` with ``noise_multiplier=noise`` that
+            has not begun; the search runs it. If ``mechanism`` (or ``train.mechanism``) describes it, it may return any
+            trained model.
+        score: A :class:`Score` on private validation records.
+        method: One of the methods above.
+        epsilon: The *total* budget: training, scores and choice. :attr:`noise` follows from it.
+        delta: The δ of the total budget.
+        runs: The mean number of runs (for ``"threshold"``, at most so many on average). None takes the size of a grid
+            (at least 2), or 10.
+        eta: The η of ``"negative-binomial"``: 1 is geometric, 0 logarithmic.
+        threshold: The noisy score that is good enough; only for ``"threshold"``.
+        choice_epsilon: The part of ``epsilon`` that the exponential methods spend on the choice. None means 10%.
+        sensitivities: By how much one unit moves the score of each candidate; only for ``"generalised-exponential"``.
+        mechanism: ``mechanism(candidate, noise)`` describes a run. None reads it from the Training.
+        adjacency: Which data sets are neighbours: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
+        counted: Whether the number of records was counted. A Training without ``size=`` sets it by itself.
+        ledger: The ledger to charge once, before the first run; goes with ``dataset``. None charges nothing.
+        dataset: The name of the data set in the ledger.
+        purpose: The text of the charge.
+        workers: How many runs go on at once on this machine.
+        executor: ``"thread"`` or ``"process"``, for ``workers`` above 1.
+        scratch: A private folder that lets an interrupted search go on: unfinished runs are done again *as they were*,
+            from a secret in the folder. It is deleted at the end. None keeps nothing.
+        progress: Whether to show elapsed time. None shows it on a terminal.
+        backend: ``"local"``, ``"ray"`` or a :class:`tacit.cluster.Ray`. A run that is lost with its machine is done
+            again as it was; one that is lost for good counts as failed. Use ``Ray(retries=0)`` if ``train`` draws
+            randomness from anything but tacit, torch, numpy and ``random``.
 
-    >>> from tacit.tuning import Score
-    >>> answers = {"a": 10.0, "b": 400.0}
-    >>> search = PrivateSearch({"which": ["a", "b"]}, lambda candidate, noise: candidate["which"], Score(answers.get),
-    ...                        mechanism=lambda candidate, noise: acc.Gaussian(noise), epsilon=1.0, delta=1e-6, runs=20)
-    >>> found = search.run()
-    >>> found.best in ({"which": "a"}, {"which": "b"}), 0.999 < found.privacy.upper <= 1.0
-    (True, True)
+    Raises:
+        TuningError: If the settings do not fit together, or if no noise keeps the search within the budget.
+
+    Example:
+        >>> from tacit.tuning import Score
+        >>> search = PrivateSearch(
+        ...     {"which": ["a", "b"]},
+        ...     train=lambda candidate, noise: candidate["which"],
+        ...     score=Score({"a": 10.0, "b": 400.0}.get),
+        ...     mechanism=lambda candidate, noise: acc.Gaussian(noise),
+        ...     epsilon=1.0,
+        ...     delta=1e-6,
+        ... )
+        >>> found = search.run()
+        >>> found.best in ({"which": "a"}, {"which": "b"}), 0.999 < found.privacy.upper <= 1.0
+        (True, True)
     """
 
     def __init__(
@@ -183,7 +222,7 @@ class PrivateSearch:
         known = self.space.candidates
         self.runs = float(runs) if runs is not None else float(max(2, len(known)) if known is not None else 10)
         if not 0 < self.runs < math.inf:
-            raise TuningError(f"runs is how many runs to expect, a number above 0, not {runs!r}")
+            raise TuningError(f"runs, the mean number of runs, must be a number above 0, not {runs!r}")
         #: candidates of equal price are one kind: an example of each, and the kind of every candidate of a grid
         self._examples, self._kinds = self._sort_out()
         self._settle(self.calibrated_noise())
@@ -197,36 +236,42 @@ class PrivateSearch:
 
     def _check(self, choice_epsilon: float | None) -> None:
         if self.method not in METHODS:
-            raise TuningError(f"method is one of {', '.join(METHODS)}, not {self.method!r}")
+            raise TuningError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
         if not isinstance(self.score, Score):
             raise TuningError(
-                "score must be a tacit.tuning.Score (or correct_count, bounded_loss): a plain function of private data "
-                "has no stated sensitivity, and a score without noise would reveal the validation records"
+                "score must be a tacit.tuning.Score, such as correct_count(...) or bounded_loss(...): a plain function "
+                "of private data has no stated sensitivity and no noise. See: tacit explain score-without-sensitivity"
             )
         if not 0 < self.epsilon < math.inf or not 0 < self.delta < 1:
-            raise TuningError(f"the total budget is ε > 0 and 0 < δ < 1, not ε={self.epsilon}, δ={self.delta}")
+            raise TuningError(f"the total budget needs ε > 0 and 0 < δ < 1, not ε={self.epsilon}, δ={self.delta}")
         if (self.method == "threshold") != (self.threshold is not None):
-            raise TuningError("threshold= belongs to method='threshold', which needs it: the score that is good enough")
+            raise TuningError(
+                "threshold=, the score that is good enough, belongs to method='threshold', which needs it"
+            )
         if self.threshold is not None and not math.isfinite(self.threshold):
-            raise TuningError(f"threshold is the score that is good enough, a finite number, not {self.threshold!r}")
+            raise TuningError(
+                f"threshold, the score that is good enough, must be a finite number, not {self.threshold!r}"
+            )
         if self._all and self.space.candidates is None:
-            raise TuningError("the exponential mechanism trains every candidate: give a finite grid")
+            raise TuningError(f"method={self.method!r} trains every candidate: give a finite grid")
         if (self._sensitivities is not None) != (self.method == "generalised-exponential"):
             raise TuningError("sensitivities= belongs to method='generalised-exponential', one for each candidate")
         if self._sensitivities is not None and len(self._sensitivities) != len(self.space):
-            raise TuningError(f"{len(self._sensitivities)} sensitivities for {len(self.space)} candidates")
+            raise TuningError(
+                f"{len(self._sensitivities)} sensitivities for {len(self.space)} candidates: give one each"
+            )
         if choice_epsilon is not None and not 0 < choice_epsilon < self.epsilon:
-            raise TuningError(f"choice_epsilon is a part of ε = {self.epsilon:g}, not {choice_epsilon!r}")
+            raise TuningError(f"choice_epsilon must be a part of ε = {self.epsilon:g}, not {choice_epsilon!r}")
         if (self.ledger is None) != (self.dataset is None):
             raise TuningError("give ledger= and dataset= together")
 
     def _check_workers(self) -> None:
         if isinstance(self.workers, bool) or not isinstance(self.workers, numbers.Integral) or self.workers < 1:
-            raise TuningError(f"workers is a whole number, 1 or more, not {self.workers!r}")
+            raise TuningError(f"workers must be a whole number of 1 or more, not {self.workers!r}")
         if self.cluster is not None and self.workers != 1:
-            raise TuningError("workers= is for the local backend; with Ray say backend=tacit.cluster.Ray(at_once=…)")
+            raise TuningError("workers= is for backend='local'; on a cluster use backend=tacit.cluster.Ray(at_once=…)")
         if self.executor not in ("thread", "process"):
-            raise TuningError(f"executor is 'thread' or 'process', not {self.executor!r}")
+            raise TuningError(f"executor must be 'thread' or 'process', not {self.executor!r}")
 
     # -- what it costs -------------------------------------------------------------------------------------------------
 
@@ -236,7 +281,18 @@ class PrivateSearch:
         return self.method in ("exponential", "permute-and-flip", "generalised-exponential")
 
     def describe(self, candidate: Candidate, noise: float) -> acc.Mechanism:
-        """What training one candidate with this noise costs; nothing is trained."""
+        """Describe the training of one candidate. Nothing is trained.
+
+        Args:
+            candidate: The candidate.
+            noise: The noise multiplier.
+
+        Returns:
+            The mechanism of the run, without its score.
+
+        Raises:
+            TuningError: If the run does not state its mechanism.
+        """
         if self._describe is not None:
             found = self._describe(dict(candidate), noise)
         else:
@@ -245,12 +301,12 @@ class PrivateSearch:
                 made = self.train(dict(candidate), noise)
             if not runs.is_training(made):
                 raise TuningError(
-                    "train(candidate, noise) gave no tacit.sgd.Training that is still to run, so that its price is not "
-                    "known: give mechanism=, a function of (candidate, noise), or build a Training and return it"
+                    "train(candidate, noise) must return a tacit.sgd.Training that has not run, so that its price is "
+                    "known before it runs; otherwise give mechanism=, a function of (candidate, noise)"
                 )
             found, self._counted = made.plan.mechanism, self._counted or made.plan.counted
         if not isinstance(found, acc.Mechanism):
-            raise TuningError(f"a run is described by a mechanism of tacit.accounting, not {found!r}")
+            raise TuningError(f"a run must be described by a mechanism of tacit.accounting, not {found!r}")
         return found
 
     def _sort_out(self) -> tuple[list[Candidate], list[int]]:
@@ -268,19 +324,29 @@ class PrivateSearch:
             places.append(kinds[found])
         if known is None and len(examples) > 1:
             raise TuningError(
-                "the price of a run depends on something that is drawn from a continuous range (a batch size, a number "
-                "of steps?): give that a list of values"
+                "the price of a run depends on a parameter with a continuous range (a batch size, a number of steps?): "
+                "give that parameter a list of values"
             )
         return examples, places
 
     def calibrated_noise(self) -> list[float]:
-        """The noise of every kind of candidate. Kinds of different price get the same ε for one run."""
+        """Find the noise at which the whole search fits the budget. :attr:`noises` holds the result.
+
+        Candidates of different price get the same ε for one run.
+
+        Returns:
+            One noise multiplier for each kind of candidate.
+
+        Raises:
+            TuningError: If no noise keeps the search within the budget (an ``acc.AccountingError`` inside).
+        """
         if not self._all:
             alone = acc.Selected.of(self.score.mechanism, self.runs, distribution=self.method, eta=self.eta)
             if (price := self.price(alone).upper) >= self.epsilon:
                 raise TuningError(
-                    f"no noise of the training keeps the search within ε = {self.epsilon:g}: its scores alone cost "
-                    f"{price:.4g}. Give the score more noise, or ask for fewer runs or a larger budget"
+                    f"no noise of the training keeps the search within ε = {self.epsilon:g}: the scores alone cost "
+                    f"{price:.4g}. Give the score more noise, or take fewer runs or a larger budget. "
+                    "See: tacit explain search-over-budget"
                 )
         try:
             if len(self._examples) == 1:
@@ -324,7 +390,8 @@ class PrivateSearch:
         except acc.AccountingError as error:
             raise TuningError(
                 f"no noise of the training keeps the search within ε = {self.epsilon:g} at δ = {self.delta:g}: "
-                f"{error}. A score with more noise, fewer runs or a larger budget may help"
+                f"{error}. Give the score more noise, or take fewer runs or a larger budget. "
+                "See: tacit explain search-over-budget"
             ) from None
 
     def _total(self, noises: Sequence[float]) -> acc.Mechanism:
@@ -340,19 +407,34 @@ class PrivateSearch:
         return acc.Selected.of(base, self.runs, distribution=self.method, eta=self.eta)
 
     def _choice(self, unit: str) -> acc.Mechanism:
-        # The pure guarantee composes exactly, the bounded range only by Rényi divergence, which costs the rest more.
+        # The pure guarantee composes exactly; the bounded range only by Rényi divergence, which costs the rest more.
         return acc.PureDP(self.choice_epsilon, unit=unit)
 
     def price(self, mechanism: acc.Mechanism) -> acc.Bound:
+        """Price a mechanism at the δ and the adjacency of this search.
+
+        Args:
+            mechanism: What to price.
+
+        Returns:
+            The interval of its ε.
+        """
         return acc.epsilon(mechanism, self.delta, adjacency=self.adjacency)
 
     @property
     def noise(self) -> float | None:
-        """The noise multiplier of a run; None where it differs between candidates (see :meth:`noise_of`)."""
+        """The noise multiplier of a run; None if it differs between candidates (see :meth:`noise_of`)."""
         return self.noises[0] if len(self.noises) == 1 else None
 
     def noise_of(self, candidate: Candidate) -> float:
-        """The noise multiplier with which a candidate is trained."""
+        """Look up the noise of one candidate.
+
+        Args:
+            candidate: A candidate of the space.
+
+        Returns:
+            The noise multiplier that it is trained with.
+        """
         return self.noises[self._kind_of(candidate)]
 
     def _kind_of(self, candidate: Candidate) -> int:
@@ -386,7 +468,7 @@ class PrivateSearch:
     # -- running -------------------------------------------------------------------------------------------------------
 
     def run(self) -> SearchResult:
-        """Draw, train, score, select. One charge, before anything is computed from the data; one model."""
+        """Charge once, then draw, train, score and select. Returns one model."""
         try:
             found = self.select()
         except SearchFailed:
@@ -396,28 +478,28 @@ class PrivateSearch:
         return found
 
     def select(self) -> SearchResult:
-        """:meth:`run` for who keeps the result: the scratch folder stays, and with it the result, until :meth:`end`.
+        """Like :meth:`run`, but keep the scratch folder, and with it the result, until :meth:`end`.
 
-        Called again, by whichever process, it gives the same model for the same charge, down to the bit.
+        Called again, by any process, it returns the same model for the same charge, bit by bit.
         """
         with contextlib.nullcontext() if self.cluster is None else self.cluster.ready():
             return self._run()
 
     def end(self) -> None:
-        """Delete the scratch folder, after what :meth:`select` gave is safe; the same search is a new one from then."""
+        """Delete the scratch folder once the result of :meth:`select` is safe. The same search is then a new one."""
         Scratch(self._where).delete()
 
     def _run(self) -> SearchResult:
         scratch = Scratch(self._where)
         state = scratch.load()
         if state is not None and "secret" not in state:
-            raise TuningError(f"the search in {scratch.path} was begun by an older tacit; delete it and start again")
+            raise TuningError(f"an older tacit began the search in {scratch.path}: delete the folder and start again")
         if state is None:
             state = self._begin()
             scratch.save(state)
         elif state["digest"] != self._digest():
             raise TuningError(
-                f"the scratch folder {scratch.path} belongs to a search with other settings; name another folder"
+                f"the scratch folder {scratch.path} belongs to a search with other settings: name another folder"
             )
         else:
             self._settle(state["noises"])  # the noise that finished runs had, and that was charged
@@ -428,7 +510,7 @@ class PrivateSearch:
                 chosen = self._select(state, scratch)
         if chosen is not None and chosen.error:
             raise SearchFailed(
-                f"every run failed; the selected one with {chosen.error}. Try train(candidate, noise) and score(model) "
+                f"every run failed, the selected one with {chosen.error}. Try train(candidate, noise) and score(model) "
                 "on made-up data first"
             )
         if charge is not None and not charge.confirmed:
@@ -543,7 +625,7 @@ class PrivateSearch:
         return hashlib.blake2b(repr(what).encode(), key=self._root, person=b"tacit search").digest()[:32]
 
     def _drawing(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Draws that a search which is taken up again repeats."""
+        """Draws that a resumed search repeats."""
         return contextlib.nullcontext() if self._where is None else expanded(self._secret(what))
 
     def _until_good_enough(self) -> RunOutcome | None:
@@ -559,8 +641,8 @@ class PrivateSearch:
     def _one_after_another(self) -> Iterator[RunOutcome]:
         """Runs without end, in the order in which they are judged.
 
-        On a cluster as many as are expected go on at once, and those behind the one that ends the search are thrown
-        away unseen: the law is that of running them one by one.
+        On a cluster as many as expected run at once, and those behind the one that ends the search are thrown away
+        unseen, so the law is that of running them one by one.
         """
         some = 1 if self.cluster is None else self.cluster.at_once or min(64, math.ceil(self.runs))
         for round in itertools.count():
