@@ -161,7 +161,7 @@ def test_labels_found_in_y_are_said_to_be_treated_as_public():
     assert "classes=" not in repr(declared.privacy_)
     only = LogisticRegression(5.0, bounds=(0, 10)).fit(x, np.zeros(500, dtype=int))
     assert only.classes_.tolist() == [0, 1]  # that nobody is in class 1 is not told
-    with pytest.raises(ValueError, match="not among classes"):
+    with pytest.raises(ValueError, match="not among the classes"):
         clone(declared).fit(x, np.where(y == 1, "yes", "perhaps"))
 
 
@@ -246,7 +246,7 @@ def test_owners_of_rows_come_from_the_schema(tmp_path):
     assert "max rows: 2" in repr(private.privacy_)
     with pytest.raises(ValueError, match="leave groups= out"):
         LinearRegression(5.0, bounds=schema, max_rows=2).fit(table, groups=np.arange(900))
-    with pytest.raises(ValueError, match="belongs to one patient"):
+    with pytest.raises(ValueError, match="unit of the schema is 'patient'"):
         LinearRegression(5.0, bounds=schema, max_rows=2, unit="hospital").fit(table)
     new = {"age": [30, 40], "ward": ["north", "south"], "smokes": [True, False]}
     assert private.predict(new).shape == (2,)  # new rows need no owner
@@ -281,12 +281,12 @@ def test_bounds_may_be_given_in_every_usual_way():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"bounds": None}, "bounds are missing.*limits one person's influence"),
+        ({"bounds": None}, "bounds are missing.*limits the influence of one person"),
         ({"target_bounds": None}, "target_bounds are missing.*influence"),
-        ({"bounds": {0: (0, 10)}}, "nothing for column 1 and 1 more"),
+        ({"bounds": {0: (0, 10)}}, "missing for column 1 and 1 more"),
         ({"bounds": (10, 0)}, "must be below"),
         ({"bounds": (0, np.inf)}, "must be finite"),
-        ({"bounds": ([0, 0], [1, 1])}, "each of the 3 features"),
+        ({"bounds": ([0, 0], [1, 1])}, "3 numbers, one for each feature"),
         ({"epsilon": 0}, "must be positive"),
         ({"epsilon": np.nan}, "finite"),
         ({"delta": 1.0}, r"\[0, 1\)"),
@@ -327,7 +327,7 @@ def test_a_message_shows_no_value_of_the_table():
 
 def test_two_pairs_for_two_features_are_not_guessed():
     x, y = numbers(50)
-    with pytest.raises(ValueError, match="two ways"):
+    with pytest.raises(ValueError, match="ambiguous"):
         LinearRegression(bounds=[(0, 100), (50, 200)], target_bounds=(-20, 35)).fit(x[:, :2], y)
 
 

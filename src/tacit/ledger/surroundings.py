@@ -130,13 +130,13 @@ def count_or_refuse(ledger: Ledger | None, name: str, *, scored: bool, level: in
         raise SearchRefused(
             f"a search, cross-validation or ensemble around {name} fits many times on the same people: each fit costs "
             "epsilon again, and the scores that a search compares are not private. Choose hyper-parameters with "
-            "private tuning (tacit.tuning) or on public data, or give ledger= and dataset= so that every fit is charged. "
+            "private tuning (tacit.tuning) or on public data, or give ledger= and dataset=: every fit is then charged. "
             "See: tacit explain repeated-fits"
         )
     if scored:
         warnings.warn(
             "every fit of this search is charged to the ledger, but its scores are computed on private rows without "
-            "noise. They, and the choice they lead to, are not covered by the guarantee: both are for the operator only",
+            "noise. They, and the choice they lead to, are not covered by the guarantee: for the operator only",
             PrivacyWarning,
             stacklevel=level,
         )
