@@ -214,7 +214,7 @@ def public(path):
 
 
 def test_every_public_name_of_opacus_is_here_or_on_the_list_of_those_that_are_not():
-    root, page = Path(opacus().__file__).parent, Path(__file__).parents[2] / "docs" / "howto" / "coming-from-opacus.md"
+    root, page = Path(opacus().__file__).parent, Path(__file__).parents[2] / "docs" / "reference" / "opacus-names.md"
     section = page.read_text().split("## Names that are not here")[1].split("\n## ")[0]
     absent = set(re.findall(r"`([\w.*]+)`", "\n".join(re.findall(r"^\| (.*?) \| ", section, re.M))))
     found = 0
