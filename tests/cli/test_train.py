@@ -209,7 +209,7 @@ def test_public_rows_are_set_apart_by_what_they_are_and_the_card_says_what_that_
         assert said in source["note"]
     assert "'tacit public rows'" in source["name"]
     page = (clinic / "runs" / "parted" / "report.html").read_text()
-    assert "May the protected be in it? unknown." in page
+    assert "Can it contain people whom the guarantee protects? unknown." in page
 
 
 def sides(settings):

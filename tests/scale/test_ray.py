@@ -268,7 +268,7 @@ def test_a_cluster_that_cannot_do_it_is_refused_with_what_to_do(monkeypatch):
         Teachers(network, data, n=4, backend="ray").fit(n_jobs=2)
     with pytest.raises(TuningError, match="workers="):
         PrivateSearch({"a": [1]}, dies, Score(len), epsilon=1.0, delta=1e-6, workers=2, backend="ray")
-    with pytest.raises(ValueError, match="backend is 'local', 'ray'"):
+    with pytest.raises(ValueError, match="backend must be 'local', 'ray'"):
         Teachers(network, data, n=4, backend="dask")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match=r"tacit\[ray\]"):

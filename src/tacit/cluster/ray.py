@@ -1,11 +1,11 @@
-"""How is a list of tasks done on a Ray cluster, so that where and when they run changes nothing?
+"""How does a Ray cluster work through a list of tasks so that where and when they run changes nothing?
 
-The driver, the process that calls tacit, decides everything that is random and everything that is charged; a task is a
-function of its arguments. A task whose worker or machine is lost is handed out again with the same arguments, and
+The driver (the process that calls tacit) decides everything that is random and everything that is charged. A task is a
+function of its arguments. If a worker or machine is lost, its task is sent out again with the same arguments, and
 results are known by their place in the list, not by when they arrive.
 
-The cluster is trusted: private rows, models and keys travel to its workers and lie in its object store, which Ray
-writes to disk when memory is short. What the guarantee protects is what is released. docs/results/scale.md says more.
+The cluster is trusted: private rows, models and keys travel to its workers and are kept in its object store, which Ray
+writes to disk when memory is short. The guarantee protects what is released. docs/howto/ray.md says more.
 """
 
 from __future__ import annotations
@@ -22,33 +22,45 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 BACKENDS = ("local", "ray")
-#: Tasks handed to the cluster at a time unless it is said: enough to keep hundreds of workers busy, few enough that
-#: their arguments do not fill the object store.
+#: How many tasks the cluster has at a time by default: enough to keep hundreds of workers busy, few enough that their
+#: arguments do not fill the object store.
 AT_ONCE = 256
 
 
 class ClusterError(RuntimeError):
-    """A cluster that is missing, too small, or that lost a task again and again; the message says what to do."""
+    """The cluster is missing, too small, or lost a task too often. The message says what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ray:
-    """A Ray cluster, and what each task asks of it.
+    """A Ray cluster, and what each task needs from it.
 
-    ``num_cpus`` and ``num_gpus`` of a machine are kept for one task (parts of a GPU are allowed); a task computes with
-    ``num_cpus`` threads. A task whose worker was killed, ran out of memory or lost its machine is handed out again, at
-    most ``retries`` times. ``at_once`` limits the tasks under way.
+    If the program has called ``ray.init``, that cluster is used. Otherwise tacit joins ``address``, the cluster in the
+    environment variable ``RAY_ADDRESS``, or one that runs on this machine. If there is none, it starts a cluster of
+    this machine alone and ends it afterwards, without dashboard and usage statistics.
 
-    Where the program has called ``ray.init``, that cluster is used. Otherwise ``address`` (or the environment's
-    ``RAY_ADDRESS``, or a cluster running on this machine) is joined, and without any a cluster of this machine alone is
-    started and ended, with no dashboard and no usage statistics. ``elastic`` says that machines come when they are
-    asked for, so that what none has now is waited for and not refused.
+    Guarantee:
+        The cluster is trusted with private rows, models and keys. It changes no price: the driver samples, charges and
+        releases once, and a task gives the same result wherever and however often it runs.
 
-    >>> list(Ray().map(pow, [(2, 3), (3, 2)]))  # doctest: +SKIP
-    [(0, 8), (1, 9)]
-    >>> Ray(num_cpus=-1)
-    Traceback (most recent call last):
-    ValueError: num_cpus is a number, 0 or more, not -1
+    Args:
+        num_cpus: CPUs reserved for one task. It computes with that many threads, and with at least one.
+        num_gpus: GPUs reserved for one task; a fraction shares one GPU between tasks.
+        retries: How often a task is sent out again after its worker was killed, ran out of memory or lost its machine.
+        at_once: How many tasks may be under way at a time. None means 256.
+        address: The cluster to join; None looks for one as described above.
+        elastic: Whether the cluster adds machines on demand. Then a task that no machine can hold now waits instead
+            of being refused.
+
+    Raises:
+        ValueError: If a number is negative or not a number.
+
+    Example:
+        >>> list(Ray().map(pow, [(2, 3), (3, 2)]))  # doctest: +SKIP
+        [(0, 8), (1, 9)]
+        >>> Ray(num_cpus=-1)
+        Traceback (most recent call last):
+        ValueError: num_cpus must be a number, 0 or more, not -1
     """
 
     num_cpus: float = 1
@@ -62,22 +74,29 @@ class Ray:
         for name in ("num_cpus", "num_gpus"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ValueError(f"{name} is a number, 0 or more, not {value!r}")
+                raise ValueError(f"{name} must be a number, 0 or more, not {value!r}")
         for name, least in (("retries", 0), ("at_once", 1)):
             value = getattr(self, name)
             if value is None and name == "at_once":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} is a whole number, {least} or more, not {value!r}")
+                raise ValueError(f"{name} must be a whole number, {least} or more, not {value!r}")
 
     @property
     def threads(self) -> int:
-        """With how many threads a task computes: the same on every machine, because sums may round by it."""
+        """How many threads a task computes with: the same on every machine, because rounding may depend on it."""
         return max(1, int(self.num_cpus))
 
     @contextlib.contextmanager
     def session(self) -> Iterator[Any]:
-        """Ray, joined or started; what was started or joined here is left at the end."""
+        """Join or start a cluster, and leave it at the end.
+
+        Yields:
+            The package ``ray``, initialized.
+
+        Raises:
+            ClusterError: If no cluster can be reached or started.
+        """
         ray = load()
         if ray.is_initialized():
             yield ray
@@ -93,7 +112,10 @@ class Ray:
             )
         except (ConnectionError, OSError, RuntimeError) as error:
             where = self.address or os.environ.get("RAY_ADDRESS") or "this machine"
-            raise ClusterError(f"no Ray cluster could be reached or started ({where}): {error}") from error
+            raise ClusterError(
+                f"no Ray cluster could be reached or started ({where}): {error}. Check the address, or call ray.init "
+                "before tacit"
+            ) from error
         try:
             yield ray
         finally:
@@ -101,7 +123,11 @@ class Ray:
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[Any]:
-        """A :meth:`session` with a cluster that can do the tasks: entered before anything is charged for them."""
+        """A :meth:`session` with a cluster that has room for the tasks. Entered before anything is charged for them.
+
+        Yields:
+            The package ``ray``, initialized.
+        """
         with self.session() as ray:
             self._check_room(ray)
             yield ray
@@ -115,12 +141,24 @@ class Ray:
         silent: bool = False,
         lost: Callable[[int, str], Any] | None = None,
     ) -> Iterator[tuple[int, Any]]:
-        """``function(*shared, *arguments[i])`` for every i: pairs (i, result), in the order in which they arrive.
+        """Compute ``function(*shared, *arguments[i])`` for every i on the cluster.
 
-        ``shared`` is sent to a machine once. ``silent`` keeps what a task prints out of the cluster's logs. An error
-        that the function raises is raised here. ``lost(i, why)`` is the result of a task that was lost more often than
-        ``retries`` allows; without it that is a :class:`ClusterError`. What is still under way when the caller stops
-        is cancelled.
+        An error that the function raises is raised here. Tasks that are still under way when the caller stops are
+        cancelled.
+
+        Args:
+            function: What to compute. It must depend on nothing but its arguments.
+            arguments: The arguments of each task, read as workers become free.
+            shared: First arguments that all tasks have in common. They are sent to a machine once.
+            silent: Whether to keep what tasks print out of the cluster's logs.
+            lost: Called with (i, why) for a task that was lost more often than ``retries`` allows; what it returns is
+                the result. None raises an error instead.
+
+        Returns:
+            Pairs (i, result), in the order in which they arrive.
+
+        Raises:
+            ClusterError: If no machine has room for a task, or a task was lost too often.
         """
         with self.ready() as ray:
             task = ray.remote(_call).options(
@@ -162,8 +200,9 @@ class Ray:
                             continue
                         if lost is None:
                             raise ClusterError(
-                                f"task {place} was lost {tries + 1} times, the last time by {why}. Give it more memory "
-                                "(a larger num_cpus puts fewer on a machine) or more retries; nothing was released"
+                                f"task {place} was lost {tries + 1} times, the last time because of {why}. Give it "
+                                "more memory (a larger num_cpus puts fewer tasks on a machine) or more retries; "
+                                "nothing was released"
                             ) from error
                         result = lost(place, why)
                     yield place, result
@@ -171,7 +210,7 @@ class Ray:
                 _leave(ray, list(under_way))
 
     def _check_room(self, ray: Any) -> None:
-        """Refuse what no machine of the cluster can ever hold; Ray would wait for ever."""
+        """Refuse a task that no machine of the cluster can ever hold: Ray would wait forever."""
         if self.elastic:
             return
         machines = [node.get("Resources", {}) for node in ray.nodes() if node.get("Alive", node.get("alive"))]
@@ -181,7 +220,7 @@ class Ray:
         found = "; ".join(f"{m.get('CPU', 0):g} CPU, {m.get('GPU', 0):g} GPU" for m in machines) or "none"
         raise ClusterError(
             f"no machine of the cluster has {self.num_cpus:g} CPU and {self.num_gpus:g} GPU for one task (there are: "
-            f"{found}). Ask for less, or say elastic=True if machines come when they are asked for"
+            f"{found}). Ask for less, or set elastic=True if the cluster adds machines on demand"
         )
 
 
@@ -198,10 +237,21 @@ def _leave(ray: Any, under_way: list[Any]) -> None:
 
 
 def backend_of(value: Any) -> Ray | None:
-    """The cluster that ``backend=`` names; None for ``"local"``.
+    """The cluster that a ``backend=`` argument names.
 
-    >>> backend_of("local"), backend_of("ray").num_cpus
-    (None, 1)
+    Args:
+        value: ``"local"``, ``"ray"`` (one CPU for each task), or a :class:`Ray`.
+
+    Returns:
+        The cluster; None for ``"local"``.
+
+    Raises:
+        ValueError: If it is something else.
+        ModuleNotFoundError: If Ray is not installed.
+
+    Example:
+        >>> backend_of("local"), backend_of("ray").num_cpus
+        (None, 1)
     """
     if isinstance(value, Ray):
         load()
@@ -211,7 +261,7 @@ def backend_of(value: Any) -> Ray | None:
     if value == "ray":
         load()
         return Ray()
-    raise ValueError(f"backend is 'local', 'ray' or a tacit.cluster.Ray, not {value!r}")
+    raise ValueError(f"backend must be 'local', 'ray' or a tacit.cluster.Ray, not {value!r}")
 
 
 def load() -> Any:

@@ -1,4 +1,4 @@
-"""How is a piece of work made to draw the same random numbers wherever, and after whatever, it runs?"""
+"""How does a task draw the same random numbers wherever, and after whatever, it runs?"""
 
 from __future__ import annotations
 
@@ -12,16 +12,24 @@ from typing import Any
 
 @contextlib.contextmanager
 def seeded(seed: int, *, torch_too: bool = False) -> Iterator[None]:
-    """Seed the generators that Python, numpy and torch share with everybody, and leave them as they were after.
+    """Seed the global generators of Python, numpy and torch, and restore them afterwards.
 
-    Otherwise what a piece of work draws would depend on what was drawn before it in the same process: on other people's
-    data, and on where it runs. ``torch_too`` imports torch for that, where the work may be about to.
+    Otherwise what a task draws would depend on what was drawn before it in the same process: on other people's data,
+    and on where it runs.
 
-    >>> with seeded(7):
-    ...     first = random.random()
-    >>> with seeded(7):
-    ...     first == random.random()
-    True
+    Args:
+        seed: The seed, an integer of 0 or more.
+        torch_too: Whether to import torch if it is not loaded yet, because the task may be about to.
+
+    Returns:
+        A context manager.
+
+    Example:
+        >>> with seeded(7):
+        ...     first = random.random()
+        >>> with seeded(7):
+        ...     first == random.random()
+        True
     """
     if torch_too:
         with contextlib.suppress(ModuleNotFoundError):

@@ -29,7 +29,7 @@ def export(ledger: Ledger, dataset: str) -> Release:
     terms = plain.pop("terms")
     plain = {key: value for key, value in plain.items() if key not in ("dataset", "rule", "charges", "head")}
     records = [record.to_dict() | {"words": record.words} for record in ledger.history(dataset)]
-    why = "how the data were used, not what they hold"
+    why = "how the data were used, not what they contain"
     return Release(
         {
             "dataset": public(dataset, "chosen by the operator"),

@@ -19,8 +19,8 @@ from tacit.report.words import number, rounded
 
 PATH = "checks.audit"
 ADVICE = (
-    "A lower bound says what this attack achieved, not what another could achieve. A low one is no evidence of safety; "
-    "what the attack could at best have certified says how much it means."
+    "A lower bound says what this attack achieved, not what another could achieve. A low one is no evidence of safety: "
+    "compare it with the most that this attack could have certified."
 )
 
 
@@ -54,7 +54,7 @@ def _figures(found: dict[str, Any]) -> str:
             + (" (that of the Gaussian trade-off curve that is refuted)" if name == "f-DP one-run" else "")
         )
         rows.append([html.escape(name), number(bound), what])
-    rows.append(["within reach", number(found["best"]), "what the attack would have certified, never being wrong"])
+    rows.append(["within reach", number(found["best"]), "what the attack would have certified if it were never wrong"])
     return f'<div data-from="{PATH}">' + table([("", ""), ("ε", "n"), ("what it is", "")], rows) + "</div>"
 
 
@@ -70,7 +70,7 @@ def _findings(found: dict[str, Any]) -> str:
         ]
         for f in found["findings"]
     ]
-    heads = [("check of the implementation", ""), ("what was seen", ""), ("smallest fault it would see", "")]
+    heads = [("check of the implementation", ""), ("what was seen", ""), ("smallest fault it would detect", "")]
     return f'<div data-from="{PATH}">' + table(heads, rows) + "</div>"
 
 
@@ -107,8 +107,8 @@ def _curve(found: dict[str, Any]) -> str:
         lines,
     )
     caption = (
-        "How well the attack tells canaries that were in from those that were not. Dashed: guessing blindly (below) "
-        f"and the most that the claim allows (above). {words}"
+        "How well the attack separates canaries that were in the data from those that were not. Dashed: blind guessing "
+        f"(below) and the most that the claim allows (above). {words}"
     )
     return figure(PATH, drawing, caption)
 
@@ -131,7 +131,7 @@ def _histogram(found: dict[str, Any]) -> str:
     drawing = plots.chart(
         "scores",
         "Scores of canaries",
-        "Scores of canaries that were in, and of those that were not.",
+        "Scores of the canaries that were in the data, and of those that were not.",
         Axis("score", edges[0], edges[-1]),
         Axis("canaries", 0, top),
         [Line(*out, "second", "out"), Line(*inside, "line", "in")],

@@ -2,8 +2,8 @@
 
 The card is a :class:`tacit.ledger.Release`: every value in it is charged to a ledger or public, and says which. It
 answers what NIST SP 800-226 asks of a claim of differential privacy, and what Ponomareva et al. ("How to DP-fy ML",
-2023, section 5.3) ask to be reported. As JSON it follows ``privacy.schema.json``, and carries the source of every
-value, so that a card that is read back is a release again, or is refused.
+2023, section 5.3) recommend to report. As JSON it follows ``privacy.schema.json`` and carries the source of every
+value. So a card that is read back is a release again, or is refused.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ CHOSEN = "chosen before the data were seen"
 PRICE = "price of the mechanism, computed without the data"
 STATED = "stated by the user"
 #: What is added to the reason of a value that follows from the number of records too.
-COUNTED = "; it follows from the number of records too, which is public: these neighbours have it in common"
-LEDGER = "entry of the ledger: how the data were used, not what they hold"
+COUNTED = "; it also follows from the number of records, which is public: these neighbours have it in common"
+LEDGER = "entry of the ledger: how the data were used, not what they contain"
 #: δ at which the card states ε beside its own.
 DELTAS = tuple(10.0**-k for k in range(3, 11))
 #: Step counts at which ε is shown.
@@ -43,15 +43,28 @@ POINTS = 33
 
 
 class CardError(ValueError):
-    """A file that is not a privacy card, or holds a value that is neither charged nor public."""
+    """A file is not a privacy card, or holds a value that is neither charged nor public."""
 
 
 def make_card(run: Run) -> Release:
     """The privacy card of a run.
 
-    >>> card = make_card(Run("count", acc.Laplace(10.0, unit="person"), delta=1e-9))
-    >>> card["guarantee"]["unit"], card["checks"]["audit"]["verdict"], card["ledger"]
-    ('person', 'not audited', None)
+    Guarantee:
+        It is a release: every value is charged to a ledger or public, and says which. Making it costs nothing.
+
+    Args:
+        run: What ran, as :func:`describe` or :func:`describe_fit` states it, or as you state it yourself.
+
+    Returns:
+        The card, a :class:`tacit.ledger.Release`.
+
+    Raises:
+        CardError: If the run names a charge that its ledger does not have.
+
+    Example:
+        >>> card = make_card(Run("count", acc.Laplace(10.0, unit="person"), delta=1e-9))
+        >>> card["guarantee"]["unit"], card["checks"]["audit"]["verdict"], card["ledger"]
+        ('person', 'not audited', None)
     """
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return Release(
@@ -68,7 +81,7 @@ def make_card(run: Run) -> Release:
             "accesses": _accesses(run),
             "checks": Release(
                 {
-                    "self_checks": public(list(run.self_checks), "that the run went on says that they passed"),
+                    "self_checks": public(list(run.self_checks), "the run would have stopped if a check had failed"),
                     "audit": public(dict(run.audit or {"verdict": "not audited"}), "result of the audit"),
                 }
             ),
@@ -104,7 +117,7 @@ def _guarantee(run: Run) -> Release:
         "adjacency": run.adjacency,
         "neighbours": words.neighbours(bound, counted=counted),
         "unit": run.unit,
-        "setting": "central: whoever runs the training sees the data; the guarantee is about what leaves",
+        "setting": "central: whoever runs the training sees the data; the guarantee covers what is released",
         "other_adjacencies": [_stated(run, a) for a in others] if run.delta > 0 else [],
         "epsilon_of_delta": [
             {"delta": d, **_ends(acc.epsilon(run.mechanism, d, adjacency=run.adjacency))} for d in deltas
@@ -180,9 +193,9 @@ def _mechanism(run: Run) -> Release:
 
 def _accountant(run: Run) -> Release:
     assumptions = [
-        "An attacker sees everything that is stated as covered, and knows every other record.",
+        "The attacker sees everything that is listed as covered, and knows every other record.",
         "Batches are drawn as the sampler above says; the sampler that ran is the object that was priced.",
-        "The noise cannot be told from true randomness without its key; nothing else limits the attacker's computing.",
+        "Without its key, the noise cannot be told from true randomness. Nothing else limits the attacker's computing.",
         *run.assumed,
     ]
     return _all(
@@ -215,13 +228,13 @@ def _comparison(run: Run) -> list[dict[str, Any]]:
 def _accesses(run: Run) -> Release:
     limits = [
         "How the data were collected, stored and guarded, and who could read them before this run.",
-        "Side channels of the machine that ran it: the time it took, its memory, its power.",
+        "Side channels of the machine that ran it: run time, memory, power.",
         f"Conclusions about one {run.unit} that hold just as well without that {run.unit}'s data.",
     ]
     if run.unit == "record":
-        limits.append("A person with several records: the unit that is protected is one record.")
+        limits.append("A person with several records: the protected unit is one record.")
     if run.public_sources:
-        limits.append("Whoever is in the public data: the guarantee is about the private data alone.")
+        limits.append("People in the public data: the guarantee covers the private data only.")
 
     def listed(found: Any) -> Any:
         return None if found is None else [dataclasses.asdict(source) for source in found]
@@ -250,7 +263,9 @@ def _ledger(run: Run) -> Release | Public:
     budget = run.ledger.budget(run.dataset)
     record = next((r for r in run.ledger.history(run.dataset) if r.charge == run.charge), None)
     if run.charge is not None and record is None:
-        raise CardError(f"the ledger has no charge {run.charge} on {run.dataset!r}")
+        raise CardError(
+            f"the ledger has no charge {run.charge} on {run.dataset!r}: give the ledger that the run was charged to"
+        )
     terms = budget.dataset
     return _all(
         {
@@ -288,10 +303,18 @@ def _evaluation(result: Any) -> Release:
 
 
 def sources(card: Release, path: str = "") -> dict[str, str]:
-    """Why each value of a release may leave, by the path of the value.
+    """Why each value of a card may be published.
 
-    >>> sources(Release({"a": Release({"b": public(1, "a constant")})}))
-    {'a.b': 'public: a constant'}
+    Args:
+        card: The card, or any other release.
+        path: A prefix for the names, for a release inside another; empty at the top.
+
+    Returns:
+        The source of each value, by the names that lead to it with dots between them.
+
+    Example:
+        >>> sources(Release({"a": Release({"b": public(1, "a constant")})}))
+        {'a.b': 'public: a constant'}
     """
     found: dict[str, str] = {}
     for key in card:
@@ -304,8 +327,18 @@ def sources(card: Release, path: str = "") -> dict[str, str]:
 def to_json(card: Release) -> str:
     """The card as JSON text that follows the published schema.
 
-    >>> json.loads(to_json(make_card(Run("count", acc.Laplace(10.0), delta=1e-9))))["sources"]["guarantee.delta"]
-    'public: price of the mechanism, computed without the data'
+    Args:
+        card: The privacy card.
+
+    Returns:
+        The text, with the source of every value under ``sources``.
+
+    Raises:
+        CardError: If the release is not a card of this form.
+
+    Example:
+        >>> json.loads(to_json(make_card(Run("count", acc.Laplace(10.0), delta=1e-9))))["sources"]["guarantee.delta"]
+        'public: price of the mechanism, computed without the data'
     """
     plain: dict[str, Any] = json_values(card.to_dict())
     plain["evaluation"] = list(plain["evaluation"].values())
@@ -317,12 +350,46 @@ def to_json(card: Release) -> str:
 
 
 def write_card(card: Release, path: str | os.PathLike[str]) -> Path:
-    """Write ``privacy.json``, whole or not at all."""
+    """Write the card as JSON, completely or not at all.
+
+    Args:
+        card: The privacy card.
+        path: The file to write, usually ``privacy.json``. An existing file is replaced.
+
+    Returns:
+        The path of the file.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "privacy.json")
+        >>> written = write_card(make_card(Run("count", acc.Laplace(10.0), delta=1e-9)), path)
+        >>> read_card(written)["run"]["name"]
+        'count'
+    """
     return write_whole(path, to_json(card))
 
 
 def read_card(path: str | os.PathLike[str]) -> Release:
-    """Read a ``privacy.json`` back as a release; refuse it where a value has no source or a key is unknown."""
+    """Read a ``privacy.json`` back as a release.
+
+    Args:
+        path: The file that :func:`write_card` wrote.
+
+    Returns:
+        The card, every value with its source.
+
+    Raises:
+        CardError: If the file cannot be read, does not follow the schema, has an unknown key, or has a value without
+            a source.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "privacy.json")
+        >>> _ = path.write_text("{}")
+        >>> read_card(path)
+        Traceback (most recent call last):
+        tacit.report.card.CardError: ... is not a privacy card: ...
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
         document = json.loads(text)

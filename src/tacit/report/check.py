@@ -33,8 +33,12 @@ _WORDS = {
 def schema() -> dict[str, Any]:
     """The published JSON schema of a privacy card.
 
-    >>> schema()["title"]
-    'tacit privacy card'
+    Returns:
+        The schema as a dictionary, for any JSON Schema library.
+
+    Example:
+        >>> schema()["title"]
+        'tacit privacy card'
     """
     source = importlib.resources.files("tacit.report") / "privacy.schema.json"
     found: dict[str, Any] = json.loads(source.read_text(encoding="utf-8"))

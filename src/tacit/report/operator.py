@@ -1,8 +1,7 @@
 """What may the operator look at beside the report? Diagnostics of a run that are **not covered by the guarantee**.
 
 Loss, clipped fraction and gradient norms are computed from private data without noise. They come as
-:class:`tacit.ledger.OperatorView`, stand on a page of their own, each marked, and the page is written for its
-owner only.
+:class:`tacit.ledger.OperatorView` and have their own page, where each one is marked. Only the owner can read the file.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ def make_operator_page(card: Release, views: Sequence[OperatorView]) -> str:
     return (
         opening(f"Operator's view: {name}")
         + f"<header><h1>Operator's view: {html.escape(name)}</h1></header>"
-        + f'<div class="warn"><b>Private: {html.escape(MARK)}.</b> What stands below the guarantee was computed from '
-        "private data without noise. Do not publish, send or print it for others; what may be shown is in "
+        + f'<div class="warn"><b>Private: {html.escape(MARK)}.</b> Everything below the guarantee was computed '
+        "from private data without noise. Do not publish, send or print it for others; what may be shown is in "
         "<code>report.html</code>.</div>"
         + headline(card)
         + "<h2>Diagnostics</h2>"

@@ -1,8 +1,8 @@
 """What does a person see of a run? ``report.html``: one file, offline, on screen and on paper.
 
-The page is a function of the privacy card alone, and the card is a release: nothing that is neither charged nor
-public can reach it. Every value on the page stands in an element that names the card's entry it comes from
-(``data-from``), and everything else on it is fixed text of this file.
+The page is computed from the privacy card alone, and the card is a release: nothing that is neither charged nor
+public can reach it. Every value on the page is in an element that names the entry of the card it comes from
+(``data-from``); everything else is fixed text of this file.
 """
 
 from __future__ import annotations
@@ -36,13 +36,26 @@ LONG = 400
 
 
 def make_page(card: Release) -> str:
-    """The report of a card as HTML text.
+    """The report of a card, as one HTML page that works offline.
 
-    >>> from tacit import accounting as acc
-    >>> from tacit.report import Run, make_card
-    >>> page = make_page(make_card(Run("count", acc.Laplace(10.0), delta=1e-9)))
-    >>> "Whether or not the data of any one record were used" in page
-    True
+    Guarantee:
+        The page shows only what the card holds: values that were charged or are public. It costs nothing more.
+
+    Args:
+        card: The privacy card, from :func:`make_card` or :func:`read_card`.
+
+    Returns:
+        The HTML text.
+
+    Raises:
+        PrivateValueError: If ``card`` is not a release.
+
+    Example:
+        >>> from tacit import accounting as acc
+        >>> from tacit.report import Run, make_card
+        >>> page = make_page(make_card(Run("count", acc.Laplace(10.0), delta=1e-9)))
+        >>> "Whether or not the data of any one record were used" in page
+        True
     """
     if not isinstance(card, Release):
         raise PrivateValueError(f"a report is made from a Release, not from {type(card).__name__}")
@@ -52,7 +65,23 @@ def make_page(card: Release) -> str:
 
 
 def write_page(card: Release, path: str | os.PathLike[str]) -> Path:
-    """Write ``report.html``, whole or not at all."""
+    """Write the report of a card to a file, completely or not at all.
+
+    Args:
+        card: The privacy card.
+        path: The file to write, usually ``report.html``. An existing file is replaced.
+
+    Returns:
+        The path of the file.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from tacit import accounting as acc
+        >>> from tacit.report import Run, make_card
+        >>> card = make_card(Run("count", acc.Laplace(10.0), delta=1e-9))
+        >>> write_page(card, pathlib.Path(tempfile.mkdtemp(), "report.html")).name
+        'report.html'
+    """
     return write_whole(path, make_page(card))
 
 
@@ -138,7 +167,7 @@ def over_steps(card: Release) -> str:
         area=Line(steps, upper),
         mark=(steps[-1], upper[-1], f"ε = {last} at the end of the plan"),
     )
-    caption = "What the run has cost after each step: the certified upper end. It depends on the plan, not on the data."
+    caption = "What the run has cost after each step (certified upper bound). It depends on the plan, not on the data."
     return figure(path, drawing, caption, numbers(curve, "steps", ("steps", "ε at least", "ε at most"), path))
 
 
@@ -167,7 +196,8 @@ def _profile(card: Release) -> str:
         mark=(claimed, at, f"ε = {number(claimed)}, δ = {number(at)}") if inside else None,
     )
     caption = (
-        "All pairs (ε, δ) that hold at once. The claim is one point of the curve; a smaller ε holds with a larger δ."
+        "All pairs (ε, δ) that hold at the same time. The claim is one point of the curve; a smaller ε holds with a "
+        "larger δ."
     )
     return figure(path, drawing, caption, numbers(curve, "epsilon", ("ε", "δ at least", "δ at most"), path))
 
@@ -181,17 +211,17 @@ def _tradeoff(card: Release) -> str:
         "tradeoff",
         "Trade-off curve",
         entry(card, "guarantee.attacker"),
-        Axis("accused although not in the data (false alarms)", 0, 1, percent=True),
-        Axis("missed although in the data", 0, 1, percent=True),
+        Axis("accused, but not in the data (false alarms)", 0, 1, percent=True),
+        Axis("in the data, but missed", 0, 1, percent=True),
         [
-            Line([0, 0.75, 1], [1, 0.25, 0], "second", "guessing blindly"),
+            Line([0, 0.75, 1], [1, 0.25, 0], "second", "blind guessing"),
             Line(curve["alpha"], curve["lower"]),
         ],
         area=Line(curve["alpha"], curve["lower"]),
     )
     caption = (
-        "The best that anyone can do who tests whether one {unit} was in the data: no test has error rates in the "
-        "shaded region. The closer the curve lies to the dashed line, the less the release says about anyone."
+        "The best that any test of whether one {unit} was in the data can do: no test has error rates in the shaded "
+        "region. The closer the curve is to the dashed line, the less the release reveals about anyone."
     ).format(unit=value(card, "guarantee.unit"))
     heads = ("false alarms", "missed, at least", "missed, at most")
     return figure(path, drawing, caption, numbers(curve, "alpha", heads, path))
@@ -256,7 +286,8 @@ def _sources_list(card: Release, path: str, absent: str) -> str:
     if not found:
         return f"<p>{absent}</p>"
     items = [
-        f"<li>{html.escape(s['name'])}: {html.escape(s['use'])}. May the protected be in it? {s['may_overlap']}."
+        f"<li>{html.escape(s['name'])}: {html.escape(s['use'])}. "
+        f"Can it contain people whom the guarantee protects? {s['may_overlap']}."
         f"{' ' + html.escape(s['note']) if s['note'] else ''}</li>"
         for s in found
     ]
@@ -272,7 +303,7 @@ def _coverage(card: Release) -> str:
     if entry(card, "accesses.records") is not None:
         records += f" ({value(card, 'accesses.records')})"
     if entry(card, "ledger") is None:
-        ledger = "<p>This run was not charged to a ledger: nothing on record limits what else was released.</p>"
+        ledger = "<p>This run was not charged to a ledger, so no record limits what else was released.</p>"
     else:
         ledger = (
             f"<p>Charged to {value(card, 'ledger.dataset')} "
@@ -286,14 +317,14 @@ def _coverage(card: Release) -> str:
     return (
         '<h2>What the number covers</h2><section class="sheet">'
         f"<h3 style='margin-top:0'>Covered</h3>{listed(card, 'accesses.covered', 'Nothing is stated.')}"
-        f"<h3>Released without cover</h3>{listed(card, 'accesses.uncovered', 'Nothing, as stated by the user.')}"
-        f"<h3>Choice of hyper-parameters charged?</h3><p>{value(card, tuned)}.{note}</p>"
+        f"<h3>Released, but not covered</h3>{listed(card, 'accesses.uncovered', 'Nothing, as stated by the user.')}"
+        f"<h3>Hyper-parameter tuning</h3><p>{value(card, tuned)}.{note}</p>"
         f"<h3>Number of records treated as public?</h3><p>{records}</p>"
         f"<h3>Public data used</h3>{_sources_list(card, 'accesses.public_data', 'None.')}"
         f"<h3>Pre-trained models used</h3>{_sources_list(card, 'accesses.pretrained', 'None.')}"
         f"<h3>Self-checks passed</h3>{listed(card, 'checks.self_checks', 'None is recorded.')}"
-        f"<h3>Assumed by the accountant</h3>{listed(card, 'accountant.assumptions', 'Nothing.')}"
-        f"<h3>Not spoken about</h3>{listed(card, 'accesses.limits', 'Nothing.')}"
+        f"<h3>What the accountant assumes</h3>{listed(card, 'accountant.assumptions', 'Nothing.')}"
+        f"<h3>Outside the guarantee</h3>{listed(card, 'accesses.limits', 'Nothing.')}"
         f"<h3>Ledger</h3>{ledger}</section>" + _comparison(card)
     )
 

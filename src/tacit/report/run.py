@@ -1,9 +1,9 @@
 """What has to be known about a run before its card can be written?
 
-The accountant knows what the mechanism costs and the ledger what was charged. The rest is here: what ran and how far,
+The accountant knows what the mechanism costs, and the ledger what was charged. The rest is here: what ran and how far,
 which accesses to the data the number covers, what else was used, and what the user states about trust and release.
-Nothing in a :class:`Run` may be computed from private data; results enter through :class:`Evaluation`, which takes
-what :meth:`tacit.ledger.EvaluationData.metric` gives.
+Nothing in a :class:`Run` may be computed from private data. Results enter through :class:`Evaluation`, which takes
+what :meth:`tacit.ledger.EvaluationData.metric` returns.
 """
 
 from __future__ import annotations
@@ -31,10 +31,16 @@ NOT_STATED = "not stated"
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
-    """What the user states in their own words: who is trusted with the raw data, and what is released to whom.
+    """What the user states in their own words, for the card.
 
-    >>> Statement(trust_model="central: the statistics office holds the data").release
-    'not stated'
+    Args:
+        trust_model: Who is trusted with the raw data.
+        release: What is released, and to whom.
+        contact: Whom to ask about the run.
+
+    Example:
+        >>> Statement(trust_model="central: the statistics office holds the data").release
+        'not stated'
     """
 
     trust_model: str = NOT_STATED
@@ -44,10 +50,20 @@ class Statement:
 
 @dataclasses.dataclass(frozen=True)
 class PublicSource:
-    """Public data or a pre-trained model that the run used, and whether the protected people may be in it too.
+    """Public data or a pre-trained model that the run used.
 
-    >>> PublicSource("the published test split", use="evaluation", may_overlap="no").may_overlap
-    'no'
+    Args:
+        name: What it is.
+        use: What it was used for, such as ``"evaluation"``.
+        may_overlap: Whether the protected people may be in it too: ``"yes"``, ``"no"`` or ``"unknown"``.
+        note: Anything else that a reader should know.
+
+    Raises:
+        ValueError: If ``may_overlap`` is something else.
+
+    Example:
+        >>> PublicSource("the published test split", use="evaluation", may_overlap="no").may_overlap
+        'no'
     """
 
     name: str
@@ -62,15 +78,27 @@ class PublicSource:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """One result that may leave: a metric of a model on public data, or a charged one.
+    """One result that may be released: a metric of a model on public data, or a charged one.
 
-    ``value`` is what :meth:`tacit.ledger.EvaluationData.metric` gave. ``model`` says of which model it is, ``group``
-    of which subgroup.
+    Guarantee:
+        Only a value that is charged or public is accepted; a result on private rows that nobody charged is refused.
 
-    >>> from tacit.ledger import EvaluationData
-    >>> test = EvaluationData.declared_public([0, 1], because="published benchmark")
-    >>> Evaluation("accuracy", test.metric("accuracy", 0.5), rows=2).model
-    'private'
+    Args:
+        metric: The name of the metric.
+        value: What :meth:`tacit.ledger.EvaluationData.metric` returned.
+        model: Which model it is about; ``"private"`` is the one that was trained.
+        group: The subgroup of rows it is about; empty for all rows.
+        rows: How many public rows it was measured on; None leaves the number out.
+        note: Anything else that a reader should know.
+
+    Raises:
+        PrivateValueError: If ``value`` is an operator view, or is not marked as charged or public.
+
+    Example:
+        >>> from tacit.ledger import EvaluationData
+        >>> test = EvaluationData.declared_public([0, 1], because="published benchmark")
+        >>> Evaluation("accuracy", test.metric("accuracy", 0.5), rows=2).model
+        'private'
     """
 
     metric: str
@@ -87,7 +115,7 @@ class Evaluation:
             )
         if not isinstance(self.value, Charged | Public):
             raise PrivateValueError(
-                f"{self.metric!r} is a bare {type(self.value).__name__}; pass what EvaluationData.metric gives"
+                f"{self.metric!r} is a bare {type(self.value).__name__}; pass what EvaluationData.metric returns"
             )
 
 
@@ -95,16 +123,53 @@ class Evaluation:
 class Run:
     """A run as its card describes it.
 
-    ``mechanism`` and ``delta`` are what is claimed; ``epsilon`` its certified price where it is known already.
-    ``after`` prices the first so many steps. ``parameters`` names every parameter of the mechanism. ``covered`` lists
-    the accesses to the private data that the number covers, ``uncovered`` what was released beside it (None: not
-    stated), ``assumed`` what was taken for true of the data and not checked. ``records`` is the number of records where
-    it is treated as public (``records_public``): neighbours have the same number of records then, replace-one or
-    zero-out, because a card under add/remove that shows the exact number, or a rate that was computed from it, would
-    tell whether one record is there. ``ledger``, ``dataset`` and ``charge`` (its number) say where it was charged.
+    If the number of records is treated as public, neighbours must have the same number: replace-one or zero-out. Under
+    add/remove, a card with the exact number, or with a rate computed from it, would tell whether one record is there.
 
-    >>> Run("count", acc.Laplace(10.0), delta=0.0).adjacency
-    'add-remove'
+    Args:
+        name: The name of the run.
+        mechanism: What ran on the private data. Its unit is whom the guarantee protects.
+        delta: The δ at which ε is claimed.
+        adjacency: What a neighbour is: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
+        epsilon: The price of ``mechanism`` at ``delta`` if it is known already; None computes it.
+        after: A function from a number of steps to the price of that many, for the curve of ε against steps.
+        method: The method in words.
+        purpose: What the run is for.
+        parameters: Every public parameter of the run, by name.
+        sampler: How batches are drawn, in words.
+        steps_planned: How many steps were planned; None if the method has no steps.
+        steps_executed: How many steps ran.
+        basis: Whether the claim is for the plan or for what ran, in words.
+        generator: How noise was drawn, in words.
+        covered: The accesses to the private data that ε covers.
+        uncovered: What was released beside them without cover. None means that nothing was stated, ``()`` that there
+            is nothing.
+        assumed: What was assumed about the data and not checked.
+        tuning: How hyper-parameters were chosen: ``"none"``, ``"charged"``, ``"on public data only"``,
+            ``"not charged"`` or ``"not stated"``.
+        tuning_note: A sentence about that.
+        records_public: Whether the number of records is treated as public; None means not stated.
+        records: The number of records, only if it is treated as public.
+        public_sources: Public data that the run used; None means not stated.
+        pretrained: Pre-trained models that the run used; None means not stated.
+        self_checks: Checks of the implementation that passed during the run.
+        audit: The result of an audit, as :meth:`tacit.audit.Audit.to_dict` gives it; None if there was none.
+        data: The name of the data.
+        schema: The name of the public schema.
+        fingerprint: The keyed fingerprint of the data. Empty takes the ledger's.
+        ledger: The ledger that the run was charged to; None if it was not charged.
+        dataset: The data's name in the ledger.
+        charge: The number of the charge.
+        model_file: The file of the model, marked as charged or public.
+        evaluations: Results to show.
+        statement: What the user states about trust, release and contact.
+
+    Raises:
+        ValueError: If these contradict each other.
+
+    Example:
+        >>> Run("count", acc.Laplace(10.0), delta=0.0).adjacency
+        'add-remove'
     """
 
     name: str = dataclasses.field(kw_only=False)
@@ -146,7 +211,7 @@ class Run:
         if self.tuning not in TUNING:
             raise ValueError(f"tuning is one of {', '.join(TUNING)}, not {self.tuning!r}")
         if self.records is not None and self.records_public is not True:
-            raise ValueError("the number of records is on the card only where it is treated as public")
+            raise ValueError("records: the card shows the number only if it is public: set records_public=True")
         if self.records_public and self.adjacency == "add-remove":
             raise ValueError(
                 "the number of records is treated as public, and add/remove neighbours differ in it: state "
@@ -154,9 +219,12 @@ class Run:
                 "(records_public=False)"
             )
         if self.epsilon is not None and (self.epsilon.adjacency, self.epsilon.unit) != (self.adjacency, self.unit):
-            raise ValueError(f"the price is stated for {self.epsilon.terms}, the run for one {self.unit}")
+            raise ValueError(
+                f"epsilon is the price for {self.epsilon.terms}, but the run is stated for {self.adjacency} of one "
+                f"{self.unit}: price it under the same adjacency and unit"
+            )
         if (self.ledger is None) != (self.dataset is None) or (self.charge is not None and self.ledger is None):
-            raise ValueError("give ledger= and dataset= together, and with them the number of the charge")
+            raise ValueError("give ledger and dataset together, and charge only with both")
 
     @property
     def unit(self) -> str:
@@ -171,21 +239,32 @@ class Run:
 
 
 def describe(training: Training, name: str, **rest: Any) -> Run:
-    """The run of a :class:`tacit.sgd.Training`, with ``rest`` for what only the user knows.
+    """Describe a :class:`tacit.sgd.Training` for its card.
 
-    Without ``size=`` the number of units was counted, and the card shows it, and the rate that follows from it. The
-    guarantee is then stated and priced for neighbours of the same number: zero-out where the run itself was planned
-    under add/remove (docs/howto/report.md).
+    Guarantee:
+        If the training was not given ``size=``, the card shows the number of units and the sampling rate computed from
+        it. The guarantee is then stated and priced for neighbours with the same number of units: zero-out, if the run
+        was planned under add/remove (docs/howto/report.md).
 
-    >>> import torch
-    >>> from tacit.sgd import Training
-    >>> model = torch.nn.Linear(2, 2)
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> data = torch.randn(50, 2), torch.randint(2, (50,))
-    >>> training = Training(model, optimizer, torch.nn.CrossEntropyLoss(reduction="none"), data,
-    ...                     batch_size=10, steps=3, noise_multiplier=1.0, delta=1e-5)
-    >>> describe(training, "small").steps_planned
-    3
+    Args:
+        training: The training, at any point of its run.
+        name: The name of the run.
+        rest: Fields of :class:`Run` that only the user knows, such as ``uncovered`` and ``statement``. They replace
+            what the training says.
+
+    Returns:
+        The run, ready for :func:`make_card`.
+
+    Example:
+        >>> import torch
+        >>> from tacit.sgd import Training
+        >>> model = torch.nn.Linear(2, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> data = torch.randn(50, 2), torch.randint(2, (50,))
+        >>> training = Training(model, optimizer, torch.nn.CrossEntropyLoss(reduction="none"), data,
+        ...                     batch_size=10, steps=3, noise_multiplier=1.0, delta=1e-5)
+        >>> describe(training, "small").steps_planned
+        3
     """
     from tacit.sgd.training.canaries import AuditedTraining  # torch is there where a training run is
 
@@ -237,14 +316,23 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
 
 
 def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:
-    """The run of a fitted estimator of :mod:`tacit.linear_model`, with ``rest`` for what only the user knows.
+    """Describe a fitted estimator of :mod:`tacit.linear_model` for its card.
 
-    >>> import numpy as np
-    >>> from tacit.linear_model import LinearRegression
-    >>> x = np.linspace(0, 1, 200)[:, None]
-    >>> fitted = LinearRegression(epsilon=1.0, bounds=(0, 1), target_bounds=(0, 2)).fit(x, x[:, 0])
-    >>> describe_fit(fitted, "slope").method
-    'LinearRegression, whitened DP gradient descent'
+    Args:
+        fitted: The estimator, after ``fit``.
+        name: The name of the run.
+        rest: Fields of :class:`Run` that only the user knows. They replace what the estimator says.
+
+    Returns:
+        The run, ready for :func:`make_card`.
+
+    Example:
+        >>> import numpy as np
+        >>> from tacit.linear_model import LinearRegression
+        >>> x = np.linspace(0, 1, 200)[:, None]
+        >>> fitted = LinearRegression(epsilon=1.0, bounds=(0, 1), target_bounds=(0, 2)).fit(x, x[:, 0])
+        >>> describe_fit(fitted, "slope").method
+        'LinearRegression, whitened DP gradient descent'
     """
     privacy, said = fitted.privacy_, fitted.privacy_.details
     hidden = ("ledger", "dataset", "backend", "bounds", "epsilon", "delta", "adjacency", "unit")

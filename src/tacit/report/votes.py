@@ -1,8 +1,8 @@
 """What do I show of answers by teachers' noisy votes? The card and the pages of a PATE run.
 
-The card claims the data-independent ε. A data-dependent one is not publishable and stands there as that text, unless a
-sanitised one was released: then that one is on the card as a charged value. Margins of the votes, and the
-data-dependent prices themselves, are on the operator's page only.
+The card claims the data-independent ε. A data-dependent ε may not be published, and the card says so in its place. If
+a sanitised estimate was released, the card shows it as a charged value. Margins of the votes, and the data-dependent
+prices themselves, are on the operator's page only.
 """
 
 from __future__ import annotations
@@ -131,9 +131,9 @@ def _against_queries(card: Release) -> str:
         mark=mark,
     )
     caption = (
-        "What the answers cost whatever the votes were (the line, without the release of an estimate), and, where it "
-        "was released, the sanitised estimate of what they cost given how clearly the teachers agreed. Other "
-        "data-dependent values are not publishable: they are computed from private votes."
+        "The line: what the answers cost whatever the votes were, without the release of an estimate. If it was "
+        "released, the mark: the sanitised estimate of what they cost, given how clearly the teachers agreed. Other "
+        "data-dependent values may not be published: they are computed from private votes."
     )
     heads = ("queries", "ε at least", "ε at most")
     path = "guarantee.over_steps"

@@ -1,4 +1,4 @@
-"""How is a guarantee said, so that a lawyer can quote it and an engineer can check it?
+"""How is a guarantee put into words that a lawyer can quote and an engineer can check?
 
 Every number in a sentence is rounded in the direction that keeps the sentence true.
 """
@@ -76,7 +76,7 @@ def _chance(delta: float) -> str:
 
 
 def neighbours(bound: acc.Bound, *, counted: bool) -> str:
-    """Which data sets are neighbours; with ``counted`` their number of units is public, so it is the same.
+    """Which data sets are neighbours. With ``counted`` the number of units is public, so neighbours share it.
 
     >>> neighbours(acc.epsilon(acc.PureDP(1.0), 1e-6, adjacency="zero-out"), counted=True)
     'zero out one record; the number of records is treated as public'
@@ -87,7 +87,7 @@ def neighbours(bound: acc.Bound, *, counted: bool) -> str:
 def claim(bound: acc.Bound, *, counted: bool = False) -> str:
     """The guarantee for everybody: no symbols, every quantifier in place.
 
-    With ``counted`` it says that the number of units is public, which add/remove neighbours would not have in common.
+    With ``counted`` it says that the number of units is public. Add/remove neighbours would differ in that number.
 
     >>> claim(acc.epsilon(acc.PureDP(1.0), 1e-6))
     'Whether or not the data of any one record were used, the probability of any conclusion that anyone can draw from
@@ -143,8 +143,8 @@ def attacker(curve: acc.Tradeoff | None, alpha: float = 0.01) -> str:
     """What the trade-off curve says about the best test of membership at one false-alarm rate.
 
     >>> attacker(acc.tradeoff(acc.Gaussian(5.0)))
-    'Whoever tests whether one record was in the data, and wrongly accuses 1% of those who were not, finds at most 1.7%
-    of those who were. Guessing blindly finds 1%.'
+    'An attacker who tests whether one record was in the data, and wrongly accuses 1% of those who were not, finds at
+    most 1.7% of those who were. Blind guessing finds 1%.'
     """
     if curve is None:
         return "No limit is claimed on what an attacker can find out."
@@ -152,6 +152,6 @@ def attacker(curve: acc.Tradeoff | None, alpha: float = 0.01) -> str:
     at = float(curve.alpha[place])
     found = math.ceil((1 - float(curve.lower[place])) * 1000) / 10
     return (
-        f"Whoever tests whether one {curve.unit} was in the data, and wrongly accuses {at:.0%} of those who were not, "
-        f"finds at most {found:g}% of those who were. Guessing blindly finds {at:.0%}."
+        f"An attacker who tests whether one {curve.unit} was in the data, and wrongly accuses {at:.0%} of those who "
+        f"were not, finds at most {found:g}% of those who were. Blind guessing finds {at:.0%}."
     )

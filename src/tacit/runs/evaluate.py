@@ -1,4 +1,4 @@
-"""What is a model worth, and who may know? Results on public rows are published, on private ones they stay here."""
+"""How good is a model, and who may know? Results on public rows are published; those on private rows stay here."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def evaluate(
         plain, common = _reference(settings, records)
         note = f"without noise, trained on the other {FOLDS - 1} of {FOLDS} parts of the public rows"
         answers["non-private reference"] = plain, note
-        answers["majority" if records.schema.classes else "mean"] = common, "the commonest answer of the public rows"
+        answers["majority" if records.schema.classes else "mean"] = common, "the most common answer in the public rows"
     everyone = torch.ones(len(y), dtype=torch.bool)
     found = []
     for group, rows in [("", everyone), *_groups(records, settings.by)]:
@@ -127,11 +127,11 @@ def public_sources(settings: Settings, records: TableRecords) -> tuple[PublicSou
     if settings.public_share is None:
         return (PublicSource(str(settings.evaluate), "evaluation", "unknown", settings.public_because),)
     unit, named = records.schema.unit.name, records.units is not None
-    by = f"the id of its {unit}" if named else "what it holds"
+    by = f"the id of its {unit}" if named else "what it contains"
     note = (
-        f"{settings.public_because.rstrip('.')}. The promise covers the rows on the private side only. On which side a "
-        f"row is depends on {by} alone: adding or removing one {unit} leaves the other side as it was. A row replaced "
-        "by one of the other side changes both, which a price for replacing one does not cover."
+        f"{settings.public_because.rstrip('.')}. The guarantee covers the rows on the private side only. The side of a "
+        f"row depends on {by} alone, so adding or removing one {unit} leaves the other side as it was. A row that is "
+        "replaced by one of the other side changes both sides, which the price for replace-one does not cover."
     )
     if not named and unit != "record":
         note += f" Without ids a {unit} with two different rows may be on both sides."

@@ -65,7 +65,9 @@ class TableRecords:
         unit = self.schema.unit.name
         if self.units is not None or unit == "record":
             return ()
-        return (f"Every row is another {unit}: the schema says so by naming no column of ids. It was not checked.",)
+        return (
+            f"Every row is a different {unit}: the schema says so by naming no column of ids. This was not checked.",
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
