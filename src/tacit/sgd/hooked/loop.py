@@ -184,7 +184,7 @@ class Loop(OneProcess):
         if piece.taken or piece.draw <= self._closed:
             raise RuntimeError(
                 "a batch was used again after its gradients were clipped: call backward once for each batch, before "
-                "the next batch is taken and before optimizer.step()"
+                "the next batch is taken and before optimizer.step(). See: tacit explain private-steps"
             )
         piece.taken = True
         if piece.rows:
@@ -317,7 +317,7 @@ class Loop(OneProcess):
         if piece is None or piece.real or piece.taken:
             raise RuntimeError(
                 "optimizer.step() without a backward pass since the last one: there is nothing to release. Call "
-                "loss.backward() on a batch of the private data loader first"
+                "loss.backward() on a batch of the private data loader first. See: tacit explain private-steps"
             )
         self.took(piece)
 
