@@ -52,7 +52,7 @@ DELTA = 1e-6
 FIRST_SEED = 160
 PARTS = ("linear", "logistic", "split", "census", "coverage", "stream")
 INCOME = (math.log(1e3), math.log(1e6))
-#: Measured elsewhere on the same table (20 splits, δ = 1e-6); the methods are described in docs/howto/regression.md.
+#: Measured elsewhere on the same table (20 splits, δ = 1e-6); docs/results/regression.md shows two of them.
 REFERENCE_LINEAR = {
     "reference: functional, 2D² and 4D, no repair": (-240, -6.98, -18.2, 0.192, 0.442),
     "reference: the same + ridge and trimming": (-18.1, 0.249, 0.375, 0.419, 0.444),

@@ -149,7 +149,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _rows_taken_for(self, unit: str, *, grouped: bool) -> tuple[str, ...]:
         """A schema that names a unit but no column of ids says that each row is a different unit: note it."""
-        return () if grouped or unit == "record" else (f"every row is taken for another {unit}",)
+        return () if grouped or unit == "record" else (f"each row counts as a different {unit}",)
 
     def _from_schema(self, X: Any, y: Any, groups: Any) -> tuple[Floats, Any, Features, Any]:
         schema: Schema = self.bounds
