@@ -188,7 +188,7 @@ def make(name: str, layout: str, **settings: Any) -> Training:
     usual: dict[str, Any] = {"batch_size": 6, "steps": STEPS, "noise_multiplier": 1.0, "delta": 1e-5, "clip_norm": 0.5}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return Training(model, optimizer, loss, data(), **({"key": Key(SECRET)} | usual | settings))
+        return Training(model, optimizer, loss, data(), **({"key": Key(SECRET, repeatable=True)} | usual | settings))
 
 
 def whole(training: Training, pieces: dict[str, Tensor]) -> dict[str, np.ndarray]:

@@ -82,7 +82,13 @@ def test_scores_of_gradient_canaries_hold_nothing_of_the_data():
     for seed in (0, 1):
         net, generator = model(), torch.Generator().manual_seed(seed)
         source = torch.randn(400, 20, generator=generator), torch.randint(4, (400,), generator=generator)
-        settings = {"batch_size": 100, "steps": 5, "noise_multiplier": 2.0, "delta": 1e-5, "key": Key(bytes(32))}
+        settings = {
+            "batch_size": 100,
+            "steps": 5,
+            "noise_multiplier": 2.0,
+            "delta": 1e-5,
+            "key": Key(bytes(32), repeatable=True),
+        }
         done = fit(
             net,
             torch.optim.SGD(net.parameters(), lr=0.1),

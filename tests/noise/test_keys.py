@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from tacit.noise import Key, KeyFileError
+from tacit.noise import Key, KeyFileError, keys
 
 
 def test_two_keys_are_never_the_same():
@@ -186,3 +186,40 @@ def test_a_file_system_without_second_names_keeps_keys_too(tmp_path, monkeypatch
     with pytest.raises(FileExistsError):
         Key.generate().save(tmp_path / "run.key")
     assert [p.name for p in tmp_path.iterdir()] == ["run.key"]
+
+
+class Run:
+    """Something that draws noise."""
+
+
+def test_a_key_serves_one_run_of_a_process_whichever_object_holds_it():
+    first, second, key = Run(), Run(), Key.generate()
+    key.claim(first)
+    key.claim(first)
+    for same in (key, Key(key.reveal())):
+        with pytest.raises(ValueError, match="two runs with the same noise reveal how their data differ"):
+            same.claim(second)
+    del first
+    with pytest.raises(ValueError, match="uses this key, or used it"):
+        key.claim(second)
+    key.derive("another").claim(second)
+
+
+def test_a_key_that_is_trusted_or_repeatable_serves_again():
+    key = Key.generate()
+    key.claim(Run())
+    resumed, test = Run(), Key(key.reveal(), repeatable=True)
+    key.claim(resumed, trusted=True)
+    key.claim(resumed)
+    test.claim(Run())
+    test.derive("noise").claim(Run())
+    test.derive("noise").claim(Run())
+
+
+def test_few_names_of_keys_are_remembered_and_no_secret(monkeypatch):
+    monkeypatch.setattr(keys, "_claimed", {})
+    monkeypatch.setattr(keys, "_REMEMBERED", 3)
+    run, made = Run(), [Key.generate() for _ in range(5)]
+    for key in made:
+        key.claim(run)
+    assert list(keys._claimed) == [key.fingerprint() for key in made[2:]]

@@ -136,7 +136,12 @@ def test_more_ranks_than_records_and_clipping_that_adapts():
     def work(rank):
         from tacit.sgd import AdaptiveClipping
 
-        settings = {"batch_size": 1, "steps": 8, "key": Key(bytes(32)), "adaptive": AdaptiveClipping(count_noise=1.0)}
+        settings = {
+            "batch_size": 1,
+            "steps": 8,
+            "key": Key(bytes(32), repeatable=True),
+            "adaptive": AdaptiveClipping(count_noise=1.0),
+        }
         training = run_of(**settings)
         empty, weights = 0, None
         for batch in training:

@@ -360,7 +360,14 @@ def trained(compile_step, steps=6, rate=4):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     options = {"batch_size": rate, "steps": steps, "noise_multiplier": 1.0, "delta": 1e-3, "clip_norm": 0.3}
     training = sgd.Training(
-        model, optimizer, CRITERION, (x, y), key=Key(bytes(32)), physical_batch=8, compile=compile_step, **options
+        model,
+        optimizer,
+        CRITERION,
+        (x, y),
+        key=Key(bytes(32), repeatable=True),
+        physical_batch=8,
+        compile=compile_step,
+        **options,
     )
     sizes = []
     for batch in training:
@@ -391,7 +398,7 @@ def test_noise_is_added_once_also_where_a_batch_falls_back(traced_only):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
         training = sgd.Training(
             model, optimizer, loss, (x, y), batch_size=20, steps=8, noise_multiplier=1.0, delta=1e-3, clip_norm=0.3,
-            key=Key(bytes(32)), physical_batch=40, compile=compile_step,
+            key=Key(bytes(32), repeatable=True), physical_batch=40, compile=compile_step,
         )  # fmt: skip
         for batch in training:
             held.append(3 in batch.rows)

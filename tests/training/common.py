@@ -17,7 +17,7 @@ LOSS = nn.CrossEntropyLoss(reduction="none")
 
 def key(number: int = 7) -> Key:
     """A key that is the same each time: for tests only."""
-    return Key(bytes([number]) * 32)
+    return Key(bytes([number]) * 32, repeatable=True)
 
 
 def data(rows: int = ROWS, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:

@@ -295,7 +295,7 @@ def sampling_is_as_priced(seed: int) -> list[Finding]:
 
 
 def _key(seed: int) -> Key:
-    return Key(seed.to_bytes(8, "little") * 4)
+    return Key(seed.to_bytes(8, "little") * 4, repeatable=True)
 
 
 # -- accounting --------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import os
 import stat
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -35,6 +36,9 @@ _NEW = ".new"
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _BYTES = 32
 _MAX_STEP = 2**64
+#: Fingerprints of the keys that runs of this process use, each with its run; the oldest are forgotten.
+_claimed: dict[str, weakref.ref[Any]] = {}
+_REMEMBERED = 1 << 16
 
 
 class KeyFileError(OSError):
@@ -56,14 +60,15 @@ class Key(OneProcess):
     True
     """
 
-    __slots__ = ("_path", "_secret")
+    __slots__ = ("_path", "_secret", "repeatable")
 
-    def __init__(self, secret: bytes | bytearray) -> None:
+    def __init__(self, secret: bytes | bytearray, *, repeatable: bool = False) -> None:
         """Takes a copy of 32 secret bytes; use :meth:`generate` unless you have a key already."""
         if len(secret) != _BYTES:
             raise ValueError(f"a key has {_BYTES} bytes, not {len(secret)}")
         self._secret = bytearray(secret)
         self._path: str | None = None
+        self.repeatable = repeatable
 
     @classmethod
     def generate(cls) -> Key:
@@ -77,7 +82,7 @@ class Key(OneProcess):
         >>> key.derive("noise") == key.derive("sampler")
         False
         """
-        return Key(self._digests(b"tacit purpose", [purpose.encode()])[0])
+        return Key(self._digests(b"tacit purpose", [purpose.encode()])[0], repeatable=self.repeatable)
 
     def stream(self, purpose: str, step: int, parameter: int | str) -> Words:
         """The 256-bit ChaCha key, as eight 32-bit words, of one purpose, step and parameter.
@@ -111,6 +116,38 @@ class Key(OneProcess):
         True
         """
         return self._digests(b"tacit name", [b""])[0][:8].hex()
+
+    def claim(self, run: object, *, trusted: bool = False) -> None:
+        """Note that a run uses this key; refuse it to every other run of this process, unless it is repeatable.
+
+        Args:
+            run: The run that is about to draw from the key.
+            trusted: Whether the run is known to repeat no noise: it made the key itself, or continues the run that used
+                the key before and so makes the same releases.
+
+        Raises:
+            ValueError: If another run of this process uses the key, or used it.
+
+        Example:
+            >>> class Run: pass
+            >>> first, second, key = Run(), Run(), Key.generate()
+            >>> key.claim(first)
+            >>> key.claim(second)
+            Traceback (most recent call last):
+            ValueError: another run of this process uses this key, or used it: ...
+        """
+        name, mine = self.fingerprint(), weakref.ref(run)
+        if trusted:
+            _claimed[name] = mine
+        holder = _claimed.setdefault(name, mine)  # one operation: of two threads one is first
+        if holder() is not run and not self.repeatable:
+            raise ValueError(
+                "another run of this process uses this key, or used it: two runs with the same noise reveal how their "
+                "data differ. Give each run a key of its own, or leave key= out. To continue a run, give its "
+                "checkpoint=. To repeat one on purpose, as a test does, make the key with Key(secret, repeatable=True)"
+            )
+        if len(_claimed) > _REMEMBERED:
+            _claimed.pop(next(iter(_claimed)), None)
 
     @property
     def path(self) -> str | None:

@@ -136,6 +136,7 @@ class Resumable(OneProcess):
             return
         assert self.keys is not None
         root, state, kept = self.keys.root, self.state, self.checkpoint is not None and self._own_key
+        self.ranks.first(lambda: root.claim(self, trusted=self._own_key))
         self.ranks.first(self._room_for_the_key)
         if kept:
             name = f"{root.fingerprint()}.key"
@@ -250,6 +251,8 @@ class Resumable(OneProcess):
         state, changed, charged, kept = self.ranks.first(lambda: self._examine(path, given, found))
         if _nothing_drawn(state, changed):
             if not changed:
+                if given is not None:
+                    given.claim(self, trusted=True)
                 self.restore(state)
                 self.charge, self.state.ledger_entry = self._take_up(state), state["ledger"]
             return
@@ -263,6 +266,7 @@ class Resumable(OneProcess):
             self._fork(path, state, changed, charged, key)
             return
         if key is not None:
+            key.claim(self, trusted=True)
             self._use(key)
             self.state.key_file = state["key_file"]
         self.restore(state)
@@ -351,6 +355,8 @@ class Resumable(OneProcess):
                 "charged to; or remove the checkpoint and begin anew",
                 changed,
             )
+        if not self._own_key:
+            raise CheckpointError(f"{what}. A fork needs a new key: leave key= out", changed)
         if charged.unit != self.plan.unit or self.plan.adjacency not in charged.adjacencies():
             raise CheckpointError(f"{what}, and the two runs protect different things: they do not compose", changed)
         told = f"{what}: this is a fork, with a new key and a new charge; privacy is stated for both runs together"
