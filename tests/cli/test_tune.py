@@ -147,7 +147,7 @@ def test_an_interrupted_search_is_resumed() -> None:
         pytest.skip("the search was over before it could be interrupted")
     assert process.returncode == 130, err
     assert out == ""
-    assert err.strip() == "tacit: interrupted; go on with: tacit tune --resume runs/one"
+    assert err.strip() == "tacit: interrupted; continue with: tacit tune --resume runs/one"
     assert stat.S_IMODE(state.parent.stat().st_mode) == 0o700
     # few runs are left to do, so that the test ends soon
     from tacit.tuning.scratch import Scratch
@@ -159,7 +159,7 @@ def test_an_interrupted_search_is_resumed() -> None:
     assert told["best"] is not None
     assert not state.parent.exists()
     assert not (Path("runs/one/private/run.key")).exists()
-    assert "nothing is changed" in tacit("tune", "--resume", "runs/one")
+    assert "nothing was changed" in tacit("tune", "--resume", "runs/one")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_an_interrupted_search_is_resumed() -> None:
     [
         ("[search]", "[search]\nmany = 3", "[search] many: the keys are"),
         ("learning_rate =", "depth =", "[space] depth: what can be chosen is"),
-        ("runs = 4", 'method = "best"', "method is one of"),
+        ("runs = 4", 'method = "best"', "method must be one of"),
         ("runs = 4", "validation_every = 1", "validation_every"),
         ("epsilon = 2.0\n", "", "budget of the whole search"),
         ("steps = 10", "stepps = 10", "unknown key"),

@@ -224,7 +224,7 @@ def test_a_file_of_one_prompt_is_read_as_before_and_a_committee_has_one_template
     assert set(about) == {"template", "verbalizer", "first_token", "demonstrations", "offset"}
     assert Prompt.load(file) == one == committee([one])
     file.write_text(json.dumps({**about, "others": ["more"]}))
-    with pytest.raises(PromptError, match="no saved prompt"):
+    with pytest.raises(PromptError, match="not a saved prompt"):
         Prompt.load(file)
     with pytest.raises(PromptError, match="one template"):
         committee([one, Prompt(Template("{text} Mood:"), WORDS)])
@@ -263,7 +263,7 @@ def test_calibration_takes_out_what_a_prompt_says_to_nothing(language):
     raw = np.exp(Prompt(ASK, WORDS).scores(language, QUERIES))
     lean = (raw / raw.sum(1, keepdims=True)).mean(0)
     assert shares == pytest.approx(raw / lean, rel=1e-6)
-    with pytest.raises(PromptError, match="calibration is one of"):
+    with pytest.raises(PromptError, match="calibration must be one of"):
         calibrated(language, prompt, "magic")
 
 

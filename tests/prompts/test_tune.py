@@ -211,7 +211,7 @@ def test_what_cannot_be_tuned_is_refused_with_what_to_do():
         run(template="review: text. sentiment:")
     with pytest.raises(PromptError, match="label that no class"):
         run(data=[("film", "maybe")] * 8)
-    with pytest.raises(PromptError, match="method is one of"):
+    with pytest.raises(PromptError, match="method must be one of"):
         run(method="magic")
     with pytest.raises(PromptError, match="leave no room"):
         run(method="soft", virtual_tokens=64)

@@ -1,9 +1,8 @@
 """How do I adapt a language model privately? Soft prompts, LoRA, and prompts made from teachers' noisy votes.
 
-:func:`tune` trains a soft prompt, a prefix or LoRA with DP-SGD where the weights are at hand. :class:`PromptTeachers`
-need only answers: an ensemble of prompted teachers votes on public text, an aggregator of :mod:`tacit.pate` releases
-noisy labels, and :func:`choose` builds a student prompt from them. :func:`load` finds a model, :class:`Endpoint` talks
-to one over HTTP.
+:func:`tune` trains a soft prompt, a prefix or LoRA with DP-SGD and needs the model's weights. :class:`PromptTeachers`
+needs only answers: prompted teachers vote on public text, an aggregator of :mod:`tacit.pate` releases noisy labels, and
+:func:`choose` builds a student prompt from them. :func:`load` finds a model; :class:`Endpoint` talks to one over HTTP.
 """
 
 from __future__ import annotations

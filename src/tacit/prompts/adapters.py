@@ -52,7 +52,7 @@ def adapt(
             if "lora_A" in name or "lora_embedding_A" in name:
                 parameter.requires_grad_(False)
     if not any(p.requires_grad for p in adapted.parameters()):
-        raise LanguageModelError("the adapter has nothing to train")
+        raise LanguageModelError("the adapter has no weights to train: check config= or freeze_a=")
     return adapted.eval()
 
 
@@ -62,16 +62,16 @@ def _configured(
     """The configuration of ``peft`` for a method, and the tokens that a soft prompt or prefix starts as."""
     peft = optional("peft")
     if method not in METHODS:
-        raise PromptError(f"method is one of {', '.join(METHODS)}, not {method!r}")
+        raise PromptError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
     task = "FEATURE_EXTRACTION" if language.masked else "CAUSAL_LM"
     if method == "lora":
         if rank < 1:
-            raise PromptError(f"rank is a positive whole number, not {rank}")
+            raise PromptError(f"rank must be a positive whole number, not {rank}")
         return peft.LoraConfig(
             task_type=task, r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=modules, bias="none"
         ), []
     if method == "prefix" and language.masked:
-        raise PromptError("prefix tuning needs a model that continues text; use soft or lora for a masked one")
+        raise PromptError("prefix tuning needs a model that continues text; use 'soft' or 'lora' for a masked one")
     count = virtual_tokens if virtual_tokens is not None else len(ids)
     if count < 1:
         raise PromptError("a soft prompt needs at least one virtual token: give start= or virtual_tokens=")
@@ -91,7 +91,7 @@ def _with_adapter(model: nn.Module, config: Any, *, named: bool) -> nn.Module:
     except ValueError as error:
         if not named and "target_modules" in str(error):
             raise LanguageModelError(
-                "peft does not know which layers of this model LoRA goes to: give modules=, their names or 'all-linear'"
+                "peft does not know which layers of this model to adapt: give modules=, their names or 'all-linear'"
             ) from error
         raise
     return adapted
@@ -120,8 +120,8 @@ def _start_prefix(adapted: Any, language: LanguageModel, ids: list[int]) -> None
     whole = torch.cat(parts, 1)
     if whole.shape != weight.shape:
         raise LanguageModelError(
-            f"this model keeps keys and values of width {whole.shape[1]} where peft's prefix has {weight.shape[1]}: "
-            "use soft or lora"
+            f"the keys and values of this model have width {whole.shape[1]}, and peft's prefix has {weight.shape[1]}: "
+            "use method='soft' or 'lora'"
         )
     with torch.no_grad():
         weight.copy_(whole.to(weight.dtype))
@@ -157,7 +157,7 @@ class AdaptedModel(nn.Module):
         """Put the adapter's weights back."""
         own = self.state_dict()
         if own.keys() != state.keys():
-            raise ValueError("this checkpoint is of another adapter")
+            raise ValueError("this checkpoint belongs to another adapter")
         with torch.no_grad():
             for name, value in state.items():
                 own[name].copy_(value)

@@ -1,8 +1,8 @@
-"""How is a language model asked over HTTP, where its weights are not at hand? Label words by log-probabilities.
+"""How is a language model asked over HTTP, without its weights? Label words are scored by log-probabilities.
 
-:class:`Endpoint` speaks the completions and chat protocol that OpenAI's API and most servers of open models share. What
-fails for a while (no connection, a timeout, 429, 5xx) is tried again, waiting longer each time; what cannot succeed is
-an error at once. No message repeats a prompt: prompts may hold private text.
+:class:`Endpoint` speaks the completions and chat protocol that OpenAI's API and most servers of open models share. A
+passing failure (no connection, a timeout, 429, 5xx) is tried again with longer and longer pauses; any other is an error
+at once. No message repeats a prompt, because prompts may hold private text.
 """
 
 from __future__ import annotations
@@ -27,14 +27,33 @@ from tacit.prompts.text import Example, Template, Verbalizer
 #: Answers that a later attempt may change.
 _LATER = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 
-WHERE_THE_KEY_IS = "set OPENAI_API_KEY, or pass key="
+WHERE_THE_KEY_IS = "set the variable OPENAI_API_KEY, or pass key="
 
 
 class Endpoint:
-    """A model behind ``url`` (such as ``http://localhost:8000/v1``), asked for the next word.
+    """A language model behind a URL, asked for the next word.
 
-    ``way`` is ``"completions"`` or ``"chat"``. The server names its ``top`` likeliest next tokens; a label word that is
-    not among them counts as less likely than the least of them. ``key`` defaults to ``OPENAI_API_KEY``.
+    Guarantee:
+        None by itself: every prompt, with its demonstrations, is sent to the server. Whoever runs it sees them.
+
+    Args:
+        url: The address up to the version, such as ``http://localhost:8000/v1``, without user, password or key.
+        model: The name of the model at the server.
+        way: ``"completions"`` or ``"chat"``.
+        top: How many of the likeliest next tokens to ask for. A label word that is not among them counts as half as
+            likely as the least likely of them.
+        key: The key that is sent as a bearer token. None takes the variable ``OPENAI_API_KEY``.
+        timeout: Seconds to wait for one answer.
+        attempts: How often a request is tried in all.
+        pause: Seconds before the second attempt; each further pause is twice as long.
+        parallel: How many requests go on at once.
+
+    Raises:
+        EndpointError: If ``url``, ``way`` or the key cannot be used.
+
+    Example:
+        >>> Endpoint("http://localhost:8000/v1", "my-model", way="chat")
+        Endpoint('http://localhost:8000/v1', 'my-model')
     """
 
     def __init__(
@@ -51,16 +70,16 @@ class Endpoint:
         parallel: int = 4,
     ) -> None:
         if not url.startswith(("http://", "https://")):
-            raise EndpointError(f"an endpoint begins with http:// or https://, unlike {url!r}")
+            raise EndpointError(f"url must begin with http:// or https://, unlike {url!r}")
         if "@" in url or "?" in url:  # the address is written down and shown; the key is not
-            raise EndpointError(f"an endpoint's address holds no user, password or key: {WHERE_THE_KEY_IS}")
+            raise EndpointError(f"url must hold no user, password or key: {WHERE_THE_KEY_IS}")
         if way not in ("completions", "chat"):
-            raise EndpointError(f"way is 'completions' or 'chat', not {way!r}")
+            raise EndpointError(f"way must be 'completions' or 'chat', not {way!r}")
         self.url, self.name, self.way, self.top = url.rstrip("/"), model, way, top
         self._key = key if key is not None else os.environ.get("OPENAI_API_KEY", "")
         if not (self._key.isascii() and self._key.isprintable()):  # a header's error would show it
             raise EndpointError(
-                f"the key of the endpoint holds a line break or another letter that no key has: {WHERE_THE_KEY_IS}"
+                f"the key of the endpoint holds a line break or another character that no key has: {WHERE_THE_KEY_IS}"
             )
         self.timeout, self.attempts, self.pause, self.parallel = timeout, attempts, pause, parallel
 
@@ -74,9 +93,22 @@ class Endpoint:
         texts: Sequence[str],
         demonstrations: Sequence[Example] = (),
     ) -> NDArray[np.float64]:
-        """One row a text, one column a class: the log-probability of its word as the next one."""
+        """Score each class by the log-probability of its word as the next one.
+
+        Args:
+            template: How a text is asked about.
+            verbalizer: The classes and their words.
+            texts: The texts, one query each.
+            demonstrations: Labelled texts that stand before each query.
+
+        Returns:
+            One row per text, one column per class.
+
+        Raises:
+            EndpointError: If the template has ``{mask}``, or if the server gives no usable answer.
+        """
         if template.masked:
-            raise EndpointError("an endpoint continues text: the template ends where the label word goes, no {mask}")
+            raise EndpointError("an endpoint continues text: end the template where the label word goes, no {mask}")
         before = template.prefix(verbalizer.demonstrations(demonstrations))
         words = list(verbalizer.words.values())
 
@@ -88,7 +120,17 @@ class Endpoint:
         return np.asarray(found, dtype=np.float64).reshape(len(found), len(words))
 
     def next_tokens(self, prompt: str) -> dict[str, float]:
-        """The likeliest next tokens with their log-probabilities."""
+        """Ask for the likeliest next tokens.
+
+        Args:
+            prompt: The whole text to continue.
+
+        Returns:
+            The tokens with their log-probabilities.
+
+        Raises:
+            EndpointError: If the server gives no usable answer.
+        """
         if self.way == "completions":
             body = {"model": self.name, "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": self.top}
             found = self._post("/completions", body)
@@ -109,8 +151,8 @@ class Endpoint:
             return {str(t["token"]): float(t["logprob"]) for t in answer["content"][0]["top_logprobs"]}
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             raise EndpointError(
-                f"{self.url} answered without log-probabilities of the next token: this model or server does not give "
-                "them, and label words cannot be scored without"
+                f"{self.url} answered without log-probabilities of the next token, and label words cannot be scored "
+                "without them: use a server or model that returns them"
             ) from None
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +167,7 @@ class Endpoint:
                 with urllib.request.urlopen(request, timeout=self.timeout) as answer:
                     found = json.loads(answer.read())
                     if not isinstance(found, dict):
-                        raise EndpointError(f"{self.url} answered something that is no JSON object")
+                        raise EndpointError(f"{self.url} answered something other than a JSON object")
                     return found
             except urllib.error.HTTPError as error:
                 with error:
@@ -136,12 +178,12 @@ class Endpoint:
             except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
                 trouble = str(getattr(error, "reason", "") or error or type(error).__name__)
             except json.JSONDecodeError:
-                trouble = "an answer that is no JSON"
+                trouble = "an answer that is not JSON"
             if attempt + 1 < self.attempts:
                 time.sleep(wait)
         raise EndpointError(
             f"{self.url}{path} gave no usable answer in {self.attempts} attempts; the last trouble was: {trouble}. "
-            "Votes that were kept in a checkpoint stay; run again to go on, nothing was charged"
+            "Votes in a checkpoint are kept: run again to go on. Nothing was charged"
         )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 class PromptError(ValueError):
-    """A template, verbaliser, prompt or data set that cannot be used; the message says what to do."""
+    """A template, verbaliser, prompt or data set cannot be used. The message says what to do."""
 
 
 class LanguageModelError(PromptError):
-    """A language model that cannot be found, read or used."""
+    """A language model cannot be found, read or used."""
 
 
 class EndpointError(RuntimeError):
-    """An endpoint that did not answer after every attempt, or answered what cannot be used."""
+    """An endpoint did not answer after every attempt, or its answer cannot be used."""

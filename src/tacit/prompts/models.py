@@ -1,7 +1,7 @@
 """Which language model answers, and how likely does it find each label word?
 
 :func:`load` takes a folder, a name on the Hugging Face hub, or ``"smollm2"``, the small real model that
-``tacit data get smollm2`` fetches. :class:`LanguageModel` scores label words with it: texts are padded on the right,
+``tacit data get smollm2`` fetches. :class:`LanguageModel` scores label words with it. Texts are padded on the right,
 only the place of the label goes through the output layer, and a prefix of demonstrations is encoded once.
 """
 
@@ -28,12 +28,25 @@ from tacit.prompts.text import Example, Template, Verbalizer
 PREFIX = 128
 #: About how many texts of like length run behind each of several prompts in one pass.
 TEXTS = 64
-#: Contents that say nothing, over which a prompt's own leaning is averaged (Zhao et al. 2021, "Calibrate Before Use").
+#: Meaningless contents, over which a prompt's own bias is averaged (Zhao et al. 2021, "Calibrate Before Use").
 NEUTRAL = ("N/A", "", "[MASK]")
 
 
 class Scorer(Protocol):
-    """What teachers and students need of a model: log-probabilities of label words."""
+    """What teachers and students need of a model: log-probabilities of label words.
+
+    :class:`LanguageModel` and :class:`Endpoint` are scorers. Any object with this method is one.
+
+    Raises:
+        TypeError: If you call the class itself: it is a protocol and has no instances.
+
+    Example:
+        >>> class Coin:
+        ...     def log_probabilities(self, template, verbalizer, texts, demonstrations=()):
+        ...         return np.log(np.full((len(texts), len(verbalizer.classes)), 0.5))
+        >>> Coin().log_probabilities(None, Verbalizer.of(["no", "yes"]), ["a", "b"]).shape
+        (2, 2)
+    """
 
     def log_probabilities(
         self,
@@ -42,18 +55,30 @@ class Scorer(Protocol):
         texts: Sequence[str],
         demonstrations: Sequence[Example] = (),
     ) -> NDArray[np.float64]:
-        """One row a text, one column a class: the log-probability of its word as the next one."""
+        """Score each class by the log-probability of its word as the next one.
+
+        Args:
+            template: How a text is asked about.
+            verbalizer: The classes and their words.
+            texts: The texts, one query each.
+            demonstrations: Labelled texts that stand before each query.
+
+        Returns:
+            One row per text, one column per class.
+        """
         ...
 
 
 def optional(module: str) -> Any:
-    """A module of the extra, or an error that says how to get it."""
+    """Import a module of the extra, or raise an error that says how to install it."""
     import importlib
 
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise LanguageModelError(f"private prompts need {module} ({error}): pip install 'tacit[prompts]'") from error
+        raise LanguageModelError(
+            f"private prompts need the package {module} ({error}): pip install 'tacit[prompts]'"
+        ) from error
 
 
 # -- the place of the label --------------------------------------------------------------------------------------------
@@ -70,7 +95,7 @@ def only_at(model: Any, places: Tensor, length: int) -> Iterator[None]:
     head = model.get_output_embeddings()
     if head is None:
         raise LanguageModelError(
-            f"{type(model).__name__} has no output layer over the vocabulary: load a language model"
+            f"{type(model).__name__} has no output layer over the vocabulary: load a causal or masked language model"
         )
 
     def gather(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -129,12 +154,21 @@ class Prefix:
 class LanguageModel:
     """A causal or masked language model of ``transformers`` that scores label words.
 
-    ``batch_size`` queries are scored at a time. The model is put in evaluation mode.
+    Args:
+        model: The model. It is put in evaluation mode.
+        tokenizer: Its tokenizer.
+        batch_size: How many queries are scored at a time.
+
+    Raises:
+        LanguageModelError: If the tokenizer is missing.
+
+    Example:
+        See ``examples/private_prompt.py``, which makes one from random weights; :func:`load` makes one from a file.
     """
 
     def __init__(self, model: nn.Module, tokenizer: Any, *, batch_size: int = 64) -> None:
         if tokenizer is None:
-            raise LanguageModelError("give the model's tokenizer too: tokenizer=AutoTokenizer.from_pretrained(...)")
+            raise LanguageModelError("give the model's tokenizer too, such as AutoTokenizer.from_pretrained(...)")
         self.model, self.tokenizer, self.batch_size = model.eval(), tokenizer, batch_size
         self.masked = _masked(model)
         self._encoded: tuple[Any, dict[str, Tensor]] | None = None
@@ -146,7 +180,7 @@ class LanguageModel:
 
     @property
     def context(self) -> int:
-        """The most tokens that the model takes; virtual tokens of an adapter count."""
+        """The most tokens that the model takes, minus the virtual tokens of an adapter."""
         config = self.model.config
         found = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "n_ctx")]
         most = min((n for n in found if isinstance(n, int) and n > 0), default=1 << 30)
@@ -157,12 +191,24 @@ class LanguageModel:
         return most - int(virtual or 0)
 
     def check(self, template: Template, verbalizer: Verbalizer) -> list[int]:
-        """The tokens of the label words; refuse what this model cannot answer."""
+        """Find the tokens of the label words, and refuse a template that this model cannot answer.
+
+        Args:
+            template: How a text is asked about.
+            verbalizer: The classes and their words.
+
+        Returns:
+            One token id per class.
+
+        Raises:
+            PromptError: If ``{mask}`` is missing for a masked model or present for another, or if a label word is not
+                one token.
+        """
         if self.masked != template.masked:
             raise PromptError(
                 "this is a masked language model: the template needs {mask} where the label word goes"
                 if self.masked
-                else "this model continues text: the template ends where the label word goes, without {mask}"
+                else "this model continues text: end the template where the label word goes, without {mask}"
             )
         return verbalizer.tokens(self.tokenizer, template)
 
@@ -175,15 +221,35 @@ class LanguageModel:
         return dressed[: dressed.index(plain[0])] if plain and plain[0] in dressed else []
 
     def prefix_ids(self, template: Template, verbalizer: Verbalizer, demonstrations: Sequence[Example]) -> list[int]:
-        """The tokens before the query."""
+        """Encode what stands before the query.
+
+        Args:
+            template: How a text is asked about.
+            verbalizer: The classes and their words.
+            demonstrations: Labelled texts that stand before the query.
+
+        Returns:
+            Token ids, with those that the tokenizer puts before every text.
+        """
         return self.front() + self._ids(template.prefix(verbalizer.demonstrations(demonstrations)))
 
     def encode(
         self, template: Template, texts: Sequence[str], before: Sequence[int] = (), taken: int = 0
     ) -> dict[str, Tensor]:
-        """Queries as right-padded tokens with the place of each one's label; ``before`` comes first in each.
+        """Encode queries as right-padded tokens, with the place of each one's label.
 
-        ``taken`` places of the context are used already. A prompt that does not fit is refused, not cut.
+        Args:
+            template: How a text is asked about.
+            texts: The texts, one query each.
+            before: Token ids that come first in each query.
+            taken: How many places of the context are used already.
+
+        Returns:
+            Tensors ``input_ids``, ``attention_mask`` and ``at``, the place from which the label is read.
+
+        Raises:
+            PromptError: If a prompt is longer than the model's context (it is not cut), or if a text contains the
+                model's mask token.
         """
         asked = (template, tuple(texts), tuple(before))
         if self._encoded is not None and self._encoded[0] == asked:  # the same queries behind another prefix
@@ -195,7 +261,9 @@ class LanguageModel:
             if self.masked:
                 rows_ids = [*before, *self._ids(template.query(text, mask)), *self._back()]
                 if rows_ids.count(self.tokenizer.mask_token_id) != 1:
-                    raise PromptError("a text contains the model's mask token; the label would have two places")
+                    raise PromptError(
+                        "a text contains the model's mask token, so the label would have two places: remove it"
+                    )
                 places.append(rows_ids.index(self.tokenizer.mask_token_id))
             else:
                 rows_ids = [*before, *self._ids(template.query(text))]
@@ -219,7 +287,19 @@ class LanguageModel:
         return dressed[dressed.index(plain[-1]) + 1 :] if plain and plain[-1] in dressed else []
 
     def prefix(self, template: Template, verbalizer: Verbalizer, demonstrations: Sequence[Example] = ()) -> Prefix:
-        """Encode a prefix once; its keys and values serve every query."""
+        """Encode a prefix once; its keys and values serve every query.
+
+        Args:
+            template: How a text is asked about.
+            verbalizer: The classes and their words.
+            demonstrations: Labelled texts that stand before the query.
+
+        Returns:
+            The tokens and, for a causal model without an adapter, their keys and values.
+
+        Raises:
+            PromptError: If the demonstrations alone are longer than the model's context.
+        """
         ids = self.prefix_ids(template, verbalizer, demonstrations)
         if len(ids) > self.context:
             raise PromptError(
@@ -242,7 +322,18 @@ class LanguageModel:
         *,
         cached: bool = True,
     ) -> NDArray[np.float64]:
-        """One row a text, one column a class; ``cached=False`` runs the prefix again for every query."""
+        """Score each class by the log-probability of its word at the label's place.
+
+        Args:
+            template: How a text is asked about.
+            verbalizer: The classes and their words.
+            texts: The texts, one query each.
+            demonstrations: Labelled texts that stand before each query.
+            cached: Whether the prefix is encoded once. False runs it again for every query.
+
+        Returns:
+            One row per text, one column per class.
+        """
         tokens = torch.tensor(self.check(template, verbalizer), device=self.device)
         if cached:
             prefix = self.prefix(template, verbalizer, demonstrations)
@@ -257,10 +348,19 @@ class LanguageModel:
         texts: Sequence[str],
         prompts: Sequence[Sequence[Example]],
     ) -> NDArray[np.float64]:
-        """The same for many prompts (lists of demonstrations) at once: prompts, texts, classes.
+        """Score the classes behind many prompts at once.
 
-        Where ``batch_size`` allows, several prompts share a pass: their prefixes are encoded together and all texts run
+        If ``batch_size`` allows it, several prompts share a pass: their prefixes are encoded together and all texts run
         behind each of them. On a GPU, where a small pass takes as long as a large one, this is many times faster.
+
+        Args:
+            template: How a text is asked about.
+            verbalizer: The classes and their words.
+            texts: The texts, one query each.
+            prompts: One list of demonstrations per prompt.
+
+        Returns:
+            Log-probabilities by prompt, text and class.
         """
         tokens = torch.tensor(self.check(template, verbalizer), device=self.device)
         found = np.zeros((len(prompts), len(texts), len(tokens)))
@@ -319,7 +419,17 @@ class LanguageModel:
         return np.asarray(scores.view(many, count, -1).numpy(), dtype=np.float64)
 
     def score(self, template: Template, texts: Sequence[str], prefix: Prefix, tokens: Tensor) -> NDArray[np.float64]:
-        """The log-probability of each token of ``tokens`` after each text, given an encoded prefix."""
+        """Score tokens at the label's place of each text, behind an encoded prefix.
+
+        Args:
+            template: How a text is asked about.
+            texts: The texts, one query each.
+            prefix: What :meth:`prefix` returned.
+            tokens: The token ids to score, on the model's device.
+
+        Returns:
+            Log-probabilities: one row per text, one column per token.
+        """
         held = len(prefix.ids) if prefix.cache is not None else 0
         batch = self.encode(template, texts, () if held else prefix.ids, held)
         lengths = batch["attention_mask"].sum(1)
@@ -354,7 +464,7 @@ def _few_logits(model: nn.Module) -> dict[str, Any]:
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int = 0) -> dict[str, Tensor]:
-    """Rows of tokens filled up on the right, with the mask that says which are real.
+    """Fill rows of tokens up on the right, with a mask that says which are real.
 
     >>> padded([[5, 6], [7]])["attention_mask"]
     tensor([[1, 1],
@@ -398,7 +508,7 @@ def scores_of(
 def calibration(
     model: Scorer, template: Template, verbalizer: Verbalizer, demonstrations: Sequence[Example] = ()
 ) -> NDArray[np.float64]:
-    """What a prompt leans to when it is asked about nothing: mean log-probabilities over contents without meaning.
+    """What a prompt answers when it is asked about nothing: mean log-probabilities over meaningless contents.
 
     Subtracting it from the scores is contextual calibration (Zhao et al. 2021). It uses no data but the prompt's own.
     """
@@ -420,10 +530,25 @@ def load(
     data_dir: str | Path | None = None,
     download: bool = False,
 ) -> LanguageModel:
-    """A model and its tokenizer from a folder, a name on the hub, or ``"smollm2"``.
+    """Load a language model and its tokenizer.
 
-    A folder is what ``save_pretrained`` writes; one with a GGUF file beside ``config.json`` and ``tokenizer.json`` is
-    read without other packages. ``smollm2`` is looked for like a data set and downloaded where ``download`` is set.
+    Args:
+        name: A folder that ``save_pretrained`` wrote, a folder with a GGUF file next to ``config.json`` and
+            ``tokenizer.json``, a name on the Hugging Face hub, or ``"smollm2"``.
+        device: Where to put the model.
+        dtype: The type of its weights.
+        batch_size: How many queries are scored at a time.
+        data_dir: Where to look for ``smollm2`` first; None looks where data sets are.
+        download: Whether to download ``smollm2`` if it is not there (93 MB, checked).
+
+    Returns:
+        The model, ready to score label words.
+
+    Raises:
+        LanguageModelError: If the model or its tokenizer cannot be found or read.
+
+    Example:
+        See ``examples/private_prompt.py``.
     """
     transformers = optional("transformers")
     path = Path(name).expanduser()
@@ -438,11 +563,14 @@ def load(
     elif str(name) != "smollm2" and ("/" in str(name) or "." not in str(name)) and not path.exists():
         model, path = _pretrained(transformers, str(name), dtype), Path(str(name))
     else:
-        raise LanguageModelError(f"{name} is neither a folder with a model nor the name of one on the hub")
+        raise LanguageModelError(
+            f"{name} is neither a folder with a model nor the name of a model on the hub (tacit data get smollm2 "
+            "fetches a small one)"
+        )
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path))
     except (OSError, ValueError) as error:
-        raise LanguageModelError(f"{name} has no tokenizer that can be read: {_first(error)}") from error
+        raise LanguageModelError(f"the tokenizer of {name} cannot be read: {_first(error)}") from error
     return LanguageModel(model.to(device), tokenizer, batch_size=batch_size)
 
 
@@ -464,7 +592,7 @@ def _first(error: Exception) -> str:
 
 
 def _smollm2(data_dir: str | Path | None, *, download: bool) -> Path:
-    """A folder with SmolLM2's weights, config and tokenizer; the latter two are made once from the file's metadata."""
+    """The folder of SmolLM2's weights, config and tokenizer; the last two are made once from the file's metadata."""
     from tacit.datasets.catalog import MODELS
     from tacit.datasets.errors import DatasetError
     from tacit.datasets.locate import cache_folder, obtain, search_folders
@@ -476,22 +604,22 @@ def _smollm2(data_dir: str | Path | None, *, download: bool) -> Path:
     try:
         found = obtain(MODELS["smollm2"], data_dir, download=download)
     except DatasetError as error:
-        raise LanguageModelError(f"{error}. Or: tacit data get smollm2") from error
+        raise LanguageModelError(f"tacit data get smollm2 fetches the model. {error}") from error
     target = cache_folder() / "models" / "smollm2"
     return prepare(found.paths[0], target)
 
 
 def prepare(file: Path, target: Path) -> Path:
-    """Put config and tokenizer of a GGUF file beside it in ``target``, as :func:`load` wants them.
+    """Put a GGUF file with its config and tokenizer into ``target``, as :func:`load` wants them.
 
-    The weights are not copied where the file system allows a link.
+    The weights are linked, not copied, if the file system allows it.
     """
     transformers = optional("transformers")
     try:
         import gguf as _  # noqa: F401  the tokenizer is in the file's metadata, which transformers reads with it
     except ImportError as error:
         raise LanguageModelError(
-            "making the tokenizer of a GGUF file needs one more package: pip install gguf"
+            "reading the tokenizer of a GGUF file needs the package gguf: pip install gguf"
         ) from error
     target.mkdir(parents=True, exist_ok=True)
     config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)

@@ -1,7 +1,7 @@
-"""Which prompt is published? Demonstrations from public text with released labels, chosen where that costs nothing.
+"""Which prompt is published? Demonstrations from public text with released labels, chosen at no cost.
 
-Everything here is computed from a public model and public or released values: post-processing, free of charge. Run on
-private data instead, the same functions give the non-private baselines.
+Everything here is computed from a public model and public or released values: it is post-processing and costs nothing.
+On private data the same functions give the non-private baselines.
 """
 
 from __future__ import annotations
@@ -21,17 +21,22 @@ from tacit.prompts.errors import PromptError
 from tacit.prompts.models import Scorer, as_scorer, calibration, scores_of
 from tacit.prompts.text import Example, Template, Verbalizer, examples
 
-#: How scores are corrected for a prompt's own leaning: not at all, by contents without meaning, or by public texts.
+#: How scores are corrected for a prompt's own bias: not at all, by meaningless contents, or by public texts.
 CALIBRATIONS = ("none", "contextual", "batch")
 
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """A share of right answers with its interval (Wilson's, 95%).
+    """A share of right answers with its 95% interval (Wilson's).
 
-    >>> found = Accuracy(90, 100)
-    >>> found.value, tuple(round(end, 3) for end in found.interval)
-    (0.9, (0.826, 0.945))
+    Args:
+        right: The number of right answers.
+        total: The number of answers.
+
+    Example:
+        >>> found = Accuracy(90, 100)
+        >>> found.value, tuple(round(end, 3) for end in found.interval)
+        (0.9, (0.826, 0.945))
     """
 
     right: int
@@ -39,12 +44,12 @@ class Accuracy:
 
     @property
     def value(self) -> float:
-        """The share."""
+        """The share of right answers."""
         return self.right / self.total
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the share would be on endlessly many such texts, at 95%."""
+        """The 95% interval for the share on infinitely many such texts."""
         z, n, p = 1.959963984540054, self.total, self.value
         middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
         return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
@@ -56,17 +61,27 @@ class Accuracy:
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """A discrete prompt: template, label words, demonstrations, and a correction of the scores.
+    """A text prompt: template, label words, demonstrations, and a correction of the scores.
 
-    With ``others`` it is a committee: prompts of the same template and words, each with its own demonstrations and
-    correction, that answer together. An answer then takes a pass for each member.
+    With ``others`` it is a committee, whose members answer together. An answer then takes one pass per member.
 
-    >>> print(Prompt(Template("{text}\\nMood:"), Verbalizer.of(["bad", "good"]), (("rain", "bad"),)).text("sun"))
-    rain
-    Mood: bad
-    <BLANKLINE>
-    sun
-    Mood:
+    Args:
+        template: How a text is asked about.
+        verbalizer: The classes and their words.
+        demonstrations: Pairs of text and class that stand before the query.
+        offset: What is subtracted from the score of each class; None subtracts nothing (:func:`calibrated`).
+        others: Further members of a committee, with the same template and words.
+
+    Raises:
+        PromptError: If a member of ``others`` has another template, other words, or members of its own.
+
+    Example:
+        >>> print(Prompt(Template("{text}\\nMood:"), Verbalizer.of(["bad", "good"]), (("rain", "bad"),)).text("sun"))
+        rain
+        Mood: bad
+        <BLANKLINE>
+        sun
+        Mood:
     """
 
     template: Template
@@ -78,19 +93,37 @@ class Prompt:
     def __post_init__(self) -> None:
         for other in self.others:
             if other.others or (other.template, other.verbalizer) != (self.template, self.verbalizer):
-                raise PromptError("the members of a committee are single prompts of one template with the same words")
+                raise PromptError(
+                    "the members of a committee must be single prompts with one template and the same words"
+                )
 
     @property
     def members(self) -> tuple[Prompt, ...]:
-        """The prompts that answer together: this one alone, unless it has others."""
+        """The prompts that answer together: only this one, unless it has others."""
         return (dataclasses.replace(self, others=()), *self.others)
 
     def text(self, text: str) -> str:
-        """The whole prompt for a text, as one would paste it; of a committee, that of its first member."""
+        """Write the whole prompt for a text, ready to paste.
+
+        Args:
+            text: The text to ask about.
+
+        Returns:
+            The prompt; for a committee, that of its first member.
+        """
         return self.template.prefix(self.verbalizer.demonstrations(self.demonstrations)) + self.template.query(text)
 
     def scores(self, model: Any, texts: Sequence[str]) -> NDArray[np.float64]:
-        """Corrected log-probabilities of the classes; of a committee, their mean after each member's sum to one."""
+        """Score the classes of each text.
+
+        Args:
+            model: A :class:`LanguageModel`, an :class:`Endpoint` or another :class:`Scorer`.
+            texts: The texts to ask about.
+
+        Returns:
+            Corrected log-probabilities: one row per text, one column per class. For a committee, the mean over its
+            members, after the probabilities of each member were scaled to sum to one.
+        """
         shown = [prompt.demonstrations for prompt in self.members]
         found = scores_of(as_scorer(model), self.template, self.verbalizer, texts, shown)
         even = (0.0,) * len(self.verbalizer.classes)
@@ -98,17 +131,37 @@ class Prompt:
         return found[0] if len(found) == 1 else np.asarray(_normal(found).mean(0), dtype=np.float64)
 
     def predict(self, model: Any, texts: Sequence[str]) -> list[str]:
-        """The class of each text."""
+        """Predict the class of each text.
+
+        Args:
+            model: As in :meth:`scores`.
+            texts: The texts to ask about.
+
+        Returns:
+            One class name per text.
+        """
         return [self.verbalizer.classes[i] for i in self.scores(model, texts).argmax(1)]
 
     def accuracy(self, model: Any, data: Any) -> Accuracy:
-        """The share of labelled texts that are answered rightly."""
+        """Measure the share of right answers. Not private: use public texts, or do not publish it.
+
+        Args:
+            model: As in :meth:`scores`.
+            data: Pairs of text and class, or a table with the columns ``text`` and ``label``.
+
+        Returns:
+            The share with its interval.
+        """
         rows = examples(data, self.verbalizer)
         found = self.predict(model, [text for text, _ in rows])
         return Accuracy(sum(a == b for a, (_, b) in zip(found, rows, strict=True)), len(rows))
 
     def save(self, path: str | Path) -> None:
-        """Write the prompt as JSON."""
+        """Write the prompt as JSON.
+
+        Args:
+            path: The file, which is overwritten.
+        """
         about = {
             "template": dataclasses.asdict(self.template),
             "verbalizer": dict(self.verbalizer.words),
@@ -120,7 +173,7 @@ class Prompt:
         Path(path).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def _own(self) -> dict[str, Any]:
-        """What a member of a committee has for itself."""
+        """The parts that differ between the members of a committee."""
         return {
             "demonstrations": [list(pair) for pair in self.demonstrations],
             "offset": None if self.offset is None else list(self.offset),
@@ -128,7 +181,17 @@ class Prompt:
 
     @staticmethod
     def load(path: str | Path) -> Prompt:
-        """Read what :meth:`save` wrote."""
+        """Read what :meth:`save` wrote.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The prompt.
+
+        Raises:
+            PromptError: If the file is not a saved prompt.
+        """
         try:
             about = json.loads(Path(path).read_text(encoding="utf-8"))
             template = Template(**about["template"])
@@ -142,11 +205,11 @@ class Prompt:
                 )
             return committee(members)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise PromptError(f"{path} is no saved prompt: {error}") from None
+            raise PromptError(f"{path} is not a saved prompt: {error}") from None
 
 
 def committee(prompts: Sequence[Prompt]) -> Prompt:
-    """These prompts as one that asks all of them.
+    """Join prompts into one that asks all of them.
 
     >>> ask, words = Template("{text}\\nMood:"), Verbalizer.of(["bad", "good"])
     >>> both = committee([Prompt(ask, words), Prompt(ask, words, (("rain", "bad"), ("sun", "good")))])
@@ -155,19 +218,35 @@ def committee(prompts: Sequence[Prompt]) -> Prompt:
     """
     members = [member for prompt in prompts for member in prompt.members]
     if not members:
-        raise PromptError("a committee has at least one prompt")
+        raise PromptError("a committee needs at least one prompt")
     return dataclasses.replace(members[0], others=tuple(members[1:]))
 
 
 def calibrated(model: Any, prompt: Prompt, way: str, public: Sequence[str] = ()) -> Prompt:
-    """The prompt with its scores corrected; every member of a committee by itself.
+    """Correct the scores of a prompt for its own bias; each member of a committee by itself.
 
-    ``"contextual"`` subtracts what the prompt says to contents without meaning (Zhao et al. 2021); ``"batch"`` what it
-    says on average to ``public`` texts (Zhou et al. 2024, "Batch Calibration"), which fits where classes are about
-    equally frequent in them.
+    Guarantee:
+        Uses the prompt and public texts only, so it costs nothing.
+
+    Args:
+        model: A :class:`LanguageModel`, an :class:`Endpoint` or another :class:`Scorer`.
+        prompt: The prompt.
+        way: ``"contextual"`` subtracts what the prompt says to meaningless contents (Zhao et al. 2021). ``"batch"``
+            subtracts what it says to ``public`` on average (Zhou et al. 2024, "Batch Calibration"), which fits if the
+            classes are about equally frequent there. ``"none"`` removes a correction.
+        public: Public texts, for ``"batch"``.
+
+    Returns:
+        The corrected prompt.
+
+    Raises:
+        PromptError: If ``way`` is none of these, or if ``"batch"`` has no texts.
+
+    Example:
+        See ``examples/private_prompt.py``, where :func:`choose` corrects its prompts this way.
     """
     if way not in CALIBRATIONS:
-        raise PromptError(f"calibration is one of {', '.join(CALIBRATIONS)}, not {way!r}")
+        raise PromptError(f"calibration must be one of {', '.join(CALIBRATIONS)}, not {way!r}")
     scorer, found = as_scorer(model), []
     for member in prompt.members:
         plain = dataclasses.replace(member, offset=None)
@@ -177,7 +256,7 @@ def calibrated(model: Any, prompt: Prompt, way: str, public: Sequence[str] = ())
 
 
 def _offset(scorer: Scorer, prompt: Prompt, way: str, scores: NDArray[np.float64]) -> tuple[float, ...] | None:
-    """A prompt's leaning, which is subtracted; ``scores`` are what it gave public texts."""
+    """A prompt's bias, which is subtracted; ``scores`` are what it gave public texts."""
     if way == "none":
         return None
     if way == "batch":
@@ -192,7 +271,7 @@ def leaning(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     [-0.981, -0.47]
     """
     if len(scores) == 0:
-        raise PromptError("batch calibration needs public texts")
+        raise PromptError("calibration='batch' needs public texts")
     shares = np.exp(scores - scores.max(1, keepdims=True))
     shares /= shares.sum(1, keepdims=True)
     return np.asarray(np.log(np.maximum(shares.mean(0), 1e-12)), dtype=np.float64)
@@ -211,28 +290,50 @@ def choose(
     unlabelled: Sequence[str] = (),
     seed: int = 0,
 ) -> Prompt:
-    """The best prompt of ``shots`` demonstrations a class, by the labelled texts that it does not show.
+    """Choose the demonstrations of a prompt among labelled texts.
 
-    Candidates are drawn at random, of each number of shots where several are given; they are scored on a quarter of the
-    texts, and the better quarter of them on all. The prompt without demonstrations is a candidate. Labels are few and
-    noisy: a candidate's score is their likelihood where a fifth of them were drawn at random, so that no wrong label
-    decides by how surprising it is. Where ``unlabelled`` public texts are given, the best dozen answer these together,
-    and the candidates that agree with that most often are taken.
+    Candidates are drawn at random and scored on a quarter of the texts; the best quarter of them is scored on all. A
+    candidate is not scored on texts that it shows. The prompt without demonstrations is a candidate too. Because labels
+    are few and noisy, the score is their likelihood if a fifth of them were random, so that one surprising wrong label
+    does not decide.
 
-    ``members`` such prompts answer together (:attr:`Prompt.others`): one lucky choice weighs less, and an answer takes
-    so many times as long. There are fewer where fewer candidates were kept.
+    Guarantee:
+        If ``labelled`` are public texts with released labels, this is post-processing and costs nothing. On private
+        texts the result is the non-private baseline and has no guarantee.
 
-    Guarantee: where ``labelled`` are public texts with released labels, this is post-processing and costs nothing. On
-    private labelled texts the result is the non-private baseline, and has no guarantee.
+    Args:
+        model: A :class:`LanguageModel`, an :class:`Endpoint` or another :class:`Scorer`.
+        template: A template, or its body.
+        verbalizer: A verbaliser, or anything that :meth:`Verbalizer.of` takes.
+        labelled: Pairs of text and class, or a table with the columns ``text`` and ``label``; 4 at least.
+        shots: Demonstrations per class, or several numbers to try.
+        candidates: How many candidates to draw.
+        members: How many prompts answer together. More are steadier, and an answer takes as many passes.
+        calibration: ``"none"``, ``"contextual"`` or ``"batch"``, as in :func:`calibrated`.
+        unlabelled: More public texts. The best dozen candidates label them together, and those that agree with that
+            most often are taken.
+        seed: Seeds the draw of candidates.
+
+    Returns:
+        The best prompt, or a committee of ``members`` (fewer if fewer candidates were kept).
+
+    Raises:
+        PromptError: If there are too few labelled texts, or if ``members`` or ``calibration`` is not allowed.
+
+    Example:
+        See ``examples/private_prompt.py``.
     """
     scorer, template, words = as_scorer(model), Template.of(template), Verbalizer.of(verbalizer)
     rows = examples(labelled, words)
     if len(rows) < FEWEST:
-        raise PromptError(f"{len(rows)} labelled texts are too few to choose a prompt by: ask for more answers")
+        raise PromptError(
+            f"{len(rows)} labelled texts are too few to choose a prompt by; {FEWEST} are the least. Ask the teachers "
+            "for more answers"
+        )
     if members < 1:
-        raise PromptError(f"members is a positive whole number, not {members}")
+        raise PromptError(f"members must be a positive whole number, not {members}")
     if calibration not in CALIBRATIONS:
-        raise PromptError(f"calibration is one of {', '.join(CALIBRATIONS)}, not {calibration!r}")
+        raise PromptError(f"calibration must be one of {', '.join(CALIBRATIONS)}, not {calibration!r}")
     draw = random.Random(seed)
     draw.shuffle(rows)
     pools = [pool for label in words.classes if (pool := [row for row in rows if row[1] == label])]
@@ -258,11 +359,11 @@ def choose(
     return committee(best[:members])
 
 
-#: So few labelled texts say nothing about a prompt.
+#: Fewer labelled texts than this say nothing about a prompt.
 FEWEST = 4
-#: How many prompts label public texts together, where there are some without labels.
+#: How many prompts label the unlabelled public texts together.
 FINALISTS = 12
-#: The share of noisy labels that are taken to say nothing.
+#: The share of noisy labels that are taken to be random.
 RANDOM = 0.2
 
 
@@ -274,9 +375,9 @@ def _normal(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 def _shares(
     scorer: Scorer, prompts: list[Prompt], texts: list[str], way: str
 ) -> tuple[NDArray[np.float64], list[tuple[float, ...] | None]]:
-    """The probability of each class among the classes, with each prompt's leaning taken out, and these leanings.
+    """The probability of each class, with each prompt's bias taken out (prompts by texts by classes), and the biases.
 
-    The first is prompts by texts by classes. The prompts have one template and the same label words.
+    The prompts have one template and the same label words.
     """
     template, words = prompts[0].template, prompts[0].verbalizer
     found = scores_of(scorer, template, words, texts, [prompt.demonstrations for prompt in prompts])
@@ -287,8 +388,7 @@ def _shares(
 
 
 def _ranked(scorer: Scorer, prompts: list[Prompt], judges: list[Example], way: str) -> list[Prompt]:
-    """The prompts with their leanings taken out, best first, by the likelihood of noisy labels; a prompt is not judged
-    by what it shows."""
+    """The prompts with their bias taken out, best first, by the likelihood of noisy labels that they do not show."""
     texts = [text for text, _ in judges]
     right = np.array([prompts[0].verbalizer.number(label) for _, label in judges])
     shares, offsets = _shares(scorer, prompts, texts, way)

@@ -1,8 +1,8 @@
 """How do private texts teach a model that only answers? PromptPATE: prompts of disjoint private demonstrations vote.
 
-Each teacher is the same language model with other private demonstrations in front (Duan et al. 2023). Its prefix is
-encoded once, and all queries are scored behind it. What leaves is :class:`tacit.pate.VoteCounts`, which an aggregator
-turns into noisy labels.
+Each teacher is the same language model with its own private demonstrations in front (Duan et al. 2023). The prefix of a
+teacher is encoded once, and all queries are scored behind it. Only :class:`tacit.pate.VoteCounts` leave, and an
+aggregator turns them into noisy labels.
 """
 
 from __future__ import annotations
@@ -31,18 +31,38 @@ Ballot = NDArray[np.signedinteger[Any]]
 
 
 class PromptTeachers:
-    """``n`` teachers, each prompted with ``shots`` private demonstrations of every class.
+    """Teachers that are one language model, prompted with disjoint private demonstrations.
 
-    ``model`` is a :class:`~tacit.prompts.LanguageModel`, a model of ``transformers`` (with ``tokenizer``) or an
-    :class:`~tacit.prompts.Endpoint`. Records are dealt to teachers by a keyed hash of what they hold, or of ``groups``
-    (one identifier a record; ``unit`` is the word for an owner). Of its own records a teacher shows those that come
-    first in the order of another keyed hash. With ``per_class=False``, ``shots`` counts the demonstrations of all
-    classes together. A teacher whose part is short of a class shows what it has. ``calibration`` is that of
-    :func:`tacit.prompts.students.calibrated`, with the queries as public texts.
+    A keyed hash of a record (or of its owner's id) decides its teacher. Of its own records a teacher shows those that
+    come first in the order of another keyed hash. If a teacher's part is short of a class, it shows what it has.
 
-    Guarantee: adding or removing one record (or unit) changes the prompt of one teacher only, so that on each query one
-    vote moves from one class to another: sensitivity √2 in L2. That is what the aggregators of :mod:`tacit.pate` price
-    as ``partition="keyed"``. The demonstrations are sent to the model: whoever runs it sees them.
+    Guarantee:
+        Adding or removing one record (or owner) changes the prompt of one teacher, so one vote per query moves from one
+        class to another: sensitivity √2 in L2. The aggregators of :mod:`tacit.pate` price that as
+        ``partition="keyed"``. The demonstrations are sent to the model: whoever runs it sees them.
+
+    Args:
+        model: A :class:`~tacit.prompts.LanguageModel`, an :class:`~tacit.prompts.Endpoint`, another
+            :class:`~tacit.prompts.Scorer`, or a model of ``transformers`` (then with ``tokenizer``).
+        template: A template, or its body.
+        verbalizer: A verbaliser, or anything that :meth:`Verbalizer.of` takes.
+        private: Private pairs of text and class, or a table with the columns ``text`` and ``label``.
+        shots: How many demonstrations of each class a teacher shows.
+        n: The number of teachers.
+        per_class: False makes ``shots`` the number of demonstrations of all classes together.
+        groups: The id of each record's owner. None protects one record, identified by its contents.
+        unit: The name of the unit, such as ``"person"``; needs ``groups``. None means ``"person"`` with ``groups`` and
+            ``"record"`` without.
+        calibration: ``"none"``, ``"contextual"`` or ``"batch"``, as in :func:`tacit.prompts.calibrated`, with the
+            queries as public texts.
+        key: The secret key of the hashes. None draws a new one; a checkpoint needs the same one again.
+        tokenizer: The tokenizer of a ``transformers`` model. None tries the one of the model's name.
+
+    Raises:
+        PromptError: If there are too few private records for so many teachers, or if a parameter is not allowed.
+
+    Example:
+        See ``examples/private_prompt.py``.
     """
 
     def __init__(
@@ -66,15 +86,16 @@ class PromptTeachers:
         if hasattr(self.model, "check"):
             self.model.check(self.template, self.verbalizer)
         if calibration not in CALIBRATIONS:
-            raise PromptError(f"calibration is one of {', '.join(CALIBRATIONS)}, not {calibration!r}")
+            raise PromptError(f"calibration must be one of {', '.join(CALIBRATIONS)}, not {calibration!r}")
         if shots < 1 or n < 1:
-            raise PromptError("shots and n are positive whole numbers")
+            raise PromptError("shots and n must be positive whole numbers")
         rows = examples(private, self.verbalizer)
         needed = n * shots * (len(self.verbalizer.classes) if per_class else 1)
         if len(rows) < needed:
             raise PromptError(
                 f"{n} teachers with {shots} demonstration{'s' if shots > 1 else ''}{' of each class' * per_class} need "
-                f"at least {needed} private records, and there are fewer: use fewer teachers or fewer shots"
+                f"at least {needed} private records, and there are fewer: use fewer teachers or fewer shots. "
+                "See: tacit explain too-few-records-for-teachers"
             )
         if groups is not None:
             try:
@@ -104,15 +125,26 @@ class PromptTeachers:
     def vote(
         self, queries: Sequence[str], *, checkpoint: str | os.PathLike[str] | None = None, progress: bool | None = None
     ) -> VoteCounts:
-        """How many teachers give each public query each class.
+        """Count how many teachers give each public query each class.
 
-        Nothing is charged here: the counts are private until an aggregator has added its noise. With ``checkpoint`` the
-        votes of each teacher are kept, in a file that its owner alone can read, and a run that was cut short goes on
-        with the teachers that have not voted; that needs the same ``key``.
+        Guarantee:
+            Nothing is charged here: the counts are private until an aggregator has added its noise.
+
+        Args:
+            queries: The public texts.
+            checkpoint: A file for each teacher's votes, which only its owner can read. After an interruption the
+                teachers that have not voted go on; that needs the same ``key``. None keeps nothing.
+            progress: Whether to show a progress bar. None shows it on a terminal.
+
+        Returns:
+            One histogram of classes per query.
+
+        Raises:
+            PromptError: If there are no queries, or if the checkpoint belongs to other teachers, queries or settings.
         """
         asked = list(queries)
         if not asked:
-            raise PromptError("there are no queries")
+            raise PromptError("there are no queries: give at least one public text")
         name = self._name(asked) if checkpoint is not None else ""
         kind = _kind(len(self.verbalizer.classes))
         kept = _read(Path(checkpoint), name, kind) if checkpoint is not None else {}
@@ -132,8 +164,8 @@ class PromptTeachers:
     def _ballot(self, shown: tuple[Example, ...], queries: list[str]) -> Ballot:
         """The classes that one teacher gives the queries.
 
-        By itself, never in a pass with other teachers: there the padding, and with it the last bits of a score, would
-        depend on their texts, and one record could tip the near ties of teachers that do not hold it.
+        A teacher never shares a pass with others. The padding, and with it the last bits of a score, would depend on
+        their texts, and one record could tip the near ties of teachers that do not hold it.
         """
         scores = scores_of(self.model, self.template, self.verbalizer, queries, [shown])[0]
         if self.calibration == "contextual":
@@ -178,7 +210,7 @@ def _read(path: Path, name: str, kind: type[np.signedinteger[Any]]) -> dict[int,
     lines = path.read_text(encoding="ascii").split("\n")
     if not lines[0] or lines[0] != name:
         raise PromptError(
-            f"{path} holds votes of other teachers, queries, settings or another key: delete it to begin again"
+            f"{path} holds votes of other teachers, queries, settings or another key: delete it to start again"
         )
     kept: dict[int, Ballot] = {}
     for line in lines[1:]:

@@ -1,7 +1,7 @@
 """How does a record become a prompt, and a class become a word? Templates, verbalisers, labelled texts.
 
-A template is text with ``{text}`` where the record goes; for a masked language model it also has ``{mask}``. A
-verbaliser gives each class the word that the model would say for it. Both are public: they are written by a person.
+A template is a text with ``{text}`` where the record goes; for a masked language model it also has ``{mask}``. A
+verbaliser gives each class the word that the model would say for it. Both are public: a person wrote them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,26 @@ Example = tuple[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """How a text is asked about.
+    """How a text is asked about. Public.
 
-    ``body`` is filled for the query and for each demonstration; ``instruction`` stands once in front, and ``separator``
-    between the parts. A label word is joined by one space, unless the body ends in white space.
+    A label word follows the body after one space, unless the body ends in white space.
 
-    >>> ask = Template("Review: {text}\\nSentiment:", instruction="Is the review positive or negative?")
-    >>> print(ask.query("a fine film"))
-    Review: a fine film
-    Sentiment:
-    >>> ask.prefix([("dull", "bad")])
-    'Is the review positive or negative?\\n\\nReview: dull\\nSentiment: bad\\n\\n'
+    Args:
+        body: Text with ``{text}`` once, and with ``{mask}`` at most once, for a masked model. It is filled for the
+            query and for each demonstration.
+        instruction: Text that stands once, in front. Empty means none.
+        separator: What stands between instruction, demonstrations and query.
+
+    Raises:
+        PromptError: If the body does not have ``{text}`` exactly once, or has ``{mask}`` twice.
+
+    Example:
+        >>> ask = Template("Review: {text}\\nSentiment:", instruction="Is the review positive or negative?")
+        >>> print(ask.query("a fine film"))
+        Review: a fine film
+        Sentiment:
+        >>> ask.prefix([("dull", "bad")])
+        'Is the review positive or negative?\\n\\nReview: dull\\nSentiment: bad\\n\\n'
     """
 
     body: str
@@ -37,24 +46,34 @@ class Template:
 
     def __post_init__(self) -> None:
         if self.body.count("{text}") != 1:
-            raise PromptError(f"a template needs {{text}} exactly once, where the record goes: {self.body!r} has not")
+            raise PromptError(f"a template needs {{text}} exactly once, where the record goes, unlike {self.body!r}")
         if self.body.count("{mask}") > 1:
-            raise PromptError(f"a template has {{mask}} at most once: {self.body!r}")
+            raise PromptError(f"a template may have {{mask}} only once, unlike {self.body!r}")
 
     def for_labels(self) -> None:
-        """Refuse a template that leaves no place for a label; one that only precedes text to learn needs none."""
+        """Refuse a template that leaves no place for a label.
+
+        Raises:
+            PromptError: If the body ends in ``{text}`` and has no ``{mask}``.
+        """
         if not self.masked and self.body.endswith("{text}"):
             raise PromptError(
-                "a template must go on after {text}, so that the next word is the label; for instance "
-                "'{text}\\nSentiment:'"
+                "a template must go on after {text}, so that the next word is the label, as in '{text}\\nSentiment:'"
             )
 
     @staticmethod
     def of(given: str | Template) -> Template:
-        """A template from itself or from its body.
+        """Make a template from its body.
 
-        >>> Template.of("{text} It was {mask}.").masked
-        True
+        Args:
+            given: A body, or a template, which comes back as it is.
+
+        Returns:
+            The template.
+
+        Example:
+            >>> Template.of("{text} It was {mask}.").masked
+            True
         """
         return given if isinstance(given, Template) else Template(given)
 
@@ -69,13 +88,28 @@ class Template:
         return "" if self.body[-1:].isspace() else " "
 
     def query(self, text: str, mask: str = "") -> str:
-        """The body filled with a text. Braces in the text stay as they are."""
+        """Fill the body with a text. Braces in the text stay as they are.
+
+        Args:
+            text: The record.
+            mask: What stands at ``{mask}``: the model's mask token, or a label word.
+
+        Returns:
+            The query.
+        """
         self.for_labels()
         before, _, after = self.body.partition("{text}")
         return before.replace("{mask}", mask) + text + after.replace("{mask}", mask)
 
     def prefix(self, demonstrations: Iterable[tuple[str, str]] = ()) -> str:
-        """What stands before the query: the instruction and ``(text, label word)`` pairs, each with its separator."""
+        """Write what stands before the query: the instruction and the demonstrations, each with its separator.
+
+        Args:
+            demonstrations: Pairs of text and label word.
+
+        Returns:
+            The text before the query; empty if there is nothing.
+        """
         parts = [self.instruction] if self.instruction else []
         for text, word in demonstrations:
             parts.append(self.query(text, word) if self.masked else self.query(text) + self.gap + word)
@@ -84,14 +118,21 @@ class Template:
 
 @dataclasses.dataclass(frozen=True)
 class Verbalizer:
-    """The word of each class, in the order of the classes.
+    """The word that the model says for each class. Public.
 
-    A word must be one token of the model, because its probability is read off one place. With ``first_token`` a word of
-    several tokens is told by its first one, as long as no two classes share it.
+    A word must be one token of the model, because its probability is read at one place.
 
-    >>> words = Verbalizer({"0": "terrible", "1": "great"})
-    >>> words.classes, words.number("1"), words.word("0")
-    (('0', '1'), 1, 'terrible')
+    Args:
+        words: A mapping from class names to words, in the order of the classes; two classes at least.
+        first_token: Whether a word of several tokens may be told by its first token. No two classes may share it.
+
+    Raises:
+        PromptError: If there are fewer than two classes, or if a word is empty or used twice.
+
+    Example:
+        >>> words = Verbalizer({"0": "terrible", "1": "great"})
+        >>> words.classes, words.number("1"), words.word("0")
+        (('0', '1'), 1, 'terrible')
     """
 
     words: Mapping[str, str]
@@ -102,17 +143,25 @@ class Verbalizer:
         if len(words) < 2:
             raise PromptError("a verbaliser needs a word for each of at least two classes")
         if not all(words.values()):
-            raise PromptError("a verbaliser has an empty word")
+            raise PromptError("a word of the verbaliser is empty")
         if len(set(words.values())) < len(words):
             raise PromptError(f"two classes have the same word: {', '.join(words.values())}")
         object.__setattr__(self, "words", words)
 
     @staticmethod
     def of(given: Verbalizer | Mapping[Any, str] | Sequence[str]) -> Verbalizer:
-        """A verbaliser from itself, a mapping, or a list of words that are their own classes.
+        """Make a verbaliser from a mapping or from a list of words.
 
-        >>> Verbalizer.of(["negative", "positive"]).classes
-        ('negative', 'positive')
+        Args:
+            given: A mapping from classes to words, a list of words that are their own classes, or a verbaliser, which
+                comes back as it is.
+
+        Returns:
+            The verbaliser.
+
+        Example:
+            >>> Verbalizer.of(["negative", "positive"]).classes
+            ('negative', 'positive')
         """
         if isinstance(given, Verbalizer):
             return given
@@ -126,11 +175,28 @@ class Verbalizer:
         return tuple(self.words)
 
     def word(self, label: str | int) -> str:
-        """The word of a class, by its name or number."""
+        """Look up the word of a class.
+
+        Args:
+            label: The name or number of the class.
+
+        Returns:
+            The word.
+        """
         return self.words[self.classes[self.number(label)]]
 
     def number(self, label: Any) -> int:
-        """The number of a class: by its name, or, where no class is so named, by the number itself."""
+        """Look up the number of a class.
+
+        Args:
+            label: The name of the class; if no class has that name, its number.
+
+        Returns:
+            The number, from 0.
+
+        Raises:
+            PromptError: If there is no such class.
+        """
         if (name := str(label)) in self.words:
             return self.classes.index(name)
         whole = getattr(label, "item", lambda: label)()
@@ -138,28 +204,46 @@ class Verbalizer:
             return whole
         raise PromptError(
             f"a record has a label that no class of the verbaliser has; the classes are {', '.join(self.classes)}. "
-            "(This message is about private data where the records are private.)"
+            "(If the records are private, so is the fact that you saw this message.)"
         )
 
     def demonstrations(self, examples: Iterable[Example]) -> list[tuple[str, str]]:
-        """Labelled texts as pairs of text and label word."""
+        """Turn labelled texts into pairs of text and label word.
+
+        Args:
+            examples: Pairs of text and class.
+
+        Returns:
+            Pairs of text and label word.
+        """
         return [(text, self.word(label)) for text, label in examples]
 
     def tokens(self, tokenizer: Any, template: Template) -> list[int]:
-        """The token of each class's word, as it stands after (or inside) the template.
+        """Find the token of each class's word, as it stands after (or inside) the template.
 
-        >>> class Letters:  # a tokenizer of single letters
-        ...     unk_token_id = None
-        ...     def __call__(self, text, add_special_tokens=False):
-        ...         return {"input_ids": [ord(c) for c in text]}
-        ...     def convert_ids_to_tokens(self, ids):
-        ...         return [chr(i) for i in ids]
-        >>> Verbalizer({"no": "n", "yes": "y"}).tokens(Letters(), Template("{text}\\n"))
-        [110, 121]
-        >>> Verbalizer({"no": "nay", "yes": "yes"}).tokens(Letters(), Template("{text}\\n"))
-        Traceback (most recent call last):
-        ...
-        tacit.prompts.errors.PromptError: label words must be one token of this model: 'nay' is n·a·y; 'yes' is y·e·s...
+        Args:
+            tokenizer: The model's tokenizer.
+            template: The template that the word follows.
+
+        Returns:
+            One token id per class.
+
+        Raises:
+            PromptError: If a word is not one token, is not in the vocabulary, or begins like another one.
+
+        Example:
+            >>> class Letters:  # a tokenizer of single letters
+            ...     unk_token_id = None
+            ...     def __call__(self, text, add_special_tokens=False):
+            ...         return {"input_ids": [ord(c) for c in text]}
+            ...     def convert_ids_to_tokens(self, ids):
+            ...         return [chr(i) for i in ids]
+            >>> Verbalizer({"no": "n", "yes": "y"}).tokens(Letters(), Template("{text}\\n"))
+            [110, 121]
+            >>> Verbalizer({"no": "nay", "yes": "yes"}).tokens(Letters(), Template("{text}\\n"))
+            Traceback (most recent call last):
+            ...
+            tacit.prompts.errors.PromptError: label words must be one token of this model: 'nay' is n·a·y; 'yes' is ...
         """
         template.for_labels()
         found: list[int] = []
@@ -167,17 +251,23 @@ class Verbalizer:
         for word in self.words.values():
             ids = _continuation(tokenizer, template, word)
             if not ids or ids[0] == getattr(tokenizer, "unk_token_id", None):
-                raise PromptError(f"the model's vocabulary has no token for the label word {word!r}; choose another")
+                raise PromptError(
+                    f"the model's vocabulary has no token for the label word {word!r}: choose another. "
+                    "See: tacit explain label-words"
+                )
             if len(ids) > 1:
                 trouble.append(f"{word!r} is {'·'.join(map(str, tokenizer.convert_ids_to_tokens(ids)))}")
             found.append(int(ids[0]))
         if trouble and not self.first_token:
             raise PromptError(
                 f"label words must be one token of this model: {'; '.join(trouble)}. Choose other words, or "
-                "Verbalizer(words, first_token=True) to tell classes by the first token of each"
+                "Verbalizer(words, first_token=True) to use the first token of each. See: tacit explain label-words"
             )
         if len(set(found)) < len(found):
-            raise PromptError("two label words begin with the same token, so the model cannot tell them apart")
+            raise PromptError(
+                "two label words begin with the same token, so the model cannot tell them apart: choose other words. "
+                "See: tacit explain label-words"
+            )
         return found
 
 
@@ -210,7 +300,7 @@ def examples(data: Any, verbalizer: Verbalizer) -> list[Example]:
     found = []
     for text, label in _pairs(data):
         if not isinstance(text, str):
-            raise PromptError(f"a record must be a text and a label, not {type(text).__name__}")
+            raise PromptError(f"each record must be a text with a label, and one of them has {type(text).__name__}")
         found.append((text, verbalizer.classes[verbalizer.number(label)]))
     if not found:
         raise PromptError("the data are empty")
@@ -227,7 +317,7 @@ def texts(data: Any) -> list[str]:
     if not found:
         raise PromptError("the data are empty")
     if not all(isinstance(text, str) for text in found):
-        raise PromptError("the data must be texts")
+        raise PromptError("every record must be a text")
     return found
 
 
@@ -236,7 +326,7 @@ def _pairs(data: Any) -> Iterator[tuple[Any, Any]]:
         names = list(data.columns)
         missing = [name for name in ("text", "label") if name not in names]
         if missing:
-            raise PromptError(f"the table needs the columns text and label; it has {', '.join(map(str, names))}")
+            raise PromptError(f"the table needs the columns text and label, but it has {', '.join(map(str, names))}")
         yield from zip(list(data["text"]), list(data["label"]), strict=True)
         return
     for record in data:

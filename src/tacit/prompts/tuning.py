@@ -1,7 +1,7 @@
-"""How is a language model adapted to private text with its weights at hand? PromptDPSGD.
+"""How is a language model adapted to private text if its weights are at hand? PromptDPSGD.
 
 A soft prompt, a prefix or LoRA is trained with DP-SGD through the frozen model (Duan et al. 2023, "Flocks of Stochastic
-Parrots"), on the label words of a verbaliser or, without one, to continue private text.
+Parrots"). It learns the label words of a verbaliser or, without one, to continue private text.
 """
 
 from __future__ import annotations
@@ -104,10 +104,18 @@ class TextLoss:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tuned:
-    """An adapted model and its guarantee.
+    """An adapted model and its guarantee. :func:`tune` makes it.
 
-    ``model`` is a model of ``peft``; :meth:`save` writes the ordinary folder that ``peft`` loads. ``template`` is the
-    one to ask with: a soft prompt has taken the place of its instruction.
+    Args:
+        model: The model of ``peft``.
+        template: The template to ask with; a soft prompt has taken the place of its instruction.
+        verbalizer: The classes and their words; None if the model continues text.
+        method: ``"soft"``, ``"prefix"`` or ``"lora"``.
+        language: The adapted model, ready to score label words.
+        fit: The training run: plan, privacy and metrics.
+
+    Example:
+        See ``examples/private_prompt.py``.
     """
 
     model: Any
@@ -119,38 +127,72 @@ class Tuned:
 
     @property
     def privacy(self) -> acc.Privacy:
-        """The guarantee of what ran."""
+        """The guarantee of the run."""
         return self.fit.privacy
 
     @property
     def metrics(self) -> tuple[Release, ...]:
-        """What may be shown of the evaluation, by step."""
+        """The evaluation by step, as values that may be shown."""
         return self.fit.metrics
 
     @property
     def parameters(self) -> int:
-        """How many numbers were trained."""
+        """The number of trained weights."""
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
     def log_probabilities(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """The log-probability of each class's word after each text."""
+        """Score each class by the log-probability of its word after each text.
+
+        Args:
+            texts: The texts to ask about.
+
+        Returns:
+            One row per text, one column per class.
+
+        Raises:
+            PromptError: If the model was tuned to continue text, so that there are no classes.
+        """
         if self.template is None or self.verbalizer is None:
-            raise PromptError("a model that was tuned to continue text has no classes")
+            raise PromptError("this model was tuned to continue text and has no classes: use losses()")
         return self.language.log_probabilities(self.template, self.verbalizer, texts)
 
     def predict(self, texts: Sequence[str]) -> list[str]:
-        """The class of each text."""
+        """Predict the class of each text.
+
+        Args:
+            texts: The texts to ask about.
+
+        Returns:
+            One class name per text.
+        """
         assert self.verbalizer is not None
         return [self.verbalizer.classes[i] for i in self.log_probabilities(texts).argmax(1)]
 
     def losses(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """The mean loss a token of each text, for a model that was tuned to continue text."""
+        """Measure how well a model that was tuned to continue text predicts texts.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            The mean loss per token of each text. The exponential of their mean is a perplexity.
+
+        Raises:
+            PromptError: If the model was tuned on classes.
+        """
         if self.verbalizer is not None:
-            raise PromptError("a model that was tuned on classes is judged by its answers: predict")
+            raise PromptError("this model was tuned on classes: use predict()")
         return text_losses(self.language, self.template, texts)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the adapter as ``peft`` does, and ``prompt.json``: how to ask it, and its guarantee."""
+        """Write the folder that ``peft`` loads, and ``prompt.json``: how to ask the model, and its guarantee.
+
+        Args:
+            folder: The folder, which is made if it does not exist.
+
+        Returns:
+            The folder.
+        """
         target = Path(folder)
         self.model.save_pretrained(str(target))
         about: dict[str, Any] = {"method": self.method, "privacy": str(self.privacy)}
@@ -193,21 +235,51 @@ def tune(
     max_rows: int = 1,
     **settings: Any,
 ) -> Tuned:
-    """Adapt a language model to private texts.
+    """Adapt a language model to private texts with DP-SGD.
 
-    ``data`` are labelled texts, or texts alone where ``verbalizer`` is None: the model then learns to continue what
-    stands before ``{text}`` in the template. ``method`` is ``"soft"``, ``"prefix"`` or ``"lora"``; ``start``,
-    ``virtual_tokens``, ``rank``, ``modules``, ``freeze_a`` and ``config`` are those of
-    :func:`tacit.prompts.adapters.adapt`. A soft prompt or prefix starts as the template's instruction unless ``start``
-    says otherwise. ``optimizer`` makes one from the weights (default: Adam); with ``decay`` its learning rate falls
-    linearly to nothing, so that the noise of the last steps averages out. ``evaluate`` are labelled texts declared
-    public (or private). ``groups`` holds one id for each text: then one owner is protected (``unit`` is the word for
-    one), of whom a step uses at most ``max_rows`` texts. ``settings`` are those of :func:`tacit.sgd.fit` and
-    :class:`tacit.sgd.Training`: ledger, checkpoint, sampler and so on.
+    Guarantee:
+        The adapter, and everything computed from it, is (ε, δ)-DP as :attr:`Tuned.privacy` states, for adding or
+        removing one record (or owner). The gradient of each example's own loss is clipped to L2 norm ``clip_norm``. The
+        language model, the template and the label words are taken to be public.
 
-    Guarantee: the adapter, and all that is computed from it, is (ε, δ)-DP as :attr:`Tuned.privacy` states, for adding
-    or removing one record (or unit). The gradient of each example's own loss is clipped to L2 norm ``clip_norm``;
-    the language model itself, the template and the label words are taken to be public.
+    Args:
+        model: A model of ``transformers``, or a :class:`LanguageModel` (then ``tokenizer`` may be None).
+        tokenizer: Its tokenizer.
+        template: A template, or its body. None, without a verbaliser, learns the bare texts.
+        verbalizer: The classes and their words, or anything that :meth:`Verbalizer.of` takes. None learns to continue
+            what stands before ``{text}``.
+        data: Private pairs of text and class, or texts alone without a verbaliser; or a table with the columns ``text``
+            and ``label``.
+        method: ``"lora"``, ``"soft"`` (embeddings in front of the text) or ``"prefix"`` (keys and values in every
+            layer).
+        epsilon: The budget, which sets the noise. None needs ``noise_multiplier=`` among the settings.
+        delta: The δ of the budget.
+        epochs: Passes over the data. None means 10, unless ``steps`` is given.
+        steps: The number of steps, instead of ``epochs``.
+        batch_size: The expected number of records per step. None means a quarter of them, 256 at most.
+        learning_rate: Adam's learning rate. None means 0.001 for LoRA and 0.005 otherwise.
+        optimizer: A function that makes an optimizer from the list of weights. None makes Adam.
+        decay: Whether the learning rate falls linearly to zero, which averages out the noise of the last steps.
+        clip_norm: The L2 norm to which each example's gradient is clipped.
+        start: The public text that a soft prompt or prefix starts as. None takes the template's instruction, or a
+            sentence with the label words.
+        virtual_tokens: The length of a soft prompt or prefix. None takes that of ``start``.
+        rank: LoRA's rank.
+        modules: The layers that LoRA goes to, by name, or ``"all-linear"``. None leaves it to ``peft``.
+        freeze_a: Whether to train only the second of LoRA's two matrices (Sun et al. 2024).
+        config: A configuration of ``peft`` instead of all of these.
+        evaluate: Labelled texts to evaluate on at the end, declared public or private. None evaluates nothing.
+        physical_batch: How many examples are computed at a time. None means 32 at most on a CPU.
+        groups: The id of each text's owner. None protects one record.
+        unit: The name of the unit, such as ``"person"``; needs ``groups``.
+        max_rows: How many texts of one owner a step uses at most.
+        settings: What :func:`tacit.sgd.fit` and :class:`tacit.sgd.Training` take: ledger, checkpoint, sampler, ….
+
+    Returns:
+        The adapted model with its guarantee.
+
+    Example:
+        See ``examples/private_prompt.py``.
     """
     language, template, words = _asked(model, tokenizer, template, verbalizer)
     if method in TOKENS and config is None and start is None:
@@ -275,7 +347,7 @@ def _asked(
     words = Verbalizer.of(verbalizer) if verbalizer is not None else None
     if words is not None:
         if asked is None:
-            raise PromptError("a verbaliser needs a template: text that the label word continues")
+            raise PromptError("a verbaliser needs a template: the text that the label word follows")
         language.check(asked, words)
     return language, asked, words
 
@@ -294,12 +366,12 @@ def _to_learn(
         loss = LabelLoss(tuple(language.check(template, words)), repr(template))
         return labelled(language, template, words, data), loss, evaluate
     if evaluate is not None:
-        raise PromptError("evaluation is by classes; without a verbaliser there are none")
+        raise PromptError("evaluate= needs classes: give a verbaliser, or leave it out")
     return unlabelled(language, template, data), TextLoss(repr(template)), None
 
 
 def _falling(optimizer: torch.optim.Optimizer, total: int) -> torch.optim.lr_scheduler.LambdaLR:
-    """A learning rate that falls linearly to nothing."""
+    """A learning rate that falls linearly to zero."""
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / total))
 
 
@@ -330,7 +402,9 @@ def labelled(language: LanguageModel, template: Template, words: Verbalizer, dat
 def unlabelled(language: LanguageModel, template: Template | None, data: Any) -> dict[str, Tensor]:
     """Texts as tensors, with the place of the first token to learn and the end-of-text token where there is one."""
     if language.masked:
-        raise PromptError("a masked language model does not continue text: give a verbaliser and {mask}")
+        raise PromptError(
+            "a masked language model does not continue text: give a verbaliser, and {mask} in the template"
+        )
     context = language.front()
     if template is not None:
         context += language._ids(template.prefix() + template.body.partition("{text}")[0])
@@ -339,7 +413,7 @@ def unlabelled(language: LanguageModel, template: Template | None, data: Any) ->
     for text in texts(data):
         ids = [*context, *language._ids(text), *([end] if end is not None else [])]
         if len(ids) < 2:
-            raise PromptError("a text without a single token cannot be learned")
+            raise PromptError("a text is empty for this tokenizer: remove empty texts")
         if len(ids) > language.context:
             raise PromptError(f"a text has more tokens than the {language.context} that the model takes: cut it first")
         rows.append(ids)
@@ -348,7 +422,7 @@ def unlabelled(language: LanguageModel, template: Template | None, data: Any) ->
 
 
 def text_losses(language: LanguageModel, template: str | Template | None, data: Any) -> NDArray[np.float64]:
-    """The mean loss a token of each text, as a model that continues text learns it.
+    """The mean loss per token of each text, as a model that continues text learns it.
 
     The exponential of their mean is a perplexity. ``template`` is the one that the model was tuned with.
     """
