@@ -128,7 +128,7 @@ def test_a_run_with_canaries_that_was_stopped_begins_again(tmp_path, monkeypatch
     # 300 canaries could refute a claim of 4, but this model has room for 258.
     assert "100 canaries prove at most ε ≥ 2.91" in told.output
     assert "a larger model has room" in told.output
-    anew = f"Begin again with: tacit train --config {run.relative_to(tmp_path) / 'config.toml'}"
+    anew = f"Start again with: tacit train --config {run.relative_to(tmp_path) / 'config.toml'}"
     assert anew in told.output
     assert not (run / "private" / "canaries.npz").exists()
     for words in (("train", "--resume", "runs/cut"), ("audit", "runs/cut")):

@@ -263,10 +263,10 @@ def test_killed_in_every_phase_a_run_ends_with_the_same_bytes_and_one_charge(liv
     page = torn.read_bytes()
     torn.write_bytes(page[:100])
     assert live(killed, again(command), 100) == 0
-    assert "put back what was lost or torn: report.html" in (killed / "log").read_text()
+    assert "restored what was lost or cut short: report.html" in (killed / "log").read_text()
     assert torn.read_bytes() == page
     assert live(killed, again(command), 101) == 0
-    assert "tacit: runs/run has ended; nothing is changed" in (killed / "log").read_text()
+    assert "tacit: runs/run has ended; nothing was changed" in (killed / "log").read_text()
     assert before == released(killed) | {"card": (killed / "runs" / "run" / "privacy.json").read_bytes()}
     assert live(killed, line_of(command), 102) != 0  # a new run does not take the place of another
     assert charges(killed, command) == charges(whole, command)
@@ -335,15 +335,15 @@ def test_a_full_disk_or_ctrl_c_while_the_release_is_written_loses_nothing(place,
         assert told.exit_code == code, told.output
         assert said in told.output
         if place_of_error[0] is Journal:
-            assert "go on with: tacit pate --resume runs/run" in told.output
+            assert "continue with: tacit pate --resume runs/run" in told.output
             assert "nothing is lost" in told.output or code == 130
             line = ("pate", "--resume", "runs/run")
         else:  # the settings could not be written
-            assert "nothing was begun" in told.output
+            assert "nothing was started" in told.output
             assert not list(Path("runs").iterdir())
     with Journal.open(Path("runs/run"), "pate.config.json"):
         told = tacit(*line)
-    assert (told.exit_code, "another process is at work on runs/run" in told.output) == (1, True)
+    assert (told.exit_code, "another process is working on runs/run" in told.output) == (1, True)
     assert tacit(*line).exit_code == 0
     assert charges(folder, "pate") == [True]
     assert len(released(folder)["labels.csv"].splitlines()) == 10

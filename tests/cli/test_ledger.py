@@ -93,7 +93,7 @@ def test_show_and_budget_and_history(tacit, file):
 def test_verify_says_which_row_was_changed_and_leaves_with_1(tacit, file):
     head = Ledger(file).head("people")
     told = tacit("verify", file, "people", "--head", head, "--reprice")
-    assert (told.exit_code, told.output) == (0, "the ledger holds: 1 data sets, 4 entries\n")
+    assert (told.exit_code, told.output) == (0, "the ledger passes the check: 1 data sets, 4 entries\n")
     assert tacit("verify", file, "people", "--head", "0" * 64).exit_code == 1
     connection = sqlite3.connect(file)
     connection.execute("DROP TRIGGER tacit_entries_fixed")

@@ -89,7 +89,7 @@ def test_a_schema_of_ones_own(tmp_path):
         (("labsup", "--delta", "1e-6", "--epochs", "1"), "give --epsilon"),
         (("labsup", "--epsilon", "1", "--epochs", "1"), "give --delta"),
         (("labsup", "--epsilon", "1", "--delta", "1e-6"), "give --epochs or --steps"),
-        (("labsup", *USUAL, "--batch", "40000"), "--batch lies between 1 and the 31857 records"),
+        (("labsup", *USUAL, "--batch", "40000"), "--batch must be between 1 and the 31857 records"),
         (("labsup", *USUAL, "--model", "tree"), "there is no model 'tree'"),
     ],
 )

@@ -163,12 +163,14 @@ def test_a_run_goes_on_from_a_program_and_is_charged_once(table, monkeypatch):
     given = USUAL | {"schema": SCHEMA, "ledger": "my.db", "dataset": "people", "name": "cut", "quiet": True}
     with monkeypatch.context() as patch:
         patch.setattr(Live, "update", lambda *rest: os.kill(os.getpid(), signal.SIGINT))
-        with pytest.raises(Interrupted, match="go on with: tacit train --resume runs/cut"):
+        with pytest.raises(Interrupted, match="continue with: tacit train --resume runs/cut"):
             tacit.run(table, **given)
     assert [r.confirmed for r in ledger.history("people")] == [False]
-    with pytest.raises(NameTaken, match=r"choose another name, or go on with that run: resume=True$"):
+    with pytest.raises(
+        NameTaken, match=r"choose another name, or continue that run: resume=True\. See: tacit explain name-taken$"
+    ):
         tacit.run(table, **given)
-    with pytest.raises(SettingsError, match=r"epsilon: a run is resumed as it was, with epsilon = 3.0, not 2.0"):
+    with pytest.raises(SettingsError, match=r"epsilon: a resumed run keeps its settings: epsilon = 3.0, not 2.0"):
         tacit.run(table, **given | {"epsilon": 2.0}, resume=True)
     with pytest.raises(SettingsError, match="given from memory: give them again"):
         tacit.run(resume="runs/cut")
@@ -194,7 +196,7 @@ def test_other_data_than_those_of_the_run_are_named_whether_there_is_a_ledger_or
         with pytest.raises(Interrupted):
             tacit.run(table, **given)
     other = table.with_columns(pl.col("age") + 1)  # as many rows: nothing of the plan differs
-    with pytest.raises(CheckpointError, match="Give those again to go on with it, or begin a new run") as refused:
+    with pytest.raises(CheckpointError, match="Give those again to continue it, or start a new run") as refused:
         tacit.run(other, **given, resume=True)
     assert "fork" not in str(refused.value)
 
@@ -227,7 +229,7 @@ def test_a_model_of_ones_own_is_a_function_that_can_be_imported(table, tmp_path,
     result = tacit.run(table, schema=SCHEMA, **USUAL | {"model": shapes.wide}, quiet=True)
     assert result.settings.model == "shapes:wide"
     for wrong in (torch.nn.Linear(3, 2), lambda n, m: torch.nn.Linear(n, m)):
-        with pytest.raises(SettingsError, match=r"model: linear, mlp, cnn, or a function of a module"):
+        with pytest.raises(SettingsError, match=r"model: give 'linear', 'mlp', 'cnn' or a function"):
             tacit.run(table, schema=SCHEMA, **USUAL | {"model": wrong})
 
 
@@ -237,7 +239,7 @@ def test_a_model_of_ones_own_is_a_function_that_can_be_imported(table, tmp_path,
         ({"epsilonn": 3.0}, "unknown key 'epsilonn'"),
         ({"noise": 1.0}, "epsilon: give epsilon or noise"),
         ({"schema": None}, "a table in memory needs a schema"),
-        ({"resume": True}, "say which run"),
+        ({"resume": True}, "which run"),
         ({"resume": "runs/none"}, "is not the folder of a run"),
         ({"batch": 2.5}, "batch: a whole number, not 2.5"),
     ],

@@ -1,7 +1,7 @@
 """The ``tacit`` command: what does a person type?
 
-Each group of commands lives in its own file of this folder and registers itself on the one application in
-:func:`build`. Command files import the heavy rooms inside their functions, so that ``tacit --help`` is instant.
+Each group of commands has its own file in this folder and registers itself on the application in :func:`build`.
+Command files import the heavy rooms inside their functions, so that ``tacit --help`` is instant.
 """
 
 from __future__ import annotations
@@ -29,33 +29,35 @@ COMMAND_FILES = (
 EPILOG = """
 [bold]Examples[/bold]
 
-Train a private model of the embedded census data; get a card and a report:
+Train a private model on census data, with a privacy card and a report:
 
     $ tacit train labsup --epsilon 1 --delta 1e-6 --epochs 20 --batch 1024 --model linear
 
-What would that run need, before a record is read?
+What would that run cost? No record is read:
 
     $ tacit plan labsup --epsilon 1 --delta 1e-6 --epochs 20 --batch 1024 --model linear
 
-What does a training run cost, certified?
+What is the ε of a training run?
 
     $ tacit epsilon --noise 1.1 --batch 256 --examples 60000 --epochs 15 --delta 1e-5
 
-How much noise meets a target?
+How much noise does a target ε need?
 
     $ tacit calibrate --epsilon 3 --batch 256 --examples 60000 --epochs 15 --delta 1e-5
 
-See which data sets are known, and which are on this machine:
+List the known data sets, and which are on this machine:
 
     $ tacit data list
 
-Fetch one, checked and resumable, into a folder of your own:
+Download one into your own folder, and check it:
 
     $ tacit data get mnist --data-dir ~/data
 
-Help for any command:
+Help for any command, and for an error message:
 
     $ tacit data get --help
+
+    $ tacit explain
 """
 
 

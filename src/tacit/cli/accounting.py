@@ -19,18 +19,20 @@ if TYPE_CHECKING:
 
 SAMPLERS = ("poisson", "truncated", "fixed", "shuffled", "balls-in-bins")
 
-Noise = Annotated[float | None, typer.Option(help="Noise multiplier: standard deviation over clipping norm.")]
-Rate = Annotated[float | None, typer.Option(help="Chance that a record is in a batch; or give --batch and --examples.")]
+Noise = Annotated[float | None, typer.Option(help="Noise multiplier: standard deviation divided by the clip norm.")]
+Rate = Annotated[
+    float | None, typer.Option(help="Probability that a record is in a batch, or give --batch and --examples.")
+]
 Batch = Annotated[int | None, typer.Option(help="Expected batch size (fixed sampler: exact batch size).")]
-Examples = Annotated[int | None, typer.Option(help="Number of records; it is taken as public.")]
-Steps = Annotated[int | None, typer.Option(help="Number of steps; or give --epochs.")]
+Examples = Annotated[int | None, typer.Option(help="Number of records, which is treated as public.")]
+Steps = Annotated[int | None, typer.Option(help="Number of steps, or give --epochs.")]
 Epochs = Annotated[float | None, typer.Option(help="Passes over the data; the number of steps is rounded up.")]
 Delta = Annotated[float | None, typer.Option(help="The δ of (ε, δ), such as 1e-5.")]
 Adjacency = Annotated[str, typer.Option(help="add-remove, replace-one or zero-out.")]
-Group = Annotated[int, typer.Option(help="Records that one person may have: all of them are protected together.")]
-Unit = Annotated[str, typer.Option(help="What one record stands for in words: record, person, visit, ...")]
+Group = Annotated[int, typer.Option(help="How many records one person may have. They are protected together.")]
+Unit = Annotated[str, typer.Option(help="The unit that one record stands for: record, person, visit, …")]
 Sampler = Annotated[str, typer.Option(help=f"How batches are drawn: {', '.join(SAMPLERS)}.")]
-MaxBatch = Annotated[int | None, typer.Option(help="Where the truncated sampler cuts its batches.")]
+MaxBatch = Annotated[int | None, typer.Option(help="The largest batch of the truncated sampler.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw ε against steps for each accountant (.svg, .png, .pdf).")]
 
@@ -44,7 +46,7 @@ EPSILON_EPILOG = """
     $ tacit epsilon --noise 1.1 --batch 256 --examples 60000 --epochs 15 --delta 1e-5 --group 4 --plot epsilon.svg
 """
 CALIBRATE_EPILOG = """
-Finds what is left out: the noise; or with --noise the number of steps, the rate, or δ.
+Finds the one parameter that you leave out: the noise or, with --noise, the number of steps, the rate or δ.
 
 [bold]Examples[/bold]
 
@@ -90,7 +92,7 @@ class _Run:
             if value is not None and value < 1:
                 fail(f"--{name.replace('_', '-')} is a whole number, 1 or more, not {value}", EXIT_USAGE)
         if self.given_rate is not None and not 0 <= self.given_rate <= 1:
-            fail(f"a sampling rate lies in [0, 1], not {self.given_rate:g}", EXIT_USAGE)
+            fail(f"--rate must be in [0, 1], not {self.given_rate:g}", EXIT_USAGE)
         if self.epochs is not None and not (math.isfinite(self.epochs) and self.epochs >= 0):
             fail(f"--epochs is a number, 0 or more, not {self.epochs:g}", EXIT_USAGE)
         if self.given_steps is not None and self.given_steps < 0:
@@ -168,7 +170,7 @@ def epsilon(
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
-    """The certified ε of a training run, beside what other accountants would say."""
+    """Compute the certified ε of a training run, next to what other accountants say."""
     run = _Run(sampler, rate, batch, examples, steps, epochs, max_batch, unit)
     if noise is None:
         fail("give --noise (or let tacit calibrate find it)", EXIT_USAGE)
@@ -203,12 +205,12 @@ def calibrate(
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
-    """The noise (or steps, rate, δ) that meets a target ε and never exceeds it."""
+    """Find the noise (or steps, rate, δ) that meets a target ε and never exceeds it."""
     run = _Run(sampler, rate, batch, examples, steps, epochs, max_batch, unit)
     from tacit import accounting as acc
 
     if not 0 < epsilon < math.inf:
-        fail(f"the target ε is a finite number above 0, not {epsilon:g}", EXIT_USAGE)
+        fail(f"--epsilon must be a finite number above 0, not {epsilon:g}", EXIT_USAGE)
     missing = [
         name
         for name, given in (

@@ -1,4 +1,4 @@
-"""``tacit audit`` and ``tacit selftest``: does this run keep its promise, and would a broken tacit be caught?"""
+"""``tacit audit`` and ``tacit selftest``: does this run keep its claim, and would a broken tacit be caught?"""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ EXIT_FAILED = 4
 
 AUDIT_EPILOG = """
 The implementation is checked on made-up records of the run's shape: clipping, noise, sampling, price. No private
-record is read. With --canaries the run is repeated on made-up records with canaries, each in by a fair coin, and
-attacked; what they prove enters card and report. Canaries that the run itself held (tacit train --audit-canaries, or
-fit(audit_canaries=...) saved as private/canaries.npz) are always read; what they prove beside private records goes to
-the operator's own terminal and log only, because it holds the noise of the run.
-The verdict is pass, fail (exit code 4) or underpowered, and always says the best bound that was within reach.
+record is read. With --canaries the run is repeated on made-up records with canaries, each included with probability
+1/2, and attacked; what they prove goes into the card and the report. Canaries that the run itself had (tacit train
+--audit-canaries, or fit(audit_canaries=...) saved as private/canaries.npz) are always read; what they prove beside
+private records goes only to the operator's own terminal and log, because it depends on the noise of the run.
+The verdict is pass, fail (exit code 4) or underpowered, and always states the best bound that was within reach.
 
 [bold]Examples[/bold]
 
@@ -42,8 +42,8 @@ The verdict is pass, fail (exit code 4) or underpowered, and always says the bes
 """
 
 SELFTEST_EPILOG = """
-Every mutant is a small patch that makes tacit wrong in one way that has been seen in real libraries. Each must be
-caught by a check, and tacit as it is must pass them all, at a family-wise significance of 1e-4. It takes some minutes.
+Every mutant is a small patch that breaks tacit in one way that has been seen in real libraries. A check must catch
+each of them, and unchanged tacit must pass every check, at a family-wise significance of 1e-4. This takes minutes.
 
 [bold]Examples[/bold]
 
@@ -61,15 +61,16 @@ caught by a check, and tacit as it is must pass them all, at a family-wise signi
 def audit(
     run: Annotated[Path, typer.Argument(help="The folder of a run that has ended.", show_default=False)],
     canaries: Annotated[
-        int | None, typer.Option(help="Repeat the run on made-up records with so many canaries.", show_default=False)
+        int | None, typer.Option(help="Repeat the run on made-up records with this many canaries.", show_default=False)
     ] = None,
     members: Annotated[
-        bool, typer.Option("--members", help="Attack with the private rows too: for the operator's log only.")
+        bool,
+        typer.Option("--members", help="Also attack with the private rows. Results go to the operator's log only."),
     ] = False,
     confidence: Annotated[float, typer.Option(help="Confidence of the lower bound.")] = 0.95,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Attack a run; show a lower bound next to the claim; write both into card and report."""
+    """Attack a run, show a lower bound next to its claim, and write both into the card and the report."""
     if not (run / "config.toml").exists():
         fail(f"{run} is not the folder of a run: it has no config.toml", EXIT_USAGE)
     if not (run / "privacy.json").exists():
@@ -77,7 +78,7 @@ def audit(
 
         fail(f"{run} has no privacy.json: the run has not ended; {not_ended(run)}")
     if not 0 < confidence < 1:
-        fail(f"--confidence lies between 0 and 1, not {confidence:g}", EXIT_USAGE)
+        fail(f"--confidence must be between 0 and 1, not {confidence:g}", EXIT_USAGE)
     from tacit.datasets import DatasetError
     from tacit.ledger import PrivateValueError
     from tacit.runs.audit import Attack
@@ -109,7 +110,7 @@ def _tell_operator(told: list[Audit | Membership], log: Path) -> None:
     from tacit.audit import Audit
 
     if not sys.stderr.isatty():
-        typer.echo(f"tacit: what is for the operator only is in {log}", err=True)
+        typer.echo(f"tacit: the results for the operator only are in {log}", err=True)
         return
     for one in told:
         if not isinstance(one, Audit):
@@ -129,7 +130,7 @@ def _show(found: Audit, console: Console | None = None) -> None:
 
     console = console or Console()
     if found.findings:
-        table = Table("check", "p-value", "what was seen", "smallest fault it would see", box=None)
+        table = Table("check", "p-value", "what was seen", "smallest fault it would detect", box=None)
         share = found.significance / len(found.findings)
         for finding in found.findings:
             mark = "[green]passes[/]" if finding.passes(share) else "[red]FAILS[/]"
@@ -160,11 +161,13 @@ def _spinner(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def selftest(
-    names: Annotated[list[str] | None, typer.Argument(help="Parts of names of mutants.", show_default=False)] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the made-up data; noise is always fresh.")] = 0,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Parts of the names of mutants. Default: all.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the made-up data. Noise is always fresh.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Break tacit in many ways and see that each is caught, and that tacit as it is passes."""
+    """Break tacit in many ways; check that each is caught, and that unchanged tacit passes."""
     from rich.console import Console
     from rich.table import Table
 
@@ -189,10 +192,10 @@ def selftest(
         Console().print(table)
         mutants = [o for o in outcomes if o.family]
         passes = "passes" if outcomes[0].good else "FAILS"
-        typer.echo(f"{sum(o.caught for o in mutants)} of {len(mutants)} mutants caught; tacit as it is {passes}")
+        typer.echo(f"{sum(o.caught for o in mutants)} of {len(mutants)} mutants caught; tacit itself {passes}")
         for o in outcomes:
             if not o.good:
-                typer.echo(f"{o.name}: {o.detail or 'no check spoke up'}")
+                typer.echo(f"{o.name}: {o.detail or 'no check noticed'}")
     if good < len(outcomes):
         raise typer.Exit(EXIT_FAILED)
 

@@ -1,4 +1,4 @@
-"""What every command shares: the version option, the way an error is told, and how a run goes on and ends."""
+"""What do all commands share? The version option, how errors are reported, and how a run continues and ends."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ EXIT_INTERRUPTED = 130
 
 
 def fail(message: str, code: int = EXIT_ERROR) -> NoReturn:
-    """Say on standard error what went wrong and what to do, then leave with ``code``."""
+    """Say on standard error what went wrong and what to do, then exit with ``code``."""
     typer.echo(f"tacit: {message}", err=True)
     raise typer.Exit(code)
 
 
 @contextlib.contextmanager
 def exits(command: str, progress: Told, *, usage: int = EXIT_USAGE) -> Iterator[None]:
-    """What can go wrong in a run, as a message that says how the run goes on, and an exit code.
+    """Turn what can go wrong in a run into a message that says how to continue, and an exit code.
 
-    Ctrl-C and a disk that is full lose nothing of a run.
+    Ctrl-C and a full disk lose nothing of a run.
     """
     try:
         yield
@@ -43,12 +43,12 @@ def _ending(error: BaseException, command: str, progress: Told, usage: int) -> t
     from tacit.runs.progress import Interrupted
     from tacit.runs.settings import SettingsError
 
-    how = f"go on with: {again(command, progress)}" if progress.folder is not None else "nothing was begun"
+    how = f"continue with: {again(command, progress)}" if progress.folder is not None else "nothing was started"
     if isinstance(error, KeyboardInterrupt):
         return str(error) if isinstance(error, Interrupted) else f"interrupted; {how}", EXIT_INTERRUPTED
     if isinstance(error, OSError):
         where = f" ({error.filename})" if error.filename is not None else ""
-        mended = "nothing is lost: when that is mended, " if progress.folder is not None else ""
+        mended = "nothing is lost: when that is fixed, " if progress.folder is not None else ""
         return f"{error.strerror or error}{where}; {mended}{how}", EXIT_ERROR
     if isinstance(error, SettingsError):
         return str(error), usage
@@ -64,7 +64,7 @@ def _ending(error: BaseException, command: str, progress: Told, usage: int) -> t
 
 
 def again(command: str, progress: Told) -> str:
-    """The line by which a run goes on."""
+    """The command line that continues a run."""
     return f"tacit {command} --resume {progress.folder}"
 
 
@@ -74,12 +74,12 @@ def option(help_text: str, *names: str) -> Any:
 
 
 def number(value: float | str) -> str:
-    """An ε as it is told; as text it is infinite."""
+    """An ε as it is printed. A text means that it is infinite."""
     return f"{value:.10g}" if isinstance(value, float) else "∞"
 
 
 def show_results(results: list[dict[str, Any]]) -> None:
-    """What the models of a run are worth on public rows."""
+    """How good the models of a run are on public rows."""
     for result in results:
         of = f" ({result['group']})" if result["group"] else ""
         value = result["value"]
@@ -101,7 +101,7 @@ def register(app: typer.Typer) -> None:
     @app.callback()
     def options(
         version: Annotated[
-            bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+            bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
         ] = False,
     ) -> None:
         pass

@@ -13,9 +13,7 @@ from tacit.cli.common import fail
 
 DataDir = Annotated[
     Path | None,
-    typer.Option(
-        "--data-dir", help="Folder to look in first, and to download to. Default: TACIT_DATA, then the cache."
-    ),
+    typer.Option("--data-dir", help="Folder to search first, and to download to. Default: TACIT_DATA, then the cache."),
 ]
 Name = Annotated[str, typer.Argument(help="A name that [bold]tacit data list[/bold] shows, such as mnist.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -28,8 +26,8 @@ LIST_EPILOG = """
     $ tacit data list --data-dir ~/data --json
 """
 GET_EPILOG = """
-Looks in --data-dir, TACIT_DATA and the cache folder, downloads what is absent from its public address, and checks every
-byte. An interrupted download goes on where it stopped.
+Searches --data-dir, TACIT_DATA and the cache folder, downloads what is missing from its public address, and checks
+every byte. An interrupted download continues where it stopped.
 
 [bold]Examples[/bold]
 
@@ -77,7 +75,7 @@ def _rows(data_dir: Path | None) -> list[dict[str, Any]]:
 def _place(row: dict[str, Any]) -> str:
     if row["here"]:
         return f"here: {row['folder']}"
-    return "can be downloaded" if row["downloadable"] else "absent; tacit data get says where to find it"
+    return "can be downloaded" if row["downloadable"] else "missing; tacit data get says where to find it"
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
@@ -116,7 +114,7 @@ def list_sets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 
 def get(name: Name, data_dir: DataDir = None) -> None:
-    """Fetch a data set where it is absent, check all of it, and say where it is."""
+    """Download a data set if it is missing, check all of it, and print where it is."""
     from tacit.datasets import DatasetError, load
     from tacit.datasets.catalog import MODELS
     from tacit.datasets.locate import obtain, read_checked
@@ -138,11 +136,11 @@ def get(name: Name, data_dir: DataDir = None) -> None:
 
 
 def where(
-    name: Annotated[str | None, typer.Argument(help="A data set; without it, the folders that are searched.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A data set. Without it, the folders that are searched.")] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say where a data set's files are, or which folders are searched."""
+    """Print where the files of a data set are, or which folders are searched."""
     from tacit.datasets.catalog import MODELS
     from tacit.datasets.dataset import entry
     from tacit.datasets.errors import DatasetError
@@ -165,7 +163,7 @@ def where(
 def register(app: typer.Typer) -> None:
     """Add ``tacit data`` to the application."""
     group = typer.Typer(
-        no_args_is_help=True, rich_markup_mode="rich", help="Known data sets: list them, get one, find it."
+        no_args_is_help=True, rich_markup_mode="rich", help="Known data sets: list them, download one, find its files."
     )
     group.command("list", epilog=LIST_EPILOG)(list_sets)
     group.command("get", epilog=GET_EPILOG)(get)

@@ -25,7 +25,7 @@ SomeName = Annotated[str | None, typer.Argument(help="The name of the data set. 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 INIT_EPILOG = """
-The terms are fixed for ever. Keep a password out of the command line: put it in PGPASSWORD or ~/.pgpass.
+The terms are fixed forever. Keep a password out of the command line: put it in PGPASSWORD or ~/.pgpass.
 
 [bold]Examples[/bold]
 
@@ -53,8 +53,8 @@ HISTORY_EPILOG = """
     $ tacit ledger history people.db people --json | jq '.[].epsilon'
 """
 VERIFY_EPILOG = """
-Leaves with 1 where a problem is found. A head is the hash that a privacy card shows; with --head the check finds even a
-history that was rewritten from the start.
+The exit code is 1 if a problem is found. A head is the hash that a privacy card shows: with --head the check finds
+even a history that was rewritten from the start.
 
 [bold]Examples[/bold]
 
@@ -75,9 +75,9 @@ def _open(where: str, *, must_exist: bool = True) -> Ledger:
     from tacit.ledger import Ledger, LedgerError
 
     if where == ":memory:":
-        fail("a ledger in memory ends with this command; name a file", EXIT_USAGE)
+        fail("a ledger in memory would end with this command; name a file", EXIT_USAGE)
     if must_exist and "://" not in where and not Path(where).exists():
-        fail(f"there is no ledger {where}; make one with: tacit ledger init {where} NAME --epsilon … --delta …")
+        fail(f"there is no ledger {where}; create it with: tacit ledger init {where} NAME --epsilon … --delta …")
     try:
         return Ledger(where)
     except LedgerError as error:
@@ -92,14 +92,16 @@ def init(
     unit: Annotated[str, typer.Option(help="The unit of privacy: record, person, household, …")] = "record",
     adjacency: Annotated[str, typer.Option(help="add-remove, replace-one or zero-out.")] = "add-remove",
     rule: Annotated[str, typer.Option(help="How charges add up: sum or renyi.")] = "sum",
-    order: Annotated[list[float] | None, typer.Option(help="A Rényi order; repeatable.", show_default=False)] = None,
-    charges: Annotated[int, typer.Option(help="Into how many charges δ is divided by default.")] = 100,
-    data: Annotated[
-        Path | None, typer.Option(help="The data's file, for a keyed fingerprint.", exists=True, dir_okay=False)
+    order: Annotated[
+        list[float] | None, typer.Option(help="A Rényi order. May be repeated.", show_default=False)
     ] = None,
-    private_size: Annotated[bool, typer.Option("--private-size", help="The number of records is private.")] = False,
+    charges: Annotated[int, typer.Option(help="How many charges share δ, unless a charge states its own.")] = 100,
+    data: Annotated[
+        Path | None, typer.Option(help="The file of the data, for a keyed fingerprint.", exists=True, dir_okay=False)
+    ] = None,
+    private_size: Annotated[bool, typer.Option("--private-size", help="Keep the number of units private.")] = False,
 ) -> None:
-    """Register a data set with its budget; make the ledger where there is none."""
+    """Register a data set with its budget, and create the ledger if there is none."""
     from tacit.accounting import PrivacyWarning
     from tacit.ledger import LedgerError
 
@@ -128,7 +130,7 @@ def init(
 
 
 def show(where: Where, as_json: AsJson = False) -> None:
-    """List the data sets: budget, terms, how much is used."""
+    """List the data sets with their budgets, their terms and how much is used."""
     from tacit.ledger import LedgerError
 
     ledger = _open(where)
@@ -156,7 +158,7 @@ def show(where: Where, as_json: AsJson = False) -> None:
 
 
 def budget(where: Where, name: SomeName = None, as_json: AsJson = False) -> None:
-    """What is spent and what is left."""
+    """Show what is spent and what is left."""
     from tacit.ledger import LedgerError
 
     ledger = _open(where)
@@ -172,7 +174,7 @@ def budget(where: Where, name: SomeName = None, as_json: AsJson = False) -> None
 
 
 def history(where: Where, name: Name, as_json: AsJson = False) -> None:
-    """Every charge in order, and whether it was confirmed."""
+    """List every charge in order, and whether it was confirmed."""
     from tacit.ledger import LedgerError
 
     ledger = _open(where)
@@ -203,11 +205,11 @@ def verify(
     where: Where,
     name: SomeName = None,
     head: Annotated[
-        list[str] | None, typer.Option(help="A head printed on a card; may be repeated.", show_default=False)
+        list[str] | None, typer.Option(help="A head printed on a card. May be repeated.", show_default=False)
     ] = None,
     reprice: Annotated[bool, typer.Option("--reprice", help="Ask the accountant for every price again.")] = False,
 ) -> None:
-    """Check the hash chain, the sums and the rule; say which row was changed."""
+    """Check the hash chain, the sums and the rule, and name a row that was changed."""
     from tacit.ledger import LedgerError
 
     ledger = _open(where)
@@ -216,8 +218,8 @@ def verify(
     except LedgerError as error:
         fail(str(error))
     if not result.ok:
-        fail("the ledger does not hold:\n" + "\n".join(f"  {problem}" for problem in result.problems))
-    typer.echo(f"the ledger holds: {len(result.datasets)} data sets, {result.entries} entries")
+        fail("the ledger fails the check:\n" + "\n".join(f"  {problem}" for problem in result.problems))
+    typer.echo(f"the ledger passes the check: {len(result.datasets)} data sets, {result.entries} entries")
 
 
 def export(
@@ -226,7 +228,7 @@ def export(
     form: Annotated[str, typer.Option("--format", help="json or csv (the charges as a table).")] = "json",
     output: Annotated[Path | None, typer.Option(help="A file to write. Default: standard output.")] = None,
 ) -> None:
-    """Write terms, charges and budget for others to read. Holds public values only."""
+    """Write the terms, charges and budget for others to read. Only public values are in it."""
     from tacit.ledger import LedgerError
     from tacit.ledger import export as exporting
 

@@ -1,4 +1,4 @@
-"""``tacit pate``: labels for public rows by teachers' noisy votes, a student, and a page to show."""
+"""``tacit pate``: how do teachers' noisy votes label public rows, with a student and a report to show?"""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tacit.cli.common import EXIT_ERROR, EXIT_USAGE, exits, fail, option
 
 EPILOG = """
 Teachers are trained on disjoint people of the private table; public rows are labelled by their noisy votes; a student
-learns from the answers. A run lives in its folder: labels.csv, student.joblib, privacy.json and report.html may be
-published; private/ (the votes, the operator's page) may not. After Ctrl-C, a kill, a crash or a full disk, at whatever
-moment, --resume goes on: the same answers, the same claim, one charge. A run that has ended is left as it is.
+learns from the answers. A run has its own folder: labels.csv, student.joblib, privacy.json and report.html may be
+published; private/ (the votes, the operator's page) may not. After Ctrl-C, a kill, a crash or a full disk, --resume
+continues the run: the same answers, the same claim, one charge. A run that has ended is not changed.
 
 [bold]Examples[/bold]
 
@@ -23,12 +23,12 @@ Teachers on a known data set, its test split as the public rows:
 
     $ tacit pate adult --public test --teachers 250 --queries 1500 --threshold 300 --check-noise 200 --vote-noise 40
 
-A table of your own, charged to a ledger, stopping at an ε:
+Your own table, charged to a ledger, stopping at an ε:
 
     $ tacit pate clinic.csv --schema clinic.toml --public survey.csv --teachers 100 --vote-noise 20 --epsilon 2
       --ledger my.db --dataset clinic
 
-Many teachers on a Ray cluster (the one RAY_ADDRESS names, or one of this machine), two CPUs each:
+Many teachers on a Ray cluster (the one that RAY_ADDRESS names, or this machine), two CPUs each:
 
     $ tacit pate adult --public test --teachers 1000 --vote-noise 40 --queries 1500 --backend ray --cpus 2
 
@@ -51,25 +51,29 @@ def pate(
     model: Annotated[
         str | None, option("Teachers and student: logistic, forest or boosting. Default: boosting.")
     ] = None,
-    threshold: Annotated[float | None, option("Answer only where the noisy largest count reaches this.")] = None,
-    check_noise: Annotated[float | None, option("Standard deviation of the check's noise.")] = None,
-    queries: Annotated[int | None, option("How many public rows to ask about: fixed in advance.")] = None,
-    answers: Annotated[int | None, option("With --queries: at most so many answers.")] = None,
-    epsilon: Annotated[float | None, option("Or ask until this ε, by the data-independent cost.")] = None,
+    threshold: Annotated[float | None, option("Answer a query only if its largest noisy count reaches this.")] = None,
+    check_noise: Annotated[float | None, option("Standard deviation of the noise on that check.")] = None,
+    queries: Annotated[int | None, option("How many public rows to ask about, fixed in advance.")] = None,
+    answers: Annotated[int | None, option("With --queries: the most answers to give.")] = None,
+    epsilon: Annotated[
+        float | None, option("Ask until this data-independent ε is reached, instead of --queries.")
+    ] = None,
     delta: Annotated[float | None, option("The δ of (ε, δ). Default: 1e-05.")] = None,
-    sanitise: Annotated[bool | None, option("Also release a data-dependent ε; it costs.", "--sanitise")] = None,
-    ledger: Annotated[str | None, option("The ledger that is charged: a file or postgresql://…")] = None,
+    sanitise: Annotated[
+        bool | None, option("Also release a data-dependent ε, which costs budget.", "--sanitise")
+    ] = None,
+    ledger: Annotated[str | None, option("The ledger to charge: a file or postgresql://…")] = None,
     dataset: Annotated[str | None, option("The data's name in the ledger.")] = None,
     data_dir: Annotated[str | None, option("The folder of the known data sets.")] = None,
     name: Annotated[str | None, option("The run's name. Default: the data's name and a number.")] = None,
-    resume: Annotated[Path | None, option("The folder of a run to go on with.")] = None,
-    runs: Annotated[Path, typer.Option(help="Where runs live.")] = Path("runs"),
-    jobs: Annotated[int, typer.Option(help="Processes that train teachers.")] = 1,
+    resume: Annotated[Path | None, option("The folder of a run to continue.")] = None,
+    runs: Annotated[Path, typer.Option(help="The folder that holds all runs.")] = Path("runs"),
+    jobs: Annotated[int, typer.Option(help="How many processes train teachers.")] = 1,
     backend: Annotated[str, typer.Option(help="Where teachers train: local or ray.")] = "local",
-    cpus: Annotated[float, typer.Option(help="With --backend ray: CPUs of one teacher.")] = 1,
+    cpus: Annotated[float, typer.Option(help="With --backend ray: CPUs for each teacher.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Label public rows by teachers' noisy votes; account three ways; train a student."""
+    """Label public rows by teachers' noisy votes, account for them in three ways, and train a student."""
     here = ("name", "resume", "runs", "jobs", "backend", "cpus", "as_json")
     given = {key: value for key, value in locals().items() if key not in (*here, "here") and value is not None}
     from tacit.cluster import BACKENDS, Ray
@@ -78,9 +82,9 @@ def pate(
     if backend not in BACKENDS:
         fail(f"--backend is one of {', '.join(BACKENDS)}, not {backend!r}", EXIT_USAGE)
     if backend == "ray" and jobs != 1:
-        fail("--jobs is for --backend local; the cluster's size says how many teachers train at once", EXIT_USAGE)
+        fail("--jobs is for --backend local; on a cluster its size decides how many teachers train at once", EXIT_USAGE)
     if resume is not None and (given.keys() - {"ledger"} or name is not None):
-        fail("--resume takes the settings of the run; no others can be given", EXIT_USAGE)
+        fail("--resume takes the settings of the run: give no others, except --ledger with its password", EXIT_USAGE)
     if resume is None:
         _check(given)
     progress = Told()
@@ -105,7 +109,7 @@ def _check(given: dict[str, Any]) -> None:
     """Refuse settings that cannot be meant before anything is read, written or charged."""
     if "source" not in given or "vote_noise" not in given:
         fail(
-            "name a private table, a known data set or votes (.npz), and --vote-noise; or a run with --resume",
+            "name a private table, a known data set or votes (.npz), and give --vote-noise; or give --resume",
             EXIT_USAGE,
         )
     if ("queries" in given) == ("epsilon" in given):
@@ -127,7 +131,9 @@ def _show(told: dict[str, Any]) -> None:
     typer.echo(f"ε = {text} at δ = {told['delta']:g}, {told['neighbours']} (whatever the votes were)")
     typer.echo(told["claim"])
     if told["sanitised"] is None:
-        typer.echo("data-dependent ε: not publishable; on the operator's page (--sanitise releases one, with noise)")
+        typer.echo(
+            "data-dependent ε: may not be published; it is on the operator's page (--sanitise releases a noisy one)"
+        )
     else:
         typer.echo(f"data-dependent ε, sanitised: about {told['sanitised']:.4g} (an estimate, not a bound)")
     for key in ("labels", "student", "card", "report"):

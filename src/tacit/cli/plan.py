@@ -1,4 +1,4 @@
-"""``tacit plan``: what would a run cost in noise, time and memory, before a single record is read?"""
+"""``tacit plan``: what would a run cost in noise, time and memory, before any record is read?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tacit.schema import Schema
 
 EPILOG = """
-No record is read. Time and memory are measured on random inputs of the data's public shape.
+No record is read. Time is measured, and memory estimated, on random inputs with the public shape of the data.
 
 [bold]Examples[/bold]
 
@@ -26,19 +26,21 @@ No record is read. Time and memory are measured on random inputs of the data's p
 
 
 def plan(
-    data: Annotated[str | None, typer.Argument(help="A known data set: its public size and schema are used.")] = None,
-    schema: Annotated[Path | None, typer.Option(help="Or the public schema of a table (TOML).")] = None,
+    data: Annotated[str | None, typer.Argument(help="A known data set, for its public size and schema.")] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="The public schema of your table (TOML), instead of a known data set.")
+    ] = None,
     examples: Annotated[int | None, typer.Option(help="The public number of records.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="The ε to keep.")] = None,
     delta: Annotated[float | None, typer.Option(help="The δ of (ε, δ), such as 1e-6.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Or the number of steps.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps, instead of --epochs.")] = None,
     batch: Annotated[int, typer.Option(help="Expected batch size.")] = 256,
-    model: Annotated[str, typer.Option(help="linear, mlp, cnn, or module:factory of your own.")] = "mlp",
+    model: Annotated[str, typer.Option(help="linear, mlp, cnn, or your own module:factory.")] = "mlp",
     adjacency: Annotated[str, typer.Option(help="add-remove, replace-one or zero-out.")] = "add-remove",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Noise, ε under each accountant, time and memory of a run, and the change that would help most."""
+    """Show the noise, ε by each accountant, time and memory of a run, and which change would help most."""
     public, rows = _public(data, schema, examples)
     if epsilon is None or not 0 < epsilon < math.inf:
         fail("give --epsilon, a number above 0", EXIT_USAGE)
@@ -47,7 +49,7 @@ def plan(
     if (epochs is None) == (steps is None):
         fail("give --epochs or --steps, one of the two", EXIT_USAGE)
     if not 1 <= batch <= rows:
-        fail(f"--batch lies between 1 and the {rows} records, not {batch}", EXIT_USAGE)
+        fail(f"--batch must be between 1 and the {rows} records, not {batch}", EXIT_USAGE)
     count = steps if steps is not None else math.ceil(float(epochs or 0) * math.ceil(rows / batch))
     if count < 1:
         fail("a run has at least one step", EXIT_USAGE)
@@ -113,7 +115,7 @@ def _tell(told: dict[str, Any]) -> None:
     typer.echo(
         f"noise of a step {told['noise_of_a_step']:.3g}, of the run's mean gradient {told['noise_of_the_run']:.3g}"
     )
-    typer.echo("(in clip norms: at 1 the noise is as long as the longest gradient). What would change the second:")
+    typer.echo("(in clip norms: at 1 the noise is as long as the longest gradient). What would change the latter:")
     for row in told["changes"]:
         typer.echo(f"  {row['change']:<40} x {row['times']:.2f}   costs: {row['costs']}")
     free = [row for row in told["changes"] if row["costs"].startswith("no privacy") and row["times"] < 0.97]

@@ -1,4 +1,4 @@
-"""``tacit prompt``: adapt a language model to private text, from the command line."""
+"""``tacit prompt``: how do I adapt a language model to private text from the command line?"""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 TUNE_EPILOG = """
 DATA is a .csv or .parquet file with the columns text and label, or a known data set (sst2, trec, …); with --task
-generate only text is read, and the model learns to continue what stands before {text}. A run lives in its folder:
+generate only text is read, and the model learns to continue what comes before {text}. A run has its own folder:
 adapter/, privacy.json and report.html may be published; private/ may not. After Ctrl-C, a kill, a crash or a full
-disk, at whatever moment, --resume goes on: the same adapter, the same claim, one charge.
+disk, --resume continues the run: the same adapter, the same claim, one charge.
 
 [bold]Examples[/bold]
 
@@ -41,8 +41,8 @@ disk, at whatever moment, --resume goes on: the same adapter, the same claim, on
 PATE_EPILOG = """
 Teachers are prompts with disjoint private demonstrations; they vote on public texts, and the noisy labels make a
 student prompt. Only answers of the model are needed: --endpoint asks one over HTTP (whoever runs it sees the
-demonstrations). After Ctrl-C, a kill, a crash, a full disk or an endpoint that is gone, at whatever moment, --resume
-goes on: what was voted is kept, the answers are the same, and they are charged once.
+demonstrations). After Ctrl-C, a kill, a crash, a full disk or a lost endpoint, --resume continues the run: votes are
+kept, the answers are the same, and they are charged once.
 
 [bold]Examples[/bold]
 
@@ -68,7 +68,7 @@ EVAL_EPILOG = """
 
 
 Data = Annotated[str | None, typer.Argument(help="Private labelled texts: a file or a known set.", show_default=False)]
-Runs = Annotated[Path, typer.Option(help="Where runs live.")]
+Runs = Annotated[Path, typer.Option(help="The folder that holds all runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 PLACE = ("resume", "name")
 HIDDEN = (*PLACE, "runs", "as_json")
@@ -77,27 +77,29 @@ HIDDEN = (*PLACE, "runs", "as_json")
 ASKING: dict[str, Any] = {
     "model": Annotated[str | None, option("smollm2, a folder, or a name on the hub. Default: smollm2.")],
     "template": Annotated[str | None, option("Text with {text} in it; \\n is a new line.")],
-    "instruction": Annotated[str | None, option("What stands once before everything.")],
+    "instruction": Annotated[str | None, option("Text that comes once, before everything else.")],
     "words": Annotated[str | None, option("The word of each class: class=word,class=word. A known set has its own.")],
-    "first_token": Annotated[bool, typer.Option("--first-token", help="Tell words of several tokens by their first.")],
+    "first_token": Annotated[
+        bool, typer.Option("--first-token", help="Tell words of several tokens apart by their first token.")
+    ],
     "data_dir": Annotated[str | None, option("The folder of the known data sets.")],
     "device": Annotated[str | None, option("cpu or cuda.")],
 }
 HTTP: dict[str, Any] = {
     "endpoint": Annotated[str | None, option("Ask a model over HTTP: http://…/v1")],
     "endpoint_model": Annotated[str | None, option("The model's name at the endpoint.")],
-    "chat": Annotated[bool, typer.Option("--chat", help="Speak the chat protocol to the endpoint.")],
+    "chat": Annotated[bool, typer.Option("--chat", help="Use the chat protocol of the endpoint.")],
 }
 RUN: dict[str, Any] = {
     "delta": Annotated[float | None, option("The δ of (ε, δ), such as 1e-6.")],
-    "ledger": Annotated[str | None, option("The ledger that is charged: a file or postgresql://…")],
+    "ledger": Annotated[str | None, option("The ledger to charge: a file or postgresql://…")],
     "dataset": Annotated[str | None, option("The data's name in the ledger.")],
     "unit": Annotated[str | None, option("Whom to protect, such as person, with --unit-column. Default: record.")],
     "unit_column": Annotated[str | None, option("The column with the id of each text's owner.")],
     "evaluate": Annotated[str | None, option("Texts to evaluate on: a file, a known set, or set:split.")],
-    "public_because": Annotated[str | None, option("Why the evaluation texts protect nobody.")],
+    "public_because": Annotated[str | None, option("Why the evaluation texts need no protection.")],
     "name": Annotated[str | None, option("The run's name. Default: the data's name and a number.")],
-    "resume": Annotated[Path | None, option("The folder of a run to go on with.")],
+    "resume": Annotated[Path | None, option("The folder of a run to continue.")],
 }
 
 
@@ -240,7 +242,7 @@ def _exits(kind: str, progress: Told) -> Iterator[None]:
         try:
             yield
         except EndpointError as error:
-            fail(f"{error}; go on with: {again(command, progress)}" if progress.folder else str(error))
+            fail(f"{error}; continue with: {again(command, progress)}" if progress.folder else str(error))
 
 
 def _show(told: dict[str, Any], files: dict[str, str], views: list[Any]) -> None:

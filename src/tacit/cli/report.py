@@ -1,4 +1,4 @@
-"""``tacit report``: what do I show, and what only I may see?"""
+"""``tacit report``: what may I show, and what may only I see?"""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import typer
 from tacit.cli.common import fail
 
 EPILOG = """
-The report holds charged and public values only. The operator's page holds diagnostics that the guarantee does not
-cover: it is written into the run's private folder, for its owner alone.
+The report shows charged and public values only. The operator's page shows diagnostics that the guarantee does not
+cover: it is written into the private folder of the run, and only its owner can read it.
 
 [bold]Examples[/bold]
 
@@ -27,18 +27,18 @@ cover: it is written into the run's private folder, for its owner alone.
 def report(
     run: Annotated[Path, typer.Argument(help="The folder of a run, or a privacy.json.", show_default=False)],
     operator: Annotated[
-        bool, typer.Option("--operator", help="Write the operator's page too: diagnostics that are not covered.")
+        bool, typer.Option("--operator", help="Also write the operator's page, with diagnostics that are not covered.")
     ] = False,
     output: Annotated[Path | None, typer.Option(help="Where to write. Default: report.html beside the card.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Write report.html from a privacy card; check the card on the way."""
+    """Check a privacy card, and write report.html from it."""
     from tacit.ledger import PrivateValueError
     from tacit.report import CardError, read_card, write_page
 
     path = run / "privacy.json" if run.is_dir() else run
     if run.is_dir() and not path.exists():
-        fail(f"{run} has no privacy.json: the run has not ended. Go on with: tacit train --resume {run}")
+        fail(f"{run} has no privacy.json: the run has not ended. Continue with: tacit train --resume {run}")
     told: dict[str, object] = {}
     try:
         card = read_card(path)

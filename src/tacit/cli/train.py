@@ -1,4 +1,4 @@
-"""``tacit train``: one line, a private model, and a page to show."""
+"""``tacit train``: how do I train a private model, with a report to show, in one line?"""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import typer
 from tacit.cli.common import exits, number, option, show_results
 
 EPILOG = """
-A run lives in its folder: config.toml, model.pt, privacy.json and report.html may be published; private/ may not.
-Ctrl-C ends it between two steps. After that, a kill, a crash or a full disk, at whatever moment, --resume goes on:
-the same model, the same claim, one charge. A run that has ended is left as it is.
-With --audit-canaries N, records of nobody are planted beside the data, each in by a fair coin.
+A run has its own folder: config.toml, model.pt, privacy.json and report.html may be published; private/ may not.
+Ctrl-C stops it between two steps. After that, or after a kill, a crash or a full disk, --resume continues it:
+the same model, the same claim, one charge. A run that has ended is not changed.
+With --audit-canaries N, made-up records are planted beside the data, each included with probability 1/2.
 tacit audit then proves a lower bound on ε from them; the more there are, the higher it can be.
-Each needs a parameter of its own, they cost a little accuracy, and such a run is not resumed.
+Each canary needs a parameter of the model, they cost a little accuracy, and such a run cannot be resumed.
 
 [bold]Examples[/bold]
 
@@ -37,52 +37,56 @@ def train(
     data: Annotated[
         str | None, typer.Argument(help="A .csv or .parquet file, or a known data set.", show_default=False)
     ] = None,
-    config: Annotated[Path | None, option("Settings in a TOML file; options on the line win.")] = None,
-    resume: Annotated[Path | None, option("The folder of a run to go on with.")] = None,
+    config: Annotated[Path | None, option("A TOML file of settings. Options on the command line override it.")] = None,
+    resume: Annotated[Path | None, option("The folder of a run to continue.")] = None,
     schema: Annotated[str | None, option("The public schema of a table (TOML).")] = None,
-    model: Annotated[str | None, option("linear, mlp, cnn, or module:factory of your own.")] = None,
+    model: Annotated[str | None, option("linear, mlp, cnn, or your own module:factory.")] = None,
     epsilon: Annotated[float | None, option("The ε to keep.")] = None,
-    noise: Annotated[float | None, option("Or the noise multiplier.")] = None,
+    noise: Annotated[float | None, option("The noise multiplier, instead of --epsilon.")] = None,
     delta: Annotated[float | None, option("The δ of (ε, δ), such as 1e-6.")] = None,
     epochs: Annotated[int | None, option("Passes over the data.")] = None,
-    steps: Annotated[int | None, option("Or the number of steps.")] = None,
+    steps: Annotated[int | None, option("The number of steps, instead of --epochs.")] = None,
     batch: Annotated[int | None, option("Expected batch size.")] = None,
     learning_rate: Annotated[float | None, option("Learning rate.", "--learning-rate", "--lr")] = None,
     optimizer: Annotated[str | None, option("sgd or adam.")] = None,
     momentum: Annotated[float | None, option("Momentum of sgd.")] = None,
-    clip_norm: Annotated[float | None, option("Where gradients are clipped.")] = None,
-    sampler: Annotated[str | None, option("poisson, truncated, fixed, shuffle, chunks or balls-in-bins.")] = None,
-    size: Annotated[int | None, option("A public number of records in place of the true one.")] = None,
-    max_rows: Annotated[int | None, option("Records of one unit that a step may use.")] = None,
-    ledger: Annotated[str | None, option("The ledger that is charged: a file or postgresql://…")] = None,
+    clip_norm: Annotated[float | None, option("The norm to which each gradient is clipped.")] = None,
+    sampler: Annotated[
+        str | None, option("How batches are drawn: poisson, truncated, fixed, shuffle, chunks or balls-in-bins.")
+    ] = None,
+    size: Annotated[int | None, option("A public number of units to use instead of the true one.")] = None,
+    max_rows: Annotated[int | None, option("How many rows of one unit a step may use.")] = None,
+    ledger: Annotated[str | None, option("The ledger to charge: a file or postgresql://…")] = None,
     dataset: Annotated[str | None, option("The data's name in the ledger.")] = None,
     evaluate: Annotated[str | None, option("A file, or a split of a known set, to evaluate on.")] = None,
     public_share: Annotated[
         float | None,
-        option("Declare about this share of the rows public, each by a hash of itself; evaluate on these."),
+        option("Set about this share of the units apart as public, chosen by a hash, and evaluate on it."),
     ] = None,
     public_every: Annotated[str | None, typer.Option(hidden=True)] = None,
-    public_because: Annotated[str | None, option("Why the evaluation rows protect nobody.")] = None,
-    by: Annotated[list[str] | None, option("A column to show results by; repeatable.")] = None,
-    reference: Annotated[bool | None, option("A non-private reference from public rows.", "--reference")] = None,
-    tuning: Annotated[str | None, option("none, charged, on public data only, or not charged.")] = None,
-    audit_canaries: Annotated[
-        int | None, option("Plant so many canaries, from which tacit audit RUN proves a lower bound on ε.")
+    public_because: Annotated[str | None, option("Why the evaluation rows need no protection.")] = None,
+    by: Annotated[list[str] | None, option("Also show results by this column. May be repeated.")] = None,
+    reference: Annotated[
+        bool | None, option("Also train a non-private reference on the public rows.", "--reference")
     ] = None,
-    purpose: Annotated[str | None, option("What the run is for; public.")] = None,
+    tuning: Annotated[
+        str | None, option("For the card: how settings were tuned (none, charged, on public data only, not charged).")
+    ] = None,
+    audit_canaries: Annotated[
+        int | None, option("Plant this many canaries, from which tacit audit RUN proves a lower bound on ε.")
+    ] = None,
+    purpose: Annotated[str | None, option("What the run is for. This is public.")] = None,
     trust_model: Annotated[str | None, option("For the card: who is trusted with the data.")] = None,
     release: Annotated[str | None, option("For the card: what is released, to whom.")] = None,
     data_dir: Annotated[str | None, option("The folder of the known data sets.")] = None,
     device: Annotated[str | None, option("cpu or cuda.")] = None,
-    compile: Annotated[
-        bool | None, option("Compile the step: a while at the start, faster steps after it.", "--compile")
-    ] = None,
+    compile: Annotated[bool | None, option("Compile the step: slower to start, faster per step.", "--compile")] = None,
     name: Annotated[str | None, option("The run's name. Default: the data's name and a number.")] = None,
-    runs: Annotated[Path, typer.Option(help="Where runs live.")] = Path("runs"),
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live line.")] = False,
+    runs: Annotated[Path, typer.Option(help="The folder that holds all runs.")] = Path("runs"),
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Train a model with a guarantee; write the privacy card and the report."""
+    """Train a model with a privacy guarantee, and write its privacy card and report."""
     given = {
         key: value
         for key, value in locals().items()
@@ -95,7 +99,9 @@ def train(
     with exits("train", progress):
         if resume is not None:
             if given.keys() - {"ledger"} or config is not None:
-                raise reading.SettingsError("--resume takes the settings of the run; no others can be given")
+                raise reading.SettingsError(
+                    "--resume takes the settings of the run: give no others, except --ledger with its password"
+                )
             chosen = reading.saved(resume, ledger)
         else:
             reading.check_keys(given)
@@ -118,13 +124,13 @@ def train(
 
 
 def show(told: dict[str, Any]) -> None:
-    """What a person reads at the end."""
+    """Print the result for people."""
     typer.echo(f"ε = {number(told['epsilon'])} at δ = {told['delta']:g}, {told['neighbours']}")
     typer.echo(told["claim"])
     show_results(told["results"])
     typer.echo(f"model   {told['model']}\ncard    {told['card']}\nreport  {told['report']}")
     if "canaries" in told:
-        typer.echo(f"{told['canaries']:,} canaries took part by fair coins; what they prove: tacit audit {told['run']}")
+        typer.echo(f"{told['canaries']:,} canaries were planted; what they prove: tacit audit {told['run']}")
 
 
 def register(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""``tacit tune``: hyper-parameters chosen privately, one charge, one model, and a card that says so."""
+"""``tacit tune``: how are hyper-parameters chosen privately, with one charge, one model and one card?"""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tacit.cli.common import exits, show_results
 EPILOG = """
 The file holds what [bold]tacit train[/bold] takes, with epsilon and delta as the budget of the whole search, and two
 tables: \\[space], what to choose from, and \\[search], how. Nothing about the runs that are not selected is shown or
-kept, not even their number; while it runs you see the time. After Ctrl-C, a kill, a crash or a full disk, at whatever
-moment, --resume goes on: the same model, the same claim, one charge. A search that has ended is left as it is.
+kept, not even their number; while it runs you see only the time. After Ctrl-C, a kill, a crash or a full disk,
+--resume continues it: the same model, the same claim, one charge. A search that has ended is not changed.
 
 [bold]Example[/bold] (config.toml)
 
@@ -33,8 +33,8 @@ moment, --resume goes on: the same model, the same claim, one charge. A search t
     \\[search]
     method = "geometric"    # or logarithmic, poisson, threshold, exponential …
     runs = 8                # on average
-    score_noise = 20        # on the number of right answers
-    validation_every = 10   # one row in ten, by secret coins, for the score
+    score_noise = 20        # on the number of correct answers
+    validation_every = 10   # one row in ten, drawn in secret, for the score
     # backend = "ray"       # on a cluster; with num_cpus and num_gpus of one run
 
     $ tacit tune config.toml
@@ -51,14 +51,14 @@ def tune(
     config: Annotated[
         Path | None, typer.Argument(help="Settings, \\[space] and \\[search] in TOML.", show_default=False)
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="The folder of a search to go on with.")] = None,
-    ledger: Annotated[str | None, typer.Option(help="The ledger that is charged: a file or postgresql://…")] = None,
+    resume: Annotated[Path | None, typer.Option(help="The folder of a search to continue.")] = None,
+    ledger: Annotated[str | None, typer.Option(help="The ledger to charge: a file or postgresql://…")] = None,
     dataset: Annotated[str | None, typer.Option(help="The data's name in the ledger.")] = None,
     backend: Annotated[str | None, typer.Option(help="Where candidates run: local or ray.", show_default=False)] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Show price and noise; train nothing.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Show the price and the noise, and train nothing.")] = False,
     name: Annotated[str | None, typer.Option(help="The run's name. Default: the data's name and a number.")] = None,
-    runs: Annotated[Path, typer.Option(help="Where runs live.")] = Path("runs"),
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No clock.")] = False,
+    runs: Annotated[Path, typer.Option(help="The folder that holds all runs.")] = Path("runs"),
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Choose hyper-parameters privately: one total budget, one charge, one model."""
@@ -88,7 +88,7 @@ def tune(
 
 
 def show(told: dict[str, Any]) -> None:
-    """What a person reads at the end."""
+    """Print the result for people."""
     typer.echo(f"ε = {told['epsilon']:.10g} at δ = {told['delta']:g}, {told['neighbours']}")
     if "basis" in told:
         noises = told["noise"]
@@ -99,7 +99,7 @@ def show(told: dict[str, Any]) -> None:
     typer.echo(told["claim"])
     typer.echo(told["tuning"])
     if told["best"] is None:
-        typer.echo("nothing was selected, as the law of the runs allows; the charge stands")
+        typer.echo("nothing was selected, which can happen with this number of runs; the charge stands")
     else:
         typer.echo("selected: " + ", ".join(f"{key} = {value}" for key, value in told["best"].items()))
     show_results(told["results"])

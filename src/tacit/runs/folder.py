@@ -1,6 +1,6 @@
-"""How does a run live in its folder, from its first file to its release? The same way, whatever it computes.
+"""How does a run use its folder, from its first file to its release? The same way, whatever it computes.
 
-A run is *new*, in a folder of its own under ``runs/``, or goes on in the folder that it had. What it computes is a
+A run is *new*, in its own folder under ``runs/``, or continues in the folder that it had. What it computes is a
 :class:`Work`; the states of the folder are those of :mod:`tacit.runs.journal`.
 """
 
@@ -97,7 +97,7 @@ def _brought_out(journal: Journal, progress: Reporter) -> dict[str, Any]:
         told, mended = journal.told()
         if told is None:
             raise JournalError(f"{journal.folder} has ended; what it claims is in {journal.folder / 'privacy.json'}")
-        done = f"put back what was lost or torn: {', '.join(mended)}" if mended else "nothing is changed"
+        done = f"restored what was lost or cut short: {', '.join(mended)}" if mended else "nothing was changed"
         progress.note(f"{journal.folder} has ended; {done}")
     else:
         told = journal.publish()
@@ -139,10 +139,11 @@ def as_it_was(folder: Path) -> Iterator[None]:
             if not error.changed:
                 raise
             if "the data" in error.changed:
-                why = f"data: these are not the data that {folder} was started with. Give those again to go on with it"
+                why = f"data: these are not the data that {folder} was started with. Give those again to continue it"
             else:
-                why = f"{folder} does not continue: {', '.join(error.changed)} changed. A run is resumed as it was"
-            raise CheckpointError(f"{why}, or begin a new run under another name", error.changed) from None
+                changed = ", ".join(error.changed)
+                why = f"{folder} does not continue: {changed} changed. Resume it with the same settings"
+            raise CheckpointError(f"{why}, or start a new run under another name", error.changed) from None
 
 
 def resolved(given: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:

@@ -35,14 +35,16 @@ LAST = "privacy.json"
 
 
 class JournalError(ValueError):
-    """A run's folder in which nothing can be done now; the message says what to do."""
+    """Nothing can be done in a run's folder now. The message says what to do."""
 
 
 class NameTaken(JournalError):
-    """A new run under the name of another one, in ``folder``; ``how`` says how to go on with that one."""
+    """A new run has the name of another one, in ``folder``; ``how`` says how to continue that one."""
 
     def __init__(self, folder: Path, how: str = "resume=True") -> None:
-        super().__init__(f"name: {folder} exists; choose another name, or go on with that run: {how}")
+        super().__init__(
+            f"name: {folder} exists; choose another name, or continue that run: {how}. See: tacit explain name-taken"
+        )
         self.folder = folder
 
 
@@ -92,7 +94,7 @@ class Journal:
 
     @classmethod
     def open(cls, folder: Path, settings: str) -> Journal:
-        """The folder of a run to go on with; ``settings`` is the name of the file that its command writes first."""
+        """The folder of a run to continue; ``settings`` is the name of the file that its command writes first."""
         if not (folder / settings).exists():
             raise JournalError(f"{folder} is not the folder of a run: it has no {settings}")
         return cls(folder)
@@ -117,8 +119,8 @@ class Journal:
         Key.sweep(path)
         if not path.exists():
             raise JournalError(
-                f"{path} is gone, from which all that this run draws follows: it cannot go on. What was charged stays "
-                "charged; begin a new run"
+                f"{path} is gone, and everything that this run draws depends on it: the run cannot continue. What was "
+                "charged stays charged; start a new run"
             )
         return Key.load(path).stream(purpose, 0, 0).tobytes()
 
@@ -162,7 +164,7 @@ class Journal:
             content = (release / "files" / name).read_bytes()
             if hashlib.sha256(content).hexdigest() != digest:
                 raise JournalError(
-                    f"{release / 'files' / name} was changed since the run was decided: nothing is published"
+                    f"{release / 'files' / name} was changed after the run was decided: nothing is published"
                 )
             self._install(name, content)
         for name in manifest["scratch"]:
@@ -211,7 +213,7 @@ class Journal:
         try:
             found: dict[str, Any] = json.loads((release / MANIFEST).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            raise JournalError(f"{release / MANIFEST} is lost or damaged: put it back from a copy of the run") from None
+            raise JournalError(f"{release / MANIFEST} is lost or damaged: restore it from a copy of the run") from None
         return found
 
     def _install(self, name: str, content: bytes) -> None:
@@ -237,7 +239,7 @@ def _locked(folder: Path, path: Path) -> int:
         import fcntl
     except ImportError:
         raise JournalError(
-            "a run's folder is kept from other processes by file locks, which this system lacks: use Linux, macOS or "
+            "a run's folder is protected by file locks, which this system lacks: use Linux, macOS or "
             "WSL (tacit.sgd, tacit.linear_model and tacit.accounting work here)"
         ) from None
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -246,10 +248,10 @@ def _locked(folder: Path, path: Path) -> int:
     except OSError as error:
         os.close(descriptor)
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            raise JournalError(f"another process is at work on {folder}: wait until it has ended") from None
+            raise JournalError(f"another process is working on {folder}: wait until it has ended") from None
         raise JournalError(
-            f"{folder} lies where files cannot be locked ({error.strerror}), so that two processes could work on one "
-            "run: put runs elsewhere with --runs"
+            f"{folder} is on a file system without file locks ({error.strerror}), so two processes could work on one "
+            "run: choose another place with --runs"
         ) from None
     return descriptor
 

@@ -1,4 +1,4 @@
-"""How does a program do what ``tacit train`` does? :func:`run`: the same folder, files, charge and bytes."""
+"""How does a program do what ``tacit train`` does? With :func:`run`: the same folder, files, charge and bytes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ from tacit.sgd.training.plan import size_in_words
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class RunResult:
-    """A run that has ended, in its folder. All but ``views`` may be published.
+    """A run that has ended, in its folder. Everything except ``views`` may be published.
 
-    ``views`` is what only the operator may see: evaluations on rows that were not declared public.
+    Args:
+        folder: The folder of the run.
+        told: What ``tacit train --json`` prints.
+        views: What only the operator may see: evaluations on rows that were not declared public.
     """
 
     folder: Path
@@ -39,7 +42,7 @@ class RunResult:
 
     @functools.cached_property
     def settings(self) -> Settings:
-        """What was set, as it is kept in the folder."""
+        """The settings, as the folder keeps them."""
         return saved(self.folder)
 
     @functools.cached_property
@@ -49,7 +52,7 @@ class RunResult:
 
     @property
     def report(self) -> Path:
-        """The page to show."""
+        """The path of the report."""
         return self.folder / "report.html"
 
     @functools.cached_property
@@ -61,7 +64,7 @@ class RunResult:
 
     @functools.cached_property
     def privacy(self) -> acc.Privacy:
-        """What the run promises, as its card states it."""
+        """What the run guarantees, as its card states it."""
         guarantee, mechanism = self.card["guarantee"], self.card["mechanism"]
         epsilon = guarantee["epsilon"]
         interval = acc.Bound(
@@ -82,17 +85,17 @@ class RunResult:
 
     @property
     def results(self) -> list[dict[str, Any]]:
-        """What the models of the run are worth on public rows, by model and subgroup."""
+        """Results on public rows, by model and subgroup."""
         return list(self.told["results"])
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The same of the private model on all public rows, by the name of the measure."""
+        """Results of the private model on all public rows, by metric."""
         return {r["metric"]: r["value"] for r in self.results if r["model"] == "private" and not r["group"]}
 
     @property
     def claim(self) -> str:
-        """The guarantee in a line: ε, δ and the neighbours."""
+        """The guarantee in one line: ε, δ and the neighbours."""
         epsilon = self.told["epsilon"]
         shown = f"{epsilon:.10g}" if isinstance(epsilon, float) else "∞"
         return f"ε = {shown} at δ = {self.told['delta']:g}, {self.told['neighbours']}"
@@ -114,22 +117,75 @@ def run(
     quiet: bool = False,
     **settings: Any,
 ) -> RunResult:
-    """Train a model with a guarantee; write the privacy card and the report. What ``tacit train`` does, in a program.
+    """Train a model with a guarantee, and write the privacy card and the report: ``tacit train`` from Python.
 
-    ``data`` is a file, the name of a known data set, or a table in memory (a data frame, a mapping of columns, a
-    structured array) with a ``schema``, as a file or a :class:`tacit.Schema`. ``settings`` are the options of the
-    command under their names, with ``_`` for ``-``, and its defaults; ``model`` may also be a function that can be
-    imported. ``config`` is a TOML file of settings; what is given here wins. The run lives in ``runs/NAME``.
+    On a terminal a live line shows the progress; elsewhere one line is written at the end.
 
-    ``resume=True`` goes on with the run ``name``, ``resume=folder`` with that one: the same model, the same claim, one
-    charge. Settings that are given then must be those of the run; a table in memory must be given again. A run that
-    has ended is left as it is, and its result is returned.
+    Guarantee:
+        The (ε, δ) on the card, for its unit and neighbours, holds for everything in the folder except ``private/``,
+        and for everything in the result except its ``views``.
 
-    On a terminal there is a live line, elsewhere one line at the end, with ``quiet`` neither. Mistakes are raised:
-    :class:`tacit.runs.settings.SettingsError` names the setting, :class:`tacit.ledger.BudgetExceeded` what would fit.
+    Args:
+        data: A .csv or .parquet file, the name of a known data set (``tacit data list``), or a table in memory: a data
+            frame, a mapping of columns or a structured array, with ``schema``.
+        name: The name of the run. None names it after the data, with the first free number.
+        runs: The folder that holds the folders of all runs.
+        resume: True continues the run ``name``; a path continues the run in that folder. The model, the claim and the
+            charge stay the same. Settings that are given must be those of the run, and a table in memory must be given
+            again. If the run has ended, nothing is changed and its result is returned.
+        config: A TOML file of settings. Arguments given here override it.
+        quiet: Whether to write no progress.
+        schema: The public schema of your table: a TOML file or a :class:`tacit.Schema`. A known data set has its own.
+        data_dir: The folder of the known data sets; None searches the usual places (``tacit data where``).
+        model: ``"linear"``, ``"mlp"``, ``"cnn"`` (for pictures), or a function that can be imported (itself, or
+            ``"module:factory"``). It is called with the numbers of inputs and outputs.
+        epsilon: The ε to keep. Give this or ``noise``.
+        noise: The noise multiplier. Give this or ``epsilon``.
+        delta: The δ of (ε, δ), well below 1 / number of records, such as 1e-6. Required.
+        epochs: Passes over the data. Give this or ``steps``.
+        steps: The number of steps. Give this or ``epochs``.
+        batch: The expected number of units in a batch.
+        learning_rate: The learning rate of the optimizer.
+        optimizer: ``"sgd"`` or ``"adam"``.
+        momentum: The momentum of ``"sgd"``, from 0 to below 1.
+        clip_norm: The L2 norm to which the gradient of each unit is clipped.
+        sampler: How batches are drawn: ``"poisson"``, ``"truncated"``, ``"fixed"``, ``"shuffle"``, ``"chunks"`` or
+            ``"balls-in-bins"``.
+        adjacency: What a neighbour is: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``. None takes the sampler's.
+        size: A public number of units to price with, in place of the true one. Without it the number is counted and
+            treated as public.
+        max_rows: How many rows of one unit a step may use.
+        ledger: The ledger to charge: a file or ``postgresql://…``. None charges nothing.
+        dataset: The name of the data in the ledger.
+        evaluate: A file, a split of a known data set, or a table to evaluate on.
+        public_share: About this share of the units, chosen by a hash, is set apart as public and evaluated on.
+        public_because: Why the evaluation rows need no protection. Without it results stay with the operator.
+        by: Columns with categories by which results are shown too.
+        reference: Whether to train a non-private reference on the public rows.
+        tuning: How hyper-parameters were chosen, for the card: ``"none"``, ``"charged"``,
+            ``"on public data only"``, ``"not charged"`` or ``"not stated"``.
+        tuning_note: A sentence about that, for the card.
+        uncovered: What else was released about the data that ε does not cover, for the card. None means not stated.
+        purpose: What the run is for. The card and the ledger show it.
+        trust_model: Who is trusted with the data, for the card.
+        release: What is released and to whom, for the card.
+        contact: Whom to ask, for the card.
+        checkpoint_every: Steps between two checkpoints; None means 50.
+        audit_canaries: How many canaries to plant, from which ``tacit audit`` proves a lower bound on ε. Such a run
+            is not resumed.
+        device: The torch device, such as ``"cpu"`` or ``"cuda"``.
+        compile: Whether to compile the step at the start.
 
-    Guarantee: (ε, δ) of the card, for its unit and neighbours, for everything in the folder but ``private/``, and for
-    the result but its ``views``.
+    Returns:
+        The run, with its ``folder``, ``model``, ``privacy``, ``metrics``, ``card`` and ``report``.
+
+    Raises:
+        SettingsError: If a setting is wrong; the message names it.
+        BudgetExceeded: If the ledger refuses the charge, with what would still fit.
+        NameTaken: If a run of this name exists.
+
+    Example:
+        ``examples/run_in_python.py`` trains on a table in memory and reads the result.
     """
     place = RunFolder(Path(runs), name, _resumed(resume, Path(runs), name))
     given, tables = _given(data, settings)
@@ -152,11 +208,11 @@ def _result(done: Published) -> RunResult:
 
 
 def _resumed(resume: bool | str | Path, runs: Path, name: str | None) -> Path | None:
-    """The folder of the run to go on with."""
+    """The folder of the run to continue."""
     if isinstance(resume, str | Path):
         return Path(resume)
     if resume and name is None:
-        raise SettingsError("resume: say which run: resume=True with its name, or resume=folder")
+        raise SettingsError("resume: which run? Give resume=True with its name, or resume=folder")
     return runs / name if resume and name is not None else None
 
 
@@ -186,20 +242,22 @@ def _importable(model: Any) -> str:
     if found is model and callable(model):
         return f"{module}:{name}"
     raise SettingsError(
-        "model: linear, mlp, cnn, or a function of a module, called with the numbers of inputs and outputs; a run that "
-        "goes on makes its model anew, so a model that is made already, or a function of this program alone, will not "
-        "do. Your own model in your own loop: tacit.sgd.Training"
+        "model: give 'linear', 'mlp', 'cnn' or a function that can be imported, which is called with the numbers of "
+        "inputs and outputs. A resumed run builds its model again, so a model object, or a function of this script, "
+        "will not do. For your own model in your own loop use tacit.sgd.Training"
     )
 
 
 def _check_same(chosen: Settings, given: dict[str, Any]) -> None:
-    """A run goes on as it was."""
+    """A run continues with the settings it had."""
     asked = absolute(dataclasses.replace(chosen, **{k: v for k, v in given.items() if k != "ledger"}))
     compared = [key for key in given if key != "ledger" and given[key] != SCHEMA]
     for key in compared:
         if getattr(asked, key) != getattr(chosen, key):
             was = getattr(chosen, key)
-            raise SettingsError(f"{key}: a run is resumed as it was, with {key} = {was!r}, not {getattr(asked, key)!r}")
+            raise SettingsError(
+                f"{key}: a resumed run keeps its settings: {key} = {was!r}, not {getattr(asked, key)!r}"
+            )
 
 
 def _with_options(function: Callable[..., RunResult]) -> inspect.Signature:

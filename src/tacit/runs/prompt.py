@@ -270,7 +270,7 @@ def _ledger(given: dict[str, Any]) -> Ledger | None:
         return None
     if "://" not in given["ledger"] and not Path(given["ledger"]).exists():
         raise SettingsError(
-            f"ledger: there is no {given['ledger']}; make one with: tacit ledger init {given['ledger']} "
+            f"ledger: there is no {given['ledger']}; create it with: tacit ledger init {given['ledger']} "
             f"{given['dataset']} --epsilon … --delta …"
         )
     return Ledger(given["ledger"])

@@ -1,4 +1,4 @@
-"""What can be set about a training run, in a TOML file or on the command line?
+"""Which settings does a training run have, in a TOML file or on the command line?
 
 One flat list of keys with their types. A mistake is an error that names the key; nothing unknown is ignored.
 """
@@ -42,7 +42,10 @@ class SettingsError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Everything that decides a run. Field names are the keys of the TOML file; options have ``-`` for ``_``."""
+    """Everything that decides a run. The fields are the keys of the TOML file; options have ``-`` for ``_``.
+
+    :func:`tacit.run` describes each of them.
+    """
 
     data: str = ""
     schema: str | None = None
@@ -114,16 +117,16 @@ class Settings:
     def _check_canaries(self, count: int) -> None:
         if count < 2:
             raise SettingsError(
-                f"audit_canaries: a whole number, 2 or more, not {count}; some hundreds prove something"
+                f"audit_canaries: a whole number, 2 or more, not {count}; it takes some hundreds to prove anything"
             )
         if self.checkpoint_every is not None:
             raise SettingsError(
-                "checkpoint_every: a run with canaries is not saved on its way, because their scores are not: leave "
+                "checkpoint_every: a run with canaries has no checkpoints, because their scores are not saved: leave "
                 "out checkpoint_every or audit_canaries"
             )
         if self.compile:
             raise SettingsError(
-                "compile: a run with canaries looks into every step, which is then not compiled: leave out compile or "
+                "compile: a run with canaries looks into every step, so it cannot be compiled: leave out compile or "
                 "audit_canaries"
             )
 
@@ -131,7 +134,7 @@ class Settings:
         if self.public_share is not None and self.evaluate is not None:
             raise SettingsError("evaluate: give evaluate or public_share, one of the two")
         if self.public_share is not None and not self.public_because:
-            raise SettingsError("public_because: say why these rows protect nobody")
+            raise SettingsError("public_because: say why these rows need no protection")
         if (self.by or self.reference) and not self.public_because:
             raise SettingsError("by: results by subgroup and the reference need evaluation data that are public")
 
@@ -147,7 +150,7 @@ class Settings:
 NAMES = tuple(field.name for field in dataclasses.fields(Settings))
 #: Keys that there were, and what takes their place.
 RETIRED = {
-    "public_every": "rows are no longer declared public by their number, because one row more at the top moved all "
+    "public_every": "rows are no longer declared public by their number, because one more row at the top moved all "
     "others to another side; public_share = 0.2 (--public-share 0.2) decides by a hash of each row's own id or content",
 }
 
@@ -201,7 +204,7 @@ def again(saved: str | None, given: str | None) -> str | None:
 
     if saved is None or public_address(given) != public_address(saved):
         theirs = "the run has none" if saved is None else f"{public_address(saved)}, with its password or without"
-        raise SettingsError(f"ledger: --resume goes on with the ledger of the run: {theirs}")
+        raise SettingsError(f"ledger: a resumed run keeps its ledger: {theirs}")
     return given
 
 

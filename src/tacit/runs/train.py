@@ -104,14 +104,14 @@ def again(run: Path) -> str:
     if (run / "privacy.json").exists():
         return f"the run has ended; see what its canaries prove with: tacit audit {run}"
     return (
-        "a run with canaries is not resumed, because their scores are not saved on the way; what was charged stays "
-        f"charged. Begin again with: tacit train --config {run / CONFIG}"
+        "a run with canaries is not resumed, because their scores are not saved along the way; what was charged stays "
+        f"charged. Start again with: tacit train --config {run / CONFIG}"
     )
 
 
 def go_on(run: Path, *, canaries: bool) -> str:
     """How a run that has not ended is brought to an end."""
-    return again(run) if canaries else f"go on with: tacit train --resume {run}"
+    return again(run) if canaries else f"continue with: tacit train --resume {run}"
 
 
 def check_device(name: str) -> None:
@@ -128,8 +128,9 @@ def open_ledger(settings: Settings, records: TableRecords) -> Ledger | None:
         return None
     if "://" not in settings.ledger and not Path(settings.ledger).exists():
         raise SettingsError(
-            f"ledger: there is no {settings.ledger}; make one with: tacit ledger init {settings.ledger} "
-            f"{settings.dataset} --epsilon … --delta … --unit {records.schema.unit.name}"
+            f"ledger: there is no {settings.ledger}; create it with: tacit ledger init {settings.ledger} "
+            f"{settings.dataset} --epsilon … --delta … --unit {records.schema.unit.name}. "
+            "See: tacit explain not-registered"
         )
     ledger = Ledger(settings.ledger)
     if ledger.dataset(settings.dataset).fingerprint is not None and records.source is not None:
@@ -214,7 +215,7 @@ def _too_few(training: AuditedTraining) -> str:
     told = f"{enough:,} could do it" if enough is not None else "a larger model has room for more of them"
     return (
         f"{count:,} canaries prove at most ε ≥ {math.floor(best * 100) / 100:.2f} with confidence 0.95: a claim of "
-        f"ε = {claim.upper:.4g} cannot be refuted by them; {told}"
+        f"ε = {claim.upper:.4g} cannot be refuted with them; {told}"
     )
 
 
@@ -223,7 +224,9 @@ def _buffers(model: nn.Module) -> dict[str, Tensor]:
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     found = {name: value for name, value in model.state_dict().items() if name not in names}
     if not all(isinstance(value, Tensor) for value in found.values()):
-        raise ModelRefused("the model has extra state that is no tensor: it cannot be told whether that holds data")
+        raise ModelRefused(
+            "the model has extra state that is not a tensor, which might hold data: keep its state in buffers"
+        )
     return {name: value.detach().cpu().clone() for name, value in found.items()}
 
 
@@ -370,6 +373,6 @@ def _canaries(count: int, unit: str) -> PublicSource:
         f"{count:,} gradient canaries",
         "records of nobody, planted beside the data so that the run can be attacked",
         "no",
-        f"Each took part by a fair coin, as the record of a {unit} would. What they prove holds the noise of the run "
-        "and stays with the operator.",
+        f"Each was included with probability 1/2, as the record of a {unit} would be. What they prove depends on the "
+        "noise of the run and stays with the operator.",
     )
