@@ -94,7 +94,7 @@ def test_what_cannot_be_drawn_exactly_is_refused():
             discrete_laplace(bad)
         with pytest.raises(ValueError):
             discrete_gaussian(bad)
-    with pytest.raises(ValueError, match="below 2"):
+    with pytest.raises(ValueError, match="at least 2"):
         discrete_gaussian(1e-9)
     for bad in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match="probability"):

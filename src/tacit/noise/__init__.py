@@ -1,9 +1,9 @@
 """How is randomness drawn so that nobody can predict it, or read a value out of its floating-point bits?
 
-Two kinds of noise live here. Small releases (counts, sums, scores, votes) use the exact samplers, which need numpy
-only. Training, and a loop of one's own, use tensor noise (:func:`add_normal_` and its like), which is a function of
-(secret key, step, parameter, element index) and loads torch when it is first asked for. docs/explanation/noise.md says what each
-guarantees.
+There are two kinds of noise here. Small releases (counts, sums, scores, votes) use the exact samplers, which need only
+numpy. Training, and a loop of your own, use tensor noise (:func:`add_normal_` and its like), which is a function of
+(secret key, step, parameter, element index) and loads torch on first use. docs/explanation/noise.md and
+docs/explanation/tensor-noise.md say what each guarantees.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How many runs, and which candidate? Exact draws of counts and of choices for private selection.
 
-The laws have real parameters, so that their probabilities are irrational; the draws are exact all the same. A count is
-found by comparing a uniform number, bit by bit, with the distribution function in decimal arithmetic of growing
-precision, until the comparison is decided. A choice with probabilities proportional to exp(-x) uses rejection, with
-events of probability exp(-x) drawn exactly for rational x (Canonne, Kamath & Steinke 2020, algorithm 1).
+The laws have real parameters, so their probabilities are irrational; the draws are exact all the same. A count is found
+by comparing a uniform number, bit by bit, with the distribution function in decimal arithmetic of growing precision,
+until the comparison is decided. A choice with probabilities proportional to exp(-x) uses rejection, with events of
+probability exp(-x) drawn exactly for rational x (Canonne, Kamath & Steinke 2020, algorithm 1).
 """
 
 from __future__ import annotations
@@ -29,12 +29,25 @@ _PIECE = 512.0
 
 
 def truncated_negative_binomial(eta: float, gamma: float, *, source: Source | None = None) -> int:
-    """A count K >= 1 with Pr[K=k] = (1-γ)^k/(γ^-η - 1)·∏_{l<k}(l+η)/(l+1); η = 0: (1-γ)^k/(k log(1/γ)). Exact.
+    """Draw a count from the truncated negative binomial law, exactly.
 
-    η = 1 is the geometric law, η = 0 the logarithmic one; η > -1.
+    Pr[K=k] = (1-γ)^k/(γ^-η - 1)·∏_{l<k}(l+η)/(l+1) for k >= 1, and (1-γ)^k/(k log(1/γ)) for η = 0.
 
-    >>> truncated_negative_binomial(1.0, 0.5) >= 1
-    True
+    Args:
+        eta: The shape η, above -1: 1 is the geometric law, 0 the logarithmic one.
+        gamma: The parameter γ, between 0 and 1; smaller means more.
+        source: Where random bits come from. None (default) is the operating system; others are for tests.
+
+    Returns:
+        The count, 1 or more.
+
+    Raises:
+        ValueError: If ``eta`` or ``gamma`` is out of range.
+
+    Example:
+        >>> from tacit.noise import truncated_negative_binomial
+        >>> truncated_negative_binomial(1.0, 0.5) >= 1
+        True
     """
     eta, gamma = float(eta), float(gamma)
     if not (eta > -1 and math.isfinite(eta)):
@@ -57,14 +70,26 @@ def truncated_negative_binomial(eta: float, gamma: float, *, source: Source | No
 
 
 def poisson(mean: float, *, source: Source | None = None) -> int:
-    """A count K >= 0 with Pr[K=k] = e^-mean mean^k/k!. Exact.
+    """Draw a Poisson count, exactly: Pr[K=k] = e^-mean mean^k/k!.
 
-    >>> poisson(3.0) >= 0
-    True
+    Args:
+        mean: The mean, above 0 and at most 100,000.
+        source: Where random bits come from. None (default) is the operating system; others are for tests.
+
+    Returns:
+        The count, 0 or more.
+
+    Raises:
+        ValueError: If ``mean`` is out of range.
+
+    Example:
+        >>> from tacit.noise import poisson
+        >>> poisson(3.0) >= 0
+        True
     """
     mean = float(mean)
     if not 0 < mean <= 1e5:
-        raise ValueError(f"the mean must lie above 0 and at most at 100,000, not at {mean}")
+        raise ValueError(f"mean must be above 0 and at most 100,000, not {mean}")
     # A large count is the sum of independent smaller ones: e^-mean has as many leading zeros as the mean is large.
     pieces, rest = divmod(mean, _PIECE)
     return sum(_poisson(_PIECE, source) for _ in range(int(pieces))) + (_poisson(rest, source) if rest else 0)
@@ -115,13 +140,26 @@ def _invert(
 
 
 def bernoulli_exp(x: Fraction, *, source: Source | None = None) -> bool:
-    """An event of probability exactly exp(-x), x >= 0 a rational number.
+    """Draw an event of probability exactly exp(-x).
 
-    >>> bernoulli_exp(Fraction(0))
-    True
+    Args:
+        x: A rational number, 0 or more.
+        source: Where random bits come from. None (default) is the operating system; others are for tests.
+
+    Returns:
+        Whether the event happened.
+
+    Raises:
+        ValueError: If ``x`` is negative.
+
+    Example:
+        >>> from fractions import Fraction
+        >>> from tacit.noise import bernoulli_exp
+        >>> bernoulli_exp(Fraction(0))
+        True
     """
     if x < 0:
-        raise ValueError(f"exp(-x) is a probability for x >= 0, not {x}")
+        raise ValueError(f"x must be 0 or more, so that exp(-x) is a probability, not {x}")
     for _ in range(math.floor(x)):
         if not _below_one(Fraction(1), source):
             return False
@@ -139,21 +177,38 @@ def _below_one(x: Fraction, source: Source | None) -> bool:
 def exponential_choice(
     scores: Sequence[float | Fraction], rate: float | Fraction, *, source: Source | None = None
 ) -> int:
-    """An index i with probability proportional to exp(rate · scores[i]), exactly.
+    """Choose an index i with probability proportional to exp(rate · scores[i]), exactly.
 
-    Guarantee: if one record moves every score by at most Δ, the choice has bounded range 2·Δ·rate, and Δ·rate where it
-    moves all scores the same way; it is the exponential mechanism (McSherry & Talwar 2007) of the numbers as given,
-    without a rounding of its own. How long a call takes depends on the scores: do not let an adversary time it.
+    How long a call takes depends on the scores: do not let an adversary time it.
 
-    >>> exponential_choice([0.0, 1e6], rate=1.0)
-    1
+    Guarantee:
+        The exponential mechanism (McSherry & Talwar 2007) of the numbers as given, without a rounding of its own. If
+        one neighbour moves every score by at most Δ, the choice has bounded range 2·Δ·rate, and Δ·rate if it moves all
+        scores
+        the same way: price it as ``accounting.ExponentialMechanism`` of that range, under the adjacency and unit of Δ.
+
+    Args:
+        scores: The private scores, one for each candidate; finite.
+        rate: How strongly higher scores are preferred, 0 or more. 0 is a uniform choice.
+        source: Where random bits come from. None (default) is the operating system; others are for tests.
+
+    Returns:
+        The index of the chosen candidate.
+
+    Raises:
+        ValueError: If there are no scores, or a score or the rate is not a finite number (the rate 0 or more).
+
+    Example:
+        >>> from tacit.noise import exponential_choice
+        >>> exponential_choice([0.0, 1e6], rate=1.0)
+        1
     """
-    exact = [_fraction(score, "a score") for score in scores]
+    exact = [_fraction(score, "each score") for score in scores]
     if not exact:
-        raise ValueError("there is nothing to choose from")
-    slope = _fraction(rate, "the rate")
+        raise ValueError("scores is empty: there is nothing to choose from")
+    slope = _fraction(rate, "rate")
     if slope < 0:
-        raise ValueError(f"the rate is 0 or more, not {rate}")
+        raise ValueError(f"rate must be 0 or more, not {rate}")
     best = max(exact)
     origin = SYSTEM if source is None else source
     gaps = [slope * (best - score) for score in exact]
@@ -172,5 +227,5 @@ def _fraction(number: float | Fraction, name: str) -> Fraction:
     """The rational number that this is; what has none is refused by name."""
     plain = number.item() if isinstance(number, np.generic) else number
     if isinstance(plain, float) and not math.isfinite(plain):
-        raise ValueError(f"{name} is a finite number, not {number}")
+        raise ValueError(f"{name} must be a finite number")
     return Fraction(plain)

@@ -1,8 +1,8 @@
 """How is integer noise drawn exactly? Discrete Laplace and Gaussian, Bernoulli and uniform integers.
 
-These distributions have an accounting of their own (they are not roundings of the continuous ones). The discrete
-Gaussian is sampled as Canonne, Kamath and Steinke do ("The discrete Gaussian for differential privacy", NeurIPS 2020,
-algorithm 3): by rejection from a discrete Laplace, with an acceptance test that is exact for every binary64 sigma.
+These distributions have prices of their own (they are not roundings of the continuous ones). The discrete Gaussian is
+sampled as in Canonne, Kamath and Steinke ("The discrete Gaussian for differential privacy", NeurIPS 2020, algorithm 3):
+by rejection from a discrete Laplace, with an acceptance test that is exact for every binary64 sigma.
 """
 
 from __future__ import annotations
@@ -27,15 +27,26 @@ _SMALLEST_SIGMA = 2.0**-20
 
 
 def discrete_laplace(scale: float, shape: Shape = (), *, source: Source | None = None) -> Integers:
-    """Integers with probability proportional to exp(-|x| / scale) (two-sided geometric), exactly.
-
-    Guarantee: added to integers of L1 sensitivity Δ under an adjacency, the result is (Δ / scale)-DP under it.
+    """Draw integers with probability proportional to exp(-abs(x) / scale) (two-sided geometric), exactly.
 
     The magnitude of a geometric number is the integer part of scale times an exact exponential deviate; zero is kept
     with one of the two signs only.
 
-    >>> discrete_laplace(2.0, 5).dtype
-    dtype('int64')
+    Guarantee:
+        Added to integers of L1 sensitivity Δ under an adjacency, the result is (Δ / scale)-DP under that adjacency.
+
+    Args:
+        scale: The scale of the noise, above 0 and at most 2^40.
+        shape: The shape of the result; ``()`` (default) draws one number.
+        source: Where random bits come from. None (default) is the operating system; others are for tests.
+
+    Returns:
+        The noise, as int64. It still has to be added to your values.
+
+    Example:
+        >>> from tacit.noise import discrete_laplace
+        >>> discrete_laplace(2.0, 5).dtype
+        dtype('int64')
     """
     scale = _checked(scale, "scale")
     origin = SYSTEM if source is None else source
@@ -55,18 +66,32 @@ def _two_sided_geometric(scale: float, count: int, origin: Source) -> Integers:
 
 
 def discrete_gaussian(sigma: float, shape: Shape = (), *, source: Source | None = None) -> Integers:
-    """Integers with probability proportional to exp(-x^2 / (2 sigma^2)), exactly.
+    """Draw integers with probability proportional to exp(-x^2 / (2 sigma^2)), exactly.
 
-    Guarantee: added to an integer vector of L2 sensitivity Δ under an adjacency, the result is (Δ^2 / (2 sigma^2))-
-    concentrated DP under it (proved by Canonne, Kamath and Steinke): at every Rényi order no more than the continuous
-    Gaussian mechanism of noise multiplier sigma / Δ.
+    Guarantee:
+        Added to an integer vector of L2 sensitivity Δ under an adjacency, the result is (Δ^2 / (2
+        sigma^2))-concentrated DP under it (Canonne, Kamath and Steinke): at every Rényi order no more than the
+        continuous Gaussian mechanism of noise multiplier sigma / Δ.
 
-    >>> discrete_gaussian(3.0, (2, 2)).shape
-    (2, 2)
+    Args:
+        sigma: The parameter of the noise, from 2^-20 to 2^40.
+        shape: The shape of the result; ``()`` (default) draws one number.
+        source: Where random bits come from. None (default) is the operating system; others are for tests.
+
+    Returns:
+        The noise, as int64. It still has to be added to your values.
+
+    Raises:
+        ValueError: If ``sigma`` is out of range.
+
+    Example:
+        >>> from tacit.noise import discrete_gaussian
+        >>> discrete_gaussian(3.0, (2, 2)).shape
+        (2, 2)
     """
     sigma = _checked(sigma, "sigma")
     if sigma < _SMALLEST_SIGMA:
-        raise ValueError(f"sigma {sigma} is below 2**-20: such noise is zero but for once in exp(2**39) draws")
+        raise ValueError(f"sigma must be at least 2**-20, not {sigma}: smaller noise is practically always zero")
     origin = SYSTEM if source is None else source
     count = math.prod(shape) if isinstance(shape, tuple) else shape
     t = math.floor(sigma) + 1
@@ -81,13 +106,26 @@ def discrete_gaussian(sigma: float, shape: Shape = (), *, source: Source | None 
 
 
 def bernoulli(p: float | Fraction, shape: Shape = (), *, source: Source | None = None) -> npt.NDArray[np.bool_]:
-    """Independent events of probability exactly p, for every binary64 number or fraction p between 0 and 1.
+    """Draw independent events of probability exactly p.
 
-    >>> bernoulli(1.0, 3)
-    array([ True,  True,  True])
+    Args:
+        p: The probability, from 0 to 1: any binary64 number or fraction.
+        shape: The shape of the result; ``()`` (default) draws one event.
+        source: Where random bits come from. None (default) is the operating system; others are for tests.
+
+    Returns:
+        Whether each event happened.
+
+    Raises:
+        ValueError: If ``p`` is not a probability.
+
+    Example:
+        >>> from tacit.noise import bernoulli
+        >>> bernoulli(1.0, 3)
+        array([ True,  True,  True])
     """
     if not 0 <= p <= 1:
-        raise ValueError(f"a probability lies between 0 and 1, not {p}")
+        raise ValueError(f"p must be a probability, from 0 to 1, not {p}")
     origin = SYSTEM if source is None else source
     exact = p if isinstance(p, Fraction) else Fraction(float(p))
     count = math.prod(shape) if isinstance(shape, tuple) else shape
@@ -104,10 +142,23 @@ def bernoulli(p: float | Fraction, shape: Shape = (), *, source: Source | None =
 
 
 def uniform_integers(bound: int, shape: Shape = (), *, source: Source | None = None) -> Integers:
-    """Independent integers, exactly uniform from 0 to bound - 1.
+    """Draw independent integers, exactly uniform from 0 to bound - 1.
 
-    >>> bool((uniform_integers(6, 100) < 6).all())
-    True
+    Args:
+        bound: The number of possible values, at least 1 and below 2^63.
+        shape: The shape of the result; ``()`` (default) draws one number.
+        source: Where random bits come from. None (default) is the operating system; others are for tests.
+
+    Returns:
+        The integers, as int64.
+
+    Raises:
+        ValueError: If ``bound`` is out of range.
+
+    Example:
+        >>> from tacit.noise import uniform_integers
+        >>> bool((uniform_integers(6, 100) < 6).all())
+        True
     """
     if not 1 <= bound < 2**63:
         raise ValueError(f"bound must be at least 1 and below 2**63, not {bound}")
@@ -120,7 +171,7 @@ def _checked(scale: float, name: str) -> float:
     number = positive(scale, name)
     if number > _LARGEST_SCALE:
         raise ValueError(
-            f"{name} {scale} is above 2**40; use the continuous samplers, with granularity=1.0 for integers"
+            f"{name} must be at most 2**40, not {scale}; use add_laplace or add_gaussian with granularity=1.0 instead"
         )
     return number
 

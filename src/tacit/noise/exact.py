@@ -53,21 +53,33 @@ def add_laplace(
 def add_laplace(
     values: npt.ArrayLike, scale: float, *, granularity: float | None = None, source: Source | None = None
 ) -> float | Floats:
-    """Adds exact Laplace noise (density proportional to exp(-|x| / scale)) and rounds to a grid, exactly.
+    """Add exact Laplace noise (density proportional to exp(-abs(x) / scale)) and round to a grid, exactly.
 
-    Guarantee: if the values together have L1 sensitivity Δ under an adjacency, the result is (Δ / scale)-DP under that
-    adjacency, because it is a rounding (post-processing) of the ideal continuous mechanism on the given numbers. Δ must
-    hold for the numbers as they are given, that is, including the rounding of whatever computed them.
+    Results that binary64 cannot hold are rounded to the nearest that it can (saturating at the largest), which is
+    post-processing too.
 
-    ``granularity`` is a power of two, by default about scale / 2^24; choose it without looking at the values. Results
-    that binary64 cannot hold are rounded to the nearest that it can (saturating at the largest), again post-processing.
-    ``source`` replaces the operating system's entropy in tests.
+    Guarantee:
+        If the values together have L1 sensitivity Δ under an adjacency, the result is (Δ / scale)-DP under that
+        adjacency, because it is a rounding (post-processing) of the ideal continuous mechanism on the given numbers. Δ
+        must hold for the numbers as given, including the rounding of whatever computed them.
 
-    >>> noisy = add_laplace([120.0, 340.0], scale=2.0, granularity=1.0)
-    >>> bool((noisy == np.round(noisy)).all())
-    True
-    >>> isinstance(add_laplace(17.0, scale=10.0), float)
-    True
+    Args:
+        values: The private value or values: finite real numbers. Integers may not exceed 2^53 in size.
+        scale: The scale of the noise, in the unit of the values; above 0.
+        granularity: The grid to round to, a power of two chosen without looking at the values. None (default) is about
+            ``scale / 2**24``.
+        source: Where random bits come from. None (default) is the operating system; others are for tests.
+
+    Returns:
+        The noisy values: a float for one value, otherwise an array of the same shape.
+
+    Example:
+        >>> from tacit.noise import add_laplace
+        >>> noisy = add_laplace([120.0, 340.0], scale=2.0, granularity=1.0)
+        >>> bool((noisy == noisy.round()).all())
+        True
+        >>> isinstance(add_laplace(17.0, scale=10.0), float)
+        True
     """
     return _add(values, scale, granularity, source, deviates.laplace, "scale")
 
@@ -91,23 +103,47 @@ def add_gaussian(
 def add_gaussian(
     values: npt.ArrayLike, sigma: float, *, granularity: float | None = None, source: Source | None = None
 ) -> float | Floats:
-    """Adds exact Gaussian noise of standard deviation sigma and rounds to a grid, exactly.
+    """Add exact Gaussian noise and round to a grid, exactly.
 
-    Guarantee: if the values together have L2 sensitivity Δ under an adjacency, the result costs no more than the ideal
-    Gaussian mechanism of noise multiplier sigma / Δ (``accounting.Gaussian(sigma / Δ)``) under that adjacency, because
-    it is a rounding (post-processing) of it. Grid, saturation and ``source`` are as in :func:`add_laplace`.
+    Results that binary64 cannot hold saturate, as in :func:`add_laplace`.
 
-    >>> add_gaussian(np.zeros((2, 3)), sigma=1.0).shape
-    (2, 3)
+    Guarantee:
+        If the values together have L2 sensitivity Δ under an adjacency, the result costs no more than the ideal
+        Gaussian mechanism of noise multiplier sigma / Δ (``accounting.Gaussian(sigma / Δ)``) under that adjacency,
+        because it is a rounding (post-processing) of it. Δ must hold for the numbers as given.
+
+    Args:
+        values: The private value or values: finite real numbers. Integers may not exceed 2^53 in size.
+        sigma: The standard deviation of the noise, in the unit of the values; above 0.
+        granularity: The grid to round to, a power of two chosen without looking at the values. None (default) is about
+            ``sigma / 2**24``.
+        source: Where random bits come from. None (default) is the operating system; others are for tests.
+
+    Returns:
+        The noisy values: a float for one value, otherwise an array of the same shape.
+
+    Example:
+        >>> import numpy as np
+        >>> from tacit.noise import add_gaussian
+        >>> add_gaussian(np.zeros((2, 3)), sigma=1.0).shape
+        (2, 3)
     """
     return _add(values, sigma, granularity, source, deviates.normal, "sigma")
 
 
 def default_granularity(scale: float) -> float:
-    """The grid used for noise of a scale: a power of two that depends on nothing but the scale.
+    """The grid for noise of a given scale: a power of two that depends on the scale only.
 
-    >>> default_granularity(1.0) == 2.0**-24
-    True
+    Args:
+        scale: The scale (Laplace) or standard deviation (Gaussian) of the noise.
+
+    Returns:
+        The power of two in (scale / 2^25, scale / 2^24].
+
+    Example:
+        >>> from tacit.noise import default_granularity
+        >>> default_granularity(1.0) == 2.0**-24
+        True
     """
     _, exponent = math.frexp(scale)
     return math.ldexp(1.0, max(exponent - 1 - DEFAULT_GRID_BITS, _SMALLEST_EXPONENT))

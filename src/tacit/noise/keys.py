@@ -1,9 +1,9 @@
 """Who may know the noise? Secret keys: where they come from, where they are kept, and how they end.
 
 Whoever holds the key of a run can compute its noise and subtract it, which undoes the privacy of everything the run
-released. A key therefore comes from the operating system's entropy, lives in memory that can be wiped, is written only
-to a file of its own that nobody else can read, is never part of a pickle, a checkpoint or a printed text, is of no use
-in a fork of the process that made it, and is destroyed when the run ends.
+released. So a key comes from the operating system's entropy and lives in memory that can be wiped. It is written only
+to a file of its own that nobody else can read, and never to a pickle, a checkpoint or printed text. It does not work in
+a fork of the process that made it, and it is destroyed when the run ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _REMEMBERED = 1 << 16
 
 
 class KeyFileError(OSError):
-    """A key file that must not be used: readable by others, not ours, or not a key."""
+    """A key file that must not be used: others can read it, it is not ours, or it is not a key."""
 
 
 class Key(OneProcess):
@@ -50,14 +50,26 @@ class Key(OneProcess):
 
     Noise made from a key protects people only while nobody who sees the released values knows the key, and only if each
     (step, parameter) of a key is used for one release: two releases with the same noise differ by the data alone. So a
-    forked process cannot use it (:class:`~tacit.noise.process.ForkError`).
+    forked process cannot use it (:class:`~tacit.noise.ForkError`), and it cannot be copied or pickled.
 
-    >>> with Key.generate() as key:
-    ...     sampler = key.derive("sampler")
-    ...     print(key)
-    <Key fingerprint ...>
-    >>> key.destroyed
-    True
+    Use :meth:`generate` to make a key, in a ``with`` block that destroys it at the end.
+
+    Args:
+        secret: 32 secret bytes, which are copied. Only for a key that you have already.
+        repeatable: Whether several runs of a process may use the key, and so draw the same noise. Only for tests, and
+            to compare runs on data that need no protection. Default: ``False``.
+
+    Raises:
+        ValueError: If the secret does not have 32 bytes.
+
+    Example:
+        >>> from tacit.noise import Key
+        >>> with Key.generate() as key:
+        ...     sampler = key.derive("sampler")
+        ...     print(key)
+        <Key fingerprint ...>
+        >>> key.destroyed
+        True
     """
 
     __slots__ = ("_path", "_secret", "repeatable")
@@ -72,33 +84,61 @@ class Key(OneProcess):
 
     @classmethod
     def generate(cls) -> Key:
-        """A new key from the operating system's entropy."""
+        """Make a new key from the operating system's entropy."""
         return cls(fresh_bytes(_BYTES))
 
     def derive(self, purpose: str) -> Key:
-        """The key for one purpose ("noise", "sampler", …): keyed BLAKE2b, so one tells nothing about another.
+        """The key for one purpose, by keyed BLAKE2b; the keys of two purposes tell nothing about each other.
 
-        >>> key = Key(bytes(32))
-        >>> key.derive("noise") == key.derive("sampler")
-        False
+        Args:
+            purpose: A name, such as ``"noise"`` or ``"sampler"``.
+
+        Returns:
+            A key that is always the same for this key and purpose.
+
+        Example:
+            >>> key = Key(bytes(32))
+            >>> key.derive("noise") == key.derive("sampler")
+            False
         """
         return Key(self._digests(b"tacit purpose", [purpose.encode()])[0], repeatable=self.repeatable)
 
     def stream(self, purpose: str, step: int, parameter: int | str) -> Words:
-        """The 256-bit ChaCha key, as eight 32-bit words, of one purpose, step and parameter.
+        """The 256-bit ChaCha key of one purpose, step and parameter.
 
-        >>> Key(bytes(32)).stream("normal", 0, "weight").shape
-        (8,)
+        Args:
+            purpose: The kind of draw, such as ``"normal"``.
+            step: The step of the run, at least 0 and below 2^64.
+            parameter: The name or number of the parameter.
+
+        Returns:
+            Eight 32-bit words.
+
+        Example:
+            >>> Key(bytes(32)).stream("normal", 0, "weight").shape
+            (8,)
         """
         words: Words = self.streams(purpose, step, [parameter])[0]
         return words
 
     def streams(self, purpose: str, step: int, parameters: Sequence[int | str]) -> Words:
-        """:meth:`stream` for many parameters of one step: a row for each.
+        """:meth:`stream` for many parameters of one step.
 
-        >>> key = Key(bytes(32))
-        >>> bool((key.streams("normal", 7, ["weight", 3])[1] == key.stream("normal", 7, 3)).all())
-        True
+        Args:
+            purpose: The kind of draw, such as ``"normal"``.
+            step: The step of the run, at least 0 and below 2^64.
+            parameters: Names or numbers of the parameters.
+
+        Returns:
+            A row of eight 32-bit words for each parameter.
+
+        Raises:
+            ValueError: If ``step`` is out of range.
+
+        Example:
+            >>> key = Key(bytes(32))
+            >>> bool((key.streams("normal", 7, ["weight", 3])[1] == key.stream("normal", 7, 3)).all())
+            True
         """
         if not 0 <= step < _MAX_STEP:
             raise ValueError(f"step must be at least 0 and below 2**64, not {step}")
@@ -112,8 +152,9 @@ class Key(OneProcess):
     def fingerprint(self) -> str:
         """A public name of the key (64 bits of keyed BLAKE2b), for cards and logs; it tells nothing about the noise.
 
-        >>> Key(bytes(32)).fingerprint() == Key(bytes(32)).fingerprint()
-        True
+        Example:
+            >>> Key(bytes(32)).fingerprint() == Key(bytes(32)).fingerprint()
+            True
         """
         return self._digests(b"tacit name", [b""])[0][:8].hex()
 
@@ -151,7 +192,7 @@ class Key(OneProcess):
 
     @property
     def path(self) -> str | None:
-        """The file that the key was saved to or read from."""
+        """The file that the key was saved to or loaded from, or None."""
         return self._path
 
     def reveal(self) -> bytes:
@@ -169,9 +210,17 @@ class Key(OneProcess):
         return [hashlib.blake2b(m, digest_size=_BYTES, key=secret, person=domain).digest() for m in messages]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the key to a new file with mode 0600. An existing file is never overwritten (``FileExistsError``).
+        """Write the key to a new file with mode 0600.
 
         Keep the file apart from checkpoints. :meth:`destroy` overwrites and removes it.
+
+        Args:
+            path: Where to write; nothing may exist there yet.
+
+        Raises:
+            FileExistsError: If there is a file at ``path``; it is never overwritten.
+            ValueError: If the key has been destroyed.
+            OSError: If this system cannot keep the file from other users.
         """
         self.check_process()
         if self.destroyed:
@@ -210,34 +259,50 @@ class Key(OneProcess):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Key:
-        """Reads a key written by :meth:`save`; refuses a file that somebody else owns, could read or could write."""
+        """Read a key that :meth:`save` wrote.
+
+        Args:
+            path: The key file.
+
+        Returns:
+            The key; destroying it removes the file too.
+
+        Raises:
+            KeyFileError: If another user owns, could read or could write the file, or if it is not a key file.
+        """
         target = os.path.abspath(path)
         descriptor = os.open(target, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise KeyFileError(f"{target} is not a regular file")
+                raise KeyFileError(f"{target} is not a regular file. See: tacit explain key-file")
             if stat.S_IMODE(status.st_mode) & 0o077:
                 mode = stat.S_IMODE(status.st_mode)
                 raise KeyFileError(
                     f"{target} can be reached by other users (mode {mode:04o}): a key that others may have read "
-                    "protects nobody. Make a new key, or, if you are sure that nobody read it, chmod 600 the file"
+                    "protects nobody. Make a new key or, if you are sure that nobody has read it, chmod 600 the file. "
+                    "See: tacit explain key-file"
                 )
             if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
-                raise KeyFileError(f"{target} belongs to another user")
+                raise KeyFileError(
+                    f"{target} belongs to another user, who may know the key; make a key of your own. "
+                    "See: tacit explain key-file"
+                )
             content = bytearray(len(_MAGIC) + _BYTES + 1)
             size = file.readinto(content)
             if size != len(_MAGIC) + _BYTES or content[: len(_MAGIC)] != _MAGIC:
-                raise KeyFileError(f"{target} is not a tacit key file")
+                raise KeyFileError(
+                    f"{target} is not a tacit key file; give the path that key.save wrote. See: tacit explain key-file"
+                )
         key = cls(memoryview(content)[len(_MAGIC) : size])  # type: ignore[arg-type]
         content[:] = bytes(len(content))
         key._path = target
         return key
 
     def destroy(self) -> None:
-        """Wipes the key from memory; where it was saved or loaded, overwrites the file, then removes it.
+        """Wipe the key from memory; if it was saved or loaded, overwrite the file, then remove it.
 
-        In a forked process only the copy in its memory goes: the file is for the process that made the key.
+        In a forked process only the copy in its memory is wiped: the file belongs to the process that made the key.
 
         Copies that the operating system, a copy-on-write file system, a flash disk or a backup kept are out of reach.
         """
@@ -255,7 +320,11 @@ class Key(OneProcess):
 
     @staticmethod
     def sweep(path: str | os.PathLike[str]) -> None:
-        """Finishes what a :meth:`save` or :meth:`destroy` that was killed had begun; else does nothing."""
+        """Finish what a :meth:`save` or :meth:`destroy` that was killed had begun; otherwise do nothing.
+
+        Args:
+            path: The key file.
+        """
         target = os.path.abspath(path)
         for left in (target + _NEW, target + _GONE):
             try:
@@ -296,8 +365,9 @@ class Key(OneProcess):
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise TypeError(
-            "a tacit Key is never pickled or copied, so that it cannot end up in a checkpoint or an exported model; "
-            "save it to a file of its own with key.save(path) and read it back with Key.load(path)"
+            "a tacit Key cannot be pickled or copied, so that it never ends up in a checkpoint or an exported model. "
+            "Save it to a file of its own with key.save(path) and read it back with Key.load(path). "
+            "See: tacit explain key-file"
         )
 
     __reduce_ex__ = __copy__ = __deepcopy__ = __getstate__ = _refuse

@@ -1,8 +1,8 @@
 """In which process may this be used? In the one that made it.
 
-A fork copies memory. A secret key, or a count of what a charge still covers, is then there twice: parent and child
-would put the same noise on different sums, whose difference has none, or spend the same charge. The same holds for a
-copy made by ``copy`` or ``pickle``. :class:`OneProcess` is for everything of which there must be one.
+A fork copies memory. A secret key, or a count of what a charge still covers, then exists twice: parent and child would
+add the same noise to different sums, whose difference has none, or use the same charge twice. The same holds for a copy
+made by ``copy`` or ``pickle``. :class:`OneProcess` is the base of everything that must exist only once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Self
 
 
 class ForkError(RuntimeError):
-    """A key or a run that was made in another process, of which this one is a fork."""
+    """A key or a run was used in a fork of the process that made it."""
 
 
 #: How many forks lie between this process and the first one: a count that no reuse of process ids repeats.
@@ -41,7 +41,7 @@ class OneProcess:
     >>> run.check_process()
     >>> copy.copy(run)
     Traceback (most recent call last):
-    TypeError: a OneProcess is not copied or pickled: ...
+    TypeError: a OneProcess cannot be copied or pickled: ...
     """
 
     __slots__ = ("_process",)
@@ -54,23 +54,27 @@ class OneProcess:
 
     @property
     def forked(self) -> bool:
-        """Whether this is the copy that a forked process has."""
+        """Whether this is the copy in a forked process."""
         return self._process != _here()
 
     def check_process(self) -> None:
-        """Refuse to go on in a fork."""
+        """Refuse to go on in a fork of the process that made this.
+
+        Raises:
+            ForkError: If this process is such a fork.
+        """
         if self.forked:
             raise ForkError(
-                f"this {type(self).__name__} was made in another process, of which this one is a fork: used here, it "
-                "would repeat noise, or spend a charge, that the other process uses too, and the difference of two "
-                "sums with the same noise has none. Make the run (or load its key) in the process that trains it; to "
-                "go on with a run in a new process, give it a checkpoint and start it there"
+                f"this {type(self).__name__} was made in another process, of which this one is a fork. Used here, it "
+                "would repeat noise, or use a charge, that the other process uses too. Make the run (or load its key) "
+                "in the process that trains it; to go on with a run in a new process, give it a checkpoint and resume it "
+                "there. See: tacit explain fork"
             )
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise TypeError(
-            f"a {type(self).__name__} is not copied or pickled: the copy would use the same noise, or the same charge, "
-            "a second time. Make another one, or go on from a checkpoint"
+            f"a {type(self).__name__} cannot be copied or pickled: the copy would use the same noise, or the same "
+            "charge, a second time. Make another one, or go on from a checkpoint. See: tacit explain fork"
         )
 
     __reduce_ex__ = __copy__ = __deepcopy__ = __getstate__ = _refuse

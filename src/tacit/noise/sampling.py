@@ -23,11 +23,23 @@ _LISTED = 1 << 24
 
 
 def uniform(key: Key, step: int, n: int, *, offset: int = 0) -> npt.NDArray[np.uint64]:
-    """Independent uniform 64-bit integers for records offset .. offset + n - 1 of a step.
+    """Independent uniform 64-bit integers, one for each record of a step.
 
-    >>> key = Key(bytes(32))
-    >>> bool((uniform(key, 3, 10)[4:] == uniform(key, 3, 6, offset=4)).all())
-    True
+    Args:
+        key: The secret key. Next to :func:`add_laplace_many_`, which draws from the same words, use another one:
+            ``key.derive("sampler")``.
+        step: The step of the run.
+        n: How many records.
+        offset: The number of the first record (default 0).
+
+    Returns:
+        Words for the records ``offset`` to ``offset + n - 1``, as uint64.
+
+    Example:
+        >>> from tacit.noise import Key, uniform
+        >>> key = Key(bytes(32))
+        >>> bool((uniform(key, 3, 10)[4:] == uniform(key, 3, 6, offset=4)).all())
+        True
     """
     _check_range(n, offset)
     words = key.stream("uniform", step, 0)
@@ -43,20 +55,34 @@ def bernoulli_threshold(rate: float) -> int:
     True
     """
     if not 0.0 <= rate <= 1.0:
-        raise ValueError(f"the sampling rate must be between 0 and 1, not {rate}")
+        raise ValueError(f"the sampling rate must lie between 0 and 1, not {rate}")
     return int(Fraction(rate if isinstance(rate, Fraction) else float(rate)) * 2**64)
 
 
 def bernoulli_mask(key: Key, step: int, n: int, rate: float, *, offset: int = 0) -> npt.NDArray[np.bool_]:
-    """Poisson sampling: whether each of the records offset .. offset + n - 1 takes part in a step.
+    """Poisson sampling: whether each record takes part in a step.
 
-    Guarantee: each record takes part independently (up to the security of ChaCha12) with probability
-    floor(rate * 2^64) / 2^64, which is at most the rate that is accounted for and less by under 6e-20. Amplification is
-    monotone in the rate, so the accounted cost holds. This is the sampling of add/remove-one adjacency.
+    Guarantee:
+        Each record takes part independently (up to the security of ChaCha12) with probability floor(rate * 2^64) /
+        2^64, which is at most the rate that is accounted for, and less by under 6e-20. Amplification is monotone in the
+        rate, so the accounted price holds. This is the sampling of add/remove-one adjacency.
 
-    >>> mask = bernoulli_mask(Key(bytes(32)), 0, 100_000, 0.01)
-    >>> bool(850 < mask.sum() < 1150)
-    True
+    Args:
+        key: The secret key. Next to :func:`add_laplace_many_`, which draws from the same words, use another one:
+            ``key.derive("sampler")``.
+        step: The step of the run.
+        n: How many records.
+        rate: The probability that a record takes part, from 0 to 1.
+        offset: The number of the first record (default 0).
+
+    Returns:
+        One flag for each of the records ``offset`` to ``offset + n - 1``.
+
+    Example:
+        >>> from tacit.noise import Key, bernoulli_mask
+        >>> mask = bernoulli_mask(Key(bytes(32)), 0, 100_000, 0.01)
+        >>> bool(850 < mask.sum() < 1150)
+        True
     """
     _check_range(n, offset)
     threshold = bernoulli_threshold(rate)
@@ -70,7 +96,7 @@ def bernoulli_mask(key: Key, step: int, n: int, rate: float, *, offset: int = 0)
 
 
 def taking_part(key: Key, step: int, n: int, rate: float) -> npt.NDArray[np.int64]:
-    """The numbers of the records 0 .. n - 1 that take part in a step: where :func:`bernoulli_mask` is true.
+    """The numbers of the records 0 to n - 1 that take part in a step: where :func:`bernoulli_mask` is true.
 
     The guarantee is that of :func:`bernoulli_mask`.
 
@@ -89,4 +115,4 @@ def taking_part(key: Key, step: int, n: int, rate: float) -> npt.NDArray[np.int6
 
 def _check_range(n: int, offset: int) -> None:
     if n < 0 or offset < 0 or n + offset > 2**63:
-        raise ValueError(f"records {offset} to {offset} + {n} are not a range of record numbers")
+        raise ValueError("n and offset must give a range of record numbers: both 0 or more, their sum at most 2**63")

@@ -1,8 +1,8 @@
 """How is the noise of a training step drawn, so that every process of a run draws the same and nobody else can?
 
-Standard normal fp32 noise is a function of (secret key, step, parameter, element index) alone: ChaCha12 words and a
-Box-Muller transform, defined in ``stream.py``. A tensor split among processes in any way gets, element by element, the
-bits the whole tensor would have got, on CPU and GPU alike.
+Standard normal fp32 noise is a function of (secret key, step, parameter, element index) only: ChaCha12 words and a
+Box-Muller transform, defined in ``stream.py``. However a tensor is split among processes, each element gets the bits
+that it would have got in the whole tensor, on CPU and GPU alike.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ R = TypeVar("R")
 def _never_traced(function: Callable[P, R]) -> Callable[P, R]:
     """Keeps torch.compile out: a traced call would fix one step's key, and so its noise, in the compiled code.
 
-    ``torch.compiler.disable`` imports the compiler, which takes a second; it is called when noise is first drawn.
+    ``torch.compiler.disable`` imports the compiler, which takes a second, so it is called when noise is first drawn.
     """
     guarded: list[Callable[P, R]] = []
 
@@ -61,24 +61,40 @@ def normal(
     strides: Sequence[int] | None = None,
     device: torch.device | str = "cpu",
 ) -> torch.Tensor:
-    """Standard normal fp32 noise for (a shard of) one parameter at one step.
+    """Standard normal fp32 noise for one parameter, or a shard of it, at one step.
 
     The element at multi-index (i, j, …) of the result is element ``offset + i * strides[0] + j * strides[1] + …`` of
-    the parameter's noise. ``strides`` are those of the whole parameter and default to a contiguous range beginning at
-    ``offset``; columns of a (rows, width) matrix are ``shape=(rows, w), strides=(width, 1), offset=first_column``.
+    the parameter's noise. For columns of a (rows, width) matrix, use ``shape=(rows, w), strides=(width, 1),
+    offset=first_column``.
 
-    Guarantee: for a sum of L2 sensitivity C (under the adjacency for which C was stated), adding ``sigma * C`` times
-    this noise approximates the Gaussian mechanism of noise multiplier sigma, under three conditions (docs/explanation/noise.md):
-    the key is secret and ChaCha12 is a pseudo-random function; :func:`tail_delta` is added to δ; the arithmetic is
-    binary32 rather than real (for small releases use the exact samplers of :mod:`tacit.noise`).
-    Each (key, step, parameter) must serve one release only.
+    Guarantee:
+        For a sum of L2 sensitivity C (under the adjacency for which C was stated), adding ``sigma * C`` times this
+        noise approximates the Gaussian mechanism of noise multiplier sigma, under three conditions
+        (docs/explanation/tensor-noise.md): the key is secret and ChaCha12 is a pseudo-random function;
+        :func:`tail_delta` is added to δ; the arithmetic is binary32 rather than real (for small releases use the exact
+        samplers of :mod:`tacit.noise`). Each (key, step, parameter) must serve one release only.
 
-    >>> key = Key(bytes(32))
-    >>> whole = normal(key, 7, "layer.weight", (100, 30))
-    >>> rows = normal(key, 7, "layer.weight", (50, 30), offset=50 * 30)
-    >>> columns = normal(key, 7, "layer.weight", (100, 10), strides=(30, 1), offset=20)
-    >>> bool((whole[50:] == rows).all() and (whole[:, 20:] == columns).all())
-    True
+    Args:
+        key: The secret key of the run.
+        step: The step of the run, at least 0 and below 2^64.
+        parameter: The name or number of the parameter.
+        shape: The shape of the result, that of the shard.
+        offset: The index of the result's first element in the whole parameter (default 0).
+        strides: The strides of the whole parameter, one for each dimension of ``shape``. None (default) means a
+            contiguous range that begins at ``offset``.
+        device: Where the result is made (default ``"cpu"``); every device gives the same bits.
+
+    Returns:
+        A float32 tensor of independent standard normal noise.
+
+    Example:
+        >>> from tacit.noise import Key, normal
+        >>> key = Key(bytes(32))
+        >>> whole = normal(key, 7, "layer.weight", (100, 30))
+        >>> rows = normal(key, 7, "layer.weight", (50, 30), offset=50 * 30)
+        >>> columns = normal(key, 7, "layer.weight", (100, 10), strides=(30, 1), offset=20)
+        >>> bool((whole[50:] == rows).all() and (whole[:, 20:] == columns).all())
+        True
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
     target = torch.device(device)
@@ -106,20 +122,34 @@ def add_normal_(
     offset: int = 0,
     strides: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Adds ``scale`` times the noise of :func:`normal` to a tensor in place, without a full-size temporary.
+    """Add ``scale`` times the noise of :func:`normal` to a tensor in place, without a full-size temporary.
 
-    ``strides`` are those of the whole parameter, for a tensor that is a piece of it (see :func:`normal`); the
-    temporary is then as large as the piece.
+    Sums are made in fp32 (in fp64 for an fp64 tensor) and then rounded to the tensor's type.
 
-    The scale is rounded up to binary32, so the noise is never smaller than asked for; sums are made in fp32 (in fp64
-    for an fp64 tensor) and then rounded to the tensor's type. Guarantee and conditions are those of :func:`normal`,
-    with noise of standard deviation ``scale``.
+    Guarantee:
+        That of :func:`normal`, under the same conditions, with noise of standard deviation ``scale``: at least that,
+        because the scale is rounded up to binary32.
 
-    >>> key = Key(bytes(32))
-    >>> gradient = torch.ones(1000)
-    >>> noisy = add_normal_(gradient.clone(), key, 0, "bias", 2.0)
-    >>> bool((noisy == 1 + 2 * normal(key, 0, "bias", 1000)).all())
-    True
+    Args:
+        tensor: The private sum, of a floating-point type; it is changed.
+        key: The secret key of the run.
+        step: The step of the run; each (key, step, parameter) serves one release.
+        parameter: The name or number of the parameter.
+        scale: The standard deviation of the noise: noise multiplier times sensitivity.
+        offset: The index of the tensor's first element in the whole parameter (default 0).
+        strides: The strides of the whole parameter, if the tensor is a piece of it that is not contiguous (see
+            :func:`normal`); this needs a temporary as large as the piece.
+
+    Returns:
+        The tensor that was given.
+
+    Example:
+        >>> import torch
+        >>> from tacit.noise import Key, add_normal_, normal
+        >>> key = Key(bytes(32))
+        >>> noisy = add_normal_(torch.ones(1000), key, 0, "bias", 2.0)
+        >>> bool((noisy == 1 + 2 * normal(key, 0, "bias", 1000)).all())
+        True
     """
     with torch.no_grad():
         if strides is None:
@@ -153,23 +183,35 @@ def add_normal_many_(
 ) -> None:
     """:func:`add_normal_` for all parameters of a model: the same bits, on a GPU with one launch for all of them.
 
-    Two tensors must not have the same parameter name (their noise would be the same where their ranges overlap). The
-    noisy sums are divided by ``divisor``, a public number (on a GPU in the same pass).
+    Guarantee:
+        That of :func:`normal`, under the same conditions, for each tensor with its standard deviation. A tensor whose
+        result goes elsewhere (``into``) is scratch: afterwards it may hold the result or, **without noise**, what it
+        held before, and must not be released.
 
-    ``into`` has for each tensor the one that gets its result: itself, or one of the same shape and of any floating
-    type, which gets what ``.to`` of the result in place would be (on a GPU without writing that, and in a launch for
-    each pair of types). It must overlap no other tensor of the call. A tensor whose result goes elsewhere is scratch:
-    afterwards it may hold the result or, **without noise**, what it held before, and must not be released.
+    Args:
+        tensors: The private sums, of floating-point types; they are changed.
+        key: The secret key of the run.
+        step: The step of the run; each (key, step, parameter) serves one release.
+        parameters: The name or number of each tensor's parameter. No two may be the same unless ``offsets`` are given:
+            their noise would be the same where their ranges overlap.
+        scale: The standard deviation of the noise, one for all tensors or one for each.
+        offsets: The index of each tensor's first element in its whole parameter. None (default) means 0 for all.
+        divisor: A public number that the noisy sums are divided by (default 1).
+        into: For each tensor the one that gets its result: itself, or one of the same shape and device and of any
+            floating type, which overlaps no other tensor of the call. None (default) writes in place.
 
-    >>> key = Key(bytes(32))
-    >>> gradients = [torch.zeros(3, 4), torch.zeros(4)]
-    >>> add_normal_many_(gradients, key, 0, ["weight", "bias"], 2.0)
-    >>> bool((gradients[1] == 2 * normal(key, 0, "bias", 4)).all())
-    True
-    >>> narrow = torch.empty(4, dtype=torch.bfloat16)
-    >>> add_normal_many_([torch.zeros(4)], key, 0, ["bias"], 2.0, into=[narrow])
-    >>> bool((narrow == gradients[1].bfloat16()).all())
-    True
+    Example:
+        >>> import torch
+        >>> from tacit.noise import Key, add_normal_many_, normal
+        >>> key = Key(bytes(32))
+        >>> gradients = [torch.zeros(3, 4), torch.zeros(4)]
+        >>> add_normal_many_(gradients, key, 0, ["weight", "bias"], 2.0)
+        >>> bool((gradients[1] == 2 * normal(key, 0, "bias", 4)).all())
+        True
+        >>> narrow = torch.empty(4, dtype=torch.bfloat16)
+        >>> add_normal_many_([torch.zeros(4)], key, 0, ["bias"], 2.0, into=[narrow])
+        >>> bool((narrow == gradients[1].bfloat16()).all())
+        True
     """
     targets = tensors if into is None else into
     known = _known[0]
@@ -371,17 +413,27 @@ class _KeyedWords:
 
 
 def add_laplace_many_(tensors: Sequence[torch.Tensor], key: Key, step: int, scale: float) -> None:
-    """Adds exact Laplace noise of ``scale`` to all tensors, in place; on a CPU, for small models.
+    """Add exact Laplace noise to all tensors, in place; on a CPU, for small models.
 
-    Guarantee: for tensors of L1 sensitivity Δ together (under the adjacency for which Δ was stated, in the numbers as
-    they are given) the result is (Δ / scale)-DP, with no δ, against anybody who does not know the key and cannot tell
-    ChaCha12 from random. The noise is that of :func:`tacit.noise.add_laplace`, so no floating-point bit tells more.
-    Each (key, step) must serve one release only, and no sampling by the same key and step.
+    Guarantee:
+        For tensors of L1 sensitivity Δ together (under the adjacency for which Δ was stated, in the numbers as given)
+        the result is (Δ / scale)-DP, with no δ, against anybody who does not know the key and cannot tell ChaCha12 from
+        random. The noise is that of :func:`tacit.noise.add_laplace`, so no floating-point bit tells more. Each (key,
+        step) must serve one release only, and no sampling by the same key and step.
 
-    >>> sums = [torch.zeros(3, 4), torch.zeros(4)]
-    >>> add_laplace_many_(sums, Key(bytes(32)), 0, scale=2.0)
-    >>> bool(all((s != 0).any() for s in sums))
-    True
+    Args:
+        tensors: The private sums; they are changed.
+        key: The secret key of the run.
+        step: The step of the run.
+        scale: The scale of the noise, above 0.
+
+    Example:
+        >>> import torch
+        >>> from tacit.noise import Key, add_laplace_many_
+        >>> sums = [torch.zeros(3, 4), torch.zeros(4)]
+        >>> add_laplace_many_(sums, Key(bytes(32)), 0, scale=2.0)
+        >>> bool(all((s != 0).any() for s in sums))
+        True
     """
     if not tensors:
         return
@@ -403,21 +455,33 @@ def tail_mass(elements: int) -> float:
     True
     """
     if elements < 0:
-        raise ValueError(f"the number of elements cannot be negative, not {elements}")
+        raise ValueError(f"elements must be 0 or more, not {elements}")
     return min(1.0, elements * stream.UNRESOLVED_PAIR)
 
 
 def tail_delta(elements: int, epsilon: float) -> float:
-    """What to add to δ at a given ε for the unresolved tail of ``elements`` noise elements in a whole run.
+    """What to add to δ for the part of the tail that tensor noise does not resolve.
 
     A mechanism within total-variation distance p of an (ε, δ)-DP one is (ε, δ + (1 + e^ε) p)-DP: for neighbouring
-    inputs P'(S) <= P(S) + p <= e^ε Q(S) + δ + p <= e^ε (Q'(S) + p) + δ + p. Here p is :func:`tail_mass`.
+    inputs P'(S) <= P(S) + p <= e^ε Q(S) + δ + p <= e^ε (Q'(S) + p) + δ + p. Here p is 2^-80 for each element of noise.
 
-    >>> tail_delta(10**9 * 10_000, epsilon=8.0) < 3e-8
-    True
+    Args:
+        elements: How many elements of noise the whole run draws: parameters times steps.
+        epsilon: The ε of the guarantee, 0 or more.
+
+    Returns:
+        (1 + e^ε) p, at most 1.
+
+    Raises:
+        ValueError: If ``epsilon`` or ``elements`` is negative.
+
+    Example:
+        >>> from tacit.noise import tail_delta
+        >>> tail_delta(10**9 * 10_000, epsilon=8.0) < 3e-8
+        True
     """
     if not epsilon >= 0:
-        raise ValueError(f"epsilon cannot be negative, not {epsilon}")
+        raise ValueError(f"epsilon must be 0 or more, not {epsilon}")
     mass = tail_mass(elements)
     if mass == 0.0 or epsilon > 700:
         return 0.0 if mass == 0.0 else 1.0
@@ -460,7 +524,7 @@ def _check(shape: tuple[int, ...], offset: int, strides: Sequence[int] | None) -
 
 def _check_scale(scale: float) -> None:
     if not (math.isfinite(scale) and scale >= 0):
-        raise ValueError(f"scale must be finite and not negative, not {scale}")
+        raise ValueError(f"scale must be finite and 0 or more, not {scale}")
 
 
 def _check_sum(tensor: torch.Tensor, scale: float, offset: int) -> None:
@@ -474,7 +538,10 @@ def _check_sum(tensor: torch.Tensor, scale: float, offset: int) -> None:
 def _check_eager(device: torch.device) -> None:
     """A recorded kernel would repeat one step's noise at every replay, and difference out."""
     if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("tensor noise must not be captured in a CUDA graph: a replay would repeat the same noise")
+        raise RuntimeError(
+            "tensor noise cannot be captured in a CUDA graph: a replay would repeat the same noise. Capture the "
+            "gradients only, and add the noise outside of the graph"
+        )
 
 
 def _round_up(scale: float) -> float:
