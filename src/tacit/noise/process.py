@@ -67,8 +67,8 @@ class OneProcess:
             raise ForkError(
                 f"this {type(self).__name__} was made in another process, of which this one is a fork. Used here, it "
                 "would repeat noise, or use a charge, that the other process uses too. Make the run (or load its key) "
-                "in the process that trains it; to go on with a run in a new process, give it a checkpoint and resume it "
-                "there. See: tacit explain fork"
+                "in the process that trains it; to go on with a run in a new process, give it a checkpoint and resume "
+                "it there. See: tacit explain fork"
             )
 
     def _refuse(self, *_: Any) -> NoReturn:
