@@ -21,15 +21,15 @@ X, Y = data()
         ({"source": (X[:0], Y[:0])}, "empty"),
         ({"source": (torch.where(X > 2, torch.nan, X), Y)}, "NaN"),
         ({"source": (X, Y + 1)}, "labels must lie between 0 and 2"),
-        ({"source": (X, Y[:-1])}, "as many rows"),
-        ({"batch_size": ROWS + 1}, "more than there are units"),
+        ({"source": (X, Y[:-1])}, "the same number of rows"),
+        ({"batch_size": ROWS + 1}, "larger than the number of units"),
         ({"batch_size": 0}, "batch_size"),
         ({"clip_norm": 0.0}, "clip_norm"),
         ({"clip_norm": -1.0}, "clip_norm"),
         ({"epsilon": 0.0}, "epsilon must be positive"),
         ({"epsilon": -1.0}, "epsilon must be positive"),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
-        ({"noise_multiplier": None}, "one of the two"),
+        ({"noise_multiplier": None}, "give either"),
         ({"delta": 0.0}, "delta"),
         ({"delta": 1.0}, "delta"),
         ({"delta": None}, "delta"),
@@ -39,7 +39,7 @@ X, Y = data()
         ({"physical_batch": 0}, "physical_batch"),
         ({"groups": [1, 2, 3]}, "one id for each"),
         ({"max_rows": 2}, "max_rows needs groups"),
-        ({"adaptive": AdaptiveClipping(count_noise=0.4), "noise_multiplier": 1.0}, "count_noise must be above"),
+        ({"adaptive": AdaptiveClipping(count_noise=0.4), "noise_multiplier": 1.0}, "choose count_noise above"),
     ],
 )
 def test_what_cannot_run_is_refused_before_training(settings, message):
@@ -49,7 +49,7 @@ def test_what_cannot_run_is_refused_before_training(settings, message):
 
 def test_both_epsilon_and_noise_are_refused():
     model = network()
-    with pytest.raises(ValueError, match="one of the two"):
+    with pytest.raises(ValueError, match="give either"):
         Training(
             model, torch.optim.SGD(model.parameters(), lr=1.0), LOSS, data(), batch_size=4, steps=2, delta=1e-5,
             epsilon=1.0, noise_multiplier=1.0,
@@ -82,12 +82,12 @@ def test_no_noise_is_allowed_and_says_loudly_that_nothing_is_private():
 
 
 def test_a_delta_that_allows_a_whole_record_is_warned_about():
-    with pytest.warns(PrivacyWarning, match="Choose δ well below"):
+    with pytest.warns(PrivacyWarning, match="Choose a δ well below"):
         run(delta=1 / ROWS)
 
 
 def test_shuffling_warns_that_nothing_is_amplified():
-    with pytest.warns(PrivacyWarning, match="no amplification"):
+    with pytest.warns(PrivacyWarning, match="without amplification"):
         run(sampler="shuffle")
 
 
@@ -145,7 +145,7 @@ def test_records_of_different_sizes_are_to_be_padded():
             x, y = super().__getitem__(index)
             return x[: 1 + index % 3], y
 
-    with pytest.raises(ValueError, match="pad them to one length"):
+    with pytest.raises(ValueError, match="pad them to one public length"):
         run(source=Ragged())
 
 

@@ -46,7 +46,7 @@ def test_values_and_keywords_say_the_same():
 def test_a_value_and_a_keyword_of_its_group_are_refused_even_if_they_agree():
     with pytest.raises(TypeError, match="mechanism= was given beside a PrivacyTarget"):
         make(PrivacyTarget(epsilon=2.0, delta=1e-4), batch_size=10, steps=3, mechanism="gaussian")
-    with pytest.raises(TypeError, match="two values of Sampling"):
+    with pytest.raises(TypeError, match="two Sampling values"):
         make(Sampling(batch_size=10, steps=3), Sampling(batch_size=20, steps=3), epsilon=2.0, delta=1e-4)
     with pytest.raises(TypeError, match="values of PrivacyTarget, Sampling"):
         make(10, steps=3, epsilon=2.0, delta=1e-4)
@@ -60,7 +60,7 @@ def test_a_typing_error_is_answered_with_the_right_word():
 
 
 def test_ids_in_the_place_of_the_word_are_told_where_they_belong():
-    with pytest.raises(TypeError, match="ids, one for each record, are groups="):
+    with pytest.raises(TypeError, match="ids, one per record, are groups="):
         make(batch_size=10, steps=3, epsilon=1.0, delta=1e-4, unit=range(50))
 
 
@@ -85,8 +85,8 @@ def test_every_keyword_is_described_where_people_look():
     for kind in VALUES:
         assert getattr(sgd, kind.__name__) is kind
         for field in dataclasses.fields(kind):
-            assert f"``{field.name}" in kind.__doc__, field.name
-            assert f"``{field.name}" in Training.__doc__, field.name
+            for thing in (kind, Training, fit):
+                assert f"\n    {field.name}: " in inspect.cleandoc(thing.__doc__), field.name
 
 
 def test_values_are_checked_where_they_are_made():

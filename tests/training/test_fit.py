@@ -58,7 +58,7 @@ def test_metrics_on_public_data_are_kept_and_those_on_private_data_are_the_opera
     private = train(evaluate=EvaluationData.private(data(40), dataset="people"), operator_log=log)
     assert private.metrics == ()
     assert "accuracy" in (tmp_path / "private.jsonl").read_text()
-    with pytest.raises(PrivateValueError, match="say whether the evaluation data are public"):
+    with pytest.raises(PrivateValueError, match="must say whether its data are public"):
         train(evaluate=data(40))
 
 

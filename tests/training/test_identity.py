@@ -96,7 +96,7 @@ CHANGES = [
 def test_another_activation_loss_or_schedule_is_refused_and_the_same_run_goes_on(tmp_path):
     start(tmp_path)
     for change, words in CHANGES:
-        with pytest.raises(CheckpointError, match=re.escape(f"does not continue: {words} changed")):
+        with pytest.raises(CheckpointError, match=re.escape(f"cannot be resumed: {words} changed")):
             start(tmp_path, **change)
     assert start(tmp_path).steps_executed == 3
 
@@ -105,7 +105,7 @@ def test_with_a_ledger_another_activation_is_a_fork_with_a_key_and_a_charge_of_i
     ledger = Ledger(tmp_path / "ledger.db")
     ledger.register("people", epsilon=1000.0, delta=1e-3, charges=10)
     first = start(tmp_path, ledger=ledger)
-    with pytest.warns(PrivacyWarning, match="this is a fork"):
+    with pytest.warns(PrivacyWarning, match="This run is a fork"):
         second = start(tmp_path, ledger=ledger, activation=nn.ReLU())
     assert second.keys.root != first.keys.root
     assert len(ledger.history("people")) == 2
@@ -114,7 +114,7 @@ def test_with_a_ledger_another_activation_is_a_fork_with_a_key_and_a_charge_of_i
 def test_a_loss_that_cannot_be_told_from_another_is_said_when_the_run_begins(tmp_path):
     model = network()
     stream = (number for number in range(10))
-    with pytest.warns(PrivacyWarning, match="the loss .* cannot be told from another"):
+    with pytest.warns(PrivacyWarning, match="the loss .* cannot be recognised"):
         Training(
             model,
             sgd(model),

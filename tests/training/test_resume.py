@@ -238,7 +238,7 @@ def test_other_data_or_settings_are_a_fork_with_a_new_key_and_a_charge_of_its_ow
     else:
         model = network()
         more = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.4, momentum=0.9)}
-    with pytest.warns(PrivacyWarning, match="this is a fork"):
+    with pytest.warns(PrivacyWarning, match="This run is a fork"):
         second = charged(tmp_path, ledger, **more)
     assert second.steps_executed == 0
     assert second.keys.root.fingerprint() != first.keys.root.fingerprint()

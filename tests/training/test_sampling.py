@@ -127,7 +127,7 @@ def test_a_pass_that_was_begun_is_priced_as_a_whole_at_its_least_noise():
 
 
 def test_a_batch_larger_than_the_data_is_refused():
-    with pytest.raises(ValueError, match="more than there are units"):
+    with pytest.raises(ValueError, match="larger than the number of units"):
         Poisson(10, 11)
     with pytest.raises(ValueError, match="there is no sampler 'posson'"):
         make_sampler("posson", 10, 2)

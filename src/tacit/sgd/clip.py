@@ -2,8 +2,8 @@
 
     sums, norms = tacit.sgd.clipped_grad(model, loss, batch, clip_norm=1.0)
 
-This is the sensitive half of DP-SGD, usable alone by people with their own training loop: add noise of standard
-deviation ``noise_multiplier * result.sensitivity`` to ``sums``, divide by the *expected* batch size, and step.
+This is the sensitive half of DP-SGD, for people with a training loop of their own: add noise of standard deviation
+``noise_multiplier * result.sensitivity`` to ``sums``, divide by the *expected* batch size, and step.
 """
 
 from __future__ import annotations
@@ -40,35 +40,56 @@ def clipped_grad(
     stabiliser: float = 0.01,
     compile: Compile = False,
 ) -> ClippedGradients:
-    """The sum over examples of per-example gradients, each clipped to ``clip_norm``, and their norms.
+    """Sum per-example gradients, each clipped to ``clip_norm``, in one backward pass.
 
-    ``loss(model, batch)`` returns one loss per example, shape ``(B,)``; or it is a criterion module with
-    ``reduction="none"`` and the batch is ``(inputs, targets)``. Every tensor in ``batch`` has the examples in its
-    first dimension.
+    This is the sensitive half of DP-SGD. The sums have no noise yet: a loop of your own adds it, as
+    ``examples/own_loop.py`` does. The model is left as it was.
 
-    ``mask`` (B,) marks the real examples of a padded batch. With ``views=K`` each example has K adjacent rows
-    (augmented views), whose gradients are averaged *before* clipping. ``microbatch`` bounds how many examples run at
-    a time. ``check`` says when the answer is compared with autograd's own (``"first"`` step of each shape,
-    ``"always"``, ``"never"``, or every so many steps); with any but ``"never"`` a pass that reads values of the data is
-    looked at in every batch. ``method="examples"`` runs one backward pass per example:
-    slow, for models that the engine refuses. ``compile=True`` traces and compiles the step once for every shape,
-    ``compile="traced"`` only traces it: seconds instead of a minute, and on a GPU a CUDA graph all the same. Where
-    that cannot be done a :class:`~tacit.sgd.NotCompiled` warning says why, and the step runs as without it.
+    If the model is spread over ranks (``fully_shard``, tensor parallel), all ranks call this together with batches of
+    the same shape. The sums are then over the batches of all ranks, and each rank gets its own pieces of them.
 
-    Of a model that is spread over ranks (``fully_shard``, tensor parallel) every rank calls this together, with a batch
-    of the same shape; the sums are then over the batches of all ranks, and each gets the pieces of them that it keeps.
+    Guarantee:
+        Adding or removing one example changes ``sums`` by at most ``result.sensitivity`` in L2 norm, rounding included,
+        whatever the example holds. One whose gradient is not finite counts as zero. What stands for an example in the
+        batch must follow from that example alone: pad to a public length.
 
-    Guarantee: adding or removing one example changes ``sums`` by at most ``result.sensitivity`` in L2 norm, rounding
-    included, whatever the example holds; one whose gradient is not finite counts as zero. What an example is in the
-    batch must follow from that example alone: pad to a public length, or such that padding changes nothing, which is
-    looked at once batches differ in length. The model is left as it was.
+    Args:
+        model: Any PyTorch model, unmodified.
+        loss: ``loss(model, batch)``, one value per example, shape ``(B,)``; or a criterion with ``reduction="none"``
+            for a batch ``(inputs, targets)``.
+        batch: Tensors, or a tuple, list or dict of them, with the examples in the first dimension.
+        clip_norm: The most that one example may add to the sum, in L2 norm. Default: 1.
+        clipping: ``"flat"`` (default) bounds the whole gradient, ``"per_layer"`` each module's, ``"automatic"`` scales
+            every gradient to about ``clip_norm``, and a mapping from patterns of parameter names to bounds gives each
+            group its own.
+        mask: Which examples of a padded batch are real, shape ``(B,)``. Default: all of them.
+        views: How many adjacent rows are views of one example; their gradients are averaged before clipping. Default:
+            1.
+        microbatch: How many examples run at a time. Default: all of them.
+        check: When the answer is compared with autograd's: ``"first"`` (default: the first step of each shape),
+            ``"always"``, ``"never"``, or a number of steps between two checks. Unless it is ``"never"``, a pass that
+            reads values of the data is examined in every batch.
+        method: ``"operations"`` (default), or ``"examples"``: one backward pass per example, slow, for models that the
+            default refuses although they treat examples separately.
+        stabiliser: The constant γ of ``clipping="automatic"``, which scales gradients by ``clip_norm / (norm + γ)``.
+            Default: 0.01.
+        compile: ``True`` traces and compiles the step once for every shape, ``"traced"`` only traces it, in seconds.
+            Where that cannot be done, a :class:`~tacit.sgd.NotCompiled` warning says why. Default: ``False``.
 
-    >>> import torch
-    >>> model = torch.nn.Linear(3, 2)
-    >>> batch = (torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 1]))
-    >>> sums, norms = clipped_grad(model, torch.nn.CrossEntropyLoss(reduction="none"), batch, clip_norm=0.1)
-    >>> sorted(sums), norms.shape
-    (['bias', 'weight'], torch.Size([5]))
+    Returns:
+        The clipped sums by parameter and the norms before clipping, with the sensitivity of the sums.
+
+    Raises:
+        ClippingError: If no per-example bound can be established for this model; the message says why.
+        ValueError: If the loss does not return one value per example, or an argument is out of range.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 2)
+        >>> batch = (torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 1]))
+        >>> sums, norms = clipped_grad(model, torch.nn.CrossEntropyLoss(reduction="none"), batch, clip_norm=0.1)
+        >>> sorted(sums), norms.shape
+        (['bias', 'weight'], torch.Size([5]))
     """
     engine = Engine.of(model)
     return engine.clipped_sums(
@@ -87,7 +108,7 @@ def clipped_grad(
 
 
 def compiled_by(compile: Compile) -> Callable[..., Any] | None:
-    """What makes and runs compiled programs of a step, where they are wanted (``Request.compiled``)."""
+    """What makes and runs compiled programs of a step, if they are wanted (``Request.compiled``)."""
     if compile not in (False, True, "traced"):
         raise ValueError(f"compile must be True, False or 'traced', not {compile!r}")
     return functools.partial(cache.attempt, compiler=compile != "traced") if compile else None

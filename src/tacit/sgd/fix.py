@@ -1,4 +1,4 @@
-"""What in this model cannot be trained with a per-example bound, and what takes its place?"""
+"""Which layers of this model rule out a per-example bound, and what replaces them?"""
 
 from __future__ import annotations
 
@@ -12,18 +12,28 @@ GROUPS = 32
 
 
 def fix(model: nn.Module) -> dict[str, str]:
-    """Replace batch normalisation by group normalisation, in place; say what was replaced by what.
+    """Replace batch normalisation by group normalisation, in place.
 
-    The number of groups is the greatest common divisor of 32 and the number of channels; scale and shift are kept. A
-    model that is itself a batch normalisation layer cannot be changed in place and is refused.
+    The number of groups is the greatest common divisor of 32 and the number of channels. Scale and shift are kept: the
+    same parameters, so an optimizer made before still holds them.
 
-    >>> from torch import nn
-    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
-    >>> fix(net)
-    {'1': 'BatchNorm2d -> GroupNorm(8, 8)'}
+    Args:
+        model: The model to change. It must not itself be a batch normalisation layer.
+
+    Returns:
+        What was replaced by what, by the name of the layer. Empty if there was nothing to replace.
+
+    Raises:
+        TypeError: If the model itself is a batch normalisation layer, which cannot be replaced in place.
+
+    Example:
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        >>> fix(net)
+        {'1': 'BatchNorm2d -> GroupNorm(8, 8)'}
     """
     if isinstance(model, BatchNorm):
-        raise TypeError("the model itself is a batch normalisation layer: build it with GroupNorm instead")
+        raise TypeError("the model itself is a batch normalisation layer, which has no parent to replace it in")
     changed: dict[str, str] = {}
     for prefix, parent in list(model.named_modules()):
         for key, child in list(parent.named_children()):

@@ -1,4 +1,4 @@
-"""Can this model be trained with a per-example bound, and how does the engine see it?"""
+"""Can this model be trained with a per-example bound, and how is each parameter used?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,18 @@ from tacit.sgd.gradients.rules import RULES
 
 @dataclass(frozen=True)
 class Check:
-    """The operations that use each parameter in a checked pass, and those without a rule of their own."""
+    """How :func:`check` saw a model use its parameters.
+
+    Attributes:
+        uses: The operations that use each trainable parameter, by its name.
+        generic: The operations without a rule of their own: their derivative is taken example by example with
+            ``vmap``, which is slower.
+        materialised: The parameters whose per-example gradients have to be formed one by one, which takes memory.
+
+    Example:
+        >>> Check({"weight": ("linear",)}, generic=(), materialised=()).uses["weight"]
+        ('linear',)
+    """
 
     uses: dict[str, tuple[str, ...]]
     generic: tuple[str, ...]
@@ -25,15 +36,29 @@ class Check:
 
 
 def check(model: nn.Module, loss: Loss, batch: Any, *, views: int = 1) -> Check:
-    """Run every self-check on one batch, and raise a :class:`~tacit.sgd.ClippingError` that names what is wrong.
+    """Check on one batch whether a model can be trained with a per-example bound.
 
-    Returns how each trainable parameter is used: ``generic`` lists operations treated by ``vmap`` of their own
-    derivative, ``materialised`` the parameters whose per-example gradients have to be formed one by one.
+    It runs the checks of a first step: no example may influence another, and the captured gradients must equal
+    autograd's. The model is left as it was.
 
-    >>> import torch
-    >>> net = torch.nn.Linear(3, 2)
-    >>> check(net, lambda model, x: model(x).square().sum(1), torch.randn(4, 3)).uses
-    {'weight': ('linear',), 'bias': ('linear',)}
+    Args:
+        model: The model to check.
+        loss: ``loss(model, batch)``, one value per example, or a criterion with ``reduction="none"``.
+        batch: A batch of the kind that training will see, with at least two examples; they may be made up.
+        views: How many adjacent rows of the batch are views of one example. Default: 1.
+
+    Returns:
+        How each trainable parameter is used, and what is slow about it.
+
+    Raises:
+        ClippingError: If the model cannot be trained this way; the message names the module or the parameter. Or if no
+            example of the batch has a finite gradient.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Linear(3, 2)
+        >>> check(net, lambda model, x: model(x).square().sum(1), torch.randn(4, 3)).uses
+        {'weight': ('linear',), 'bias': ('linear',)}
     """
     verify.no_known_obstacles(model)
     engine = Engine.of(model)
@@ -42,7 +67,7 @@ def check(model: nn.Module, loss: Loss, batch: Any, *, views: int = 1) -> Check:
     try:
         plan = planning.survey(engine, request, rewind, check=True)
         if plan is None:
-            raise ClippingError("no example of the batch has a finite gradient: there is nothing to check with")
+            raise ClippingError("no example of the batch has a finite gradient: nothing can be checked with it")
         rewind()
         run = engine.forward(*engine.asked(request))
     finally:

@@ -1,7 +1,7 @@
-"""How does a clipped sum leave? With noise, divided by a public number: the one place where a gradient is released.
+"""How is a clipped sum released? With noise, divided by a public number. This is the only place that releases one.
 
-:class:`~tacit.sgd.Training` and the loops of other people (:class:`~tacit.sgd.hooked.loop.Loop`) both come here, and so
-does the clip norm that follows the data. Everything here is a function of a secret key, the step and the sums.
+:class:`~tacit.sgd.Training` and other people's loops (:class:`~tacit.sgd.hooked.loop.Loop`) both come here, and so does
+the adaptive clip norm. Everything here is a function of a secret key, the step and the sums.
 """
 
 from __future__ import annotations
@@ -105,18 +105,29 @@ def _room(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveClipping:
-    """The clip norm follows a quantile of the gradient norms, by a noisy count (Andrew et al. 2021).
+    """Let the clip norm follow a quantile of the gradient norms, by a noisy count (Andrew et al. 2021).
 
-    At each step the number of norms below the clip norm is counted with Gaussian noise of standard deviation
-    ``count_noise`` (default: a twentieth of the batch), and the clip norm is multiplied by
-    exp(-``rate`` · (noisy fraction - ``quantile``)).
+    Each step counts the norms below the clip norm, with Gaussian noise, and multiplies the clip norm by
+    exp(-``rate`` · (noisy fraction - ``quantile``)). It stays within a factor of a million of the first clip norm.
 
-    The count, centred by ½ for each participant, has sensitivity ½: noise multiplier 2·``count_noise``. Sum and count
-    together are one Gaussian mechanism of multiplier z with z⁻² = z_gradient⁻² + (2·count_noise)⁻² (theorem 1 there).
-    z is what the plan states and what is priced; the gradient gets the larger z_gradient.
+    Guarantee:
+        The count, centred by ½ for each participant, has sensitivity ½ for adding or removing one unit: noise
+        multiplier 2·``count_noise``. Sum and count together are one Gaussian mechanism of multiplier z with
+        z⁻² = z_gradient⁻² + (2·count_noise)⁻² (theorem 1 there). z is what the plan states and what is priced; the
+        gradient gets the larger z_gradient.
 
-    >>> AdaptiveClipping(count_noise=10.0).gradient_noise(1.0)
-    1.00125...
+    Args:
+        quantile: The share of gradient norms that should lie below the clip norm, between 0 and 1. Default: 0.5.
+        rate: How fast the clip norm moves; positive. Default: 0.2.
+        count_noise: The standard deviation of the noise on the count. Default: 0, which stands for a twentieth of the
+            batch size.
+
+    Raises:
+        ValueError: If a number is out of range.
+
+    Example:
+        >>> AdaptiveClipping(count_noise=10.0).gradient_noise(1.0)
+        1.00125...
     """
 
     quantile: float = 0.5
@@ -127,28 +138,38 @@ class AdaptiveClipping:
         for name in ("quantile", "rate", "count_noise"):  # numpy's have no place in a plan
             object.__setattr__(self, name, float(getattr(self, name)))
         if not 0 < self.quantile < 1:
-            raise ValueError(f"quantile lies between 0 and 1, not {self.quantile}")
+            raise ValueError(f"quantile must lie strictly between 0 and 1, not {self.quantile}")
         if not (self.rate > 0 and math.isfinite(self.rate)):
-            raise ValueError(f"the rate of adaptive clipping is positive, not {self.rate}")
+            raise ValueError(f"rate must be positive and finite, not {self.rate}")
         if not (self.count_noise >= 0 and math.isfinite(self.count_noise)):
-            raise ValueError(f"count_noise is a positive number, not {self.count_noise}")
+            raise ValueError(f"count_noise must be finite and not negative, not {self.count_noise}")
 
     def gradient_noise(self, noise_multiplier: float) -> float:
-        """The multiplier of the gradient's noise, such that gradient and count together have ``noise_multiplier``."""
+        """The noise multiplier of the gradient alone.
+
+        Args:
+            noise_multiplier: The multiplier that gradient and count have together.
+
+        Returns:
+            The multiplier of the gradient's own noise, a little larger.
+
+        Raises:
+            ValueError: If ``count_noise`` is so small that the count alone would cost more than both may.
+        """
         if noise_multiplier == 0:
             return 0.0
         rest = noise_multiplier**-2 - (2 * self.count_noise) ** -2
         if rest <= 0:
             raise ValueError(
-                f"the count alone (count_noise={self.count_noise:g}) costs more than noise multiplier "
-                f"{noise_multiplier:g} allows: count_noise must be above {noise_multiplier / 2:g}"
+                f"the count alone (count_noise={self.count_noise:g}) costs more than noise_multiplier="
+                f"{noise_multiplier:g} allows: choose count_noise above {noise_multiplier / 2:g}"
             )
         # One unit up, so that rounding never makes the noise smaller than what is priced.
         return math.nextafter(rest**-0.5 * (1 + 4e-16), math.inf)
 
 
 def clip_range(first: float, low: float | None = None, high: float | None = None) -> tuple[float, float]:
-    """Where an adaptive clip norm stays: within a factor of a million of the first one, or where it is told to.
+    """The range of an adaptive clip norm: within a factor of a million of the first one, unless it is given.
 
     >>> clip_range(0.5), clip_range(0.5, high=2.0)
     ((5e-07, 500000.0), (5e-07, 2.0))

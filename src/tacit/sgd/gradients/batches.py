@@ -37,7 +37,7 @@ def rows_of(batch: Any) -> int:
     sizes = {leaf.shape[0] if leaf.dim() else None for leaf in leaves(batch)}
     if len(sizes) != 1 or None in sizes:
         raise ValueError(
-            "every tensor of the batch must have the examples in its first dimension, all as many as others"
+            "every tensor of the batch must have the examples in its first dimension, the same number in all of them"
         )
     return int(sizes.pop())  # type: ignore[arg-type]
 
@@ -98,9 +98,14 @@ def row_losses(model: nn.Module, loss: Loss, batch: Any) -> Tensor:
         return loss(model, batch)
     name = getattr(getattr(loss, "func", loss), "__name__", type(loss).__name__)
     if getattr(loss, "reduction", "none") != "none":
-        raise ValueError(f"{name} averages over the batch: build it with reduction='none'")
+        raise ValueError(
+            f"{name} averages over the batch: build it with reduction='none'. See: tacit explain loss-shape"
+        )
     if not isinstance(batch, list | tuple) or len(batch) != 2:
-        raise ValueError("with a criterion as loss the batch must be a pair (inputs, targets)")
+        raise ValueError(
+            "a criterion compares outputs with targets, so the batch must be a pair (inputs, targets). For other "
+            "batches write a function loss(model, batch). See: tacit explain loss-shape"
+        )
     inputs, targets = batch
     if isinstance(inputs, dict):
         outputs = model(**inputs)

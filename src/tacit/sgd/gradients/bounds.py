@@ -29,11 +29,15 @@ from tacit.sgd.sharding.shards import ShardedParameters
 class Clipping:
     """How per-example gradients are bounded, and the sensitivity that follows.
 
-    ``groups[k]`` are the names of the parameters bounded together by ``bounds[k]``. Adding or removing one example
-    changes the clipped sum by at most ``sensitivity`` in L2 norm (twice that for replacing one).
+    Args:
+        kind: ``"flat"``, ``"per_layer"``, ``"automatic"``, ``"groups"`` or ``"per_parameter"``.
+        groups: The names of the parameters that are bounded together, group by group.
+        bounds: The bound of each group, in L2 norm.
+        stabiliser: The constant γ of automatic clipping. Default: 0, plain clipping.
 
-    >>> Clipping("per_layer", (("a.weight",), ("b.weight",)), (3.0, 4.0)).sensitivity
-    5.0
+    Example:
+        >>> Clipping("per_layer", (("a.weight",), ("b.weight",)), (3.0, 4.0)).sensitivity
+        5.0
     """
 
     kind: str
@@ -43,20 +47,35 @@ class Clipping:
 
     @property
     def sensitivity(self) -> float:
-        """L2 sensitivity of the clipped sum under add/remove-one adjacency: the root of the sum of squared bounds."""
+        """How far adding or removing one example can move the clipped sum, in L2 norm.
+
+        It is the root of the sum of squared bounds; replacing one example can move the sum twice as far.
+        """
         return self.bounds[0] if len(self.bounds) == 1 else math.sqrt(sum(c * c for c in self.bounds))
 
     @staticmethod
     def of(kind: Any, clip_norm: float, names: list[str], stabiliser: float = 0.01) -> Clipping:
-        """The clipping a user asked for, over these parameters.
+        """Make the clipping that a user asked for.
 
-        ``"flat"`` bounds the whole gradient. ``"per_layer"`` bounds the parameters of each module together by
-        ``clip_norm / sqrt(number of modules)``, so that the total is ``clip_norm``. A mapping from name patterns to
-        bounds gives each group its own. ``"automatic"`` scales every gradient to (nearly) ``clip_norm``, long or
-        short.
+        Args:
+            kind: ``"flat"`` bounds the whole gradient. ``"per_layer"`` bounds the parameters of each module together
+                by ``clip_norm / sqrt(number of modules)``, so that the total is ``clip_norm``. ``"automatic"`` scales
+                every gradient to nearly ``clip_norm``, long or short. A mapping from patterns of names to bounds gives
+                each group its own.
+            clip_norm: The bound, positive; not used with a mapping.
+            names: The names of the trainable parameters.
+            stabiliser: The constant γ of automatic clipping. Default: 0.01.
 
-        >>> Clipping.of({"head.*": 0.3, "*": 0.4}, 1.0, ["body.weight", "head.weight"]).sensitivity
-        0.5
+        Returns:
+            The clipping of these parameters.
+
+        Raises:
+            ValueError: If ``kind`` is unknown, a bound is not positive, or the patterns do not cover the parameters.
+            ClippingError: If there is no trainable parameter.
+
+        Example:
+            >>> Clipping.of({"head.*": 0.3, "*": 0.4}, 1.0, ["body.weight", "head.weight"]).sensitivity
+            0.5
         """
         check_kind(kind)
         clip_norm = float(clip_norm)
@@ -90,24 +109,37 @@ def _by_pattern(kind: Mapping[str, float], names: list[str]) -> Clipping:
     for name in names:
         pattern = next((p for p in kind if fnmatch.fnmatchcase(name, p)), None)
         if pattern is None:
-            raise ValueError(f"no pattern in clipping covers parameter {name!r}: it would be unbounded")
+            raise ValueError(f"no pattern in clipping covers parameter {name!r}, which would be unbounded: add one")
         groups[pattern].append(name)
     empty = [pattern for pattern, members in groups.items() if not members]
     if empty:
-        raise ValueError(f"no parameter matches {empty[0]!r}")
+        raise ValueError(f"clipping has a pattern {empty[0]!r} that no parameter matches: remove or correct it")
     bounds = tuple(float(kind[p]) for p in groups)
     if not all(math.isfinite(c) and c > 0 for c in bounds):
-        raise ValueError("every bound must be positive and finite")
+        raise ValueError("every bound in clipping must be positive and finite")
     return Clipping("groups", tuple(map(tuple, groups.values())), bounds)
 
 
 @dataclass(frozen=True)
 class ClippedGradients:
-    """What :func:`tacit.sgd.clipped_grad` returns; unpacks as ``sums, norms``.
+    """What :func:`tacit.sgd.clipped_grad` returns. It unpacks as ``sums, norms``.
 
-    ``sums`` maps parameter names to clipped sums (float32, or float64 for float64 parameters). ``norms`` are the
-    norms before clipping, ``(B,)``, or ``(B, groups)`` when there are several groups; they and ``losses`` are **not**
-    private: never release them.
+    Nothing in it has noise yet. Add noise to ``sums`` before they are used; never release ``norms``, ``losses`` and
+    ``scale``.
+
+    Attributes:
+        sums: The clipped sum of each parameter, by name, in float32 (float64 for float64 parameters).
+        norms: The norms before clipping, shape ``(B,)``, or ``(B, groups)`` with several groups.
+        clipping: The bounds that were used.
+        losses: The loss of each example, shape ``(B,)``.
+        scale: The factor that each example was multiplied by.
+
+    Example:
+        >>> from tacit.sgd import clipped_grad
+        >>> model, batch = torch.nn.Linear(3, 1), torch.ones(4, 3)
+        >>> found = clipped_grad(model, lambda model, x: model(x)[:, 0], batch, clip_norm=0.5)
+        >>> found.sensitivity, found.losses.shape
+        (0.5, torch.Size([4]))
     """
 
     sums: dict[str, Tensor]
@@ -122,7 +154,7 @@ class ClippedGradients:
 
     @property
     def sensitivity(self) -> float:
-        """L2 sensitivity of ``sums`` under add/remove-one adjacency; rounding is inside."""
+        """The L2 sensitivity of ``sums`` for adding or removing one example, rounding included."""
         return self.clipping.sensitivity
 
 
@@ -463,19 +495,20 @@ def _is_exact() -> bool:
 
 #: Why training learns little, or nothing, from examples.
 HIDDEN = (
-    "rounding may hide the gradient of some example: terms that cancel are so much larger than it that its clip factor "
-    "is less than half of what its norm gives, and training learns little from it. The bound holds all the same. Look "
-    "for a division by a tiny number (the eps of a normalisation, say) or values of very different size, or train in "
+    "rounding may hide the gradient of some example: it is a small difference of large terms, so its clip factor is "
+    "less than half of what its norm alone gives, and training learns little from it. The bound still holds. Look for "
+    "a division by a tiny number (such as the eps of a normalisation) or values of very different size, or train in "
     "float64 (model.double())"
 )
 NOTHING_FINITE = (
     "no example of a batch has a finite gradient: all count as zero, and training learns nothing from them. Look for a "
-    "derivative that does not exist (a root or torch.linalg.norm at zero, attention with every key masked) or overflows"
+    "derivative that does not exist (a root or torch.linalg.norm at zero, attention with every key masked) or that "
+    "overflows (tacit explain not-finite)"
 )
 
 
 def warn_once(why: str | None, said: set[str]) -> None:
-    """Say why examples are lost, the first time, where tacit was called; no more, for it is about private data."""
+    """Warn once why examples are lost, at the line that called tacit; only once, because it is about private data."""
     if why is None or why in said:
         return
     said.add(why)

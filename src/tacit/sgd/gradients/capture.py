@@ -110,8 +110,8 @@ class Use:
         for tensor, version in self.versions:
             if version_of(tensor) != version:
                 raise UncoveredUse(
-                    f"an input of {self.name!r} in {self.where} was modified in place after it was used; "
-                    "autograd would refuse this too. Replace the in-place operation by an ordinary one."
+                    f"an input of {self.name!r} in {self.where} was modified in place after it was used, which "
+                    "autograd would refuse, too: replace the in-place operation by an ordinary one"
                 )
 
 
@@ -360,9 +360,10 @@ class Capture(TorchFunctionMode):
             if variable is not None and id(variable) in self._leaves:
                 name = self.names[self._leaves[id(variable)]]
                 raise UncoveredUse(
-                    f"parameter {name!r} is consumed by {type(tensor.grad_fn).__name__} in {self._place()}, which "
-                    "runs outside torch's dispatch (a custom autograd function, scripted or compiled code), so its "
-                    f"per-example gradient cannot be seen. {SLOWLY}, or plain torch operations there."
+                    f"parameter {name!r} is consumed by {type(tensor.grad_fn).__name__} in {self._place()}, which runs "
+                    "outside torch's dispatch (a custom autograd function, scripted or compiled code), so its "
+                    f"per-example gradient cannot be seen. {SLOWLY}, or plain torch operations there. "
+                    "See: tacit explain no-rule"
                 )
             stack.extend(parent for parent, _ in node.next_functions)
         if touched or seen:

@@ -35,8 +35,9 @@ UNMOVED = 2e-5
 
 
 RESIZED = (
-    "how many examples the batch has changes what is computed for each of them, and under Poisson sampling that is "
-    "private: one person more reaches all others. Use a constant (the expected batch size) in its place"
+    "how many examples the batch has changes what is computed for each of them, and under Poisson sampling that number "
+    "is private: one person more reaches all others. Use a constant in its place, such as the expected batch size. "
+    "See: tacit explain mixing"
 )
 #: What a model raises that does not run on rows in another order, or cut to another length.
 REFUSED = (RuntimeError, ValueError, IndexError)

@@ -85,9 +85,9 @@ class Request:
             batch = plain(batch)
             data, rows = leaves(batch), rows_of(batch)
         if self.views < 1 or rows % self.views:
-            raise ValueError(f"the rows are not a whole number of examples with {self.views} views each")
+            raise ValueError(f"the batch does not hold a whole number of examples with {self.views} views each")
         if self.mask is not None and self.mask.shape != (rows // self.views,):
-            raise ValueError("mask must be a vector with one entry for each example")
+            raise ValueError("mask must be a vector with one entry per example")
         if self.method not in ("operations", "examples"):
             raise ValueError(f"method must be 'operations' or 'examples', not {self.method!r}")
         if self.microbatch is not None and self.microbatch < 1:
@@ -195,8 +195,8 @@ class Pass:
         except RuntimeError as error:
             if "use_reentrant" in str(error) or "not compatible with .grad()" in str(error):
                 raise ClippingError(
-                    "reentrant activation checkpointing hides its operations from autograd.grad; "
-                    "use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+                    "reentrant activation checkpointing hides its operations from autograd.grad: use "
+                    "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
                 ) from error
             raise
         grads: list[list[Tensor | None]] = []
@@ -217,8 +217,8 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
     for name, parameter in found.items():
         if parameter.device.type not in DEVICES:
             raise ClippingError(
-                f"parameter {name!r} is on {parameter.device.type!r}, and tacit trains on the CPU and on CUDA GPUs: move "
-                "the model with model.to('cpu') before you make its optimizer"
+                f"parameter {name!r} is on {parameter.device.type!r}, and tacit trains on the CPU and on CUDA GPUs: "
+                "move the model with model.to('cpu') before you make its optimizer"
             )
     return found
 
@@ -251,7 +251,7 @@ class Engine:
         for name, parameter in parameters.items():
             if parameter.is_complex():
                 raise UncoveredUse(
-                    f"parameter {name!r} is complex: store real and imaginary part, and use view_as_complex"
+                    f"parameter {name!r} is complex: store its real and imaginary part, and use torch.view_as_complex"
                 )
         # Weakly: engines are kept beside their models, and must not keep them alive.
         self._model = weakref.ref(model)
@@ -614,7 +614,7 @@ class Engine:
             names = list(self.parameters)
             raise UncoveredUse(
                 f"no rule covers {use.name!r}, which consumes parameter {', '.join(repr(names[k]) for k in behind)} in "
-                f"{use.where}, and its derivative cannot be batched ({error}). {SLOWLY}."
+                f"{use.where}, and its derivative cannot be batched ({error}). {SLOWLY}. See: tacit explain no-rule"
             ) from error
 
     def grouped(self, run: Pass, plan: PassPlan, table: dict[int, Contributions]) -> Gradients:
@@ -688,8 +688,13 @@ def _per_example(losses: Any, examples: int, views: int) -> Tensor:
     rows = examples * views
     if not isinstance(losses, Tensor) or losses.shape != (rows,):
         what = f"a tensor of {losses.dim()} dimensions" if isinstance(losses, Tensor) else type(losses).__name__
-        raise ValueError(f"the loss must return one value per example, a vector as long as the batch, not {what}")
+        raise ValueError(
+            f"the loss must return one value per example, a vector as long as the batch, not {what}. "
+            "See: tacit explain loss-shape"
+        )
     if not losses.requires_grad:
-        raise ClippingError("the loss does not depend on any trainable parameter")
+        raise ClippingError(
+            "the loss does not depend on any trainable parameter: it was detached, or computed under torch.no_grad()"
+        )
     wide_enough: Tensor = losses.to(torch.promote_types(losses.dtype, torch.float32))
     return wide_enough if views == 1 else wide_enough.view(examples, views).mean(1)

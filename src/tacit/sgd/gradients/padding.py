@@ -32,29 +32,29 @@ TRIED = 8
 _CHOICE = random.Random()  # of its own: what a collate function draws is not touched
 
 FELT = (
-    "how far an example is padded changes what is computed for it, and how far depends on the longest example of its "
+    "how far an example is padded changes what is computed for it, and that depends on the longest example of its "
     "batch: one person's length reaches all others, and no per-example bound exists. Pad every example to one public "
-    "length; or keep padding out of means and losses (a mask), and count positions from the first real token (pad on "
-    "the right, or pass position_ids)"
+    "length; or keep padding out of means and losses with a mask, and count positions from the first real token (pad "
+    "on the right, or pass position_ids). See: tacit explain mixing"
 )
 UNTOLD = (
-    "examples are padded to the longest of their batch, and whether that changes what is computed for them cannot be "
-    "told, because the model does not run on one of them without its padding: pad every example to one public length"
+    "examples are padded to the longest of their batch. Whether that changes what is computed for them cannot be "
+    "checked, because the model does not run on one of them without its padding: pad every example to one public length"
 )
 
 
 OF_NO_RECORD = (
     "the collate function returns a tensor that belongs to no single record (a length of the batch, a maximum, tokens "
     "of all records without offsets), through which one record can reach all others: return tensors with the records "
-    "in the first dimension (the second with batch_first=False)"
+    "in the first dimension (the second with batch_first=False). See: tacit explain mixing"
 )
 OTHER_VALUES = (
     "the collate function gives a record other values in another batch, so one person's record reaches those of "
-    "others, and no per-example bound exists: compute what a record is from that record alone"
+    "others, and no per-example bound exists: compute each record from that record alone. See: tacit explain mixing"
 )
 SHORTENED = (
     "the collate function cuts records to the shortest of their batch, so one person's length reaches all others, and "
-    "no per-example bound exists: cut every record to one public length"
+    "no per-example bound exists: cut every record to one public length. See: tacit explain mixing"
 )
 #: How often a batch is collated again to see whether the collate function draws at random.
 REPEATED = 8

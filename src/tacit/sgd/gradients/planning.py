@@ -292,7 +292,10 @@ def _locate(
 ) -> tuple[Layout, bool]:
     names, shape = _names(engine, use), use.shapes[j]
     if not shape:
-        raise UncoveredUse(f"{use.name!r} (with {names}) in {use.where} gives one number for the whole batch")
+        raise UncoveredUse(
+            f"{use.name!r} (with {names}) in {use.where} gives one number for the whole batch: compute one per "
+            "example. See: tacit explain loss-shape"
+        )
     if batch == 1:
         return next(candidates(shape, 1)), True
     found = evidence[0].layouts()
@@ -302,12 +305,13 @@ def _locate(
     if not found:
         if any(e.mixed for e in evidence):
             raise BatchMixing(
-                f"the losses of several examples depend on the same element of the output of {use.name!r} "
-                f"(with {names}) in {use.where}: examples are mixed there, and no per-example bound exists"
+                f"the losses of several examples depend on the same element of the output of {use.name!r} (with "
+                f"{names}) in {use.where}: examples are mixed there, and no per-example bound exists. "
+                "See: tacit explain mixing"
             )
         raise UncoveredUse(
             f"cannot tell which elements of the output of {use.name!r} (with {names}) in {use.where} belong "
-            f"to which example. {SLOWLY}."
+            f"to which example. {SLOWLY}. See: tacit explain no-rule"
         )
     if len(found) > 1 and after is not None:
         found = unmoved(found, use.outputs[j], after, example) or found

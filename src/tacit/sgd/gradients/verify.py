@@ -54,11 +54,13 @@ def no_known_obstacles(model: nn.Module) -> None:
         if isinstance(module, BatchNorm) and (module.training or module.running_mean is None):
             raise BatchMixing(
                 f"module {name!r} ({kind}) normalises with statistics of the whole batch, so one example's loss "
-                "depends on the others and no per-example bound exists. tacit.sgd.fix(model) replaces it by GroupNorm."
+                "depends on the others and no per-example bound exists. tacit.sgd.fix(model) replaces it by GroupNorm. "
+                "See: tacit explain mixing"
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise UncoveredUse(
-                f"module {name!r} ({kind}) rescales the rows that the batch looks up, without noise: set max_norm=None"
+                f"module {name!r} ({kind}) rescales the weights that the batch looks up, without noise: set "
+                "max_norm=None"
             )
 
 
@@ -123,8 +125,9 @@ def gradients_stay(engine: Engine, run: Pass, swapped: Pass, example: int) -> bo
 def mixing(what: str) -> BatchMixing:
     return BatchMixing(
         f"the loss of an example changed when other examples of the batch were replaced: {what} mixes examples, so no "
-        "per-example bound exists. tacit.sgd.fix(model) replaces batch normalisation; anything else has to treat each "
-        "example by itself (a mean over all tokens of the batch does not: divide by the example's own)."
+        "per-example bound exists. tacit.sgd.fix(model) replaces batch normalisation; anything else must treat each "
+        "example by itself (a mean over all tokens of the batch does not: divide by the example's own number). "
+        "See: tacit explain mixing"
     )
 
 
@@ -297,8 +300,8 @@ def _message(engine: Engine, run: Pass, k: int, name: str, what: str, error: flo
     return (
         f"captured gradient of parameter {name!r} differs from autograd's for {what} by {error:.3g} "
         f"(gradient norm {size:.3g}). It is used by {', '.join(uses) or 'no operation that was seen'}. "
-        "Training must not go on with this model; "
-        "method='examples' is slower and does not rely on captured operations."
+        "Training this model would break the guarantee. method='examples' is slower, and does not rely on captured "
+        "operations. See: tacit explain no-rule"
     )
 
 

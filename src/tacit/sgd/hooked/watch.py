@@ -44,7 +44,7 @@ from tacit.sgd.torch_compat import pytree
 
 UNWATCHED = (
     "parameter {!r} received a gradient outside the watched calls of the model, which is neither clipped nor noised. "
-    "A penalty on the weights belongs into the optimizer (weight_decay); call the model itself rather than its "
+    "A penalty on the weights belongs in the optimizer (weight_decay); call the model itself rather than its "
     "forward(); outputs must be tensors in tuples, lists, dicts or registered classes; activation checkpointing needs "
     "use_reentrant=False."
 )
@@ -52,8 +52,8 @@ UNWATCHED = (
 
 MIXES = (
     "the output of {} for an example changed when other examples of the batch were replaced: the model mixes examples, "
-    "so no per-example bound exists. tacit.sgd.fix(model) replaces batch normalisation; anything else has to treat "
-    "each example by itself."
+    "so no per-example bound exists. tacit.sgd.fix(model) replaces batch normalisation; anything else must treat each "
+    "example by itself. See: tacit explain mixing"
 )
 
 
@@ -512,7 +512,8 @@ class Watch:
                 raise BatchMixing(
                     f"the loss that {type(call.module).__name__} returns weighs an example by how many tokens the "
                     "others have (a mean over all tokens of the batch), so no per-example bound exists. Compute it "
-                    "outside, one mean for each example (tacit.integrations.losses.per_example_loss)"
+                    "outside, one mean for each example (tacit.integrations.losses.per_example_loss). "
+                    "See: tacit explain mixing"
                 )
 
 

@@ -1,10 +1,12 @@
-"""What is a run asked to do? Six small frozen values, each of which refuses at once what cannot be right.
+"""What is a run asked to do? Six small frozen values; each checks itself when it is made.
 
     Training(model, optimizer, loss, data, batch_size=1024, epochs=20, epsilon=3.0, delta=1e-5)
     Training(model, optimizer, loss, data, Sampling(batch_size=1024, epochs=20), PrivacyTarget(epsilon=3.0, delta=1e-5))
 
-The two lines say the same. Plain keywords are the everyday way; a value can be made once and used for many runs.
-:class:`RunSettings` puts keywords and values together.
+The two lines mean the same. Keywords are the everyday way; a value can be made once and used for many runs.
+:class:`RunSettings` puts keywords and values together. Each keyword is described once, in the ``Args:`` of its value:
+:func:`describes_keywords` copies the descriptions into the docstrings of :class:`~tacit.sgd.Training` and
+:func:`~tacit.sgd.fit`.
 """
 
 from __future__ import annotations
@@ -31,12 +33,13 @@ from tacit.sgd.training.plan import Schedule
 from tacit.sgd.training.sampling import Sampler, check_length, check_sampler, make_sampler
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 def _positive(**values: int | None) -> None:
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} is a positive whole number, not {value!r}")
+            raise ValueError(f"{name} must be a positive whole number, not {value!r}")
 
 
 class _Plain:
@@ -51,14 +54,31 @@ class _Plain:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyTarget(_Plain):
-    """What the run may cost, or how much noise it has: each decides the other.
+    """What a run may cost, or how much noise it has.
 
-    ``epsilon`` or ``noise_multiplier`` (a number, a list or a function of the step), one of the two; ``delta`` is the
-    probability that the guarantee leaves open. ``noise_schedule`` is the noise of each step relative to that.
-    ``mechanism="laplace"`` clips in L1 norm and gives pure ε, on small models. ``adjacency``: who is a neighbour.
+    Give ``epsilon`` or ``noise_multiplier``: each determines the other.
 
-    >>> PrivacyTarget(epsilon=3.0, delta=1e-5).mechanism
-    'gaussian'
+    Args:
+        epsilon: The ε that the run may cost; the noise is calibrated to it. Leave it out if you give
+            ``noise_multiplier``.
+        delta: The δ of the guarantee, between 0 and 1: choose it well below one over the number of units. Required,
+            except with ``mechanism="laplace"``, where it is 0 by default.
+        noise_multiplier: The standard deviation of the noise divided by the clip norm (for Laplace noise: its scale
+            divided by the clip norm). A number, a list with one value per step, or a function of the step. 0 means no
+            noise and ε = ∞, with a warning.
+        noise_schedule: The noise of each step relative to the multiplier: a positive number, a list or a function of
+            the step, evaluated before training. Default: 1, the same noise at every step.
+        mechanism: ``"gaussian"`` (default), or ``"laplace"``: gradients are clipped in L1 norm and the guarantee holds
+            at δ = 0. Laplace noise is for small models.
+        adjacency: Which data sets are neighbours: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``. Default: that
+            of the ledger's data set; without a ledger, that of the sampler.
+
+    Raises:
+        ValueError: If both or neither of ``epsilon`` and ``noise_multiplier`` are given, or a value is out of range.
+
+    Example:
+        >>> PrivacyTarget(epsilon=3.0, delta=1e-5).mechanism
+        'gaussian'
     """
 
     epsilon: float | None = None
@@ -76,7 +96,7 @@ class PrivacyTarget(_Plain):
             check_adjacency(self.adjacency)
         epsilon, noise, delta = self.epsilon, self.noise_multiplier, self.delta
         if (epsilon is None) == (noise is None):
-            raise ValueError("give epsilon= or noise_multiplier=, one of the two: each decides the other")
+            raise ValueError("give either epsilon= or noise_multiplier=: each determines the other")
         if epsilon is not None and not (isinstance(epsilon, int | float) and 0 < epsilon < math.inf):
             raise ValueError(f"epsilon must be positive and finite, not {epsilon!r}")
         if isinstance(noise, int | float) and not 0 <= noise < math.inf:
@@ -84,7 +104,7 @@ class PrivacyTarget(_Plain):
         if self.mechanism == "laplace" and (delta is None or delta == 0):
             delta = 0.0
         elif delta is None:
-            raise ValueError("give delta=, the probability the guarantee leaves open: well below 1 / number of records")
+            raise ValueError("delta= is missing: choose it well below 1 / number of records")
         elif not (isinstance(delta, int | float) and 0 < delta < 1):
             raise ValueError(f"delta must lie strictly between 0 and 1, not {delta!r}")
         object.__setattr__(self, "delta", float(delta))
@@ -92,18 +112,36 @@ class PrivacyTarget(_Plain):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Sampling(_Plain):
-    """Who takes part in a step, how many steps there are, and whose data are protected together.
+    """Who takes part in each step, how long the run is, and whom it protects.
 
-    ``batch_size`` is the expected number of units in a step, ``epochs`` or ``steps`` the length of the run.
-    ``sampler`` is a name or a :class:`~tacit.sgd.training.sampling.Sampler`; ``max_batch`` cuts the batches of
-    ``"truncated"``. ``size`` is a public number of records (or units) in place of the true one.
+    Args:
+        batch_size: The expected number of units in a step. Required. The noisy sum is divided by it.
+        epochs: The length of the run in passes over the data. Give ``epochs`` or ``steps``.
+        steps: The length of the run in steps.
+        sampler: How batches are drawn: ``"poisson"`` (default), ``"truncated"``, ``"fixed"``, ``"shuffle"``,
+            ``"chunks"``, ``"balls-in-bins"``, or a sampler object. See docs/howto/sampler.md.
+        max_batch: The largest batch of ``sampler="truncated"``, in units. Default: eight standard deviations above the
+            expected batch.
+        size: A public number of units to use in place of the true one, if that is private. Default: the true number,
+            which then counts as public.
+        unit: The name of what is protected, such as ``"patient"``. It needs ``groups``. Default: ``"record"``, and
+            ``"person"`` with ``groups``.
+        groups: Whom each record belongs to: one id per record, or the name of a column of a :func:`tacit.sgd.table`.
+            Units are sampled, and the gradients of a unit are averaged and clipped once. Default: every record is its
+            own unit.
+        max_rows: The most records that a unit contributes to a step. If it has more, they are drawn at random. Default:
+            1. More than 1 needs ``groups``.
 
-    ``groups`` holds one id for each record (an array, or the name of a table's column): units are sampled, each gives
-    at most ``max_rows`` records a step, whose gradients are averaged and then clipped once. ``unit`` is the word for
-    what they are; a word without ids is refused, because it would protect one record and say more.
+    Raises:
+        TypeError: If ``unit`` is not a string, or ``sampler`` is neither a name nor a sampler.
+        ValueError: If both or neither of ``epochs`` and ``steps`` are given, or a value is out of range.
+        tacit.accounting.UnitError: If ``unit`` names something other than a record, without ``groups``.
 
-    >>> Sampling(batch_size=100, epochs=5).unit
-    'record'
+    Example:
+        >>> Sampling(batch_size=100, epochs=5).unit
+        'record'
+        >>> Sampling(batch_size=2, epochs=5, groups=["ann", "ann", "bob"], max_rows=2).unit
+        'person'
     """
 
     batch_size: int
@@ -126,37 +164,58 @@ class Sampling(_Plain):
             raise TypeError(f"sampler must be a name or a Sampler, not {self.sampler!r}")
         if self.unit is not None and not isinstance(self.unit, str):
             raise TypeError(
-                "unit= is the word for what is protected; the ids, one for each record, are groups= (an array or the "
-                "name of a column)"
+                "unit= is the name of what is protected, a string. The ids, one per record, are groups= (an array, or "
+                "the name of a column)"
             )
         if self.groups is None and self.max_rows != 1:
-            raise ValueError("max_rows needs groups=: which records belong together")
+            raise ValueError("max_rows needs groups=, one id per record, which says which records belong together")
         owned = self.groups is not None
-        word = unit_of(self.unit, owned=owned, ids="Pass groups=, one id for each record, with unit=")
+        word = unit_of(self.unit, owned=owned, ids="Pass groups=, one id per record, with unit=")
         object.__setattr__(self, "unit", word)
 
     def sampler_of(self, units: int) -> Sampler:
-        """The sampler for data of so many units."""
+        """Make the sampler for a data set.
+
+        Args:
+            units: The number of units in the data. ``size``, if given, takes its place in rate and price.
+
+        Returns:
+            The sampler, which draws the batches and states the mechanism that they cost.
+
+        Raises:
+            ValueError: If a sampler object with another batch size or size was given, or these data cannot be sampled
+                as it describes.
+        """
         size = units if self.size is None else self.size
         made = self.sampler
         if isinstance(made, str):
             made = make_sampler(made, size, self.batch_size, self.max_batch)
         elif (made.batch_size, made.size) != (self.batch_size, size):
-            raise ValueError(f"batch_size and size are not those of {made}")
+            raise ValueError(f"batch_size and size differ from those of the sampler, {made}")
         made.check(units)
         return made
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GradientClipping(_Plain):
-    """How each unit's gradient is bounded.
+    """How the gradient of each unit is bounded.
 
-    ``clip_norm`` may be a number, a list or a function of the step, fixed in advance. ``clipping`` is ``"flat"``,
-    ``"per_layer"``, ``"automatic"`` or a mapping from patterns of parameter names to bounds. ``adaptive`` lets the clip
-    norm follow a quantile of the norms.
+    Args:
+        clip_norm: The most by which a unit's gradient may change the sum, in L2 norm (L1 for Laplace noise): a positive
+            number, a list with one value per step, or a function of the step, evaluated before training. Default: 1.
+        clipping: ``"flat"`` (default) bounds the whole gradient, ``"per_layer"`` each module's, ``"automatic"`` scales
+            every gradient to about ``clip_norm``, and a mapping from patterns of parameter names to bounds gives each
+            group its own.
+        adaptive: An :class:`~tacit.sgd.AdaptiveClipping`: the clip norm then starts at ``clip_norm`` and follows a
+            quantile of the gradient norms. Default: the clip norm does not follow the data.
 
-    >>> GradientClipping().clip_norm
-    1.0
+    Raises:
+        TypeError: If ``adaptive`` is not an :class:`~tacit.sgd.AdaptiveClipping`.
+        ValueError: If ``clip_norm`` is not positive, or ``clipping`` is unknown.
+
+    Example:
+        >>> GradientClipping().clip_norm
+        1.0
     """
 
     clip_norm: Schedule = 1.0
@@ -174,16 +233,29 @@ class GradientClipping(_Plain):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Execution(_Plain):
-    """How a step is computed; nothing here changes what it costs.
+    """How a step is computed. Nothing here changes its price.
 
-    ``physical_batch`` is how many units run at a time (default: as many as fit). ``augment`` makes a random view of one
-    example; ``views`` of them are averaged before clipping, at no further cost. ``check`` says when gradients are
-    compared with autograd's own. ``method="examples"`` is for models that clipping refuses: one backward pass for each
-    example. ``compile=True`` compiles the step where it can, ``compile="traced"`` traces it only, which takes seconds.
-    ``distributed=False``: this process trains alone, whatever ``torch.distributed`` says.
+    Args:
+        physical_batch: How many units run through the model at a time. Default: enough for nearly every batch, at most
+            2,048 on a CPU; on a GPU it is halved when memory runs out.
+        augment: A function from one example to a random view of it, mapped over the batch. Default: none.
+        views: How many random views ``augment`` makes of each example. Their gradients are averaged before clipping.
+            Default: 1.
+        check: When the clipped gradients are compared with autograd's: ``"first"`` (default: the first step of each
+            shape), ``"always"``, ``"never"``, or a number of steps between two checks.
+        method: ``"operations"`` (default), or ``"examples"``: one backward pass per example, slow, for models that the
+            default refuses although they treat examples separately.
+        compile: ``True`` traces and compiles the step, ``"traced"`` only traces it, which takes seconds. Default:
+            ``False``. A model that cannot be compiled runs as it is, with a warning.
+        distributed: ``False``: this process trains alone. ``True``: all ranks train together. Default: together if
+            ``torch.distributed`` is initialised.
 
-    >>> Execution(physical_batch=64).views
-    1
+    Raises:
+        ValueError: If ``views`` is given without ``augment``, or a value is out of range.
+
+    Example:
+        >>> Execution(physical_batch=64).views
+        1
     """
 
     physical_batch: int | None = None
@@ -198,7 +270,7 @@ class Execution(_Plain):
         super().__post_init__()
         _positive(physical_batch=self.physical_batch, views=self.views)
         if self.views > 1 and self.augment is None:
-            raise ValueError("views is how many random views augment= makes of each example: a positive whole number")
+            raise ValueError("views must be a positive whole number, and more than 1 needs augment=, which makes them")
         check_when(self.check)
         compiled_by(self.compile)
         if self.distributed not in (True, False, None):
@@ -209,13 +281,24 @@ class Execution(_Plain):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Persistence(_Plain):
-    """How a run survives its process.
+    """How a run survives the end of its process.
 
-    With ``checkpoint`` it is saved there every ``checkpoint_every`` steps, and resumed where the file exists. The
-    secret key is kept in ``key_file`` (default: the user's state folder) until the end, or is given as ``key``.
+    Args:
+        checkpoint: The path where the run is saved. If something is saved there already, the run resumes from it.
+            Default: the run is not saved.
+        checkpoint_every: Save after every so many steps. Default: 100.
+        key: The secret key of the run, a :class:`tacit.noise.Key`; you keep it and destroy it. Default: a new key from
+            the operating system, which tacit destroys at the end.
+        key_file: Where the key of a run with a checkpoint is kept until the run ends. Default: a file in the user's
+            state folder that only its owner can read.
 
-    >>> Persistence().checkpoint_every
-    100
+    Raises:
+        TypeError: If ``key`` is not a :class:`tacit.noise.Key`.
+        ValueError: If ``checkpoint_every`` is not a positive whole number.
+
+    Example:
+        >>> Persistence().checkpoint_every
+        100
     """
 
     checkpoint: str | os.PathLike[str] | None = None
@@ -232,12 +315,20 @@ class Persistence(_Plain):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Charging(_Plain):
-    """Where the plan is charged before the first step: in ``ledger``, on the data registered there as ``dataset``.
+    """Which ledger the plan is charged to, before the first step.
 
-    ``purpose`` is public and stands beside the charge.
+    Args:
+        ledger: The ledger that is charged. Default: none; the run then states its price and no budget is checked.
+        dataset: The name under which the data are registered in the ledger. Required with ``ledger``.
+        purpose: What the charge is for. It is public, and the ledger keeps it. Default: ``"private training"``.
 
-    >>> Charging().purpose
-    'private training'
+    Raises:
+        TypeError: If ``ledger`` is not a :class:`tacit.Ledger`.
+        ValueError: If only one of ``ledger`` and ``dataset`` is given.
+
+    Example:
+        >>> Charging().purpose
+        'private training'
     """
 
     ledger: Ledger | None = None
@@ -250,7 +341,7 @@ class Charging(_Plain):
             raise TypeError("ledger must be a tacit.Ledger: open one with tacit.Ledger(path)")
         if (self.ledger is None) != (self.dataset is None):
             raise ValueError(
-                "give ledger= and dataset= together: the ledger, and the name the data are registered under"
+                "give ledger= and dataset= together: the ledger, and the name under which the data are registered in it"
             )
 
 
@@ -296,7 +387,7 @@ class TrainingKeywords(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RunSettings:
-    """All that a run is asked for: the six values together, and what one says about another."""
+    """All settings of a run: the six values, checked against each other."""
 
     target: PrivacyTarget
     sampling: Sampling
@@ -310,12 +401,12 @@ class RunSettings:
         if clipping.adaptive is not None:
             flat = clipping.clipping in ("flat", "automatic") and isinstance(clipping.clip_norm, int | float)
             if not flat or mechanism != "gaussian":
-                raise ValueError("adaptive clipping starts from one clip norm, with Gaussian noise and flat clipping")
+                raise ValueError("adaptive clipping needs one number as clip_norm, Gaussian noise and flat clipping")
             if clipping.adaptive.count_noise == 0:
                 told = dataclasses.replace(clipping.adaptive, count_noise=self.sampling.batch_size / 20)
                 object.__setattr__(self, "clipping", dataclasses.replace(clipping, adaptive=told))
         if mechanism == "laplace" and clipping.clipping != "flat":
-            raise ValueError("Laplace noise clips the whole gradient in L1 norm: clipping='flat'")
+            raise ValueError("mechanism='laplace' clips the whole gradient in L1 norm: use clipping='flat'")
 
     @property
     def values(self) -> tuple[Value, ...]:
@@ -324,7 +415,7 @@ class RunSettings:
 
     @staticmethod
     def of(values: Sequence[Value], keywords: Mapping[str, Any]) -> RunSettings:
-        """RunSettings from values and keywords, of which no two say the same thing.
+        """Settings from values and keywords; nothing may be said twice.
 
         >>> RunSettings.of([Sampling(batch_size=10, steps=5)], {"epsilon": 1.0, "delta": 1e-5}).target.epsilon
         1.0
@@ -335,14 +426,16 @@ class RunSettings:
                 names = ", ".join(kind.__name__ for kind in VALUES)
                 raise TypeError(f"after the data come values of {names}, not a {type(value).__name__}")
             if type(value) in given:
-                raise TypeError(f"two values of {type(value).__name__} were given")
+                raise TypeError(f"two {type(value).__name__} values were given: give one")
             given[type(value)] = value
         refuse_unknown(keywords)
         parts: list[Any] = []
         for kind in VALUES:
             own = {f.name: keywords[f.name] for f in dataclasses.fields(kind) if f.name in keywords}
             if kind in given and own:
-                raise TypeError(f"{next(iter(own))}= was given beside a {kind.__name__}, which says it already")
+                raise TypeError(
+                    f"{next(iter(own))}= was given beside a {kind.__name__}, which already sets it: give one"
+                )
             if kind is Sampling and kind not in given and "batch_size" not in own:
                 raise TypeError("batch_size= is missing: the expected number of records in a step")
             parts.append(given[kind] if kind in given else kind(**own))
@@ -354,7 +447,7 @@ _NAMES = [field.name for kind in VALUES for field in dataclasses.fields(kind)]
 
 
 def refuse_unknown(keywords: Mapping[str, Any]) -> None:
-    """A keyword that there is not gets an error that suggests one that there is."""
+    """Refuse a keyword that does not exist, and suggest one that does."""
     for name in keywords:
         if name not in _NAMES:
             close = difflib.get_close_matches(name, _NAMES, 1)
@@ -362,7 +455,7 @@ def refuse_unknown(keywords: Mapping[str, Any]) -> None:
 
 
 def shows_keywords(function: F) -> F:
-    """Let the signature that people see name every keyword of the six values, with type and default."""
+    """Let the signature and the ``Args:`` that people see name every keyword of the six values."""
     plain = inspect.signature(function)
     known = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -373,4 +466,47 @@ def shows_keywords(function: F) -> F:
             if field.name not in own:
                 known.append(inspect.Parameter(field.name, kind, default=default, annotation=field.type))
     function.__signature__ = plain.replace(parameters=known)  # type: ignore[attr-defined]
-    return function
+    return describes_keywords(function)
+
+
+def describes_keywords(thing: T) -> T:
+    """Let the ``Args:`` of a docstring continue with those of the six values, so that each keyword is described once.
+
+    >>> def run(**keywords):
+    ...     '''Run.
+    ...
+    ...     Args:
+    ...         **keywords: Those of the six values.
+    ...
+    ...     Returns:
+    ...         Nothing.
+    ...     '''
+    >>> text = describes_keywords(run).__doc__
+    >>> text.index("batch_size: The expected number") < text.index("Returns:")
+    True
+    """
+    if thing.__doc__:  # python -OO leaves none
+        lines = inspect.cleandoc(thing.__doc__).splitlines()
+        _, end = _section(lines)
+        if end:
+            more = [line for kind in VALUES for line in _described(kind)]
+            thing.__doc__ = "\n".join(lines[:end] + more + lines[end:])
+    return thing
+
+
+def _described(kind: type) -> list[str]:
+    lines = inspect.cleandoc(kind.__doc__ or "").splitlines()
+    start, end = _section(lines)
+    return lines[start:end]
+
+
+def _section(lines: list[str]) -> tuple[int, int]:
+    """Where the text under ``Args:`` begins and ends; (0, 0) without one."""
+    if "Args:" not in lines:
+        return 0, 0
+    start = end = lines.index("Args:") + 1
+    for number in range(start, len(lines)):
+        if lines[number] and not lines[number].startswith(" "):
+            break
+        end = number + 1 if lines[number] else end
+    return start, end

@@ -2,7 +2,7 @@
 
 :class:`Records` gives rows by number, from tensors and arrays, from a map-style ``torch.utils.data.Dataset``, or from a
 table (Parquet, polars). :class:`Batch` is what a step takes: the units that were drawn, cut into physical batches
-that are padded to one static shape, with a mask that marks what is real.
+that are padded to one static shape, with a mask that marks the real units.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Records:
             sizes = {len(leaf) if leaf.dim() else -1 for leaf in _tensors(tree)}
             if len(sizes) != 1 or -1 in sizes:
                 raise ValueError(
-                    "the arrays of the data must have as many rows as each other" if sizes else "the data hold no array"
+                    "all arrays of the data must have the same number of rows" if sizes else "the data hold no array"
                 )
             self.rows = int(sizes.pop())
         else:
             self.rows = len(items)
         if self.rows == 0:
-            raise ValueError("the data are empty")
+            raise ValueError("the data are empty: there is no record to train on")
 
     def __len__(self) -> int:
         return self.rows
@@ -74,8 +74,8 @@ class Records:
                 if "equal size" not in str(error):
                     raise
                 raise ValueError(
-                    "the records have tensors of different sizes: let the data set pad them to one length, which is "
-                    "public, and give the loss what tells padding apart"
+                    "the records have tensors of different sizes: let the data set pad them to one public length, and "
+                    "mask the padding in the loss"
                 ) from error
             return tuple(batch) if isinstance(batch, list) else batch
         where = index if isinstance(index, Tensor) else torch.from_numpy(np.ascontiguousarray(index))
@@ -91,10 +91,10 @@ class Records:
         return self.tree is not None and any(t.is_cuda for t in _tensors(self.tree))
 
     def check_finite(self) -> None:
-        """Refuse NaN and infinite inputs. The error tells something of the data: it is for the operator's eyes.
+        """Refuse NaN and infinite inputs. The error tells something about the data: it is for the operator only.
 
-        Every item of a map-style data set is read for it, once, unless it was made with ``scan=False``: a record whose
-        gradient is not finite then counts as zero.
+        Every item of a map-style data set is read once for this, unless it was made with ``scan=False``: then a record
+        whose gradient is not finite counts as zero.
         """
         if self.tree is not None:
             _refuse_not_finite(self.tree)
@@ -157,8 +157,8 @@ def _refuse_not_finite(tree: Any) -> None:
     for leaf in _tensors(tree):
         if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             raise ValueError(
-                "the data contain NaN or infinite values: clean them first. (This message is about private "
-                "data: it is for the operator and must not be published.)"
+                "the data contain NaN or infinite values: fill or remove them first. (This message is about private "
+                "data: it is for the operator and must not be published.) See: tacit explain not-finite"
             )
 
 
@@ -191,22 +191,39 @@ def _array(tensor: Tensor) -> npt.NDArray[Any]:
 
 
 def records(data: Any, dtype: torch.dtype = torch.float32, *, scan: bool = True) -> Records:
-    """Rows by number from whatever the user has. Floating numpy arrays become tensors of the model's ``dtype``.
+    """Make rows by number out of data in any usual form.
 
-    ``scan``: whether every item of a map-style data set is read once before training, to refuse NaN and impossible
-    labels and to know the data again on resume. ``scan=False`` is for sets where that pass takes too long.
+    :class:`Training` calls it on its data. Call it yourself to leave out the scan of a large data set.
 
-    >>> len(records((np.zeros((5, 3)), np.zeros(5, dtype=int))))
-    5
+    Args:
+        data: Tensors, arrays, pandas or polars frames as ``(features, target)``, dicts or tuples of these, a map-style
+            ``Dataset``, or a list of items.
+        dtype: The floating type of the model, to which numpy arrays are converted. Tensors stay as they are. Default:
+            float32.
+        scan: Whether to read every item of a map-style ``Dataset`` once before training, to refuse NaN and impossible
+            labels and to recognise the data on resume. Default: ``True``.
+
+    Returns:
+        The records, for :class:`Training` or :func:`fit`.
+
+    Raises:
+        TypeError: If the data cannot be read by row number, such as a ``DataLoader`` or a stream, or do not say which
+            column is the target.
+
+    Example:
+        >>> len(records((np.zeros((5, 3)), np.zeros(5, dtype=int))))
+        5
     """
     if isinstance(data, Records):
         return data
     if isinstance(data, IterableDataset | Iterator):
-        raise TypeError("the data must be addressable by number: a stream cannot be sampled")
+        raise TypeError(
+            "the data must be readable by row number, and a stream is not: pass tensors or a map-style Dataset"
+        )
     if isinstance(data, torch.utils.data.DataLoader):
         raise TypeError(
-            "pass the data set itself (loader.dataset), not a DataLoader: its batches and their size would not be "
-            "those that are accounted for"
+            "pass the data set itself (loader.dataset), not a DataLoader: its batches are not those that are priced. "
+            "See: tacit explain data-loader"
         )
     if isinstance(data, TensorDataset):
         return Records(tree=tuple(data.tensors))
@@ -214,7 +231,7 @@ def records(data: Any, dtype: torch.dtype = torch.float32, *, scan: bool = True)
         raise TypeError("say which columns are features and which is the target: tacit.sgd.table(data, target=...)")
     if _is_frame(data):
         raise TypeError(
-            "say which columns are features and which is the target: (frame[features], frame[target]), or "
+            "say which columns are features and which is the target: pass (frame[features], frame[target]), or use "
             "tacit.sgd.table for a polars frame"
         )
     if isinstance(data, Dataset):
@@ -260,7 +277,7 @@ def _tensor(leaf: Any, dtype: torch.dtype) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)) if array.dtype != np.uint8 else torch.from_numpy(array.copy())
     if array.dtype.kind == "b":
         return torch.from_numpy(array.copy())
-    raise TypeError(f"an array of {array.dtype} is no number: encode it first (tacit.schema)")
+    raise TypeError(f"an array of {array.dtype} does not hold numbers: encode it first, for instance with tacit.schema")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -279,9 +296,26 @@ class Table:
 
 
 def table(source: Any, *, target: str, features: Sequence[str] | None = None, exclude: Sequence[str] = ()) -> Table:
-    """Records from a Parquet file or a polars frame: ``(features, target)``.
+    """Read ``(features, target)`` records from a Parquet file or a polars frame.
 
-    ``features`` defaults to every column other than the target and ``exclude``. Missing values are refused.
+    Args:
+        source: The path of a Parquet file, or a polars frame.
+        target: The column to predict. Whole numbers and booleans become class numbers, other numbers float32.
+        features: The columns to predict from, in this order, as one float32 matrix. Default: every column but the
+            target and ``exclude``.
+        exclude: Columns to leave out, such as ids. They can still be ``groups``. Default: none.
+
+    Returns:
+        The records, with their column names, for :class:`Training`.
+
+    Raises:
+        ValueError: If a column does not exist, does not hold numbers, or has missing values.
+
+    Example:
+        >>> import polars
+        >>> frame = polars.DataFrame({"id": [1, 1, 2], "age": [30, 31, 52], "ill": [True, False, True]})
+        >>> table(frame, target="ill", exclude=["id"]).features
+        ('age',)
     """
     polars = optional("polars", "reading a table")
     frame = source if hasattr(source, "get_columns") else polars.read_parquet(os.fspath(source))
@@ -295,9 +329,11 @@ def table(source: Any, *, target: str, features: Sequence[str] | None = None, ex
         raise ValueError(f"the table has no column {missing[0]!r}; it has {', '.join(frame.columns)}")
     for name in (*names, target):
         if not (frame[name].dtype.is_numeric() or frame[name].dtype == polars.Boolean):
-            raise ValueError(f"column {name!r} is no number: encode it first (tacit.schema), or leave it out")
+            raise ValueError(
+                f"column {name!r} does not hold numbers: encode it first, for instance with tacit.schema, or exclude it"
+            )
         if frame[name].null_count():
-            raise ValueError(f"column {name!r} has missing values: fill them first")
+            raise ValueError(f"column {name!r} has missing values: fill them first, with public values")
     x = torch.from_numpy(np.stack([frame[n].cast(polars.Float64).to_numpy() for n in names], 1).astype(np.float32))
     y = frame[target].cast(polars.Float64).to_numpy()
     whole = frame[target].dtype.is_integer() or frame[target].dtype == polars.Boolean
@@ -349,7 +385,7 @@ def ids_of(groups: Any, data: Any) -> Any:
     if not isinstance(groups, str):
         return groups
     if not isinstance(data, Table):
-        raise TypeError("groups='column' needs a table; for other data pass the ids themselves, one per record")
+        raise TypeError("groups names a column, and the data are not a tacit.sgd.table: pass the ids, one per record")
     return data.column(groups)
 
 

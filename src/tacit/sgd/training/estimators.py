@@ -28,12 +28,12 @@ class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
     """What classifier and regressor share."""
 
     def _scaled(self, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """Features to [-1, 1] by their public bounds; without bounds, each record is shortened to length 1 at most."""
+        """Scale features to [-1, 1] by their public bounds; without bounds, scale each record to length 1 at most."""
         x = np.asarray(x, dtype=np.float64)
         if self.bounds is not None:
             low, high = (np.broadcast_to(np.asarray(b, dtype=np.float64), x.shape[1:]) for b in self.bounds)
             if not (high > low).all():
-                raise ValueError("bounds are (lower, upper) with lower below upper, each a number or one per feature")
+                raise ValueError("bounds must be (lower, upper), lower below upper, each a number or one per feature")
             return np.asarray(2 * (np.clip(x, low, high) - low) / (high - low) - 1, dtype=np.float32)
         largest = np.abs(x).max(1, keepdims=True).clip(1e-30)
         length = largest * np.linalg.norm(x / largest, axis=1, keepdims=True)
@@ -47,7 +47,7 @@ class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
         return nn.Sequential(*layers, nn.Linear(inputs, outputs))
 
     def _around(self) -> tuple[str, ...]:
-        """Refuse one of many fits that nobody counts; what the pipeline around this fit adds to the guarantee."""
+        """Refuse a fit inside a search that nobody counts; say what the pipeline around it adds to the guarantee."""
         surroundings.refuse_uncounted_search(self.ledger, type(self).__name__)
         return surroundings.note_pipeline()
 
@@ -104,20 +104,39 @@ class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
 
 
 class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-defined,misc]
-    """A private logistic regression, or with ``hidden`` a private neural network, trained by DP-SGD.
+    """A private logistic regression, or with ``hidden`` a neural network, trained by DP-SGD.
 
-    ``bounds=(lower, upper)`` are public bounds of the features, numbers or one for each; without them every record is
-    scaled to length 1 at most. ``classes`` are the public class names; left out, the names found in ``y`` are treated
-    as public. ``delta`` defaults to the smaller of 1e-5 and a tenth of 1/n.
+    It has the scikit-learn API.
 
-    Guarantee: ``privacy_``, zero out one row; with ``groups`` in ``fit``, one id for each row, one ``unit``, which
-    gives at most ``max_rows`` of its rows a step. The number of rows (or ids) is treated as public. A fit inside a
-    search, cross-validation or ensemble is refused unless ``ledger`` counts it.
+    Guarantee:
+        ``privacy_`` after the fit, under zero-out of one row; with ``groups`` in :meth:`fit`, of one ``unit`` with all
+        its rows. The number of rows (or ids) counts as public. A fit inside a search, cross-validation or ensemble is
+        refused unless a ledger counts it.
 
-    >>> x = np.random.default_rng(0).uniform(-1, 1, (1000, 2))
-    >>> private = Classifier(epsilon=2.0, bounds=(-1, 1)).fit(x, x[:, 0] > 0)
-    >>> private.privacy_.upper <= 2.0, bool(private.score(x, x[:, 0] > 0) > 0.8)
-    (True, True)
+    Args:
+        epsilon: The ε that the fit may cost. Default: 1.
+        delta: The δ of the guarantee. Default: 1e-5, or a tenth of one over the number of rows (or ids), if smaller.
+        hidden: The widths of hidden layers, with tanh between them. Default: none, a linear model.
+        epochs: The number of passes over the data. Default: 20.
+        batch_size: The expected number of rows (or ids) in a step. Default: a tenth of all.
+        learning_rate: The learning rate of SGD with momentum 0.9. Default: 2.
+        clip_norm: The most that one row (or id) may change a sum of gradients, in L2 norm. Default: 1.
+        bounds: Public bounds of the features as ``(lower, upper)``, each a number or one per feature; values are
+            clipped to them. Default: none; every row is scaled to length 1 at most.
+        classes: The class labels, if they are public. Default: the labels in ``y``, which then count as public.
+        ledger: The ledger that is charged. Default: none.
+        dataset: The name under which the data are registered in the ledger. Required with ``ledger``.
+        unit: The name of what is protected. It needs ``groups`` in :meth:`fit`. Default: ``"record"``, and ``"person"``
+            with ``groups``.
+        max_rows: The most rows that an id contributes to a step. Default: 1.
+        random_state: A seed for the initial weights, an int or a numpy ``RandomState``. Noise and batches always come
+            from the operating system. Default: torch's own state.
+
+    Example:
+        >>> x = np.random.default_rng(0).uniform(-1, 1, (1000, 2))
+        >>> private = Classifier(epsilon=2.0, bounds=(-1, 1)).fit(x, x[:, 0] > 0)
+        >>> private.privacy_.upper <= 2.0, bool(private.score(x, x[:, 0] > 0) > 0.8)
+        (True, True)
     """
 
     def __init__(
@@ -154,7 +173,19 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Classifier:
-        """Train on a table; ``groups`` says whose row each row is."""
+        """Train on a table.
+
+        Args:
+            X: The features, one row per record: an array or a frame of numbers.
+            y: The class of each row.
+            groups: Whom each row belongs to, one id per row. Default: every row is its own unit.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: If there is only one class, or a label is not among ``classes``.
+        """
         noted = self._around()
         with surroundings.messages_without_values():
             X, y = _validation.validate_data(self, X, y)
@@ -164,37 +195,82 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
             raise ValueError("Classifier can't train when only one class is present.")
         place = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
         if (self.classes_[place] != y).any():
-            raise ValueError("y has labels that are not among classes (for the operator's eyes only)")
+            raise ValueError("y has labels that are not among classes. (This message is for the operator only.)")
         self._train(X, place.astype(np.int64), groups, len(self.classes_), nn.CrossEntropyLoss(reduction="none"), noted)
         return self
 
     def decision_function(self, X: Any) -> npt.NDArray[np.float64]:
-        """Scores of the classes; of the second one against the first where there are two."""
+        """Score the classes.
+
+        Args:
+            X: The features, one row per record.
+
+        Returns:
+            One score per row and class; with two classes one per row, positive for the second.
+        """
         scores = self._outputs(X)
         return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
-        """Probabilities of the classes."""
+        """Predict the probabilities of the classes.
+
+        Args:
+            X: The features, one row per record.
+
+        Returns:
+            One probability per row and class, in the order of ``classes_``.
+        """
         scores = self._outputs(X)
         powers = np.exp(scores - scores.max(1, keepdims=True))
         return np.asarray(powers / powers.sum(1, keepdims=True))
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
-        """The most probable classes."""
+        """Predict classes.
+
+        Args:
+            X: The features, one row per record.
+
+        Returns:
+            The most probable class of each row.
+        """
         best = self._outputs(X).argmax(1)
         return np.asarray(self.classes_[best])
 
 
 class Regressor(_base.RegressorMixin, _Estimator):  # type: ignore[name-defined,misc]
-    """A private linear regression, or with ``hidden`` a private neural network, trained by DP-SGD.
+    """A private linear regression, or with ``hidden`` a neural network, trained by DP-SGD.
 
-    ``target_bounds=(lower, upper)`` are public bounds of the target, which is clipped to them. The rest, and the
-    guarantee, are those of :class:`Classifier`.
+    It has the scikit-learn API.
 
-    >>> x = np.random.default_rng(0).uniform(-1, 1, (1000, 2))
-    >>> private = Regressor(epsilon=2.0, bounds=(-1, 1), target_bounds=(-3, 3)).fit(x, 2 * x[:, 0] - x[:, 1])
-    >>> private.privacy_.upper <= 2.0, bool(private.score(x, 2 * x[:, 0] - x[:, 1]) > 0.8)
-    (True, True)
+    Guarantee:
+        ``privacy_`` after the fit, under zero-out of one row; with ``groups`` in :meth:`fit`, of one ``unit`` with all
+        its rows. The number of rows (or ids) counts as public. A fit inside a search, cross-validation or ensemble is
+        refused unless a ledger counts it.
+
+    Args:
+        epsilon: The ε that the fit may cost. Default: 1.
+        delta: The δ of the guarantee. Default: 1e-5, or a tenth of one over the number of rows (or ids), if smaller.
+        target_bounds: Public bounds of the target as ``(lower, upper)``; it is clipped to them. Default: (-1, 1).
+        hidden: The widths of hidden layers, with tanh between them. Default: none, a linear model.
+        epochs: The number of passes over the data. Default: 20.
+        batch_size: The expected number of rows (or ids) in a step. Default: a tenth of all.
+        learning_rate: The learning rate of SGD with momentum 0.9. Default: 0.2.
+        clip_norm: The most that one row (or id) may change a sum of gradients, in L2 norm. Default: 1.
+        bounds: Public bounds of the features as ``(lower, upper)``, each a number or one per feature; values are
+            clipped to them. Default: none; every row is scaled to length 1 at most.
+        ledger: The ledger that is charged. Default: none.
+        dataset: The name under which the data are registered in the ledger. Required with ``ledger``.
+        unit: The name of what is protected. It needs ``groups`` in :meth:`fit`. Default: ``"record"``, and ``"person"``
+            with ``groups``.
+        max_rows: The most rows that an id contributes to a step. Default: 1.
+        random_state: A seed for the initial weights, an int or a numpy ``RandomState``. Noise and batches always come
+            from the operating system. Default: torch's own state.
+
+    Example:
+        >>> x = np.random.default_rng(0).uniform(-1, 1, (1000, 2))
+        >>> private = Regressor(epsilon=2.0, bounds=(-1, 1), target_bounds=(-3, 3)).fit(x, 2 * x[:, 0] - x[:, 1])
+        >>> private.privacy_.upper <= 2.0, bool(private.score(x, 2 * x[:, 0] - x[:, 1]) > 0.8)
+        (True, True)
     """
 
     def __init__(
@@ -231,18 +307,37 @@ class Regressor(_base.RegressorMixin, _Estimator):  # type: ignore[name-defined,
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Regressor:
-        """Train on a table; ``groups`` says whose row each row is."""
+        """Train on a table.
+
+        Args:
+            X: The features, one row per record: an array or a frame of numbers.
+            y: The target of each row, a number.
+            groups: Whom each row belongs to, one id per row. Default: every row is its own unit.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: If the lower of ``target_bounds`` is not below the upper.
+        """
         noted = self._around()
         with surroundings.messages_without_values():
             X, y = _validation.validate_data(self, X, y, y_numeric=True)
         low, high = self.target_bounds
         if not low < high:
-            raise ValueError("target_bounds are (lower, upper), with lower below upper")
+            raise ValueError("target_bounds must be (lower, upper), lower below upper")
         scaled = (2 * (np.clip(np.asarray(y, dtype=np.float64), low, high) - low) / (high - low) - 1).astype(np.float32)
         self._train(X, scaled[:, None], groups, 1, nn.MSELoss(reduction="none"), noted)
         return self
 
     def predict(self, X: Any) -> npt.NDArray[np.float64]:
-        """Predictions, inside the target's bounds."""
+        """Predict the target.
+
+        Args:
+            X: The features, one row per record.
+
+        Returns:
+            One prediction per row, within ``target_bounds``.
+        """
         low, high = self.target_bounds
         return np.asarray(low + (np.clip(self._outputs(X)[:, 0], -1, 1) + 1) / 2 * (high - low))

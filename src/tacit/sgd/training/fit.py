@@ -1,7 +1,7 @@
-"""How do I train privately in one call? :func:`fit`: the loop, with progress, evaluation and checkpoints.
+"""How do I train privately in one call? :func:`fit` runs the loop, with progress, evaluation and checkpoints.
 
-The bar shows steps and the ε that is claimed, both public. A metric on data declared public is public too; one on
-private data goes to the operator only. The private loss is never shown.
+The progress bar shows the steps and the claim, which are public. A metric on public data is public too; one on private
+data goes to the operator only. The private loss is never shown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,24 @@ Metric = Callable[[nn.Module, Any], float]
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """What :func:`fit` returns: the run, its guarantee, and the metrics that may be shown, by step."""
+    """What :func:`fit` returns: the run, its guarantee, and the metrics that may be shown.
+
+    Attributes:
+        training: The run, which has ended.
+        privacy: The guarantee of what ran.
+        metrics: The metrics on public data, each a :class:`tacit.ledger.Release` with its step.
+        seconds: How long the loop ran.
+        canaries: Which canaries took part and how they scored, for :func:`tacit.audit.audit_run`; None without
+            ``audit_canaries``. For the operator only.
+
+    Example:
+        >>> x, y = torch.randn(50, 3), torch.randint(2, (50,))
+        >>> net = nn.Linear(3, 2)
+        >>> done = fit(net, torch.optim.SGD(net.parameters(), lr=0.1), nn.CrossEntropyLoss(reduction="none"), (x, y),
+        ...            batch_size=10, steps=2, noise_multiplier=2.0, delta=1e-5)
+        >>> done.model is net, done.privacy.details["steps_executed"]
+        (True, 2)
+    """
 
     training: Training
     privacy: acc.Privacy
@@ -41,12 +58,12 @@ class Fit:
 
     @property
     def model(self) -> nn.Module:
-        """The model that was trained: the object that was passed in."""
+        """The trained model: the object that was passed in."""
         return self.training.model
 
 
 def accuracy(model: nn.Module, batch: Any) -> float:
-    """The share of right classes in ``(inputs, targets)``.
+    """The share of ``(inputs, targets)`` that is classified correctly.
 
     >>> accuracy(nn.Identity(), (torch.eye(3), torch.tensor([0, 1, 1])))
     0.666...
@@ -75,28 +92,53 @@ def fit(
     ema: float | None = None,
     **keywords: Unpack[TrainingKeywords],
 ) -> Fit:
-    """Train ``model`` privately; ``model`` to ``values``, ``scheduler``, ``ema`` and keywords are those of
-    :class:`Training`.
+    """Train a model privately, in one call.
 
-    ``evaluate`` are data declared public (the metric is kept and shown) or private (it goes to ``operator_log`` and
-    nowhere else); by default once a pass and at the end. ``progress`` defaults to a bar on a terminal. After
-    ``time_limit`` seconds the run stops, which does not depend on the data: the executed steps are priced. An interrupt
-    (Ctrl-C) saves the checkpoint, where there is one, and the run can be resumed.
+    Ctrl-C saves the checkpoint, if there is one, and the run can be resumed.
 
-    ``audit_canaries`` plants so many canaries beside the data, each in by a fair coin (or, where records are given,
-    these); ``tacit.audit.audit_run`` reads a lower bound on ε from what :class:`Fit` then holds in ``canaries``.
+    Guarantee:
+        That of :class:`Training`: the weights, and metrics on public data, are (ε, δ)-DP as ``privacy`` of the result
+        states. A metric on private data is not covered, and goes to ``operator_log`` only.
 
-    >>> x, y = torch.randn(200, 3), torch.randint(2, (200,))
-    >>> net = nn.Linear(3, 2)
-    >>> test = EvaluationData.declared_public((x[:20], y[:20]), because="simulated")
-    >>> done = fit(net, torch.optim.SGD(net.parameters(), lr=0.1), nn.CrossEntropyLoss(reduction="none"), (x, y),
-    ...            evaluate=test, batch_size=20, epochs=1, epsilon=2.0, delta=1e-5)
-    >>> done.privacy.upper <= 2.0, done.metrics[-1]["step"]
-    (True, 10)
+    Args:
+        model: The model to train, as for :class:`Training`.
+        optimizer: The optimizer of its parameters.
+        loss: ``loss(model, batch)``, one value per record, or a criterion with ``reduction="none"``.
+        data: The private records.
+        *values: Values that group keywords, such as a :class:`Sampling`.
+        evaluate: Data to compute ``metric`` on. Say what they are: ``EvaluationData.declared_public(...)``, whose
+            metric is shown and returned, or ``EvaluationData.private(...)``, whose metric goes to ``operator_log``.
+            Default: no evaluation.
+        metric: A function ``metric(model, batch)`` that returns a number, averaged over pieces of the evaluation data.
+            Default: accuracy.
+        evaluate_every: Evaluate after every so many steps, and at the end. Default: once a pass.
+        operator_log: Where diagnostics of every step and metrics on private data go. Default: nowhere.
+        progress: Whether to show a progress bar. Default: on a terminal.
+        time_limit: Stop after so many seconds. This does not depend on the data, so the executed steps are priced.
+            Default: no limit.
+        audit_canaries: How many canaries to plant beside the data, each included with probability ½, or the records to
+            plant. ``Fit.canaries`` is then what :func:`tacit.audit.audit_run` needs. Default: none.
+        scheduler: A torch learning-rate scheduler, stepped after every step. Default: none.
+        ema: The decay of an average of the weights, which is then what is evaluated. Default: no average.
+
+    Returns:
+        The run, its guarantee and the metrics that may be shown. ``model`` itself is trained.
+
+    Raises:
+        tacit.ledger.PrivateValueError: If ``evaluate`` does not say whether its data are public.
+
+    Example:
+        >>> x, y = torch.randn(200, 3), torch.randint(2, (200,))
+        >>> net = nn.Linear(3, 2)
+        >>> test = EvaluationData.declared_public((x[:20], y[:20]), because="simulated")
+        >>> done = fit(net, torch.optim.SGD(net.parameters(), lr=0.1), nn.CrossEntropyLoss(reduction="none"), (x, y),
+        ...            evaluate=test, batch_size=20, epochs=1, epsilon=2.0, delta=1e-5)
+        >>> done.privacy.upper <= 2.0, done.metrics[-1]["step"]
+        (True, 10)
     """
     if evaluate is not None and not isinstance(evaluate, EvaluationData):
         raise PrivateValueError(
-            "say whether the evaluation data are public: EvaluationData.declared_public(data, because=...) or "
+            "evaluate= must say whether its data are public: use EvaluationData.declared_public(data, because=...) or "
             "EvaluationData.private(data, dataset=...)"
         )
     if audit_canaries is None:
@@ -131,7 +173,7 @@ def fit(
 def _evaluate(
     training: Training, evaluate: EvaluationData, metric: Metric, shown: list[Release], log: OperatorLog | None
 ) -> str:
-    """The metric; where it may be shown it is kept, else it goes to the operator's log."""
+    """Compute the metric. It is kept if it may be shown; otherwise it goes to the operator's log."""
     first = next(iter(training.parameters.values()))
     rows = records(evaluate.data, first.dtype)
     model, was_training = training.model, training.model.training

@@ -1,9 +1,8 @@
-"""Which optimizer knows that its gradients are noisy? Adam with the noise taken out of its second moment.
+"""Which optimizer knows that its gradients are noisy? Adam with the noise subtracted from its second moment.
 
-Every ``torch.optim`` optimizer works on private gradients, because what it does to them is post-processing. Adam
+Every ``torch.optim`` optimizer works on private gradients, because whatever it does to them is post-processing. Adam
 divides by the root of the mean squared gradient, which the noise inflates by its variance: small and large
-coordinates then move alike, and Adam becomes SGD with momentum. The variance is a public number, and DP-AdamBC
-subtracts it.
+coordinates then move alike, and Adam becomes SGD with momentum. The variance is public, and DP-AdamBC subtracts it.
 """
 
 from __future__ import annotations
@@ -18,18 +17,28 @@ from torch import Tensor
 class DPAdam(torch.optim.Optimizer):
     """Adam with bias correction for the noise: DP-AdamBC (Tang, Shpilevskiy and Lécuyer 2024).
 
-    The second moment estimate, less the variance (σC/B)² of the noise in each coordinate of the gradient, is floored at
-    ``floor`` (their γ') before the root. :class:`tacit.sgd.Training` sets :attr:`noise_variance` before every
-    step; where it changes from step to step it is averaged as the squared gradients are.
-    ``weight_decay`` is decoupled, as in AdamW.
+    It subtracts the variance (σC/B)² of the noise in each coordinate from the second moment, before the root.
+    :class:`tacit.sgd.Training` sets :attr:`noise_variance` before every step; if it changes from step to step, it is
+    averaged like the squared gradients.
 
-    >>> weight = torch.nn.Parameter(torch.ones(3))
-    >>> optimizer = DPAdam([weight], lr=0.1)
-    >>> optimizer.noise_variance = 0.25
-    >>> weight.grad = torch.tensor([1.0, 0.6, -1.0])
-    >>> optimizer.step()
-    >>> weight.detach()
-    tensor([0.8845, 0.8191, 1.1155])
+    Args:
+        params: The parameters to update, or groups of them, as for any torch optimizer.
+        lr: The learning rate. Default: 0.001.
+        betas: The decay of the first and of the second moment, each at least 0 and below 1. Default: (0.9, 0.999).
+        floor: The least value of the corrected second moment (γ' in the paper); positive. Default: 1e-8.
+        weight_decay: Decoupled weight decay, as in AdamW. Default: 0.
+
+    Raises:
+        ValueError: If a number is out of range.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(3))
+        >>> optimizer = DPAdam([weight], lr=0.1)
+        >>> optimizer.noise_variance = 0.25
+        >>> weight.grad = torch.tensor([1.0, 0.6, -1.0])
+        >>> optimizer.step()
+        >>> weight.detach()
+        tensor([0.8845, 0.8191, 1.1155])
     """
 
     def __init__(
@@ -41,16 +50,25 @@ class DPAdam(torch.optim.Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         if lr < 0 or floor <= 0 or weight_decay < 0 or not all(0 <= b < 1 for b in betas):
-            raise ValueError("lr and weight_decay are not negative, floor is positive, betas lie in [0, 1)")
+            raise ValueError(
+                "lr and weight_decay must not be negative, floor must be positive, betas must lie in [0, 1)"
+            )
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "floor": floor, "weight_decay": weight_decay})
-        #: Variance of the noise in each coordinate of the gradient that the next step sees.
+        #: The variance of the noise in each coordinate of the next gradient.
         self.noise_variance = 0.0
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # no closure, no loss
-        """One update."""
+        """Update the parameters once from their gradients.
+
+        Args:
+            closure: Must be None: a closure would compute gradients again.
+
+        Raises:
+            ValueError: If a closure is given.
+        """
         if closure is not None:
-            raise ValueError("a closure would compute gradients again, which is another release")
+            raise ValueError("step takes no closure: computing gradients again would be another release")
         for group in self.param_groups:
             fast, slow = group["betas"]
             for p in group["params"]:

@@ -1,8 +1,8 @@
 """What will a run do to the data, and what does that cost? The frozen description of a training run.
 
-A :class:`Plan` is fixed before the first step: who samples, how much noise each step has, where gradients are clipped,
-how many steps there are. ``plan.mechanism`` is what the accountant prices, the ledger charges and the card shows, and
-the run takes its noise and its batches from the same object.
+A :class:`Plan` is fixed before the first step: the sampler, the noise and the clip norm of each step, the number of
+steps. ``plan.mechanism`` is what the accountant prices, the ledger charges and the card shows, and the run takes its
+noise and its batches from the same object.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Schedule = float | Sequence[float] | Callable[[int], float]
 
 
 def schedule(values: Schedule, steps: int, name: str) -> tuple[float, ...]:
-    """A schedule evaluated for every step, before training, so that nothing in it can depend on the data.
+    """Evaluate a schedule for every step, before training, so that nothing in it can depend on the data.
 
     >>> schedule(lambda step: 1.0 + step, 3, "clip_norm")
     (1.0, 2.0, 3.0)
@@ -45,16 +45,35 @@ def schedule(values: Schedule, steps: int, name: str) -> tuple[float, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The description of a run; everything in it is public.
+    """The description of a run. Everything in it is public.
 
-    ``noise`` holds one noise multiplier for each step (with adaptive clipping: of gradient and count together),
-    ``clip`` one clip norm. ``elements`` is how many noise numbers a step draws, ``tail`` what the generator's tail
-    adds to δ. ``earlier`` is what was spent on the weights the run starts from, where it continues another run.
+    :class:`Training` makes it; ``training.plan`` is fixed before the first step.
 
-    >>> from tacit.sgd.training.sampling import Poisson
-    >>> plan = Plan(Poisson(1000, 100), (1.0,) * 50, (1.0,) * 50, delta=1e-5)
-    >>> plan.mechanism
-    PoissonSampled(Gaussian(1), rate=0.1) * 50
+    Args:
+        sampler: Who takes part in each step, and the mechanism that this choice is.
+        noise: One noise multiplier per step. With adaptive clipping it is that of gradient and count together.
+        clip: One clip norm per step.
+        delta: The δ of the guarantee; 0 for pure ε-DP.
+        adjacency: Which data sets are neighbours: ``"add-remove"`` (default), ``"replace-one"`` or ``"zero-out"``.
+        unit: The name of what is protected. Default: ``"record"``.
+        clipping: How gradients are bounded: ``"flat"`` (default), ``"per_layer"``, ``"automatic"``, or patterns and
+            bounds as JSON.
+        kind: The noise, ``"gaussian"`` (default) or ``"laplace"``.
+        adaptive: How the clip norm follows the data, if it does. Default: it does not.
+        records_per_unit: The most records of a unit in a step. Default: 1.
+        elements: How many noise numbers a step draws. Default: 0.
+        tail: What the unresolved tail of the noise generator adds to δ. Default: 0.
+        size_given: Whether the number of units was given in advance rather than counted. Default: ``False``.
+        earlier: What was spent on the weights that the run starts from, if it is a fork. Default: nothing.
+
+    Raises:
+        ValueError: If noise and clip norms differ in number, there is no step, or a value is out of range.
+
+    Example:
+        >>> from tacit.sgd.training.sampling import Poisson
+        >>> plan = Plan(Poisson(1000, 100), (1.0,) * 50, (1.0,) * 50, delta=1e-5)
+        >>> plan.mechanism
+        PoissonSampled(Gaussian(1), rate=0.1) * 50
     """
 
     sampler: Sampler
@@ -74,15 +93,15 @@ class Plan:
 
     def __post_init__(self) -> None:
         if len(self.noise) != len(self.clip):
-            raise ValueError(f"{len(self.noise)} noise multipliers and {len(self.clip)} clip norms")
+            raise ValueError(f"noise has {len(self.noise)} values and clip {len(self.clip)}: give one of each per step")
         if not self.noise:
-            raise ValueError("a run has at least one step")
+            raise ValueError("a run must have at least one step")
         if min(self.noise) < 0:
-            raise ValueError("a noise multiplier is 0 or more")
+            raise ValueError("noise_multiplier must not be negative")
         if min(self.clip) <= 0:
             raise ValueError(f"clip_norm must be positive, not {min(self.clip):g}")
         if self.kind not in ("gaussian", "laplace"):
-            raise ValueError(f"the noise is 'gaussian' or 'laplace', not {self.kind!r}")
+            raise ValueError(f"mechanism must be 'gaussian' or 'laplace', not {self.kind!r}")
 
     @property
     def steps(self) -> int:
@@ -90,7 +109,14 @@ class Plan:
         return len(self.noise)
 
     def prefix(self, steps: int) -> acc.Mechanism:
-        """What the first ``steps`` steps are, the generator's tail of the whole run included."""
+        """The mechanism of the first steps.
+
+        Args:
+            steps: How many steps.
+
+        Returns:
+            What these steps do to the data, with the tail of the noise generator over the whole run.
+        """
         kind = acc.Gaussian if self.kind == "gaussian" else acc.Laplace
         made = {z: kind(z, unit=self.unit) for z in set(self.noise[:steps])}
         mechanism = self.sampler.describe([made[z] for z in self.noise[:steps]]) if steps else acc.nothing(self.unit)
@@ -100,16 +126,30 @@ class Plan:
 
     @functools.cached_property
     def mechanism(self) -> acc.Mechanism:
-        """What the accountant prices and the ledger charges."""
+        """The mechanism of the whole run: what the accountant prices and the ledger charges."""
         return self.prefix(self.steps)
 
     def spent(self, steps: int | None = None) -> acc.Mechanism:
-        """What the whole plan, or its first ``steps`` steps, and the run it was forked from do to the data."""
+        """The mechanism of this run and of those it was forked from.
+
+        Args:
+            steps: How many steps of this run. Default: all of them.
+
+        Returns:
+            What all of it does to the data.
+        """
         spent = self.mechanism if steps is None else self.prefix(steps)
         return spent if self.earlier is None else self.earlier + spent
 
     def price(self, steps: int | None = None) -> acc.Bound:
-        """The certified ε of the whole plan, or of its first ``steps`` steps, with what was spent earlier."""
+        """The price of this run and of those it was forked from.
+
+        Args:
+            steps: How many steps of this run. Default: all of them.
+
+        Returns:
+            Certified bounds of ε at the plan's δ and adjacency.
+        """
         spent = self.spent(steps)
         if self.delta == 0:
             return _pure(spent, self.adjacency)
@@ -117,12 +157,12 @@ class Plan:
 
     @property
     def counted(self) -> bool:
-        """Whether the number of units is public: it was counted, or the sampler shows it."""
+        """Whether the number of units counts as public: it was counted, or the sampler reveals it."""
         return self.sampler.exact or not self.size_given
 
     @functools.cached_property
     def stated(self) -> Plan:
-        """The plan under the neighbours of its guarantee (:func:`tacit.accounting.stated_adjacency`)."""
+        """The plan under the adjacency that its guarantee states (:func:`tacit.accounting.stated_adjacency`)."""
         return dataclasses.replace(self, adjacency=acc.stated_adjacency(self.adjacency, counted=self.counted))
 
     @functools.cached_property
@@ -131,7 +171,7 @@ class Plan:
         return tuple(map(self.adaptive.gradient_noise, self.noise)) if self.adaptive else self.noise
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for the card and the checkpoint; runs of equal values are written once."""
+        """Plain values for the card and the checkpoint; repeated values are written once, with their count."""
         return {
             "sampler": self.sampler.to_dict(),
             "steps": self.steps,
@@ -159,7 +199,7 @@ class Plan:
         return GENERATOR if self.kind == "gaussian" else "exact Laplace on a grid, bits from ChaCha12"
 
     def digest(self) -> str:
-        """A short name of the whole description; two plans have the same only if they are the same."""
+        """A digest of the whole description: equal for equal plans only."""
         text = json.dumps(self.to_dict(), sort_keys=True, ensure_ascii=False)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -189,7 +229,7 @@ def make_plan(
     """
     shape = schedule(noise_schedule, steps, "noise_schedule")
     if min(shape) <= 0:
-        raise ValueError("noise_schedule is relative to the noise multiplier: its values are positive")
+        raise ValueError("noise_schedule is relative to the noise multiplier: its values must be positive")
     clip = schedule(clip_norm, steps, "clip_norm")
     blank = Plan(sampler, (1.0,) * steps, clip, delta, adjacency, elements=elements, adaptive=adaptive, **rest)
     gaussian = blank.kind == "gaussian"
@@ -225,11 +265,11 @@ def generator_delta(noise: Sequence[float], elements: int, shift: float) -> floa
     """What the part of the tail that the noise generator does not resolve adds to δ, over all steps.
 
     A pair of noise numbers is resolved unless its radius is above a = √(160 ln 2), which has probability p = 2⁻⁸⁰
-    (docs/explanation/noise.md). Write P, Q for the ideal outputs of a step on neighbours, given which other units take part, P', Q'
-    for the real ones, and R for the outputs in which no pair lies further than a from any value that Q can have before
-    noise. Then P'(S) ≤ P(S) + mp for m pairs, and Q'(S) ≥ Q(S ∩ R), so that P'(S) - e^ε Q'(S) ≤ δ(ε) + mp + P(Rᶜ).
-    The hockey-stick divergence is jointly convex, so this holds for the sampled step as well, and a pair with an
-    additional mass at infinity dominates it, which composes.
+    (docs/explanation/tensor-noise.md). Write P, Q for the ideal outputs of a step on neighbours, given which other
+    units take part, P', Q' for the real ones, and R for the outputs in which no pair lies further than a from any value
+    that Q can have before noise. Then P'(S) ≤ P(S) + mp for m pairs, and Q'(S) ≥ Q(S ∩ R), so that
+    P'(S) - e^ε Q'(S) ≤ δ(ε) + mp + P(Rᶜ). The hockey-stick divergence is jointly convex, so this holds for the sampled
+    step as well, and a pair with an additional mass at infinity dominates it, which composes.
 
     The values before noise lie at most s = ``shift`` / noise multiplier apart. A pair that is moved by v leaves the
     radius a with probability at most p e^{av}. Over pairs with Σv² ≤ s² these add up to at most
@@ -299,7 +339,7 @@ def _calibrate_pure(family: Callable[[float], acc.Mechanism], epsilon: float, ad
     while _pure(family(high), adjacency).upper > epsilon:
         low, high = high, 2 * high
         if high > 1e12:
-            raise ValueError(f"no noise reaches ε={epsilon:g} at δ=0 here")
+            raise ValueError(f"no amount of noise reaches ε={epsilon:g} at δ=0: choose a larger epsilon or fewer steps")
     while high - low > 1e-9 * high:
         middle = 0.5 * (low + high)
         if _pure(family(middle), adjacency).upper > epsilon:

@@ -86,13 +86,13 @@ class Resumable(OneProcess):
 
     @functools.cached_property
     def checkpoint(self) -> Path | None:
-        """Where the run is saved."""
+        """The path where the run is saved; None without one."""
         path = self.settings.persistence.checkpoint
         return Path(path) if path is not None else None
 
     @property
     def charge_number(self) -> str | None:
-        """The number of the run's charge in the ledger, where it has one."""
+        """The number of the run's charge in the ledger; None without one."""
         return (self.state.ledger_entry or {}).get("charge")
 
     @property
@@ -170,7 +170,7 @@ class Resumable(OneProcess):
         if self.checkpoint is None or not self._own_key or place is None or not Path(place).exists():
             return
         if self._retired is None or Key.load(place).fingerprint() != self._retired.fingerprint():
-            raise CheckpointError(f"{place} is the key of another run: choose another key_file")
+            raise CheckpointError(f"{place} holds the key of another run: choose another key_file")
 
     def _pay(self, ledger: Ledger, dataset: str, number: str) -> dict[str, str]:
         purpose = self.settings.charging.purpose
@@ -185,11 +185,16 @@ class Resumable(OneProcess):
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write the checkpoint: the state between two steps, without the key. All ranks call it together."""
+        """Write the checkpoint: the state between two steps, without the key. All ranks call it together.
+
+        Raises:
+            ValueError: If no ``checkpoint`` path was given.
+            RuntimeError: If the run has ended: its last checkpoint is written already.
+        """
         if self.checkpoint is None:
-            raise ValueError("give checkpoint=, a path")
+            raise ValueError("the run has no place to be saved: give Training a path, checkpoint=")
         if self.keys is None:
-            raise RuntimeError("the run has ended; its last checkpoint is written")
+            raise RuntimeError("the run has ended, and its last checkpoint is already written")
         self.begin()
         self._write()
 
@@ -341,25 +346,33 @@ class Resumable(OneProcess):
         if left is not None and left.exists():
             key = Key.load(left)
             if key.fingerprint() != state["key"]:
-                raise CheckpointError(f"{left} is the key of another run: choose another key_file")
+                raise CheckpointError(f"{left} holds the key of another run: choose another key_file")
             key.destroy()
 
     def _fork(
         self, path: Path, state: dict[str, Any], changed: list[str], charged: acc.Mechanism | None, key: Key | None
     ) -> None:
-        """Go on from the weights of another run, with a new key and a charge of its own."""
-        what = f"{path} does not continue: {', '.join(changed)} changed"
+        """Continue from the weights of another run, with a new key and a new charge."""
+        what = f"{path} cannot be resumed: {', '.join(changed)} changed"
         if charged is None:
             raise CheckpointError(
-                f"{what}. A fork is a new run on weights that have cost something already, and needs a ledger to be "
-                "charged to; or remove the checkpoint and begin anew",
+                f"{what}. To continue from its weights is a fork, a new run on weights that already have a price, and "
+                "needs a ledger. Undo the change, give ledger= and dataset=, or remove the checkpoint and start again. "
+                "See: tacit explain resume-differs",
                 changed,
             )
         if not self._own_key:
             raise CheckpointError(f"{what}. A fork needs a new key: leave key= out", changed)
         if charged.unit != self.plan.unit or self.plan.adjacency not in charged.adjacencies():
-            raise CheckpointError(f"{what}, and the two runs protect different things: they do not compose", changed)
-        told = f"{what}: this is a fork, with a new key and a new charge; privacy is stated for both runs together"
+            raise CheckpointError(
+                f"{what}. The two runs have different units or adjacencies, and do not compose: remove the checkpoint "
+                "and start again. See: tacit explain resume-differs",
+                changed,
+            )
+        told = (
+            f"{what}. This run is a fork: it continues from the weights with a new key and a new charge, and its "
+            "privacy is stated for both runs together. See: tacit explain resume-differs"
+        )
         warnings.warn(ForkWarning(told, changed), stacklevel=6)
         earlier = charged if state["plan"]["earlier"] is None else charged + acc.from_dict(state["plan"]["earlier"])
         self.plan = dataclasses.replace(self.plan, earlier=earlier)
@@ -374,7 +387,11 @@ class Resumable(OneProcess):
             self._retired = key  # until the new charge is granted, the other run can still be resumed
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Put model, optimizer, schedule and the run's state to where a checkpoint left them."""
+        """Set model, optimizer, schedule and the run's state to what a checkpoint holds.
+
+        Args:
+            state: The content of the checkpoint.
+        """
         if "folder" in state:
             assert self.checkpoint is not None
             tensors, _ = sharded.flat(self.model, self.optimizer, self.state.average)
@@ -401,7 +418,7 @@ class Resumable(OneProcess):
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """The run is over: save it, confirm its charge, wipe its key."""
+        """End the run: save it, confirm its charge, destroy its key."""
         self.check_process()
         if self.checkpoint is not None:
             self.save()

@@ -42,10 +42,10 @@ class Sampler:
         for name in ("size", "batch_size"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"{name} is a positive whole number, not {value!r}")
+                raise ValueError(f"{name} must be a positive whole number, not {value!r}")
             object.__setattr__(self, name, int(value))
         if self.batch_size > self.size:
-            raise ValueError(f"batch_size={self.batch_size} is more than there are units of data")
+            raise ValueError(f"batch_size={self.batch_size} is larger than the number of units in the data")
 
     @property
     def steps_per_epoch(self) -> int:
@@ -72,7 +72,7 @@ class Sampler:
         """An error, for the operator, where these data cannot be sampled as described."""
         if self.exact and units != self.size:
             raise ValueError(
-                f"sampler {self.name!r} needs the true number of units to be public, and size={self.size} is another. "
+                f"sampler={self.name!r} needs the true number of units to be public, and size={self.size} is another. "
                 "Use sampler='poisson', whose rate and divisor do not depend on it"
             )
 
@@ -134,7 +134,7 @@ class Poisson(_EachStep):
     """Every unit takes part in every step by itself, with probability ``batch_size / size``.
 
     Guarantee: add/remove-one, replace-one or zero-out of one unit, as :class:`tacit.accounting.PoissonSampled` prices
-    it. The true probability is never above the stated rate (docs/explanation/noise.md).
+    it. The true probability is never above the stated rate (docs/explanation/tensor-noise.md).
 
     >>> Poisson(size=60_000, batch_size=600).rate
     0.01
@@ -176,7 +176,7 @@ class TruncatedPoisson(Poisson):
         usual = math.ceil(self.batch_size + 8 * math.sqrt(self.batch_size) + 16)
         object.__setattr__(self, "max_batch", int(self.max_batch) or min(usual, self.size))
         if self.max_batch < 1:
-            raise ValueError(f"max_batch is a positive whole number, not {self.max_batch!r}")
+            raise ValueError(f"max_batch must be a positive whole number, not {self.max_batch!r}")
 
     @property
     def largest(self) -> int | None:
@@ -185,8 +185,8 @@ class TruncatedPoisson(Poisson):
     def check(self, units: int) -> None:
         if units > self.size:
             raise ValueError(
-                f"size={self.size} is less than the number of units there are: batches would overflow more often than "
-                "is accounted for"
+                f"size={self.size} is below the number of units in the data: batches would overflow more often than is "
+                "priced"
             )
 
     def draw(self, key: Key, step: int, units: int) -> Indices:
@@ -318,9 +318,9 @@ def make_sampler(name: str, size: int, batch_size: int, max_batch: int | None = 
 def check_sampler(name: str, max_batch: int | None) -> None:
     """Refuse a name that no sampler has, and ``max_batch`` for a sampler that cuts no batches."""
     if name not in SAMPLERS:
-        raise ValueError(f"there is no sampler {name!r}; choose one of {', '.join(SAMPLERS)}")
+        raise ValueError(f"there is no sampler {name!r}: choose one of {', '.join(SAMPLERS)}")
     if max_batch is not None and name != "truncated":
-        raise ValueError(f"max_batch belongs to sampler='truncated', not to {name!r}")
+        raise ValueError(f"max_batch is for sampler='truncated', not for {name!r}")
 
 
 def run_length(steps: int | None, epochs: int | None, sampler: Sampler) -> int:
@@ -332,7 +332,7 @@ def run_length(steps: int | None, epochs: int | None, sampler: Sampler) -> int:
 def check_length(steps: int | None, epochs: int | None) -> None:
     """Exactly one of the two, a positive whole number."""
     if (steps is None) == (epochs is None):
-        raise ValueError("give epochs= or steps=, one of the two")
+        raise ValueError("give either epochs= or steps=")
     for name, value in (("steps", steps), ("epochs", epochs)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1):
-            raise ValueError(f"{name} is a positive whole number, not {value!r}")
+            raise ValueError(f"{name} must be a positive whole number, not {value!r}")

@@ -1,12 +1,12 @@
-"""How do I train my model privately, in my own loop? Sampler, clipping, noise, step, and a guarantee of what ran.
+"""How do I train my model privately, step by step? Sampling, clipping, noise, and a guarantee for what ran.
 
     training = tacit.sgd.Training(model, optimizer, loss, data, batch_size=1024, epochs=20, epsilon=3.0, delta=1e-5)
     for batch in training:
         training.step(batch)
     training.privacy
 
-The plan is fixed, priced and charged before the first step; batches and noise are functions of a secret key
-and the step.
+The plan is fixed, priced and charged before the first step. Batches and noise are functions of a secret key and the
+step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tacit.sgd.training import checkpoint as checkpoints
 from tacit.sgd.training import identity, validation
 from tacit.sgd.training.augment import repeat, views_of
 from tacit.sgd.training.checkpoint import RunState
-from tacit.sgd.training.config import RunSettings, TrainingKeywords, Value, shows_keywords
+from tacit.sgd.training.config import RunSettings, TrainingKeywords, Value, describes_keywords, shows_keywords
 from tacit.sgd.training.data import Batch, Physical, Table, random_state, records, set_random_state, units_of, weighted
 from tacit.sgd.training.plan import Plan, make_plan, size_in_words
 from tacit.sgd.training.prefetch import BackgroundDraw
@@ -52,52 +52,52 @@ CPU_BATCH = 2048
 FEW = 1 << 15
 
 
+@describes_keywords
 class Training(Resumable):
-    """A private training run of ``model``, which stays the same object.
+    """A private training run. The model stays the same object.
 
-    ``optimizer`` is any of torch's, ``data`` are tensors, arrays, a map-style ``Dataset`` or a
-    :func:`tacit.sgd.table`. ``loss(model, batch)`` gives one loss per record, or is a criterion with
-    ``reduction="none"``. ``scheduler`` steps after every step; ``ema`` is the decay of an average of the weights,
-    :attr:`average`. Everything else is given as plain keywords, or in groups as values of :mod:`tacit.sgd`:
+    Iterate over it, and give each batch to :meth:`step`. Settings are plain keywords, or values that group them:
+    :class:`PrivacyTarget` (how private), :class:`Sampling` (who takes part, how long), :class:`GradientClipping`,
+    :class:`Execution` (how it is computed), :class:`Persistence` (checkpoints and keys) and :class:`Charging` (the
+    ledger).
 
-    :class:`Sampling`
-        ``batch_size``, the expected number of units in a step; ``epochs`` or ``steps``, the length of the run;
-        ``sampler`` and ``max_batch``, who takes part; ``size``, a public number of units in place of the true one;
-        ``groups``, one id for each record (an array or the name of a table's column), ``unit``, the word for whom they
-        name, and ``max_rows``, how many records each of them gives a step at most.
-    :class:`PrivacyTarget`
-        ``epsilon`` or ``noise_multiplier``, with ``delta``; ``noise_schedule``, the noise of each step beside it;
-        ``mechanism``, ``"gaussian"`` or ``"laplace"``; ``adjacency``, which data are neighbours.
-    :class:`GradientClipping`
-        ``clip_norm``, a number or a schedule; ``clipping``, flat, by layer, automatic or by patterns of names;
-        ``adaptive``, a clip norm that follows a quantile.
-    :class:`Execution`
-        ``physical_batch``, how many units run at a time; ``augment`` and ``views``, random views of one example,
-        averaged before clipping; ``check``, when gradients are compared with autograd's; ``method``; ``compile``;
-        ``distributed``.
-    :class:`Persistence`
-        ``checkpoint`` and ``checkpoint_every``, where and how often the run is saved; ``key`` or ``key_file``, its
-        secret.
-    :class:`Charging`
-        ``ledger``, ``dataset`` and ``purpose``: where the plan is charged before the first step.
+    If ``torch.distributed`` is initialised, all its ranks are one run, started with the same data and settings. Each
+    takes its share of every batch, the clipped sums are added up, the noise is that of one process, and rank 0 charges
+    the ledger.
 
-    Where ``torch.distributed`` is initialised, all its ranks are one run, started with the same data and settings
-    (``distributed=False``: this process trains alone). Each takes its share of every draw; clipped sums are added up;
-    the noise is that of one process, drawn by each rank for the piece of the model it holds; rank 0 charges the ledger.
+    Guarantee:
+        Everything that can be computed from the sequence of weights is (ε, δ)-DP, as :attr:`privacy` states for its
+        adjacency and unit. Adding or removing one unit changes each clipped sum by at most ``clip_norm`` in L2 norm.
+        The noise has standard deviation noise multiplier times that, and the sum is divided by the expected batch size,
+        a constant.
 
-    Guarantee: everything that can be computed from the sequence of weights is (ε, δ)-DP as :attr:`privacy` states, for
-    the stated adjacency and unit. Each noisy sum has L2 sensitivity ``clip_norm`` for adding or removing one unit, and
-    noise of standard deviation noise multiplier times that; it is divided by the expected batch size, a constant.
+    Args:
+        model: The model to train, unmodified. Its trainable parameters must be those of the optimizer.
+        optimizer: Any optimizer of ``torch.optim`` but LBFGS and SparseAdam, or a :class:`DPAdam`.
+        loss: A function ``loss(model, batch)`` that returns one value per record, or a criterion with
+            ``reduction="none"``.
+        data: The private records: tensors, arrays, pandas or polars frames as ``(features, target)``, dicts of these, a
+            map-style ``Dataset``, or a :func:`tacit.sgd.table`.
+        *values: Values that group keywords, such as a :class:`Sampling`, in any order and at most one of each kind.
+        scheduler: A torch learning-rate scheduler, stepped after every step. Default: none.
+        ema: The decay (at least 0, below 1) of an average of the weights, :attr:`average`. Default: no average.
 
-    >>> x, y = torch.randn(100, 3), torch.randint(2, (100,))
-    >>> model = torch.nn.Linear(3, 2)
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> training = Training(model, optimizer, torch.nn.CrossEntropyLoss(reduction="none"), (x, y),
-    ...                     batch_size=20, epochs=2, epsilon=3.0, delta=1e-5)
-    >>> for batch in training:
-    ...     training.step(batch)
-    >>> training.privacy
-    ε in [2.99..., 2.99...] at δ=1e-05, zero out one record; steps planned: 10; steps executed: 10; ...
+    Raises:
+        ValueError: If a setting is out of range, the data are empty or not finite, labels do not fit the model, or the
+            optimizer would update parameters without noise.
+        TypeError: If a keyword does not exist or is given twice, or the data cannot be read.
+        CheckpointError: If there is a checkpoint that must not be continued.
+
+    Example:
+        >>> x, y = torch.randn(100, 3), torch.randint(2, (100,))
+        >>> model = torch.nn.Linear(3, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> training = Training(model, optimizer, torch.nn.CrossEntropyLoss(reduction="none"), (x, y),
+        ...                     batch_size=20, epochs=2, epsilon=3.0, delta=1e-5)
+        >>> for batch in training:
+        ...     training.step(batch)
+        >>> training.privacy
+        ε in [2.99..., 2.99...] at δ=1e-05, zero out one record; steps planned: 10; steps executed: 10; ...
     """
 
     @shows_keywords
@@ -235,7 +235,7 @@ class Training(Resumable):
 
     @property
     def clip_norm(self) -> float:
-        """The clip norm now in force where it is adaptive; else that of the first step."""
+        """The current clip norm if it is adaptive; otherwise that of the first step."""
         return self.state.clip_norm
 
     @property
@@ -246,16 +246,16 @@ class Training(Resumable):
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches that are left, each of which has to be given to :meth:`step` before the next is drawn."""
-        self._handed = None  # who left a loop with a batch in hand gets the same batch again
+        """The batches that are left. Give each to :meth:`step` before you take the next."""
+        self._handed = None  # a loop that was left with a batch in hand gets the same batch again
         while not self.done:
             self.begin()
             batch = self._handed = self.draw(self.steps_executed)
             yield batch
             if self._handed is batch:
                 raise RuntimeError(
-                    f"the batch of step {batch.step} was not given to training.step: it cannot be left out, because "
-                    "the guarantee counts every step of the plan"
+                    f"the batch of step {batch.step} was not given to training.step. No batch can be left out: the "
+                    "guarantee is stated for every step of the plan"
                 )
 
     def __len__(self) -> int:
@@ -263,26 +263,37 @@ class Training(Resumable):
 
     @property
     def done(self) -> bool:
-        """Whether the plan is used up, or the run was stopped."""
+        """Whether all steps of the plan were made, or the run was stopped."""
         return self.state.ended is not None or self.state.step >= len(self.plan.noise)
 
     def step(self, batch: Batch) -> None:
         """Clip, sum, add noise, divide by the expected batch size, and let the optimizer step.
 
-        An empty batch is a step like any other: noise alone.
+        An empty batch is a step like any other, of noise alone.
+
+        Args:
+            batch: The batch that the loop handed out last.
+
+        Raises:
+            RuntimeError: If the run is over, the batch is another or was used before, or an earlier step was
+                interrupted while weights changed.
         """
-        # Asked at every step, and so without a call where the answer is yes: is this the process that made the run?
+        # Asked at every step, so without a call in the usual case: is this the process that made the run?
         if self._process != (os.getpid(), process.forks):
             self.check_process()
         if self.done:
             raise RuntimeError(
-                f"the plan's {self.plan.steps} steps are used up, or the run was stopped: nothing is left"
+                f"the run is over: its {self.plan.steps} steps were made, or it was stopped. Make a new Training, "
+                "which is priced and charged again"
             )
         if self._broken:
-            raise RuntimeError("an earlier step was interrupted while weights changed: resume from the checkpoint")
+            raise RuntimeError(
+                "an earlier step was interrupted while it changed the weights: make the Training again, which resumes "
+                "from its checkpoint"
+            )
         if batch is not self._handed or batch.step != self.steps_executed:
             raise RuntimeError(
-                "training.step takes the batch that the loop handed out last; this is another, or was used before"
+                "training.step takes the batch that the loop handed out last: this is another one, or was used before"
             )
         clipping = self.clip_at(batch.step)
         sums, inside = self.clipped_sums(batch, clipping)
@@ -298,32 +309,39 @@ class Training(Resumable):
             self.save()
 
     def count_step(self) -> None:
-        """The batch in hand is used up."""
+        """Count the batch in hand as used."""
         self._handed = None
         self.state.step += 1
 
     def stop(self, reason: str, *, looked_at_results: bool = True) -> None:
-        """End the run before the plan does.
+        """End the run before its plan does.
 
-        Unless it is declared that nobody looked at results to decide (a time limit, a machine that was needed), the run
-        goes on claiming its planned ε: a stopping time that depends on what was seen is itself a release. What the
-        ledger was charged stays charged.
+        A stopping time that depends on what was seen is itself a release, so the run claims its planned ε, unless
+        nobody looked at results to decide. The charge in the ledger stays as it is.
+
+        Args:
+            reason: Why the run was stopped, in words; it stands in :attr:`privacy`.
+            looked_at_results: Whether the decision used anything that the run computed. ``False`` (a time limit, a
+                machine that was needed) states the ε of the executed steps. Default: ``True``.
+
+        Raises:
+            RuntimeError: If the run has ended already.
         """
         if self.done:
-            raise RuntimeError("the run has ended already")
+            raise RuntimeError("the run has already ended")
         self.state.ended = (str(reason), bool(looked_at_results))
         self.finish()
 
     @property
     def layout(self) -> str:
-        """Which ranks train and how the model lies on them, for the card; empty for one process alone."""
+        """Which ranks train and how the model is spread over them, for the card; empty for a single process."""
         return self.ranks.words + (f", {self.shards.words}" if self.shards is not None else "")
 
     # -- what ran ----------------------------------------------------------------------------------------------------
 
     @property
     def privacy(self) -> acc.Privacy:
-        """The guarantee: that of the plan, or of the executed steps where the stop did not look at results."""
+        """The guarantee of the plan; of the executed steps, if the run was stopped without looking at results."""
         steps, basis = None, "as planned"
         if self.state.ended is not None and self.steps_executed < self.plan.steps:
             reason, looked = self.state.ended
@@ -345,14 +363,18 @@ class Training(Resumable):
 
     @property
     def average(self) -> dict[str, Tensor]:
-        """The exponential average of the trainable weights (``ema=``)."""
+        """The exponential average of the trainable weights, if ``ema`` was given.
+
+        Raises:
+            ValueError: If it was not.
+        """
         if self.state.average is None:
-            raise ValueError("give ema=, as in ema=0.999, to keep an average of the weights")
+            raise ValueError("no average of the weights was kept: give Training a decay, such as ema=0.999")
         return dict(self.state.average)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[nn.Module]:
-        """The model with its average weights, for the length of a ``with`` block."""
+        """Give the model its average weights within a ``with`` block."""
         kept = {n: p.detach().clone() for n, p in self.parameters.items()}
         try:
             _copy(self.parameters, self.average)
@@ -361,8 +383,10 @@ class Training(Resumable):
             _copy(self.parameters, kept)
 
     def diagnostics(self) -> OperatorView:
-        """Loss, clipped fraction and size of the last batch (of this rank's share of it): for the operator, not covered
-        by the guarantee."""
+        """Loss, clipped fraction and size of the last batch, or of this rank's share of it.
+
+        It is for the operator: the guarantee does not cover it.
+        """
         if not self.last_batch:
             return OperatorView(step=self.steps_executed, records=0)
         losses, norms, clipped, mask = (torch.cat([part[i] for part in self.last_batch]) for i in range(4))
@@ -371,7 +395,14 @@ class Training(Resumable):
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def draw(self, step: int) -> Batch:
-        """The batch of a step, a function of the secret key and the step alone."""
+        """Draw the batch of a step.
+
+        Args:
+            step: The number of the step, from 0.
+
+        Returns:
+            The batch, a function of the secret key and the step alone. It is private.
+        """
         early, self._drawn_early = self._drawn_early, None
         return early if early is not None and early.step == step else self._draw_now(step)
 
@@ -406,14 +437,30 @@ class Training(Resumable):
         return batch
 
     def clip_at(self, step: int) -> Clipping:
-        """The bounds of a step."""
+        """The bounds of a step.
+
+        Args:
+            step: The number of the step, from 0.
+
+        Returns:
+            How gradients are clipped at that step; with an adaptive clip norm, at the current one.
+        """
         bound = self.state.clip_norm if self.plan.adaptive else self.plan.clip[step]
         if self._clip is None or self._clip[0] != bound:
             self._clip = bound, Clipping.of(self.clipping, bound, list(self.parameters))
         return self._clip[1]
 
     def clipped_sums(self, batch: Batch, clipping: Clipping) -> tuple[dict[str, Tensor], Tensor | float]:
-        """Clipped sums over all physical batches, and the centred count of norms inside the bound. **Not** private."""
+        """Add up the clipped gradients of a batch, without noise.
+
+        Args:
+            batch: The batch of the step.
+            clipping: The bounds of the step.
+
+        Returns:
+            The clipped sums over all physical batches, by parameter, and the centred count of norms inside the bound.
+            They have no noise yet: do not release them.
+        """
         halves = self.settings.execution.physical_batch is None and self.shards is None
         while True:
             random = random_state(self.device) if halves else None
@@ -448,7 +495,15 @@ class Training(Resumable):
         return found
 
     def add_up(self, sums: dict[str, Tensor], inside: Tensor | float) -> Tensor | float:
-        """The sums over all ranks, in place; every rank takes part, also one that has no records."""
+        """Add up the sums of all ranks, in place. Every rank takes part, even one without records.
+
+        Args:
+            sums: The clipped sums of this rank.
+            inside: The count of this rank, for an adaptive clip norm.
+
+        Returns:
+            The count over all ranks.
+        """
         whole = [s for n, s in sums.items() if self.shards is None or not self.shards.reduced(n)]
         if self.plan.adaptive is not None:
             inside = torch.as_tensor(inside, dtype=torch.float32, device=self.device)
@@ -457,9 +512,22 @@ class Training(Resumable):
         return inside
 
     def add_piece(self, piece: Physical, sums: dict[str, Tensor], clipping: Clipping, *, alone: bool) -> Tensor | float:
-        """Add the clipped sums of one physical batch (``alone``: of the whole batch); the centred count, if asked for.
+        """Add the clipped gradients of one physical batch to the sums.
 
-        Guarantee: a unit is in one piece, and changes the sums by at most ``clipping.sensitivity`` in L2 norm.
+        Guarantee:
+            A unit is in one piece, and changes the sums by at most ``clipping.sensitivity`` in L2 norm.
+
+        Args:
+            piece: The physical batch.
+            sums: The sums so far, changed in place.
+            clipping: The bounds of the step.
+            alone: Whether the piece is the whole batch.
+
+        Returns:
+            The centred count of norms inside the bound, for an adaptive clip norm; otherwise 0.
+
+        Raises:
+            RuntimeError: If clipping states a larger sensitivity than the plan.
         """
         batch, loss, views = self._rows_of(piece)
         bound = clipping.sensitivity
@@ -515,7 +583,14 @@ class Training(Resumable):
         return (data, self.loss, views) if weights is None else ((data, weights), self.loss_of_units, views)
 
     def noise_at(self, step: int) -> release.ReleaseNoise:
-        """The noise of a step, a public value: of the step at hand where the clip norm is adaptive."""
+        """The noise of a step, which is public.
+
+        Args:
+            step: The number of the step, from 0; with an adaptive clip norm, the current step.
+
+        Returns:
+            Its scale on the sum, and what the sum is divided by.
+        """
         scale = self.plan.gradient_noise[step] * self.clip_at(step).sensitivity
         return release.ReleaseNoise(scale, self.divisor, self.plan.kind)
 
@@ -525,7 +600,7 @@ class Training(Resumable):
         return release.noisy_gradients(sums, self.parameters, self.keys.noise, step, noise, self.shards)
 
     def _release(self, sums: dict[str, Tensor], inside: Tensor | float, step: int) -> None:
-        """Noise on the sums, and the step of the optimizer. From here on everything is covered by the guarantee."""
+        """Add noise to the sums and let the optimizer step. The guarantee covers everything from here on."""
         early, self._early = self._early, None
         gradients = early[1] if early is not None else self._noisy(sums, step)
         release.hand_over(gradients, self.parameters, self.optimizer, self.noise_at(step))

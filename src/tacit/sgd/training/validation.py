@@ -1,7 +1,7 @@
-"""Is this a run that can start? Every question that can be answered before the first step, with a clear error.
+"""Can this run start? Everything that can be checked before the first step, with a clear error.
 
 Some errors depend on the data (NaN, labels out of range, empty data). They are for the operator, who has the data
-anyway; an error text is not covered by the guarantee and must not be published.
+anyway. The guarantee does not cover an error text: it must not be published.
 """
 
 from __future__ import annotations
@@ -29,22 +29,25 @@ def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     """The trainable parameters, which must be those that the optimizer updates."""
     parameters = trainable(model)
     if not parameters:
-        raise ValueError("the model has no trainable parameters")
+        raise ValueError("the model has no trainable parameters: set requires_grad_(True) on those to train")
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("LBFGS evaluates the loss as often as it likes; each evaluation would be another release")
+        raise ValueError("LBFGS evaluates the loss several times a step, each time another release: use SGD or Adam")
     if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ValueError("SparseAdam takes sparse gradients, and noise is on every element: use Adam")
+        raise ValueError("SparseAdam needs sparse gradients, and noise falls on every element: use Adam")
     known = {id(p) for p in parameters.values()}
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for group in optimizer.param_groups:
         for p in group["params"]:
             if p.requires_grad and id(p) not in known:
-                raise ValueError("the optimizer holds a parameter that is not the model's: it would get no noise")
+                raise ValueError(
+                    "the optimizer holds a trainable parameter that is not the model's, which would be updated without "
+                    "noise: make the optimizer from model.parameters(). See: tacit explain unnoised-parameters"
+                )
     left = [name for name, p in parameters.items() if id(p) not in held]
     if left:
         raise ValueError(
-            f"parameter {left[0]!r} is trainable but not in the optimizer: its gradient would be clipped and noised "
-            "for nothing; freeze it with requires_grad_(False) or give it to the optimizer"
+            f"parameter {left[0]!r} is trainable but not in the optimizer, and would take noise for nothing: freeze it "
+            "with requires_grad_(False), or give it to the optimizer. See: tacit explain unnoised-parameters"
         )
     return parameters
 
@@ -55,14 +58,14 @@ def check_ranks(ranks: Ranks, shards: ShardedParameters | None, mechanism: str, 
         return
     if not ranks.active:
         raise DistributedError(
-            f"the model's parameters are {shards.words}, over ranks that train together: leave distributed=False out"
+            f"the model's parameters are {shards.words}, over ranks that train together: leave out distributed=False"
         )
     if mechanism != "gaussian":
-        raise ValueError("Laplace noise is for small models, which every rank holds whole: leave fully_shard out")
+        raise ValueError("Laplace noise is for small models, which every rank holds whole: leave out fully_shard")
     if compile:
         raise ValueError(
-            f"compile=True traces a whole step, and the parameters of this model are {shards.words}: they are gathered "
-            "layer by layer while it runs. Leave compile out"
+            f"compile=True traces a whole step, and the parameters of this model are {shards.words} and gathered layer "
+            "by layer while it runs: leave out compile"
         )
     shards.check(ranks.world)
 
@@ -70,7 +73,7 @@ def check_ranks(ranks: Ranks, shards: ShardedParameters | None, mechanism: str, 
 def check_method(method: str, mechanism: str, shards: ShardedParameters | None) -> None:
     """Refuse one backward pass for each example where it cannot be right."""
     if method == "examples" and (mechanism != "gaussian" or shards is not None):
-        raise ValueError("method='examples' is for Gaussian noise, and for a model that every rank holds whole")
+        raise ValueError("method='examples' needs Gaussian noise and a model that every rank holds whole")
 
 
 def check_labels(model: nn.Module, loss: Any, records: Records, device: torch.device) -> None:
@@ -111,9 +114,9 @@ def check_ledger(
         raise ValueError(f"{dataset!r} is registered for {terms.adjacency}, not {adjacency}")
     if unit != terms.unit:
         raise ValueError(
-            f"{dataset!r} is registered for one {terms.unit}, and this run protects one {unit}: pass "
-            f"groups=, one id for each record, with unit={terms.unit!r}; if every record is another {terms.unit}, "
-            "number them: range(number of records)"
+            f"{dataset!r} is registered for one {terms.unit}, and this run protects one {unit}: pass groups=, one id "
+            f"per record, with unit={terms.unit!r}. If every record is another {terms.unit}, number them: "
+            "groups=range(number of records). See: tacit explain unit-without-groups"
         )
     if not terms.size_public and size is None:
         raise ValueError(
@@ -123,35 +126,35 @@ def check_ledger(
 
 
 def warn_unnamed(parts: Mapping[str, tuple[str, bytes | None]], level: int = 3) -> None:
-    """Say aloud what keeps a run from being resumed."""
+    """Warn about what keeps a run from being resumed."""
     unnamed = [f"{part} ({word})" for part, (word, name) in parts.items() if name is None]
     if unnamed:
         warnings.warn(
-            f"{', '.join(unnamed)} cannot be told from another in a later process: should this run be killed, it "
-            "cannot be resumed, and what goes on from its checkpoint is a fork, which is charged again",
+            f"{', '.join(unnamed)} cannot be recognised in a later process: if this run is killed, it cannot be "
+            "resumed, and whatever continues from its checkpoint is a fork, which is charged again. "
+            "See: tacit explain resume-differs",
             PrivacyWarning,
             stacklevel=level,
         )
 
 
 def warn_about(plan: Plan, units: int, level: int) -> None:
-    """Say aloud what weakens the guarantee."""
+    """Warn about what weakens the guarantee."""
     if min(plan.noise) == 0:
         warnings.warn(
-            "noise_multiplier is 0: ε=inf, this run has NO privacy guarantee at all", PrivacyWarning, stacklevel=level
+            "noise_multiplier is 0: ε=inf, this run has NO privacy guarantee", PrivacyWarning, stacklevel=level
         )
     if plan.delta >= 1 / plan.sampler.size:
         warnings.warn(
-            f"δ={plan.delta:g} is not below 1 / number of {plan.unit}s: releasing one {plan.unit} at random in full "
-            "would be allowed by it. Choose δ well below",
+            f"δ={plan.delta:g} is not below 1 / number of {plan.unit}s: it would allow one {plan.unit}, chosen at "
+            "random, to be released in full. Choose a δ well below. See: tacit explain delta-too-large",
             PrivacyWarning,
             stacklevel=level,
         )
     if plan.sampler.name in ("shuffle", "chunks"):
         warnings.warn(
-            f"sampler={plan.sampler.name!r} is priced with no amplification: whoever knows where a record lies in a "
-            "pass gains from it, and no theorem in use here bounds how much less the others learn. "
-            "sampler='poisson' gives a far smaller ε for the same noise",
+            f"sampler={plan.sampler.name!r} is priced without amplification: the price is that against an attacker who "
+            "knows which batch a record is in. sampler='poisson' gives a far smaller ε for the same noise",
             PrivacyWarning,
             stacklevel=level,
         )
