@@ -238,9 +238,10 @@ def tune(
     """Adapt a language model to private texts with DP-SGD.
 
     Guarantee:
-        The adapter, and everything computed from it, is (ε, δ)-DP as :attr:`Tuned.privacy` states, for adding or
-        removing one record (or owner). The gradient of each example's own loss is clipped to L2 norm ``clip_norm``. The
-        language model, the template and the label words are taken to be public.
+        The adapter, and everything computed from it, is (ε, δ)-DP as :attr:`Tuned.privacy` states, for one record (or
+        owner): zero-out, with their number treated as public, or add/remove with ``size=`` among the settings. The
+        gradient of each example's own loss is clipped to L2 norm ``clip_norm``. The language model, the template and
+        the label words are taken to be public.
 
     Args:
         model: A model of ``transformers``, or a :class:`LanguageModel` (then ``tokenizer`` may be None).
