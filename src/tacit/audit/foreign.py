@@ -138,7 +138,7 @@ def audit_two_worlds(
         with_it: A neighbour of these data: with the record, or with another one in its place.
         epsilon: The ε that the code declares.
         delta: The δ that it declares; 0 means pure ε.
-        repeats: How many runs on each data set, 50 or more. They limit what can be certified: 400 reach ε ≥ 4.15.
+        repeats: How many runs on each data set, 50 or more. They limit what can be certified: 400 reach ε ≥ 4.21.
         score: Turns a release into one number that is larger if the record seems to be there. By default the first
             tenth of the runs decides what to look at; these runs are then not used as evidence.
         significance: Probability that the certified bound is wrong; 0.05 gives 95% confidence.

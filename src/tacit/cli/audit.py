@@ -143,6 +143,8 @@ def _show(found: Audit, console: Console | None = None) -> None:
             table.add_row(name, f"{value:.3f}", note if name in found.evidence.estimates else "")
         console.print(table)
     typer.echo(found.sentence, err=console.stderr)
+    if found.verdict == "underpowered":
+        typer.echo("This proves nothing either way. See: tacit explain audit-underpowered", err=console.stderr)
 
 
 @contextlib.contextmanager
