@@ -21,7 +21,7 @@ RATE, NOISE, DELTA = 0.01, 4.0, 1e-5  # Abadi et al. 2016, Figure 2: q = 0.01, Ï
 
 def run(table: Table) -> None:
     """One row for each number of steps."""
-    counts = np.unique(np.round(np.geomspace(1, 40_000, 5 if table.small else 40)).astype(int))
+    counts = np.unique(np.round(np.geomspace(1, 40_000, 5 if table.tiny else 40)).astype(int))
     for steps in counts.tolist():
         table.row(functools.partial(_prices, steps), steps=steps)
 

@@ -44,7 +44,7 @@ def run(table: Table) -> None:
     """Rows for each model, ε and seed; ε = inf is without privacy."""
     from tacit import datasets
 
-    if table.small:
+    if table.tiny:
         people = datasets.labsup()
         frame = people.train.head(1000)
         x = np.stack([frame[c].to_numpy().astype(np.float32) / np.float32(50) for c in ("age", "educ")], 1)
@@ -53,10 +53,10 @@ def run(table: Table) -> None:
         table.path("tables", "pums2000_fulton_ga.parquet")
         x, y = features(datasets.pums_fulton(download=False, data_dir=table.data).train)
     for name in MODELS:
-        for epsilon in (1.0, float("inf")) if table.small else (*EPSILONS, float("inf")):
+        for epsilon in (1.0, float("inf")) if table.tiny else (*EPSILONS, float("inf")):
             for seed in range(table.seeds):
                 table.row(
-                    functools.partial(measure, name, x, y, epsilon, seed, 2 if table.small else 20, table.device),
+                    functools.partial(measure, name, x, y, epsilon, seed, 2 if table.tiny else 20, table.device),
                     model=name,
                     epsilon=epsilon,
                     seed=seed,

@@ -35,7 +35,7 @@ def run(table: Table) -> None:
     """A row for each method, ε and seed; then one for each attack."""
     from tacit import datasets
 
-    if table.small:
+    if table.tiny:
         people = datasets.labsup()
         frame = people.train.head(1000)
         dollars = 1e3 * frame["nonmomi"].to_numpy().astype(np.float64)
@@ -44,7 +44,7 @@ def run(table: Table) -> None:
         people = datasets.pums_fulton(download=False, data_dir=table.data)
         frame = people.train
         dollars = frame["income"].to_numpy().astype(np.float64)
-    epsilons = EPSILONS[-1:] if table.small else EPSILONS
+    epsilons = EPSILONS[-1:] if table.tiny else EPSILONS
     column: Any = people.schema["educ"]
     bounds = (float(column.lower), float(column.upper))
     x = np.clip(frame["educ"].to_numpy().astype(np.float64), *bounds)
@@ -63,7 +63,7 @@ def run(table: Table) -> None:
                     epsilon=epsilon,
                     seed=seed,
                 )
-    town, victims, worlds = (200, 5, 20) if table.small else (TOWN, VICTIMS, WORLDS)
+    town, victims, worlds = (200, 5, 20) if table.tiny else (TOWN, VICTIMS, WORLDS)
     fits: dict[float, Fit] = {math.inf: least_squares}
     for epsilon in epsilons:
         fits[epsilon] = functools.partial(_released, bounds=bounds, epsilon=epsilon)

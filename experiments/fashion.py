@@ -83,7 +83,7 @@ def tasks(table: Table, part: str) -> list[Callable[[], Row]]:
             for noise in NOISES:
                 rate = best_rate([row for row in table.rows if row["network"] == network], noise)
                 found.append(task(replace(rate=rate), noise=noise, seed=seed))
-    return found[:1] if table.small else found
+    return found[:1] if table.tiny else found
 
 
 def replace(**changes: Any) -> Recipe:
@@ -99,7 +99,7 @@ def best_rate(rows: list[Row], noise: float) -> float:
 
 def _measure(table: Table, split: Callable[[], pictures.Split], recipe: Recipe, noise: float, seed: int) -> Row:
     data = split()
-    recipe = dataclasses.replace(recipe, steps=3 if table.small else EPOCHS * len(data.train[1]) // BATCH)
+    recipe = dataclasses.replace(recipe, steps=3 if table.tiny else EPOCHS * len(data.train[1]) // BATCH)
     found = pictures.train(recipe, data, seed, noise=noise)
     return {"accuracy": found["accuracy"], "claimed": found["claimed"], "recipe": recipe.words()}
 

@@ -107,7 +107,7 @@ def run(table: Table) -> None:
     """Rows for each census, seed, method and ε."""
     from tacit import datasets
 
-    if table.small:  # the income of families, from a table that needs no download
+    if table.tiny:  # the income of families, from a table that needs no download
         people = datasets.labsup()
         given: Any = people.schema.columns
         columns = (dataclasses.replace(column, target=column.name == "nonmomi") for column in given)
@@ -125,7 +125,7 @@ def _census(table: Table, name: str, schema: Any, frame: Any) -> None:
         order = np.random.default_rng(seed).permutation(len(y))
         train, test = order[: int(0.8 * len(y))], order[int(0.8 * len(y)) :]
         split = functools.cache(functools.partial(Split.of, x, y, features, train, test))  # only for a missing row
-        for key, measure in _measures(split, schema, frame, train, test, table.small):
+        for key, measure in _measures(split, schema, frame, train, test, table.tiny):
             table.row(measure, data=name, seed=seed, **key)
 
 

@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
             lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             target.write_text(lines, encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
-        table = reproduce("headline", Path(folder), 1)
+        table = reproduce("headline", Path(folder), 1, size="full")
         shutil.copy(table.folder / "headline.png", ROOT / "docs" / "results" / "headline.png")
         shutil.copy(table.folder / "table.md", ROOT / "docs" / "results" / "headline.txt")
     return 0

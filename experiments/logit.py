@@ -35,14 +35,14 @@ def run(table: Table) -> None:
     """The counts of the whole table, the path of a run for each ε, and a fit for each ε and seed."""
     from tacit import datasets
 
-    if table.small:
+    if table.tiny:
         people, target = datasets.labsup(), "worked"
         frame, steps, size = people.train.head(1000), 5, 500
     else:
         table.path("tables", "pums2000_fulton_ga.parquet")
         people, target = datasets.pums_fulton(download=False, data_dir=table.data), "married"
         frame, steps, size = people.train, STEPS, PEOPLE
-    epsilons = EPSILONS[-1:] if table.small else EPSILONS
+    epsilons = EPSILONS[-1:] if table.tiny else EPSILONS
     column: Any = people.schema["educ"]
     low, high = int(column.lower), int(column.upper)
     levels = np.clip(frame["educ"].to_numpy().astype(np.int64), low, high)

@@ -31,8 +31,8 @@ ROUNDS = 6
 
 def run(table: Table) -> None:
     """Teachers and their votes once, then one row for each seed."""
-    (private, target), (x, truth) = _made_up() if table.small else _adult(table)
-    size = 200 if table.small else PUBLIC
+    (private, target), (x, truth) = _made_up() if table.tiny else _adult(table)
+    size = 200 if table.tiny else PUBLIC
     public, test = x[:size], x[size:]
     votes = kept_votes(table, public)
     if votes is None:
@@ -63,7 +63,7 @@ def _teach(
 
     def measure() -> dict[str, Any]:
         began = time.perf_counter()
-        count = 6 if table.small else TEACHERS
+        count = 6 if table.tiny else TEACHERS
         teachers = Teachers(teacher, (private, target), n=count, classes=2, key=Key(PARTITION)).fit()
         found.append(teachers.vote(public))
         found[0].save(table.folder / "votes.npz")
@@ -89,7 +89,7 @@ def _measure(table: Table, votes: VoteCounts, test: Any, truth: NDArray[np.int64
     aggregator = ConfidentGNMax(
         threshold=THRESHOLD * scale, check_noise=CHECK_NOISE * scale, vote_noise=VOTE_NOISE * scale, classes=2
     )
-    queries = 100 if table.small else QUERIES
+    queries = 100 if table.tiny else QUERIES
     answers = aggregator.answer(votes, queries=queries, delta=DELTA, source=SeededSource(seed))
     learned = answers.fit(student(seed), rounds=ROUNDS)
     given = answers.labels[answers.answered]

@@ -104,12 +104,12 @@ class SeededSource:
 
 def run(table: Table) -> None:
     """Teachers and their votes once (kept beside the rows, for their owner alone), then one row for each seed."""
-    data = made_up() if table.small else _mnist(table.path("mnist", "train-images-idx3-ubyte.gz").parent)
+    data = made_up() if table.tiny else _mnist(table.path("mnist", "train-images-idx3-ubyte.gz").parent)
     torch.set_float32_matmul_precision("high")  # accuracy needs no more, and no noise is drawn on this device
     votes = kept_votes(table, data["public"])
     if votes is None:
         votes = _teach(table, data)
-    recipe = TINY if table.small else CHOSEN
+    recipe = TINY if table.tiny else CHOSEN
     for seed in range(table.seeds):
         student_row(table, data, votes, recipe, seed)
 
@@ -144,14 +144,14 @@ def _truth(data: dict[str, Any]) -> NDArray[np.int64]:
 def _teach(table: Table, data: dict[str, Any]) -> VoteCounts:
     x, y, public = data["x"], data["y"], data["public"]
     count, options = TEACHERS, dict(TEACHER)
-    if table.small:
+    if table.tiny:
         count = 4
         options |= {"steps": 4, "batch_size": 8}
     found: list[VoteCounts] = []
 
     def measure() -> dict[str, Any]:
         began = time.perf_counter()
-        make = unfolded if table.small else quicker(table.device)
+        make = unfolded if table.tiny else quicker(table.device)
         teachers = Teachers(make, (x, y), n=count, classes=10, key=Key(PARTITION))
         together = None if table.device.startswith("cuda") else 10
         teachers.fit(augment=augment.elastic, device=table.device, together=together, **options)

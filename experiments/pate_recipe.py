@@ -45,7 +45,7 @@ def run(table: Table) -> None:
     """Rows for each candidate and seed."""
     trials = Trials(table)
     for seed in range(table.seeds):
-        for name in list(CANDIDATES)[:2] if table.small else CANDIDATES:
+        for name in list(CANDIDATES)[:2] if table.tiny else CANDIDATES:
             trials.trial(name, seed)
 
 
@@ -68,13 +68,13 @@ class Trials:
     def trial(self, name: str, seed: int) -> Row:
         """One candidate, one draw of the votes' noise."""
         recipe = CANDIDATES[name]
-        if self.table.small:
+        if self.table.tiny:
             recipe = pate_mnist.TINY
         return self.table.row(functools.partial(self._measure, recipe, seed), name=name, seed=seed)
 
     def _measure(self, recipe: Recipe, seed: int) -> dict[str, Any]:
         if self._made is None:
-            self._made = _made_up() if self.table.small else stand_in(self.table)
+            self._made = _made_up() if self.table.tiny else stand_in(self.table)
         votes, public_truth, test, truth = self._made
         asked = public_truth[recipe.asked(len(votes))][: recipe.queries]
         answers = pate_mnist.ask(votes, recipe, seed)

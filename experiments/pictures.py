@@ -58,7 +58,7 @@ def load(table: Table, name: str, *, test: bool) -> Split:
     With ``test`` the published test split; without it the last :data:`HELD_OUT` training rows stand in for it, and the
     test split is not used.
     """
-    if table.small:
+    if table.tiny:
         return _made_up(table.device)
     from tacit import datasets
 
@@ -199,7 +199,7 @@ class Bench:
 
     def measure(self, name: str, recipe: Recipe, epsilon: float, seed: int, compiled: bool = False) -> dict[str, Any]:
         """What :func:`train` gives, and the recipe; small tables take three steps."""
-        if self.table.small:
+        if self.table.tiny:
             recipe = dataclasses.replace(recipe, steps=3, batch=25)
         if self._kept is None or self._kept[0] != (name, recipe.features):
             self._kept = None

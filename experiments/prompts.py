@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.prompts_page import plot, summary
-from experiments.table import Row, Table
+from experiments.table import SIZES, Row, Table
 
 __all__ = ["plot", "run", "summary"]
 
@@ -190,7 +190,7 @@ class Bench:
         from tacit.prompts import Template, Verbalizer
 
         about, data = TASKS[name], self.data(name)
-        if self.table.small:
+        if self.table.tiny:
             data = {"train": data["train"][:80], "public": data["public"][:24], "test": data["test"][:32]}
         return Template(about["body"], about["instruction"]), Verbalizer(about["words"]), data
 
@@ -226,7 +226,7 @@ def _student(
     from tacit.prompts import choose
 
     template, words, data = bench.task(task)
-    tried = 8 if bench.table.small else CANDIDATES
+    tried = 8 if bench.table.tiny else CANDIDATES
     student = choose(
         bench.language,
         template,
@@ -285,7 +285,7 @@ def _settings(bench: Bench, task: str, method: str, epsilon: float | None, over:
     """How a method is trained on a task; without ε without noise."""
     settings = SETTINGS[method] | OF_TASK.get(task, {}) | over
     settings |= {"epsilon": epsilon} if epsilon is not None else PLAIN
-    if bench.table.small:
+    if bench.table.tiny:
         settings |= {"steps": 2, "batch_size": 16}
     if method in ("soft", "prefix"):
         settings |= _best_start(bench, task)
@@ -427,7 +427,7 @@ def _pate(
     from tacit.pate import ConfidentGNMax
 
     _, words, _ = bench.task(task)
-    small, chosen = bench.table.small, dict(AGGREGATORS[votes])
+    small, chosen = bench.table.tiny, dict(AGGREGATORS[votes])
     asked, most, number = (int(chosen.pop(name)) for name in ("queries", "answers", "teachers"))
     if small:
         chosen = {name: 4 * value / number for name, value in chosen.items()}
@@ -478,7 +478,7 @@ def _plan(bench: Bench, part: str, seed: int) -> list[tuple[dict[str, Any], Call
     Many branches: one for each part, of two or three lines.
     """
     rows: list[tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = []
-    epsilons: tuple[float, ...] = EPSILONS[:1] if bench.table.small else EPSILONS
+    epsilons: tuple[float, ...] = EPSILONS[:1] if bench.table.tiny else EPSILONS
     part, _, wanted = part.partition(":")
     ways = [way for way in AGGREGATORS if way in wanted.split("+") or not wanted]
     if wanted and not ways:
@@ -522,7 +522,7 @@ def _plan(bench: Bench, part: str, seed: int) -> list[tuple[dict[str, Any], Call
     elif part in PUBLIC:
         task, texts = PUBLIC[part]
         for votes in ways:
-            for draw in range(1 if bench.table.small else DRAWS):
+            for draw in range(1 if bench.table.tiny else DRAWS):
                 for public in texts:
                     key = {"public": public, "votes": votes, "members": MEMBERS, "draw": draw}
                     add(_pate, task, "PromptPATE", public, votes, "batch", MEMBERS, **key)
@@ -551,7 +551,7 @@ def main(arguments: list[str] | None = None) -> None:
         help=f"which of {', '.join(PARTS)}; lora:8+3 for some ε, pate:thousand for one way to vote",
     )
     parser.add_argument("--model", default=os.environ.get("TACIT_MODEL", "smollm2"), help="a folder, or smollm2")
-    parser.add_argument("--small", action="store_true", help="a minute: shows that it runs, not what it gives")
+    parser.add_argument("--size", choices=SIZES, default=SIZES[0], help="short: five minutes on two cores; full; tiny")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--data-dir", type=Path)
@@ -559,7 +559,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the language model")
     parser.add_argument("--pieces", type=int, default=1, help="run batches in so many times more pieces")
     chosen = parser.parse_args(arguments)
-    table = Table("prompts", chosen.out, chosen.seeds, chosen.small, chosen.data_dir, chosen.device)
+    table = Table("prompts", chosen.out, chosen.seeds, chosen.size, chosen.data_dir, chosen.device)
     failed = measure(table, tuple(chosen.parts.split(",")), chosen.model, chosen.dtype, chosen.pieces)
     print(summary(table.rows))
     if failed:

@@ -126,8 +126,8 @@ def run_set(table: Table, name: str, only: tuple[float, ...] | None = None) -> N
     table.row(functools.partial(dict, about), part="prior", data=name)
     runner = heads.Runner(heads.Features(split, prior), table.folder / "runs")
     chosen: dict[float, tuple[Recipe, Row]] = {}
-    for number in range(1 if table.small else ROUNDS):
-        for epsilon in only or tuple(TARGETS[name])[: 1 if table.small else None]:
+    for number in range(1 if table.tiny else ROUNDS):
+        for epsilon in only or tuple(TARGETS[name])[: 1 if table.tiny else None]:
             found = choose(table, runner, name, epsilon, number, chosen.get(epsilon))
             if found is not None:
                 chosen[epsilon] = found
@@ -150,7 +150,7 @@ def choose(
     trials = sum(r["part"] == "trial" and r["data"] == name and r.get("epsilon") == epsilon for r in table.rows)
 
     def decided() -> Row:
-        price = row["claimed"] if table.small else price_of_choice(row, trials)
+        price = row["claimed"] if table.tiny else price_of_choice(row, trials)
         found = {"accuracy": row["accuracy"], "trials": trials, "claimed": row["claimed"], "with_choice": price}
         return found | {"delta": pictures.DELTA, "recipe": recipe.words()}
 
@@ -181,7 +181,7 @@ def price_of_choice(row: Row, trials: int) -> float:
 def encoder(table: Table, name: str) -> tuple[priors.Encoder, dict[str, Any]]:
     """The prior of a data set, and how it was made: read from the folder of results, or trained and kept there."""
     file = table.out / "priors" / f"{priors.COURSES[name].process}.pt"
-    if table.small:
+    if table.tiny:
         small = dataclasses.replace(priors.COURSES[name], width=4, batch=8, steps=2, pool=16)
         return priors.pretrain(small, table.device, say=lambda _: None)
     if not file.exists():
@@ -193,12 +193,12 @@ def encoder(table: Table, name: str) -> tuple[priors.Encoder, dict[str, Any]]:
 
 
 def _short(table: Table, recipe: Recipe) -> Recipe:
-    return dataclasses.replace(recipe, steps=3, batch=25) if table.small else recipe
+    return dataclasses.replace(recipe, steps=3, batch=25) if table.tiny else recipe
 
 
 def run(table: Table) -> None:
     """All rows of both sets."""
-    for name in SETS[1:] if table.small else SETS:
+    for name in SETS[1:] if table.tiny else SETS:
         run_set(table, name)
 
 

@@ -142,11 +142,11 @@ def encode(name: str, columns: str, schema: Any, frame: Any, y: npt.NDArray[np.i
 
 def run(table: Table) -> None:
     """For each table: trials, the choice, what it would cost, and the final fits on the test split."""
-    for name in ("labsup",) if table.small else TABLES:
+    for name in ("labsup",) if table.tiny else TABLES:
         read = functools.cache(functools.partial(_read, table, name))
-        for epsilon in (1.0,) if table.small else EPSILONS:
+        for epsilon in (1.0,) if table.tiny else EPSILONS:
             for method, candidates in CANDIDATES.items():
-                for label in list(candidates)[: 1 + (method == "tacit.linear_model")] if table.small else candidates:
+                for label in list(candidates)[: 1 + (method == "tacit.linear_model")] if table.tiny else candidates:
                     for trial in range(TRIALS[name]):
                         key = {"data": name, "epsilon": epsilon, "method": method, "candidate": label, "trial": trial}
                         table.row(functools.partial(_trial, table, read, key), part="trial", **key)
@@ -161,7 +161,7 @@ def _final(table: Table, name: str, read: Callable[[str, str], People]) -> None:
     chosen = {(row["epsilon"], row["method"]): row["candidate"] for row in _where(table.rows, "choice", data=name)}
     for (epsilon, method), label in chosen.items():
         for seed in range(table.seeds):
-            recipe = _small(CANDIDATES[method][label]) if table.small else CANDIDATES[method][label]
+            recipe = _small(CANDIDATES[method][label]) if table.tiny else CANDIDATES[method][label]
             measure = functools.partial(_tested, read, recipe, epsilon, seed)
             table.row(measure, part="test", data=name, epsilon=epsilon, method=method, seed=seed)
     for columns in ("bins", *(("notebook",) if name == "adult" else ())):
@@ -203,7 +203,7 @@ def _trial(table: Table, read: Callable[[str, str], People], key: dict[str, Any]
     people = read(recipe.columns, "train")
     order = np.random.default_rng(key["trial"]).permutation(len(people.y))
     held, rest = order[: len(order) // 5], order[len(order) // 5 :]
-    found = fit(_small(recipe) if table.small else recipe, people.at(rest), people.at(held), key["epsilon"], seed=0)
+    found = fit(_small(recipe) if table.tiny else recipe, people.at(rest), people.at(held), key["epsilon"], seed=0)
     return found | {"recipe": dataclasses.asdict(recipe)}
 
 

@@ -1,6 +1,6 @@
 """Where are the measured rows of an experiment kept, and how is a run that was cut short taken up again?
 
-:class:`Table` is what an experiment is given: its settings (small or whole, seeds, device, where data lie), and
+:class:`Table` is what an experiment is given: its settings (size, seeds, device, where data lie), and
 :meth:`Table.row`, which measures a row only if it is not in ``rows.jsonl`` yet. Each row is written as soon as it is
 known, with the time it took; a torn last line, left by a kill, is measured again.
 """
@@ -16,20 +16,26 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 Row = dict[str, Any]
+T = TypeVar("T")
+#: How much of an experiment is run; the first is what a person gets.
+SIZES = ("short", "full", "tiny")
 
 
 @dataclasses.dataclass
 class Table:
-    """The rows of one experiment in one folder. ``small`` asks for a version of seconds, which shows nothing but that
-    the experiment still runs; its rows live in a folder of their own."""
+    """The rows of one experiment in one folder; each size has a folder of its own.
+
+    ``size`` is ``"short"``: at most five minutes on two cores, with figures that mean something; ``"full"``: as
+    published, with all seeds; or ``"tiny"``: seconds, which shows nothing but that the experiment still runs.
+    """
 
     name: str
     out: Path
     seeds: int
-    small: bool = False
+    size: str = "full"
     data: Path | None = None
     device: str = "cpu"
     say: Callable[[str], None] = print
@@ -38,9 +44,20 @@ class Table:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise ValueError(f"seeds is a positive whole number, not {self.seeds}")
-        self.folder = self.out / (f"{self.name}-small" if self.small else self.name)
+        if self.size not in SIZES:
+            raise ValueError(f"size is one of {', '.join(SIZES)}, not {self.size!r}")
+        self.folder = self.out / (self.name if self.size == "full" else f"{self.name}-{self.size}")
         self.folder.mkdir(parents=True, exist_ok=True)
         self.rows = self._kept()
+
+    @property
+    def tiny(self) -> bool:
+        """Whether seconds are asked for."""
+        return self.size == "tiny"
+
+    def pick(self, tiny: T, short: T, full: T) -> T:
+        """The one of three settings that belongs to the size."""
+        return {"tiny": tiny, "short": short, "full": full}[self.size]
 
     @property
     def file(self) -> Path:

@@ -100,7 +100,7 @@ class Task:
 
 def run(table: Table, names: Iterable[str] = DATA) -> None:
     """Rows for each task, seed and way; what public data gave is a row before them."""
-    for name in ("labsup",) if table.small else names:
+    for name in ("labsup",) if table.tiny else names:
         load = functools.lru_cache(1)(functools.partial(TASKS[name], table))
         public = table.row(functools.partial(_transfer, load), data=name, way="tuned on public data")
         for seed in range(table.seeds):

@@ -1,4 +1,4 @@
-"""Every experiment runs small, keeps its rows, and goes on where it was stopped."""
+"""Every experiment runs in seconds, keeps its rows, and goes on where it was stopped."""
 
 import json
 import os
@@ -10,19 +10,19 @@ from experiments import load, names
 from experiments.table import Table, mean_sd
 from tacit.cli import build
 
-#: Experiments whose small version needs files of TACIT_DATA and minutes.
+#: Experiments whose tiny version needs files of TACIT_DATA and minutes.
 NEEDS_DATA = {"prompts"}
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in NEEDS_DATA else ()) for name in names()]
 )
-def test_an_experiment_runs_small_and_writes_table_and_rows(name, tmp_path):
+def test_an_experiment_runs_tiny_and_writes_table_and_rows(name, tmp_path):
     if name in NEEDS_DATA and not os.environ.get("TACIT_DATA"):
         pytest.skip("TACIT_DATA is not set")
-    done = CliRunner().invoke(build(), ["reproduce", name, "--small", "--out", str(tmp_path)])
+    done = CliRunner().invoke(build(), ["reproduce", name, "--size", "tiny", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    folder = tmp_path / f"{name}-small"
+    folder = tmp_path / f"{name}-tiny"
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     assert rows
     assert all("seconds" in row and "machine" in row for row in rows)

@@ -97,7 +97,7 @@ def test_no_test_row_is_measured_before_every_choice_on_its_table_is_logged(tmp_
     # The order of things does not depend on what a fit gives; the fits themselves are run by test_experiments.py.
     once = {"accuracy": 0.8, "claimed": 1.0, "delta": 1e-6, "mechanism": acc.Gaussian(4.3, unit="person").to_dict()}
     monkeypatch.setattr(records_tables, "fit", lambda *arguments, **named: once)
-    table = records_tables.Table("records-tables", tmp_path, 2, small=True, say=lambda _: None)
+    table = records_tables.Table("records-tables", tmp_path, 2, size="tiny", say=lambda _: None)
     records_tables.run(table)
     parts = [row["part"] for row in table.rows]
     assert parts.index("test") > max(i for i, part in enumerate(parts) if part in ("trial", "choice", "cost"))

@@ -79,7 +79,7 @@ def test_the_projection_finds_the_plane_that_holds_the_rows(noise):
 
 
 def test_a_curve_that_was_cut_keeps_its_points(tmp_path):
-    table = Table("abadi-mnist", tmp_path, seeds=1, small=True, say=lambda _: None)
+    table = Table("abadi-mnist", tmp_path, seeds=1, size="tiny", say=lambda _: None)
     task = abadi.tasks(table)[1]  # without privacy
     task()
     assert [row["epoch"] for row in table.rows] == [1, 2]

@@ -68,7 +68,7 @@ def test_every_kind_of_model_learns(encoder):
 
 
 def test_a_choice_is_the_best_trial_and_is_written_before_its_test_runs(tmp_path):
-    table = Table("records", tmp_path, 2, small=True, say=lambda _: None)
+    table = Table("records", tmp_path, 2, size="tiny", say=lambda _: None)
     records.run(table)
     assert [row["part"] for row in table.rows] == ["prior", "trial", "trial", "choice", "test", "test"]
     trials, choice, test = table.rows[1:3], table.rows[3], table.rows[4]

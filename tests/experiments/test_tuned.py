@@ -120,7 +120,7 @@ def test_a_run_that_was_cut_goes_on(encoder, split, tmp_path, monkeypatch):
 
 
 def test_the_best_guess_on_cifar_is_tested_before_anything_else_is_tried(tmp_path):
-    table = Table("records-cifar10", tmp_path, 1, small=True, say=lambda _: None)
+    table = Table("records-cifar10", tmp_path, 1, size="tiny", say=lambda _: None)
     records.run_set(table, "cifar10")
     assert [row["part"] for row in table.rows] == ["prior", "trial", "choice", "test"]
     assert table.rows[1]["candidate"] == records.words(records.begin(1.0, "tuned"))

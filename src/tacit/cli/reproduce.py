@@ -66,7 +66,10 @@ def listing() -> list[str]:
 
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="Which result; leave it out to list them.")] = None,
-    small: Annotated[bool, typer.Option("--small", help="A version of seconds: shows that it runs.")] = False,
+    size: Annotated[
+        str,
+        typer.Option(help="short: at most five minutes on two cores; full: as published; tiny: shows that it runs."),
+    ] = "short",
     seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions; default: what the result asks for.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of rows, tables and plots.")] = Path("results"),
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: TACIT_DATA.")] = None,
@@ -83,7 +86,9 @@ def reproduce(
 
         $ tacit reproduce accountants                # ε against steps, by every accountant
 
-        $ tacit reproduce accountants --small        # seconds
+        $ tacit reproduce abadi-mnist                # five minutes on two cores
+
+        $ tacit reproduce abadi-mnist --size full --device cuda
 
         $ tacit reproduce headline                   # accuracy against ε, ours and published, from kept rows
     """
@@ -98,6 +103,6 @@ def reproduce(
         members = experiments().members(name)
         run = importlib.import_module("experiments.__main__").reproduce
         for member in members:
-            run(member, out, seeds, small=small, data=data_dir, device=device)
+            run(member, out, seeds, size=size, data=data_dir, device=device)
     except (ValueError, FileNotFoundError, DatasetError) as error:
         fail(str(error))
