@@ -24,6 +24,7 @@ exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
 
+napoleon_custom_sections = ["Guarantee"]
 autosummary_generate = True
 # The public names of a room are imported into its __init__; that is where people find them.
 autosummary_imported_members = False
