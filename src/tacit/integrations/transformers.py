@@ -354,7 +354,7 @@ class PrivateMixin:
             inputs: Not used.
 
         Returns:
-            0.
+            Always 0.
         """
         return 0
 
