@@ -3,7 +3,7 @@
 The number of runs is drawn from a law that does not depend on the data. Each run draws a candidate at random and runs
 the same mechanism (training *and* private score); only the best result is released. Every price rests on one fact: the
 selected result has the density top·a(1-F) against that of a single run, with F the rank of its score, ``top`` = E[K],
-and a falling function ``a`` that depends on the law of K only. docs/howto/tuning.md has the proofs.
+and a falling function ``a`` that depends on the law of K only. docs/explanation/tuning.md has the proofs.
 
 - Rényi: Papernot & Steinke 2022, "Hyperparameter tuning with Rényi differential privacy", theorems 2 and 6.
 - Profile, trade-off and joint bounds: from the privacy profile of the base, each tighter than the one before

@@ -2,7 +2,7 @@
 
 The selected result has the density top·a(u) against that of a single run, u the share of runs that score higher. Both
 the weight a(u) and the movement of u between neighbours are bounded through δ(ε) of the base: apart (the trade-off
-bound) or together (the joint bound, never larger). docs/howto/tuning.md has the proofs.
+bound) or together (the joint bound, never larger). docs/explanation/tuning.md has the proofs.
 """
 
 from __future__ import annotations
