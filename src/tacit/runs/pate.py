@@ -145,7 +145,10 @@ def _rows(given: dict[str, Any]) -> tuple[Schema, Encoded, Encoded]:
         raise DataError("--public: name the rows to be labelled, a table or a split of the known data set")
     known = is_known(source)
     if Path(public).exists() and Path(source).exists() and Path(public).samefile(source):
-        raise DataError(f"--public: {public} is the private table itself; its rows would enter the student uncovered")
+        raise DataError(
+            f"--public: {public} is the private table itself, and the student would learn its rows without protection. "
+            "See: tacit explain public-is-private"
+        )
     if known:
         data = datasets.load(source, given.get("data_dir"))
         if public not in data.splits and not Path(public).exists():

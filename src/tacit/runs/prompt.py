@@ -247,7 +247,10 @@ def _check(kind: str, given: dict[str, Any]) -> None:
         if not given.get("public"):
             raise SettingsError("public: say which public texts the teachers are asked about")
         if _place(given["public"]) == _place(given["data"]):
-            raise SettingsError(f"public: {given['public']} are the private texts, and the prompt would show them")
+            raise SettingsError(
+                f"public: {given['public']} are the private texts, and the prompt would show them. "
+                "See: tacit explain public-is-private"
+            )
         _student(given)  # now: after the votes it would be charged, and could not be said anew
     if given.get("endpoint"):
         _scorer(given)  # now: what it refuses must not be written into the folder of a run
