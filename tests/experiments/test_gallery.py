@@ -60,6 +60,15 @@ def test_the_headline_shows_our_kept_rows_from_any_folder(tmp_path, monkeypatch)
     assert any(rows)
 
 
+def test_the_headline_compares_diffprivlib_with_our_fit_of_the_same_columns():
+    row = {"data": "adult", "epsilon": 1.0, "method": "a", "seed": 0, "delta": 1e-6}
+    rows = [row | {"part": "test", "accuracy": 0.86}, row | {"part": "notebook", "accuracy": 0.81}]
+    found = {point["data"]: point["accuracy"] for point in headline.measured({"records-tables": rows})}
+    assert found == {"adult": 0.86, headline.FIVE: 0.81}
+    assert "diffprivlib (notebook)" in headline.PUBLISHED[headline.FIVE]
+    assert "diffprivlib (notebook)" not in headline.PUBLISHED["adult"]
+
+
 def _installed_elsewhere(folder, monkeypatch):
     """The command as it would be in site-packages: no source tree above it."""
     installed = folder / "lib" / "python3" / "site-packages" / "tacit" / "cli" / "reproduce.py"
