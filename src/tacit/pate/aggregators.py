@@ -436,8 +436,8 @@ class ConfidentGNMax(GNMax):
     maximum.
 
     Guarantee:
-        Rényi divergence α/(2·``check_noise``²) for every query asked, plus α/``vote_noise``² for every query answered,
-        for one teacher's vote.
+        Rényi divergence α/(2σ1²) for every query asked, plus α/σ2² for every query answered, for one teacher's vote,
+        with σ1 = ``check_noise`` and σ2 = ``vote_noise``.
 
     Args:
         classes: The number of labels, 2 or more. Public, and fixed before the votes are seen.
