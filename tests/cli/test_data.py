@@ -55,7 +55,7 @@ def test_the_list_has_every_set_with_rows_unit_and_licence(tacit, empty_home):
         elif entry.download:
             assert place == "can be downloaded"
         else:
-            assert place.startswith("absent")
+            assert place.startswith("missing")
 
 
 def test_the_list_as_json_is_for_programs(tacit, empty_home):

@@ -365,5 +365,5 @@ def test_what_was_drawn_is_not_drawn_anew_where_its_secret_is_gone(tmp_path):
     with Journal.begin(tmp_path, "run", "", {}, keyed=True) as begun:
         assert begun.secret("noise") == begun.secret("noise") != begun.secret("other")
         (begun.private / "run.key").unlink()
-        with pytest.raises(JournalError, match="cannot go on"):
+        with pytest.raises(JournalError, match="cannot continue"):
             begun.secret("noise")
