@@ -130,8 +130,8 @@ def plot(rows: list[Row], folder: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, NullLocator
 
-    figure = Figure(figsize=(9.6, 6.6), layout="constrained")
-    for axes, (data, title) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
+    figure = Figure(figsize=(13.2, 3.3), layout="constrained")
+    for axes, (data, title) in zip(figure.subplots(1, 4).flat, PANELS.items(), strict=True):
         own = [row for row in rows if row["data"] == data or (data == "adult" and row["data"] == FIVE)]
         for place, who in enumerate(dict.fromkeys(row["who"] for row in own if row["who"] != OURS)):
             theirs = [row for row in own if row["who"] == who]
@@ -158,13 +158,13 @@ def plot(rows: list[Row], folder: Path) -> None:
         axes.grid(True, alpha=0.2)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(y=0.12)
-        axes.legend(fontsize=8, loc="best", framealpha=0.8, edgecolor="none")
-    figure.savefig(folder / "headline.png", dpi=140)
+        axes.legend(fontsize=7, loc="center left" if data == "adult" else "best", framealpha=0.8, edgecolor="none")
+    figure.savefig(folder / "headline.png", dpi=150)
 
 
 def _which(row: Row) -> str:
     """What the legend says about the columns."""
-    return ", five numeric columns" if row["data"] == FIVE else ""
+    return " (5 columns)" if row["data"] == FIVE else ""
 
 
 def _hollow(row: Row) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import random
+import re
 import runpy
 import signal
 import subprocess
@@ -34,6 +35,7 @@ LARGE = {
     "polars": ("polars",),
     "peft": ("peft",),
     "transformers": ("transformers",),
+    "lightning": ("lightning",),
 }
 ALWAYS = ("torch", "sklearn", "polars")
 #: The tests run beside each other.
@@ -70,6 +72,8 @@ def _large(program: Sequence[str]) -> set[str]:
     kind, name = (program[0], program[1]) if program[0] in ("-m", "-c") else ("", program[0])
     text = name if kind == "-c" else Path(ROOT, *name.split(".")).with_suffix(".py").read_text() if kind else ""
     found = set(ALWAYS)
+    for page in (Path(argument) for argument in program if argument.endswith(".md")):
+        found |= set(re.findall(r"^(?:import|from) (\w+)", page.read_text(encoding="utf-8"), re.MULTILINE)) & set(LARGE)
     for node in ast.walk(ast.parse(text)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
