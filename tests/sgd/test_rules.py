@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from tests.sgd.harness import TOLERANCE, build, compare
@@ -27,6 +30,12 @@ def test_an_operation_is_differentiated_example_by_example(label):
     else:
         assert found.generic == ()
         assert any(name in uses for uses in found.uses.values())
+
+
+def test_the_reference_lists_every_rule():
+    page = Path(__file__).parents[2] / "docs" / "reference" / "operations.md"
+    named = set(re.findall(r"`(\w+)`", page.read_text(encoding="utf-8")))
+    assert {name.rstrip("_") for name in RULES if not name.startswith("__")} <= named
 
 
 def test_every_rule_is_tried():
