@@ -158,7 +158,9 @@ def mlflow(run_id: str | None = None) -> Sink:
     try:
         import mlflow as package
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("mlflow() needs MLflow: pip install mlflow-skinny", name=error.name) from error
+        raise ModuleNotFoundError(
+            "mlflow() needs MLflow: pip install mlflow-skinny. See: tacit explain missing-extra", name=error.name
+        ) from error
 
     def write(values: Mapping[str, float], step: int) -> None:
         named = {f"privacy/{name}": value for name, value in values.items()}

@@ -39,7 +39,8 @@ try:
     from transformers.trainer_callback import ExportableState
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "tacit.integrations.transformers needs transformers and accelerate: pip install 'tacit[transformers]'",
+        "tacit.integrations.transformers needs transformers and accelerate: pip install 'tacit[transformers]'. "
+        "See: tacit explain missing-extra",
         name=error.name,
     ) from error
 

@@ -77,7 +77,8 @@ def optional(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise LanguageModelError(
-            f"private prompts need the package {module} ({error}): pip install 'tacit[prompts]'"
+            f"private prompts need the package {module} ({error}): pip install 'tacit[prompts]'. "
+            "See: tacit explain missing-extra"
         ) from error
 
 
@@ -619,7 +620,8 @@ def prepare(file: Path, target: Path) -> Path:
         import gguf as _  # noqa: F401  the tokenizer is in the file's metadata, which transformers reads with it
     except ImportError as error:
         raise LanguageModelError(
-            "reading the tokenizer of a GGUF file needs the package gguf: pip install gguf"
+            "reading the tokenizer of a GGUF file needs the package gguf: pip install gguf. "
+            "See: tacit explain missing-extra"
         ) from error
     target.mkdir(parents=True, exist_ok=True)
     config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
