@@ -151,6 +151,6 @@ def test_evaluation_data_is_public_or_charged_or_stays_with_the_operator(charge)
     with pytest.raises(PrivateValueError, match="the charge is on 'people'"):
         EvaluationData.private([1], dataset="visits").metric("accuracy", 0.9, charge=charge)
     for wrong in ({}, {"because": "x", "dataset": "y"}):
-        with pytest.raises(PrivateValueError, match="give because .* or dataset"):
+        with pytest.raises(PrivateValueError, match=r"give because .* or dataset"):
             EvaluationData([1], **wrong)
     assert "[1]" not in repr(EvaluationData.private([1], dataset="people"))

@@ -148,5 +148,5 @@ def test_an_entry_that_cannot_be_read_is_named_and_everything_else_goes_on():
     assert any("entry 2 cannot be priced again" in p for p in ledger.verify(reprice=True).problems)
     assert "Theirs (cannot be read here)" in to_csv(export(ledger, "people"))
     ledger.charge("people", acc.PureDP(0.5), delta=0.0)  # the prices add up whoever can read them
-    with pytest.raises(BudgetExceeded, match="left of the budget .*: ε=0"):
+    with pytest.raises(BudgetExceeded, match=r"left of the budget .*: ε=0"):
         ledger.charge("people", acc.PureDP(0.1), delta=0.0)

@@ -45,7 +45,8 @@ try:
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "tacit.integrations.lightning needs Lightning: pip install 'tacit[lightning]'. See: tacit explain missing-extra",
+        "tacit.integrations.lightning needs Lightning: pip install 'tacit[lightning]'. "
+        "See: tacit explain missing-extra",
         name=error.name,
     ) from error
 
