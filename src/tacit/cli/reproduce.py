@@ -77,7 +77,7 @@ def reproduce(
 ) -> None:
     """Run a known result again, with real data, honest accounting and several seeds.
 
-    Rows are kept as they are measured: the same command goes on where an earlier one was stopped. The results come with
+    Rows are kept as they are measured: the same command continues where an earlier one stopped. The results come with
     the source tree: run this in a clone.
 
     Examples:
