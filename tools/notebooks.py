@@ -35,7 +35,7 @@ def cells(page: str) -> list[tuple[str, str]]:
         elif kind == "console":
             lines = re.findall(r"^\$ (.*)$", body.replace("\\\n", " "), re.MULTILINE)
             found.append(("code", "\n".join("!" + " ".join(line.split()) for line in lines)))
-        elif kind in ("toml", "csv"):
+        elif kind == "toml":
             found.append(("code", f"%%writefile {body.splitlines()[0].removeprefix('# ')}\n{body.strip()}"))
         elif kind and kind != "output":  # the notebook shows its own output
             found.append(("markdown", f"```{kind}\n{body}```"))

@@ -1,6 +1,6 @@
 """Follow a page from top to bottom in the current folder: ``python follow.py PAGE``.
 
-A ``toml`` or ``csv`` block whose first line is a comment with a file's name is saved under it. The ``python`` blocks
+A ``toml`` block whose first line is a comment with a file's name is saved under it. The ``python`` blocks
 are one session, as in a notebook. Each line ``$ tacit ...`` of a ``console`` block is run by the command's own code, in
 this process, so that a page does not pay for importing torch five times. Output that a page shows, in an ``output``
 block or under a command, is compared with what comes out: ``...`` and ``…`` stand for anything, white space counts as
@@ -23,8 +23,7 @@ BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<why>[^\n]+?) -->\n+)?(?P<indent>[ ]*)```(?P<kind>\w+)[^\n]*\n(?P<body>.*?)^(?P=indent)```",
     re.DOTALL | re.MULTILINE,
 )
-RUN = ("python", "console", "output")
-SAVED = ("toml", "csv")
+RUN = ("python", "console", "output", "toml")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Block:
 def blocks(text: str) -> Iterator[Block]:
     """The blocks of a page that run, are saved, or say why not."""
     for found in BLOCK.finditer(re.sub(r"^````.*?^````", "", text, flags=re.DOTALL | re.MULTILINE)):
-        if found["kind"] in RUN + SAVED:
+        if found["kind"] in RUN:
             body = re.sub(rf"^{found['indent']}", "", found["body"], flags=re.MULTILINE)
             yield Block(found["kind"], body, text[: found.start("body")].count("\n") + 1, found["why"])
 
@@ -80,10 +79,10 @@ def follow(page: Path) -> None:
         where = f"{page.name}:{block.line}"
         if block.why is not None:
             continue
-        if block.kind in SAVED:
-            name, _, body = block.body.partition("\n")
+        if block.kind == "toml":
+            name = block.body.partition("\n")[0]
             if name.startswith("# "):
-                Path(name[2:].strip()).write_text(body if block.kind == "csv" else block.body, encoding="utf-8")
+                Path(name[2:].strip()).write_text(block.body, encoding="utf-8")
         elif block.kind == "output":
             _compare(where, block.body, came)
         elif block.kind == "python":
