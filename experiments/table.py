@@ -24,6 +24,46 @@ T = TypeVar("T")
 SIZES = ("short", "full", "tiny")
 
 
+#: The rows behind the documentation.
+ROWS = Path(__file__).parent / "rows"
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What a person wants to know before an experiment is run: every module has one, ``FACTS``, of plain constants.
+
+    ``paper`` is author and year, or where the setting is from. ``same`` and ``differs`` say what is as published and
+    what is not. ``published`` is the figure of the source. ``ours`` says how our figure is read from the kept rows:
+    (words, the values that a row must have, the column whose mean over seeds is shown; ``accuracy`` in per cent).
+    Where no rows are kept, ``page`` has our figures. ``short`` and ``full`` are the times of the two sizes, measured.
+    """
+
+    paper: str
+    same: str
+    differs: str
+    published: str
+    short: str
+    full: str
+    page: str = ""
+    ours: tuple[tuple[str, dict[str, Any], str], ...] = ()
+    rows: str = ""
+
+    def measured(self, name: str, folder: Path = ROWS) -> str:
+        """Our figures, from the kept rows of the experiment ``name`` (or of ``rows``, where they have another name)."""
+        file = folder / f"{self.rows or name}.jsonl"
+        if not self.ours or not file.is_file():
+            return f"docs/results/{self.page}.md" if self.page else ""
+        kept = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        found = []
+        for words, key, column in self.ours:
+            own = [float(row[column]) for row in kept if all(row.get(k) == v for k, v in key.items()) and column in row]
+            if own:
+                mean = mean_sd(own)[0]
+                shown = f"{100 * mean:.2f}%" if column == "accuracy" else f"{mean:.4g}"
+                found.append(f"{words} {shown}" + (f" ({len(own)} seeds)" if len(own) > 1 else ""))
+        return "; ".join(found)
+
+
 @dataclasses.dataclass
 class Table:
     """The rows of one experiment in one folder; each size has a folder of its own.
