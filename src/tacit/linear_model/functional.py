@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from typing import Any
 
 import numpy as np
@@ -132,7 +131,9 @@ def _gradient_variance(scales: tuple[float, float], guess: float) -> float:
 
 def _split(split: Any, epsilon: float, quadratic: float, linear: float, guess: float) -> tuple[float, float]:
     if isinstance(split, (tuple, list)):
-        if len(split) != 2 or not all(isinstance(part, numbers.Real) and part > 0 for part in split):
+        if len(split) != 2 or not all(
+            isinstance(part, (int, float, np.floating, np.integer)) and part > 0 for part in split
+        ):
             raise ValueError(f"split=(ε1, ε2) must be two positive numbers, not {split!r}")
         if not math.isclose(sum(split), epsilon, rel_tol=1e-9):
             raise ValueError(f"split=(ε1, ε2) must add up to epsilon={epsilon:g}, not {sum(split):g}")
@@ -146,7 +147,7 @@ def _split(split: Any, epsilon: float, quadratic: float, linear: float, guess: f
         if split not in ratios:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, a fraction, or (ε1, ε2), not {split!r}")
         part = ratios[split] / (1 + ratios[split])
-    elif isinstance(split, numbers.Real) and not isinstance(split, bool) and 0 < split < 1:
+    elif isinstance(split, (int, float, np.floating, np.integer)) and not isinstance(split, bool) and 0 < split < 1:
         part = float(split)
     else:
         raise ValueError(f"split, the fraction ε1/ε, must be between 0 and 1, not {split!r}")
