@@ -133,7 +133,7 @@ class Training(Resumable):
         self._drawn_early: Batch | None = None
         self._background = BackgroundDraw()
         self._early: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
-        #: losses, norms, which were clipped and which are real, of each piece of the last batch: not private
+        #: Losses, norms, clipped ones and real ones of each piece of the last batch. They have no noise.
         self.last_batch: list[tuple[Tensor, ...]] = []
         self._name_computation()
         whole = [*model.parameters(), *model.buffers()]
