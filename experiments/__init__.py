@@ -1,6 +1,7 @@
 """What do published results give here? Known experiments, run again with real data and honest accounting.
 
-An experiment is a module of this folder with ``ABOUT`` (one line), ``SEEDS`` (how many by default), ``run(table)``,
+An experiment is a module of this folder with ``ABOUT`` (one line), ``FACTS`` (paper, what is the same, what differs,
+the published figure and how to read ours from the kept rows), ``SEEDS`` (how many by default), ``run(table)``,
 which measures rows one by one, ``summary(rows)``, which puts them in a table, and where a picture says more,
 ``plot(rows, folder)``. In a clone, ``tacit reproduce NAME`` and ``python -m experiments NAME`` run one; the second
 needs only torch, numpy and scipy (and ``PYTHONPATH=src`` where tacit is not installed), so that it also runs on a bare
@@ -14,6 +15,9 @@ import ast
 import importlib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from experiments.table import Facts
 
 #: name on the command line -> module of this folder
 EXPERIMENTS = {
@@ -56,12 +60,29 @@ def about(name: str) -> str:
     """
     if name in GROUPS:
         return ", then ".join(GROUPS[name])
+    return str(ast.literal_eval(_constant(name, "ABOUT")))
+
+
+def facts(name: str) -> Facts:
+    """What a person wants to know of an experiment before it is run, read from its file in the same way.
+
+    >>> facts("accountants").paper
+    'Abadi et al. 2016, figure 2'
+    """
+    call = _constant(name, "FACTS")
+    if not isinstance(call, ast.Call):
+        raise ValueError(f"FACTS of the experiment {name!r} must be Facts(...), of constants")
+    given: dict[str, Any] = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+    return Facts(**given)
+
+
+def _constant(name: str, wanted: str) -> ast.expr:
     text = (Path(__file__).parent / f"{EXPERIMENTS[name]}.py").read_text(encoding="utf-8")
     for statement in ast.parse(text).body:
         match statement:
-            case ast.Assign(targets=[ast.Name(id="ABOUT")], value=ast.Constant(value=str(found))):
-                return found
-    raise ValueError(f"the experiment {name!r} has no line ABOUT")
+            case ast.Assign(targets=[ast.Name(id=found)], value=value) if found == wanted:
+                return value
+    raise ValueError(f"the experiment {name!r} has no {wanted}")
 
 
 def members(name: str) -> tuple[str, ...]:

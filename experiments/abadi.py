@@ -31,10 +31,28 @@ from torch import Tensor, nn
 
 from experiments import pictures
 from experiments.pictures import Recipe
-from experiments.table import Row, Table, markdown, mean_sd
+from experiments.table import Facts, Row, Table, markdown, mean_sd
 from tacit import accounting as acc
 
 ABOUT = "Abadi et al. 2016 on MNIST: accuracy against epoch at three noise levels, ε as published and as certified"
+FACTS = Facts(
+    paper="Abadi et al. 2016, figures 3 and 4; TensorFlow Privacy's MNIST tutorial",
+    same="private PCA to 60, 1,000 hidden units, lots of 600, each layer clipped at 4, σ = 8, 4, 2, δ = 1e-5",
+    differs="priced by what was run: two layers clipped at 4 have sensitivity 4√2; flat clipping beside it",
+    published="90 / 95 / 97% at ε = .5 / 2 / 8; 98.3% not private",
+    ours=(
+        ("each layer: σ = 8", {"part": "layers", "noise": 8.0, "epoch": 29}, "accuracy"),
+        ("at ε", {"part": "layers", "noise": 8.0, "epoch": 29}, "certified"),
+        ("σ = 4", {"part": "layers", "noise": 4.0, "epoch": 215}, "accuracy"),
+        ("at ε", {"part": "layers", "noise": 4.0, "epoch": 215}, "certified"),
+        ("σ = 2", {"part": "layers", "noise": 2.0, "epoch": 706}, "accuracy"),
+        ("at ε", {"part": "layers", "noise": 2.0, "epoch": 706}, "certified"),
+        ("not private", {"part": "plain", "epoch": 100}, "accuracy"),
+    ),
+    page="classics",
+    short="five minutes on two cores, 20 epochs at most",
+    full="54 minutes of runs, several at a time, on one H200",
+)
 SEEDS = 3
 LOT, ROWS, DELTA, CLIP = 600, 60_000, 1e-5, 4.0
 #: How gradients are clipped: the sensitivity of what is summed, in clip norms.

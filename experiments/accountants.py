@@ -11,10 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from experiments.table import Row, Table, markdown
+from experiments.table import Facts, Row, Table, markdown
 from tacit import accounting as acc
 
 ABOUT = "ε against steps by basic and advanced composition, moments accountant, Rényi DP and certified intervals"
+FACTS = Facts(
+    paper="Abadi et al. 2016, figure 2",
+    same="q = .01, σ = 4, δ = 1e-5",
+    differs="nothing; ours are certified intervals",
+    published="1.26 after 100 epochs and 2.55 after 400 (moments); 9.34 and 24.22 (strong composition)",
+    page="accountants",
+    short="2 s",
+    full="2 s",
+)
 SEEDS = 1
 RATE, NOISE, DELTA = 0.01, 4.0, 1e-5  # Abadi et al. 2016, Figure 2: q = 0.01, σ = 4, δ = 1e-5
 

@@ -18,9 +18,18 @@ from scipy.optimize import minimize
 from scipy.special import expit, log_expit
 from torch import nn
 
-from experiments.table import Row, Table, markdown, mean_sd
+from experiments.table import Facts, Row, Table, markdown, mean_sd
 
 ABOUT = "being married by schooling (PUMS, Fulton County): private logits with intervals, DP-SGD on the likelihood"
+FACTS = Facts(
+    paper="textbook figures on the census sample of Fulton County: being married by schooling",
+    same="25,766 people, two coefficients",
+    differs="DP-SGD on samples of 5,000 people",
+    published="slope .1383 a year of schooling without privacy",
+    page="coefficients",
+    short="see docs/results/coefficients.md",
+    full="44 s on two busy cores, 20 seeds",
+)
 SEEDS = 20
 DELTA = 1e-6
 EPSILONS = (0.1, 1.0)

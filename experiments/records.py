@@ -23,10 +23,41 @@ from torch.nn import functional as F
 
 from experiments import heads, pictures, priors
 from experiments.heads import Recipe
-from experiments.table import Row, Table, markdown, mean_sd
+from experiments.table import Facts, Row, Table, markdown, mean_sd
 from tacit import accounting as acc
 
 ABOUT = "best accuracy of plain DP-SGD on MNIST and Fashion-MNIST at ε = .5, 1, 2, 3, 8"
+FACTS = Facts(
+    paper="Papernot et al. 2020, Tramèr & Boneh 2021, DPIS 2023",
+    same="MNIST and Fashion-MNIST, δ = 1e-5, no public data",
+    differs="features from random processes and scattering; settings chosen on held-out training rows, not in ε",
+    published="ε = 3: MNIST 98.7%, Fashion-MNIST 89.7% (Tramèr & Boneh)",
+    ours=(
+        (
+            "ε = 3: MNIST",
+            {
+                "part": "test",
+                "data": "mnist",
+                "epsilon": 3.0,
+                "method": "maps on scatter+middle, 500 steps, rate 4, clip 0.1",
+            },
+            "accuracy",
+        ),
+        (
+            "Fashion-MNIST",
+            {
+                "part": "test",
+                "data": "fashion_mnist",
+                "epsilon": 3.0,
+                "method": "head on scatter+middle+prior, 500 steps, rate 16, clip 0.1, centred",
+            },
+            "accuracy",
+        ),
+    ),
+    page="pictures",
+    short="TIME",
+    full="2.9 hours of runs, on one H200 and on two cores",
+)
 SEEDS = 5
 SETS = ("mnist", "fashion_mnist")
 #: Asked for, in per cent, by data set and ε.
@@ -50,6 +81,8 @@ BOTH = ("scatter", "middle", "prior")
 MARGIN = 0.001
 ROUNDS = 4
 SEEDS_CIFAR = 3
+#: The short size: half of the training pictures of one set, as two cores scatter in a minute or two.
+SHORT_SET, SHORT_ROWS, SHORT_EPSILONS = "fashion_mnist", 30_000, (1.0, 3.0)
 
 
 def begin(epsilon: float, network: str = "head", **more: Any) -> Recipe:
@@ -114,6 +147,22 @@ def _proposals_cifar(epsilon: float, number: int, best: Recipe | None) -> list[R
     if number == 2:
         return [begin(epsilon, "tuned", slower=2 * _TUNED[epsilon]["slower"])]
     return [dataclasses.replace(best, views=2 * best.views)] if best.network == "tuned" else []
+
+
+def run_short(table: Table) -> None:
+    """A linear model on scattering maps, with the settings from which the search begins: half of Fashion-MNIST."""
+    split = pictures.load(table, SHORT_SET, test=True)
+    half = pictures.Split((split.train[0][:SHORT_ROWS], split.train[1][:SHORT_ROWS]), split.test)
+    runner = heads.Runner(heads.Features(half), table.folder / "runs")
+    for epsilon in SHORT_EPSILONS:
+        recipe = begin(epsilon)
+        trial = table.row(
+            functools.partial(runner.run, recipe, epsilon, 0, test=True),
+            part="test", data=SHORT_SET, epsilon=epsilon, seed=0, method=words(recipe),
+        )  # fmt: skip
+        known = {"accuracy": trial["accuracy"], "trials": 0, "claimed": trial["claimed"]}
+        choice = functools.partial(dict, known, with_choice=trial["claimed"])
+        table.row(choice, part="choice", data=SHORT_SET, epsilon=epsilon, method=words(recipe))
 
 
 def run_set(table: Table, name: str, only: tuple[float, ...] | None = None) -> None:
@@ -197,7 +246,9 @@ def _short(table: Table, recipe: Recipe) -> Recipe:
 
 
 def run(table: Table) -> None:
-    """All rows of both sets."""
+    """All rows of both sets; the short size has one set and one linear model."""
+    if table.size == "short":
+        return run_short(table)
     for name in SETS[1:] if table.tiny else SETS:
         run_set(table, name)
 

@@ -54,14 +54,16 @@ class Facts:
         if not self.ours or not file.is_file():
             return f"docs/results/{self.page}.md" if self.page else ""
         kept = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        found = []
+        found, seeds = [], set()
         for words, key, column in self.ours:
             own = [float(row[column]) for row in kept if all(row.get(k) == v for k, v in key.items()) and column in row]
             if own:
                 mean = mean_sd(own)[0]
                 shown = f"{100 * mean:.2f}%" if column == "accuracy" else f"{mean:.4g}"
-                found.append(f"{words} {shown}" + (f" ({len(own)} seeds)" if len(own) > 1 else ""))
-        return "; ".join(found)
+                found.append(f"{words} {shown}")
+                seeds.add(len(own))
+        counts = " to ".join(str(count) for count in sorted({min(seeds), max(seeds)})) if seeds else ""
+        return ", ".join(found) + (f" ({counts} seed{'s' * (max(seeds) > 1)})" if seeds else "")
 
 
 @dataclasses.dataclass
@@ -129,6 +131,13 @@ class Table:
         told = {name: value for name, value in found.items() if name not in ("machine", "mechanism")}
         self.say("  ".join(f"{name} {_short(value)}" for name, value in told.items()))
         return self.rows[-1]
+
+    def show_kept(self, why: str) -> None:
+        """Take the rows behind the documentation instead of measuring: the short size of what cannot be short."""
+        self.say(why)
+        text = (ROWS / f"{self.name}.jsonl").read_text(encoding="utf-8")
+        self.file.write_text(text, encoding="utf-8")
+        self.rows = self._kept()
 
     def path(self, *parts: str) -> Path:
         """A file of the data folder, with an error that says how to name that folder."""

@@ -27,11 +27,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.table import Row, Table, mean_sd
+from experiments.table import Facts, Row, Table, mean_sd
 from tacit import accounting as acc
 from tacit.sgd import Training
 
 ABOUT = "five ways of tuning at one total ε = 3: defaults, public data, private selection, exponential, cheating"
+FACTS = Facts(
+    paper="Liu & Talwar 2019; Papernot & Steinke 2022; exponential mechanism (McSherry & Talwar 2007)",
+    same="the mechanisms and their prices",
+    differs="tasks and data are ours",
+    published="none on these tasks",
+    page="tuning",
+    short="see docs/results/tuning.md",
+    full="not timed as a whole",
+)
 SEEDS = 5
 EPSILON, DELTA, MOMENTUM, SCORE_NOISE = 3.0, 1e-6, 0.9, 20.0
 DATA = ("census", "married", "mnist")

@@ -1,25 +1,23 @@
 """Every experiment runs in seconds, keeps its rows, and goes on where it was stopped."""
 
 import json
-import os
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from experiments import load, names
+from experiments import facts, load, names
 from experiments.table import Table, mean_sd
 from tacit.cli import build
 
-#: Experiments whose tiny version needs files of TACIT_DATA and minutes.
-NEEDS_DATA = {"prompts"}
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in NEEDS_DATA else ()) for name in names()]
-)
-def test_an_experiment_runs_tiny_and_writes_table_and_rows(name, tmp_path):
-    if name in NEEDS_DATA and not os.environ.get("TACIT_DATA"):
-        pytest.skip("TACIT_DATA is not set")
+@pytest.mark.parametrize("name", names())
+def test_an_experiment_runs_tiny_and_writes_table_and_rows(name, tmp_path, monkeypatch):
+    monkeypatch.delenv("TACIT_DATA", raising=False)
+    if name == "prompts":
+        pytest.importorskip("peft")
     done = CliRunner().invoke(build(), ["reproduce", name, "--size", "tiny", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     folder = tmp_path / f"{name}-tiny"
@@ -34,6 +32,31 @@ def test_the_list_says_what_each_experiment_is():
     for name in names():
         assert name in done.output
         assert load(name).ABOUT in done.output
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_experiment_says_what_is_the_same_and_what_differs(name):
+    found = facts(name)
+    assert found == load(name).FACTS  # read from the file without importing what the module imports
+    assert all((found.paper, found.same, found.differs, found.published, found.short, found.full))
+    shown = found.measured(name)
+    assert shown
+    if shown.startswith("docs/"):
+        assert (ROOT / shown).is_file()
+
+
+def test_the_list_is_also_json():
+    rows = json.loads(CliRunner().invoke(build(), ["reproduce", "--json"]).output)
+    assert {row["name"] for row in rows} >= set(names())
+
+
+@pytest.mark.parametrize("name", ["prompts", "records-cifar10"])
+def test_what_cannot_be_short_says_so_and_shows_the_kept_rows(name, tmp_path):
+    done = CliRunner().invoke(build(), ["reproduce", name, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "so the kept rows are shown" in done.output
+    kept = (ROOT / "experiments" / "rows" / f"{name}.jsonl").read_text().splitlines()
+    assert len((tmp_path / f"{name}-short" / "rows.jsonl").read_text().splitlines()) == len(kept)
 
 
 def test_an_unknown_name_lists_the_known(tmp_path):

@@ -7,6 +7,7 @@ finds it: tacit runs from a clone (an editable install, say), or the current fol
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -64,6 +65,50 @@ def listing() -> list[str]:
     return [f"{name:16} {known.about(name)}" for name in sorted([*known.names(), *known.GROUPS])]
 
 
+def known() -> list[dict[str, str]]:
+    """Each result with its paper, what is the same, what differs, the published figure, ours, and the times."""
+    found = experiments()
+    rows = []
+    for name in found.names():
+        facts = found.facts(name)
+        rows.append(
+            {
+                "name": name,
+                "about": found.about(name),
+                "paper": facts.paper,
+                "same": facts.same,
+                "differs": facts.differs,
+                "published": facts.published,
+                "ours": facts.measured(name),
+                "short": facts.short,
+                "full": facts.full,
+            }
+        )
+    groups = [{"name": name, "about": found.about(name)} for name in sorted(found.GROUPS)]
+    return sorted([*rows, *groups], key=lambda row: row["name"])
+
+
+def show() -> None:
+    """The list for people: a block for each result."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    for row in known():
+        console.print(f"[bold]{escape(row['name'])}[/bold]", soft_wrap=True)
+        console.print(f"  {escape(row['about'])}", soft_wrap=True)
+        lines = Table.grid(padding=(0, 2))
+        lines.add_column(min_width=10, style="dim")
+        lines.add_column(overflow="fold")
+        for word in ("paper", "same", "differs", "published", "ours", "short", "full"):
+            if row.get(word):
+                lines.add_row(f"  {word}", escape(row[word]))
+        console.print(lines)
+        console.print()
+    console.print("tacit reproduce NAME runs the short size; --size full is as published, with all seeds.")
+
+
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="Which result; leave it out to list them.")] = None,
     size: Annotated[
@@ -74,6 +119,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder of rows, tables and plots.")] = Path("results"),
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: TACIT_DATA.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Run a known result again, with real data, honest accounting and several seeds.
 
@@ -82,7 +128,9 @@ def reproduce(
 
     Examples:
 
-        $ tacit reproduce                            # what there is
+        $ tacit reproduce                            # what there is: paper, what differs, published figure and ours
+
+        $ tacit reproduce --json                     # the same for programs
 
         $ tacit reproduce accountants                # ε against steps, by every accountant
 
@@ -97,8 +145,10 @@ def reproduce(
 
     try:
         if name is None:
-            for line in listing():
-                typer.echo(line)
+            if as_json:
+                typer.echo(json.dumps(known(), ensure_ascii=False, indent=2))
+            else:
+                show()
             return
         members = experiments().members(name)
         run = importlib.import_module("experiments.__main__").reproduce
