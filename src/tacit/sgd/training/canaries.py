@@ -1,17 +1,18 @@
-"""How is a run made so that it can be attacked afterwards? Canaries: records of nobody, each in by a fair coin.
+"""How is a run made so that it can be attacked afterwards? With canaries: records of nobody, each included with
+probability ½.
 
 :class:`Canaries` says which; :class:`AuditedTraining` plants them beside the data and keeps what an attacker who sees
 every step can compute; :mod:`tacit.audit` turns that into a lower bound on ε.
 
-A *gradient canary* is a unit vector of its own, as long as clipping allows: the worst record that there can be. Its
-score is the likelihood ratio of what the noisy sums hold in its direction, less what the real records put there, which
-the attacker of the definition knows. An *input canary* is a record that is given by the user; its score is how much its
+A *gradient canary* is a gradient along a coordinate of its own, as long as clipping allows: the worst possible record.
+Its score is the likelihood ratio of what the noisy sums hold in its direction, less what the real records put there,
+which the attacker of the definition knows. An *input canary* is a record that the user gives; its score is how much its
 loss fell.
 
-Guarantee: canaries are records like any other. They take slots beside the data, whose number of records grows by
+Guarantee: canaries are records like any other. They take slots beside the data, so the number of records grows by
 theirs, and the stated ε holds for each of them and for each real record. Scores of input canaries are computed from
-released weights and may leave. Scores of gradient canaries are the run's own noise and coins: beside the weights they
-would give the exact sums, so they are for the operator only (:func:`tacit.audit.audit_run`).
+released weights and may be released. Scores of gradient canaries reveal the run's own noise and coins: with the weights
+they would give the exact sums, so they are for the operator only (:func:`tacit.audit.audit_run`).
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class _Slots(Records):
 class AuditedTraining(Training):
     """A private training run with canaries; everything else is that of :class:`Training`.
 
-    A canary that lost its coin keeps an empty slot, so that the sampler tells nothing about it.
+    A canary that is not included keeps an empty slot, so that the sampler tells nothing about it.
     """
 
     @shows_keywords
@@ -174,13 +175,13 @@ class AuditedTraining(Training):
         self.canaries = Canaries.of(canaries)
         settings = RunSettings.of(values, keywords)
         if settings.persistence.checkpoint is not None:
-            raise ValueError("a run with canaries is not resumed, because its scores are not saved: no checkpoint=")
+            raise ValueError("a run with canaries cannot be resumed (its scores are not saved): leave out checkpoint")
         if settings.execution.compile:
-            raise ValueError("a run with canaries looks into every step: compile=False")
+            raise ValueError("a run with canaries looks into every step, and cannot be compiled: leave out compile")
         first = next(p for p in model.parameters() if p.requires_grad)
         if settings.sampling.groups is not None:
             if self.canaries.kind == "input":
-                raise ValueError("input canaries are single records: with groups= plant gradient canaries (a number)")
+                raise ValueError("input canaries are single records: with groups= give a number, for gradient canaries")
             known = owner_numbers(ids_of(settings.sampling.groups, data))
             everyone = np.concatenate([known, known.max() + 1 + np.arange(self.canaries.count)])
             settings = dataclasses.replace(settings, sampling=dataclasses.replace(settings.sampling, groups=everyone))
@@ -191,7 +192,7 @@ class AuditedTraining(Training):
         slots = _Slots(real, self.canaries)
         super().__init__(model, optimizer, loss, slots, *settings.values, scheduler=scheduler, ema=ema)
         if self.ranks.world > 1 or self.shards is not None:
-            raise ValueError("a run with canaries is one process, whose steps are looked into: distributed=False")
+            raise ValueError("a run with canaries must be a single process: give distributed=False")
         if self.canaries.kind == "gradient":
             self._place_directions()
             self._hook = optimizer.register_step_pre_hook(self._look)
@@ -286,7 +287,7 @@ class AuditedTraining(Training):
     def planted(self) -> Planted:
         """Coins, scores and claim, for :func:`tacit.audit.audit_run`; after the last step."""
         if not self.done:
-            raise RuntimeError("the canaries are read after the last step")
+            raise RuntimeError("canaries can be read after the last step only: finish the run first")
         if self.canaries.kind == "gradient":
             self._hook.remove()
             scores = self._found

@@ -144,7 +144,9 @@ def check_entry(path: Path, state: dict[str, Any], ledger: Ledger | None, datase
     entry = state["ledger"]
     if entry is None:
         if ledger is not None:
-            raise CheckpointError(f"{path} belongs to a run that was not charged to a ledger: its entry is missing")
+            raise CheckpointError(
+                f"{path} belongs to a run that was not charged to a ledger: leave out ledger=, or start another run"
+            )
         return None
     if ledger is None or dataset is None:
         raise CheckpointError(f"{path} belongs to a run charged on {entry['dataset']!r}: pass ledger= and dataset=")
@@ -154,7 +156,10 @@ def check_entry(path: Path, state: dict[str, Any], ledger: Ledger | None, datase
         return None
     record = next((r for r in ledger.history(dataset) if r.charge == entry["charge"]), None)
     if record is None:
-        raise CheckpointError(f"the ledger has no charge {entry['charge']} on {dataset!r}: {path} is refused")
+        raise CheckpointError(
+            f"the ledger has no charge {entry['charge']} on {dataset!r}, which {path} was made under: open the ledger "
+            "that the run was charged to"
+        )
     if state.get("prepared") and record.confirmed:
         raise CheckpointError(
             f"charge {entry['charge']} is used up, but {path} says that nothing was drawn: it is refused"

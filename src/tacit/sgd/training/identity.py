@@ -1,4 +1,4 @@
-"""What computes here? A name for code and settings: the same in every process, another where anything differs.
+"""Is this the same computation as before? A name for code and settings, equal in every process if nothing differs.
 
 A resumed run repeats its noise, so it must compute what it computed before: a model with another activation, another
 loss or another schedule under the same names would release other sums with the same noise. Names and shapes do not
@@ -539,7 +539,7 @@ def keyed(parts: Parts, secret: bytes) -> dict[str, list[str | None]]:
 def differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
     """Which parts are not as they were, in words."""
     if before is None:
-        return ["what computes, which this checkpoint does not say,"]
+        return ["the code (this checkpoint does not say what it was)"]
     found = []
     for part in {**before, **now}:
         (was, old), (word, new) = before.get(part, (None, None)), now.get(part, (None, None))
@@ -548,7 +548,7 @@ def differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> lis
         if was != word:
             change = f"{was or 'not there'} before, {word or 'gone'} now"
         elif new is None:
-            change = f"{word}, which cannot be told from another"
+            change = f"{word}, which cannot be recognised in a later process"
         else:
             change = word if part.startswith("the version") else f"code or settings of {word}"
         found.append(f"{part} ({change})")
