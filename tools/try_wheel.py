@@ -59,7 +59,6 @@ COMMANDS = (
         "1e-5",
     ],
     ["-m", "tacit", "explain"],
-    ["-m", "tacit", "reproduce"],
 )
 
 

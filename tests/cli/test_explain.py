@@ -27,11 +27,11 @@ def test_a_page_is_shown():
     assert 'ledger.register("people", epsilon=1.0, delta=1e-5)' in told.output
 
 
-def test_without_a_name_every_page_is_listed_with_its_first_line():
+def test_without_a_name_every_page_is_listed_with_its_title():
     told = tacit()
     listed = dict(line.split(maxsplit=1) for line in told.output.splitlines() if line and not line.startswith(" "))
     assert set(listed) == NAMES
-    assert listed["budget-exceeded"].startswith("The ledger refused a charge")
+    assert listed["budget-exceeded"].startswith("The ledger refuses")
 
 
 def test_an_unknown_name_gets_those_that_are_close():

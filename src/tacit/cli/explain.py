@@ -46,10 +46,8 @@ def pages() -> dict[str, str]:
 
 
 def summary(page: str) -> str:
-    """The first sentence, which says what happened."""
-    paragraphs = (" ".join(part.split()) for part in plain(page).split("\n\n"))
-    first = next((part for part in paragraphs if part and not part.startswith("#")), "")
-    return re.split(r"(?<=\.) (?=[A-Z])", first)[0]
+    """Its title, which says what happened."""
+    return page.partition("\n")[0].removeprefix("# ")
 
 
 def plain(page: str) -> str:
