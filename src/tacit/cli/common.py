@@ -83,8 +83,11 @@ def show_results(results: list[dict[str, Any]]) -> None:
     for result in results:
         of = f" ({result['group']})" if result["group"] else ""
         value = result["value"]
-        shown = f"{value:.1%}" if result["metric"] == "accuracy" else f"{value:,.4g}"
-        typer.echo(f"  {result['metric']} of {result['model']}{of}: {shown} on {result['rows']:,} public rows")
+        share = result["metric"] == "accuracy" or result["metric"].startswith("share of ")
+        shown = f"{value:.1%}" if share else f"{value:,.4g}"
+        note = f" ({result['note']})" if result["note"] else ""
+        by = ", by " if result["metric"].startswith("share of ") else " of "
+        typer.echo(f"  {result['metric']}{by}{result['model']}{of}: {shown} on {result['rows']:,} public rows{note}")
 
 
 def _version(value: bool) -> None:

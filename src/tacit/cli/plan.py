@@ -31,6 +31,10 @@ def plan(
         Path | None, typer.Option(help="The public schema of your table (TOML), instead of a known data set.")
     ] = None,
     examples: Annotated[int | None, typer.Option(help="The public number of records.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The column to predict; the schema's own target becomes a feature.")
+    ] = None,
+    without: Annotated[list[str] | None, typer.Option(help="Leave this column out. May be repeated.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="The ε to keep.")] = None,
     delta: Annotated[float | None, typer.Option(help="The δ of (ε, δ), such as 1e-6.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
@@ -41,7 +45,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Show the noise, ε by each accountant, time and memory of a run, and which change would help most."""
-    public, rows = _public(data, schema, examples)
+    public, rows = _public(data, schema, examples, target, tuple(without or ()))
     if epsilon is None or not 0 < epsilon < math.inf:
         fail("give --epsilon, a number above 0", EXIT_USAGE)
     if delta is None or not 0 < delta < 1:
@@ -70,7 +74,9 @@ def plan(
         _tell(told)
 
 
-def _public(data: str | None, schema: Path | None, examples: int | None) -> tuple[Schema, int]:
+def _public(
+    data: str | None, schema: Path | None, examples: int | None, target: str | None, without: tuple[str, ...]
+) -> tuple[Schema, int]:
     """The public schema and size; the data themselves are not opened."""
     from tacit import datasets
     from tacit.schema import Schema, SchemaError
@@ -93,8 +99,15 @@ def _public(data: str | None, schema: Path | None, examples: int | None) -> tupl
         fail(str(error))
     if size < 1:
         fail(f"--examples is a whole number, 1 or more, not {size}", EXIT_USAGE)
+    try:
+        found = found.predicting(target, without)
+    except SchemaError as error:
+        fail(f"--{'target' if target is not None else 'without'}: {error}", EXIT_USAGE)
     if found.target is None:
-        fail("the schema marks no column as the target (target = true): there is nothing to predict")
+        fail(
+            "the schema marks no column as the target (target = true) and none is named (--target): there is nothing "
+            "to predict"
+        )
     return found, size
 
 

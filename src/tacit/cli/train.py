@@ -23,6 +23,8 @@ Each canary needs a parameter of the model, they cost a little accuracy, and suc
 
     $ tacit train labsup --epsilon 1 --delta 1e-6 --epochs 20 --batch 1024 --model linear
 
+    $ tacit train pums_fulton --target employed --without income --epsilon 1 --delta 1e-6 --epochs 20 --batch 1024
+
     $ tacit train clinic.csv --schema clinic.toml --epsilon 3 --delta 1e-6 --epochs 30 --ledger my.db --dataset clinic
 
     $ tacit train labsup --epsilon 4 --delta 1e-6 --epochs 20 --batch 1024 --audit-canaries 200
@@ -40,6 +42,8 @@ def train(
     config: Annotated[Path | None, option("A TOML file of settings. Options on the command line override it.")] = None,
     resume: Annotated[Path | None, option("The folder of a run to continue.")] = None,
     schema: Annotated[str | None, option("The public schema of a table (TOML).")] = None,
+    target: Annotated[str | None, option("The column to predict; the schema's own target becomes a feature.")] = None,
+    without: Annotated[list[str] | None, option("Leave this column out. May be repeated.")] = None,
     model: Annotated[str | None, option("linear, mlp, cnn, or your own module:factory.")] = None,
     epsilon: Annotated[float | None, option("The ε to keep.")] = None,
     noise: Annotated[float | None, option("The noise multiplier, instead of --epsilon.")] = None,
@@ -47,8 +51,10 @@ def train(
     epochs: Annotated[int | None, option("Passes over the data.")] = None,
     steps: Annotated[int | None, option("The number of steps, instead of --epochs.")] = None,
     batch: Annotated[int | None, option("Expected batch size.")] = None,
-    learning_rate: Annotated[float | None, option("Learning rate.", "--learning-rate", "--lr")] = None,
-    optimizer: Annotated[str | None, option("sgd or adam.")] = None,
+    learning_rate: Annotated[
+        float | None, option("Learning rate; default: the optimizer's own.", "--learning-rate", "--lr")
+    ] = None,
+    optimizer: Annotated[str | None, option("Any of torch.optim but lbfgs: sgd, adam, adamw, rmsprop, …")] = None,
     momentum: Annotated[float | None, option("Momentum of sgd.")] = None,
     clip_norm: Annotated[float | None, option("The norm to which each gradient is clipped.")] = None,
     sampler: Annotated[

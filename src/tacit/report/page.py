@@ -262,6 +262,11 @@ def _accuracy(card: Release) -> str:
     return text + f'<p class="muted" style="margin:14px 0 0">Why these may be shown: {html.escape(why)}.</p></section>'
 
 
+def _with_note(card: Release, path: str) -> str:
+    note = f'<br><span class="muted">{value(card, path + ".note")}</span>' if entry(card, f"{path}.note") else ""
+    return value(card, f"{path}.value", _percent) + note
+
+
 def _groups(card: Release, keys: list[str]) -> str:
     """One row a subgroup, one column a model."""
     results = card["evaluation"]
@@ -271,9 +276,7 @@ def _groups(card: Release, keys: list[str]) -> str:
     rows = []
     for group in groups:
         first = next(place[group, model] for model in models if (group, model) in place)
-        cells = [
-            value(card, place[group, model] + ".value", _percent) if (group, model) in place else "" for model in models
-        ]
+        cells = [_with_note(card, place[group, model]) if (group, model) in place else "" for model in models]
         rows.append([value(card, f"{first}.group"), *cells, value(card, f"{first}.rows")])
     named = [(value(card, f"{next(p for (_, m), p in place.items() if m == model)}.model"), "n") for model in models]
     return table([("subgroup", ""), *named, ("rows", "n")], rows)

@@ -72,7 +72,7 @@ def audit(run: Path, attack: Attack, progress: Reporter, tell: Callable[[str], N
     if publishable:
         attacked, own = own, None
     elif attack.canaries is not None:
-        attacked = stand_in.repeat(attack.canaries, chosen.learning_rate, 1 - attack.confidence, progress)
+        attacked = stand_in.repeat(attack.canaries, chosen.rate, 1 - attack.confidence, progress)
     if attacked is not None:
         found = dataclasses.replace(
             found,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -19,23 +20,90 @@ from tacit.schema.encoding import PUBLIC_KEY
 FOLDS = 5
 #: Passes of the reference over its rows.
 PASSES = 30
+#: The normal quantile of a 95% interval.
+QUANTILE = 1.959964
 
 
-def predict(model: nn.Module, x: Tensor, schema: Schema) -> Tensor:
-    """Class numbers, or the target on its encoded scale."""
+def _outputs(model: nn.Module, x: Tensor) -> Tensor:
     device = next(model.parameters()).device
     model.eval()
     with torch.no_grad():
         out = torch.cat([model(part.to(device)).cpu() for part in x.split(4096)])
     model.train()
+    return out
+
+
+def predict(model: nn.Module, x: Tensor, schema: Schema) -> Tensor:
+    """Class numbers, or the target on its encoded scale."""
+    out = _outputs(model, x)
     return out.argmax(1).float() if schema.classes else out.squeeze(1)
 
 
-def _metric(predicted: Tensor, y: Tensor, schema: Schema) -> float:
+def share_interval(share: float, rows: int) -> tuple[float, float]:
+    """The 95% interval of a share that was counted on independent rows (Wilson 1927).
+
+    >>> [round(end, 3) for end in share_interval(0.8, 100)]
+    [0.711, 0.867]
+    """
+    squared = QUANTILE**2
+    middle = (share + squared / (2 * rows)) / (1 + squared / rows)
+    half = QUANTILE / (1 + squared / rows) * math.sqrt(share * (1 - share) / rows + squared / (4 * rows**2))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _mean_interval(values: Tensor) -> tuple[float, float]:
+    """The 95% interval of a mean over independent rows; with one row there is none."""
+    if len(values) < 2:
+        return -math.inf, math.inf
+    mean, half = float(values.mean()), QUANTILE * float(values.std()) / math.sqrt(len(values))
+    return mean - half, mean + half
+
+
+def _metric(predicted: Tensor, y: Tensor, schema: Schema) -> tuple[float, str]:
+    """The metric and its interval in words. The interval is about these rows: another training run is not in it."""
     if schema.classes:
-        return float((predicted == y).double().mean())
+        share = float((predicted == y).double().mean())
+        low, high = share_interval(share, len(y))
+        return share, f"95% interval {low:.1%} to {high:.1%}"
     assert isinstance(schema.target, Numeric)
-    return float((predicted - y).double().square().mean().sqrt()) * schema.target.half_width
+    squares, unit = (predicted - y).double().square(), schema.target.half_width
+    low, high = (math.sqrt(max(end, 0.0)) * unit for end in _mean_interval(squares))
+    return math.sqrt(float(squares.mean())) * unit, f"95% interval {low:,.4g} to {high:,.4g}"
+
+
+def _shares(records: TableRecords, model: nn.Module, data: EvaluationData) -> list[Evaluation]:
+    """How many say yes, by the model and in truth, where the target is yes or no: a share of all rows, no other rate.
+
+    That of the model is its mean probability: where few rows are surely yes, a count of its answers would say none.
+    """
+    assert records.test is not None
+    target, (x, y) = records.schema.target, records.test
+    if not isinstance(target, Boolean):
+        return []
+    metric, rows = f"share of {target.name} = {target.true}", len(y)
+    chances = _outputs(model, x).double().softmax(1)[:, 1]
+    low, high = _mean_interval(chances)
+    true = float((y == 1).double().mean())
+    least, most = share_interval(true, rows)
+    among = f"of all {rows:,} public rows"
+    return [
+        Evaluation(
+            metric,
+            data.metric("share", float(chances.mean())),
+            "private",
+            "",
+            rows,
+            f"the model's mean probability, {among}; 95% interval {max(low, 0):.1%} to {min(high, 1):.1%}",
+        ),
+        Evaluation(
+            metric,
+            data.metric("share", true),
+            "truth",
+            "",
+            rows,
+            f"counted, {among}; 95% interval {least:.1%} to {most:.1%}",
+        ),
+    ]
 
 
 def _fit_plainly(settings: Settings, records: TableRecords, x: Tensor, y: Tensor) -> nn.Module:
@@ -98,7 +166,7 @@ def evaluate(
     metric = "accuracy" if records.schema.classes else "root mean squared error"
     if not settings.public_because:
         dataset = settings.dataset or records.name
-        value = _metric(predict(model, x, records.schema), y, records.schema)
+        value, _ = _metric(predict(model, x, records.schema), y, records.schema)
         view = EvaluationData.private((x, y), dataset=dataset).metric(metric.replace(" ", "_"), value)
         assert isinstance(view, OperatorView)
         return [], [view]
@@ -115,9 +183,10 @@ def evaluate(
         if not bool(rows.any()):
             continue
         for name, (predicted, note) in answers.items():
-            result = data.metric(metric, _metric(predicted[rows], y[rows], records.schema))
-            found.append(Evaluation(metric, result, name, group, int(rows.sum()), "" if group else note))
-    return found, []
+            value, interval = _metric(predicted[rows], y[rows], records.schema)
+            said = interval if group or not note else f"{note}; {interval}"
+            found.append(Evaluation(metric, data.metric(metric, value), name, group, int(rows.sum()), said))
+    return found + _shares(records, model, data), []
 
 
 def public_sources(settings: Settings, records: TableRecords) -> tuple[PublicSource, ...]:

@@ -137,6 +137,9 @@ def run(
         quiet: Whether to write no progress.
         schema: The public schema of your table: a TOML file or a :class:`tacit.Schema`. A known data set has its own.
         data_dir: The folder of the known data sets; None searches the usual places (``tacit data where``).
+        target: The column to predict, in place of the schema's target, which becomes a feature: yes/no or categories
+            for a classification, a number for a regression. The choice is public. None keeps the schema's target.
+        without: Columns that are left out, such as those that follow from the answer.
         model: ``"linear"``, ``"mlp"``, ``"cnn"`` (for pictures), or a function that can be imported (itself, or
             ``"module:factory"``). It is called with the numbers of inputs and outputs.
         epsilon: The ε to keep. Give this or ``noise``.
@@ -145,9 +148,11 @@ def run(
         epochs: Passes over the data. Give this or ``steps``.
         steps: The number of steps. Give this or ``epochs``.
         batch: The expected number of units in a batch.
-        learning_rate: The learning rate of the optimizer.
-        optimizer: ``"sgd"`` or ``"adam"``.
-        momentum: The momentum of ``"sgd"``, from 0 to below 1.
+        learning_rate: The learning rate. None takes that of the optimizer in ``tacit.runs.settings.RATES``: 0.5 for
+            ``"sgd"``, 0.01 for ``"adam"`` and ``"rmsprop"``.
+        optimizer: An optimizer of ``torch.optim`` in lower case, such as ``"sgd"``, ``"adam"``, ``"adamw"``,
+            ``"rmsprop"`` or ``"adagrad"``; not ``"lbfgs"``, ``"sparseadam"`` or ``"muon"``.
+        momentum: The momentum of ``"sgd"``, from 0 to below 1. The others have torch's own defaults.
         clip_norm: The L2 norm to which the gradient of each unit is clipped.
         sampler: How batches are drawn: ``"poisson"``, ``"truncated"``, ``"fixed"``, ``"shuffle"``, ``"chunks"`` or
             ``"balls-in-bins"``.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.runs.settings import IN_MEMORY, Settings, SettingsError
-from tacit.schema import Boolean, Categorical, Encoded, Numeric, Schema, SchemaError
+from tacit.schema import Boolean, Categorical, Encoded, Numeric, Schema, SchemaError, Text
 
 
 class DataError(ValueError):
@@ -123,7 +125,12 @@ def _with_numbers(frame: Any, schema: Schema) -> Any:
 
 
 def schema_of(settings: Settings) -> Schema:
-    """The public schema of the data; no record is read."""
+    """The public schema of the data, with the target that was chosen; no record is read."""
+    return predicted(_declared(settings), settings)
+
+
+def _declared(settings: Settings) -> Schema:
+    """The schema as its file, or the catalogue, has it."""
     from tacit import datasets
 
     if is_known(settings.data):
@@ -135,6 +142,16 @@ def schema_of(settings: Settings) -> Schema:
     return Schema.from_toml(settings.schema)
 
 
+def predicted(schema: Schema, settings: Settings) -> Schema:
+    """The schema with the target and the features that the settings choose; no record is read."""
+    if settings.target is None and not settings.without:
+        return schema
+    try:
+        return schema.predicting(settings.target, settings.without)
+    except SchemaError as error:
+        raise SettingsError(f"{'target' if settings.target is not None else 'without'}: {error}") from None
+
+
 def is_known(data: str) -> bool:
     """Whether this is the name of a known data set, and not a file."""
     from tacit import datasets
@@ -142,19 +159,46 @@ def is_known(data: str) -> bool:
     return data in datasets.CATALOG and not Path(data).exists()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Source:
+    """Rows that are not encoded yet: with their schema as it was declared, and a way to encode them by another."""
+
+    schema: Schema
+    rows: Callable[[Schema], Encoded]
+    test: Callable[[Schema], Encoded] | None
+    #: What a fingerprint is taken of.
+    origin: Any
+
+    def public_rows(self, share: float) -> NDArray[np.bool_]:
+        """The side of each row. It does not depend on the target or on what is left out.
+
+        Otherwise two runs of one table with different targets would each declare other rows public, and a row that one
+        run protects would be evaluated on by the other.
+        """
+        texts = tuple(column.name for column in self.schema.columns if isinstance(column, Text))
+        return self.rows(self.schema.predicting(without=texts) if texts else self.schema).public_rows(share)
+
+
 def read(settings: Settings, given: Tables | None = None) -> TableRecords:
     """Read, encode by the public schema, and part the rows that are declared public from the private ones."""
     given = given or Tables()
-    schema, rows, test, source = _known(settings) if is_known(settings.data) else _own(settings, given)
+    source = _known(settings) if is_known(settings.data) else _own(settings, given)
+    schema = predicted(source.schema, settings)
     if schema.target is None:
-        raise SchemaError("the schema marks no column as the target (target = true): there is nothing to predict")
+        raise SchemaError(
+            "the schema marks no column as the target (target = true) and none is named (--target): there is nothing "
+            "to predict"
+        )
+    rows, test = source.rows(schema), source.test and source.test(schema)
     if settings.evaluate is not None and test is None:
         table = given.evaluate if given.evaluate is not None else read_table(Path(settings.evaluate), schema)
         test, _ = schema.encode(table, dtype=np.float32)
     x, y = torch.from_numpy(rows.features), _target(rows.target)
     units, pair = rows.units, None
     if settings.public_share is not None:
-        public_side = rows.public_rows(settings.public_share)
+        chosen_before = settings.target is None and not settings.without
+        named = rows if units is not None or chosen_before else source
+        public_side = named.public_rows(settings.public_share)
         if public_side.all() or not public_side.any():
             raise SettingsError(f"public_share: {settings.public_share:g} leaves no row on one of the two sides")
         units = None if units is None else units[~public_side]
@@ -164,32 +208,42 @@ def read(settings: Settings, given: Tables | None = None) -> TableRecords:
         pair = torch.from_numpy(test.features), _target(test.target)
     _check_groups(schema, settings.by)
     stem = "table" if settings.data == IN_MEMORY else Path(settings.data).stem
-    return TableRecords(schema, x, y, units, pair, source, schema.name or stem)
+    return TableRecords(schema, x, y, units, pair, source.origin, schema.name or stem)
 
 
-def _known(settings: Settings) -> tuple[Schema, Encoded, Encoded | None, Path | None]:
-    """Schema and encoded rows of a known data set, of its split to evaluate on too, and its file where it has one."""
+def _known(settings: Settings) -> _Source:
+    """A known data set, with its split to evaluate on, and its file where it has one."""
     from tacit import datasets
 
     dataset = datasets.load(settings.data, settings.data_dir)
-    rows, _ = dataset.encode(dtype=np.float32)
-    test = None
-    if settings.evaluate is not None and settings.evaluate in dataset.splits:
-        test, _ = dataset.encode(settings.evaluate, dtype=np.float32)
-    return dataset.schema, rows, test, dataset.files[0] if len(dataset.files) == 1 else None
+
+    def encoded(split: str | None, schema: Schema) -> Encoded:
+        return dataclasses.replace(dataset, schema=schema).encode(split, dtype=np.float32)[0]
+
+    evaluated = settings.evaluate is not None and settings.evaluate in dataset.splits
+    return _Source(
+        dataset.schema,
+        functools.partial(encoded, None),
+        functools.partial(encoded, settings.evaluate) if evaluated else None,
+        dataset.files[0] if len(dataset.files) == 1 else None,
+    )
 
 
-def _own(settings: Settings, given: Tables) -> tuple[Schema, Encoded, Encoded | None, Any]:
-    """The same of a table of the user's, in a file or in memory."""
+def _own(settings: Settings, given: Tables) -> _Source:
+    """A table of the user's, in a file or in memory."""
     if given.data is None and settings.data == IN_MEMORY:
         raise SettingsError(
             "data: the rows of this run were given from memory: give them again, as in "
             "tacit.run(table, schema=schema, resume=folder)"
         )
-    schema = given.schema if given.schema is not None else schema_of(settings)
-    source = Path(settings.data) if given.data is None else given.data
-    rows, _ = schema.encode(read_table(source, schema) if given.data is None else source, dtype=np.float32)
-    return schema, rows, None, source
+    declared = given.schema if given.schema is not None else _declared(settings)
+    origin = Path(settings.data) if given.data is None else given.data
+
+    def encoded(schema: Schema) -> Encoded:
+        table = read_table(origin, schema) if given.data is None else origin
+        return schema.encode(table, dtype=np.float32)[0]
+
+    return _Source(declared, encoded, None, origin)
 
 
 def _target(values: Any) -> Tensor:

@@ -25,7 +25,7 @@ from tacit.runs.progress import Reporter
 from tacit.runs.read import TableRecords
 from tacit.runs.read import read as read_records
 from tacit.runs.settings import CONFIG, Settings, SettingsError, check_keys, make, parsed
-from tacit.runs.train import absolute, check_device, open_ledger, optimizer_for
+from tacit.runs.train import absolute, check_device, open_ledger, optimizer_for, schema_words
 from tacit.schema.toml import toml_value
 from tacit.sgd import Training
 from tacit.tuning import LogUniform, PrivateSearch, SearchResult, Space, Uniform, bounded_loss, correct_count
@@ -220,7 +220,7 @@ class SearchRun:
             assumed=records.assumed,
             pretrained=None if ":" in settings.model else (),
             data=records.name,
-            schema=records.schema.description or records.schema.name,
+            schema=schema_words(settings, records),
             ledger=search.ledger,
             dataset=search.dataset,
             charge=charge.number if charge is not None else None,

@@ -65,7 +65,9 @@ class TrainRun:
     def files(self) -> dict[str, str]:
         """The settings, with paths that hold elsewhere, and the schema where it is in no file."""
         in_files = [name for name in ("data", "schema", "evaluate") if getattr(self.given, name) is None]
-        found = {CONFIG: absolute(self.settings, (*in_files, "ledger")).to_toml()}
+        # The rate is written down, so that it stays what it was where a later version has another default.
+        settings = dataclasses.replace(absolute(self.settings, (*in_files, "ledger")), learning_rate=self.settings.rate)
+        found = {CONFIG: settings.to_toml()}
         return found if self.given.schema is None else found | {SCHEMA: self.given.schema.to_toml()}
 
     def check(self, journal: Journal) -> None:
@@ -186,9 +188,10 @@ def start(settings: Settings, private: Path, records: TableRecords, progress: Re
 
 def optimizer_for(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer that the settings name."""
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=settings.learning_rate, momentum=settings.momentum)
-    return torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+    kinds = {name.lower(): kind for name, kind in vars(torch.optim).items() if isinstance(kind, type)}
+    own = {"momentum": settings.momentum} if settings.optimizer == "sgd" else {}
+    made: torch.optim.Optimizer = kinds[settings.optimizer](model.parameters(), lr=settings.rate, **own)
+    return made
 
 
 def _check_room(model: nn.Module, settings: Settings) -> None:
@@ -350,7 +353,7 @@ def release(settings: Settings, journal: Journal, records: TableRecords, trainin
         training,
         journal.folder.name,
         data=records.name,
-        schema=records.schema.description or records.schema.name,
+        schema=schema_words(settings, records),
         tuning=settings.tuning,
         tuning_note=settings.tuning_note,
         uncovered=settings.uncovered,
@@ -365,6 +368,16 @@ def release(settings: Settings, journal: Journal, records: TableRecords, trainin
     planted = {"canaries": settings.audit_canaries} if settings.audit_canaries is not None else {}
     journal.decide(publish.summary(card) | planted | {"files": publish.SHOWN | {"model": "model.pt"}})
     return views
+
+
+def schema_words(settings: Settings, records: TableRecords) -> str:
+    """The schema for the card, with the choice of target and features where the settings made one."""
+    found = records.schema.description or records.schema.name
+    target = records.schema.target
+    chosen = [f"the target here is {target.name}"] if settings.target is not None and target is not None else []
+    if settings.without:
+        chosen.append(f"left out: {', '.join(settings.without)}")
+    return ". ".join(part for part in (found, "; ".join(chosen)) if part)
 
 
 def _canaries(count: int, unit: str) -> PublicSource:

@@ -6,7 +6,8 @@ read back, and it never holds anything computed from data.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,43 @@ class Schema:
                 return column
         return None
 
+    def predicting(self, target: str | None = None, without: Sequence[str] = ()) -> Schema:
+        """The same table with another target, or with fewer features. The choice is public: no row is looked at.
+
+        The former target becomes a feature, and every other column stays one. Leave out what would not be known when
+        the model is used, or follows from the answer, such as the income of those whose employment is predicted.
+
+        Args:
+            target: The column to predict, any but text and arrays. Yes/no and categories make it a classification, a
+                number a regression. None keeps the target.
+            without: Columns that are left out.
+
+        Returns:
+            A schema that differs in its target and features only; columns keep their order.
+
+        Raises:
+            SchemaError: If there is no such column, if it cannot be a target, or if no feature is left.
+
+        Example:
+            >>> from tacit.schema import Boolean, Numeric, Schema, Unit
+            >>> schema = Schema((Boolean("employed"), Numeric("income", 0, 100, target=True)), Unit("person"))
+            >>> schema.predicting("employed").feature_names, schema.predicting("employed").classes
+            (('income',), ('false', 'true'))
+        """
+        names = [column.name for column in self.columns]
+        for name in [*([] if target is None else [target]), *without]:
+            if name not in names:
+                raise SchemaError(f"the schema has no column {name!r}; {_could_be(self.columns)}")
+        if target is not None and target in without:
+            raise SchemaError(f"column {target!r} is the target and cannot be left out")
+        if target is not None and not _can_be_target(self[target]):
+            what = "text" if isinstance(self[target], Text) else "a column of arrays"
+            raise SchemaError(f"column {target!r} is {what} and cannot be the target; {_could_be(self.columns)}")
+        kept = [column for column in self.columns if column.name not in without]
+        if target is not None:
+            kept = [c if isinstance(c, Text) else replace(c, target=c.name == target) for c in kept]
+        return replace(self, columns=tuple(kept))
+
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the columns of the encoded features, in order."""
@@ -189,3 +227,13 @@ class Schema:
             kind = "no target" if self.target is None else f"the {self.target.kind} target {self.target.name!r}"
             raise SchemaError(f"only a numeric target can be decoded, and this schema has {kind}; see Schema.classes")
         return np.asarray(values, dtype=np.float64) * self.target.half_width + self.target.middle
+
+
+def _can_be_target(column: AnyColumn) -> bool:
+    return not isinstance(column, Text) and not (isinstance(column, Numeric) and column.shape)
+
+
+def _could_be(columns: Sequence[AnyColumn]) -> str:
+    """Which columns can be a target, in words."""
+    found = [column.name for column in columns if _can_be_target(column)]
+    return f"a target can be {', '.join(found)}" if found else "no column of it can be a target"
