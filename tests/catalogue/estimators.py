@@ -445,6 +445,8 @@ RELEASES_NOTHING: dict[str, str] = {
     "sgd.Plan": PUBLIC,
     "sgd.check": "looks at a model; its report is the operator's",
     "sgd.clipped_grad": "clipped sums without noise, for a loop that adds it: not to be released",
+    "sgd.ExampleGradients": "stays with the operator",
+    "sgd.example_gradients": "single gradients without clipping or noise: the operator's, not to be released",
     "sgd.fix": "changes a model",
     "sgd.records": "rows by number, for training",
     "sgd.table": "rows by number, for training",

@@ -3,6 +3,7 @@
 :func:`clipped_grad` is the sensitive half of a step: the sum of clipped per-example gradients of an unmodified model.
 :class:`Training` is the whole of it: sampler, noise, steps, checkpoints and the guarantee of what ran.
 :func:`fit` is that in one call, :class:`Classifier` and :class:`Regressor` are it for tables.
+:func:`example_gradients` has the gradient of each single example, for people who learn, debug or do research.
 :func:`check` says whether a model can be trained this way, and :func:`fix` replaces what stands in the way.
 """
 
@@ -18,6 +19,7 @@ from tacit.sgd.fix import fix
 from tacit.sgd.gradients.bounds import Clipping
 from tacit.sgd.inspect import Check, check
 from tacit.sgd.release import AdaptiveClipping
+from tacit.sgd.single import ExampleGradients, example_gradients
 from tacit.sgd.training.checkpoint import CheckpointError
 from tacit.sgd.training.config import (
     Charging,
@@ -47,6 +49,7 @@ __all__ = [
     "Clipping",
     "ClippingError",
     "DPAdam",
+    "ExampleGradients",
     "Execution",
     "Fit",
     "GradientClipping",
@@ -62,6 +65,7 @@ __all__ = [
     "UncoveredUse",
     "check",
     "clipped_grad",
+    "example_gradients",
     "fit",
     "fix",
     "records",
