@@ -74,3 +74,93 @@ def test_accountants_that_need_a_delta_say_so() -> None:
     for name in ("advanced", "moments", "rdp", "gdp"):
         with pytest.raises(acc.NotApplicable, match="needs a δ above 0"):
             table[name]
+
+
+# -- first definitions, against their closed forms ----
+
+
+def randomised_response(epsilon: float, times: int, delta: float) -> float:
+    """The ε of so many uses of an ε-DP mechanism at δ, by bisection of the sum over outcomes (Kairouz et al. 2015)."""
+    yes = 1 / (1 + math.exp(-epsilon))
+
+    def beyond(claim: float) -> float:
+        losses = [
+            (math.comb(times, k) * yes**k * (1 - yes) ** (times - k), (2 * k - times) * epsilon)
+            for k in range(times + 1)
+        ]
+        return math.fsum(p * -math.expm1(claim - loss) for p, loss in losses if loss > claim)
+
+    low, high = 0.0, times * epsilon
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if beyond(middle) > delta else (low, middle)
+    return high
+
+
+@pytest.mark.parametrize(("epsilon", "times"), [(0.5, 1), (0.1, 3), (0.1, 7), (0.7, 3), (1 / 3, 3), (0.05, 100)])
+def test_pure_guarantees_add_up_to_what_a_person_would_write(epsilon: float, times: int) -> None:
+    bound = acc.epsilon(acc.PureDP(epsilon) * times, delta=0)
+    assert bound.lower == bound.upper == pytest.approx(times * epsilon, rel=1e-15)
+    assert acc.delta(acc.PureDP(epsilon) * times, bound.upper).upper == 0
+    assert acc.delta(acc.PureDP(epsilon) * times, bound.upper * (1 - 1e-9)).lower > 0
+
+
+def test_three_times_a_tenth_is_three_tenths() -> None:
+    bound = acc.epsilon(acc.PureDP(0.1) * 3, delta=0)
+    assert (bound.lower, bound.upper) == (0.3, 0.3)
+    assert repr(bound) == "ε in [0.3000000, 0.3000000] at δ=0, add/remove one record"
+    assert acc.epsilon(acc.PureDP(0.1) + acc.PureDP(0.2), 0).upper == 0.3
+    assert acc.epsilon(acc.Laplace(10.0) * 3, 0).upper == 0.3
+    for delta in (1e-18, 1e-100, 1e-300):
+        small = acc.epsilon(acc.PureDP(0.1) * 3, delta)
+        assert 0.3 - 1e-14 < small.lower <= small.upper == 0.3
+
+
+@pytest.mark.parametrize("delta", [1e-2, 1e-4, 1e-6, 1e-9, 1e-12])
+@pytest.mark.parametrize(("epsilon", "times"), [(0.5, 1), (0.1, 3), (0.1, 30), (1.0, 5)])
+def test_the_lower_end_of_a_pure_guarantee_is_that_of_randomised_response(
+    epsilon: float, times: int, delta: float
+) -> None:
+    truth = randomised_response(epsilon, times, delta)
+    bound = acc.epsilon(acc.PureDP(epsilon) * times, delta)
+    assert bound.tight
+    assert truth * (1 - 1.1e-4) <= bound.lower <= truth + 1e-12
+    assert truth - 1e-12 <= bound.upper <= truth * (1 + 1.1e-4)
+
+
+@pytest.mark.parametrize(("scale", "times"), [(2.0, 1), (2.0, 3), (7.0, 5)])
+def test_laplace_noise_has_its_pure_price_and_the_right_one_near_it(scale: float, times: int) -> None:
+    pure = acc.epsilon(acc.Laplace(scale) * times, delta=0)
+    assert pure.upper == pytest.approx(times / scale, rel=1e-15)
+    assert pure.upper * (1 - 2e-12) <= pure.lower
+    # near the largest loss only the event counts that all uses attain it, of probability 2^-times
+    delta = 1e-15
+    near = acc.epsilon(acc.Laplace(scale) * times, delta)
+    assert near.upper <= pure.upper
+    assert near.lower == pytest.approx(times / scale + math.log1p(-delta * 2**times), abs=1e-11)
+
+
+def test_approximate_guarantees_add_up() -> None:
+    one = acc.epsilon(acc.ApproxDP(0.5, 1e-6), 1e-6)
+    assert 0.5 * (1 - 1e-9) <= one.lower <= one.upper == 0.5
+    # all failures spent on the one part that fails: the ε of the parts add up, and no lower end is 0
+    mixed = acc.epsilon(acc.PureDP(0.1) * 3 + acc.ApproxDP(0.5, 1e-6), 1e-6)
+    assert 0.8 - 1e-12 <= mixed.lower <= mixed.upper == 0.8
+    assert acc.epsilon(acc.ApproxDP(0.5, 1e-6) * 3, 0).upper == math.inf
+    three = acc.epsilon(acc.ApproxDP(0.5, 1e-6) * 3, 3e-6)  # basic composition says 1.5 at 3e-6
+    assert 1.5 - 1e-9 <= three.lower <= three.upper <= 1.5
+    # of a δ beyond the failures, the rest is worth what it is worth to randomised response
+    failing = -math.expm1(3 * math.log1p(-1e-6))
+    rest = (1e-3 - failing) / (1 - failing)
+    known = acc.epsilon(acc.ApproxDP(0.5, 1e-6) * 3, 1e-3)
+    assert known.lower - 1e-10 <= randomised_response(0.5, 3, rest) <= known.upper + 1e-10
+
+
+def test_printed_ends_are_rounded_outward_from_the_digits_of_the_number() -> None:
+    shown = {0.3: "0.3000000", 0.7: "0.7000000", 1e-5: "1.000000e-5", 12.0: "12.000000", 9.99999999e-5: "1.000000e-4"}
+    for value, text in shown.items():
+        assert f", {text}]" in repr(acc.Bound(0.0, value, given=0.0))
+    for value in (0.30000000000000004, 0.123456789, 1.23456789, 1.23456789e-7, 123456.7890123):
+        low, high = repr(acc.Bound(value, value, given=0.0)).split("[")[1].split("]")[0].split(", ")
+        assert float(low) <= value <= float(high)
+        assert float(high) - float(low) <= 2e-6 * value

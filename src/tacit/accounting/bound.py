@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import math
 from typing import Any
 
@@ -87,30 +88,26 @@ class Bound:
         return {k: "inf" if isinstance(v, float) and math.isinf(v) else v for k, v in plain.items()}
 
 
-def _digits(x: float) -> int:
-    """Decimals that show seven significant digits."""
-    return 6 if x >= 1 or x <= 0 else 6 - math.floor(math.log10(x))
-
-
 def _down(x: float) -> str:
-    return _rounded(x, math.floor)
+    return _rounded(x, decimal.ROUND_FLOOR)
 
 
 def _up(x: float) -> str:
-    return _rounded(x, math.ceil)
+    return _rounded(x, decimal.ROUND_CEILING)
 
 
-def _rounded(x: float, rule: Any) -> str:
-    """Round outward only, so that what is printed still contains the truth."""
+def _rounded(x: float, rule: str) -> str:
+    """Seven significant digits, rounded outward from the number's own digits: what is printed contains the truth."""
     if math.isinf(x):
         return "inf"
     if x == 0:
         return "0"
+    exact = decimal.Decimal(repr(float(x)))
+    exponent = exact.adjusted()
+    last = decimal.Decimal(1).scaleb(min(exponent, 0) - 6)
+    places = exact.quantize(last, rounding=rule, context=decimal.Context(prec=400))
     if x < 1e-4:
-        exponent = math.floor(math.log10(x))
-        digits = rule(x / 10.0**exponent * 1e6)
-        if digits >= 10_000_000:
-            digits, exponent = digits // 10, exponent + 1
-        return f"{digits / 1e6:.6f}e{exponent:d}"
-    digits = _digits(x)
-    return f"{rule(x * 10**digits) / 10**digits:.{digits}f}"
+        if places.adjusted() > exponent:
+            exponent += 1
+        return f"{places.scaleb(-exponent):.6f}e{exponent:d}"
+    return f"{places:f}"

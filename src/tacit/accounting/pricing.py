@@ -19,8 +19,8 @@ from tacit.accounting.base import DIRECTIONS, Composed, Mechanism, is_number
 from tacit.accounting.bound import Bound
 from tacit.accounting.contour import Parts, Unsuitable, contour_for
 from tacit.accounting.errors import AccountingError
-from tacit.accounting.losses import AtomsLoss, GaussianLoss, Loss
-from tacit.accounting.mechanisms import LARGEST_SHIFT, ApproxDP, gaussian_floor, gaussian_loss
+from tacit.accounting.losses import ACCURACY, AtomsLoss, GaussianLoss, Loss
+from tacit.accounting.mechanisms import LARGEST_SHIFT, ApproxDP, PureDP, gaussian_floor, gaussian_loss
 from tacit.accounting.renyi import RenyiCurve, members_of, overflow_cost
 
 #: An ε that would be larger than this is reported as infinite.
@@ -183,12 +183,14 @@ class _Question:
         """ε at δ = 0: the parts' largest losses added up, in the direction where they are larger."""
         sums = [
             [
-                math.fsum(times * self._largest_loss(part, direction, upper=upper) for part, times in self.members)
+                _sum_of([(self._largest_loss(part, direction, upper=upper), times) for part, times in self.members])
                 for direction in DIRECTIONS
             ]
             for upper in (False, True)
         ]
         low, high = (max(both) for both in sums)
+        if self.group == 1 and all(isinstance(part, PureDP) for part, _ in self.members):
+            return low, high  # the numbers are the guarantee: nothing was computed
         return min(low * (1 - PURE_ROUNDING), high), high
 
     def _largest_loss(self, part: Mechanism, direction: str, *, upper: bool) -> float:
@@ -287,7 +289,8 @@ class _Question:
             one_low, one_high = _Crossing(curve, infinite, self.extra, delta).interval()
             low, high = max(low, one_low), min(high, one_high)
             wanted = self.tolerance if self.tolerance is not None else 0.95e-4 * low + 0.95e-5
-            if high - low <= wanted or high <= enough:
+            exact = not isinstance(curve, LargestLoss) or one_low >= curve.second
+            if (exact and high - low <= wanted) or high <= enough:
                 break
             curve = candidates.send((high - low) / wanted)
         return low, high
@@ -302,6 +305,8 @@ class _Question:
         missing = 1.0
         if len(parts) == 1 and parts[0][1] == 1:
             missing = yield OneStep(parts[0][0])
+        elif (top := LargestLoss.of(parts)) is not None:
+            yield top
         if all(loss.analytic for loss, _ in parts):
             try:
                 contour = contour_for(parts, log_delta=log_delta, epsilon=epsilon)
@@ -453,6 +458,54 @@ class OneStep:
         return math.log(value), min((ahead / value - 1) / width, -1e-300)
 
 
+class LargestLoss:
+    """δ(ε) of a composition, from the event that every use has its largest loss: P(1 - e^{ε - L}) of its mass P.
+
+    That is a lower bound everywhere and exact above the second largest loss, so it prices pure guarantees at small δ:
+    where the lattice has no digits left, and sooner.
+    """
+
+    def __init__(self, log_mass: float, error: float, largest: float, second: float) -> None:
+        self.log_mass, self.error, self.largest, self.second = log_mass, error, largest, second
+        self.start = largest / 2
+
+    @classmethod
+    def of(cls, parts: Parts) -> LargestLoss | None:
+        """The curve, if every loss takes its largest value with a probability above 0."""
+        log_mass, error, gap = 0.0, 0.0, math.inf
+        for loss, times in parts:
+            values, masses = loss.atoms()
+            at_top = values == loss.supremum
+            if not (math.isfinite(loss.supremum) and at_top.any()):
+                return None
+            log_mass += times * math.log(math.fsum(masses[at_top]))
+            error += times * ACCURACY
+            below = values[~at_top].max(initial=-math.inf) if isinstance(loss, AtomsLoss) else loss.supremum
+            gap = min(gap, loss.supremum - float(below))
+        largest = _largest_loss(parts)
+        if not (0 < largest < LARGEST) or error > 0.1:
+            return None
+        second = largest - gap + 1e-14 * (largest + (gap if math.isfinite(gap) else 0.0))
+        return cls(log_mass, error + 1e-15 * abs(log_mass), largest, second)
+
+    def interval(self, epsilon: float) -> tuple[float, float]:
+        """A certified interval that contains δ(ε)."""
+        rounding = 1e-15 * self.largest
+        mass = math.exp(self.log_mass)
+        low = mass * (1 - self.error) * -math.expm1(min(epsilon - (self.largest - rounding), 0.0)) * (1 - 1e-15)
+        if epsilon < self.second:
+            return low, 1.0
+        high = mass * (1 + self.error) * -math.expm1(min(epsilon - self.largest - rounding, 0.0)) * (1 + 1e-15)
+        return low, min(1.0, high + sys.float_info.min) if epsilon < self.largest else 0.0
+
+    def middle(self, epsilon: float) -> tuple[float, float]:
+        """log δ(ε) and its slope, for root finding."""
+        if epsilon >= self.largest:
+            return -math.inf, -1.0
+        share = -math.expm1(epsilon - self.largest)
+        return self.log_mass + math.log(share), (share - 1) / share
+
+
 def _total_variation(loss: Loss) -> float:
     """An upper bound on δ(0) of one use."""
     return OneStep(loss).interval(0.0)[1]
@@ -489,11 +542,20 @@ def _together(infinite: tuple[float, float], low: float, high: float) -> tuple[f
 
 def _largest_loss(parts: Parts) -> float:
     """The largest loss that the composition can have, rounded up."""
-    if any(math.isinf(loss.supremum) for loss, _ in parts):
+    return _sum_of([(loss.supremum, times) for loss, times in parts])
+
+
+def _sum_of(terms: list[tuple[float, int]]) -> float:
+    """A sum of multiples, rounded up, of the numbers that their shortest digits name: three times 0.1 is 0.3.
+
+    A guarantee is stated in decimal digits. The float nearest to 0.1 is a little more, so that the sum of the floats,
+    rounded up, would be 0.30000000000000004.
+    """
+    if any(math.isinf(value) for value, _ in terms):
         return math.inf
-    exact = sum((Fraction(loss.supremum) * times for loss, times in parts), Fraction(0))
+    exact = sum((Fraction(repr(float(value))) * times for value, times in terms), Fraction(0))
     rounded = float(exact)
-    return rounded if Fraction(rounded) >= exact else math.nextafter(rounded, math.inf)
+    return rounded if Fraction(repr(rounded)) >= exact else math.nextafter(rounded, math.inf)
 
 
 class _Crossing:
