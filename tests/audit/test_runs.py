@@ -124,7 +124,7 @@ def test_what_cannot_be_audited_is_refused():
         AuditedTraining(net, optimizer, LOSS, data(), canaries=2000, **usual)
     with pytest.raises(ValueError, match="2 or more"):
         fit(net, optimizer, LOSS, data(), audit_canaries=1, **usual)
-    with pytest.raises(ValueError, match="not resumed"):
+    with pytest.raises(ValueError, match="cannot be resumed"):
         fit(net, optimizer, LOSS, data(), audit_canaries=10, checkpoint="x", **usual)
     with pytest.raises(ValueError, match="no canaries"):
         audit_run(fit(net, optimizer, LOSS, data(), progress=False, **usual))
