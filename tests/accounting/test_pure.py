@@ -164,3 +164,9 @@ def test_printed_ends_are_rounded_outward_from_the_digits_of_the_number() -> Non
         low, high = repr(acc.Bound(value, value, given=0.0)).split("[")[1].split("]")[0].split(", ")
         assert float(low) <= value <= float(high)
         assert float(high) - float(low) <= 2e-6 * value
+
+
+def test_a_lower_end_is_not_given_up_where_only_a_weaker_pair_is_known() -> None:
+    bound = acc.epsilon(acc.ExponentialMechanism(0.5) * 20, 1e-5)
+    assert not bound.tight
+    assert bound.lower > 0.8 * bound.upper

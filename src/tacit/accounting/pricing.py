@@ -290,7 +290,7 @@ class _Question:
             low, high = max(low, one_low), min(high, one_high)
             wanted = self.tolerance if self.tolerance is not None else 0.95e-4 * low + 0.95e-5
             exact = not isinstance(curve, LargestLoss) or one_low >= curve.second
-            if (exact and high - low <= wanted) or high <= enough:
+            if exact and (high - low <= wanted or high <= enough):
                 break
             curve = candidates.send((high - low) / wanted)
         return low, high

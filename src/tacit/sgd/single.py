@@ -285,4 +285,4 @@ def _free(device: torch.device) -> int | None:
 
 def _size(count: float) -> str:
     step = min(int(math.log(max(count, 1), 1024)), len(_UNITS) - 1)
-    return f"{count / 1024**step:.3g} {_UNITS[step]}"
+    return f"{count / 1024**step:.4g} {_UNITS[step]}"

@@ -1,6 +1,7 @@
-"""Where are the wrappers that compute per-example gradients? There are none: tacit does not wrap the model.
+"""Where are the wrappers that compute per-example gradients? Private training has none: the model is not wrapped.
 
-The names exist so that ``isinstance(model, GradSampleModule)`` still works. It is always false.
+``GradSampleModule(model, keep_grad_sample=True)`` forms them on request, for people who learn, debug or do research.
+What ``make_private`` returns is the model itself, so ``isinstance(model, GradSampleModule)`` is false of it.
 """
 
 from tacit.opacus.grad_sample.grad_sample_module import GradSampleModule, GradSampleModuleFastGradientClipping

@@ -1,4 +1,4 @@
-"""Where Opacus keeps ``AbstractGradSampleModule``, the wrapper that is not here."""
+"""Where Opacus keeps ``AbstractGradSampleModule``, which private training does without."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class AbstractGradSampleModule(nn.Module):
-    """Stand in for Opacus' wrapper, which tacit does not have.
+    """What Opacus' wrappers have in common; private training needs none. It cannot be built.
 
     Args:
         *args: Not used.
@@ -22,7 +22,8 @@ class AbstractGradSampleModule(nn.Module):
         raise NotImplementedError(
             "tacit does not wrap the model: pass it to PrivacyEngine.make_private as it is, or call "
             "tacit.sgd.clipped_grad for clipped sums in a loop of your own. Per-example gradients (p.grad_sample) are "
-            "never formed"
+            "formed on request only, and are not private: GradSampleModule(model, keep_grad_sample=True), or "
+            "tacit.sgd.example_gradients"
         )
 
 

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tacit.sgd.gradients.bounds import exact_products
 from tacit.sgd.hooked.loop import Loop
+from tacit.sgd.single import formed
 from tacit.sgd.torch_compat import take_hooks
 
 
@@ -99,6 +101,9 @@ class DPOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget gradients that no step was made of. Forgetting to call it does no harm: steps start from nothing."""
         self.loop.discard()
+        for p in self.params:
+            if getattr(p, "grad_sample", None) is not None:
+                p.grad_sample = None  # type: ignore[attr-defined]
         self.original_optimizer.zero_grad(set_to_none)
 
     def signal_skip_step(self, do_skip: bool = True) -> None:
@@ -170,11 +175,17 @@ class DPOptimizer(Optimizer):
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
     @property
-    def grad_samples(self) -> NoReturn:
-        """Per-example gradients are never formed."""
-        raise AttributeError(
-            "per-example gradients are never formed here; tacit.sgd.clipped_grad gives norms and clipped sums"
-        )
+    def grad_samples(self) -> list[Tensor]:
+        """The gradient of each example of the batch in hand, for every trainable parameter: the operator's, no release.
+
+        They are computed when this is read, between ``backward`` and ``step``, and also put in ``p.grad_sample``, where
+        they stay until the next reading or ``zero_grad``. They take ``examples * trainable elements * 4`` bytes;
+        private training itself does not form them.
+        """
+        found = _grad_samples(self.loop)
+        for p in self.params:
+            p.grad_sample = found[id(p)]  # type: ignore[attr-defined]
+        return [found[id(p)] for p in self.params]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -223,6 +234,21 @@ class DPOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"private {self.original_optimizer!r}"
+
+
+def _grad_samples(loop: Loop) -> dict[int, Tensor]:
+    """Gradients of single examples of the batch that went through the last backward pass, by id of the parameter."""
+    calls = [call for call in loop.watch.pending if call.piece is loop.watch.pending[-1].piece]
+    if not calls:
+        raise RuntimeError("no batch is in hand: read grad_samples after backward() and before step()")
+    parameters = list(loop.watch.engine.parameters.values())
+    if not calls[0].rows:
+        return {id(p): torch.zeros((0, *p.shape), dtype=p.dtype, device=p.device) for p in parameters}
+    with torch.enable_grad():
+        gradients, _ = loop.watch.gradients(calls)
+    device = calls[0].device
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), exact_products(device):
+        return {id(p): formed(gradients, k).to(p.dtype) for k, p in enumerate(parameters)}
 
 
 class DPPerLayerOptimizer(DPOptimizer):

@@ -108,6 +108,7 @@ class Call:
                 self.weighed.append((weights, self._at_uses(cotangents, retain=True)[0]))
         self.grads, told = self._at_uses(self.cotangents)
         self.watch.pending.append(self)
+        self.watch.arrived(self)
         return [None if g is None else g / factor for g in told]
 
     def _spread(self, k: int, weights: Tensor) -> Tensor:

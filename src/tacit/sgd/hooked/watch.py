@@ -114,6 +114,8 @@ class Watch:
         #: what the loop divided its losses by, besides the number of examples
         self.scale = 1.0
         self.pending: list[Call] = []
+        #: told of every call whose backward pass has arrived
+        self.arrived: Callable[[Call], None] = nothing
         self._all = list(model.parameters())
         self._flags = [p.requires_grad for p in self._all]
         self._anchor = torch.zeros((), requires_grad=True)
