@@ -160,9 +160,13 @@ def run_short(table: Table) -> None:
             functools.partial(runner.run, recipe, epsilon, 0, test=True),
             part="test", data=SHORT_SET, epsilon=epsilon, seed=0, method=words(recipe),
         )  # fmt: skip
-        known = {"accuracy": trial["accuracy"], "trials": 0, "claimed": trial["claimed"]}
-        choice = functools.partial(dict, known, with_choice=trial["claimed"])
-        table.row(choice, part="choice", data=SHORT_SET, epsilon=epsilon, method=words(recipe))
+        known = {
+            "accuracy": trial["accuracy"],
+            "trials": 0,
+            "claimed": trial["claimed"],
+            "with_choice": trial["claimed"],
+        }
+        table.row(functools.partial(dict, known), part="choice", data=SHORT_SET, epsilon=epsilon, method=words(recipe))
 
 
 def run_set(table: Table, name: str, only: tuple[float, ...] | None = None) -> None:

@@ -253,7 +253,7 @@ def trained() -> list[Item]:
     dearer = "two layers clipped at 4 each have sensitivity 4√2: what was run costs more than the paper states"
     for noise, epoch, target, accuracy in ((8.0, 29, "0.5", 90), (4.0, 215, "2", 95), (2.0, 706, "8", 97)):
         for part, words in (("layers", "each layer clipped at 4"), ("flat", "the whole gradient clipped at 4")):
-            key = {"part": part, "noise": noise, "epoch": epoch}
+            key: dict[str, Any] = {"part": part, "noise": noise, "epoch": epoch}
             found.append(
                 Item(MNIST, f"σ = {noise:g}, {words}: test accuracy", "Abadi et al. 2016, figure 3", run,
                      f"{accuracy}%", percent("abadi-mnist", **key),
@@ -265,7 +265,7 @@ def trained() -> list[Item]:
                  target, mean("abadi-mnist", "certified", **key),
                  dearer if noise < 8 else "sensitivity 4√2 costs more, the tighter accountant saves more")
         )  # fmt: skip
-    plain = {"part": "plain", "epoch": 100}
+    plain: dict[str, Any] = {"part": "plain", "epoch": 100}
     found.append(
         Item(MNIST, "without privacy", "Abadi et al. 2016", run, "98.3%", percent("abadi-mnist", **plain),
              "rate .5 (the private rate is too low without noise)")
@@ -375,7 +375,7 @@ def _words() -> list[Item]:
         run = "tacit reproduce prompts --size full --device cuda"
         mine = percent("prompts", **key, epsilon=8.0)
         found.append(Item(WORDS, words, source, run, published, mine, f"{model} {why}"))
-    votes = {"method": "PromptPATE", "task": "sst2", "votes": "thousand", "members": 8}
+    votes: dict[str, Any] = {"method": "PromptPATE", "task": "sst2", "votes": "thousand", "members": 8}
     mine = f"{percent('prompts', **votes)} at ε = {mean('prompts', 'epsilon_theorem6', 2, **votes)}"
     found.append(
         Item(WORDS, "SST-2, PromptPATE, public texts of the same kind, δ = 1e-6", "Duan et al. 2023",
