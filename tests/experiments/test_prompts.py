@@ -31,7 +31,7 @@ def made_up(folder: Path) -> Path:
 
 
 def table(folder: Path, data: Path) -> Table:
-    return Table("prompts", folder, 1, True, data, say=lambda text: None)
+    return Table("prompts", folder, 1, "tiny", data, say=lambda text: None)
 
 
 def test_every_sentence_is_read_and_near_copies_are_no_public_texts(tmp_path):

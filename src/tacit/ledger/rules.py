@@ -248,7 +248,7 @@ def epsilon_alone(mechanism: acc.Mechanism, delta: float, adjacency: str) -> flo
     """The certified ε of one charge at its δ; at δ = 0 the pure guarantee, infinite where there is none.
 
     >>> epsilon_alone(acc.Laplace(10.0) * 3, 0.0, "add-remove")
-    0.30000000000000004
+    0.3
     """
     basic = _basic(mechanism, delta, adjacency)
     return basic if delta == 0 else min(basic, certified(mechanism, delta, adjacency).upper)
