@@ -35,7 +35,11 @@ FACTS = Facts(
     differs="ACS 2018 and Brazil 2010 stand in for the source's US and Brazil tables; both numbers of rows are shown",
     published="curves of loss against ε, no single figure",
     ours=(
-        ("acs2018 at ε = 1, median loss as published", {"method": "published", "people": 295_243, "epsilon": 1.0}, "loss"),
+        (
+            "acs2018 at ε = 1, median loss as published",
+            {"method": "published", "people": 295_243, "epsilon": 1.0},
+            "loss",
+        ),
         ("ours", {"method": "functional", "people": 295_243, "epsilon": 1.0}, "loss"),
         ("not private", {"method": "not private", "data": "acs2018"}, "loss"),
     ),

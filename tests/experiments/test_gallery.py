@@ -33,10 +33,10 @@ def test_the_headline_shows_the_method_that_won_the_trials_not_the_one_that_won_
     _write(tmp_path, "records", [{"data": "mnist", "epsilon": 0.5, "seed": 0, "accuracy": 0.97, "delta": 1e-5}])
     done = CliRunner().invoke(build(), ["reproduce", "headline", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    table = (tmp_path / "headline" / "table.md").read_text()
+    table = (tmp_path / "headline-short" / "table.md").read_text()
     assert "| Adult | 1 | 80.00 ± 0.00 (3) |" in table
     assert "| MNIST | 0.5 | 97.00 (1) | 90 Abadi et al. 2016 |" in table
-    assert (tmp_path / "headline" / "headline.png").stat().st_size > 10_000
+    assert (tmp_path / "headline-short" / "headline.png").stat().st_size > 10_000
 
 
 def test_the_headline_is_drawn_anew_when_rows_change(tmp_path):
