@@ -6,8 +6,6 @@ docs/howto/coming-from-opacus.md has a complete example.
 
 from __future__ import annotations
 
-import copy
-import math
 import os
 import warnings
 from typing import IO, Any, BinaryIO
@@ -21,8 +19,9 @@ from tacit import accounting as acc
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Ledger, OperatorView
 from tacit.opacus.accountants import IAccountant, create_accountant
+from tacit.opacus.arguments import adaptive_clipping, check_clipping, check_module, check_words, elements
 from tacit.opacus.data_loader import DPDataLoader, _key, sampler_of
-from tacit.opacus.layers.saved import as_torch
+from tacit.opacus.layers.saved import unwrapped
 from tacit.opacus.optimizers import (
     AdaClipDPOptimizer,
     DPOptimizer,
@@ -34,20 +33,11 @@ from tacit.opacus.validators import ModuleValidator
 from tacit.sgd.hooked.draws import PrivateBatches
 from tacit.sgd.hooked.loop import Loop, warn_about_noise
 from tacit.sgd.hooked.prepaid import Asked, Prepaid, check_charged, check_terms, planned
-from tacit.sgd.release import AdaptiveClipping
 from tacit.sgd.training.checkpoint import CheckpointError
 from tacit.sgd.training.plan import Plan, make_plan
 from tacit.sgd.training.sampling import Poisson, Sampler, run_length
 
 Path = str | os.PathLike[str] | BinaryIO | IO[bytes]
-MODES = ("hooks", "ew", "functorch", "ghost", "ghost_fsdp", "no_op", "tp")
-_ADAPTIVE = (
-    "target_unclipped_quantile",
-    "clipbound_learning_rate",
-    "max_clipbound",
-    "min_clipbound",
-    "unclipped_num_std",
-)
 
 
 class PrivacyEngine:
@@ -287,7 +277,7 @@ class PrivacyEngine:
             clip_norm=1.0,
             delta=target_delta,
             adjacency=sampler.adjacency,
-            elements=_elements(module),
+            elements=elements(module),
         )
         return self._make(
             module=module,
@@ -332,16 +322,12 @@ class PrivacyEngine:
     ) -> Any:
         if noise_generator is not None and self.secure_mode:
             raise ValueError("noise_generator= makes the noise repeatable: leave it out, or leave out secure_mode=True")
-        _check_words(grad_sample_mode, loss_reduction)
-        if type(module).__name__ in _DISTRIBUTED or type(module).__mro__[1].__name__ == "FSDPModule":
-            raise NotImplementedError(
-                f"{type(module).__name__} is not supported: its reducer waits for gradients that are never formed. "
-                "Pass the model itself, in one process; for several processes see docs/howto/distributed.md"
-            )
+        check_words(grad_sample_mode, loss_reduction)
+        check_module(module)
         if isinstance(optimizer, DPOptimizer):
             raise ValueError("the optimizer is private already: give make_private the original optimizer")
-        adaptive, clip_range = _adaptive(clipping, options, sampler, noise_multiplier)
-        _check_clipping(clipping, max_grad_norm)
+        adaptive, clip_range = adaptive_clipping(clipping, options, sampler, noise_multiplier)
+        check_clipping(clipping, max_grad_norm)
         self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
         self._same_data(data_loader)
         warn_about_noise(noise_multiplier, level=4)
@@ -418,7 +404,7 @@ class PrivacyEngine:
         check_terms(self.ledger, self._registered, sampler.adjacency)
         length = run_length(steps, epochs, sampler)
         share = self.ledger.dataset(self._registered).charge_delta if delta is None else float(delta)
-        return planned(sampler, length, noise, share, _elements(module))
+        return planned(sampler, length, noise, share, elements(module))
 
     def _same_data(self, data_loader: DataLoader[Any]) -> None:
         if self.dataset is not None and self.dataset is not data_loader.dataset:
@@ -653,7 +639,7 @@ class PrivacyEngine:
         loop = self._loop(optimizer)
         if loop is not None:
             self._take_over_budget(loop, state, entry)
-        module.load_state_dict(_unwrapped(module, state["module_state_dict"]), **(module_load_dict_kwargs or {}))
+        module.load_state_dict(unwrapped(module, state["module_state_dict"]), **(module_load_dict_kwargs or {}))
         self.accountant.load_state_dict(state["privacy_accountant_state_dict"])
         told = state.pop("optimizer_state_dict", None)
         if optimizer is not None and told is not None:
@@ -696,14 +682,6 @@ def _say_what_is_kept(loop: Loop, state: dict[str, Any]) -> None:
             )
 
 
-_DISTRIBUTED = (
-    "DistributedDataParallel",
-    "DataParallel",
-    "FullyShardedDataParallel",
-    "DifferentiallyPrivateDistributedDataParallel",
-)
-
-
 class Hooks:
     """What ``wrap_model=False`` returns: its ``cleanup()`` takes the hooks off the model."""
 
@@ -713,59 +691,6 @@ class Hooks:
     def cleanup(self) -> None:
         """Take the hooks off the model."""
         self._loop.close()
-
-
-def _unwrapped(module: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
-    """The weights of a checkpoint, without the names of Opacus' wrapper and of the inner parts of its layers."""
-    wrapper = "_module."
-    own = copy.copy(weights)
-    if not hasattr(module, "_module") and all(name.startswith(wrapper) for name in weights):
-        own = {name.removeprefix(wrapper): value for name, value in weights.items()}
-    as_torch(module, own)
-    return own
-
-
-def _check_words(grad_sample_mode: str, loss_reduction: str) -> None:
-    if grad_sample_mode not in MODES:
-        raise ValueError(f"grad_sample_mode must be one of {', '.join(MODES)}, not {grad_sample_mode!r}")
-    if loss_reduction not in ("mean", "sum"):
-        raise ValueError(f"loss_reduction must be 'mean' or 'sum', not {loss_reduction!r}")
-
-
-def _check_clipping(clipping: str, max_grad_norm: float | list[float]) -> None:
-    if clipping not in ("flat", "per_layer", "adaptive", "automatic"):
-        raise ValueError(f"clipping must be 'flat', 'per_layer', 'adaptive' or 'automatic', not {clipping!r}")
-    if isinstance(max_grad_norm, list | tuple) and clipping != "per_layer":
-        raise ValueError("max_grad_norm is a list, which needs clipping='per_layer'")
-
-
-def _elements(module: nn.Module) -> int:
-    """Noise numbers of a step at most: one for each trainable number, and the count of adaptive clipping."""
-    trained: int = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    return trained + 1
-
-
-def _adaptive(
-    clipping: str, options: dict[str, Any], sampler: Sampler, noise: float
-) -> tuple[AdaptiveClipping | None, tuple[float | None, float | None]]:
-    """Opacus' arguments of adaptive clipping, of which none is silently dropped."""
-    known = _ADAPTIVE if clipping == "adaptive" else ()
-    unknown = [name for name in options if name not in known and name not in ("alphas", "eps_error")]
-    if unknown:
-        belongs = " (it belongs to clipping='adaptive')" if unknown[0] in _ADAPTIVE else ""
-        raise TypeError(f"make_private has no argument {unknown[0]!r}{belongs}")
-    if clipping != "adaptive":
-        return None, (None, None)
-    low, high = (None if name not in options else float(options[name]) for name in ("min_clipbound", "max_clipbound"))
-    if not 0 < (1e-300 if low is None else low) < (math.inf if high is None else high):
-        raise ValueError("max_clipbound must be larger than min_clipbound, and that larger than 0")
-    adaptive = AdaptiveClipping(
-        quantile=float(options.get("target_unclipped_quantile", 0.5)),
-        rate=float(options.get("clipbound_learning_rate", 0.2)),
-        count_noise=float(options.get("unclipped_num_std", sampler.batch_size / 20)),
-    )
-    adaptive.gradient_noise(noise)  # refuses a count that costs more than the noise allows
-    return adaptive, (low, high)
 
 
 __all__ = ["PrivacyEngine"]

@@ -31,6 +31,16 @@ def as_torch(module: nn.Module, weights: MutableMapping[str, Any], prefix: str =
             _attention(part, weights, f"{name}." if name else "")
 
 
+def unwrapped(module: nn.Module, weights: dict[str, Any]) -> dict[str, Any]:
+    """The weights of a checkpoint, without the names of Opacus' wrapper and of the inner parts of its layers."""
+    wrapper = "_module."
+    own = dict(weights)
+    if not hasattr(module, "_module") and all(name.startswith(wrapper) for name in weights):
+        own = {name.removeprefix(wrapper): value for name, value in weights.items()}
+    as_torch(module, own)
+    return own
+
+
 def _recurrent(layer: nn.RNNBase, weights: MutableMapping[str, Any], prefix: str) -> None:
     for own, _ in layer.named_parameters(recurse=False):
         kind, matrix, cell = own.split("_", 2)
