@@ -30,6 +30,7 @@ FACTS = Facts(
     full="60 s on two busy cores, 20 seeds",
 )
 SEEDS = 20
+SHORT_SEEDS = 5
 DELTA = 1e-6
 EPSILONS = (0.1, 1.0)
 METHODS = ("gradient-descent", "sufficient-statistics", "functional")
@@ -58,8 +59,8 @@ def run(table: Table) -> None:
     bounds = (float(column.lower), float(column.upper))
     x = np.clip(frame["educ"].to_numpy().astype(np.float64), *bounds)
     y = np.log(np.clip(dollars, 1e3, 1e6))
-    table.row(lambda: {"slope": float(least_squares(x, y)[1])}, part="whole")
-    for seed in range(table.seeds):
+    table.row(lambda: {"slope": float(least_squares(x, y)[1]), "people": len(y)}, part="whole", data=people.name)
+    for seed in range(max(table.seeds, table.pick(1, SHORT_SEEDS, 1))):
         order = np.random.default_rng(seed).permutation(len(y))
         parts = (order[len(y) // 5 :], order[: len(y) // 5])
         table.row(functools.partial(_plain, x, y, *parts), part="fit", method="not private", seed=seed)
@@ -72,7 +73,7 @@ def run(table: Table) -> None:
                     epsilon=epsilon,
                     seed=seed,
                 )
-    town, victims, worlds = (200, 5, 20) if table.tiny else (TOWN, VICTIMS, WORLDS)
+    town, victims, worlds = table.pick((200, 5, 20), (TOWN, 40, 200), (TOWN, VICTIMS, WORLDS))
     fits: dict[float, Fit] = {math.inf: least_squares}
     for epsilon in epsilons:
         fits[epsilon] = functools.partial(_released, bounds=bounds, epsilon=epsilon)
@@ -225,7 +226,8 @@ def _means(rows: list[Row], *names: str) -> list[float]:
 
 def summary(rows: list[Row]) -> str:
     """The relation, means over seeds, and how many intervals hold the slope of the whole table; then the attacks."""
-    whole = next(row["slope"] for row in rows if row["part"] == "whole")
+    first_row = next(row for row in rows if row["part"] == "whole")
+    whole = first_row["slope"]
     fits: list[Row] = []
     for label, own in _groups(rows).items():
         slope, deviation = mean_sd([row["slope"] for row in own])
@@ -243,19 +245,24 @@ def summary(rows: list[Row]) -> str:
         )
     attacks: list[Row] = []
     for first in (row for row in rows if row["part"] == "reconstruction"):
-        second = next(row for row in rows if row["part"] == "membership" and row["epsilon"] == first["epsilon"])
-        attacks.append(
-            {
-                "ε of each fit": first["epsilon"],
-                "incomes found within 1%": f"{100 * first['within_1_percent']:.0f}%",
-                "median error, a factor of": math.exp(first["median_error"]),
-                "by the others' fit alone": math.exp(first["others_median_error"]),
+        found = {
+            "ε of each fit": first["epsilon"],
+            "incomes found within 1%": f"{100 * first['within_1_percent']:.0f}% of {len(first['truth'])}",
+            "median error, a factor of": math.exp(first["median_error"]),
+            "by the others' fit alone": math.exp(first["others_median_error"]),
+        }
+        same = [row for row in rows if row["part"] == "membership" and row["epsilon"] == first["epsilon"]]
+        for second in same:  # none where the run was cut short
+            found |= {
                 "membership AUC": second["auc"],
                 "ε shown at 95%": second["epsilon_shown"],
                 "at most": second["at_most"],
             }
-        )
-    return markdown(fits, list(fits[0])) + "\n\n" + markdown(attacks, list(attacks[0]))
+        attacks.append(found)
+    text = f"Data: {first_row['data']}, {first_row['people']:,} people."
+    for part in (fits, attacks):
+        text += "\n\n" + markdown(part, list(part[0])) if part else ""
+    return text
 
 
 def plot(rows: list[Row], folder: Path) -> None:
@@ -265,16 +272,20 @@ def plot(rows: list[Row], folder: Path) -> None:
     figure = Figure(figsize=(14, 4.2), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     groups = _groups(rows)
-    smallest = min(row["epsilon"] for row in rows if row["part"] == "fit" and "epsilon" in row)
+    smallest = min((row["epsilon"] for row in rows if row["part"] == "fit" and "epsilon" in row), default=math.nan)
     schooling = np.linspace(1, 16, 31)
     for number, method in enumerate(METHODS):
-        own = groups[f"{method}, ε = {smallest:g}"]
+        own = groups.get(f"{method}, ε = {smallest:g}", [])
+        if not own:  # cut short
+            continue
         lines = np.exp([row["intercept"] + row["slope"] * schooling for row in own])
         low, high = np.quantile(lines, [0.05, 0.95], axis=0)
         left.fill_between(schooling, low, high, color=f"C{number}", alpha=0.2)
         left.plot(schooling, np.median(lines, 0), color=f"C{number}", label=method)
-    intercept, slope = _means(groups["not private"], "intercept", "slope")
-    left.plot(schooling, np.exp(intercept + slope * schooling), "--", color="black", label="not private")
+    for own in (groups[name] for name in groups if name == "not private"):
+        intercept, slope = _means(own, "intercept", "slope")
+        left.plot(schooling, np.exp(intercept + slope * schooling), "--", color="black", label="not private")
+        middle.axvline(slope, ls="--", color="black", lw=1)
     left.set(
         yscale="log", xlabel="schooling (code of the census)", ylabel="predicted income ($)",
         title=f"predictions at ε = {smallest:g}, 90% of seeds",
@@ -284,7 +295,6 @@ def plot(rows: list[Row], folder: Path) -> None:
         slope, low, high = _means(own, "slope", "low", "high")
         middle.errorbar([slope], [place], xerr=[[slope - low], [high - slope]], marker="o", capsize=3, color="C0")
     middle.set_yticks(range(len(groups)), list(groups), fontsize=8)
-    middle.axvline(slope, ls="--", color="black", lw=1)
     middle.set(xlabel="log income for one more step of schooling", title="slope, mean 95% interval")
     ends = np.exp(INCOME)
     right.plot(ends, ends, color="gray", lw=1)

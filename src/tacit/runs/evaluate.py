@@ -82,8 +82,11 @@ def _shares(records: TableRecords, model: nn.Module, data: EvaluationData) -> li
         return []
     metric, rows = f"share of {target.name} = {target.true}", len(y)
     chances = _outputs(model, x).double().softmax(1)[:, 1]
-    low, high = _mean_interval(chances)
+    # Of the share itself no interval is given: the rows do not know what noise and clipping did to the model. How far
+    # this model is off is known from them.
     true = float((y == 1).double().mean())
+    off = float(chances.mean()) - true
+    low, high = _mean_interval(chances - (y == 1).double())
     least, most = share_interval(true, rows)
     among = f"of all {rows:,} public rows"
     return [
@@ -93,7 +96,8 @@ def _shares(records: TableRecords, model: nn.Module, data: EvaluationData) -> li
             "private",
             "",
             rows,
-            f"the model's mean probability, {among}; 95% interval {max(low, 0):.1%} to {min(high, 1):.1%}",
+            f"the model's mean probability, {among}; off by {100 * off:+.1f} points, 95% interval {100 * low:+.1f} to "
+            f"{100 * high:+.1f}",
         ),
         Evaluation(
             metric,

@@ -373,11 +373,10 @@ def release(settings: Settings, journal: Journal, records: TableRecords, trainin
 def schema_words(settings: Settings, records: TableRecords) -> str:
     """The schema for the card, with the choice of target and features where the settings made one."""
     found = records.schema.description or records.schema.name
-    target = records.schema.target
-    chosen = [f"the target here is {target.name}"] if settings.target is not None and target is not None else []
+    chosen = [f"target chosen: {settings.target}"] if settings.target is not None else []
     if settings.without:
         chosen.append(f"left out: {', '.join(settings.without)}")
-    return ". ".join(part for part in (found, "; ".join(chosen)) if part)
+    return f"{found} ({'; '.join(chosen)})".strip() if chosen else found
 
 
 def _canaries(count: int, unit: str) -> PublicSource:
