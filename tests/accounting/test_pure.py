@@ -110,7 +110,10 @@ def test_three_times_a_tenth_is_three_tenths() -> None:
     assert (bound.lower, bound.upper) == (0.3, 0.3)
     assert repr(bound) == "ε in [0.3000000, 0.3000000] at δ=0, add/remove one record"
     assert acc.epsilon(acc.PureDP(0.1) + acc.PureDP(0.2), 0).upper == 0.3
-    assert acc.epsilon(acc.Laplace(10.0) * 3, 0).upper == 0.3
+    noise = acc.epsilon(acc.Laplace(10.0) * 3 + acc.PureDP(0.1), 0)
+    assert (noise.lower, noise.upper) == (0.4, 0.4)
+    third = acc.epsilon(acc.Laplace(3.0), 0)
+    assert third.lower < 1 / 3 <= third.upper
     for delta in (1e-18, 1e-100, 1e-300):
         small = acc.epsilon(acc.PureDP(0.1) * 3, delta)
         assert 0.3 - 1e-14 < small.lower <= small.upper == 0.3

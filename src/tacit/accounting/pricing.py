@@ -20,7 +20,7 @@ from tacit.accounting.bound import Bound
 from tacit.accounting.contour import Parts, Unsuitable, contour_for
 from tacit.accounting.errors import AccountingError
 from tacit.accounting.losses import ACCURACY, AtomsLoss, GaussianLoss, Loss
-from tacit.accounting.mechanisms import LARGEST_SHIFT, ApproxDP, PureDP, gaussian_floor, gaussian_loss
+from tacit.accounting.mechanisms import LARGEST_SHIFT, ApproxDP, Laplace, PureDP, gaussian_floor, gaussian_loss
 from tacit.accounting.renyi import RenyiCurve, members_of, overflow_cost
 
 #: An ε that would be larger than this is reported as infinite.
@@ -81,7 +81,7 @@ def epsilon(
         >>> epsilon(PoissonSampled(Gaussian(1.1), 256 / 60000) * 3515, delta=1e-5)
         ε in [1.133706, 1.133707] at δ=1e-05, add/remove one record
         >>> epsilon(Laplace(4.0), delta=0)
-        ε in [0.2499999, 0.2500000] at δ=0, add/remove one record
+        ε in [0.2500000, 0.2500000] at δ=0, add/remove one record
     """
     if not is_number(delta) or not 0 <= delta < 1:
         raise AccountingError(f"δ must be at least 0 and below 1, not {delta!r}. See: tacit explain delta")
@@ -189,9 +189,16 @@ class _Question:
             for upper in (False, True)
         ]
         low, high = (max(both) for both in sums)
-        if self.group == 1 and all(isinstance(part, PureDP) for part, _ in self.members):
-            return low, high  # the numbers are the guarantee: nothing was computed
+        if self.group == 1 and all(self._has_exact_loss(part) for part, _ in self.members):
+            return low, high
         return min(low * (1 - PURE_ROUNDING), high), high
+
+    def _has_exact_loss(self, part: Mechanism) -> bool:
+        """Whether the digits of the largest loss are all of it: it was stated, or is 1/scale without a remainder."""
+        if isinstance(part, Laplace) and self.adjacency == "add-remove":
+            loss = part.largest_loss(self.adjacency, DIRECTIONS[0])
+            return math.isfinite(loss) and Fraction(repr(loss)) * Fraction(repr(float(part.scale))) == 1
+        return isinstance(part, PureDP)
 
     def _largest_loss(self, part: Mechanism, direction: str, *, upper: bool) -> float:
         if upper:
