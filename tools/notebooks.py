@@ -8,6 +8,7 @@ by the tests of the pages.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import tempfile
@@ -61,11 +62,28 @@ def executed(name: str) -> dict[str, Any]:
         NotebookClient(book, timeout=600, resources={"metadata": {"path": place}}).execute()
     for cell in book.cells:
         cell.metadata.clear()  # times of this machine
+        if cell.cell_type == "code":
+            cell.outputs = _quiet(cell.outputs)
     book.metadata = {"kernelspec": book.metadata["kernelspec"], "language_info": {"name": "python"}}
     return dict(book)
 
 
+def _quiet(outputs: list[Any]) -> list[Any]:
+    """One stream without a live line: what the operator sees while a run goes on is not for others."""
+    import nbformat
+
+    text = "".join(out.text for out in outputs if out.output_type == "stream")
+    lines = [re.split(r"\r|\x1b\[\d*K", line)[-1] for line in text.splitlines()]
+    kept = [line for line in lines if "operator view" not in line]
+    rest = [out for out in outputs if out.output_type != "stream"]
+    stream = nbformat.v4.new_output("stream", name="stdout", text="\n".join(kept).strip("\n") + "\n")
+    return ([stream] if any(kept) else []) + rest
+
+
 if __name__ == "__main__":
+    # ``!tacit`` in a cell is the command of this environment.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    os.environ |= {"COLUMNS": "110", "NO_COLOR": "1"}
     for name in sys.argv[1:] or TUTORIALS:
         target = ROOT / "examples" / f"{name}.ipynb"
         target.write_text(json.dumps(executed(name), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

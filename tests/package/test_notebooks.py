@@ -20,4 +20,5 @@ def test_a_notebook_is_its_tutorial(name):
     assert [(cell["cell_type"], cell["source"]) for cell in book["cells"]] == TOOL["cells"](page)
     code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    assert "operator view" not in json.dumps(book)
     assert not [out for cell in code for out in cell["outputs"] if out["output_type"] == "error"]
