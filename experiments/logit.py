@@ -36,8 +36,8 @@ FACTS = Facts(
         ("DP-SGD", {"part": "fit", "method": "dp-sgd", "epsilon": 1.0}, "slope"),
     ),
     page="coefficients",
-    short="see docs/results/coefficients.md",
-    full="see docs/results/coefficients.md",
+    short="65 s on two busy cores (23 s of processor time): 5 fits each",
+    full="281 s on two busy cores (62 s of processor time), 20 fits each",
 )
 SEEDS = 20
 SHORT_FITS = 5  # of each method and ε
