@@ -230,3 +230,25 @@ def test_the_result_says_that_it_is_the_operators() -> None:
     assert set(dict(found)) == {"weight", "bias"} == set(found)
     assert "bias" in found
     assert len(found) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_single_gradients_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tacit.opacus import GradSampleModule
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # autograd's own convolutions are rounded otherwise
+    for name in [name for name in SOME if not name.startswith("hf-")]:
+        case = build(ZOO[name][1], torch.float32, "cuda")
+        assert worst(case, sgd.example_gradients(case.model, case.loss, case.batch)) < 1e-5, name
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).cuda()
+    x, y = torch.randn(7, 6).cuda(), torch.randint(3, (7,)).cuda()
+    wanted = sgd.example_gradients(model, PER_ROW, (x, y))
+    wrapped = GradSampleModule(model, keep_grad_sample=True)
+    for _ in range(2):
+        wrapped.zero_grad()
+        F.cross_entropy(wrapped(x), y).backward()
+        for (_, mine), p in zip(wanted.items(), model.parameters(), strict=True):
+            torch.testing.assert_close(p.grad_sample, mine, rtol=1e-4, atol=1e-6)
+    with pytest.raises(MemoryError, match="free on cuda"):
+        sgd.example_gradients(model, PER_ROW, (x[:1].expand(1 << 33, 6), y[:1].expand(1 << 33)))
