@@ -31,7 +31,7 @@ FACTS = Facts(
     differs="training images and stand-in teachers, so that no test image is read",
     published="none",
     page="pate",
-    short="TIME",
+    short="not timed",
     full="not timed",
 )
 SEEDS = 1
