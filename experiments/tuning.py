@@ -66,6 +66,8 @@ class Settings:
         return {"learning_rate": list(self.learning_rates), "clip_norm": list(self.clip_norms)}
 
 
+#: Of the short size: half of the candidates.
+SHORT = Settings(learning_rates=(1.0, 3.0), runs=4.0)
 SMALL = Settings(steps=2, batch=300, learning_rates=(1.0,), clip_norms=(0.3, 1.0), runs=1.5)
 
 
@@ -112,7 +114,7 @@ def run(table: Table, names: Iterable[str] | None = None) -> None:
     """Rows for each task, seed and way; what public data gave is a row before them."""
     seeds = max(table.seeds, table.pick(1, SHORT_SEEDS, 1))
     for name in names or table.pick(("labsup",), ("census",), DATA):
-        load = functools.lru_cache(1)(functools.partial(TASKS[name], table))
+        load = functools.lru_cache(1)(functools.partial(_loaded, name, table))
         public = table.row(functools.partial(_transfer, load), data=name, way="tuned on public data")
         for seed in range(seeds):
             for way, measure in WAYS.items():
@@ -120,6 +122,11 @@ def run(table: Table, names: Iterable[str] | None = None) -> None:
                 task = functools.partial(load, 0 if name == "mnist" else seed)
                 measured = functools.partial(_measured, measure, task, seed, public["candidate"])
                 table.row(measured, data=name, seed=seed, way=way)
+
+
+def _loaded(name: str, table: Table, seed: int) -> Task:
+    task = TASKS[name](table, seed)
+    return dataclasses.replace(task, settings=SHORT) if table.size == "short" else task
 
 
 def _measured(
@@ -360,7 +367,8 @@ def summary(rows: list[Row]) -> str:
         for name in names:
             values, price = _of(rows, name, way)
             mean, deviation = mean_sd(values) if values else (math.nan, math.nan)
-            cells += [f"{mean:.2f} ± {deviation:.2f}", f"{price:.2f}"]
+            spread = "" if math.isnan(deviation) else f" ± {deviation:.2f}"
+            cells += [f"{mean:.2f}{spread}" if values else "", f"{price:.2f}" if values else ""]
         lines.append(f"| {way} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
