@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 from tests.catalogue.estimators import ENTRIES
 from tests.package.public import MODULES, Public, public
@@ -32,5 +34,5 @@ def test_a_gap_is_found():
             raise ValueError(steps)
         return noise * steps
 
-    found = Public("price", price, "function", price.__doc__ or "").gaps()
+    found = Public("price", price, "function", inspect.cleandoc(price.__doc__ or "")).gaps()
     assert found == ["steps is not described", "Raises: leaves out ValueError", "Returns: is missing", "has no example"]
