@@ -37,7 +37,7 @@ FACTS = Facts(
         ("the notebook's five", {"part": "notebook", "data": "adult"}, "accuracy"),
     ),
     page="tables",
-    short="TIME",
+    short="not timed to its end",
     full="32 minutes on one core of a busy machine",
 )
 SEEDS = 5

@@ -50,7 +50,7 @@ def test_the_list_is_also_json():
     assert {row["name"] for row in rows} >= set(names())
 
 
-@pytest.mark.parametrize("name", ["prompts", "records-cifar10"])
+@pytest.mark.parametrize("name", ["prompts", "records", "records-cifar10"])
 def test_what_cannot_be_short_says_so_and_shows_the_kept_rows(name, tmp_path):
     done = CliRunner().invoke(build(), ["reproduce", name, "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
