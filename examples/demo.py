@@ -98,7 +98,7 @@ def main() -> None:
         f"{guarantee['neighbours']}. {guarantee['claim']}\n"
     )
     table = Table(title="accuracy on the public rows", title_justify="left")
-    results = list(card["evaluation"].values())
+    results = [r for r in card["evaluation"].values() if r["metric"] == "accuracy"]
     models = list(dict.fromkeys(r["model"] for r in results))
     for heading in ("", *models, "rows"):
         table.add_column(heading, justify="left" if not heading else "right")

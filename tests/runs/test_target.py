@@ -167,7 +167,7 @@ def test_a_plan_is_for_the_chosen_target():
 
 
 @pytest.mark.data
-def test_the_census_classifier_is_one_command():
+def test_the_census_classifier_is_one_command(data_folder):
     words = "train pums_fulton --target employed --without income --epsilon 1 --delta 1e-6 --epochs 1 --batch 2048"
     shared = ["--public-share", "0.2", "--public-because", "published sample", "--model", "linear", "--quiet"]
     told = CliRunner().invoke(build(), [*words.split(), *shared])
