@@ -49,8 +49,8 @@ def test_narrow_weights_are_trained_as_if_the_noisy_sums_were_cast_afterwards(mo
     x = torch.randn(60, 20, generator=torch.Generator().manual_seed(1))
     training = Training(
         model, torch.optim.SGD(model.parameters(), lr=RATE), nn.CrossEntropyLoss(reduction="none"),
-        (x, x[:, :4].argmax(1)), batch_size=20, steps=8, noise_multiplier=1.0, delta=1e-5, key=Key(bytes(32), repeatable=True),
-        physical_batch=60, compile=compiled,
+        (x, x[:, :4].argmax(1)), batch_size=20, steps=8, noise_multiplier=1.0, delta=1e-5,
+        key=Key(bytes(32), repeatable=True), physical_batch=60, compile=compiled,
     )  # fmt: skip
     for batch in training:
         training.step(batch)
