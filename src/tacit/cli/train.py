@@ -16,7 +16,7 @@ A run has its own folder: config.toml, model.pt, privacy.json and report.html ma
 Ctrl-C stops it between two steps. After that, or after a kill, a crash or a full disk, --resume continues it:
 the same model, the same claim, one charge. A run that has ended is not changed.
 With --audit-canaries N, made-up records are planted beside the data, each included with probability 1/2.
-tacit audit then proves a lower bound on ε from them; the more there are, the higher it can be.
+tacit audit then proves a lower bound on ε from them; more canaries allow a higher bound.
 Each canary needs a parameter of the model, they cost a little accuracy, and such a run cannot be resumed.
 
 [bold]Examples[/bold]
@@ -42,10 +42,13 @@ def train(
     config: Annotated[Path | None, option("A TOML file of settings. Options on the command line override it.")] = None,
     resume: Annotated[Path | None, option("The folder of a run to continue.")] = None,
     schema: Annotated[str | None, option("The public schema of a table (TOML).")] = None,
-    target: Annotated[str | None, option("The column to predict; the schema's own target becomes a feature.")] = None,
+    target: Annotated[
+        str | None,
+        option("The column to predict; overrides the schema's target, which then becomes a feature."),
+    ] = None,
     without: Annotated[list[str] | None, option("Leave this column out. May be repeated.")] = None,
     model: Annotated[str | None, option("linear, mlp, cnn, or your own module:factory.")] = None,
-    epsilon: Annotated[float | None, option("The ε to keep.")] = None,
+    epsilon: Annotated[float | None, option("The ε to stay within.")] = None,
     noise: Annotated[float | None, option("The noise multiplier, instead of --epsilon.")] = None,
     delta: Annotated[float | None, option("The δ of (ε, δ), such as 1e-6.")] = None,
     epochs: Annotated[int | None, option("Passes over the data.")] = None,
@@ -54,7 +57,9 @@ def train(
     learning_rate: Annotated[
         float | None, option("Learning rate; default: the optimizer's own.", "--learning-rate", "--lr")
     ] = None,
-    optimizer: Annotated[str | None, option("Any of torch.optim but lbfgs: sgd, adam, adamw, rmsprop, …")] = None,
+    optimizer: Annotated[
+        str | None, option("Any of torch.optim (sgd, adam, …) except lbfgs, sparseadam and muon.")
+    ] = None,
     momentum: Annotated[float | None, option("Momentum of sgd.")] = None,
     clip_norm: Annotated[float | None, option("The norm to which each gradient is clipped.")] = None,
     sampler: Annotated[
@@ -67,7 +72,7 @@ def train(
     evaluate: Annotated[str | None, option("A file, or a split of a known set, to evaluate on.")] = None,
     public_share: Annotated[
         float | None,
-        option("Set about this share of the units apart as public, chosen by a hash, and evaluate on it."),
+        option("Hold out roughly this share of the units as public, chosen by a hash, and evaluate on it."),
     ] = None,
     public_every: Annotated[str | None, typer.Option(hidden=True)] = None,
     public_because: Annotated[str | None, option("Why the evaluation rows need no protection.")] = None,
@@ -90,7 +95,7 @@ def train(
     name: Annotated[str | None, option("The run's name. Default: the data's name and a number.")] = None,
     runs: Annotated[Path, typer.Option(help="The folder that holds all runs.")] = Path("runs"),
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
 ) -> None:
     """Train a model with a privacy guarantee, and write its privacy card and report."""
     given = {
