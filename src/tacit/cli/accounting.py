@@ -33,7 +33,7 @@ Group = Annotated[int, typer.Option(help="How many records one person may have. 
 Unit = Annotated[str, typer.Option(help="The unit that one record stands for: record, person, visit, …")]
 Sampler = Annotated[str, typer.Option(help=f"How batches are drawn: {', '.join(SAMPLERS)}.")]
 MaxBatch = Annotated[int | None, typer.Option(help="The largest batch of the truncated sampler.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw ε against steps for each accountant (.svg, .png, .pdf).")]
 
 EPSILON_EPILOG = """

@@ -68,7 +68,7 @@ def audit(
         typer.Option("--members", help="Also attack with the private rows. Results go to the operator's log only."),
     ] = False,
     confidence: Annotated[float, typer.Option(help="Confidence of the lower bound.")] = 0.95,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
 ) -> None:
     """Attack a run, show a lower bound next to its claim, and write both into the card and the report."""
     if not (run / "config.toml").exists():
@@ -167,7 +167,7 @@ def selftest(
         list[str] | None, typer.Argument(help="Parts of the names of mutants. Default: all.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the made-up data. Noise is always fresh.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
 ) -> None:
     """Break tacit in many ways; check that each is caught, and that unchanged tacit passes."""
     from rich.console import Console

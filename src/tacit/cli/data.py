@@ -16,7 +16,7 @@ DataDir = Annotated[
     typer.Option("--data-dir", help="Folder to search first, and to download to. Default: TACIT_DATA, then the cache."),
 ]
 Name = Annotated[str, typer.Argument(help="A name that [bold]tacit data list[/bold] shows, such as mnist.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
 
 LIST_EPILOG = """
 [bold]Examples[/bold]

@@ -22,7 +22,7 @@ Where = Annotated[
 ]
 Name = Annotated[str, typer.Argument(help="The name of the data set.", show_default=False)]
 SomeName = Annotated[str | None, typer.Argument(help="The name of the data set. Default: all.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
 
 INIT_EPILOG = """
 The terms are fixed forever. Keep a password out of the command line: put it in PGPASSWORD or ~/.pgpass.

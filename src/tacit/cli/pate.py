@@ -71,7 +71,7 @@ def pate(
     jobs: Annotated[int, typer.Option(help="How many processes train teachers.")] = 1,
     backend: Annotated[str, typer.Option(help="Where teachers train: local or ray.")] = "local",
     cpus: Annotated[float, typer.Option(help="With --backend ray: CPUs for each teacher.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
 ) -> None:
     """Label public rows by teachers' noisy votes, account for them in three ways, and train a student."""
     here = ("name", "resume", "runs", "jobs", "backend", "cpus", "as_json")

@@ -35,14 +35,14 @@ def plan(
         str | None, typer.Option(help="The column to predict; the schema's own target becomes a feature.")
     ] = None,
     without: Annotated[list[str] | None, typer.Option(help="Leave this column out. May be repeated.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="The ε to keep.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The ε to stay within.")] = None,
     delta: Annotated[float | None, typer.Option(help="The δ of (ε, δ), such as 1e-6.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps, instead of --epochs.")] = None,
     batch: Annotated[int, typer.Option(help="Expected batch size.")] = 256,
     model: Annotated[str, typer.Option(help="linear, mlp, cnn, or your own module:factory.")] = "mlp",
     adjacency: Annotated[str, typer.Option(help="add-remove, replace-one or zero-out.")] = "add-remove",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
 ) -> None:
     """Show the noise, ε by each accountant, time and memory of a run, and which change would help most."""
     public, rows = _public(data, schema, examples, target, tuple(without or ()))

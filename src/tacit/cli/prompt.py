@@ -69,7 +69,7 @@ EVAL_EPILOG = """
 
 Data = Annotated[str | None, typer.Argument(help="Private labelled texts: a file or a known set.", show_default=False)]
 Runs = Annotated[Path, typer.Option(help="The folder that holds all runs.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
 PLACE = ("resume", "name")
 HIDDEN = (*PLACE, "runs", "as_json")
 
@@ -143,7 +143,7 @@ def tune(
     data: Data = None,
     task: Annotated[str | None, option("classify, or generate: continue texts. Default: classify.")] = None,
     method: Annotated[str | None, option("soft, prefix or lora. Default: lora.")] = None,
-    epsilon: Annotated[float | None, option("The ε to keep.")] = None,
+    epsilon: Annotated[float | None, option("The ε to stay within.")] = None,
     noise: Annotated[float | None, option("Or the noise multiplier.")] = None,
     epochs: Annotated[int | None, option("Passes over the data.")] = None,
     steps: Annotated[int | None, option("Or the number of steps.")] = None,

@@ -30,7 +30,7 @@ def report(
         bool, typer.Option("--operator", help="Also write the operator's page, with diagnostics that are not covered.")
     ] = False,
     output: Annotated[Path | None, typer.Option(help="Where to write. Default: report.html beside the card.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
 ) -> None:
     """Check a privacy card, and write report.html from it."""
     from tacit.ledger import PrivateValueError

@@ -119,7 +119,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder of rows, tables and plots.")] = Path("results"),
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: TACIT_DATA.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
 ) -> None:
     """Run a known result again, with real data, honest accounting and several seeds.
 

@@ -59,7 +59,7 @@ def tune(
     name: Annotated[str | None, typer.Option(help="The run's name. Default: the data's name and a number.")] = None,
     runs: Annotated[Path, typer.Option(help="The folder that holds all runs.")] = Path("runs"),
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
 ) -> None:
     """Choose hyper-parameters privately: one total budget, one charge, one model."""
     from tacit.runs import search
