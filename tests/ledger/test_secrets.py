@@ -104,7 +104,7 @@ def test_a_run_is_resumed_with_the_password_given_again(postgres, tmp_path, monk
     assert "with --resume give --ledger again, or set PGPASSWORD" in refused.output
     other = tacit("--resume", str(run), "--ledger", address + "x")
     assert other.exit_code == 2
-    assert "the ledger of the run" in other.output
+    assert "a resumed run keeps its ledger" in other.output
     assert tacit("--resume", str(run), "--ledger", address).exit_code == 130
     monkeypatch.setattr(Live, "update", shown)
     monkeypatch.setenv("PGPASSWORD", SECRET)

@@ -246,7 +246,7 @@ def test_sums_over_files_are_those_of_one_machine_and_nothing_is_charged_for_a_m
         fit(tmp_path / "t.csv")
     with pytest.raises(ValueError, match="not a LazyFrame"):
         fit(frame.lazy())
-    with pytest.raises(ValueError, match="table in memory"):
+    with pytest.raises(ValueError, match="This table is in memory"):
         fit(frame)
     with pytest.raises(ValueError, match="one pass"):
         fit(tmp_path, method="gradient-descent")
