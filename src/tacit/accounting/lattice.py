@@ -22,8 +22,8 @@ from tacit.accounting.losses import ROUND, Array, AtomsLoss, Loss
 
 #: Sizes of the first and the largest transform that are tried until the interval is narrow enough.
 FIRST_SIZE, LAST_SIZE = 1 << 12, 1 << 20
-#: More lattice points than this for one loss are refused.
-MAX_CELLS = 1 << 22
+#: More lattice points than this are refused, for one loss and for the composition: some 200 MB at once.
+MAX_CELLS = 1 << 21
 #: The part of δ, over all steps, that may lie above the lattices.
 TAIL = 1e-8
 #: The tilt between neighbouring lattice points is at most e to this.
@@ -119,9 +119,12 @@ def _anchor(loss: Loss, low: float, high: float, step: float) -> float:
 
 def laws(loss: Loss, step: float, tail: float) -> tuple[LatticeLaw, LatticeLaw]:
     """The dominating and the dominated law of one loss on lattices of this step (not through the same points)."""
-    low, high = _span(loss, tail)
-    anchor = _anchor(loss, low, high, step)
-    return _dominating(loss, anchor, step, low, high), _dominated(loss, anchor, step, low, high)
+    above, below = loss.between(step, tail)
+    low, high = _span(above, tail)
+    dominating = _dominating(above, _anchor(above, low, high, step), step, low, high)
+    if below is not above:
+        low, high = _span(below, tail)
+    return dominating, _dominated(below, _anchor(below, low, high, step), step, low, high)
 
 
 def _points(offset: float, step: float, low: float, high: float) -> tuple[int, Array]:
@@ -245,6 +248,8 @@ class LatticeCurve:
         """``guide`` is a coarse law of the same losses, by which good abscissas are found cheaply."""
         self.step = _choose_step(parts, period / size)
         self.size = 1 << max(4, math.ceil(math.log2(period / self.step)))
+        if self.size > MAX_CELLS:
+            raise OverflowError(f"a lattice of {self.size} points")
         tail = math.exp(max(log_delta, -600.0)) * TAIL / max(1, sum(times for _, times in parts))
         pairs = [(laws(loss, self.step, tail), times) for loss, times in parts]
         self.misplaced = MISPLACED * self.step * sum(times for loss, times in parts if len(loss.atoms()[0]))

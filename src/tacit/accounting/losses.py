@@ -30,6 +30,8 @@ ComplexArray = NDArray[np.complexfloating[Any, Any]]
 ROUND = 2.0**-53
 #: Relative error of a distribution function at a rounded argument.
 ACCURACY = 1e-12
+#: Numbers in one temporary table: larger ones are made in blocks.
+BLOCK = 1_000_000
 
 
 class Loss:
@@ -62,6 +64,13 @@ class Loss:
         will ever see.
         """
         return self, 0.0
+
+    def between(self, step: float, tail: float) -> tuple[Loss, Loss]:
+        """A loss that dominates this one and one that it dominates, for a lattice of this step.
+
+        They are the loss itself unless its law is only known between two others; those may leave out ``tail`` of P.
+        """
+        return self, self
 
     def tilted(self, c: float) -> tuple[float, float, float, float]:
         """K(c), its error bound, and (without a bound) the mean K'(c) and variance K''(c) of the tilted loss."""
@@ -164,7 +173,7 @@ class AtomsLoss(Loss):
         with np.errstate(divide="ignore"):
             exponent = np.log(self.p) + c * self.values
         top, total, weights = log_sum(exponent)
-        phase = np.exp(1j * np.multiply.outer(t, self.values)) @ weights
+        phase = turned(t, self.values, weights)
         value = total + np.log(phase)
         size = weights @ (np.abs(exponent) + np.abs(top))
         error = ROUND * (8 + 4 * size + 4 * np.abs(t) * (weights @ np.abs(self.values))) / np.abs(phase)
@@ -272,6 +281,16 @@ def log_sum(exponent: Array) -> tuple[float, float, Array]:
     weights = np.exp(exponent - top)
     total = float(weights.sum())
     return top, top + math.log(total), weights / total
+
+
+def turned(t: Array, values: Array, weights: Array) -> ComplexArray:
+    """Σ weights·e^{it·values} for every t, in blocks that bound the memory it takes."""
+    phase = np.empty(len(t), dtype=complex)
+    rows = max(1, BLOCK // max(len(values), 1))
+    for i in range(0, len(t), rows):
+        angle = np.multiply.outer(t[i : i + rows], values)
+        phase[i : i + rows] = np.cos(angle) @ weights + 1j * (np.sin(angle) @ weights)
+    return phase
 
 
 def _expm1_over(x: ComplexArray) -> ComplexArray:
