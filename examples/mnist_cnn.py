@@ -47,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--full", action="store_true", help="train for 12 epochs rather than a few steps")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=2048)
+    parser.add_argument("--batch", type=int, help="2048 in full, 256 to show how it goes")
     parser.add_argument("--rate", type=float, default=0.5)
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--epochs", type=int, default=12)
@@ -58,19 +58,20 @@ def main() -> None:
         print(f"MNIST is not here, so there is nothing to train on: {missing}")
         return
     train, test = pictures(mnist.train), pictures(mnist.test)
+    batch_size = chosen.batch or (2048 if chosen.full else 256)
     found = []
     for seed in range(chosen.seeds):
         torch.manual_seed(seed)  # the initial weights; noise and batches come from the operating system's entropy
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=chosen.rate, momentum=0.9)
-        steps = chosen.epochs * -(-len(train[1]) // chosen.batch) if chosen.full else 4
+        steps = chosen.epochs * -(-len(train[1]) // batch_size) if chosen.full else 4
         began = time.perf_counter()
         training = sgd.Training(
             model,
             optimizer,
             nn.CrossEntropyLoss(reduction="none"),
             train,
-            batch_size=chosen.batch,
+            batch_size=batch_size,
             steps=steps,
             epsilon=3.0,
             delta=1e-5,

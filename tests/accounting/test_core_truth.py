@@ -86,7 +86,9 @@ def test_pure_dp_meets_the_binomial_law(each: float, times: int, delta: float) -
 TWO = [(0.01, 1.0, 0.2), (0.3, 0.7, 1.0), (0.001, 0.5, 0.5), (0.5, 3.0, 0.3), (1e-4, 0.3, 3.0), (0.9, 1.5, 2.0)]
 
 
-@pytest.mark.parametrize(("q", "sigma", "epsilon"), TWO)
+@pytest.mark.parametrize(
+    ("q", "sigma", "epsilon"), [pytest.param(*one, marks=[pytest.mark.slow] if one[0] > 0.1 else []) for one in TWO]
+)
 def test_two_steps_meet_a_numerical_integral(q: float, sigma: float, epsilon: float) -> None:
     exact = max(truth.two_steps(q, sigma, epsilon, d) for d in ("remove", "add"))
     bound = acc.delta(acc.PoissonSampled(acc.Gaussian(sigma), q) * 2, epsilon)

@@ -185,7 +185,7 @@ def test_next_to_no_laplace_noise_on_a_sample_has_a_price(terms: dict[str, Any])
 
 
 def test_a_pass_over_chunks_pays_for_batches_that_are_cut() -> None:
-    cut = acc.TruncatedPoissonSampled(acc.Gaussian(3.0), 0.01, 10_000, 150)
+    cut = acc.TruncatedPoissonSampled(acc.Gaussian(3.0), 0.05, 1_000, 90)
     terms: dict[str, Any] = {"adjacency": "replace-one"}
     assert cut.extra_delta() > 0
     assert acc.delta(acc.Shuffled(cut) * 3, 0.5, **terms).upper == acc.delta(cut * 3, 0.5, **terms).upper

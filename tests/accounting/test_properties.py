@@ -67,7 +67,7 @@ def test_no_sampling_meets_the_closed_form_of_one_gaussian(noise: float, count: 
     assert one.lower <= many.upper
 
 
-@few
+@settings(max_examples=6)
 @given(rates, noises, steps, deltas, st.integers(2, 6))
 def test_a_larger_group_costs_more(rate: float, noise: float, count: int, delta: float, group: int) -> None:
     run = poisson(rate, noise, count)

@@ -20,7 +20,7 @@ def test_what_is_pure_has_an_epsilon_at_delta_zero_and_what_is_not_has_none(name
     assert bound.given == 0
     if bound.tight and name in PURE:
         assert bound.upper * (1 - 1e-11) <= bound.lower <= bound.upper
-    for delta in (1e-300, 1e-9):
+    for delta in (1e-300, 1e-9) if name in PURE else ():  # otherwise anything is less
         assert acc.epsilon(MECHANISMS[name] * 3, delta, adjacency=adjacency).upper <= bound.upper * (1 + 1e-5)
 
 

@@ -13,7 +13,10 @@ from tacit.cli import build
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", names())
+LONG = ("abadi-mnist", "pate-recipe", "pate-mnist", "records")  # ten seconds each
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in names()])
 def test_an_experiment_runs_tiny_and_writes_table_and_rows(name, tmp_path, monkeypatch):
     monkeypatch.delenv("TACIT_DATA", raising=False)
     if name == "prompts":

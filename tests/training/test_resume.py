@@ -435,11 +435,11 @@ def killed(folder, kills, own=False):
 
 
 def test_a_process_killed_at_random_moments_ends_with_the_same_weights(tmp_path):
-    killed(tmp_path, 8)
+    killed(tmp_path, 4)
 
 
 def test_a_process_with_its_own_key_ends_whenever_it_is_killed(tmp_path):
-    killed(tmp_path, 8, own=True)
+    killed(tmp_path, 4, own=True)
 
 
 @pytest.mark.parametrize("moment", ["before the charge", "after the charge", "before the key", "after the key"])
