@@ -26,7 +26,7 @@ FACTS = Facts(
     differs="three private methods and an attack; public bounds",
     published="least squares: slope .2101",
     page="coefficients",
-    short="292 s on two busy cores (47 s of processor time): 5 seeds, smaller attacks",
+    short="30 s on two quiet cores: 5 seeds, smaller attacks",
     full="60 s on two cores, 20 seeds",
 )
 SEEDS = 20

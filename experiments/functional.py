@@ -44,7 +44,7 @@ FACTS = Facts(
         ("not private", {"method": "not private", "data": "acs2018"}, "loss"),
     ),
     page="functional",
-    short="117 s on two cores at load 10 (41 s of CPU)",
+    short="26 s on two quiet cores",
     full="12 minutes on two busy cores, 3 seeds",
 )
 SEEDS = 3

@@ -36,7 +36,7 @@ FACTS = Facts(
         ("DP-SGD", {"part": "fit", "method": "dp-sgd", "epsilon": 1.0}, "slope"),
     ),
     page="coefficients",
-    short="65 s on two busy cores (23 s of processor time): 5 fits each",
+    short="19 s on two quiet cores: 5 fits each",
     full="281 s on two busy cores (62 s of processor time), 20 fits each",
 )
 SEEDS = 20

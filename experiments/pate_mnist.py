@@ -46,7 +46,7 @@ FACTS = Facts(
         ("at ε", {"part": "student", "asked": 2000}, "theorem6"),
     ),
     page="pate",
-    short="95 s on two cores at load 6 (38 s of CPU)",
+    short="20 s on two quiet cores: 250 kernel machines as teachers",
     full="112 s for the teachers on one H200 (5 hours on two cores); 12 minutes a student on one core",
 )
 SEEDS = 3

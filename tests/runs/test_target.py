@@ -118,9 +118,10 @@ def test_a_run_cut_short_goes_on_with_its_target_and_optimizer(monkeypatch):
 def test_who_is_public_does_not_depend_on_the_target():
     """Otherwise a row that one run protects would be evaluated on by the next one."""
     first = read(settings(**SHARE))
+    assert first.test is not None
+    assert len(first.x) + len(first.test[0]) == 300  # nobody is on both sides
     for other in ({"target": "ward"}, {"target": "ward", "without": ("back",)}, {"without": ("ward",)}):
         second = read(settings(**SHARE, **other))
-        assert first.test is not None
         assert second.test is not None
         assert torch.equal(first.x[:, 0], second.x[:, 0])
         assert torch.equal(first.test[0][:, 0], second.test[0][:, 0])
