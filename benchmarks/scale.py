@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.audit.ranks import on_ranks
+from tacit.selftest.ranks import on_ranks
 from tacit.ledger import Ledger
 from tacit.noise.keys import Key
 from tacit.noise.tensor import normal

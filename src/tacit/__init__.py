@@ -29,6 +29,7 @@ _ROOMS = (
     "report",
     "runs",
     "schema",
+    "selftest",
     "sgd",
     "tuning",
 )

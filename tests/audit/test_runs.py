@@ -12,7 +12,7 @@ from torch import nn
 
 from tacit.audit import Audit, audit_implementation, audit_run, crafted, membership, mislabelled
 from tacit.audit.attacks import lira, logit_confidence, rmia
-from tacit.audit.mutants import MUTANTS
+from tacit.selftest.mutants import MUTANTS
 from tacit.audit.pipeline import Pipeline
 from tacit.ledger import OperatorView, PrivateValueError
 from tacit.ledger.release import json_values

@@ -39,6 +39,7 @@ MODULES = (
     "tacit.integrations.lightning",
     "tacit.integrations.trackers",
     "tacit.report",
+    "tacit.selftest",
 )
 SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Guarantee", "Example", "Examples", "Note", "Warns")
 #: Section names that end the one before.

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-from tacit.audit.ranks import RankFailed, on_ranks, possible
+from tacit.selftest.ranks import RankFailed, on_ranks, possible
 from tacit.ledger import BudgetExceeded, Ledger
 from tacit.noise.keys import Key
 from tacit.sgd import CheckpointError, Training

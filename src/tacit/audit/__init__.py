@@ -4,7 +4,6 @@
 - :func:`audit_run`: what do the canaries of a run prove? (``fit(audit_canaries=1000)``)
 - :func:`audit_two_worlds`, :func:`audit_estimator`, :func:`audit_one_run`: does any code keep the ε that it declares?
 - :func:`membership`: can an attacker tell who was in the data of a trained model? For the operator only.
-- :func:`selftest`: would a broken version of tacit be caught?
 
 >>> from tacit.audit import one_run
 >>> round(one_run(1000, 1000, 1000, delta=1e-5), 2)  # every guess is right: 1,000 canaries certify no more than this
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from tacit.audit.evidence import Evidence, one_run_evidence, roc, two_world_evidence
     from tacit.audit.findings import Finding
     from tacit.audit.foreign import audit_estimator, audit_one_run, audit_two_worlds
-    from tacit.audit.mutation import MutantOutcome, selftest
     from tacit.audit.result import Audit
     from tacit.audit.runs import audit_implementation, audit_run, crafted, mislabelled
 
@@ -32,7 +30,6 @@ _WHERE = {
     "Evidence": "evidence",
     "Finding": "findings",
     "Membership": "attacks",
-    "MutantOutcome": "mutation",
     "audit_estimator": "foreign",
     "audit_implementation": "runs",
     "audit_one_run": "foreign",
@@ -46,7 +43,6 @@ _WHERE = {
     "one_run_evidence": "evidence",
     "one_run_f": "bounds",
     "roc": "evidence",
-    "selftest": "mutation",
     "two_world_evidence": "evidence",
     "two_worlds": "bounds",
 }
@@ -56,7 +52,6 @@ __all__ = [
     "Evidence",
     "Finding",
     "Membership",
-    "MutantOutcome",
     "audit_estimator",
     "audit_implementation",
     "audit_one_run",
@@ -70,7 +65,6 @@ __all__ = [
     "one_run_evidence",
     "one_run_f",
     "roc",
-    "selftest",
     "two_world_evidence",
     "two_worlds",
 ]

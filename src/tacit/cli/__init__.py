@@ -19,6 +19,7 @@ COMMAND_FILES = (
     "plan",
     "report",
     "audit",
+    "selftest",
     "accounting",
     "ledger",
     "data",

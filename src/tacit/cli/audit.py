@@ -1,4 +1,4 @@
-"""``tacit audit`` and ``tacit selftest``: does this run keep its claim, and would a broken tacit be caught?"""
+"""``tacit audit``: does this run keep its claim?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tacit.audit import Audit
     from tacit.audit.attacks import Membership
 
-#: Exit code where an audit refutes the claim, or a mutant is not caught; documented in docs/howto/audit.md.
+#: Exit code where an audit refutes the claim; documented in docs/howto/audit.md.
 EXIT_FAILED = 4
 
 AUDIT_EPILOG = """
@@ -39,19 +39,6 @@ The verdict is pass, fail (exit code 4) or underpowered, and always states the b
     $ tacit audit runs/mnist-1 --canaries 1000
 
     $ tacit audit runs/labsup-1 --members
-"""
-
-SELFTEST_EPILOG = """
-Every mutant is a small patch that breaks tacit in one way that has been seen in real libraries. A check must catch
-each of them, and unchanged tacit must pass every check, at a family-wise significance of 1e-4. This takes minutes.
-
-[bold]Examples[/bold]
-
-    $ tacit selftest
-
-    $ tacit selftest noise "soft prompt"
-
-    $ tacit selftest --json > selftest.json
 """
 
 
@@ -159,50 +146,6 @@ def _spinner(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda name: status.update(f"{what}: {name} …")
 
 
-# -- selftest ----------------------------------------------------------------------------------------------------------
-
-
-def selftest(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Parts of the names of mutants. Default: all.", show_default=False)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the made-up data. Noise is always fresh.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
-) -> None:
-    """Break tacit in many ways; check that each is caught, and that unchanged tacit passes."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from tacit.audit import selftest as run_selftest
-
-    outcomes = []
-    try:
-        with _spinner("selftest") as tell:
-            outcomes = list(run_selftest(seed, tuple(names) if names else None, tell))
-    except ValueError as error:
-        fail(str(error), EXIT_USAGE)
-    good = sum(o.good for o in outcomes)
-    if as_json:
-        typer.echo(json.dumps([o.to_dict() for o in outcomes], indent=2, ensure_ascii=False))
-    else:
-        table = Table("", "mutant", "family", "caught by", "seconds", box=None)
-        for o in outcomes:
-            mark = "[green]ok[/]" if o.good else "[red]NO[/]"
-            later = " (written after the checks)" if o.later else ""
-            said = o.caught_by or ("passes every check" if o.good else "not caught")
-            table.add_row(mark, o.name + later, o.family, said, f"{o.seconds:.1f}")
-        Console().print(table)
-        mutants = [o for o in outcomes if o.family]
-        passes = "passes" if outcomes[0].good else "FAILS"
-        typer.echo(f"{sum(o.caught for o in mutants)} of {len(mutants)} mutants caught; tacit itself {passes}")
-        for o in outcomes:
-            if not o.good:
-                typer.echo(f"{o.name}: {o.detail or 'no check noticed'}")
-    if good < len(outcomes):
-        raise typer.Exit(EXIT_FAILED)
-
-
 def register(app: typer.Typer) -> None:
-    """Add ``tacit audit`` and ``tacit selftest`` to the application."""
+    """Add ``tacit audit`` to the application."""
     app.command("audit", epilog=AUDIT_EPILOG)(audit)
-    app.command("selftest", epilog=SELFTEST_EPILOG)(selftest)

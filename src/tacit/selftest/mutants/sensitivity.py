@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.audit.mutants.base import mutant, replaced
-from tacit.audit.scenes import PROMPT, WIDTH
+from tacit.selftest.models import PROMPT, WIDTH
+from tacit.selftest.mutants.base import mutant, replaced
 from tacit.sgd import ClippedGradients, Clipping, Training, release
 from tacit.sgd.gradients import company
 from tacit.sgd.gradients.bounds import Gradients

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tacit import accounting as acc
-from tacit.audit.mutants.base import mutant, replaced
 from tacit.noise.keys import Key
 from tacit.noise.sampling import bernoulli_mask, uniform
+from tacit.selftest.mutants.base import mutant, replaced
 from tacit.sgd import Training
 from tacit.sgd.training.sampling import FixedSize, Indices, Poisson, Shuffle
 

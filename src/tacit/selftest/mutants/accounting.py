@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tacit import accounting as acc
-from tacit.audit.mutants.base import mutant, replaced
 from tacit.ledger import surroundings
+from tacit.selftest.mutants.base import mutant, replaced
 from tacit.sgd import Classifier, Plan, Training, release
 from tacit.sgd.training.resume import Resumable
 

@@ -1,8 +1,7 @@
-"""What does tacit test about itself? The battery: every check, on every scene, with fresh noise.
+"""Does training keep its promises? Sums, noise, sampling, prices, charges and resumed runs, on small models.
 
-:func:`battery` gives the checks; each returns findings, at most :data:`MOST` together, and each finding has an equal
-part of the family-wise significance. The checks see the library from outside: they build runs, watch what these hand
-over, and compare it with computations of their own.
+The checks see the library from outside: they build runs, watch what these hand over, and compare it with computations
+of their own.
 """
 
 from __future__ import annotations
@@ -19,25 +18,20 @@ import torch
 from scipy import special
 
 from tacit import accounting as acc
-from tacit.audit import bounds, scenes, statistics
+from tacit.audit import bounds, statistics
 from tacit.audit import implementation as look
-from tacit.audit.findings import FAMILY_WISE, Finding, holds
+from tacit.audit.findings import Finding, holds
 from tacit.audit.pipeline import Pipeline, chosen, joined
-from tacit.audit.rooms import rooms
-from tacit.audit.several import ranks_train_as_one
 from tacit.ledger import BudgetExceeded, Ledger
 from tacit.noise.keys import Key
+from tacit.selftest import models as scenes
+from tacit.selftest.scene import SIGNIFICANCE, Check, Scene
 from tacit.sgd import clip as clip_module
 from tacit.sgd.errors import BatchMixing, ClippingError
 from tacit.sgd.training.data import Records
 
-#: No more findings than this in all checks together.
-MOST = 100
-SIGNIFICANCE = FAMILY_WISE / MOST
 #: The δ at which prices are simulated: large enough to be seen.
 LARGE_DELTA = 0.02
-
-Check = Callable[[int], list[Finding]]
 
 
 def _named(scene: str, findings: list[Finding]) -> list[Finding]:
@@ -466,28 +460,25 @@ def resuming_repeats_nothing(seed: int) -> list[Finding]:
     return [holds("resume", same, "a resumed run goes on with the noise of the run that was not interrupted")]
 
 
-def battery() -> dict[str, Check]:
-    """Every check by name, quick ones first."""
-    return {
-        "bounded: network": _bounded("network", scenes.network),
-        "bounded: tied weight": _bounded("tied weight", scenes.tied),
-        "bounded: soft prompt": _bounded("soft prompt", scenes.prompted),
-        "bounded: by layer": _bounded("by layer", scenes.by_layer),
-        "bounded: people": people_are_bounded,
-        "bounded: other ways": other_ways_of_clipping,
-        "bounded: Laplace": laplace_is_right,
-        "bounded: views": views_are_bounded,
-        "bounded: overflow": overflow_is_bounded,
-        "bounded: later batches": later_batches_are_bounded,
-        "noise": noise_is_right,
-        "noise: schedules": noise_follows_the_schedule,
-        "noise: adaptive": adaptive_noise_pays_for_the_count,
-        "steps": every_step_is_released,
-        "sampling": sampling_is_as_priced,
-        "prices": prices_hold,
-        "stopping": stopping_is_priced,
-        "ledger": ledgers_are_charged,
-        "resume": resuming_repeats_nothing,
-        **rooms(),
-        "ranks": ranks_train_as_one,
-    }
+#: Every scene of this file, quick ones first.
+SCENES = (
+    Scene("bounded: network", "sgd", _bounded("network", scenes.network)),
+    Scene("bounded: tied weight", "sgd", _bounded("tied weight", scenes.tied)),
+    Scene("bounded: soft prompt", "sgd", _bounded("soft prompt", scenes.prompted)),
+    Scene("bounded: by layer", "sgd", _bounded("by layer", scenes.by_layer)),
+    Scene("bounded: people", "sgd", people_are_bounded),
+    Scene("bounded: other ways", "sgd", other_ways_of_clipping),
+    Scene("bounded: Laplace", "sgd", laplace_is_right),
+    Scene("bounded: views", "sgd", views_are_bounded),
+    Scene("bounded: overflow", "sgd", overflow_is_bounded),
+    Scene("bounded: later batches", "sgd", later_batches_are_bounded),
+    Scene("noise", "sgd", noise_is_right),
+    Scene("noise: schedules", "sgd", noise_follows_the_schedule),
+    Scene("noise: adaptive", "sgd", adaptive_noise_pays_for_the_count),
+    Scene("steps", "sgd", every_step_is_released),
+    Scene("sampling", "sgd", sampling_is_as_priced),
+    Scene("prices", "sgd", prices_hold),
+    Scene("stopping", "sgd", stopping_is_priced),
+    Scene("ledger", "sgd", ledgers_are_charged),
+    Scene("resume", "sgd", resuming_repeats_nothing),
+)

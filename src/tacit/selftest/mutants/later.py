@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from tacit import accounting as acc
-from tacit.audit.mutants.base import adding, mutant, replaced
 from tacit.noise.keys import Key
 from tacit.noise.sampling import bernoulli_threshold, uniform
 from tacit.noise.tensor import add_normal_, add_normal_many_
+from tacit.selftest.mutants.base import adding, mutant, replaced
 from tacit.sgd import Clipping, Training
 from tacit.sgd.gradients.contributions import Group, Norms
 from tacit.sgd.training.sampling import Indices, Poisson

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.audit.mutants.base import adding, mutant, replaced
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_, add_normal_many_
+from tacit.selftest.mutants.base import adding, mutant, replaced
 from tacit.sgd import AdaptiveClipping, release
 
 Add = Callable[[Sequence[Tensor], Key, int, Sequence[Any], float], None]

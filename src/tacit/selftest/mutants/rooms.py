@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tacit import accounting as acc
-from tacit.audit.mutants.base import mutant, replaced
+from tacit.selftest.mutants.base import mutant, replaced
 
 
 @mutant("bounds of a schema's column are taken from the data", "sensitivity", room="schema")

@@ -1,10 +1,10 @@
 """Which broken versions of itself must tacit catch? Mutants: what other libraries shipped, as patches of our own.
 
-Importing a file of this folder registers its mutants in :data:`MUTANTS`; :mod:`tacit.audit.mutation` runs them.
+Importing a file of this folder registers its mutants in :data:`MUTANTS`; :mod:`tacit.selftest.mutation` runs them.
 """
 
-from tacit.audit.mutants import accounting, later, noise, ranks, rooms, sampling, sensitivity
-from tacit.audit.mutants.base import FAMILIES, MUTANTS, Mutant, mutant, replaced
+from tacit.selftest.mutants import accounting, later, noise, ranks, rooms, sampling, sensitivity
+from tacit.selftest.mutants.base import FAMILIES, MUTANTS, Mutant, mutant, replaced
 
 __all__ = [
     "FAMILIES",

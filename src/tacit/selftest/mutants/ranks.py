@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from tacit.audit.mutants.base import adding, mutant, replaced
-from tacit.audit.mutants.sampling import skipping
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_normal_many_
+from tacit.selftest.mutants.base import adding, mutant, replaced
+from tacit.selftest.mutants.sampling import skipping
 from tacit.sgd import Training
 from tacit.sgd.sharding import shards
 from tacit.sgd.sharding.ranks import Ranks

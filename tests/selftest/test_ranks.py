@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tacit.audit.ranks import RankFailed, on_ranks, possible
+from tacit.selftest.ranks import RankFailed, on_ranks, possible
 
 pytestmark = pytest.mark.skipif(not possible(), reason="needs torch.distributed and fork")
 

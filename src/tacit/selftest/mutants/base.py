@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,17 +21,31 @@ class Mutant:
     family: str
     story: str
     apply: Callable[[], AbstractContextManager[None]]
-    #: the room that must be importable for it
+    #: the room that it breaks
     room: str = "sgd"
+    #: how the names of the scenes begin that look at what it breaks; none means those of its room
+    scenes: tuple[str, ...] = ()
+    #: packages without which it cannot be tested
+    needs: tuple[str, ...] = ()
     #: whether it was written after the checks were frozen
     later: bool = False
+
+    def missing(self) -> list[str]:
+        """Packages that it needs and that are not installed."""
+        return [package for package in self.needs if importlib.util.find_spec(package) is None]
 
 
 MUTANTS: dict[str, Mutant] = {}
 
 
 def mutant(
-    name: str, family: str, room: str = "sgd", *, later: bool = False
+    name: str,
+    family: str,
+    room: str = "sgd",
+    *,
+    scenes: tuple[str, ...] = (),
+    needs: tuple[str, ...] = (),
+    later: bool = False,
 ) -> Callable[[Callable[[], Iterator[None]]], Callable[[], Iterator[None]]]:
     """Register a generator function, whose docstring is the story, as a mutant."""
     if family not in FAMILIES:
@@ -40,7 +55,7 @@ def mutant(
         if name in MUTANTS:
             raise ValueError(f"there are two mutants called {name!r}")
         story = " ".join((function.__doc__ or "").split())
-        MUTANTS[name] = Mutant(name, family, story, contextlib.contextmanager(function), room, later)
+        MUTANTS[name] = Mutant(name, family, story, contextlib.contextmanager(function), room, scenes, needs, later)
         return function
 
     return register

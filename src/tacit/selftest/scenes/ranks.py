@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from tacit.audit import scenes, statistics
+from tacit.audit import statistics
 from tacit.audit.findings import Finding, holds
-from tacit.audit.ranks import RankFailed, on_ranks, possible
+from tacit.selftest import models as scenes
+from tacit.selftest.ranks import RankFailed, on_ranks, possible
+from tacit.selftest.scene import Scene
 from tacit.sgd.training import training as training_module
 
 RANKS, STEPS, BATCH = 2, 30, 2
@@ -107,3 +109,6 @@ def ranks_train_as_one(seed: int) -> list[Finding]:
     if len(found) > 1:  # else ranks that wait in vain did so already
         found += _findings(seed, sharded=True)
     return found
+
+
+SCENES = (Scene("ranks", "sgd", ranks_train_as_one),)

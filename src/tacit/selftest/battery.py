@@ -1,0 +1,18 @@
+"""What does tacit test about itself? The battery: every scene of every room, in the order in which they are run.
+
+The scenes see the library from outside: they build runs, measure what these release, and compare it with computations
+of their own, with what is charged and with what is refused. None of them repeats the library's own formulas.
+"""
+
+from __future__ import annotations
+
+from tacit.selftest.scene import Scene
+from tacit.selftest.scenes import pate, ranks, schema, tables, training, tuning
+
+#: The files of scenes, quick ones first.
+FILES = (training, schema, tables, pate, tuning, ranks)
+
+
+def battery() -> dict[str, Scene]:
+    """Every scene by its name."""
+    return {scene.name: scene for file in FILES for scene in file.SCENES}
