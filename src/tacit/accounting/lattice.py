@@ -122,6 +122,8 @@ def laws(loss: Loss, step: float, tail: float) -> tuple[LatticeLaw, LatticeLaw]:
     above, below = loss.between(step, tail)
     low, high = _span(above, tail)
     dominating = _dominating(above, _anchor(above, low, high, step), step, low, high)
+    if isinstance(below, LatticeLaw):  # made for this step
+        return dominating, below
     if below is not above:
         low, high = _span(below, tail)
     return dominating, _dominated(below, _anchor(below, low, high, step), step, low, high)

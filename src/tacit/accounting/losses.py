@@ -284,13 +284,26 @@ def log_sum(exponent: Array) -> tuple[float, float, Array]:
 
 
 def turned(t: Array, values: Array, weights: Array) -> ComplexArray:
-    """Σ weights·e^{it·values} for every t, in blocks that bound the memory it takes."""
-    phase = np.empty(len(t), dtype=complex)
-    rows = max(1, BLOCK // max(len(values), 1))
-    for i in range(0, len(t), rows):
-        angle = np.multiply.outer(t[i : i + rows], values)
-        phase[i : i + rows] = np.cos(angle) @ weights + 1j * (np.sin(angle) @ weights)
-    return phase
+    """Σ weights·e^{it·values} for equidistant t, a row for each row of ``weights`` where there are several.
+
+    The nodes are those of a rectangle, t = t₀ + (i·m + j)h, so that few exponentials make a product of two matrices. The
+    tables are made in blocks of values, which bounds the memory they take.
+    """
+    rows = np.atleast_2d(weights)
+    count = len(t)
+    step = float(t[1] - t[0]) if count > 1 else 0.0
+    width = max(1, math.isqrt(count))
+    tall = -(-count // width)
+    total = np.zeros((len(rows), tall, width), dtype=complex)
+    block = max(1, BLOCK // (tall + width))
+    for i in range(0, len(values), block):
+        part = values[i : i + block]
+        outer = np.exp(1j * np.multiply.outer(t[0] + step * width * np.arange(tall), part))
+        inner = np.exp(1j * np.multiply.outer(part, step * np.arange(width)))
+        for row, one in zip(total, rows[:, i : i + block], strict=True):
+            row += (outer * one) @ inner
+    result = total.reshape(len(rows), -1)[:, :count]
+    return result if np.ndim(weights) == 2 else result[0]
 
 
 def _expm1_over(x: ComplexArray) -> ComplexArray:

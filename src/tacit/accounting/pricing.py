@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from fractions import Fraction
 from typing import Protocol, runtime_checkable
 
-from tacit.accounting import lattice
+from tacit.accounting import lattice, levels
 from tacit.accounting.base import DIRECTIONS, Composed, Mechanism, is_number
 from tacit.accounting.bound import Bound
-from tacit.accounting.contour import Parts, Unsuitable, contour_for
+from tacit.accounting.contour import MAX_NODES, Parts, Unsuitable, contour_for
 from tacit.accounting.errors import AccountingError
 from tacit.accounting.losses import ACCURACY, AtomsLoss, GaussianLoss, Loss
 from tacit.accounting.mechanisms import LARGEST_SHIFT, ApproxDP, Laplace, PureDP, gaussian_floor, gaussian_loss
 from tacit.accounting.renyi import RenyiCurve, members_of, overflow_cost
 
+#: A contour with more nodes than this takes longer than one of the levels of a rare loss.
+ENOUGH_NODES = 1000
 #: An ε that would be larger than this is reported as infinite.
 LARGEST = 1e280
 #: At δ = 0, how far below the upper end the lower one lies: more than a sum of floats can be off.
@@ -315,12 +317,16 @@ class _Question:
         elif (top := LargestLoss.of(parts)) is not None:
             yield top
         if all(loss.analytic for loss, _ in parts):
+            rare = levels.some_rare(parts)
             try:
-                contour = contour_for(parts, log_delta=log_delta, epsilon=epsilon)
+                nodes = ENOUGH_NODES if rare else MAX_NODES
+                missing = yield contour_for(parts, log_delta=log_delta, epsilon=epsilon, nodes=nodes)
             except (Unsuitable, OverflowError):
-                pass
-            else:
-                missing = yield contour
+                if rare:
+                    try:
+                        missing = yield levels.Levels(parts, log_delta=log_delta, epsilon=epsilon)
+                    except (Unsuitable, OverflowError):
+                        pass
         try:
             refinement = lattice.Refinement(parts, log_delta=log_delta, epsilon=epsilon)
             while (curve := refinement.next(missing)) is not None:
@@ -617,24 +623,29 @@ class _Crossing:
         return x
 
     def _above(self, x: float) -> float:
-        """The first point at or above ``x``, in growing steps, where δ is surely at most what was asked."""
-        margin = max(1e-14 * x, 1e-18)
-        for _ in range(200):
-            if self._between(x + margin)[1] <= self.delta:
-                return x + margin
-            margin *= 2
+        """A point at or above ``x``, as near as one is found, where δ is surely at most what was asked."""
+        least, margin = 0.0, max(1e-14 * x, 1e-18)
+        while self._between(x + margin)[1] > self.delta:
+            least, margin = margin, 2 * margin
             if margin > 4 * (x + 1) + 100:
-                break
-        return math.inf
+                return math.inf
+        return x + self._halved(least, margin, lambda m: self._between(x + m)[1] <= self.delta)
 
     def _below(self, x: float) -> float:
-        """The first point below ``x``, in growing steps, where δ is surely at least what was asked."""
-        margin = max(1e-14 * x, 1e-18)
+        """A point below ``x``, as near as one is found, where δ is surely at least what was asked."""
+        least, margin = 0.0, max(1e-14 * x, 1e-18)
         while margin < x:
             if self._between(x - margin)[0] >= self.delta:
-                return x - margin
-            margin *= 2
+                return x - self._halved(least, margin, lambda m: self._between(x - m)[0] >= self.delta)
+            least, margin = margin, 2 * margin
         return 0.0
+
+    def _halved(self, short: float, enough: float, good: Callable[[float], bool]) -> float:
+        """A margin between one that is too short and one that is enough, within a tenth of the shortest."""
+        while enough - short > 0.1 * enough > 1e-9:
+            middle = 0.5 * (short + enough)
+            short, enough = (short, middle) if good(middle) else (middle, enough)
+        return enough
 
 
 def _newton(x: float, value: float, slope: float, too_low: float, too_high: float) -> float:
