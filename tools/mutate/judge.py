@@ -1,0 +1,311 @@
+"""Did a test notice? Runs the tests that cover a mutant, the fastest first, and keeps what came out.
+
+A mutant is *caught* by the first test that fails, or by taking much longer than the tests take (``timeout``). It
+*survived* if every test that runs its line passes, and is *uncovered* if there is none. At the end the tests that
+caught something are run over the source as it is: what is caught by a test that fails there as well was not caught.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tools.mutate import cover, forks
+from tools.mutate.rules import Mutant
+
+EXPLAINED = Path(__file__).with_name("explained.toml")
+CAUGHT = ("caught", "timeout")
+#: The recorded seconds of tests that are run for one mutant at most, and how many tests.
+LONGEST, MOST = 40.0, 120
+MARK = "THE FIRST FAILURE: "
+
+
+def told(what: object, code: int, seconds: float, tail: str) -> None:
+    """Print that a piece of work is done.
+
+    Args:
+        what: Which.
+        code: Its exit code.
+        seconds: How long it took.
+        tail: Its last output.
+    """
+    last = tail.strip().splitlines()[-1:] or [""]
+    print(f"{what}: {last[0]} ({seconds:.0f} s{'' if code in (0, 1, 5) else f', exit code {code}'})", flush=True)
+
+
+def sample(mutants: list[Mutant], size: int, seed: str) -> list[Mutant]:
+    """Some of the mutants, the same for the same seed whatever else there is.
+
+    Args:
+        mutants: All of them.
+        size: How many.
+        seed: Any text.
+
+    Returns:
+        Those with the smallest hashes of seed and id.
+    """
+    return sorted(mutants, key=lambda one: hashlib.sha256(f"{seed} {one.id}".encode()).digest())[:size]
+
+
+@cache
+def explained() -> dict[str, str]:
+    """Why a mutant that survives breaks nothing.
+
+    Returns:
+        A sentence for each id.
+    """
+    return tomllib.loads(EXPLAINED.read_text(encoding="utf-8")) if EXPLAINED.exists() else {}
+
+
+class Results:
+    """What is known of each mutant, in a file of one line each that is only added to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.of: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                entry = json.loads(line)
+                self.of[entry["id"]] = entry
+
+    def add(self, **entry: Any) -> None:
+        """Keep a result.
+
+        Args:
+            entry: Its fields; ``id`` says of which mutant.
+        """
+        self.of[entry["id"]] = entry
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+
+def tests_of(mutant: Mutant, known: cover.Map) -> list[str]:
+    """The tests to run for a mutant, in their order.
+
+    Args:
+        mutant: Which.
+        known: The record.
+
+    Returns:
+        Those that run its lines: first the tests of its room, the fastest first, and of the many cases of one test
+        function a few before the others; as many as fit.
+    """
+    path = forks.ROOT / mutant.path
+    found: set[str] = set()
+    for line in mutant.lines:
+        found.update(known.tests(path, line))
+    own = {"sgd": ("tests/sgd/", "tests/training/", "tests/opacus/")}.get(mutant.room, (f"tests/{mutant.room}/",))
+    cases: Counter[str] = Counter()
+    ordered = []
+    for test in sorted(found, key=lambda one: (known.seconds[one], one)):
+        function = test.split("[")[0]
+        cases[function] += 1
+        near = test.startswith(own) or mutant.path in test
+        ordered.append(
+            (
+                (cases[function] > 2) + (cases[function] > 8),
+                not near,
+                known.seconds[test] > 2.0,
+                known.seconds[test],
+                test,
+            )
+        )
+    chosen, total = [], 0.0
+    for *_, seconds, test in sorted(ordered):
+        if total + seconds <= LONGEST and len(chosen) < MOST:
+            chosen.append(test)
+            total += seconds
+    return chosen or [one[-1] for one in sorted(ordered)[:1]]
+
+
+def _digest(mutant: Mutant) -> str:
+    return cover.span_of(forks.ROOT / mutant.path, mutant.line).digest
+
+
+@cache
+def _file_digest(name: str) -> str:
+    path = forks.ROOT / name
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+
+
+def _state(tests: list[str]) -> str:
+    files = sorted({test.split("::")[0] for test in tests})
+    return hashlib.sha256(json.dumps([sorted(tests), [_file_digest(one) for one in files]]).encode()).hexdigest()[:12]
+
+
+class FirstFailure:
+    """A pytest plugin that says which test failed."""
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """A phase of a test ended."""
+        if report.failed:
+            print(f"\n{MARK}{report.nodeid}", flush=True)
+
+
+def _pytest(tree: Path, tests: list[str], *more: str) -> int:
+    import pytest
+
+    options = ["--rootdir", str(tree), "-c", str(tree / "pyproject.toml"), "--tb=line", "-W", "ignore", *more]
+    return int(pytest.main([*forks.PYTEST, *options, *tests], plugins=[FirstFailure()]))
+
+
+def _work(
+    mutants: list[Mutant], known: cover.Map, until: float
+) -> Iterator[tuple[object, Callable[[Path], Callable[[], int]], float]]:
+    for mutant in mutants:
+        if time.monotonic() > until:
+            return
+        tests = tests_of(mutant, known)
+
+        def prepare(tree: Path, mutant: Mutant = mutant, tests: list[str] = tests) -> Callable[[], int]:
+            for clean in tree.glob(".changed-*"):  # the file that the mutant before changed
+                name = clean.name.removeprefix(".changed-").replace("+", "/")
+                (tree / name).write_bytes((forks.ROOT / name).read_bytes())
+                clean.unlink()
+            target = tree / mutant.path
+            (tree / f".changed-{mutant.path.replace('/', '+')}").touch()
+            target.write_text(mutant.apply((forks.ROOT / mutant.path).read_text(encoding="utf-8")), encoding="utf-8")
+            return lambda: _pytest(tree, tests, "-x")
+
+        yield (mutant, tests), prepare, 60.0 + 8.0 * sum(known.seconds[one] for one in tests)
+
+
+def run(
+    mutants: list[Mutant],
+    known: cover.Map,
+    results: Results,
+    trees: list[Path],
+    seconds: float | None = None,
+    again: bool = False,
+) -> None:
+    """Judge the mutants that are not judged yet.
+
+    Args:
+        mutants: Which.
+        known: Which tests run which lines.
+        results: What is known already; added to.
+        trees: Copies of the tree, one for each that runs at a time.
+        seconds: Begin none after so many seconds.
+        again: Judge those too that were judged before.
+    """
+    todo = []
+    for mutant in mutants:
+        before = results.of.get(mutant.id)
+        tests = tests_of(mutant, known)
+        same = before is not None and before["digest"] == _digest(mutant)
+        if same and not again and (before["outcome"] in CAUGHT or before["tests"] == _state(tests)):  # type: ignore[index]
+            continue
+        if not tests:
+            results.add(
+                id=mutant.id, outcome="uncovered", digest=_digest(mutant), tests=_state([]), test="", seconds=0.0
+            )
+            continue
+        todo.append(mutant)
+    print(f"{len(mutants)} mutants, {len(todo)} to judge", flush=True)
+    count = 0
+
+    def done(what: Any, code: int, took: float, tail: str) -> None:
+        nonlocal count
+        mutant, tests = what
+        count += 1
+        first = next((line.removeprefix(MARK) for line in tail.splitlines() if line.startswith(MARK)), "")
+        outcome = "timeout" if code == -1 else "survived" if code == 0 else "caught"
+        if code not in (-1, 0) and not first:  # a file of tests that cannot even be imported, or a process that died
+            last = tail.strip().splitlines()[-1:] or [""]
+            first = tests[0] if len(tests) == 1 else ""
+            print(f"    no test of its own: exit code {code}: {last[0][:150]}")
+        results.add(
+            id=mutant.id,
+            outcome=outcome,
+            digest=_digest(mutant),
+            tests=_state(tests),
+            test=first,
+            seconds=round(took, 1),
+            ran=len(tests),
+        )
+        print(f"{count:4} {outcome:8} {took:5.1f} s  {mutant.id}  {first}", flush=True)
+
+    forks.run_all(_work(todo, known, time.monotonic() + (seconds or 1e9)), trees, done)
+    _confirm(mutants, results, trees)
+
+
+def _confirm(mutants: list[Mutant], results: Results, trees: list[Path]) -> None:
+    """Run the tests that caught something over the source as it is; take back what they caught if they fail there."""
+    here = {one.id for one in mutants}
+    killers: dict[str, list[str]] = {}
+    for name, entry in results.of.items():
+        if name in here and entry["outcome"] == "caught" and entry.get("test") and not entry.get("confirmed"):
+            killers.setdefault(entry["test"], []).append(name)
+    if not killers:
+        return
+    forks.copy_tree(trees[0])
+    tests = sorted(killers)
+    parts = [tests[start : start + 40] for start in range(0, len(tests), 40)]
+    failing: set[str] = set()
+    unclear: set[str] = set()
+
+    def work() -> Iterator[tuple[object, Callable[[Path], Callable[[], int]], float]]:
+        for part in parts:
+            yield part, lambda tree, part=part: lambda: _pytest(tree, part), 900.0
+
+    def done(what: Any, code: int, took: float, tail: str) -> None:
+        failing.update(line.removeprefix(MARK) for line in tail.splitlines() if line.startswith(MARK))
+        if code not in (0, 1):
+            unclear.update(what)
+
+    forks.run_all(work(), trees[:1], done)
+    for test, names in killers.items():
+        for name in names:
+            if test in unclear:
+                continue
+            outcome = "survived" if test in failing else "caught"
+            results.add(**(results.of[name] | {"outcome": outcome, "confirmed": True}))
+    print(
+        f"{len(tests)} tests that caught a mutant ran over the source as it is; {len(failing)} fail there", flush=True
+    )
+    for test in sorted(failing):
+        print(f"    {test}")
+
+
+def report(mutants: list[Mutant], results: Results) -> int:
+    """Print what came out.
+
+    Args:
+        mutants: Those that are asked about.
+        results: What is known.
+
+    Returns:
+        1 where one survived that is not explained, 0 otherwise.
+    """
+    reasons = explained()
+    judged = [(one, results.of[one.id]) for one in mutants if one.id in results.of]
+    by_room: dict[str, Counter[str]] = {}
+    open_ = []
+    for mutant, entry in judged:
+        outcome = "caught" if entry["outcome"] in CAUGHT else "explained" if mutant.id in reasons else "not noticed"
+        by_room.setdefault(mutant.room, Counter())[outcome] += 1
+        if outcome == "not noticed":
+            open_.append((mutant, entry))
+    print(f"\n{'room':14} {'mutants':>8} {'caught':>8} {'explained':>10} {'not noticed':>12}")
+    for room, counts in sorted(by_room.items()):
+        print(f"{room:14} {counts.total():8} {counts['caught']:8} {counts['explained']:10} {counts['not noticed']:12}")
+    everything = sum(by_room.values(), Counter[str]())
+    total, caught = everything.total(), everything["caught"]
+    if total:
+        relevant = total - everything["explained"]
+        print(f"{'all':14} {total:8} {caught:8} {everything['explained']:10} {everything['not noticed']:12}")
+        print(f"caught: {caught / total:.1%} of all, {caught / max(1, relevant):.1%} without those that break nothing")
+    if len(judged) < len(mutants):
+        print(f"{len(mutants) - len(judged)} mutants are not judged yet")
+    for mutant, entry in open_:
+        print(f"\n{entry['outcome']}: {mutant.id}  ({entry.get('ran', 0)} tests)\n    {mutant.path}:{mutant.line}")
+        print(f"    - {' '.join(mutant.old.split())}\n    + {' '.join(mutant.new.split())}")
+    return int(bool(open_))
