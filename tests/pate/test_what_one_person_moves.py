@@ -1,0 +1,79 @@
+"""One person moves the votes of one teacher, and a published price no more than its smooth sensitivity."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.tree import DecisionTreeClassifier
+
+from tacit.noise import Key
+from tacit.pate import Teachers, bounds
+from tacit.pate.smooth import VoteSensitivity, check_at_distance, smooth_sensitivity
+
+KEY = Key(bytes(range(32)))
+
+
+def fails_for_many(x, y):
+    """A teacher that fails unless it has one row exactly."""
+    if len(x) != 1:
+        raise ValueError("not one row")
+    return lambda rows: np.full(len(rows), int(y[0]))
+
+
+@pytest.mark.parametrize("teacher", [DecisionTreeClassifier(), fails_for_many])
+def test_a_person_who_turns_the_majority_moves_no_vote_of_teachers_without_data_or_that_failed(teacher):
+    # Twelve people and fifty teachers: most have nobody. The last person decides which class most teachers give.
+    public = np.zeros((40, 2), np.float32)
+    x, y = np.zeros((13, 2), np.float32), np.array([0, 1] * 6 + [1])
+
+    def votes(rows):
+        return Teachers(teacher, (x[rows], y[rows]), n=50, groups=rows, key=KEY, classes=2).fit().vote(public).counts
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # teachers failed
+        one, other, swapped = votes(np.arange(12)), votes(np.arange(13)), votes(np.r_[np.arange(11), 12])
+    for after, most in ((other, 2), (swapped, 4)):
+        assert np.abs(one - after).sum(axis=1).max() <= most
+    assert one.sum(axis=1).tolist() == [50] * 40
+    assert (one > 5).all()  # those who have nothing to say are divided by a fixed pattern
+
+
+@pytest.mark.parametrize("votes", [[90, 5, 3, 2], [60, 20, 15, 5], [30, 28, 22, 20], [100, 0, 0, 0]])
+def test_the_smooth_sensitivity_of_neighbours_is_within_its_factor_and_covers_what_a_vote_moves(votes):
+    part, beta = VoteSensitivity(sigma=15.0, classes=4, order=12.0, teachers=100), 0.03
+    here = smooth_sensitivity(part.at_distance([votes]), beta)
+    price = price_of(part, votes)
+    moved = []
+    for source in range(4):
+        for target in range(4):
+            near = list(votes)
+            near[source] -= 1
+            near[target] += 1
+            if source == target or near[source] < 0:
+                continue
+            there = smooth_sensitivity(part.at_distance([near]), beta)
+            assert there <= here * np.exp(beta) * (1 + 1e-9)  # what makes noise of its size safe
+            moved.append(abs(price_of(part, near) - price))
+    assert here >= max(moved) * (1 - 1e-9)
+    # Local sensitivity alone is far smaller somewhere on the way to the flat part, and is not smooth.
+    distances = part.at_distance([votes])
+    assert (np.diff(distances) >= 0).all()
+    assert here >= float((np.exp(-beta * np.arange(len(distances))) * distances).max()) * (1 - 1e-12)
+
+
+def price_of(part, votes):
+    return float(part.bound(bounds.log_q(np.array([votes]), part.sigma))[0])
+
+
+def test_the_check_of_a_threshold_has_the_largest_step_within_reach():
+    def price(count):
+        return np.where(count > 70, 5.0, 0.0) + 0.01 * count
+
+    # The jump lies between 70 and 71; from 60 it is ten votes away.
+    found = check_at_distance(price, [60], teachers=100, length=30)
+    assert found[:10] == pytest.approx([0.01] * 10)
+    assert found[10:] == pytest.approx([5.01] * 20)
+    assert check_at_distance(price, [60, 60, 71], 100, 30)[[0, 10]] == pytest.approx([5.03, 15.03])
+    assert smooth_sensitivity(found, 0.1) == pytest.approx(5.01 * np.exp(-1.0))
