@@ -75,7 +75,11 @@ def best_abscissa(
         assert epsilon is not None
         return c * (mean + pull - epsilon), c * c * (variance + 1 / (c * (c + 1))), k, mean
 
-    x, low, high = math.log(4.0), -30.0, 30.0
+    least = -30.0
+    if epsilon is not None or (log_delta or -math.inf) > -3:
+        least = _least_abscissa(parts, 0.0 if epsilon is None else epsilon)
+    low, high = least, 30.0
+    x = max(math.log(4.0), low)
     for _ in range(40):
         try:
             value, slope, k, _ = state(math.exp(x))
@@ -92,6 +96,9 @@ def best_abscissa(
         if value > 1:
             # Beyond the optimum K may grow doubly exponentially, where Newton's steps are far too small.
             step = min(step, -0.3)
+        if x + step <= low and low == least:
+            x = low
+            break
         if not low < x + step < high:
             step = 0.5 * (low + high) - x if high - low < 4 else math.copysign(1.5, step)
         x += step
@@ -103,6 +110,20 @@ def best_abscissa(
         one = loss.tilted(c)
         k, mean, variance = k + times * one[0], mean + times * one[2], variance + times * one[3]
     return Abscissa(c, k, math.sqrt(variance), mean)
+
+
+def _least_abscissa(parts: Parts, epsilon: float) -> float:
+    """log of the smallest c of use: below it the line would only get longer.
+
+    Where δ(ε) is close to 1 the best Chernoff bound lies at c = 0. But aliases to the left fall like e^{-cY}, so Y would
+    have no end. A c of one over the spread, or of ten over how far ε lies below the mean, costs ten digits at most.
+    """
+    mean = variance = 0.0
+    for loss, times in parts:
+        _, _, one, two = loss.tilted(1e-9)
+        mean, variance = mean + times * one, variance + times * two
+    spread = math.sqrt(variance)
+    return -math.log(max(spread, (mean - epsilon) / 10)) if spread > 1e-12 and epsilon < mean + spread else -30.0
 
 
 def chernoff_period(
@@ -143,10 +164,16 @@ class Contour:
     """The integral of one composition along one line, reusable for every ε near the abscissa it was made for."""
 
     def __init__(
-        self, parts: Parts, at: Abscissa, log_delta: float, digits: float = 24.0, left_out: float = 0.0
+        self,
+        parts: Parts,
+        at: Abscissa,
+        log_delta: float,
+        digits: float = 24.0,
+        left_out: float = 0.0,
+        nodes: int = MAX_NODES,
     ) -> None:
-        """``log_delta`` is the size of the δ to be resolved, ``digits`` the relative accuracy asked, e^{-digits}, and
-        ``left_out`` the probability that the losses in ``parts`` do not cover."""
+        """``log_delta`` is the size of the δ to be resolved, ``digits`` the relative accuracy asked, e^{-digits},
+        ``left_out`` the probability that the losses in ``parts`` do not cover, and ``nodes`` the most to be used."""
         self.parts, self.at, self.left_out = parts, at, left_out
         self.start = at.epsilon
         c = at.c
@@ -156,7 +183,7 @@ class Contour:
         if not math.isfinite(self.period):
             raise Unsuitable
         step = 2 * math.pi / self.period
-        count = self._count_nodes(step, digits)
+        count = self._count_nodes(step, digits, nodes)
         t = step * np.arange(count + 1)
         z: ComplexArray = c + 1j * t
         value = np.zeros(len(t), dtype=complex)
@@ -176,15 +203,15 @@ class Contour:
         """A bound on Σ_{n≠0} e^{cnY} δ(ε + nY)."""
         c = self.at.c
         c2, log_bound = self._right
-        right = _series(log_bound - c2 * epsilon, (c2 - c) * period)
+        right = alias_series(log_bound - c2 * epsilon, (c2 - c) * period)
         # to the left: Chernoff at a smaller abscissa, or δ <= 1
-        left = _series(0.0, c * period)
+        left = alias_series(0.0, c * period)
         c1, log_bound = self._left
         if math.isfinite(log_bound):
-            left = min(left, _series(log_bound - c1 * epsilon, (c - c1) * period))
+            left = min(left, alias_series(log_bound - c1 * epsilon, (c - c1) * period))
         return right + left
 
-    def _count_nodes(self, step: float, digits: float) -> int:
+    def _count_nodes(self, step: float, digits: float, most: int) -> int:
         decays = [(loss.decay(self.at.c), times) for loss, times in self.parts]
 
         def enough(count: int) -> bool:
@@ -195,7 +222,7 @@ class Contour:
         low, high = 8, 16
         while not enough(high):
             low, high = high, high * 2
-            if high > MAX_NODES:
+            if high > most:
                 raise Unsuitable
         while high - low > max(1, low // 16):
             middle = (low + high) // 2
@@ -243,7 +270,7 @@ class Contour:
         return top + math.log(total), -slope / total
 
 
-def _series(log_first: float, exponent: float) -> float:
+def alias_series(log_first: float, exponent: float) -> float:
     """e^{log_first} Σ_{n>=1} e^{-n·exponent}, rounded up."""
     if exponent <= 0:
         return math.inf
@@ -251,7 +278,9 @@ def _series(log_first: float, exponent: float) -> float:
     return math.exp(log_value) if log_value < 700 else math.inf
 
 
-def contour_for(parts: Parts, *, log_delta: float | None = None, epsilon: float | None = None) -> Contour:
+def contour_for(
+    parts: Parts, *, log_delta: float | None = None, epsilon: float | None = None, nodes: int = MAX_NODES
+) -> Contour:
     """The contour for this δ or this ε, with the far tails of the losses left out where they weigh next to nothing.
 
     What is left out has probability at most e^{-18} of δ; it counts as lost in the upper end and as harmless in
@@ -259,7 +288,7 @@ def contour_for(parts: Parts, *, log_delta: float | None = None, epsilon: float 
     """
     if log_delta is not None:
         kept, left_out = without_tails(parts, log_delta)
-        return Contour(kept, best_abscissa(kept, log_delta=log_delta), log_delta, left_out=left_out)
+        return Contour(kept, best_abscissa(kept, log_delta=log_delta), log_delta, left_out=left_out, nodes=nodes)
     assert epsilon is not None
     size = 0.0
     kept, left_out = parts, 0.0
@@ -270,7 +299,7 @@ def contour_for(parts: Parts, *, log_delta: float | None = None, epsilon: float 
             break
         size = now
         kept, left_out = without_tails(parts, size - 4)
-    return Contour(kept, at, min(now, 0.0), left_out=left_out)
+    return Contour(kept, at, min(now, 0.0), left_out=left_out, nodes=nodes)
 
 
 def without_tails(parts: Parts, log_delta: float) -> tuple[Parts, float]:

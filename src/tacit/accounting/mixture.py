@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tacit.accounting.losses import ROUND, Array, ComplexArray, GaussianLoss, Loss, log_sum, normal_cells
+from tacit.accounting.losses import ROUND, Array, ComplexArray, GaussianLoss, Loss, log_sum, normal_cells, turned
 from tacit.accounting.special import log_ndtr, ndtr
 
 #: Relative quadrature error asked of one log_mgf, as a negative exponent of e: 1e-22.
@@ -20,9 +20,11 @@ DIGITS = 50.0
 #: A quadrature longer than this is refused.
 MAX_POINTS = 60_000
 #: One shorter than this is not worth a better bound on its error.
-ENOUGH_POINTS = 1500
+ENOUGH_POINTS = 3000
 #: Cells in which that better bound is taken.
-CELLS = 600
+CELLS = 400
+#: How softly a loss is cut at a level, in standard deviations of the noise times the largest shift.
+SOFT = 0.06
 _FRACTIONS = np.linspace(0.02, 0.98, 49)
 
 
@@ -41,10 +43,12 @@ class MixtureLoss(Loss):
         *,
         cut: float = math.inf,
         soft: float = 1.0,
+        stop: float = math.inf,
     ) -> None:
         """``cut`` and ``soft`` make a sub-law: an outcome x (in units of the noise) is kept with probability
-        Φ((cut - x)/soft), an entire function, so that the quadrature stays geometric."""
-        self.sigma, self.cut, self.soft = sigma, cut, soft
+        Φ((cut - x)/soft), an entire function, so that the quadrature stays geometric. Beyond ``stop``, where next to
+        nothing is kept, none is."""
+        self.sigma, self.cut, self.soft, self.stop = sigma, cut, soft, stop
         self._given = (p, q)
         # shifts and weights, in units of the noise
         self.p_shift, self.p_weight = _mixture(p, sigma)
@@ -125,8 +129,8 @@ class MixtureLoss(Loss):
         if math.isfinite(self.cut):
             # beyond the cut the loss rises at most with the largest shifts
             slope = (c + 1) * float(self.p_shift.max()) + c * float(-self.q_shift.min())
-            high = min(high, self.cut + 2 * slope * self.soft**2 + far)
-        return low, max(high, low + 1.0)
+            high = min(high, self.cut + 2 * slope * self.soft**2 + far, self.stop)
+        return low, max(high, min(low + 1.0, self.stop))
 
     def _weighed(self, x: Array) -> Array:
         """log of the normal density (without its constant) times the probability that x is kept."""
@@ -146,6 +150,10 @@ class MixtureLoss(Loss):
         a = np.minimum(limit, 20.0) * _FRACTIONS
         # |φ(x + ia)| = e^{a²/2} φ(x), and |Φ(y + ib)| <= e^{b²/2} Φ(y) for the cut
         bend = 0.5 if math.isinf(self.cut) else 0.5 + 0.5 / self.soft**2
+        if math.isfinite(self.stop):
+            a = a[bend * a * a <= self._at_stop(c) - DIGITS - 2]
+            if len(a) == 0:
+                raise OverflowError("the loss is cut too softly for this order")
         # closed bound: |p| and |q| within a factor cos of their values on the real line, their arguments within ±span·a
         extra = -c * np.log(np.cos(self.span * a / 2)) if self.q_varies else 0.0
         turns = (self.p_varies + self.q_varies) * self.span * t
@@ -153,11 +161,30 @@ class MixtureLoss(Loss):
         if high - low <= ENOUGH_POINTS * step:
             return step
         # where the arguments of p and q together may turn by as many as these the bound is best, or at the widest strip
-        heights = np.minimum(np.append(np.array([25.0, 50.0, 100.0, 200.0, 400.0]) / max(turns, 1e-300), 20.0), a[-1])
+        heights = np.minimum(np.append(np.array([50.0, 200.0]) / max(turns, 1e-300), 20.0), a[-1])
         for height in np.unique(heights):
             excess = self._excess(c, t, float(height), DIGITS + turns * float(height)) + bend * float(height) ** 2
             step = max(step, 2 * math.pi * float(height) / (DIGITS + math.log(4.0) + max(excess, 0.0)))
         return step
+
+    def _at_stop(self, c: float) -> float:
+        """How small the integrand is where the sub-law stops, as a negative exponent of e."""
+        x = np.array([self.stop])
+        log_p, log_q = self.log_ratio(x)
+        return -float((self._weighed(x) + (c + 1) * log_p - c * log_q)[0])
+
+    def _grid(self, low: float, high: float, step: float) -> Array:
+        """The nodes of the trapezoidal rule; where the sub-law stops, that point lies midway between two."""
+        if math.isfinite(self.stop):
+            low, high = low - self.stop - step / 2, min(high - self.stop, -step) - step / 2
+        first, last = math.floor(low / step), math.ceil(high / step)
+        if last - first > MAX_POINTS:
+            raise OverflowError(f"the quadrature would need {last - first} points")
+        x = np.arange(first, last + 1) * step
+        if math.isinf(self.stop):
+            return x
+        x = x + (self.stop + step / 2)
+        return np.asarray(x[x < self.stop])
 
     def _excess(self, c: float, t: float, height: float, digits: float) -> float:
         """An upper bound on log N(a)/M(c), but for the factors of the normal density and of the cut.
@@ -212,10 +239,7 @@ class MixtureLoss(Loss):
         """
         low, high = self._range(c, DIGITS)
         step = self._step(c, t, low, high)
-        first, last = math.floor(low / step), math.ceil(high / step)
-        if last - first > MAX_POINTS:
-            raise OverflowError(f"the quadrature would need {last - first} points")
-        x = np.arange(first, last + 1) * step
+        x = self._grid(low, high, step)
         log_p, log_q = self.log_ratio(x)
         exponent = self._weighed(x) + (c + 1) * log_p - c * log_q
         top, total, weights = log_sum(exponent)
@@ -235,11 +259,7 @@ class MixtureLoss(Loss):
 
     def _log_mgf_block(self, c: float, t: Array) -> tuple[ComplexArray, Array]:
         k, error, loss, weights = self._quadrature(c, float(np.abs(t).max(initial=0.0)))
-        phase = np.empty(len(t), dtype=complex)
-        rows = max(1, 1_000_000 // len(loss))
-        for i in range(0, len(t), rows):
-            angle = np.multiply.outer(t[i : i + rows], loss)
-            phase[i : i + rows] = np.cos(angle) @ weights + 1j * (np.sin(angle) @ weights)
+        phase = turned(t, loss, weights)
         off = error + ROUND * 8 * np.abs(t) * float(weights @ np.abs(loss))
         # Where the terms cancel, what is left may be rounding alone, or nothing at all: take a number as large as the
         # error, of which the truth is at most twice the error away.
@@ -247,6 +267,117 @@ class MixtureLoss(Loss):
         phase[lost] = off[lost]
         value = np.asarray(k + np.log(phase), dtype=complex)
         return value, np.where(lost, 2.0, off / np.abs(phase))
+
+    # -- bands of the loss, for tacit.accounting.levels ------------------------------------------------------------
+
+    def loss_at(self, x: float) -> float:
+        """The loss of one outcome."""
+        log_p, log_q = self.log_ratio(np.array([x]))
+        return float(log_p[0] - log_q[0])
+
+    def outcomes(self, losses: Array) -> Array:
+        """The outcomes at which a rising loss takes the values ``losses``, ascending."""
+        return self._inverse(losses)
+
+    def cut_at(self, cut: float, c: float) -> MixtureLoss:
+        """The sub-law that keeps an outcome x with probability Φ((cut - x)/soft), for orders up to ``c``.
+
+        It stops where the integrand has fallen so far that what is left does not matter, before e^{cL} grows back.
+        """
+        soft = SOFT / self.span
+        x = cut + soft * np.linspace(12.0, 40.0, 57)
+        log_p, log_q = self.log_ratio(x)
+        fallen = -0.5 * x * x + log_ndtr((cut - x) / soft) + (c + 1) * log_p - c * log_q < -2.2 * DIGITS
+        if not fallen.any():
+            raise OverflowError("the loss grows too fast to be cut here")
+        return MixtureLoss(self.sigma, *self._given, cut=cut, soft=soft, stop=float(x[int(np.argmax(fallen))]))
+
+    def _log_band(self, x: Array, low: float) -> Array:
+        """log of Φ((cut - x)/soft) - Φ((low - x)/soft): what this sub-law keeps and the one cut at ``low`` does not."""
+        above, below = (self.cut - x) / self.soft, (low - x) / self.soft
+        # from the smaller tails
+        flip = below > 0
+        large, small = np.where(flip, -below, above), np.where(flip, -above, below)
+        with np.errstate(divide="ignore"):
+            one, two = log_ndtr(large), log_ndtr(small)
+            return np.asarray(one + np.log(-np.expm1(np.minimum(two - one, 0.0))))
+
+    def _band_terms(self, low: float, c: Array, t: float) -> tuple[Array, Array, Array, float]:
+        """Losses, exponents of both sub-laws' terms at each c, and the log of the quadrature's weight."""
+        ends = np.array([self._range(float(one), DIGITS) for one in (c.min(), c.max())])
+        first, last = float(ends[:, 0].min()), float(ends[:, 1].max())
+        step = min(self._step(float(one), t, first, last) for one in {c.min(), c.max()})
+        x = self._grid(first, last, step)
+        log_p, log_q = self.log_ratio(x)
+        base = -0.5 * x * x + np.multiply.outer(c + 1, log_p) - np.multiply.outer(c, log_q)
+        below, inside = base + log_ndtr((low - x) / self.soft), base + self._log_band(x, low)
+        return log_p - log_q, below, inside, math.log(step) - 0.5 * math.log(2 * math.pi)
+
+    def band(self, low: float, c: Array) -> tuple[Array, Array, Array]:
+        """log moments at each c of the sub-law cut at ``low`` and of what lies between that and this one's cut; error."""
+        _, below, inside, weight = self._band_terms(low, c, 0.0)
+        sums = []
+        for terms in (below, inside):
+            top = terms.max(axis=1)
+            sums.append(top + np.log(np.exp(terms - top[:, None]).sum(axis=1)) + weight)
+        error = self._band_error(below, inside, sums[0], sums[1])
+        return sums[0], sums[1], error
+
+    def _band_error(self, below: Array, inside: Array, log_a: Array, log_b: Array) -> Array:
+        """A bound on the relative error of both moments: quadrature, and rounding of exponents that weigh at all."""
+        near = np.abs(np.where(inside > inside.max(axis=1)[:, None] - 45, inside, 0.0)).max(axis=1)
+        near = np.maximum(near, np.abs(np.where(below > below.max(axis=1)[:, None] - 45, below, 0.0)).max(axis=1))
+        quadrature = 4 * np.exp(np.minimum(np.logaddexp(log_a, log_b) - np.minimum(log_a, log_b) - DIGITS, 0.0))
+        return np.asarray(ROUND * (40 + 20 * near) + quadrature)
+
+    def band_line(self, low: float, c: float, t: Array) -> tuple[float, float, Array, ComplexArray, ComplexArray]:
+        """Both moments along a line: their logs at c, a bound on the error relative to these, and their ratios to them."""
+        losses, below, inside, weight = self._band_terms(low, np.array([c]), float(t[-1]))
+        log_a, log_b = (float(top + np.log(np.exp(terms - top).sum()) + weight) for terms, top in (
+            (below[0], below.max()), (inside[0], inside.max())))
+        error = float(self._band_error(below, inside, np.array([log_a]), np.array([log_b]))[0])
+        weights = np.exp(np.stack([below[0] - log_a, inside[0] - log_b]) + weight)
+        keep = weights.max(axis=0) > 1e-26 / len(losses)
+        a, b = turned(t, losses[keep], weights[:, keep])
+        self.mean_size = float((weights[:, keep] @ np.abs(losses[keep])).max())
+        return log_a, log_b, np.full(len(t), error + 1e-26), a, b
+
+    def band_decay(self, low: float, c: float, cells: int = 400) -> Callable[[float], float]:
+        """A falling function that bounds log |B(c + is)| for every s >= t, B the moment between ``low`` and the cut.
+
+        The path of integration is moved to x + ia, where |p^{is} q^{-is}| <= e^{-s arg p}: docs/explanation/
+        rare-participation.md.
+        """
+        first, last = self._range(c, DIGITS + 10)
+        first = max(first, low - 40 * self.soft)
+        x = np.linspace(first, last, cells + 1)
+        left, right = slice(None, -1), slice(1, None)
+        log_p, log_q = self.log_ratio(x)
+        nearest = np.where(x[left] * x[right] < 0, 0.0, np.minimum(np.abs(x[left]), np.abs(x[right])))
+        kept = np.minimum(log_ndtr((self.cut - x[left]) / self.soft), log_ndtr((x[right] - low) / self.soft))
+        base = -0.5 * nearest**2 + kept + (c + 1) * log_p[right] - c * np.minimum(log_q[left], log_q[right])
+        base += math.log((x[1] - x[0]) / math.sqrt(2 * math.pi))
+        heights = min(math.pi / self.span, 20.0) * np.array([0.06, 0.12, 0.2, 0.3, 0.42, 0.55, 0.7])
+        heights = np.append(heights, self.soft * np.array([1.0, 2.0, 3.0, 5.0, 7.0]))
+        bend = 0.5 + 0.5 / self.soft**2
+        heights = heights[bend * heights**2 <= self._at_stop(c) - DIGITS]
+        narrow = np.cos(self.span * heights / 2) if self.q_varies else np.ones(len(heights))
+        start = bend * heights**2 - c * np.log(narrow)
+        turn = np.array([_complex_log_mixture(x[left], float(a), self.p_shift, self.p_weight).imag for a in heights])
+        # beyond the cells: e^-digits of M(c), also on the way up where it stops, and below them the tail of the cut
+        outside = np.logaddexp(-DIGITS - 10 + self.log_ceiling(c), float(log_ndtr((first - low) / self.soft)) + (c + 1) * float(log_p[0]) - c * float(log_q[0]))
+
+        def bound(t: float) -> float:
+            exponent = base - t * turn
+            top = exponent.max(axis=1)
+            logs = top + np.log(np.exp(exponent - top[:, None]).sum(axis=1))
+            return float((np.logaddexp(logs, outside) + start).min()) + 0.01
+
+        return bound
+
+    def log_ceiling(self, c: float) -> float:
+        """log M(c), or 0 where that is negative."""
+        return max(0.0, self.tilted(c)[0])
 
     # -- how fast the characteristic function falls ---------------------------------------------------------------
 
