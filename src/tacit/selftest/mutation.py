@@ -67,7 +67,7 @@ class MutantOutcome:
 FIRST = {
     "noise": ("noise",),
     "sampling": ("sampling", "steps"),
-    "accounting": ("prices", "stopping", "ledger", "resume"),
+    "accounting": ("prices", "stopping", "charges", "resume"),
     "sensitivity": ("bounded",),
     "ranks": ("ranks",),
 }

@@ -479,6 +479,6 @@ SCENES = (
     Scene("sampling", "sgd", sampling_is_as_priced),
     Scene("prices", "sgd", prices_hold),
     Scene("stopping", "sgd", stopping_is_priced),
-    Scene("ledger", "sgd", ledgers_are_charged),
+    Scene("charges", "sgd", ledgers_are_charged),
     Scene("resume", "sgd", resuming_repeats_nothing),
 )

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import math
+import os
+import tempfile
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special, stats
 
 from tacit import accounting as acc
-from tacit.audit import statistics
+from tacit.audit import bounds, statistics
 from tacit.audit.findings import Finding, holds
-from tacit.selftest.scene import Scene, charged, ledger_of
+from tacit.ledger import BudgetExceeded
+from tacit.selftest import tap
+from tacit.selftest.scene import Scene, charged, ledger_of, refused
+from tacit.tuning import (
+    LogUniform,
+    PrivateSearch,
+    Score,
+    SearchFailed,
+    TuningError,
+    Uniform,
+    bounded_loss,
+    correct_count,
+    exponential_mechanism,
+    generalised_exponential_mechanism,
+    good_defaults,
+    permute_and_flip,
+    tune_on_public,
+)
+from tacit.tuning.exponential import comparisons
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,8 +57,6 @@ def selected_delta(noise: float, runs: float, epsilon: float) -> float:
 
 def selection_is_charged(seed: int) -> list[Finding]:
     """The claim of a private search against the law of what it selects; the noise and sensitivity of scores."""
-    from tacit.tuning import PrivateSearch, Score, bounded_loss, correct_count
-
     runs, epsilon, delta = 10.0, 1.0, 1e-3
     ledger = ledger_of()
     rng = np.random.default_rng(seed)
@@ -79,4 +98,317 @@ def selection_is_charged(seed: int) -> list[Finding]:
     ]
 
 
-SCENES = (Scene("selection", "tuning", selection_is_charged),)
+# -- choosing by exact scores ------------------------------------------------------------------------------------------
+
+
+def choices_follow_their_law(seed: int) -> list[Finding]:
+    """How often each of a few scores is chosen, against the law that keeps ε."""
+    many, epsilon, scores = 700, 1.0, [0.0, 2.0, 3.0]
+    found = []
+    for name, choose, weights in (
+        ("exponential", lambda: exponential_mechanism(scores, epsilon), [math.exp(s / 2) for s in scores]),
+        ("monotone", lambda: exponential_mechanism(scores, epsilon, monotone=True), [math.exp(s) for s in scores]),
+        ("wide", lambda: exponential_mechanism(scores, epsilon, sensitivity=2.0), [math.exp(s / 4) for s in scores]),
+    ):
+        hits = int(sum(choose() == 2 for _ in range(many)))
+        p = statistics.frequency_p_value(hits, many, weights[2] / sum(weights))
+        found.append(Finding(f"choice: {name}", p, f"the best score was chosen {hits} of {many} times"))
+    for monotone, gap in ((False, 1.0), (True, 2.0)):
+        hits = sum(permute_and_flip([0.0, 2.0], epsilon, monotone=monotone) == 1 for _ in range(many))
+        p = statistics.frequency_p_value(hits, many, 1 - math.exp(-gap) / 2)
+        found.append(Finding(f"choice: permute and flip (monotone: {monotone})", p, f"{hits} of {many}"))
+    widths = [1.0, 5.0]
+    moved = 0.0
+    for a in (-1, 0, 1):
+        for b in (-1, 0, 1):
+            one = comparisons([10.0, 12.0], widths, epsilon)
+            other = comparisons([10.0 + a * widths[0], 12.0 + b * widths[1]], widths, epsilon)
+            moved = max(moved, max(abs(float(x - y)) for x, y in zip(one, other, strict=True)))
+    hits = sum(generalised_exponential_mechanism([0.0, 400.0], [1.0, 2.0], epsilon) == 1 for _ in range(50))
+    # Each comparison moves by at most 1; with both in the exponent the choice keeps ε with half of it.
+    even = sum(generalised_exponential_mechanism([5.0, 5.0], [1.0, 1.0], epsilon) == 1 for _ in range(many))
+    return [
+        *found,
+        holds("choice: comparisons", moved <= 1 + 1e-9, f"one person moves a comparison by {moved:.4f}"),
+        holds("choice: generalised", hits == 50, f"the far better score was chosen {hits} of 50 times"),
+        Finding("choice: equal scores", statistics.frequency_p_value(even, many, 0.5), f"{even} of {many}"),
+        refused(
+            "choice: refusals",
+            {
+                "nothing": (lambda: exponential_mechanism([], 1.0), TuningError),
+                "not a number": (lambda: permute_and_flip([math.nan], 1.0), TuningError),
+                "no ε": (lambda: exponential_mechanism([1.0], 0.0), TuningError),
+                "no sensitivity": (lambda: exponential_mechanism([1.0], 1.0, sensitivity=0.0), TuningError),
+                "one sensitivity too few": (
+                    lambda: generalised_exponential_mechanism([1.0, 2.0], [1.0], 1.0),
+                    TuningError,
+                ),
+                "a probability of 1": (
+                    lambda: generalised_exponential_mechanism([1.0], [1.0], 1.0, beta=1.0),
+                    TuningError,
+                ),
+            },
+        ),
+    ]
+
+
+def _search(score: Score, **settings: Any) -> PrivateSearch:
+    usual: dict[str, Any] = {
+        "mechanism": lambda candidate, noise: acc.Gaussian(noise, replace=2.0),
+        "epsilon": 2.0,
+        "delta": 1e-5,
+        "progress": False,
+    }
+    train = settings.pop("train", lambda candidate, noise: candidate["which"])
+    return PrivateSearch({"which": [0, 1]}, train, score, **(usual | settings))
+
+
+def choices_under_each_adjacency(seed: int) -> list[Finding]:
+    """The exponential methods of a search: a score's move under the adjacency decides how sharply is chosen."""
+    found, many, gap = [], 400, 4.0
+    cases: list[tuple[str, dict[str, Any], str, float]] = [
+        # monotone, and only added or removed: no 2 in the exponent
+        ("monotone, add-remove", {"monotone": True, "replace": 1.0}, "add-remove", 1.0),
+        ("add-remove", {}, "add-remove", 2.0),
+        ("monotone, replace-one", {"monotone": True, "replace": 1.0}, "replace-one", 2.0),
+        ("replace-one", {}, "replace-one", 4.0),
+    ]
+    for name, kind, adjacency, divisor in cases:
+        score = Score(lambda model: gap * model, **kind)
+        search = _search(score, method="exponential", choice_epsilon=0.5, adjacency=adjacency)
+        hits = sum(search.run().best == {"which": 1} for _ in range(many))
+        p = statistics.frequency_p_value(hits, many, 1 / (1 + math.exp(-0.5 * gap / divisor)))
+        found.append(Finding(f"choice: {name}", p, f"the better candidate was chosen {hits} of {many} times"))
+        noise = search.noise
+        assert noise is not None
+        trained = bounds.gaussian_epsilon(math.sqrt(2) / noise * (2 if adjacency == "replace-one" else 1), 1e-5)
+        claim = search.privacy.upper
+        text = f"two trainings cost {trained:.4f} and the choice 0.5, claimed {claim:.4f}"
+        # Basic composition of a pure ε with the rest is never below the exact price of both.
+        found.append(holds(f"choice: price ({name})", trained <= claim <= 2.0 * (1 + 1e-6) and claim >= 0.5, text))
+    return found
+
+
+# -- searches ----------------------------------------------------------------------------------------------------------
+
+
+def failed_runs_are_runs(seed: int) -> list[Finding]:
+    """A run that fails is an outcome: not tried again, not chosen over others, and nothing of it is told."""
+    searches, mean = 150, 3.0
+    calls = {"all": 0, "failed": 0}
+
+    def train(candidate: Any, noise: float) -> Any:
+        calls["all"] += 1
+        if candidate["which"] == 0:
+            calls["failed"] += 1
+            raise ZeroDivisionError("row 17 is 42")
+        return 1.0
+
+    chosen, told = [], []
+    search = _search(Score(lambda model: 1e6 * model), train=train, runs=mean, method="geometric")
+    for _ in range(searches):
+        try:
+            chosen.append(search.run().best)
+        except SearchFailed as error:
+            told.append(str(error))
+    # The number of runs of a search is geometric of this mean, whatever happens in them.
+    more, p = calls["all"] - searches, 1 / mean
+    tails = stats.nbinom.cdf(more, searches, p), stats.nbinom.sf(more - 1, searches, p)
+    half = statistics.frequency_p_value(calls["failed"], calls["all"], 0.5)
+    return [
+        Finding(
+            "search: number of runs", float(min(1.0, 2 * min(tails))), f"{calls['all']} runs in {searches} searches"
+        ),
+        Finding("search: candidates", half, f"{calls['failed']} of {calls['all']} runs had the first candidate"),
+        holds(
+            "search: failures lose", all(best == {"which": 1} for best in chosen), f"{len(chosen)} searches ended well"
+        ),
+        holds("search: failures say nothing", not any("42" in text for text in told), "no row in an error"),
+    ]
+
+
+def searches_end_as_priced(seed: int) -> list[Finding]:
+    """Every method runs, charges once before its first run, and claims no less than one of its runs costs."""
+    found = []
+    rng = np.random.default_rng(seed)
+    for method, more in {
+        "geometric": {},
+        "logarithmic": {},
+        "negative-binomial": {"eta": 0.5},
+        "poisson": {},
+        "threshold": {"threshold": -1e9},
+        "permute-and-flip": {},
+        "generalised-exponential": {"sensitivities": [1.0, 2.0]},
+    }.items():
+        ledger = ledger_of()
+        seen: list[int] = []
+
+        def train(candidate: Any, noise: float, seen: list[int] = seen, ledger: Any = ledger) -> float:
+            seen.append(ledger.budget("people").charges)
+            return float(noise * rng.standard_normal())
+
+        score = Score(lambda model: 0.0 if model is None else 1e-9 * model, noise=30.0)
+        settings: dict[str, Any] = more if "exponential" in method or "permute" in method else {"runs": 4.0} | more
+        search = _search(score, train=train, method=method, ledger=ledger, dataset="people", **settings)
+        result = search.run()
+        noise = search.noise_of({"which": 0})
+        one = bounds.gaussian_epsilon(1 / noise, 1e-5)
+        spent, claim = charged(ledger, 1e-5), search.privacy.upper
+        text = f"claimed {claim:.4f}, one run costs {one:.4f}, charged {spent:.4f} in {len(seen)} runs"
+        right = one <= claim <= 2.0 * (1 + 1e-6) and spent >= claim * 0.98
+        found.append(holds(f"search: {method}", right and ledger.budget("people").charges == 1, text))
+        found.append(
+            holds(f"search: {method} charged first", set(seen) <= {1}, f"charges when runs began: {set(seen)}")
+        )
+        del result
+    return found
+
+
+def searches_go_on(seed: int) -> list[Finding]:
+    """Workers, folders of interrupted searches, trainings of tacit, public tuning and the scikit-learn search."""
+    import torch
+    from torch import nn
+
+    from tacit.linear_model import LogisticRegression
+    from tacit.sgd import Training
+    from tacit.tuning import PrivateSearchCV
+
+    x, y = torch.randn(40, 3, generator=torch.Generator().manual_seed(seed)), torch.arange(40) % 2
+
+    def train(candidate: Any, noise: float) -> Any:
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=candidate["lr"])
+        loss = nn.CrossEntropyLoss(reduction="none")
+        settings: dict[str, Any] = {"batch_size": 10, "steps": candidate["steps"], "delta": 1e-6, "size": 40}
+        return Training(model, optimizer, loss, (x, y), noise_multiplier=noise, clip_norm=1.0, **settings)
+
+    score = correct_count(x, y, noise=8.0)
+    with tempfile.TemporaryDirectory() as folder:
+        search = PrivateSearch(
+            {"lr": [0.1, 0.2], "steps": [2, 3]},
+            train,
+            score,
+            epsilon=3.0,
+            delta=1e-5,
+            runs=3,
+            workers=2,
+            progress=False,
+            scratch=f"{folder}/private",
+        )
+        kinds = len(search.noises)
+        result = search.run()
+        gone = not os.path.exists(f"{folder}/private")
+    tuned = tune_on_public({"a": [1, 2, 3]}, lambda c: c["a"], lambda m: -abs(m - 2), because="made up", repeats=2)
+    drawn = tune_on_public({"a": Uniform(0, 1), "b": LogUniform(1, 9)}, lambda c: c["a"], float, because="x", trials=4)
+    usual = good_defaults(6000, 100, epsilon=2.0, delta=1e-5)
+    exact = _rate_one(usual.noise_multiplier, usual.steps)
+    ledger = ledger_of(adjacency="zero-out")
+    table = np.random.default_rng(seed).uniform(-1, 1, (120, 2))
+    outside = PrivateSearchCV(
+        LogisticRegression(bounds=(-1, 1), adjacency="zero-out"),
+        {"coef_norm": [1.0, 2.0]},
+        epsilon=3.0,
+        delta=1e-5,
+        score_noise=6.0,
+        runs=2,
+        ledger=ledger,
+        dataset="people",
+    ).fit(table, (table[:, 0] > 0).astype(int))
+    spent = charged(ledger, 1e-5, "zero-out")
+    cases: dict[str, tuple[Any, Any]] = {
+        "a score without a sensitivity": (lambda: _search(lambda model: 1.0), TuningError),  # type: ignore[arg-type]
+        "an unknown method": (lambda: _search(score, method="best"), TuningError),
+        "no budget": (lambda: _search(score, epsilon=0.0), TuningError),
+        "scores that cost too much": (lambda: _search(Score(lambda m: 1.0, noise=0.1)), TuningError),
+        "a threshold of another method": (lambda: _search(score, threshold=1.0), TuningError),
+        "no threshold": (lambda: _search(score, method="threshold"), TuningError),
+        "sensitivities of another method": (lambda: _search(score, sensitivities=[1.0]), TuningError),
+        "a choice above ε": (lambda: _search(score, method="exponential", choice_epsilon=9.0), TuningError),
+        "half a worker": (lambda: _search(score, workers=0), TuningError),
+        "an unknown executor": (lambda: _search(score, executor="fast"), TuningError),
+        "a ledger without a data set": (lambda: _search(score, ledger=ledger_of()), TuningError),
+        "no runs": (lambda: _search(score, runs=0), TuningError),
+        "no mechanism": (lambda: _search(score, mechanism=None), TuningError),
+        "a mechanism that is none": (lambda: _search(score, mechanism=lambda c, n: 3), TuningError),
+        "an adaptive optimizer": (
+            lambda: PrivateSearch(
+                {"a": type("Trial", (), {"suggest_float": 1})()}, train, score, epsilon=1.0, delta=1e-5
+            ),
+            TuningError,
+        ),
+        "an empty space": (lambda: PrivateSearch({}, train, score, epsilon=1.0, delta=1e-5), TuningError),
+        "no reason": (lambda: tune_on_public({"a": [1]}, id, float, because=""), TuningError),
+        "a range in reverse": (lambda: Uniform(1, 0), TuningError),
+        "no noise of a score": (lambda: Score(lambda m: 1.0, noise=0.0), TuningError),
+        "another law of a score": (lambda: Score(lambda m: 1.0, kind="uniform"), TuningError),
+        "answers of two dimensions": (lambda: correct_count(x, np.zeros((40, 2))), TuningError),
+        "a bound of 0": (lambda: bounded_loss(lambda m: [1.0], bound=0.0), TuningError),
+        "people without ids": (lambda: correct_count(x, y, unit="person"), Exception),
+        "more than is left": (
+            lambda: _search(score, ledger=ledger_of(0.1, 1e-6), dataset="people").run(),
+            BudgetExceeded,
+        ),
+    }
+    return [
+        holds("search: kinds of candidates", kinds == 2, f"{kinds} amounts of noise for two lengths"),
+        holds(
+            "search: released", result.best is not None and result.privacy.upper <= 3.0 * (1 + 1e-6), repr(result.best)
+        ),
+        holds("search: folder", gone, "the private folder is deleted at the end"),
+        holds("public tuning", tuned.best == {"a": 2} and 0 <= drawn.best["a"] <= 1, repr(tuned.best)),
+        holds("defaults", usual.batch_size < 6000 and exact > 0, f"noise {usual.noise_multiplier:.3f}"),
+        holds(
+            "scikit-learn search",
+            outside.privacy_.upper <= 3.0 * (1 + 1e-6) and spent >= 0.98 * min(outside.privacy_.upper, 3.0),
+            f"claimed {outside.privacy_.upper:.4f}, charged {spent:.4f}",
+        ),
+        refused("search: refusals", cases),
+    ]
+
+
+def _rate_one(noise: float, steps: int) -> float:
+    return bounds.gaussian_epsilon(math.sqrt(steps) / noise, 1e-5)
+
+
+def scores_are_bounded(seed: int) -> list[Finding]:
+    """One record, or one person with many, moves a score by its sensitivity, whatever the loss or the answer is."""
+    odd = [math.nan, math.inf, -math.inf, -1e6, 1e6, -0.3, 0.7]
+    base = [0.2, 0.9, 0.0]
+    worst = {"add-remove": 0.0, "replace-one": 0.0, "people": 0.0}
+    for bound in (1.0, 2.5):
+
+        def total(values: list[float], groups: Any = None, bound: float = bound) -> float:
+            score = bounded_loss(lambda _: np.array(values), bound=bound, groups=groups)
+            return score.exact(None) / score.sensitivity
+
+        for one in odd:
+            worst["add-remove"] = max(worst["add-remove"], abs(total(base) - total([*base, one])))
+            for other in odd:
+                worst["replace-one"] = max(worst["replace-one"], abs(total([*base, one]) - total([*base, other])))
+            many = total([*base, *[one] * 9], [1, 2, 3, *[4] * 9])
+            worst["people"] = max(worst["people"], abs(total(base, [1, 2, 3]) - many))
+    right = correct_count(np.zeros(4), np.array([0, 1, 0, 1]), predict=lambda model, x: np.zeros(4))
+    given, draws = tap.listen(
+        lambda: [Score(lambda m: 3.0, 2.0, 5.0)(None), Score(lambda m: 3.0, 2.0, 5.0, kind="laplace")(None)]
+    )
+    scales = [(draw.kind, draw.scale) for draw in draws]
+    claimed = [Score(lambda m: 3.0, 2.0, 5.0, replace=r).mechanism for r in (None, 2.0)]
+    prices = [acc.epsilon(m, 1e-5, adjacency="replace-one").upper for m in claimed]
+    exact = [bounds.gaussian_epsilon(2 / 5.0, 1e-5), bounds.gaussian_epsilon(1 / 5.0, 1e-5)]
+    return [
+        *(holds(f"score: {name}", moved <= 1 + 1e-6, f"moved by {moved:.4f}") for name, moved in worst.items()),
+        holds("score: right answers", right.exact(None) == 2.0, "two of four"),
+        holds("score: noise", scales == [("gaussian", 10.0), ("laplace", 10.0)] and len(given) == 2, f"{scales}"),
+        holds("score: price", all(p >= e * (1 - 1e-6) for p, e in zip(prices, exact, strict=True)), f"{prices}"),
+    ]
+
+
+SCENES = (
+    Scene("selection", "tuning", selection_is_charged),
+    Scene("selection: scores", "tuning", scores_are_bounded),
+    Scene("selection: choices", "tuning", choices_follow_their_law),
+    Scene("selection: adjacencies", "tuning", choices_under_each_adjacency),
+    Scene("selection: failed runs", "tuning", failed_runs_are_runs),
+    Scene("selection: methods", "tuning", searches_end_as_priced),
+    Scene("selection: searches", "tuning", searches_go_on),
+)
