@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tacit.linear_model import descent, functional, releases
@@ -189,6 +189,8 @@ def test_bounds_that_are_not_symmetric_have_the_sensitivity_of_both_ends(bounds,
     st.integers(1, 3),
     st.booleans(),
 )
+@example([(0, 1.0, 1.0, 3.0), (1, 0.5, 0.5, 1.0)], 1, True)  # a weight above the maximum, in every run
+@example([(0, 1.0, -1.0, 3.0), (0, -1.0, 1.0, 3.0), (1, 0.0, 0.0, 0.5)], 2, True)
 def test_all_rows_of_a_person_together_move_sums_no_further_than_stated(rows, most, weighted):
     features = features_of((-1, 1), 1, None)
     owners = np.array([r[0] for r in rows])

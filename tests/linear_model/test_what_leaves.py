@@ -1,0 +1,143 @@
+"""The exact values that get noise in a fit: bounded whatever a row holds, each with the noise that was priced."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tacit import accounting as acc
+from tacit.linear_model import LinearRegression, LogisticRegression, Ridge
+from tacit.linear_model import objective as op
+from tacit.schema import Numeric, Schema, Unit
+from tests.catalogue.seam import watched
+
+METHODS = ["gradient-descent", "adassp", "sufficient-statistics", "functional"]
+BOUNDS = {"bounds": (-1, 1), "target_bounds": (-1, 1)}
+
+
+def rows(last_x=0.5, last_y=0.5, count=50):
+    generator = np.random.default_rng(3)
+    x = generator.uniform(-1, 1, (count, 2))
+    y = x @ [0.5, -0.25] + 0.1
+    x[-1], y[-1] = last_x, last_y
+    return x, y
+
+
+def drawn(estimator, *arguments, **more):
+    """Every exact value in units of its noise, in the order in which noise was added."""
+    with watched() as seen:
+        estimator.fit(*arguments, **more)
+    return seen.drawn
+
+
+def settings(method):
+    return {"epsilon": 1.0, "delta": 0.0 if method == "functional" else 1e-5, "method": method}
+
+
+def same(one, other):
+    assert [len(a.values) for a in one] == [len(a.values) for a in other]
+    for a, b in zip(one, other, strict=True):
+        assert (a.kind, a.scale) == (b.kind, b.scale)
+        assert np.array_equal(a.values, b.values)
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("kind", [LinearRegression, Ridge])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_target_beyond_its_bounds_counts_as_the_bound(method, kind, intercept, tmp_path):
+    def fitted(last_y, *, file=False, schema=False):
+        x, y = rows(last_y=last_y)
+        made = kind(**settings(method), fit_intercept=intercept, **BOUNDS)
+        if file:
+            table = pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": y})
+            table.write_parquet(tmp_path / "t.parquet")
+            return drawn(made.set_params(bounds={"a": (-1, 1), "b": (-1, 1)}), tmp_path / "t.parquet", "y")
+        if schema:
+            columns = [Numeric(name, -1, 1) for name in "ab"]
+            public = Schema([*columns, Numeric("y", -1, 1, target=True)], Unit("row"))
+            return drawn(
+                made.set_params(bounds=public, target_bounds=None), pl.DataFrame({"a": x[:, 0], "b": x[:, 1]}), y
+            )
+        return drawn(made, x, y)
+
+    for where in ({}, {"file": True}, {"schema": True}) if kind is LinearRegression and intercept else ({},):
+        same(fitted(1e6, **where), fitted(1.0, **where))
+        same(fitted(-1e300, **where), fitted(-1.0, **where))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_features_and_weights_beyond_their_bounds_count_as_the_bound(method):
+    x, y = rows(last_x=1e9)
+    inside, _ = rows(last_x=1.0)
+    made = LinearRegression(**settings(method), **BOUNDS)
+    same(drawn(made, x, y), drawn(made, inside, y))
+    weighted = LinearRegression(**settings(method), max_weight=2.0, **BOUNDS)
+    heavy, full = np.ones(50), np.ones(50)
+    heavy[-1], full[-1] = 1e12, 2.0
+    same(drawn(weighted, inside, y, sample_weight=heavy), drawn(weighted, inside, y, sample_weight=full))
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+def test_adassp_adds_noise_to_the_eigenvalue_the_matrix_and_the_vector(adjacency):
+    x, y = rows()
+    made = LinearRegression(1.0, 1e-5, method="adassp", adjacency=adjacency, **BOUNDS)
+    found = drawn(made, x, y)
+    assert [len(one.values) for one in found] == [1, 3, 3, 3]  # eigenvalue; diagonal and triangle; vector
+    full = np.column_stack([np.ones(50), x])
+    smallest = np.linalg.eigvalsh(full.T @ full)[0]
+    assert found[0].values[0] * found[0].scale[0] == pytest.approx(smallest, rel=1e-4)  # rows lie on a grid
+    # What each neighbour can move, in units of the noise, is what was priced: |row|² for the eigenvalue, and so on.
+    # The same noise is priced for both adjacencies by what a neighbour moves.
+    largest, parts = 3.0, [part for part, _ in made.privacy_.mechanism.parts()]
+    replaced = adjacency == "replace-one"
+    shifts = (1.0, math.sqrt(2) if replaced else 1.0, 2.0 if replaced else 1.0)
+    noises = (found[0].scale[0], found[1].scale[0], found[3].scale[0])
+    moved = (largest, largest, math.sqrt(3.0))
+    spent = sum((shift * move / noise) ** 2 for shift, move, noise in zip(shifts, moved, noises, strict=True))
+    assert len(parts) == 3
+    priced = acc.epsilon(acc.GDP(math.sqrt(spent)), 1e-5)
+    assert priced.upper <= 1.0 + 1e-6
+    assert priced.upper >= 0.95
+
+
+@pytest.mark.parametrize(("classes", "slots"), [(2, 1), (2, 2), (3, 1), (5, 2)])
+def test_objective_perturbation_pays_for_every_direction_that_the_noise_can_be_compared_in(classes, slots):
+    # Redberg et al. (2023): with the noise's own curve G at what the Jacobian leaves of ε, δ is 2·G for two classes and
+    # one row, because the sign of the row's pull is not known; with more classes or rows a union over all of them.
+    slope = op.Slope(norm_squared=2.0, classes=classes, slots=slots)
+    sigma, ridge = 9.0, 50.0
+    epsilon = slope.jacobian(ridge) + 1.0
+    reach = slots * math.sqrt(2.0 * (1 if classes == 2 else 2))
+    alone = acc.delta(acc.Gaussian(sigma / reach), 1.0).upper
+    wanted = (2 * (classes - 1)) ** slots * alone
+    assert op.gaussian_delta(epsilon, sigma, ridge, slope) == pytest.approx(min(1.0, wanted), rel=1e-6)
+
+
+def test_a_calibrated_objective_perturbation_keeps_its_budget_by_that_formula():
+    for classes in (2, 4):
+        slope = op.Slope(norm_squared=3.0, classes=classes)
+        made = op.perturb(slope, 1.0, 1e-6, "add-remove", "record")
+        inner, inner_delta = 1.0 * (1 - op.OUTPUT_EPSILON), 1e-6 * (1 - op.OUTPUT_DELTA)
+        left = inner - slope.jacobian(made.ridge)
+        alone = acc.delta(acc.Gaussian(made.sigma / slope.lipschitz), left)
+        assert 2 * (classes - 1) * alone.lower <= inner_delta * (1 + 1e-6)
+        assert 2 * (classes - 1) * alone.upper >= inner_delta * 0.99  # and no more noise than that
+        with watched() as seen:
+            made.hide(np.zeros(3))
+        tolerated = op.TOLERANCE * math.sqrt(3.0)
+        assert seen.drawn[0].scale[0] == pytest.approx(made.output * 2 * tolerated / made.ridge)
+
+
+def test_a_classifier_by_objective_perturbation_draws_what_it_priced():
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (60, 2))
+    y = (x[:, 0] > 0).astype(int)
+    made = LogisticRegression(1.0, 1e-5, bounds=(-1, 1), classes=[0, 1], method="objective-perturbation")
+    found = drawn(made, x, y)
+    wanted = op.perturb(op.Slope(norm_squared=3.0), 1.0, 1e-5, "add-remove", "record")
+    assert [one.scale[0] for one in found] == pytest.approx(
+        [wanted.sigma, wanted.output * 2 * wanted.tolerance / wanted.ridge], rel=1e-6
+    )
