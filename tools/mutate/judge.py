@@ -218,10 +218,8 @@ def run(
         count += 1
         first = next((line.removeprefix(MARK) for line in tail.splitlines() if line.startswith(MARK)), "")
         outcome = "timeout" if code == -1 else "survived" if code == 0 else "caught"
-        if code not in (-1, 0) and not first:  # a file of tests that cannot even be imported, or a process that died
-            last = tail.strip().splitlines()[-1:] or [""]
-            first = tests[0] if len(tests) == 1 else ""
-            print(f"    no test of its own: exit code {code}: {last[0][:150]}")
+        if code not in (-1, 0) and not first:  # tests that cannot even be imported, or a process that died
+            first = tests[0]
         results.add(
             id=mutant.id,
             outcome=outcome,
@@ -248,24 +246,25 @@ def _confirm(mutants: list[Mutant], results: Results, trees: list[Path]) -> None
         return
     forks.copy_tree(trees[0])
     tests = sorted(killers)
-    parts = [tests[start : start + 40] for start in range(0, len(tests), 40)]
+    parts = [tests[start : start + 25] for start in range(0, len(tests), 25)]
     failing: set[str] = set()
-    unclear: set[str] = set()
+    apart: list[list[str]] = []
 
-    def work() -> Iterator[tuple[object, Callable[[Path], Callable[[], int]], float]]:
-        for part in parts:
+    def work(some: list[list[str]]) -> Iterator[tuple[object, Callable[[Path], Callable[[], int]], float]]:
+        for part in some:
             yield part, lambda tree, part=part: lambda: _pytest(tree, part), 900.0
 
     def done(what: Any, code: int, took: float, tail: str) -> None:
         failing.update(line.removeprefix(MARK) for line in tail.splitlines() if line.startswith(MARK))
-        if code not in (0, 1):
-            unclear.update(what)
+        if code not in (0, 1) and len(what) > 1:
+            apart.extend([one] for one in what)  # one of them cannot even be imported: which?
+        elif code not in (0, 1):
+            failing.update(what)
 
-    forks.run_all(work(), trees[:1], done)
+    forks.run_all(work(parts), trees[:1], done)
+    forks.run_all(work(apart), trees[:1], done)
     for test, names in killers.items():
         for name in names:
-            if test in unclear:
-                continue
             outcome = "survived" if test in failing else "caught"
             results.add(**(results.of[name] | {"outcome": outcome, "confirmed": True}))
     print(
