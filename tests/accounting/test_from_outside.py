@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tacit import accounting as acc
-from tacit.accounting.losses import SampledLaplaceLoss
-from tacit.accounting.sampling import Accumulated
+from tacit.accounting.derived import SampledLoss
+from tacit.accounting.losses import LaplaceLoss
+from tacit.accounting.poisson import Accumulated
 from tests.accounting.catalogue import poisson
 
 
@@ -122,10 +123,10 @@ def test_a_first_lattice_that_is_far_too_coarse_is_not_the_last() -> None:
     assert acc.epsilon(poisson(1e-9, 3.0, 10**7), 1e-5).upper == 0.0
 
 
-@pytest.mark.parametrize("mixture_is_p", [True, False])
-def test_sampled_laplace_noise_has_no_mass_beyond_its_smallest_and_largest_loss(mixture_is_p: bool) -> None:
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_sampled_laplace_noise_has_no_mass_beyond_its_smallest_and_largest_loss(direction: str) -> None:
     """Rounding left 1e-17 there; no lattice reaches that far out, and δ of a composition was in [0, 1]."""
-    loss = SampledLaplaceLoss(1 / 8.219200993263463, 0.14342486613558342, mixture_is_p=mixture_is_p)
+    loss = SampledLoss(LaplaceLoss(1 / 8.219200993263463), 0.14342486613558342, direction)
     for masses in loss.cells(np.array([-5.0, 5.0])):
         assert masses[0] == masses[2] == 0
 

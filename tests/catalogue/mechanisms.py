@@ -19,7 +19,7 @@ from scipy.special import ndtr
 
 import tacit.accounting
 from tacit import accounting as acc
-from tacit.accounting.sampling import Accumulated
+from tacit.accounting.poisson import Accumulated
 from tests.catalogue.laws import (
     Array,
     Pair,

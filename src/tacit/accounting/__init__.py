@@ -24,6 +24,7 @@ from tacit.accounting.mechanisms import (
     ZCDP,
     ApproxDP,
     DiscreteGaussian,
+    DiscreteLaplace,
     ExponentialMechanism,
     Gaussian,
     Laplace,
@@ -31,13 +32,13 @@ from tacit.accounting.mechanisms import (
     RandomizedResponse,
 )
 from tacit.accounting.over_steps import StepCurve, epsilon_over_steps
+from tacit.accounting.poisson import PoissonSampled
 from tacit.accounting.pricing import delta, epsilon
 from tacit.accounting.privacy import Privacy, stated_adjacency
 from tacit.accounting.renyi import renyi
 from tacit.accounting.sampling import (
     BallsInBins,
     FixedSizeSampled,
-    PoissonSampled,
     Shuffled,
     TruncatedPoissonSampled,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "Comparison",
     "Composed",
     "DiscreteGaussian",
+    "DiscreteLaplace",
     "Either",
     "ExponentialMechanism",
     "FilterExceeded",

@@ -17,11 +17,12 @@ import numpy as np
 from tacit.accounting.base import Mechanism, is_number
 from tacit.accounting.bound import Bound
 from tacit.accounting.errors import AccountingError
-from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss, SampledLaplaceLoss
+from tacit.accounting.derived import SampledLoss
+from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss
 from tacit.accounting.mechanisms import GDP, DiscreteGaussian, ExponentialMechanism, Gaussian
 from tacit.accounting.pricing import epsilon as certified_epsilon
 from tacit.accounting.renyi import MOMENTS, RenyiCurve, members_of
-from tacit.accounting.sampling import PoissonSampled, amplified
+from tacit.accounting.poisson import PoissonSampled, amplified
 
 
 class NotApplicable(AccountingError):
@@ -258,8 +259,9 @@ class _Steps:
         if isinstance(part, ExponentialMechanism):
             return part.epsilon * self.group, 0.0
         pairs = [part.pair(self.adjacency, direction, self.group) for direction in ("remove", "add")]
-        if all(isinstance(loss, LaplaceLoss | SampledLaplaceLoss) for loss in pairs):
-            return max(loss.supremum for loss in pairs if loss is not None), 0.0
+        if all(isinstance(loss, LaplaceLoss | SampledLoss) for loss in pairs):
+            finite = [loss.given_finite().supremum for loss in pairs if loss is not None]
+            return max(finite), max(loss.infinity for loss in pairs if loss is not None)
         if all(isinstance(loss, AtomsLoss) for loss in pairs):
             finite = [float(np.max(loss.values, initial=0.0)) for loss in pairs if isinstance(loss, AtomsLoss)]
             return max(finite), max(loss.infinity for loss in pairs if loss is not None)

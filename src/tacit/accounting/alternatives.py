@@ -14,8 +14,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tacit.accounting.base import Mechanism, check_share, inherit_unit, unit_message
+from tacit.accounting.derived import DrawnLoss
 from tacit.accounting.errors import AccountingError, UnitError
 from tacit.accounting.losses import Loss
+from tacit.accounting.mechanisms import nothing_revealed
 from tacit.accounting.pricing import Reader
 from tacit.accounting.pricing import epsilon as certified_epsilon
 from tacit.accounting.renyi import RenyiCurve
@@ -75,7 +77,28 @@ class Either(Mechanism):
         return tuple(a for a in self.one.adjacencies() if a in self.other.adjacencies())
 
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
-        return None
+        return self._drawn([(part.pair(adjacency, direction, group), w) for part, w in self._single()])
+
+    def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
+        found = [(part.floor(adjacency, direction, group) or nothing_revealed(), w) for part, w in self._single()]
+        return self._drawn(found)
+
+    def is_tight(self, adjacency: str, group: int = 1) -> bool:
+        single = self._single()
+        return bool(single) and all(part.is_tight(adjacency, group) for part, w in single if w > 0)
+
+    def _single(self) -> list[tuple[Mechanism, float]]:
+        """The members, if each is one mechanism that ran once; otherwise none."""
+        found = [(part.parts(), weight) for part, weight in self.members()]
+        if any(len(parts) != 1 or parts[0][1] != 1 or parts[0][0].extra_delta() for parts, _ in found):
+            return []
+        return [(parts[0][0], weight) for parts, weight in found]
+
+    @staticmethod
+    def _drawn(found: list[tuple[Loss | None, float]]) -> Loss | None:
+        losses = [(loss, weight) for loss, weight in found if loss is not None and weight > 0]
+        whole = losses and len(losses) == sum(weight > 0 for _, weight in found)
+        return DrawnLoss(losses) if whole else None
 
     def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
         total = np.full(len(orders), -math.inf)

@@ -171,22 +171,29 @@ def _dominated(loss: Loss, offset: float, step: float, low: float, high: float) 
     there.
     """
     first, edges = _points(offset, step, low, high)
-    shares, masses = _merge(loss, edges, step)
+    shares, masses = _merge(loss, edges, step, offset, first)
     if len(loss.atoms()[0]) == 0 and step <= 30 and abs(offset) < 600:
         for margin in (1e-5, 1e-4, 1e-3, 1e-2, 0.1):
             offset = _balance(loss, offset, step, float(shares[min(max(-first, 0), len(shares) - 1)]), margin)
             first, edges = _points(offset, step, low, high)
-            shares, masses = _merge(loss, edges, step)
+            shares, masses = _merge(loss, edges, step, offset, first)
             if 0 < -first < len(shares) and shares[-first - 1] > 1 - 1e-9:
                 break
-    node, mass, _ = _place(loss, offset, step, first)
-    np.add.at(masses, node, mass)
+    node, mass, share = _place(loss, offset, step, first)
+    np.add.at(masses, node[share == 0], mass[share == 0])
     return LatticeLaw(offset, step, first, masses, 0.0)
 
 
-def _merge(loss: Loss, edges: Array, step: float) -> tuple[Array, Array]:
-    """The share of each cell that goes to its upper edge, and the masses on the edges."""
+def _merge(loss: Loss, edges: Array, step: float, offset: float, first: int) -> tuple[Array, Array]:
+    """The share of each cell, with the atoms inside it, that goes to its upper edge, and the masses on the edges."""
     p, q = loss.cells(edges)
+    node, mass, share = _place(loss, offset, step, first)
+    inside = share > 0
+    if inside.any():
+        values = loss.atoms()[0][inside]
+        np.add.at(p, node[inside] + 1, mass[inside])
+        with np.errstate(over="ignore"):
+            np.add.at(q, node[inside] + 1, mass[inside] * np.exp(-values))
     cell = p[1:-1]
     if step > 30:  # losses in the thousands: the lattice is too coarse to pair anything
         return np.zeros(len(cell)), np.append(cell, 0.0)

@@ -298,7 +298,8 @@ class _Line:
         def log_tail(t: float) -> float:
             """A bound on log |F(c + is)| for every s >= t: some step lies in the band, the others anywhere."""
             each = [
-                math.log(times) + decay(t) + log_all - float(np.logaddexp(a, b)[0]) for decay, times, (a, b, _) in decays
+                math.log(times) + decay(t) + log_all - float(np.logaddexp(a, b)[0])
+                for decay, times, (a, b, _) in decays
             ]
             return float(np.logaddexp.reduce(each)) + 1e-9
 
@@ -348,7 +349,9 @@ class _Line:
             grown = np.expm1(inside)
             self.f = np.exp(power - log_all) * grown
             size = np.abs(np.exp(power - log_all))
-            wrong = size * (np.abs(np.exp(inside)) * np.expm1(np.minimum(inside_error, 1.0)) + 4 * ROUND * np.abs(grown))
+            wrong = size * (
+                np.abs(np.exp(inside)) * np.expm1(np.minimum(inside_error, 1.0)) + 4 * ROUND * np.abs(grown)
+            )
             wrong += np.abs(self.f) * np.expm1(np.minimum(power_error + ROUND * (8 + np.abs(power)), 1.0))
         # where all digits are lost, F lies anywhere below its size on the real axis
         lost = ~np.isfinite(self.f) | ~np.isfinite(wrong) | (power_error > 0.5) | (inside_error > 0.5)

@@ -96,6 +96,10 @@ class Loss:
         """The distance of neighbouring atoms, where they lie on a lattice; None where there are fewer than two."""
         return None
 
+    def unseen(self) -> float:
+        """The mass of Q where P has none: the loss of the reversed pair is infinite there."""
+        return self.infinity if self.symmetric else 0.0
+
     def beyond(self, x: float) -> tuple[float, float]:
         """log P and log Q of {L > x}."""
         p, q = self.cells(np.array([x]))
@@ -194,6 +198,13 @@ class AtomsLoss(Loss):
     def atoms(self) -> tuple[Array, Array]:
         return self.values, self.p
 
+    def unseen(self) -> float:
+        if self.symmetric:
+            return self.infinity
+        with np.errstate(over="ignore"):
+            rest = 1 - math.fsum(self.p * np.exp(-self.values))
+        return rest if rest > 1e-11 else 0.0
+
     def beyond(self, x: float) -> tuple[float, float]:
         above = self.values > x
         if not above.any():
@@ -236,40 +247,6 @@ class LaplaceLoss(Loss):
 
     def spacing(self) -> float | None:
         return 2 * self.epsilon
-
-
-class SampledLaplaceLoss(Loss):
-    """Laplace noise of scale 1/epsilon under Poisson sampling, removing (P the mixture) or adding (Q the mixture)."""
-
-    analytic = False
-
-    def __init__(self, epsilon: float, rate: float, *, mixture_is_p: bool) -> None:
-        self.epsilon, self.rate, self.mixture_is_p = epsilon, rate, mixture_is_p
-        self.top = math.log1p(rate * math.expm1(epsilon))
-        self.bottom = math.log1p(rate * math.expm1(-epsilon))
-        self.supremum = self.top if mixture_is_p else -self.bottom
-
-    def cells(self, edges: Array) -> tuple[Array, Array]:
-        wanted = edges if self.mixture_is_p else -edges[::-1]
-        # the loss of the unsampled mechanism at which log(1 - q + q e^l) takes the wanted value
-        inside = np.clip(wanted, self.bottom, self.top)
-        with np.errstate(divide="ignore"):
-            base = np.log1p(np.maximum(np.expm1(inside) / self.rate, -1.0))
-        # beyond the ends there is nothing, not even what the rounding of the logarithm leaves
-        base = np.where(wanted <= self.bottom, -self.epsilon, np.where(wanted >= self.top, self.epsilon, base))
-        shifted, plain = LaplaceLoss(self.epsilon).cells(np.clip(base, -self.epsilon, self.epsilon))
-        mixture = (1 - self.rate) * plain + self.rate * shifted
-        return (mixture, plain) if self.mixture_is_p else (plain[::-1], mixture[::-1])
-
-    def atoms(self) -> tuple[Array, Array]:
-        plain = np.array([0.5, 0.5 * math.exp(-self.epsilon)])  # masses of N(0)-side Laplace at loss -e and +e
-        shifted = plain[::-1]
-        if self.mixture_is_p:
-            return np.array([self.bottom, self.top]), (1 - self.rate) * plain + self.rate * shifted
-        return np.array([-self.top, -self.bottom]), plain[::-1]
-
-    def spacing(self) -> float | None:
-        return self.top - self.bottom
 
 
 # -- helpers ----

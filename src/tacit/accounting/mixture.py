@@ -333,8 +333,10 @@ class MixtureLoss(Loss):
     def band_line(self, low: float, c: float, t: Array) -> tuple[float, float, Array, ComplexArray, ComplexArray]:
         """Both moments along a line: their logs at c, a bound on the error relative to these, and their ratios to them."""
         losses, below, inside, weight = self._band_terms(low, np.array([c]), float(t[-1]))
-        log_a, log_b = (float(top + np.log(np.exp(terms - top).sum()) + weight) for terms, top in (
-            (below[0], below.max()), (inside[0], inside.max())))
+        log_a, log_b = (
+            float(top + np.log(np.exp(terms - top).sum()) + weight)
+            for terms, top in ((below[0], below.max()), (inside[0], inside.max()))
+        )
         error = float(self._band_error(below, inside, np.array([log_a]), np.array([log_b]))[0])
         weights = np.exp(np.stack([below[0] - log_a, inside[0] - log_b]) + weight)
         keep = weights.max(axis=0) > 1e-26 / len(losses)
@@ -365,7 +367,10 @@ class MixtureLoss(Loss):
         start = bend * heights**2 - c * np.log(narrow)
         turn = np.array([_complex_log_mixture(x[left], float(a), self.p_shift, self.p_weight).imag for a in heights])
         # beyond the cells: e^-digits of M(c), also on the way up where it stops, and below them the tail of the cut
-        outside = np.logaddexp(-DIGITS - 10 + self.log_ceiling(c), float(log_ndtr((first - low) / self.soft)) + (c + 1) * float(log_p[0]) - c * float(log_q[0]))
+        outside = np.logaddexp(
+            -DIGITS - 10 + self.log_ceiling(c),
+            float(log_ndtr((first - low) / self.soft)) + (c + 1) * float(log_p[0]) - c * float(log_q[0]),
+        )
 
         def bound(t: float) -> float:
             exponent = base - t * turn

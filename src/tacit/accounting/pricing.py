@@ -8,6 +8,8 @@ Mechanisms of which only Rényi bounds are known are priced by the best order.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import sys
 from collections.abc import Callable, Generator
@@ -18,13 +20,16 @@ from tacit.accounting import lattice, levels
 from tacit.accounting.base import DIRECTIONS, Composed, Mechanism, is_number
 from tacit.accounting.bound import Bound
 from tacit.accounting.contour import MAX_NODES, Parts, Unsuitable, contour_for
+from tacit.accounting.derived import law_below
 from tacit.accounting.errors import AccountingError
 from tacit.accounting.losses import ACCURACY, AtomsLoss, GaussianLoss, Loss
 from tacit.accounting.mechanisms import LARGEST_SHIFT, ApproxDP, Laplace, PureDP, gaussian_floor, gaussian_loss
-from tacit.accounting.renyi import RenyiCurve, members_of, overflow_cost
+from tacit.accounting.renyi import RenyiCurve, members_of, overflow_cost, standing_pair
 
 #: A contour with more nodes than this takes longer than one of the levels of a rare loss.
 ENOUGH_NODES = 1000
+#: How far below δ a pair that stands for bounds is made, as an exponent of e; and at how many ε one's own are read.
+BELOW, OWN_POINTS = 24.0, 160
 #: An ε that would be larger than this is reported as infinite.
 LARGEST = 1e280
 #: At δ = 0, how far below the upper end the lower one lies: more than a sum of floats can be off.
@@ -51,6 +56,8 @@ class OwnPrice(Protocol):
     def own_epsilon(self, delta: float, adjacency: str, group: int) -> tuple[float, float]: ...
 
     def own_delta(self, epsilon: float, adjacency: str, group: int) -> tuple[float, float]: ...
+
+    def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float: ...
 
 
 def epsilon(
@@ -153,21 +160,22 @@ class _Question:
         self.members, self.adjacency, self.group, self.tolerance = members, adjacency, int(group), tolerance
         self.extra = sum(times * part.extra_delta(self.group) for part, times in members)
         self.tight = all(part.is_tight(adjacency, self.group) for part, _ in members)
+        #: parts of which no pair is known, only Rényi divergences or bounds on δ(ε) of their own
+        self.stated: list[tuple[Mechanism, int]] = []
         self.upper = [self._losses(d, upper=True) for d in DIRECTIONS]
-        self.renyi_only = any(parts is None for parts in self.upper)
-        self.tight = self.tight and not self.renyi_only
+        self.tight = self.tight and not self.stated
 
-    def _losses(self, direction: str, *, upper: bool) -> Parts | None:
-        """The losses of the composition, Gaussians merged into one; None where a part has only a Rényi bound."""
+    def _losses(self, direction: str, *, upper: bool) -> Parts:
+        """The losses of the composition, Gaussians merged into one; parts without a pair are collected apart."""
         parts: list[tuple[Loss, int]] = []
         mu_square = 0.0
         for part, times in self.members:
             ask = part.pair if upper else part.floor
             loss = ask(self.adjacency, direction, self.group)
             if loss is None:
-                if upper:
-                    return None
-                continue  # at least 0
+                if upper and (part, times) not in self.stated:
+                    self.stated.append((part, times))
+                continue  # from below: at least 0
             if isinstance(loss, GaussianLoss):
                 mu_square += times * loss.mu**2
             else:
@@ -213,51 +221,59 @@ class _Question:
     def epsilon(self, delta: float) -> tuple[float, float]:
         if not self.members:
             return 0.0, 0.0
-        low = 0.0
-        if self.renyi_only:
-            high = self._renyi().epsilon(delta)[0]
-            low, high = self._own_epsilon(delta, high)
-        else:
-            high = 0.0
+        low = high = 0.0
+        if self.stated:
+            low, high = self._stated_epsilon(delta)
         for i, direction in enumerate(DIRECTIONS):
             upper, lower = self.upper[i], self._losses(direction, upper=False)
-            if upper is not None and not self.renyi_only:
+            if not self.stated:
                 one_low, one_high = self._direction_epsilon(upper, delta, enough=low)
                 high = max(high, one_high)
                 if self.tight:
                     low = max(low, one_low)
             if not self.tight and lower:
                 low = max(low, self._direction_epsilon(lower, delta, enough=math.inf)[0])
-            if all(loss.symmetric for loss, _ in (upper or []) + (lower or [])):
+            if all(loss.symmetric for loss, _ in upper + lower):
                 break
         return min(low, high), high
 
-    def _own_epsilon(self, delta: float, high: float) -> tuple[float, float]:
-        """Bounds on ε that use what parts state of themselves, where they state anything."""
-        own = [part for part, _ in self.members if isinstance(part, OwnPrice)]
-        if not own:
-            return 0.0, high
-        if len(self.members) == 1 and self.members[0][1] == 1:
-            low, stated = own[0].own_epsilon(delta, self.adjacency, self.group)
-            return low, min(stated, high)
-        # In a composition each use becomes an (ε, δ) guarantee with its share of half of δ, composed exactly.
-        uses = sum(times for part, times in self.members if isinstance(part, OwnPrice))
-        plain: list[tuple[Mechanism, int]] = []
-        for part, times in self.members:
-            if isinstance(part, OwnPrice):
-                share = delta / (2 * uses)
-                stated = part.own_epsilon(share, self.adjacency, self.group)[1]
-                if math.isinf(stated):
-                    return 0.0, high
-                plain.append((ApproxDP(stated, share, unit=part.unit), times))
-            elif self.group > 1:
-                return 0.0, high
-            else:
-                plain.append((part, times))
-        if self.group > 1:
-            return 0.0, high
-        together = Composed(tuple(plain), unit=self.mechanism.unit)
-        return 0.0, min(high, epsilon(together, delta, adjacency=self.adjacency).upper)
+    def _stated_epsilon(self, delta: float) -> Ends:
+        """Bounds on ε where parts have no pair: the smallest of all that are valid."""
+        high = self._renyi().epsilon(delta)[0]
+        low = 0.0
+        alone = self.members[0][0]
+        if isinstance(alone, OwnPrice) and len(self.members) == 1 and self.members[0][1] == 1:
+            low, own = alone.own_epsilon(delta, self.adjacency, self.group)
+            return low, min(own, high)
+        for parts in self._standing(math.log(delta) - BELOW):
+            both = (self._direction_epsilon(upper + parts, delta)[1] for upper in self.upper)
+            high = min(high, max(both))
+        return low, high
+
+    def _standing(self, log_least: float) -> Iterator[Parts]:
+        """Pairs that stand for the parts without one, in every valid way that may be the best.
+
+        Those that bound their own δ(ε) stand for themselves; what only has Rényi divergences is added up first and then
+        becomes one pair (docs/explanation/derived-pairs.md).
+        """
+        own = [(part, times) for part, times in self.stated if isinstance(part, OwnPrice)]
+        rest = [member for member in self.stated if member not in own]
+        ways = [(own, rest)] if own else []
+        if any(self.upper) or own:
+            ways.append(([], self.stated))
+        for single, together in ways:
+            parts: Parts = []
+            for part, times in single:
+                loss = own_pair(part, self.adjacency, self.group, 4.0 * math.floor(log_least / 4))
+                parts.append((loss, times))
+            if together:
+                loss = standing_pair(
+                    Composed(tuple(together), unit=self.mechanism.unit), self.adjacency, self.group, log_least
+                )
+                if loss is None:
+                    continue
+                parts.append((loss, 1))
+            yield parts
 
     def _direction_epsilon(self, parts: Parts, delta: float, enough: float = 0.0) -> tuple[float, float]:
         """The interval of one direction; no further effort once ε is surely below ``enough``."""
@@ -322,11 +338,9 @@ class _Question:
                 nodes = ENOUGH_NODES if rare else MAX_NODES
                 missing = yield contour_for(parts, log_delta=log_delta, epsilon=epsilon, nodes=nodes)
             except (Unsuitable, OverflowError):
-                if rare:
-                    try:
+                with contextlib.suppress(Unsuitable, OverflowError):
+                    if rare:
                         missing = yield levels.Levels(parts, log_delta=log_delta, epsilon=epsilon)
-                    except (Unsuitable, OverflowError):
-                        pass
         try:
             refinement = lattice.Refinement(parts, log_delta=log_delta, epsilon=epsilon)
             while (curve := refinement.next(missing)) is not None:
@@ -364,17 +378,15 @@ class _Question:
             infinite = [1.0 if self.extra else self._reveals_all(d) for d in DIRECTIONS]
             first, second = ((one if self.tight else 0.0, one) for one in infinite)
             return max(first, second), first, second
-        least, most = self._stated_delta(epsilon) if self.renyi_only else (0.0, 0.0)
+        least, most = self._stated_delta(epsilon) if self.stated else (0.0, 0.0)
         found: list[Ends] = []
         for upper, direction in zip(self.upper, DIRECTIONS, strict=True):
             lower = self._losses(direction, upper=False)
-            low, high = 0.0, most
-            if upper is not None and not self.renyi_only:
-                low, high = self._direction_delta(upper, epsilon)
+            low, high = (0.0, most) if self.stated else self._direction_delta(upper, epsilon)
             if not self.tight:
                 low = self._direction_delta(lower, epsilon)[0] if lower else 0.0
             found.append((min(low, high), high))
-            if all(loss.symmetric for loss, _ in (upper or []) + (lower or [])):
+            if all(loss.symmetric for loss, _ in upper + lower):
                 found.append(found[0])
                 break
         first, second = found
@@ -382,11 +394,15 @@ class _Question:
         return (min(max(first[0], second[0], least), high), high), first, second
 
     def _stated_delta(self, epsilon: float) -> Ends:
-        """Bounds on δ(ε) where pairs do not give them."""
+        """Bounds on δ(ε) where parts have no pair."""
+        high = self._renyi().delta(epsilon)
         alone = self.members[0][0]
         if isinstance(alone, OwnPrice) and len(self.members) == 1 and self.members[0][1] == 1:
-            return alone.own_delta(epsilon, self.adjacency, self.group)
-        return 0.0, self._renyi().delta(epsilon)
+            low, own = alone.own_delta(epsilon, self.adjacency, self.group)
+            return low, min(own, high)
+        for parts in self._standing(min(math.log(max(high, 1e-280)), -2.0) - BELOW):
+            high = min(high, max(self._direction_delta(upper + parts, epsilon)[1] for upper in self.upper))
+        return 0.0, high
 
     def _direction_delta(self, parts: Parts, epsilon: float) -> tuple[float, float]:
         infinite, finite = _split(parts)
@@ -407,6 +423,15 @@ class _Question:
         return max(0.0, low - slack), min(1.0, high + slack)
 
 
+@functools.lru_cache(maxsize=64)
+def own_pair(part: OwnPrice, adjacency: str, group: int, log_least: float) -> Loss:
+    """The symmetric pair of a mechanism that bounds its own δ(ε), down to a δ of e^{log_least}."""
+    top, largest = 0.25, max(part.largest_loss(adjacency, direction, group) for direction in DIRECTIONS)
+    while top < min(largest, 1e4) and part.own_delta(top, adjacency, group)[1] > math.exp(log_least):
+        top *= 1.5
+    return law_below(lambda x: part.own_delta(x, adjacency, group)[1], min(top, largest), points=OWN_POINTS)
+
+
 class Reader:
     """The upper end of δ(ε) of one mechanism at many ε: a curve that was made for one ε serves its neighbours too."""
 
@@ -420,11 +445,10 @@ class Reader:
     def upper(self, epsilon: float) -> float:
         """A certified upper bound on δ(ε), the larger of both directions."""
         question = self.question
-        if not question.members or question.renyi_only:
+        if not question.members or question.stated:
             return question.deltas(epsilon)[0][1]
         high = 0.0
         for direction, parts in zip(DIRECTIONS, question.upper, strict=True):
-            assert parts is not None
             high = max(high, self._direction(direction, parts, epsilon))
             if all(loss.symmetric for loss, _ in parts):
                 break
@@ -489,7 +513,7 @@ class LargestLoss:
         for loss, times in parts:
             values, masses = loss.atoms()
             at_top = values == loss.supremum
-            if not (math.isfinite(loss.supremum) and at_top.any()):
+            if not (math.isfinite(loss.supremum) and masses[at_top].any()):
                 return None
             log_mass += times * math.log(math.fsum(masses[at_top]))
             error += times * ACCURACY

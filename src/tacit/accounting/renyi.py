@@ -8,6 +8,7 @@ proposition 12).
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -16,8 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from tacit.accounting.base import DIRECTIONS, Mechanism, check_adjacency
 from tacit.accounting.contour import log_kappa
+from tacit.accounting.derived import GivenFinite, SampledLoss, symmetric_law
 from tacit.accounting.errors import AccountingError, AdjacencyError
-from tacit.accounting.losses import GaussianLoss, LaplaceLoss, Loss, SampledLaplaceLoss
+from tacit.accounting.losses import GaussianLoss, Loss
 from tacit.accounting.mechanisms import DiscreteGaussian
 
 Array = NDArray[np.float64]
@@ -150,6 +152,43 @@ class RenyiCurve:
         spill = overflow_cost(self.spill, epsilon)
         return min(1.0, self.failure + math.exp(min(best, 0.0)) * (1 + 1e-12) + spill)
 
+    def law(self, log_least: float, largest: float = math.inf, points: int = 600) -> Loss | None:
+        """One symmetric pair for all of the composition: its δ(ε) lies above min over c of κ(c)e^{K(c) - cε}.
+
+        ``log_least`` is the log of the δ down to which it is good, ``largest`` a bound on the loss. None if no order has a
+        finite moment.
+        """
+        coarse = np.geomspace(1e-4, 1e9, 80)
+        with np.errstate(over="ignore", invalid="ignore"):
+            moments = self.moments(coarse).max(axis=0)
+        usable = np.isfinite(moments)
+        if not usable.any():
+            return None
+        logs = moments + np.array([log_kappa(float(x)) for x in coarse])
+
+        def needed(size: float) -> tuple[float, float]:
+            values = np.where(usable, (logs - size) / coarse, math.inf)
+            best = int(np.argmin(values))
+            return float(values[best]), float(coarse[best])
+
+        top, steepest = needed(log_least)
+        top = min(max(top, 1e-9), largest)
+        if not math.isfinite(top):
+            return None
+        flattest = needed(-0.1)[1]
+        fine = np.unique(np.geomspace(max(flattest / 3, 1e-4), min(steepest * 3, 1e9), 240))
+        with np.errstate(over="ignore", invalid="ignore"):
+            moments = np.append(self.moments(fine).max(axis=0), moments)
+        fine = np.append(fine, coarse)
+        use = np.isfinite(moments)
+        fine, logs = fine[use], moments[use] + np.array([log_kappa(float(x)) for x in fine[use]])
+        step = top / points
+        grid = step * np.arange(points + 1)
+        deltas = np.exp(np.minimum((logs - np.multiply.outer(grid, fine)).min(axis=1), 0.0)) * (1 + 1e-12)
+        if top == largest:
+            deltas[-1] = 0.0
+        return symmetric_law(grid, deltas, spacing=step)
+
     def _solve(self, c: Array, moments: Array, delta: float, conversion: str) -> tuple[float, int]:
         def at(rest: float) -> tuple[float, int]:
             if rest <= 0:
@@ -194,8 +233,10 @@ def log_moments(loss: Loss, c: Array) -> Array:
     """Upper bounds on log E_P[e^{cL}] for every c."""
     if isinstance(loss, GaussianLoss):
         return np.asarray(0.5 * loss.mu**2 * c * (c + 1) * (1 + 1e-14))
-    if isinstance(loss, SampledLaplaceLoss):
-        return _sampled_laplace_moments(loss, c)
+    if isinstance(loss, GivenFinite):
+        return loss.loss.log_moments(c)
+    if isinstance(loss, SampledLoss):
+        return loss.log_moments(c)
     return np.array([_log_moment(loss, float(x)) for x in c])
 
 
@@ -210,28 +251,20 @@ def _log_moment(loss: Loss, c: float) -> float:
     return k + error
 
 
-def _sampled_laplace_moments(loss: SampledLaplaceLoss, c: Array, cells: int = 2048) -> Array:
-    """E_Q[g(u)] for Laplace noise under Q, u the ratio of the unsampled pair and g(u) = (1 - q + qu)^a convex in u.
+@functools.lru_cache(maxsize=256)
+def standing_pair(mechanism: Mechanism, adjacency: str, group: int, log_least: float = -80.0) -> Loss | None:
+    """A symmetric pair that dominates what has only Rényi bounds, down to a δ of e^{log_least}; None without bounds."""
+    curve = RenyiCurve(mechanism, adjacency=adjacency, group=group)
+    if curve.failure > 0 or curve.spill > 0:
+        return None
+    largest = min(_largest(mechanism, adjacency, group, direction) for direction in DIRECTIONS)
+    return curve.law(log_least, largest)
 
-    On every cell of u a chord lies above g, and the masses of P and Q on the cell say what it integrates to.
-    """
-    exponents = c + 1 if loss.mixture_is_p else -c
-    plain = LaplaceLoss(loss.epsilon)
-    edges = np.linspace(-loss.epsilon, loss.epsilon, cells + 1)
-    shifted_mass, mass = (m[1:-1] for m in plain.cells(edges))
-    u = np.exp(edges)
-    height = np.log1p(loss.rate * np.expm1(edges))  # log(1 - q + qu)
-    atoms, atom_mass = plain.atoms()
-    atom_height = np.log1p(loss.rate * np.expm1(atoms))
-    atom_mass = atom_mass * np.exp(-atoms)  # under Q
-    part = np.clip((shifted_mass - mass * u[:-1]) / np.diff(u), 0.0, mass)  # how much weight the upper edge carries
-    result = np.empty(len(c))
-    for i, a in enumerate(exponents):
-        top = float((a * height).max())
-        g = np.exp(a * height - top)
-        between = float((mass - part) @ g[:-1] + part @ g[1:])
-        result[i] = top + math.log(between + float(atom_mass @ np.exp(a * atom_height - top)))
-    return result + 1e-12 * (1 + np.abs(result))
+
+def _largest(mechanism: Mechanism, adjacency: str, group: int, direction: str) -> float:
+    return math.fsum(
+        times * part.largest_loss(adjacency, direction, group) for part, times in mechanism.parts() if times
+    )
 
 
 def members_of(mechanism: Mechanism, adjacency: str, group: int) -> list[tuple[Mechanism, int]]:

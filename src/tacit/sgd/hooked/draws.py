@@ -19,7 +19,7 @@ import numpy as np
 from torch.utils.data import Sampler as TorchSampler
 
 from tacit import accounting as acc
-from tacit.accounting.sampling import Accumulated
+from tacit.accounting.poisson import Accumulated
 from tacit.noise.keys import Key
 from tacit.noise.tensor import tail_delta
 from tacit.sgd.gradients.padding import Padded
