@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from tacit import accounting as acc
 from tacit.cli import build
 from tacit.ledger import BudgetExceeded, FingerprintMismatch, Ledger, TermsError, UnreadableEntry, entries
-from tacit.ledger.core import _check_readable
 from tacit.ledger.export import export, to_csv
+from tacit.ledger.terms import check_readable
 
 TABLE = np.arange(12.0).reshape(4, 3)
 
@@ -115,7 +115,7 @@ def test_everything_that_is_built_in_is_read_by_a_process_that_knows_only_the_le
 
     found = {**MECHANISMS, "Accumulated": Accumulated(acc.PoissonSampled(acc.Gaussian(1.0), 0.1), 2)}
     for mechanism in found.values():
-        _check_readable(mechanism * 3)
+        check_readable(mechanism * 3)
     (tmp_path / "all.json").write_text(json.dumps([mechanism.to_dict() for mechanism in found.values()]))
     read = "print(len([acc.from_dict(m) for m in json.load(sys.stdin)]))"
     code = f"import json, sys; from tacit.ledger.core import acc; {read}"

@@ -5,7 +5,7 @@ coins. An (ε, δ)-DP mechanism limits how often anybody can be right, so an att
 The significance is the probability that a bound is wrong although the mechanism keeps its promise.
 
 - :func:`one_run` needs one run and no assumption (Steinke, Nasr and Jagielski, "Privacy auditing with one training
-  run", 2023, theorem 5.2).
+  run", 2023, theorem 5.2). :class:`Weights` is the same theorem for guesses that count more the surer they are.
 - :func:`one_run_f` is the sharper bound for a whole trade-off curve (Mahloujifar, Melis and Chaudhuri, "Auditing
   f-differential privacy in one run", 2024, algorithm 3).
 - :func:`two_worlds` needs independent repeats with and without one record. It uses Clopper-Pearson intervals of the
@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from scipy import optimize, special, stats
@@ -96,7 +97,85 @@ def one_run(guesses: int, correct: int, canaries: int, delta: float = 0.0, signi
     return _largest(refuted, LARGEST)
 
 
-def _largest(refuted: Callable[[float], bool], top: float) -> float:
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """How much the guess about the canary of each rank counts, in whole units; fixed before the run.
+
+    Theorem 5.2 of Steinke, Nasr and Jagielski (2023) is about guesses in [-1, 1]: the sum of |guess| over the right
+    ones is at most Σ |guess|·Bernoulli(e^ε / (1 + e^ε)), plus what a failure of probability δ adds, at most 1 for each
+    canary. ``below`` holds the weights of the canaries with the lowest scores, about which the attacker says "out",
+    lowest first; ``above`` those of the highest, lowest first. The largest weight is ``unit``.
+
+    >>> Weights((4, 2), (1, 4), 4).right([0.1, 0.2, 0.7, 0.8, 0.9], [0, 1, 1, 1, 0])
+    5
+    """
+
+    below: tuple[int, ...]
+    above: tuple[int, ...]
+    unit: int
+
+    @property
+    def guesses(self) -> int:
+        """How many guesses count at all."""
+        return sum(w > 0 for w in (*self.below, *self.above))
+
+    @property
+    def total(self) -> int:
+        """The sum if every guess is right."""
+        return sum(self.below) + sum(self.above)
+
+    def right(self, scores: Any, member: Any) -> int:
+        """The sum of the weights of right guesses. Ties are broken in an order that knows nothing of the coins."""
+        values, coins = np.asarray(scores, dtype=np.float64), np.asarray(member).astype(bool)
+        order = coins[np.lexsort((np.random.default_rng(20_230_515).permutation(len(values)), values))]
+        low, high = np.asarray(self.below, np.int64), np.asarray(self.above, np.int64)
+        return int(low @ ~order[: len(low)] + high @ order[len(order) - len(high) :])
+
+    def p_value(self, right: int, canaries: int, epsilon: float, delta: float) -> float:
+        """The largest probability that an (ε, δ)-DP mechanism allows for ``right`` or more.
+
+        >>> one = Weights((1,) * 50, (1,) * 50, 1).p_value(90, 1000, 1.0, 1e-5)
+        >>> abs(one - one_run_p_value(100, 90, 1000, 1.0, 1e-5)) < 1e-12
+        True
+        """
+        if right <= 0:
+            return 1.0
+        tail = self._tail(float(special.expit(epsilon)))
+        beta = float(tail[right]) if right < len(tail) else 0.0
+        alpha = 0.0
+        if delta > 0:
+            i = np.arange(1, right // self.unit + 2)
+            alpha = float(np.max((tail[np.maximum(right - i * self.unit, 0)] - beta) / i))
+        return min(1.0, beta + 2 * canaries * delta * alpha)
+
+    def least(self, canaries: int, epsilon: float, delta: float, significance: float) -> int:
+        """The smallest sum of right guesses that refutes (ε, δ); more than there is, if none does."""
+        low, high = 0, self.total + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            refuted = self.p_value(middle, canaries, epsilon, delta) <= significance
+            low, high = (low, middle) if refuted else (middle, high)
+        return high
+
+    def _tail(self, q: float) -> Any:
+        """P[Σ w·Bernoulli(q) ≥ k] for every k, by the product of the characteristic functions."""
+        size = 1 << (self.total + 1).bit_length()
+        z = np.exp(-2j * np.pi * np.arange(size // 2 + 1) / size)
+        product = np.ones(len(z), dtype=complex)
+        counts = np.bincount([w for w in (*self.below, *self.above) if w])
+        for weight in np.flatnonzero(counts).tolist():
+            product *= (1 - q + q * z**weight) ** int(counts[weight])
+        mass = np.fft.irfft(product, size)[: self.total + 1]
+        # Rounding of the transform is below 1e-13; it is added, so that no p-value is too small.
+        return np.minimum(1.0, np.cumsum(np.maximum(mass, 0.0)[::-1])[::-1] + 1e-13)
+
+    def bound(self, right: int, canaries: int, delta: float, significance: float, within: float = 1e-4) -> float:
+        """The largest ε that is refuted at δ, approached from below to ``within``."""
+        _check_significance(significance)
+        return _largest(lambda e: self.p_value(right, canaries, e, delta) <= significance, LARGEST, within)
+
+
+def _largest(refuted: Callable[[float], bool], top: float, within: float = 1e-6) -> float:
     """The largest refuted value, approached from below; refutation is monotone."""
     if not refuted(0.0):
         return 0.0
@@ -105,7 +184,7 @@ def _largest(refuted: Callable[[float], bool], top: float) -> float:
         low, high = high, 2 * high
         if low >= top:
             return top
-    while high - low > 1e-6 * max(1.0, high):
+    while high - low > within * max(1.0, high):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if refuted(middle) else (low, middle)
     return low
@@ -190,13 +269,54 @@ def one_run_f(guesses: int, correct: int, canaries: int, delta: float, significa
 
 
 def one_run_approximate(guesses: int, correct: int, canaries: int, delta: float, significance: float = 0.05) -> float:
-    """The largest ε such that the trade-off curve of (ε, δ)-DP is refuted."""
+    """The largest ε such that the trade-off curve of (ε, δ)-DP is refuted: sharper if hardly any guess is wrong.
+
+    >>> one_run_approximate(5000, 5000, 5000, 1e-5, 0.005) > one_run(5000, 5000, 5000, 1e-5, 0.005)
+    True
+    """
     _check_significance(significance)
 
     def refuted(epsilon: float) -> bool:
         return refutes(guesses, correct, canaries, approximate_blow(epsilon, delta), significance)
 
-    return _largest(refuted, LARGEST)
+    return _largest(refuted, LARGEST, 1e-4)
+
+
+def plan_blow(epsilons: Sequence[float], deltas: Sequence[float]) -> Blow:
+    """f̄⁻¹ of a mechanism whose δ at each of some ε is known (upper ends): the largest of its (ε, δ) curves.
+
+    Guarantee:
+        A mechanism that keeps every pair (ε, δ) keeps this curve, so what refutes the curve refutes one of the pairs.
+
+    >>> blow = plan_blow([0.0, 1.0, 2.0], [gaussian_delta(1.0, e) for e in (0.0, 1.0, 2.0)])
+    >>> blow(0.5) <= gaussian_blow(1.0)(0.5)
+    True
+    """
+    small, large = np.exp(-np.asarray(epsilons, float)), np.exp(np.minimum(np.asarray(epsilons, float), 700))
+    stated = np.asarray(deltas, float)
+
+    def blow(r: float) -> float:
+        lines = np.maximum(small * (r - stated), 1 - stated - large * (1 - r))
+        return float(min(1.0, max(0.0, lines.max())))
+
+    return blow
+
+
+def curve_p_value(guesses: int, correct: int, canaries: int, blow: Blow, least: float = 1e-9) -> float:
+    """The smallest significance at which the guesses refute a trade-off curve; 1 if none below ½ does.
+
+    >>> curve_p_value(200, 196, 1000, gaussian_blow(1.0)) < 0.05 < curve_p_value(200, 160, 1000, gaussian_blow(1.0))
+    True
+    """
+    if not refutes(guesses, correct, canaries, blow, 0.5):
+        return 1.0
+    low, high = math.log(least), math.log(0.5)
+    if refutes(guesses, correct, canaries, blow, least):
+        return least
+    while high - low > 0.01:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if refutes(guesses, correct, canaries, blow, math.exp(middle)) else (middle, high)
+    return math.exp(high)
 
 
 # -- Gaussian DP -------------------------------------------------------------------------------------------------------
@@ -226,6 +346,18 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return math.inf
     high = mu * mu / 2 + mu * 40 + 1
     return float(optimize.brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, high, xtol=1e-10))
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """The μ whose Gaussian DP has ε at δ: the inverse of :func:`gaussian_epsilon`.
+
+    >>> round(gaussian_mu(gaussian_epsilon(1.0, 1e-5), 1e-5), 6)
+    1.0
+    """
+    high = 1.0
+    while gaussian_epsilon(high, delta) < epsilon:
+        high *= 2
+    return float(optimize.brentq(lambda mu: gaussian_epsilon(mu, delta) - epsilon, 0.0, high, xtol=1e-9))
 
 
 # -- two worlds --------------------------------------------------------------------------------------------------------

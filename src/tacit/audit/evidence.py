@@ -3,24 +3,35 @@
 A score says how strongly a record seems to have taken part. :func:`one_run_evidence` and :func:`two_world_evidence`
 turn scores and coins into :class:`Evidence`: the certified lower bound on ε, further figures, and the best bound that
 so many canaries or repeats could have reached. Without the last one, a low bound means nothing.
+
+What is looked at is fixed before the run, from the claim alone: how many canaries the attacker guesses about, how much
+each guess counts, and which part of the significance it gets (:func:`looks`). A choice that depends on the scores would
+have to be paid for.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 from tacit.audit import bounds
 
 Floats = npt.NDArray[np.float64]
 
-#: Shares of the canaries about which the attacker guesses: fixed in advance, each with its part of the significance.
-SHARES = (0.05, 0.1, 0.2, 0.4, 1.0)
+#: Parts of the significance: for what a run at the claim would show, for what refutes the claim, for guesses about all.
+PARTS = (0.8, 0.1, 0.1)
+#: Whole units of the largest weight.
+UNIT = 16
+#: The ε for which guesses are weighed if none is claimed.
+USUAL = 4.0
+#: How many times the claimed μ a run may have that the second look is made for, smallest first.
+TIMES = (1.5, 2.0, 3.0, 4.0, 6.0, 10.0)
 #: Thresholds of a two-world test: quantiles of scores that serve no other purpose.
 QUANTILES = (0.02, 0.1, 0.5, 0.9, 0.98)
 #: Share of the repeats that choose these thresholds.
@@ -40,6 +51,8 @@ class Evidence:
         figures: Every bound that was computed, by its name.
         estimates: Names of those figures that rest on an untested assumption.
         details: How many canaries or repeats there were, and the errors at each threshold.
+        refuting: The lower bound at the significance at which the claim counts as refuted, where that is another one;
+            None takes ``certified``.
 
     Example:
         >>> rng = np.random.default_rng(1)
@@ -57,6 +70,7 @@ class Evidence:
     figures: dict[str, float]
     estimates: tuple[str, ...] = ()
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
+    refuting: float | None = None
 
     def verdict(self, claimed: float) -> str:
         """What the evidence says about a claim.
@@ -71,7 +85,7 @@ class Evidence:
             >>> Evidence("one-run", 0.4, 0.9, 1e-5, 0.05, {}).verdict(claimed=2.0)
             'underpowered'
         """
-        if self.certified > claimed:
+        if (self.certified if self.refuting is None else self.refuting) > claimed:
             return "fail"
         return "pass" if self.best > claimed else "underpowered"
 
@@ -109,17 +123,114 @@ def right_guesses(scores: Any, member: Any, guesses: int) -> int:
     return int(coins[order[len(order) - top :]].sum() + (~coins[order[:bottom]]).sum())
 
 
-def _sizes(canaries: int) -> list[int]:
-    return sorted({max(1, round(share * canaries)) for share in SHARES})
+# -- one run -----------------------------------------------------------------------------------------------------------
 
 
-def one_run_evidence(scores: Any, member: Any, delta: float, significance: float = 0.05) -> Evidence:
+@functools.lru_cache(maxsize=64)
+def _law(canaries: int, mu: float) -> tuple[Floats, Floats]:
+    """By rank, lowest first: the score that a μ-Gaussian run gives, as the probability that the canary is in."""
+    inside = (np.arange(canaries) + 0.5) / canaries
+    low, high = np.full(canaries, -12.0), np.full(canaries, 12.0 + mu)
+    for _ in range(60):  # quantiles of the mixture of N(0, 1) and N(μ, 1)
+        middle = (low + high) / 2
+        above = (special.ndtr(middle) + special.ndtr(middle - mu)) / 2 > inside
+        low, high = np.where(above, low, middle), np.where(above, middle, high)
+    return low, special.expit(mu * low - mu * mu / 2)
+
+
+def _weights(canaries: int, mu: float, epsilon: float) -> bounds.Weights:
+    """The best weights to tell a μ-Gaussian run from one whose guesses are right with e^ε / (1 + e^ε) at most."""
+    inside = _law(canaries, mu)[1]
+    sure, q = np.maximum(inside, 1 - inside), float(special.expit(epsilon))
+    sure = np.minimum(sure, 1 - 1e-12)
+    gain = np.maximum(0.0, np.log(sure / q) - np.log((1 - sure) / (1 - q)))
+    if gain.max() <= 0:
+        gain = (sure >= sure.max()).astype(float)
+    whole = np.round(gain / gain.max() * UNIT).astype(int)
+    below = whole[inside < 0.5]
+    return bounds.Weights(tuple(below.tolist()), tuple(whole[len(below) :].tolist()), UNIT)
+
+
+def _expected(weights: bounds.Weights, canaries: int, mu: float) -> int:
+    """The sum of right guesses that a μ-Gaussian run has on average."""
+    inside = _law(canaries, mu)[1]
+    low, high = np.asarray(weights.below, float), np.asarray(weights.above, float)
+    return int(low @ (1 - inside[: len(low)]) + high @ inside[canaries - len(high) :])
+
+
+def _everybody(canaries: int) -> bounds.Weights:
+    return bounds.Weights((1,) * (canaries // 2), (1,) * (canaries - canaries // 2), 1)
+
+
+@functools.lru_cache(maxsize=64)
+def looks(
+    canaries: int, delta: float, significance: float = 0.05, claimed: float | None = None
+) -> tuple[tuple[bounds.Weights, float], ...]:
+    """What the attacker of one run looks at, and the significance of each look: a function of the claim alone.
+
+    The first look certifies most if the run has the claimed ε as a Gaussian mechanism would. The second refutes the
+    claim if the run has more, with the least excess that so many canaries can show. The rest of the significance is for
+    guesses about every canary (:func:`_proven`).
+
+    >>> [round(part, 4) for _, part in looks(200, 1e-5)]
+    [0.04, 0.005]
+    """
+    epsilon = USUAL if claimed is None or not 0 < claimed < bounds.LARGEST else claimed
+    mu = max(bounds.gaussian_mu(epsilon, delta if delta > 0 else 1e-6), 1e-3)
+    first, second, _ = (part * significance for part in PARTS)
+    top, best = 0.0, _everybody(canaries)
+    for share in (0.15, 0.25, 0.33, 0.4, 0.5):
+        tried = _weights(canaries, mu, share * epsilon)
+        proven = tried.bound(_expected(tried, canaries, mu), canaries, delta, first, within=0.02)
+        if proven > top:
+            top, best = proven, tried
+    other = _everybody(canaries)
+    for times in TIMES:
+        tried = _weights(canaries, times * mu, epsilon)
+        if tried.p_value(_expected(tried, canaries, times * mu), canaries, epsilon, delta) <= second:
+            other = tried
+            break
+    return (best, first), (other, second)
+
+
+def _proven(
+    right: Callable[[bounds.Weights], int], canaries: int, delta: float, significance: float, claimed: float | None
+) -> float:
+    """The largest bound over all looks; ``right`` says how much of what counts was guessed right."""
+    every = bounds.one_run_approximate(canaries, right(_everybody(canaries)), canaries, delta, PARTS[-1] * significance)
+    by_weight = (w.bound(right(w), canaries, delta, part) for w, part in looks(canaries, delta, significance, claimed))
+    return max(every, *by_weight)
+
+
+@functools.lru_cache(maxsize=64)
+def curve_guesses(canaries: int, delta: float, significance: float = 0.05, claimed: float | None = None) -> int:
+    """About how many canaries to guess to refute the largest Gaussian curve, if the run is what it claims."""
+    epsilon = USUAL if claimed is None or not 0 < claimed < bounds.LARGEST else claimed
+    mu = max(bounds.gaussian_mu(epsilon, delta if delta > 0 else 1e-6), 1e-3)
+    top, best = -1.0, canaries
+    for share in (0.05, 0.1, 0.15, 0.2, 0.3, 0.5):
+        guesses = max(1, round(share * canaries))
+        count = bounds.Weights((1,) * (guesses // 2), (1,) * (guesses - guesses // 2), 1)
+        proven = bounds.one_run_f(guesses, _expected(count, canaries, mu), canaries, delta or 1e-6, significance)
+        if proven > top:
+            top, best = proven, guesses
+    return best
+
+
+def one_run_evidence(
+    scores: Any,
+    member: Any,
+    delta: float,
+    significance: float = 0.05,
+    *,
+    claimed: float | None = None,
+    alarm: float | None = None,
+) -> Evidence:
     """Lower bounds on ε from one run in which each canary was included with probability ½.
 
-    The certificate is the larger of the one-run bound and its f-DP form for (ε, δ). The attacker guesses about the 5%,
-    10%, 20%, 40% and 100% of canaries with the most extreme scores; each bound gets an equal part of the significance.
-    ``f-DP one-run`` is the f-DP bound within the family of Gaussian trade-off curves. ``Gaussian DP`` treats the
-    canaries as independent repeats of one Gaussian mechanism and is an estimate.
+    The certificate weighs each guess by how sure the attacker is: three sets of weights, fixed from ``claimed`` before
+    the scores are seen, share the significance. ``f-DP one-run`` is the bound within the family of Gaussian trade-off
+    curves. ``Gaussian DP`` treats the canaries as independent repeats of one Gaussian mechanism and is an estimate.
 
     Guarantee:
         If the run is (ε, δ)-DP for adding or removing one canary, the certified bound exceeds ε with probability at
@@ -130,6 +241,9 @@ def one_run_evidence(scores: Any, member: Any, delta: float, significance: float
         member: One boolean per canary: whether it took part.
         delta: δ of the claim.
         significance: Probability that the certified bound is wrong; 0.05 gives 95% confidence.
+        claimed: The ε that is claimed, for which the guesses are weighed. The bound holds whatever it is, and is
+            sharpest if the run has this ε. None weighs them for ε = 4.
+        alarm: Probability that a true claim counts as refuted, if that is to be another one than ``significance``.
 
     Returns:
         The evidence, with the best bound that so many canaries can give.
@@ -146,51 +260,46 @@ def one_run_evidence(scores: Any, member: Any, delta: float, significance: float
         (True, True)
     """
     values, coins = _checked(scores, member)
-    m, sizes = len(values), _sizes(len(values))
-    each = significance / (2 * len(sizes))
-    figures = {"one-run": 0.0, "f-DP one-run, (ε, δ)": 0.0, "f-DP one-run": 0.0}
-    told = []
-    for r in sizes:
-        v = right_guesses(values, coins, r)
-        told.append({"guesses": r, "right": v})
-        figures["one-run"] = max(figures["one-run"], bounds.one_run(r, v, m, delta, each))
-        figures["f-DP one-run, (ε, δ)"] = max(
-            figures["f-DP one-run, (ε, δ)"], bounds.one_run_approximate(r, v, m, delta, each)
-        )
-        figures["f-DP one-run"] = max(
-            figures["f-DP one-run"], bounds.one_run_f(r, v, m, delta, significance / len(sizes))
-        )
+    m = len(values)
+
+    def right(weights: bounds.Weights) -> int:
+        return weights.right(values, coins)
+
+    proven = _proven(right, m, delta, significance, claimed)
+    told = [
+        {"guesses": w.guesses, "right": right(w) / w.unit, "of": w.total / w.unit}
+        for w in (*(weights for weights, _ in looks(m, delta, significance, claimed)), _everybody(m))
+    ]
+    guesses = curve_guesses(m, delta, significance, claimed)
+    f = bounds.one_run_f(guesses, right_guesses(values, coins, guesses), m, delta, significance)
+    figures = {"one-run": proven, "f-DP one-run": f}
     two = (
         two_world_evidence(values[~coins], values[coins], delta, significance) if 20 <= coins.sum() <= m - 20 else None
     )
     if two is not None:
         figures["Gaussian DP"] = two.figures["Gaussian DP"]
-    certified = max(figures["one-run"], figures["f-DP one-run, (ε, δ)"])
+    refuting = _proven(right, m, delta, alarm, claimed) if alarm is not None else None
     return Evidence(
         "one-run",
-        certified,
-        best_one_run(m, delta, significance),
+        proven,
+        best_one_run(m, delta, significance, claimed),
         delta,
         significance,
         figures,
         ("Gaussian DP",) if two is not None else (),
         {"canaries": m, "thresholds": told},
+        refuting,
     )
 
 
 @functools.lru_cache(maxsize=64)
-def best_one_run(canaries: int, delta: float, significance: float = 0.05) -> float:
+def best_one_run(canaries: int, delta: float, significance: float = 0.05, claimed: float | None = None) -> float:
     """The most that :func:`one_run_evidence` can certify with so many canaries, when every guess is right.
 
     >>> best_one_run(1000, 1e-5) < 6 < best_one_run(10000, 1e-5)
     True
     """
-    sizes = _sizes(canaries)
-    each = significance / (2 * len(sizes))
-    return max(
-        max(bounds.one_run(r, r, canaries, delta, each), bounds.one_run_approximate(r, r, canaries, delta, each))
-        for r in sizes
-    )
+    return _proven(lambda weights: weights.total, canaries, delta, significance, claimed)
 
 
 def two_world_evidence(without: Any, with_it: Any, delta: float, significance: float = 0.05) -> Evidence:

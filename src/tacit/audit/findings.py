@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 #: Probability that any check of a battery raises a false alarm.
 FAMILY_WISE = 1e-4
+#: The same for all tests of the record of a run's canaries, and for the refutation of its (ε, δ) by their scores. With
+#: the canaries of a run, those of its repeat and the checks of the implementation a true claim fails 1 time in 200.
+RECORD_ALARM, SCORES_ALARM = 1.9e-3, 5e-4
+#: The least power that a pass needs.
+ENOUGH = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +53,41 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Power:
+    """With which probability an audit finds a lie.
+
+    Args:
+        lie: What a run might have done in place of what it claims.
+        probability: The probability that the audit would have refuted it, or a lower bound.
+        by: What it would have been found by.
+        needed: Whether an audit with a smaller probability than 95% is underpowered.
+
+    Example:
+        >>> str(Power("half the noise", 0.5, "the scores of 200 canaries"))
+        'half the noise would have been found with probability 0.50, by the scores of 200 canaries'
+    """
+
+    lie: str
+    probability: float
+    by: str
+    needed: bool = False
+
+    @property
+    def enough(self) -> bool:
+        """Whether a pass says something about this lie."""
+        return self.probability >= ENOUGH
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        # Rounded down: no power is stated that is not there.
+        shown = "1" if self.probability >= 1 else f"{math.floor(self.probability * 100) / 100:.2f}"
+        return f"{self.lie} would have been found with probability {shown}, by {self.by}"
 
 
 def holds(check: str, true: bool, detail: str, best: str = "") -> Finding:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tacit.audit.evidence import Evidence, Roc, histogram, roc
-from tacit.audit.findings import FAMILY_WISE, Finding
+from tacit.audit.findings import FAMILY_WISE, Finding, Power
 from tacit.audit.findings import verdict as verdict_of
 from tacit.ledger import OperatorView, PrivateValueError
 
@@ -29,6 +29,7 @@ class Audit:
         member: Which of the scores belong to records that took part; None if there are no scores.
         significance: Probability that any of the findings is a false alarm, 1e-4 by default.
         operator_only: Whether the figures must not be published; see :func:`tacit.audit.audit_run`.
+        powers: With which probability each of some named lies would have been found.
 
     Example:
         >>> from tacit.audit import Evidence
@@ -50,19 +51,25 @@ class Audit:
     member: Any = None
     significance: float = FAMILY_WISE
     operator_only: bool = False
+    powers: tuple[Power, ...] = ()
 
     @property
     def verdict(self) -> str:
         """``fail``, ``underpowered`` or ``pass``: the worst verdict of evidence and findings.
 
         ``fail`` refutes the claim. ``underpowered`` means that the claim is not refuted, and that this audit could not
-        have refuted it. An audit without evidence and findings is ``underpowered``.
+        have refuted it: of an audit that states its powers, that a lie which matters would have been found with a
+        probability below 95%. An audit without evidence and findings is ``underpowered``.
         """
         parts = []
         if self.evidence is not None:
-            parts.append(self.evidence.verdict(self.claimed))
+            found = self.evidence.verdict(self.claimed)
+            # Where powers are known they say what the audit could have shown, and the scores are a part of it.
+            parts.append("pass" if self.powers and found == "underpowered" else found)
         if self.findings:
             parts.append(verdict_of(self.findings, self.significance))
+        if any(power.needed and not power.enough for power in self.powers):
+            parts.append("underpowered")
         return next((v for v in ("fail", "underpowered", "pass") if v in parts), "underpowered")
 
     @property
@@ -82,8 +89,9 @@ class Audit:
             )
         if self.findings:
             failed = [f for f in self.findings if not f.passes(self.significance / len(self.findings))]
-            told = f"{len(failed)} of {len(self.findings)} checks of the implementation failed"
+            told = f"{len(failed)} of {len(self.findings)} checks failed"
             parts.append(told + ("" if not failed else ": " + "; ".join(f"{f.check}: {f.detail}" for f in failed)))
+        parts += [str(power) for power in self.powers if power.needed and not power.enough]
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,6 +128,8 @@ class Audit:
         if self.findings:
             plain["findings"] = [f.to_dict() for f in self.findings]
             plain["significance"] = self.significance
+        if self.powers:
+            plain["powers"] = [power.to_dict() for power in self.powers]
         curve = self.roc
         if curve is not None:
             plain["roc"] = _thinned(curve) | {"area": curve.area, "interval": list(curve.interval)}
@@ -129,7 +139,14 @@ class Audit:
     def view(self) -> OperatorView:
         """Verdict, sentence and figures, for the operator's log; cards and reports refuse this type."""
         figures = dict(self.evidence.figures) if self.evidence is not None else {}
-        return OperatorView(audit=self.kind, verdict=self.verdict, sentence=self.sentence, figures=figures)
+        return OperatorView(
+            audit=self.kind,
+            verdict=self.verdict,
+            sentence=self.sentence,
+            figures=figures,
+            findings=[f.to_dict() for f in self.findings],
+            powers=[power.to_dict() for power in self.powers],
+        )
 
     def __repr__(self) -> str:
         return f"<Audit{', operator view' if self.operator_only else ''}: {self.sentence}>"

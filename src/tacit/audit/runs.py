@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from tacit import accounting as acc
-from tacit.audit import bounds
+from tacit.audit import bounds, record
 from tacit.audit import implementation as look
 from tacit.audit.evidence import one_run_evidence
-from tacit.audit.findings import FAMILY_WISE, Finding, holds
+from tacit.audit.findings import FAMILY_WISE, RECORD_ALARM, SCORES_ALARM, Finding, Power, holds
 from tacit.audit.pipeline import Pipeline
 from tacit.audit.result import Audit
 from tacit.noise.keys import Key
@@ -209,22 +209,36 @@ def _price(plan: Plan) -> Finding:
 # -- canaries ----------------------------------------------------------------------------------------------------------
 
 
-def audit_run(run: Fit | Planted, significance: float = 0.05, *, made_up: bool = False) -> Audit:
+def audit_run(
+    run: Fit | Planted,
+    significance: float = 0.05,
+    *,
+    made_up: bool = False,
+    mechanism: acc.Mechanism | None = None,
+    claimed: acc.Bound | None = None,
+) -> Audit:
     """Read what the canaries of a run prove: ``audit_run(fit(..., audit_canaries=1000))``.
 
     The score of a gradient canary is the noisy sum minus the exact sum of the real records, that is, the noise of the
     run and a coin. Anyone who had the weights and the noise would have the exact sum. So the result is for the operator
-    only, unless the run saw no private record. Scores of input canaries come from released weights. A whole program is
-    in ``examples/audit_a_run.py``.
+    only, unless the run saw no private record. Scores of input canaries come from released weights.
+
+    The noise that the run put on its canaries is tested for its size, its law and repeats, the sampler's record of
+    canary slots against the claimed sampler, and the scores against (ε, δ) and against the trade-off curve of the
+    mechanism. ``powers`` says how probably some lies would have been found. A whole program is in
+    ``examples/audit_a_run.py``.
 
     Guarantee:
-        If the run keeps its (ε, δ), the certified bound exceeds ε with probability at most ``significance``. Unit and
-        adjacency are those of the run. The result of gradient canaries is not protected: see ``made_up``.
+        If the run keeps its claim, the certified bound exceeds ε with probability at most ``significance``, and the
+        verdict is ``fail`` with probability at most 0.0024. Unit and adjacency are those of the run. The result of
+        gradient canaries is not protected: see ``made_up``.
 
     Args:
         run: A run with canaries: what :func:`tacit.sgd.fit` returned, or the ``canaries`` it holds.
         significance: Probability that the certified bound is wrong; 0.05 gives 95% confidence.
         made_up: Whether the run saw made-up records only, so that the result of gradient canaries may be published.
+        mechanism: The mechanism that is claimed for the run; None takes the one that the run itself recorded.
+        claimed: The claimed price; None takes the one that the run itself recorded.
 
     Returns:
         The audit. Its ``operator_only`` is True if the figures must not be published.
@@ -245,20 +259,36 @@ def audit_run(run: Fit | Planted, significance: float = 0.05, *, made_up: bool =
     planted = run.canaries if isinstance(run, Fit) else run
     if planted is None:
         raise ValueError("this run has no canaries: train it with fit(..., audit_canaries=1000)")
-    evidence = one_run_evidence(planted.scores, planted.member, planted.delta, significance)
-    evidence = dataclasses.replace(evidence, method=f"one-run, {planted.kind} canaries")
-    claim = acc.Bound(
+    claim = claimed or acc.Bound(
         planted.epsilon, planted.epsilon, given=planted.delta, adjacency=planted.adjacency, unit=planted.unit
     )
+    planted = dataclasses.replace(planted, epsilon=claim.upper, delta=claim.given)
+    gradient = planted.kind == "gradient"
+    evidence = one_run_evidence(
+        planted.scores, planted.member, planted.delta, significance, claimed=planted.epsilon, alarm=SCORES_ALARM
+    )
+    evidence = dataclasses.replace(evidence, method=f"one-run, {planted.kind} canaries")
+    findings: list[Finding] = []
+    powers: list[Power] = []
+    priced = mechanism or record.mechanism_of(planted)
+    if priced is not None:
+        findings += record.check_record(planted, priced)
+        curve = record.claimed_curve(planted, priced, claim.adjacency) if math.isfinite(claim.upper) else None
+        findings += [curve] if curve is not None else []
+    if gradient and priced is not None:
+        powers += record.powers(planted, priced, RECORD_ALARM / len(findings), SCORES_ALARM)
     return Audit(
         "one run",
         planted.epsilon,
         planted.delta,
         claim.terms,
         evidence,
+        tuple(findings),
         scores=planted.scores,
         member=planted.member,
-        operator_only=planted.kind == "gradient" and not made_up,
+        significance=RECORD_ALARM,
+        operator_only=gradient and not made_up,
+        powers=tuple(powers),
     )
 
 

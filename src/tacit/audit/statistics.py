@@ -15,6 +15,10 @@ import numpy.typing as npt
 from scipy import fft, special, stats
 
 Floats = npt.NDArray[np.float64]
+#: A p-value below this is looked at again by simulation, with this many draws.
+SUSPECT, SIMULATED = 0.02, 50_000
+#: Fewer expected overlaps than this say nothing.
+OVERLAPS = 25.0
 
 
 def variance_p_value(standardised: Any) -> float:
@@ -82,8 +86,10 @@ def frequency_p_value(hits: int, trials: int, rate: float) -> float:
     return _two_sided(float(stats.binom.cdf(hits, trials, rate)), float(stats.binom.sf(hits - 1, trials, rate)))
 
 
-def dispersion_p_value(counts: Any, trials: int, rate: float) -> float:
+def dispersion_p_value(counts: Any, trials: int, rate: float, *, confirm: bool = True) -> float:
     """Whether counts scatter as independent Binomial(``trials``, ``rate``) counts do, neither more nor less.
+
+    ``confirm`` asks simulated counts before an alarm.
 
     >>> dispersion_p_value([10] * 500, 100, 0.1) < 1e-9
     True
@@ -91,16 +97,89 @@ def dispersion_p_value(counts: Any, trials: int, rate: float) -> float:
     values = np.asarray(counts, dtype=np.float64)
     if not 0 < rate < 1:
         return float(bool((values == round(rate) * trials).all()))
-    variance = trials * rate * (1 - rate)
-    total = float(((values - trials * rate) ** 2).sum() / variance)
-    # The sum has mean k and variance 2k + k·excess; a gamma law with these two moments.
-    excess = (1 - 6 * rate * (1 - rate)) / variance
-    k = len(values)
-    scale = (2 + excess) / 1.0
-    shape = k / scale
-    return _two_sided(
-        float(stats.gamma.cdf(total, shape, scale=scale)), float(stats.gamma.sf(total, shape, scale=scale))
-    )
+    variance = rate * (1 - rate)
+    # Cumulants of a binomial count, from them the mean, variance and skewness of its squared deviation, and for the
+    # sum over all counts a gamma law that is shifted to have these three.
+    k2, k3 = trials * variance, trials * variance * (1 - 2 * rate)
+    k4, k6 = trials * variance * (1 - 6 * variance), trials * variance * (1 - 30 * variance + 120 * variance**2)
+    fourth, sixth = k4 + 3 * k2**2, k6 + 15 * k4 * k2 + 10 * k3**2 + 15 * k2**3
+    spread = fourth - k2**2
+    if spread <= 0:  # one trial at rate ½: the squared deviation is a constant
+        return 1.0
+    skewness = (sixth - 3 * fourth * k2 + 2 * k2**3) / spread**1.5 / math.sqrt(len(values))
+    away = float(((values - trials * rate) ** 2).sum() - len(values) * k2) / math.sqrt(len(values) * spread)
+    found = _two_sided(*_shifted_gamma(away, skewness))
+    if found >= SUSPECT or not confirm:
+        return found
+    # Few and small counts are too coarse for a smooth law. Before an alarm, ask simulated counts: an honest one is
+    # further out than all of them once in so many times.
+    draws = int(min(SIMULATED, max(1000, 2e7 / len(values))))
+    rng, total = np.random.default_rng(), float(((values - trials * rate) ** 2).sum())
+    sums = np.zeros(draws)
+    for start in range(0, len(values), 64):
+        part = rng.binomial(trials, rate, (min(64, len(values) - start), draws))
+        sums += ((part - trials * rate) ** 2).sum(0)
+    beyond = min(int((sums >= total * (1 - 1e-12)).sum()), int((sums <= total * (1 + 1e-12)).sum()))
+    return found if beyond == 0 else max(found, min(1.0, 2 * (beyond + 1) / draws))
+
+
+def _shifted_gamma(x: float, skewness: float) -> tuple[float, float]:
+    """P[X ≤ x] and P[X ≥ x] of a gamma law that is shifted and scaled to mean 0, variance 1 and this skewness."""
+    if abs(skewness) < 1e-6:
+        return float(special.ndtr(x)), float(special.ndtr(-x))
+    shape, side = 4 / skewness**2, math.copysign(1.0, skewness)
+    at = max(0.0, shape + side * x * math.sqrt(shape))
+    below, above = float(special.gammainc(shape, at)), float(special.gammaincc(shape, at))
+    return (below, above) if side > 0 else (above, below)
+
+
+def cosine_p_value(vectors: Any) -> float:
+    """Whether some two of these vectors of independent standard normal numbers point along one line.
+
+    The largest cosine over all pairs, with Bonferroni's correction. The square of a cosine between independent
+    directions in n dimensions is Beta(1/2, (n - 1)/2).
+
+    >>> rng = np.random.default_rng(0)
+    >>> noise = rng.standard_normal((50, 40))
+    >>> cosine_p_value(noise) > 1e-3, cosine_p_value(np.vstack([noise, -noise[7]])) < 1e-9
+    (True, True)
+    """
+    values = np.asarray(vectors, dtype=np.float64)
+    count, size = values.shape
+    if count < 2 or size < 2:
+        return 1.0
+    lengths = np.linalg.norm(values, axis=1, keepdims=True)
+    if not (np.isfinite(values).all() and lengths.min() > 0):
+        return 0.0
+    products = np.abs((values / lengths) @ (values / lengths).T)
+    np.fill_diagonal(products, 0.0)
+    largest = min(1.0, float(products.max()))
+    return min(1.0, count * (count - 1) / 2 * float(stats.beta.sf(largest**2, 0.5, (size - 1) / 2)))
+
+
+def overlap_p_value(masks: Any) -> float:
+    """Whether the same records take part together with earlier steps more, or less, often than independent steps give.
+
+    ``masks`` is steps × records. Given how many records a step has, each choice of so many is equally likely, so the
+    centred overlaps of two steps have mean 0 and variance v·w / (records - 1), and their sum is nearly normal.
+
+    >>> rng = np.random.default_rng(0)
+    >>> overlap_p_value(rng.random((40, 500)) < 0.1) > 1e-3
+    True
+    >>> overlap_p_value(np.tile(np.eye(10, dtype=bool).repeat(50, 1), (4, 1))) < 1e-9  # once in each pass
+    True
+    """
+    chosen = np.asarray(masks, dtype=np.float64)
+    steps, count = chosen.shape
+    inside = chosen.sum(1) * (1 - chosen.sum(1) / count)
+    sizes = chosen.sum(1)
+    if steps < 2 or count < 3 or (sizes.sum() ** 2 - (sizes**2).sum()) / 2 / count < OVERLAPS or inside.sum() == 0:
+        return 1.0
+    centred = chosen.sum(0) - chosen.sum() / count
+    together = (float(centred @ centred) - inside.sum()) / 2
+    variance = float(inside.sum() ** 2 - (inside**2).sum()) / 2 / (count - 1)
+    # The sum of products is skewed: a tenth in reserve for that.
+    return min(1.0, 10 * 2 * float(special.ndtr(-abs(together) / math.sqrt(max(variance, 1e-300)))))
 
 
 def _two_sided(low: float, high: float) -> float:

@@ -8,21 +8,18 @@ Nothing is ever refunded.
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import datetime
-import fractions
-import json
 import math
-import numbers
 import os
+import re
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from tacit import accounting as acc
-from tacit.accounting.base import is_built_in
 from tacit.ledger import advice as advising
 from tacit.ledger import entries
 from tacit.ledger.entries import Row
@@ -41,10 +38,15 @@ from tacit.ledger.errors import (
 from tacit.ledger.fingerprint import PREFIX, fingerprint
 from tacit.ledger.rules import FAILURE_SHARE, Price, Rule, Totals, make_rule
 from tacit.ledger.store import WHY_NOT_COPIED, MemoryStore, Store
+from tacit.ledger.terms import check_mechanism, check_terms, is_number
 from tacit.ledger.views import Budget, ChargeRecord, DatasetTerms, Verification, verify_dataset
 
 #: How many charges δ is divided into unless the registration says otherwise.
 CHARGES = 100
+
+
+class _BoundBefore(Exception):
+    """These files are in the charge's entry already."""
 
 
 class Ledger:
@@ -132,7 +134,7 @@ class Ledger:
             DatasetExists: If the name is registered on other terms.
             TermsError: If the terms contradict each other.
         """
-        terms = _check_terms(name, unit, adjacency, epsilon, delta, charges, size_public=size_public)
+        terms = check_terms(name, unit, adjacency, epsilon, delta, charges, size_public=size_public)
         chosen = make_rule(rule, terms["epsilon"], terms["delta"], tuple(orders) if orders else None, failure_share)
         known = isinstance(fingerprint, str) and fingerprint.startswith(PREFIX)
         terms["fingerprint"] = fingerprint if known or fingerprint is None else self.fingerprint(fingerprint)
@@ -316,6 +318,59 @@ class Ledger:
         row = self._store.append(dataset, lambda last: self._follow(last, "resume", number))
         return Charge(self, dataset, number, record.mechanism, record.price, row.hash, record.purpose)
 
+    def bind(self, dataset: str, charge: str, files: Mapping[str, str]) -> str:
+        """Record what a charge released: the hash of each file. It changes no sum, and is never changed itself.
+
+        A folder can be forged together with the hashes in it. What stands here cannot, so ``tacit audit`` compares a
+        release with its entry. Binding the same files again changes nothing.
+
+        Args:
+            dataset: The name of the data set.
+            charge: The number of the charge that paid for the release.
+            files: The SHA-256 of each file of the release, in hexadecimal digits, by the file's name. They are public.
+
+        Returns:
+            The hash of the release: the SHA-256 of the canonical JSON of ``files``.
+
+        Raises:
+            ChargeError: If there is no such charge, it is bound to other files, or ``files`` holds no such hashes.
+
+        Example:
+            >>> import hashlib
+            >>> from tacit import accounting as acc
+            >>> ledger = Ledger()
+            >>> _ = ledger.register("people", epsilon=1.0, delta=1e-5)
+            >>> with ledger.charge("people", acc.Laplace(10.0)) as charge:
+            ...     released = b"45.2"  # what the mechanism gave
+            >>> name = ledger.bind("people", charge.number, {"count": hashlib.sha256(released).hexdigest()})
+            >>> [record] = ledger.history("people")
+            >>> record.release == name, ledger.verify().ok
+            (True, True)
+        """
+        given = {str(name): str(digest) for name, digest in files.items()}
+        if not given or not all(re.fullmatch("[0-9a-f]{64}", digest) for digest in given.values()):
+            raise ChargeError("bind: give the SHA-256 of each file of the release, as 64 hexadecimal digits")
+        release = entries.digest(entries.canonical(given))
+
+        def decide(last: Row) -> dict[str, Any]:
+            record = next((record for record in self.history(dataset) if record.charge == charge), None)
+            if record is None:
+                raise ChargeError(
+                    f"no charge {charge!r} on {dataset!r}: a release is bound to the charge that paid for it"
+                )
+            if record.release == release:
+                raise _BoundBefore
+            if record.release is not None:
+                raise ChargeError(
+                    f"charge {charge} on {dataset!r} is bound to another release: what it paid for has been released. "
+                    "Another release needs its own charge"
+                )
+            return self._follow(last, "release", charge) | {"release": release, "files": given}
+
+        with contextlib.suppress(_BoundBefore):
+            self._store.append(dataset, decide)
+        return release
+
     def _taken_up(self, dataset: str, number: str, mechanism: acc.Mechanism, price: Price) -> Charge | None:
         """The charge of this number, where it was made before."""
         record = next((record for record in self.history(dataset) if record.charge == number), None)
@@ -339,8 +394,8 @@ class Ledger:
 
     def _priced(self, dataset: str, mechanism: acc.Mechanism, delta: float | None) -> tuple[DatasetTerms, Price]:
         terms = self.dataset(dataset)
-        _check_mechanism(terms, mechanism)
-        if delta is not None and not (_number(delta) and 0 <= delta < 1):
+        check_mechanism(terms, mechanism)
+        if delta is not None and not (is_number(delta) and 0 <= delta < 1):
             raise TermsError(f"a charge's δ lies in [0, 1), not {delta!r}")
         share = terms.charge_delta if delta is None else float(delta)
         price = terms.rule.price(mechanism, share, terms.adjacency)
@@ -417,6 +472,8 @@ class Ledger:
     def mentions(self, dataset: str, charge: str) -> int:
         """Count the entries about a charge: one when it was reserved, one each time it was taken up or confirmed.
 
+        The entry of its release is not counted.
+
         Args:
             dataset: The name of the data set.
             charge: The number of the charge.
@@ -424,7 +481,8 @@ class Ledger:
         Returns:
             The number of entries; 0 if there is no such charge.
         """
-        return sum(row.read().get("charge") == charge for row in self._store.rows(dataset)[0])
+        opened = (row.read() for row in self._store.rows(dataset)[0])
+        return sum(entry.get("charge") == charge and entry["kind"] != "release" for entry in opened)
 
     def budget(self, dataset: str) -> Budget:
         """What is spent and left, and what the exact composition would be if no choice had depended on results.
@@ -588,99 +646,3 @@ def _dataset(row: Row) -> DatasetTerms:
             f"this one reads format {entries.FORMAT}: upgrade tacit"
         )
     return DatasetTerms.from_terms(row.dataset, entry["terms"])
-
-
-def _check_terms(
-    name: str, unit: str, adjacency: str, epsilon: float, delta: float, charges: int, *, size_public: bool
-) -> dict[str, Any]:
-    if not isinstance(name, str) or not name or name != name.strip() or len(name) > 200 or not name.isprintable():
-        raise TermsError(f"a data set's name is a short printable text, not {name!r}")
-    if not isinstance(unit, str) or not unit:
-        raise TermsError("name the unit of privacy: 'record', 'person', 'household', …")
-    if adjacency not in acc.ADJACENCIES:
-        raise TermsError(f"unknown adjacency {adjacency!r}; choose one of {', '.join(acc.ADJACENCIES)}")
-    if not isinstance(size_public, bool):
-        raise TermsError("size_public is True or False")
-    if not size_public and adjacency != "add-remove":
-        raise TermsError(f"under {adjacency!r} neighbours have the same size, so it is public: size_public=True")
-    if not _number(epsilon) or not 0 < epsilon < math.inf:
-        raise TermsError(f"the budget's ε is a positive number, not {epsilon!r}")
-    if not _number(delta) or not 0 <= delta < 1:
-        raise TermsError(f"the budget's δ lies in [0, 1), not {delta!r}")
-    if isinstance(charges, bool) or not isinstance(charges, numbers.Integral) or charges < 1:
-        raise TermsError(f"charges is a positive whole number, not {charges!r}")
-    return {
-        "unit": unit,
-        "adjacency": adjacency,
-        "size_public": size_public,
-        "epsilon": float(epsilon),
-        "delta": float(delta),
-        "charge_delta": _share(float(delta), int(charges)),
-    }
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
-
-
-def _share(delta: float, charges: int) -> float:
-    """The largest float of which ``charges`` add up to at most ``delta``."""
-    share = delta / charges
-    while share > 0 and float(fractions.Fraction(share) * charges) > delta:
-        share = math.nextafter(share, 0.0)
-    return share
-
-
-def _check_mechanism(terms: DatasetTerms, mechanism: acc.Mechanism) -> None:
-    if not isinstance(mechanism, acc.Mechanism):
-        _refuse(f"a charge is a mechanism of tacit.accounting, not {mechanism!r}")
-    _check_readable(mechanism)
-    if mechanism.unit != terms.unit:
-        _refuse(
-            f"{mechanism!r} protects one {mechanism.unit}, but {terms.name!r} is registered for one {terms.unit}; "
-            f"state the mechanism for that unit (unit={terms.unit!r})"
-        )
-    if terms.adjacency not in mechanism.adjacencies():
-        stated = " and ".join(mechanism.adjacencies()) or "no adjacency"
-        _refuse(
-            f"{mechanism!r} states its guarantee under {stated}, but {terms.name!r} is registered for {terms.adjacency}"
-        )
-    if not terms.size_public:
-        for part in _inside(mechanism):
-            if hasattr(part, "examples"):
-                _refuse(
-                    f"{part!r} contains the number of records, which is private for {terms.name!r}; use PoissonSampled "
-                    "with a rate that was chosen without it"
-                )
-
-
-def _check_readable(mechanism: acc.Mechanism) -> None:
-    """Refuse what another process could not read back: an entry is there for everybody who shares the ledger."""
-    own = next((type(m) for m in (mechanism, *_inside(mechanism)) if not is_built_in(type(m))), None)
-    if own is not None:
-        _refuse(
-            f"{own.__name__} (of {own.__module__}) is a mechanism of your own, which nobody else who opens the ledger "
-            "could read or price. Charge what you can prove of it: acc.GDP(mu), acc.ZCDP(rho), "
-            "acc.ApproxDP(epsilon, delta) or acc.PureDP(epsilon)"
-        )
-    try:
-        written = entries.canonical(mechanism.to_dict())
-        same = entries.canonical(acc.from_dict(json.loads(written)).to_dict()) == written
-    except (acc.AccountingError, TypeError, ValueError):
-        same = False
-    if not same:
-        _refuse(f"{mechanism!r} does not read back as it is written: give its parameters as plain numbers and texts")
-
-
-def _inside(mechanism: acc.Mechanism) -> Iterator[acc.Mechanism]:
-    """Every mechanism that this one is made of: composed, sampled, selected or drawn."""
-    for part, _ in mechanism.parts():
-        yield part
-        for field in dataclasses.fields(part):
-            inner = getattr(part, field.name)
-            if isinstance(inner, acc.Mechanism):
-                yield from _inside(inner)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise TermsError(message)

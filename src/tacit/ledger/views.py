@@ -96,6 +96,8 @@ class ChargeRecord:
         purpose: The public text that says why.
         price: What it costs by itself.
         confirmed: Whether the release was confirmed. It counts as spent in either case.
+        release: The hash of what was released, as :meth:`Ledger.bind` recorded it; None if nothing was bound.
+        files: The SHA-256 of each file of that release, by its name.
 
     Example:
         >>> from tacit import accounting as acc
@@ -115,6 +117,8 @@ class ChargeRecord:
     purpose: str
     price: Price
     confirmed: bool
+    release: str | None = None
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def mechanism(self) -> acc.Mechanism:
@@ -155,6 +159,7 @@ class ChargeRecord:
         """
         opened = [row.read() for row in rows]
         confirmed = {entry["charge"] for entry in opened if entry["kind"] == "confirm"}
+        bound = {entry["charge"]: entry for entry in reversed(opened) if entry["kind"] == "release"}
         return [
             cls(
                 entry["seq"],
@@ -164,6 +169,8 @@ class ChargeRecord:
                 entry["purpose"],
                 Price.from_dict(entry["price"]),
                 entry["charge"] in confirmed,
+                bound.get(entry["charge"], {}).get("release"),
+                dict(bound.get(entry["charge"], {}).get("files", {})),
             )
             for entry in opened
             if entry["kind"] == "reserve"
@@ -178,6 +185,7 @@ class ChargeRecord:
             "purpose": self.purpose,
             "mechanism": self.description,
             "state": "confirmed" if self.confirmed else "reserved",
+            "release": self.release,
             **self.price.to_dict(),
         }
 
@@ -361,6 +369,7 @@ def _content_problems(name: str, opened: list[dict[str, Any]], *, reprice: bool)
     terms = DatasetTerms.from_terms(name, opened[0]["terms"])
     totals = Totals()
     known: set[str] = set()
+    released: dict[str, str] = {}
     for entry in opened[1:]:
         at = f"{name}: entry {entry['seq']}"
         if entry["kind"] == "reserve":
@@ -371,10 +380,15 @@ def _content_problems(name: str, opened: list[dict[str, Any]], *, reprice: bool)
                 problems.append(f"{at} was granted although it exceeds the budget")
             if reprice:
                 problems += _price_problems(at, terms, entry, price)
-        elif entry["kind"] not in ("confirm", "resume"):
+        elif entry["kind"] not in ("confirm", "resume", "release"):
             problems.append(f"{at} is of the unknown kind {entry['kind']!r}")
         elif entry["charge"] not in known:
             problems.append(f"{at} is about charge {entry['charge']}, which was never reserved")
+        elif entry["kind"] == "release":
+            if entries.digest(entries.canonical(entry["files"])) != entry["release"]:
+                problems.append(f"{at} states a release that is not the hash of its files")
+            if released.setdefault(entry["charge"], entry["release"]) != entry["release"]:
+                problems.append(f"{at} binds charge {entry['charge']} to a second release")
         if Totals.from_dict(entry["totals"]) != totals:
             problems.append(f"{at} does not carry the sum of the charges before it")
     return problems

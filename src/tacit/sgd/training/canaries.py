@@ -9,16 +9,22 @@ Its score is the likelihood ratio of what the noisy sums hold in its direction, 
 which the attacker of the definition knows. An *input canary* is a record that the user gives; its score is how much its
 loss fell.
 
+A run with gradient canaries also keeps a *record*: the noise that each step put on the canaries' directions, and which
+canary slots the sampler drew. The noise can then be tested against the claim number by number, and the draws against
+the claimed sampler, which scores alone cannot do.
+
 Guarantee: canaries are records like any other. They take slots beside the data, so the number of records grows by
 theirs, and the stated ε holds for each of them and for each real record. Scores of input canaries are computed from
 released weights and may be released. Scores of gradient canaries reveal the run's own noise and coins: with the weights
-they would give the exact sums, so they are for the operator only (:func:`tacit.audit.audit_run`).
+they would give the exact sums, so they are for the operator only (:func:`tacit.audit.audit_run`). The record is that
+noise itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -39,6 +45,9 @@ from tacit.sgd.training.training import Training
 
 if TYPE_CHECKING:
     from tacit.sgd.gradients.bounds import Clipping
+
+#: The most noise numbers that a run keeps; with more canaries than fit, those of the first ones are kept.
+KEPT = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,7 +85,16 @@ class Canaries:
 
 @dataclasses.dataclass(eq=False)
 class Planted:
-    """What an audited run leaves: which canaries were in, their scores, and what was claimed."""
+    """What an audited run leaves: which canaries were in, their scores, what was claimed, and the record.
+
+    The record is what the tests of :mod:`tacit.audit.record` need; it is None in files of older versions, and parts of
+    it are None for input canaries. ``mechanism`` is the plan's mechanism as JSON, ``noise`` the multiplier that each
+    step is priced at, and ``scale`` that of the gradient's own noise. ``residuals`` (steps × canaries) is the noise of
+    each step in a canary's direction, in stated standard deviations. ``drawn`` (steps × canaries, packed bits) says
+    which slots the sampler chose, whatever their coin; a pass has ``per_pass`` steps. ``places`` and ``weights`` are
+    where the canaries point, and the final weights there. ``rounded`` says whether gradients had fewer bits than
+    float32.
+    """
 
     kind: str
     member: npt.NDArray[np.bool_]
@@ -86,17 +104,36 @@ class Planted:
     adjacency: str
     unit: str
     steps: int
+    mechanism: str | None = None
+    noise: npt.NDArray[np.float64] | None = None
+    scale: npt.NDArray[np.float64] | None = None
+    residuals: npt.NDArray[np.float32] | None = None
+    drawn: npt.NDArray[np.uint8] | None = None
+    per_pass: int | None = None
+    places: npt.NDArray[np.int64] | None = None
+    weights: npt.NDArray[np.float64] | None = None
+    rounded: bool = False
+
+    @property
+    def choices(self) -> npt.NDArray[np.bool_] | None:
+        """Which canary slots the sampler drew: steps × canaries."""
+        return None if self.drawn is None else np.unpackbits(self.drawn, axis=1, count=len(self.member)).astype(bool)
 
     def save(self, path: str | Path) -> Path:
-        """Write it as one ``.npz`` file that only its owner can read: it may hold the noise of the run."""
+        """Write it as one ``.npz`` file that only its owner can read: it may hold the noise of the run.
+
+        The file holds 32 random bytes as well, so that its hash, which a ledger may keep, confirms no guess about the
+        noise: without them, somebody who knows all records but one could try both data sets against the hash.
+        """
         target = Path(path)
         if not hasattr(os, "fchmod"):
             raise OSError(errno.ENOTSUP, "this system cannot keep canaries from other users: use Linux or macOS")
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, 0o600)
-            plain: dict[str, Any] = {f.name: np.asarray(getattr(self, f.name)) for f in dataclasses.fields(self)}
-            np.savez(file, **plain)
+            given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+            plain: dict[str, Any] = {name: np.asarray(value) for name, value in given.items() if value is not None}
+            np.savez(file, salt=np.frombuffer(os.urandom(32), dtype=np.uint8), **plain)
         return target
 
     @classmethod
@@ -104,7 +141,10 @@ class Planted:
         """Read such a file."""
         try:
             with np.load(path, allow_pickle=False) as found:
-                plain = {f.name: found[f.name] for f in dataclasses.fields(cls)}
+                older = {f.name for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
+                plain = {
+                    f.name: found[f.name] for f in dataclasses.fields(cls) if f.name in found or f.name not in older
+                }
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(f"{path} does not hold the canaries of a run: {error}") from None
         return cls(**{name: value if value.ndim else value.item() for name, value in plain.items()})
@@ -189,6 +229,8 @@ class AuditedTraining(Training):
         self._real = len(real)
         self._found = np.zeros(self.canaries.count)
         self._present: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._drawn: dict[int, npt.NDArray[np.uint8]] = {}  # by step: a loop may ask for a batch twice
+        self._residuals: list[npt.NDArray[np.float32]] = []
         slots = _Slots(real, self.canaries)
         super().__init__(model, optimizer, loss, slots, *settings.values, scheduler=scheduler, ema=ema)
         if self.ranks.world > 1 or self.shards is not None:
@@ -231,6 +273,9 @@ class AuditedTraining(Training):
         present = chosen.copy()
         present[chosen] = self.member[slot[chosen]]
         self._present = slot[present]
+        row = np.zeros(self.canaries.count, dtype=bool)
+        row[slot[chosen]] = True
+        self._drawn[step] = np.packbits(row)
         keep = ~chosen if self.canaries.kind == "gradient" else ~chosen | present
         weights = batch.weights if batch.weights is None else batch.weights[keep]
         return Batch(step, batch.rows[keep], weights, self.records, self.device)
@@ -242,7 +287,9 @@ class AuditedTraining(Training):
             there = torch.zeros(self.canaries.count, dtype=torch.float64, device=self.device)
             there[torch.from_numpy(self._present).to(self.device)] = 1.0
             self._without: dict[str, Tensor] = {}
-            self._lengths, self._sensitivity = bounds, clipping.sensitivity
+            self._there, self._lengths = there, bounds
+            # From the bounds themselves: noise for a sensitivity that is stated too small shows in the record.
+            self._sensitivity = float(np.sqrt(sum(bound**2 for bound in clipping.bounds)))
             for name, total in sums.items():
                 which, where = self._directions[name]
                 flat = total.view(-1)
@@ -255,17 +302,21 @@ class AuditedTraining(Training):
         divisor = self.plan.sampler.divisor
         rate = min(1.0, divisor / self.plan.sampler.size)
         noise = self.plan.gradient_noise[self.steps_executed] * self._sensitivity
+        kept = np.zeros(self.canaries.count, dtype=np.float32)
         for name, p in self.parameters.items():
             which, where = self._directions[name]
             if p.grad is None or not len(which):
                 continue
             seen = p.grad.detach().reshape(-1)[where].double() * divisor - self._without[name]
+            alone = seen - self._there[which] * self._lengths[name]
+            kept[which.cpu().numpy()] = (alone / noise if noise > 0 else alone / self._sensitivity).cpu().numpy()
             seen = seen / self._lengths[name]
             spread = noise / self._lengths[name]
             if spread > 0 and self.plan.kind == "gaussian":
                 # (1 - q) N(0, σ²) + q N(1, σ²) against N(0, σ²): the best test there is, step by step.
                 seen = torch.log1p(rate * torch.expm1(((2 * seen - 1) / (2 * spread**2)).clamp(max=500.0)))
             self._found[which.cpu().numpy()] += seen.cpu().numpy()
+        self._residuals.append(kept[: max(1, KEPT // self.plan.steps)])
 
     def _losses(self) -> npt.NDArray[np.float64]:
         """The loss of every input canary with the weights as they are."""
@@ -303,4 +354,25 @@ class AuditedTraining(Training):
             claim.adjacency,
             claim.unit,
             self.steps_executed,
+            **self._record(),
         )
+
+    def _record(self) -> dict[str, Any]:
+        """What was kept along the way, and what it is to be compared with."""
+        drawn = np.stack([self._drawn[step] for step in range(self.steps_executed)])
+        found: dict[str, Any] = {
+            "mechanism": json.dumps(self.plan.mechanism.to_dict()),
+            "drawn": drawn,
+            "per_pass": self.plan.sampler.steps_per_epoch,
+        }
+        if self.canaries.kind == "gradient" and self.plan.kind == "gaussian":
+            flat = torch.cat([p.detach().reshape(-1).double().cpu() for p in self.parameters.values()]).numpy()
+            found |= {
+                "noise": np.array(self.plan.noise[: self.steps_executed]),
+                "scale": np.array(self.plan.gradient_noise[: self.steps_executed]),
+                "residuals": np.stack(self._residuals),
+                "places": self._places,
+                "weights": flat[self._places],
+                "rounded": any(p.dtype not in (torch.float32, torch.float64) for p in self.parameters.values()),
+            }
+        return found
