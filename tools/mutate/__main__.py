@@ -18,7 +18,7 @@ STORE = forks.ROOT / ".mutants"
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.mutate", description=__doc__.split("\n")[0])
     parser.add_argument("command", nargs="?", default="run", choices=["list", "record", "run", "survivors", "show"])
-    parser.add_argument("ids", nargs="*", help="only the mutants whose id contains one of these")
+    parser.add_argument("ids", nargs="*", help="only mutants whose id (record: test files whose path) contains one")
     parser.add_argument("--rooms", nargs="+", help="only these rooms")
     parser.add_argument("--every", action="store_true", help="every place in a function, not one of them")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (2)")
@@ -41,8 +41,8 @@ def main() -> int:
     mutants = [one for path in rules.files(chosen.rooms) for one in rules.mutants_of(path, chosen.every)]
     if chosen.ids:
         mutants = [one for one in mutants if any(text in one.id for text in chosen.ids)]
-    if chosen.sample:
-        mutants = judge.sample(mutants, chosen.sample, chosen.seed)
+    # In an order drawn with the seed, so that what is done when time is over is a sample.
+    mutants = judge.sample(mutants, chosen.sample or len(mutants), chosen.seed)
     if chosen.command in ("list", "show"):
         for one in mutants:
             print(f"{one.id}\n    {one.path}:{one.line}  {' '.join(one.old.split())}  ->  {' '.join(one.new.split())}")
@@ -54,6 +54,8 @@ def main() -> int:
     trees = []
     forks.warm()
     todo = [] if chosen.unrecorded else cover.stale(chosen.store / "cover", chosen.rooms)
+    if chosen.command == "record" and chosen.ids:
+        todo = [path for path in todo if any(text in path for text in chosen.ids)]
     if todo or chosen.command == "run":
         trees = [forks.copy_tree(chosen.store / f"tree{number}") for number in range(chosen.jobs)]
     if todo:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import time
 import tomllib
 from collections import Counter
@@ -23,7 +24,7 @@ from tools.mutate.rules import Mutant
 EXPLAINED = Path(__file__).with_name("explained.toml")
 CAUGHT = ("caught", "timeout")
 #: The recorded seconds of tests that are run for one mutant at most, and how many tests.
-LONGEST, MOST = 40.0, 120
+LONGEST, MOST = 20.0, 80
 MARK = "THE FIRST FAILURE: "
 
 
@@ -142,7 +143,14 @@ def _state(tests: list[str]) -> str:
 
 
 class FirstFailure:
-    """A pytest plugin that says which test failed."""
+    """A pytest plugin that says which test failed, and ends the process where one takes far too long."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds = seconds
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins."""
+        signal.alarm(int(30 + 15 * self.seconds.get(nodeid, 20.0)))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """A phase of a test ended."""
@@ -150,11 +158,11 @@ class FirstFailure:
             print(f"\n{MARK}{report.nodeid}", flush=True)
 
 
-def _pytest(tree: Path, tests: list[str], *more: str) -> int:
+def _pytest(tree: Path, tests: list[str], seconds: dict[str, float], *more: str) -> int:
     import pytest
 
     options = ["--rootdir", str(tree), "-c", str(tree / "pyproject.toml"), "--tb=line", "-W", "ignore", *more]
-    return int(pytest.main([*forks.PYTEST, *options, *tests], plugins=[FirstFailure()]))
+    return int(pytest.main([*forks.PYTEST, *options, *tests], plugins=[FirstFailure(seconds)]))
 
 
 def _work(
@@ -173,7 +181,7 @@ def _work(
             target = tree / mutant.path
             (tree / f".changed-{mutant.path.replace('/', '+')}").touch()
             target.write_text(mutant.apply((forks.ROOT / mutant.path).read_text(encoding="utf-8")), encoding="utf-8")
-            return lambda: _pytest(tree, tests, "-x")
+            return lambda: _pytest(tree, tests, known.seconds, "-x")
 
         yield (mutant, tests), prepare, 60.0 + 8.0 * sum(known.seconds[one] for one in tests)
 
@@ -217,8 +225,8 @@ def run(
         mutant, tests = what
         count += 1
         first = next((line.removeprefix(MARK) for line in tail.splitlines() if line.startswith(MARK)), "")
-        outcome = "timeout" if code == -1 else "survived" if code == 0 else "caught"
-        if code not in (-1, 0) and not first:  # tests that cannot even be imported, or a process that died
+        outcome = "timeout" if code in (-1, -signal.SIGALRM) else "survived" if code == 0 else "caught"
+        if outcome == "caught" and not first:  # tests that cannot even be imported, or a process that died
             first = tests[0]
         results.add(
             id=mutant.id,
@@ -252,7 +260,7 @@ def _confirm(mutants: list[Mutant], results: Results, trees: list[Path]) -> None
 
     def work(some: list[list[str]]) -> Iterator[tuple[object, Callable[[Path], Callable[[], int]], float]]:
         for part in some:
-            yield part, lambda tree, part=part: lambda: _pytest(tree, part), 900.0
+            yield part, lambda tree, part=part: lambda: _pytest(tree, part, {}), 900.0
 
     def done(what: Any, code: int, took: float, tail: str) -> None:
         failing.update(line.removeprefix(MARK) for line in tail.splitlines() if line.startswith(MARK))
