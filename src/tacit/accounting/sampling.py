@@ -253,7 +253,7 @@ class FixedSizeSampled(Mechanism):
         if direction == "remove" and self._replace == 2:
             # all others pull against the record
             return DisplacedLoss(self._sigma, self.rate, 2.0)
-        # removing: the others add nothing; adding: they pull as the record does, so that a blank is seen where it is drawn
+        # removing: the others add nothing; adding: they pull as the record does, so that a drawn blank is seen
         return self._attained("remove", 1.0)
 
     @property
