@@ -112,9 +112,9 @@ def test_what_a_cut_batch_adds_is_all_of_delta_where_e_to_the_epsilon_has_no_num
     assert overflow_cost(1e-306, 705.0) == overflow_cost(1e-320, 1e4) == 1.0
     assert overflow_cost(0.0, 1e4) == 0.0
     assert overflow_cost(1e-9, 2.0) == pytest.approx((1 + math.e**2) * 1e-9)
-    cut = acc.TruncatedPoissonSampled(acc.Gaussian(1.0), 1e-3, 10**6, 900_000)
+    cut = acc.TruncatedPoissonSampled(acc.Laplace(1.0), 1e-3, 10**6, 900_000)
     assert acc.delta(cut, 800.0).upper == 1.0
-    plain = acc.epsilon(acc.PoissonSampled(acc.Gaussian(1.0), 1e-3), 1e-6)
+    plain = acc.epsilon(acc.PoissonSampled(acc.Laplace(1.0), 1e-3), 1e-6)
     assert acc.epsilon(cut, 1e-6).upper == pytest.approx(plain.upper)
 
 

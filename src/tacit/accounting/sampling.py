@@ -86,9 +86,9 @@ class TruncatedPoissonSampled(Mechanism):
         if plain is None or not self._told(group):
             return plain
         cut = self._cut_pair(adjacency, direction)
-        # the weights are rounded apart from each other: their sum is a little more than 1
+        # The weights are rounded apart from each other: their sum is a little more than 1. Far out the tail is a bound.
         overflow = self._overflow(adjacency)
-        return DrawnLoss([(plain, 1 - overflow * (1 - 2e-9)), (cut, overflow)])
+        return DrawnLoss([(plain, 1 - overflow * (1 - 2e-9) if overflow > 1e-11 else 1.0), (cut, overflow)])
 
     def _told(self, group: int) -> bool:
         """Whether the pair tells the attacker if the batch was cut, instead of adding to δ."""
