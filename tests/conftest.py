@@ -8,6 +8,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.skips import pytest_collectreport, pytest_runtest_logreport, pytest_sessionfinish  # noqa: F401
+
 # One core of a shared machine can be slow: a property is judged by its result, not by the time of one example.
 # Contributors draw new examples every time; a submission is judged on the same ones each time.
 hypothesis.settings.register_profile("tacit", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))

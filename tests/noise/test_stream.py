@@ -103,8 +103,9 @@ def tail_element() -> int:
 
 def needs_compiler() -> native.Native:
     library, why = native.load()
-    if library is None:
+    if library is None and ("TACIT_NATIVE=0" in why or "no C compiler found" in why):
         pytest.skip(why)
+    assert library is not None, why  # a compiler whose code is wrong is no reason to look away
     return library
 
 

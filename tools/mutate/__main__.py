@@ -58,6 +58,8 @@ def main() -> int:
         todo = [path for path in todo if any(text in path for text in chosen.ids)]
     if todo or chosen.command == "run":
         trees = [forks.copy_tree(chosen.store / f"tree{number}") for number in range(chosen.jobs)]
+    if trees:
+        forks.check(trees[0])
     if todo:
         print(f"recording which tests run which lines: {len(todo)} files", flush=True)
         forks.run_all(cover.record(todo, chosen.store / "cover"), trees, judge.told)

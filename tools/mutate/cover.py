@@ -91,6 +91,7 @@ class Recorder:
         self.coverage = coverage.Coverage(data_file=None, source=[str(tree / "src" / "tacit")], config_file=False)
         self.seconds: dict[str, float] = {}
         self.failed: set[str] = set()
+        self.stopped = False
         self.coverage.start()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -100,6 +101,7 @@ class Recorder:
     def pytest_runtest_teardown(self, item: Any, nextitem: Any) -> None:
         """A test ended; where the time is over it was the last."""
         if time.monotonic() > self.until:
+            self.stopped = True
             item.session.shouldstop = "the time for recording this file is over"
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -208,7 +210,7 @@ def record(
                 ]
                 options += ["-p", "no:randomly", "--rootdir", str(tree), "-c", str(tree / "pyproject.toml")]
                 code = int(pytest.main([*PYTEST, *options, test], plugins=[plugin]))
-                if code in (0, 1, 2, 5):
+                if code in (0, 1, 5) or plugin.stopped:
                     target.with_suffix(".sha").write_text(digest)
                 return code
 

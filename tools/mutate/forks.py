@@ -111,6 +111,18 @@ def _child(work: Callable[[], int], tree: Path, log: Path) -> None:
         os._exit(code)
 
 
+def check(tree: Path) -> None:
+    """Refuse a tree whose source cannot be imported: every mutant of it would seem to be caught.
+
+    Args:
+        tree: A copy of the tree.
+    """
+    command = [sys.executable, "-c", "import tacit.accounting, tacit.sgd, tacit.pate, tacit.linear_model, tacit.tuning"]
+    told = subprocess.run(command, cwd=tree, env=os.environ | {"PYTHONPATH": str(tree / "src")}, check=False)
+    if told.returncode:
+        raise SystemExit("the source as it is cannot be imported; mend that first")
+
+
 def stop(fork: Fork) -> None:
     """End a fork and what it started.
 
