@@ -62,6 +62,9 @@ class FinitePair(Loss):
         p[-1] += self.infinity
         return p, np.bincount(place, self.q, len(edges) + 1)
 
+    def between(self, step: float, tail: float) -> tuple[Loss, Loss]:
+        return self, zipped(self, step, tail)
+
     def hockey_stick(self, epsilon: float) -> tuple[float, float]:
         """Bounds on Σ (p - e^ε q)₊."""
         if epsilon > 700:
@@ -137,6 +140,27 @@ class PassLoss(Loss):
         if epsilon > 0 and above.infinity < 1e-4 * low:
             self._served = max(self._served, 4.0 * SIZES[-1])  # for one pass no lattice does better than this
         return 0.5 * (low + high), 0.5 * (high - low) * (1 + 1e-12)
+
+
+@functools.lru_cache(maxsize=32)
+def largest_of_batches(sigma: float, bins: int, points: int = 4000) -> FinitePair:
+    """What the largest of t batches shows where a record at 2 or a blank at 1 is in one of them, the others at 0.
+
+    This is what shuffled batches are like where all other records pull against this one (Chua et al. 2024, arXiv
+    2411.04205). The law of the largest does not depend on which batch it is, so it bounds the price from below.
+    """
+    from tacit.accounting.special import log_ndtr
+
+    grid = np.linspace(-8.0, 2 / sigma + 9.0, points)
+    others = (bins - 1) * log_ndtr(grid)
+    # the masses above each point, and so between neighbours; what is below the first and above the last is left out
+    first, second = (-np.expm1(others + log_ndtr(grid - shift / sigma)) for shift in (2.0, 1.0))
+    slack = 1e-12
+    p = np.maximum(-np.diff(first) - slack * first[:-1], 0.0)
+    q = np.maximum(-np.diff(second), 0.0) + slack * second[:-1]
+    keep = p > 0
+    p, q = p[keep], q[keep]
+    return FinitePair(np.log(p / q), p, q, above=False)
 
 
 def zipped(pair: FinitePair, step: float, tail: float) -> LatticeLaw:

@@ -27,10 +27,13 @@ from tacit.accounting.mechanisms import (
     revealed_with,
 )
 from tacit.accounting.mixture import MixtureLoss, SymmetrisedLoss
-from tacit.accounting.passes import LEAST_NOISE, MOST_BINS, MOST_NOISE, PassLoss
+from tacit.accounting.passes import LEAST_NOISE, MOST_BINS, MOST_NOISE, PassLoss, largest_of_batches
 from tacit.accounting.poisson import PoissonSampled, check_stated, wrap_one
 from tacit.accounting.renyi import log_moments
 from tacit.accounting.special import bdtrc
+
+#: A record in a batch that is cut is taken to be seen if that happens with a smaller probability than this.
+NEVER = 1e-18
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -110,6 +113,8 @@ class TruncatedPoissonSampled(Mechanism):
             if direction == "remove":
                 return MixtureLoss(self.mechanism.noise_multiplier, shifts, {0.0: 1.0})
             return MixtureLoss(self.mechanism.noise_multiplier, {0.0: 1.0}, shifts)
+        if self._overflow(adjacency) * self.rate < NEVER:
+            return replaced_with(self._rate_if_full())  # as if it were seen: so rare that a quick price is worth more
         return fixed_size_pair(self.mechanism, self._rate_if_full(), adjacency, direction)
 
     def _rate_if_full(self) -> float:
@@ -124,14 +129,10 @@ class TruncatedPoissonSampled(Mechanism):
     def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
         if not self._told(group):
             return self.poisson().renyi(adjacency, orders, group)
-        cut = self._cut_pair(adjacency, "remove")
         if adjacency == "add-remove":
             return None
         # the moments of both cases, mixed; in the full one those of a batch of fixed size
-        if isinstance(cut, SymmetrisedLoss | BlankedLoss):
-            full = renyi_of_fixed_size(self.mechanism, self._rate_if_full(), orders)
-        else:
-            full = np.full(len(orders), math.inf)
+        full = renyi_of_fixed_size(self.mechanism, self._rate_if_full(), orders)
         plain = np.max(
             [
                 log_moments(loss, orders - 1)
@@ -338,27 +339,51 @@ def renyi_of_fixed_size(mechanism: Mechanism, rate: float, orders: np.ndarray[An
 class Shuffled(Mechanism):
     """One pass over chunks of a shuffled (or fixed) order, each record in exactly one: priced without amplification.
 
-    Valid under replace-one and zero-out only: adding a record would move the boundaries of every later chunk. The price
-    is exact if the attacker knows the chunks, and an upper bound otherwise.
+    Valid under replace-one and zero-out only: adding a record would move the boundaries of every later chunk. No
+    amplified upper bound is known for batches of a shuffled pass. The price is exact if the attacker knows the chunks,
+    and an upper bound otherwise. With ``bins`` the lower end is what a pass that is shuffled anew reveals at least: it
+    says how much amplification could be proven at most, and claims nothing. :class:`BallsInBins` has passes too, and an
+    amplified price.
 
     Args:
         mechanism: What runs on each chunk.
+        bins: The number of chunks in a pass, if the order is drawn anew for each pass. None (default): the order may be
+            any, and the lower end is 0.
         unit: Taken from ``mechanism``; leave it out.
 
     Example:
         >>> from tacit import accounting as acc
-        >>> epoch = acc.Shuffled(acc.Gaussian(5.0))
-        >>> round(acc.epsilon(epoch * 3, 1e-5, adjacency="zero-out").upper, 3)
-        1.326
+        >>> epoch = acc.Shuffled(acc.Gaussian(5.0), bins=20)
+        >>> price = acc.epsilon(epoch * 3, 1e-5, adjacency="zero-out")
+        >>> round(price.upper, 3), price.lower > 0.2, price.tight
+        (1.326, True, False)
     """
 
     tight: ClassVar[bool] = False
     mechanism: Mechanism
+    bins: int | None = None
     unit: str = dataclasses.field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         wrap_one(self)
+        if self.bins is not None:
+            check_whole("bins", self.bins)
+
+    def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
+        inner, bins = self.mechanism, self.bins
+        known = group == 1 and bins is not None and isinstance(inner, Gaussian) and inner.replace == 2
+        if not known or not isinstance(inner, Gaussian) or bins is None:
+            return None
+        noise = inner.noise_multiplier / (2 if adjacency == "replace-one" else 1)
+        if not (1 < bins <= MOST_BINS and LEAST_NOISE <= noise <= MOST_NOISE):
+            return None
+        if adjacency == "zero-out" and direction == "remove":
+            # all others pull against the record
+            return largest_of_batches(noise, bins)
+        # All others pull as a blank does not, or as the other record does: one batch of the pass is another, and which
+        # one is drawn evenly or less evenly than this, which shows more.
+        return PassLoss(noise, bins, mixture_is_p=True)
 
     def adjacencies(self) -> tuple[str, ...]:
         return tuple(a for a in self.mechanism.adjacencies() if a != "add-remove")
@@ -416,7 +441,7 @@ class BallsInBins(Mechanism):
         wrap_one(self)
         check_whole("bins", self.bins)
         if not isinstance(self.mechanism, Gaussian):
-            raise AccountingError("BallsInBins takes Gaussian")
+            raise AccountingError("BallsInBins takes Gaussian noise; sample other noise by PoissonSampled")
 
     def is_tight(self, adjacency: str, group: int = 1) -> bool:
         return self._law_is_known(adjacency, group) or self.bins == 1
