@@ -7,10 +7,22 @@ of their own, with what is charged and with what is refused. None of them repeat
 from __future__ import annotations
 
 from tacit.selftest.scene import Scene
-from tacit.selftest.scenes import dropin, ledger, pate, ranks, schema, tables, training, tuning
+from tacit.selftest.scenes import (
+    accounting,
+    dropin,
+    integrations,
+    ledger,
+    noise,
+    pate,
+    ranks,
+    schema,
+    tables,
+    training,
+    tuning,
+)
 
 #: The files of scenes, quick ones first.
-FILES = (training, dropin, schema, ledger, tables, pate, tuning, ranks)
+FILES = (noise, accounting, training, dropin, integrations, schema, ledger, tables, pate, tuning, ranks)
 
 
 def battery() -> dict[str, Scene]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
+import logging
 import time
 import warnings
 from collections.abc import Callable
@@ -59,14 +62,18 @@ class Examination:
 
 def findings_of(scene: Scene, seed: int) -> list[Finding]:
     """What a scene finds; an exception that it did not expect is an alarm."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # what trainers tell their users
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             return scene.check(seed)
     except ClippingError as error:  # the library's own self-check stopped it
         return [Finding(f"self-check ({scene.name})", 0.0, str(error))]
     except Exception as error:  # noqa: BLE001 whatever it is, the scene did not end as it should
         return [Finding(f"error ({scene.name})", 0.0, f"{type(error).__name__}: {error}")]
+    finally:
+        logging.disable(level)
 
 
 def examine(

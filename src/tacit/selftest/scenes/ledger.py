@@ -264,7 +264,7 @@ def refusals_help(seed: int) -> list[Finding]:
             thread.join()
         held = shared.budget("people")
         mode = os.stat(Path(folder) / "people.db").st_mode & 0o077
-        opened = pickle.loads(pickle.dumps(shared)).budget("people").charges
+        opened = pickle.loads(pickle.dumps(shared)).budget("people").charges  # noqa: S301 made here
         again = copy.deepcopy(shared).budget("people").charges
     memory = Ledger()
     return [

@@ -279,7 +279,7 @@ def searches_go_on(seed: int) -> list[Finding]:
         model = nn.Linear(3, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=candidate["lr"])
         loss = nn.CrossEntropyLoss(reduction="none")
-        settings: dict[str, Any] = {"batch_size": 10, "steps": candidate["steps"], "delta": 1e-6, "size": 40}
+        settings: dict[str, Any] = {"batch_size": 40, "steps": candidate["steps"], "delta": 1e-6, "size": 40}
         return Training(model, optimizer, loss, (x, y), noise_multiplier=noise, clip_norm=1.0, **settings)
 
     score = correct_count(x, y, noise=8.0)

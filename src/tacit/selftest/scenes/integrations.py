@@ -1,0 +1,337 @@
+"""Do Hugging Face's Trainer and Lightning train as they are priced? One draw a step, however it is cut into pieces.
+
+The weights stand still, the batches carry the numbers of their rows, and what reaches the optimizer is compared with
+gradients by plain backward passes.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tacit.audit import bounds, statistics
+from tacit.audit import implementation as look
+from tacit.audit.findings import Finding, holds
+from tacit.ledger import BudgetExceeded, Ledger
+from tacit.selftest import models
+from tacit.selftest.laws import check_law
+from tacit.selftest.scene import Scene, charged, refused
+
+ROWS, NOISE, CLIP = models.ROWS, 1.3, 0.5
+DELTA, LARGE_DELTA = 1e-5, 0.02
+
+
+class Watched(nn.Module):
+    """A network whose result has a name, as in transformers, and the rows of its steps."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.seen: list[npt.NDArray[np.int64]] = []
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.inner(x)}
+
+
+class Steps:
+    """What reached the optimizer, and the rows since the last time."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, seen: list[npt.NDArray[np.int64]]) -> None:
+        self.released: list[npt.NDArray[np.float64]] = []
+        self.pieces: list[list[npt.NDArray[np.int64]]] = []
+        self._seen = seen
+        optimizer.register_step_post_hook(self._look)  # after whatever else waits for the step
+
+    def _look(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        given = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        self.released.append(torch.cat([g.detach().double().flatten() for g in given]).numpy())
+        self.pieces.append(list(self._seen))
+        self._seen.clear()
+
+    def rows(self) -> list[npt.NDArray[np.int64]]:
+        """The rows of each step."""
+        return [np.concatenate(pieces) if pieces else np.zeros(0, np.int64) for pieces in self.pieces]
+
+
+def _sum(name: str, steps: Steps, seed: int, batch: int) -> Finding:
+    """What reached the optimizer in a run with nearly no noise, against the clipped sum."""
+    scene = models.network(seed)
+    own = scene.clipped(scene.gradients(), CLIP)
+    away = max(
+        float(np.linalg.norm(g * batch - own[r].sum(0))) / CLIP
+        for g, r in zip(steps.released, steps.rows(), strict=True)
+    )
+    return holds(f"{name}: sum", away < 0.02, f"{away:.2g} clip norms from the clipped sum")
+
+
+#: So little noise that the sum is seen.
+LITTLE = 1e-6
+
+
+def _findings(name: str, steps: Steps, seed: int, batch: int) -> list[Finding]:
+    """Sums, noise and draws of a run of the network of :func:`tacit.selftest.models.network`."""
+    scene = models.network(seed)
+    raw = scene.gradients()
+    own = scene.clipped(raw, CLIP)
+    rows = steps.rows()
+    twice = sum(len(np.unique(r)) != len(r) for r in rows)
+    left = [(g * batch - own[r].sum(0)) / (NOISE * CLIP) for g, r in zip(steps.released, rows, strict=True)]
+    sizes = [len(r) for r in rows]
+    rate = batch / ROWS
+    return [
+        *check_law(left, name),
+        holds(f"{name}: one draw a step", twice == 0, f"in {twice} of {len(rows)} steps a record was twice"),
+        Finding(f"{name}: sizes of draws", statistics.dispersion_p_value(sizes, ROWS, rate), f"sizes {sizes}"),
+    ]
+
+
+# -- Trainer -----------------------------------------------------------------------------------------------------------
+
+
+def _losses(model: Any, inputs: Any) -> Tensor:
+    logits = model(inputs["x"])["logits"]
+    found: Tensor = nn.functional.cross_entropy(logits, inputs["labels"], reduction="none")
+    return found
+
+
+def _trainer(seed: int, folder: str, *, batch: int = 5, pieces: int = 2, steps: int = 16, **more: Any) -> Any:
+    from transformers import Trainer, TrainingArguments
+
+    model = Watched(copy.deepcopy(models.network(seed).model)).train()
+    x, y = models.table(seed)
+    data = [{"x": x[i], "labels": y[i], "index": torch.tensor(i)} for i in range(ROWS)]
+    arguments = TrainingArguments(
+        folder,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=pieces,
+        max_steps=steps,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_pin_memory=False,
+        logging_strategy="no",
+        save_strategy="no",
+        max_grad_norm=0.0,
+        **more,
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    made = Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, None))
+    return made, model, optimizer
+
+
+def _note_rows(trainer: Any, seen: list[npt.NDArray[np.int64]]) -> None:
+    """Each piece that the trainer trains on leaves the numbers of its rows."""
+    step = trainer.training_step
+
+    def noted(model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        seen.append(inputs["index"].numpy().copy())
+        return step(model, inputs, *rest, **named)
+
+    trainer.training_step = noted
+
+
+def trainer_steps_are_draws(seed: int) -> list[Finding]:
+    """Batches that are accumulated are pieces of one draw; the sum is clipped, noisy and priced as that draw."""
+    from tacit.integrations.transformers import make_private
+
+    found = []
+    for pieces in (1, 3):
+        with tempfile.TemporaryDirectory() as folder:
+            made, model, optimizer = _trainer(seed, folder, batch=12 // pieces, pieces=pieces, steps=14)
+            private = make_private(
+                made,
+                loss=_losses,
+                noise_multiplier=NOISE,
+                max_grad_norm=CLIP,
+                target_delta=LARGE_DELTA,
+                key_file=Path(folder) / "run.key",
+            )
+            steps = Steps(optimizer, model.seen)
+            _note_rows(private, model.seen)
+            private.train()
+            claimed = private.privacy.upper
+        name = f"Trainer, {pieces} pieces"
+        found += _findings(name, steps, seed, 12)
+        rng = np.random.default_rng(seed)
+        price = look.check_price(claimed, LARGE_DELTA, 12 / ROWS, NOISE, 14, rng)
+        found.append(Finding(f"{name}: price", price.p_value, price.detail))
+        found.append(holds(f"{name}: steps", len(steps.released) == 14, f"{len(steps.released)} of 14 steps"))
+        with tempfile.TemporaryDirectory() as folder:
+            made, model, optimizer = _trainer(seed, folder, batch=12 // pieces, pieces=pieces, steps=3)
+            key = Path(folder) / "run.key"
+            private = make_private(
+                made, loss=_losses, noise_multiplier=LITTLE, max_grad_norm=CLIP, target_delta=DELTA, key_file=key
+            )
+            steps = Steps(optimizer, model.seen)
+            _note_rows(private, model.seen)
+            private.train()
+        found.append(_sum(name, steps, seed, 12))
+    return found
+
+
+def trainer_pays(seed: int) -> list[Finding]:
+    """The whole run is charged before its first step; what does not fit the budget or the arguments is refused."""
+    from tacit.integrations.transformers import make_private
+
+    books, poor = Ledger(), Ledger()
+    books.register("people", epsilon=80.0, delta=1e-4)
+    poor.register("people", epsilon=0.01, delta=1e-6)
+    first: list[int] = []
+    with tempfile.TemporaryDirectory() as folder:
+        made, _, optimizer = _trainer(seed, folder, batch=ROWS, pieces=1, steps=4)
+        private = make_private(
+            made,
+            loss=_losses,
+            noise_multiplier=2.0,
+            max_grad_norm=CLIP,
+            target_delta=DELTA,
+            ledger=books,
+            dataset="people",
+            key_file=Path(folder) / "run.key",
+        )
+        optimizer.register_step_post_hook(lambda *_: first.append(books.budget("people").charges))
+        private.train()
+        exact, spent = bounds.gaussian_epsilon(math.sqrt(4) / 2.0, DELTA), charged(books, DELTA)
+        claimed = private.privacy.upper
+
+        def again(**options: Any) -> Any:
+            other = _trainer(seed, folder, batch=ROWS, pieces=1, steps=4)[0]
+            usual: dict[str, Any] = {"noise_multiplier": 2.0, "target_delta": DELTA, "loss": _losses}
+            return make_private(other, **(usual | {"key_file": Path(folder) / "other.key"} | options))
+
+        target = again(noise_multiplier=None, target_epsilon=1.0)
+        target.train()
+        kept = target.privacy.upper
+        cases = refused(
+            "Trainer: refusals",
+            {
+                "more than the budget": (
+                    lambda: again(ledger=poor, dataset="people").train(),
+                    BudgetExceeded,
+                ),
+                "a ledger without a data set": (lambda: again(ledger=books), ValueError),
+                "neither noise nor ε": (lambda: again(noise_multiplier=None), ValueError),
+                "both noise and ε": (lambda: again(target_epsilon=1.0), ValueError),
+                "noise below 0": (lambda: again(noise_multiplier=-1.0).train(), ValueError),
+                "a clip norm of 0": (lambda: again(max_grad_norm=0.0).train(), ValueError),
+                "not a trainer": (
+                    lambda: make_private(object(), noise_multiplier=1.0, target_delta=DELTA),
+                    Exception,
+                ),
+            },
+        )
+    return [
+        holds("Trainer: charged first", set(first) == {1}, f"charges at the steps: {first}"),
+        holds("Trainer: charged in full", spent >= exact * (1 - 1e-6), f"charged {spent:.4f} of {exact:.4f}"),
+        holds("Trainer: claim", claimed >= exact * (1 - 1e-6), f"claimed {claimed:.4f} of {exact:.4f}"),
+        holds("Trainer: target", 0.5 < kept <= 1.0 * (1 + 1e-6), f"ε = {kept:.4f} of 1"),
+        cases,
+    ]
+
+
+# -- Lightning ---------------------------------------------------------------------------------------------------------
+
+
+def _lightning(seed: int, *, batch: int, epochs: int, pieces: int = 1, folder: Path, **options: Any) -> Any:
+    import lightning.pytorch as pl
+
+    from tacit.integrations.lightning import PrivateTraining
+
+    class Module(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = copy.deepcopy(models.network(seed).model)
+            self.seen: list[npt.NDArray[np.int64]] = []
+            self.steps: Steps | None = None
+
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            x, y, rows = batch
+            self.seen.append(rows.numpy().copy())
+            loss: Tensor = nn.functional.cross_entropy(self.inner(x), y)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.0)
+            self.steps = Steps(optimizer, self.seen)
+            return optimizer
+
+    x, y = models.table(seed)
+    module = Module()
+    usual: dict[str, Any] = {"target_delta": LARGE_DELTA, "noise_multiplier": NOISE, "max_grad_norm": CLIP}
+    private = PrivateTraining(**(usual | {"key_file": folder / "run.key"} | options))
+    trainer = pl.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        devices=1,
+        callbacks=[private],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        num_sanity_val_steps=0,
+        accumulate_grad_batches=pieces,
+        gradient_clip_val=None,
+    )
+    trainer.fit(module, DataLoader(TensorDataset(x, y, torch.arange(ROWS)), batch_size=batch, shuffle=True))
+    return private, module.steps
+
+
+def lightning_steps_are_draws(seed: int) -> list[Finding]:
+    """One draw a step: the clipped sum, noise of the stated size, and the price of that."""
+    books = Ledger()
+    books.register("people", epsilon=80.0, delta=0.05)
+    with tempfile.TemporaryDirectory() as folder:
+        private, steps = _lightning(seed, batch=10, epochs=5, folder=Path(folder))
+        count = len(steps.released)
+        found = _findings("Lightning", steps, seed, 10)
+        rng = np.random.default_rng(seed)
+        price = look.check_price(private.privacy.upper, LARGE_DELTA, 10 / ROWS, NOISE, count, rng)
+    with tempfile.TemporaryDirectory() as folder:
+        options: dict[str, Any] = {"noise_multiplier": 2.0, "target_delta": DELTA, "ledger": books, "dataset": "people"}
+        whole, again = _lightning(seed, batch=ROWS, epochs=4, folder=Path(folder), **options)
+        exact = bounds.gaussian_epsilon(math.sqrt(len(again.released)) / 2.0, DELTA)
+        spent = charged(books, DELTA)
+    with tempfile.TemporaryDirectory() as folder:
+        exactly = _lightning(seed, batch=10, epochs=1, folder=Path(folder), noise_multiplier=LITTLE)[1]
+        found.append(_sum("Lightning", exactly, seed, 10))
+    with tempfile.TemporaryDirectory() as folder:
+        poor = Ledger()
+        poor.register("people", epsilon=0.01, delta=1e-6)
+
+        def begun(**more: Any) -> Any:
+            return lambda: _lightning(seed, batch=ROWS, epochs=2, folder=Path(folder), **more)
+
+        cases = refused(
+            "Lightning: refusals",
+            {
+                "more than the budget": (begun(ledger=poor, dataset="people", target_delta=1e-7), BudgetExceeded),
+                "neither noise nor ε": (begun(noise_multiplier=None), ValueError),
+                "a ledger without a data set": (begun(ledger=poor), ValueError),
+                "noise below 0": (begun(noise_multiplier=-1.0), ValueError),
+            },
+        )
+    return [
+        *found,
+        Finding("Lightning: price", price.p_value, price.detail),
+        holds("Lightning: steps", count == 15, f"{count} of 15 steps"),
+        holds("Lightning: closed form", whole.privacy.upper >= exact * (1 - 1e-6), f"{whole.privacy.upper:.4f}"),
+        holds("Lightning: charged", spent >= exact * (1 - 1e-6), f"charged {spent:.4f} of {exact:.4f}"),
+        cases,
+    ]
+
+
+SCENES = (
+    Scene("Trainer: draws", "integrations", trainer_steps_are_draws, ("transformers", "accelerate")),
+    Scene("Trainer: charges", "integrations", trainer_pays, ("transformers", "accelerate")),
+    Scene("Lightning", "integrations", lightning_steps_are_draws, ("lightning",)),
+)
