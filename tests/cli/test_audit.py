@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
+import shutil
 import stat
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from tacit.cli import build
+from tacit.ledger import Ledger
 from tacit.report import read_card
+from tacit.report.card import to_json, unaudited
+from tacit.runs.claims import check_claims
+from tacit.runs.settings import saved
+from tacit.sgd import Training
 
 RUNNER = CliRunner()
 
@@ -29,24 +38,214 @@ def run(tmp_path_factory):
     return folder / "small"
 
 
+def audited(*words: str):
+    """An audit refutes a right run once in 200 times at most, and not three times in a row."""
+    for _ in range(3):
+        told = tacit("audit", *words)
+        if told.exit_code != 4:
+            break
+    return told
+
+
 def test_a_run_is_audited_and_its_card_and_report_say_so(run):
     assert read_card(run / "privacy.json")["checks"]["audit"] == {"verdict": "not audited"}
-    told = tacit("audit", str(run), "--canaries", "100", "--members", "--json")
-    if told.exit_code == 4:  # once in 10,000 times a check of the implementation is wrong, and not twice
-        told = tacit("audit", str(run), "--canaries", "100", "--members", "--json")
+    told = audited(str(run), "--canaries", "100", "--members", "--json")
     assert told.exit_code == 0, told.output
     found = json.loads(told.stdout)
-    assert found["verdict"] in ("pass", "underpowered")
+    # The code is right, but nothing of this run's own noise was kept: no pass.
+    assert found["verdict"] == "underpowered"
+    assert not found["bound"]
+    assert {"release": "not bound", "ε": "agrees"}.items() <= {c["name"]: c["result"] for c in found["claims"]}.items()
+    assert {p["lie"]: p["probability"] for p in found["powers"]}["half the noise"] == 0.0
     assert found["best"] > 0
-    assert found["terms"] == "add/remove one person"
+    # The number of people was counted, so the card states zero-out; the audit said add/remove.
+    assert found["terms"] == read_card(run / "privacy.json")["guarantee"]["neighbours"]
+    assert found["terms"].startswith("zero out one person")
     audit = read_card(run / "privacy.json")["checks"]["audit"]
     assert audit["verdict"] == found["verdict"]
     page = (run / "report.html").read_text()
+    assert "half the noise" in page
     assert "could at best have certified" in page
     assert "loss threshold" not in page  # an attack with private rows is the operator's
     log = run / "private" / "operator.jsonl"
     assert "loss threshold" in log.read_text()
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+# -- forged folders ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bound(tmp_path_factory):
+    """A run with canaries, charged to a ledger that holds the hashes of its release."""
+    folder = tmp_path_factory.mktemp("bound")
+    rng = np.random.default_rng(1)
+    rows = "".join(f"{age},{age // 50}\n" for age in rng.integers(18, 95, 300))
+    (folder / "clinic.csv").write_text("age,back\n" + rows)
+    (folder / "clinic.toml").write_text(
+        '[unit]\nname = "patient"\n[columns.age]\nkind = "numeric"\nlower = 0\nupper = 100\n'
+        '[columns.back]\nkind = "boolean"\ntarget = true\n'
+    )
+    ledger = Ledger(folder / "my.db")
+    ledger.register("clinic", epsilon=9.0, delta=1e-4, unit="patient", adjacency="zero-out")
+    for name in ("mine", "other"):
+        told = tacit(
+            "train", str(folder / "clinic.csv"), "--schema", str(folder / "clinic.toml"), "--model", "mlp", "--epsilon",
+            "1", "--delta", "1e-5", "--steps", "40", "--batch", "250", "--audit-canaries", "200", "--runs", str(folder),
+            "--name", name, "--ledger", str(folder / "my.db"), "--dataset", "clinic", "--quiet",
+        )  # fmt: skip
+        assert told.exit_code == 0, told.output
+    return folder / "mine"
+
+
+def claims(run, ledger=None):
+    return {c.name: c for c in check_claims(run, read_card(run / "privacy.json"), saved(run), ledger)}
+
+
+def wrong(run, ledger=None):
+    return {name for name, claim in claims(run, ledger).items() if claim.result == "CONTRADICTED"}
+
+
+def test_a_release_is_bound_and_stays_so_after_its_audit(bound, tmp_path):
+    charged = Ledger(bound.parent / "my.db").history("clinic")[0]
+    names = {"config.toml", "model.pt", "privacy.json", "report.html", "private/canaries.npz"}
+    assert set(charged.files) == names
+    before = (bound / "privacy.json").read_bytes()
+    run = shutil.copytree(bound, tmp_path / "mine")
+    told = audited(str(run), "--json")
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)
+    assert (found["verdict"], found["bound"]) == ("pass", True)
+    assert all(power["probability"] >= 0.95 for power in found["powers"])
+    assert (run / "privacy.json").read_bytes() != before
+    assert to_json(unaudited(read_card(run / "privacy.json"))).encode() == before
+    assert {c.result for c in claims(run).values()} == {"agrees"}
+    seen = json.loads((run / "private" / "operator.jsonl").read_text().splitlines()[-1])
+    assert {"noise size", "noise tails", "participation", "claimed curve"} <= {f["check"] for f in seen["findings"]}
+
+
+def test_a_forged_folder_fails_and_no_verdict_is_written_into_its_card(bound, tmp_path):
+    """ε changed from 1 to 0.1, the model replaced by a text, the canaries deleted."""
+    run = shutil.copytree(bound, tmp_path / "mine")
+    card = json.loads((run / "privacy.json").read_text())
+    card["guarantee"]["epsilon"] |= {"lower": 0.0999, "upper": 0.1, "claimed": 0.1}
+    (run / "privacy.json").write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+    (run / "model.pt").write_text("no weights")
+    (run / "private" / "canaries.npz").unlink()
+    before = [(path, path.read_bytes()) for path in run.rglob("*") if path.is_file()]
+    told = tacit("audit", str(run))
+    assert told.exit_code == 4, told.output
+    assert "contradict" in told.output
+    assert {"ε", "model", "weights", "release"} <= wrong(run)
+    assert [(path, path.read_bytes()) for path in run.rglob("*") if path.is_file()] == before
+
+
+def change(run, **parts):
+    """The card with other values: keys with __ for a dot."""
+    card = json.loads((run / "privacy.json").read_text())
+    for place, value in parts.items():
+        inner, *names = card, *place.split("__")
+        for name in names[:-1]:
+            inner = inner[name]
+        inner[names[-1]] = value
+    (run / "privacy.json").write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+
+
+def _epsilon(run):
+    change(run, guarantee__epsilon__claimed=0.1)
+
+
+def _other_delta(run):
+    rows = json.loads((run / "privacy.json").read_text())["guarantee"]["epsilon_of_delta"]
+    change(run, guarantee__epsilon_of_delta=[{**row, "upper": row["upper"] / 2} for row in rows])
+
+
+def _sentence(run):
+    text = json.loads((run / "privacy.json").read_text())["guarantee"]["claim"]
+    change(run, guarantee__claim=text.replace("2.7183", "1.1052"))
+
+
+def _more_noise(run):
+    """Another mechanism with its right price, from a search of nobody: the card by itself is whole."""
+    card = json.loads((run / "privacy.json").read_text())
+    plan = json.dumps(card["mechanism"]["description"])
+    z = card["mechanism"]["parameters"]["noise"][0][0]
+    change(
+        run,
+        mechanism__description=json.loads(plan.replace(repr(z), repr(2 * z))),
+        mechanism__parameters__noise=[[2 * z, 40]],
+    )
+
+
+def _other_model(run):
+    shutil.copy(run.parent / "other" / "model.pt", run / "model.pt")
+    change(run, run__model=hashlib.sha256((run / "model.pt").read_bytes()).hexdigest())
+
+
+def _other_canaries(run):
+    shutil.copy(run.parent / "other" / "private" / "canaries.npz", run / "private" / "canaries.npz")
+
+
+def _report(run):
+    (run / "report.html").write_text((run / "report.html").read_text().replace("one in 100,000", "one in 900,000"))
+
+
+def _settings(run):
+    (run / "config.toml").write_text((run / "config.toml").read_text().replace("clip_norm = 1.0", "clip_norm = 9.0"))
+
+
+@pytest.mark.parametrize(
+    ("forge", "alone", "bound_too"),
+    [
+        (_epsilon, {"ε"}, {"ε", "release"}),
+        (_other_delta, {"ε at other δ and adjacencies"}, {"ε at other δ and adjacencies", "release"}),
+        (_sentence, {"the sentence of the guarantee"}, {"the sentence of the guarantee", "release"}),
+        (_more_noise, {"canaries"}, {"canaries", "charge", "release"}),
+        (_other_model, {"weights of this run"}, {"weights of this run", "release"}),
+        (_other_canaries, {"weights of this run"}, {"weights of this run", "release"}),
+        (_report, set(), {"release"}),
+        (_settings, {"settings"}, {"settings", "release"}),
+    ],
+)
+def test_every_forgery_is_found_by_what_it_contradicts(bound, tmp_path, forge, alone, bound_too):
+    for name in ("mine", "other"):
+        shutil.copytree(bound.parent / name, tmp_path / name)
+    run = tmp_path / "mine"
+    forge(run)
+    assert wrong(run) == bound_too
+    nowhere = {n: c for n, c in claims(run, str(tmp_path / "gone.db")).items()}
+    assert {name for name, claim in nowhere.items() if claim.result == "CONTRADICTED"} == alone
+    assert nowhere["release"].result == "not bound"
+
+
+def test_canaries_that_were_deleted_leave_no_pass(bound, tmp_path):
+    run = shutil.copytree(bound, tmp_path / "mine")
+    (run / "private" / "canaries.npz").unlink()
+    found = json.loads(audited(str(run), "--json").stdout)
+    assert found["verdict"] == "underpowered"
+    assert {c["name"]: c["result"] for c in found["claims"]}["canaries"] == "not checked"
+
+
+def test_a_run_with_half_its_noise_fails_and_its_card_stays_as_it_was(bound, tmp_path, monkeypatch):
+    noise_at = Training.noise_at
+
+    def thin(self, step):
+        noise = noise_at(self, step)
+        return dataclasses.replace(noise, scale=noise.scale / 2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "noise_at", thin)
+        told = tacit(
+            "train", "--config", str(bound / "config.toml"), "--runs", str(tmp_path), "--name", "half", "--quiet"
+        )
+    assert told.exit_code == 0, told.output
+    run = tmp_path / "half"
+    assert wrong(run) == set()  # every file agrees: only the noise can tell
+    before = (run / "privacy.json").read_bytes()
+    told = tacit("audit", str(run))
+    assert told.exit_code == 4, told.output
+    assert "own canaries refute" in told.output
+    assert (run / "privacy.json").read_bytes() == before
 
 
 def test_what_is_no_run_is_refused(run, tmp_path):

@@ -80,14 +80,17 @@ class Power:
         """Whether a pass says something about this lie."""
         return self.probability >= ENOUGH
 
+    @property
+    def shown(self) -> str:
+        """The probability, rounded down: no power is stated that is not there."""
+        return "1" if self.probability >= 1 else f"{math.floor(self.probability * 100) / 100:.2f}"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        # Rounded down: no power is stated that is not there.
-        shown = "1" if self.probability >= 1 else f"{math.floor(self.probability * 100) / 100:.2f}"
-        return f"{self.lie} would have been found with probability {shown}, by {self.by}"
+        return f"{self.lie} would have been found with probability {self.shown}, by {self.by}"
 
 
 def holds(check: str, true: bool, detail: str, best: str = "") -> Finding:

@@ -18,17 +18,23 @@ if TYPE_CHECKING:
 
     from tacit.audit import Audit
     from tacit.audit.attacks import Membership
+    from tacit.runs.audit import Audited
 
 #: Exit code where an audit refutes the claim; documented in docs/howto/audit.md.
 EXIT_FAILED = 4
 
 AUDIT_EPILOG = """
-The implementation is checked on made-up records of the run's shape: clipping, noise, sampling, price. No private
-record is read. With --canaries the run is repeated on made-up records with canaries, each included with probability
-1/2, and attacked; what they prove goes into the card and the report. Canaries that the run itself had (tacit train
---audit-canaries, or fit(audit_canaries=...) saved as private/canaries.npz) are always read; what they prove beside
-private records goes only to the operator's own terminal and log, because it depends on the noise of the run.
-The verdict is pass, fail (exit code 4) or underpowered, and always states the best bound that was within reach.
+First the files: the mechanism on the card is priced again, and card, settings, model and canaries are compared with
+each other and with the entry of the run's charge in the ledger, which holds the hashes of the release. Without such an
+entry the release is "not bound". Then the implementation, on made-up records of the run's shape: clipping, noise,
+sampling, price. No private record is read. With --canaries the run is repeated on made-up records with canaries, each
+included with probability 1/2, and attacked. Canaries that the run itself had (tacit train --audit-canaries, or
+fit(audit_canaries=...) saved as private/canaries.npz) are always read: their noise, their draws and their scores are
+tested against the claim. What they show beside private records goes only to the operator's own terminal and log,
+because it holds the noise of the run.
+
+The verdict is pass, fail (exit code 4) or underpowered, with the probability that each of some lies would have been
+found. Where the claim is refuted, nothing is written into the card.
 
 [bold]Examples[/bold]
 
@@ -37,6 +43,8 @@ The verdict is pass, fail (exit code 4) or underpowered, and always states the b
     $ tacit train labsup --epsilon 4 --delta 1e-6 --epochs 20 --audit-canaries 200 --name mine && tacit audit runs/mine
 
     $ tacit audit runs/mnist-1 --canaries 1000
+
+    $ tacit audit runs/labsup-1 --ledger people.db
 
     $ tacit audit runs/labsup-1 --members
 """
@@ -55,9 +63,13 @@ def audit(
         typer.Option("--members", help="Also attack with the private rows. Results go to the operator's log only."),
     ] = False,
     confidence: Annotated[float, typer.Option(help="Confidence of the lower bound.")] = 0.95,
+    ledger: Annotated[
+        str | None,
+        typer.Option(help="The ledger that was charged. Default: the one that the run names.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
 ) -> None:
-    """Attack a run, show a lower bound next to its claim, and write both into the card and the report."""
+    """Check what a run claims, attack it, and write the verdict into the card and the report."""
     if not (run / "config.toml").exists():
         fail(f"{run} is not the folder of a run: it has no config.toml", EXIT_USAGE)
     if not (run / "privacy.json").exists():
@@ -73,17 +85,23 @@ def audit(
     from tacit.runs.progress import Told
 
     try:
-        with _spinner("the implementation") as tell:
-            done = attacked(run, Attack(canaries, members, confidence), Told(), tell)
+        with _spinner("audit") as tell:
+            done = attacked(run, Attack(canaries, members, confidence, ledger), Told(), tell)
     except (DatasetError, PrivateValueError, ValueError) as error:
         fail(str(error))
     if as_json:
         from tacit.ledger.release import json_values
 
-        typer.echo(json.dumps(json_values(done.found.to_dict()), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(json_values(done.to_dict()), indent=2, ensure_ascii=False))
     else:
-        _show(done.found)
-        typer.echo(f"card    {run / 'privacy.json'}\nreport  {run / 'report.html'}")
+        _show_claims(done)
+        if done.found is not None:
+            _show(done.found)
+        typer.echo(done.sentence)
+        if done.verdict == "underpowered":
+            typer.echo("This proves nothing either way. See: tacit explain audit-underpowered")
+        if not done.refuted:
+            typer.echo(f"card    {run / 'privacy.json'}\nreport  {run / 'report.html'}")
     if done.for_the_operator:
         _tell_operator(done.for_the_operator, run / "private" / "operator.jsonl")
     if done.refuted:
@@ -107,7 +125,21 @@ def _tell_operator(told: list[Audit | Membership], log: Path) -> None:
         count = one.evidence.details["canaries"]
         typer.echo(f"\nOPERATOR VIEW, not to be published: what the {count:,} canaries of this run prove", err=True)
         _show(one, Console(stderr=True))
+        typer.echo(one.sentence, err=True)
     typer.echo(f"log     {log}", err=True)
+
+
+def _show_claims(done: Audited) -> None:
+    """Claim by claim: what was checked, how, and what came of it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    colours = {"agrees": "green", "CONTRADICTED": "red"}
+    table = Table("claim", "result", "how it was checked", "what was seen", box=None)
+    for claim in done.claims:
+        colour = colours.get(claim.result, "yellow")
+        table.add_row(claim.name, f"[{colour}]{claim.result}[/]", claim.how, claim.detail)
+    Console().print(table)
 
 
 def _show(found: Audit, console: Console | None = None) -> None:
@@ -129,9 +161,11 @@ def _show(found: Audit, console: Console | None = None) -> None:
             note = "estimate: a certificate only for independent repeats of an unsampled Gaussian"
             table.add_row(name, f"{value:.3f}", note if name in found.evidence.estimates else "")
         console.print(table)
-    typer.echo(found.sentence, err=console.stderr)
-    if found.verdict == "underpowered":
-        typer.echo("This proves nothing either way. See: tacit explain audit-underpowered", err=console.stderr)
+    if found.powers:
+        table = Table("a run with", "would have been found with probability", "by", box=None)
+        for power in found.powers:
+            table.add_row(power.lie, power.shown, power.by)
+        console.print(table)
 
 
 @contextlib.contextmanager

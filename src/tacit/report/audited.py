@@ -32,11 +32,33 @@ def section(card: Release) -> str:
     parts = [
         '<h2>Audit</h2><section class="sheet" style="margin-bottom:18px">',
         f"<p>{value(card, PATH, lambda a: str(a['sentence']))}</p>",
+        _claims(found),
         _figures(found),
         _findings(found),
+        _powers(found),
         f'<p class="muted" style="margin:14px 0 0">{ADVICE}</p></section>',
     ]
     return "".join(parts) + _curve(found) + _histogram(found)
+
+
+def _claims(found: dict[str, Any]) -> str:
+    if not found.get("claims"):
+        return ""
+    names = ("name", "result", "how", "detail")
+    rows = [[html.escape(str(claim[name])) for name in names] for claim in found["claims"]]
+    heads = [("claim", ""), ("result", ""), ("how it was checked", ""), ("what was seen", "")]
+    return f'<div data-from="{PATH}">' + table(heads, rows) + "</div>"
+
+
+def _powers(found: dict[str, Any]) -> str:
+    if not found.get("powers"):
+        return ""
+    rows = [
+        [html.escape(power["lie"]), f"{math.floor(power['probability'] * 100) / 100:.2f}", html.escape(power["by"])]
+        for power in found["powers"]
+    ]
+    heads = [("a run with", ""), ("would have been found with probability", "n"), ("by", "")]
+    return f'<div data-from="{PATH}">' + table(heads, rows) + "</div>"
 
 
 def _figures(found: dict[str, Any]) -> str:
@@ -70,7 +92,7 @@ def _findings(found: dict[str, Any]) -> str:
         ]
         for f in found["findings"]
     ]
-    heads = [("check of the implementation", ""), ("what was seen", ""), ("smallest fault it would detect", "")]
+    heads = [("check", ""), ("what was seen", ""), ("smallest fault it would detect", "")]
     return f'<div data-from="{PATH}">' + table(heads, rows) + "</div>"
 
 

@@ -34,6 +34,8 @@ STATED = "stated by the user"
 #: What is added to the reason of a value that follows from the number of records too.
 COUNTED = "; it also follows from the number of records, which is public: these neighbours have it in common"
 LEDGER = "entry of the ledger: how the data were used, not what they contain"
+#: What a card says before an audit.
+NOT_AUDITED = public({"verdict": "not audited"}, "result of the audit")
 #: δ at which the card states ε beside its own.
 DELTAS = tuple(10.0**-k for k in range(3, 11))
 #: Step counts at which ε is shown.
@@ -82,7 +84,7 @@ def make_card(run: Run) -> Release:
             "checks": Release(
                 {
                     "self_checks": public(list(run.self_checks), "the run would have stopped if a check had failed"),
-                    "audit": public(dict(run.audit or {"verdict": "not audited"}), "result of the audit"),
+                    "audit": public(dict(run.audit), "result of the audit") if run.audit else NOT_AUDITED,
                 }
             ),
             "ledger": _ledger(run),
@@ -347,6 +349,26 @@ def to_json(card: Release) -> str:
     if found:
         raise CardError("this card does not follow its schema: " + "; ".join(found))
     return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def unaudited(card: Release) -> Release:
+    """The card as it was published, before any audit wrote its verdict into it.
+
+    Its text (:func:`to_json`) is what a ledger's entry holds the hash of, so an audited card still has its release.
+
+    Args:
+        card: The privacy card.
+
+    Returns:
+        The card with ``checks.audit`` as a new card has it.
+
+    Example:
+        >>> card = make_card(Run("count", acc.Laplace(10.0), delta=1e-9))
+        >>> seen = card | {"checks": card["checks"] | {"audit": public({"verdict": "pass"}, "an audit")}}
+        >>> to_json(unaudited(seen)) == to_json(card)
+        True
+    """
+    return card | Release({"checks": card["checks"] | Release({"audit": NOT_AUDITED})})
 
 
 def write_card(card: Release, path: str | os.PathLike[str]) -> Path:

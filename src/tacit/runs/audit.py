@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tacit.audit import Audit, audit_implementation, audit_run, membership
+from tacit import accounting as acc
+from tacit.audit import Audit, Finding, audit_implementation, audit_run, membership
 from tacit.audit.attacks import Membership
+from tacit.audit.findings import SCORES_ALARM, Power
 from tacit.ledger import OperatorLog, Release, public
 from tacit.report import read_card, write_card, write_page
+from tacit.runs.claims import AGREES, NOT_BOUND, Claim, check_claims, contradicted, mechanism_on
 from tacit.runs.models import build, loss_for
 from tacit.runs.progress import Reporter
+from tacit.runs.publish import CANARIES
 from tacit.runs.read import Form, read, schema_of
 from tacit.runs.settings import CONFIG, Settings, SettingsError, saved
 from tacit.runs.settings import read as read_settings
-from tacit.runs.train import CANARIES, go_on
+from tacit.runs.train import go_on
 from tacit.sgd import fit
 from tacit.sgd.training.canaries import Planted
 
@@ -34,20 +38,70 @@ class Attack:
     canaries: int | None = None
     members: bool = False
     confidence: float = 0.95
+    ledger: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Audited:
-    """What may be published, and what only the operator may see: of the run's own canaries, and of its rows."""
+    """What came of an audit: claim by claim, what may be published, and what only the operator may see.
 
-    found: Audit
-    own: Audit | None
-    rows: Membership | None
+    ``found`` is None where the files contradict each other: such a folder is not attacked, and nothing is written.
+    """
+
+    claims: tuple[Claim, ...]
+    found: Audit | None = None
+    own: Audit | None = None
+    rows: Membership | None = None
+
+    @property
+    def contradictions(self) -> list[Claim]:
+        """The claims that do not hold."""
+        return contradicted(self.claims)
 
     @property
     def refuted(self) -> bool:
         """Whether the claim does not hold."""
-        return self.found.verdict == "fail" or (self.own is not None and self.own.verdict == "fail")
+        return bool(self.contradictions) or "fail" in (one.verdict for one in (self.found, self.own) if one is not None)
+
+    @property
+    def verdict(self) -> str:
+        """``fail``, ``underpowered`` or ``pass``, of everything together."""
+        if self.refuted:
+            return "fail"
+        # Of the run's own canaries only a refutation counts here: what they could show is among the powers.
+        return "underpowered" if self.found is None else self.found.verdict
+
+    @property
+    def bound(self) -> bool:
+        """Whether the release is the one in the ledger."""
+        return any(claim.name == "release" and claim.result == AGREES for claim in self.claims)
+
+    @property
+    def false_alarm(self) -> float:
+        """An upper bound on the probability that a run which keeps its claim is refuted."""
+        parts = [one for one in (self.found, self.own) if one is not None]
+        return sum(one.significance + (SCORES_ALARM if one.evidence is not None else 0.0) for one in parts)
+
+    @property
+    def sentence(self) -> str:
+        """The result in one sentence."""
+        wrong = self.contradictions
+        if self.found is None:
+            told = "; ".join(f"{claim.name}: {claim.detail}" for claim in wrong)
+            return f"fail: the files of this run contradict its claim, and nothing was written into its card: {told}"
+        verdict, _, rest = self.found.sentence.partition(": ")
+        if verdict != self.verdict:
+            rest += "; the run's own canaries refute its claim, and nothing was written into its card"
+        bound = "the release is the one in the ledger" if self.bound else "the release is not bound to a ledger"
+        return (
+            f"{self.verdict}: {rest}; {bound}; a run that keeps its claim fails with probability {self.false_alarm:.2g}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values of what may be published."""
+        found = self.found.to_dict() if self.found is not None else {}
+        claims = [claim.to_dict() for claim in self.claims]
+        return found | {"verdict": self.verdict, "sentence": self.sentence, "bound": self.bound, "claims": claims}
 
     @property
     def for_the_operator(self) -> list[Audit | Membership]:
@@ -56,13 +110,23 @@ class Audited:
 
 
 def audit(run: Path, attack: Attack, progress: Reporter, tell: Callable[[str], None] = lambda name: None) -> Audited:
-    """Attack a run that has ended; write what may be published into its card and report, the rest into its log.
+    """Check what a run claims, attack it, and write what may be published into its card and report.
 
     Made-up records and canaries belong to nobody. What the run's own canaries prove beside private records, and
     attacks with private rows, hold the noise of the run or values of the data: they are returned for the operator.
+    Where anything refutes the claim, nothing is written into the card.
+
+    Guarantee:
+        A run that keeps its claim is refuted with probability at most 1 in 200. What is written into the card does not
+        depend on the run's noise or data, except that nothing is written where the run's own canaries refute it.
     """
+    # Another ledger than the settings name is a copy of it, or the same under its new address.
     chosen, card = saved(run), read_card(run / "privacy.json")
-    own = _own_canaries(run, chosen, 1 - attack.confidence, progress)
+    tell("the files")
+    claims = tuple(check_claims(run, card, chosen, attack.ledger))
+    if contradicted(claims):
+        return Audited(claims)
+    own = _own_canaries(run, card, 1 - attack.confidence, progress)
     publishable = own is not None and not own.operator_only
     if publishable and attack.canaries is not None:
         raise ValueError("this run planted canaries whose result may be published: leave out --canaries")
@@ -72,7 +136,12 @@ def audit(run: Path, attack: Attack, progress: Reporter, tell: Callable[[str], N
     if publishable:
         attacked, own = own, None
     elif attack.canaries is not None:
+        tell("canaries")
         attacked = stand_in.repeat(attack.canaries, chosen.rate, 1 - attack.confidence, progress)
+    guarantee = card["guarantee"]
+    found = dataclasses.replace(
+        found, claimed=float(guarantee["epsilon"]["upper"]), terms=guarantee["neighbours"], powers=_powers(claims, own)
+    )
     if attacked is not None:
         found = dataclasses.replace(
             found,
@@ -80,15 +149,40 @@ def audit(run: Path, attack: Attack, progress: Reporter, tell: Callable[[str], N
             evidence=attacked.evidence,
             scores=attacked.scores,
             member=attacked.member,
+            findings=(*found.findings, *(_of_the_repeat(f) for f in attacked.findings)),
+            significance=found.significance + attacked.significance,
         )
-    shown = _with_audit(card, found)
-    write_card(shown, run / "privacy.json")
-    write_page(shown, run / "report.html")
-    audited = Audited(found, own, _attack_members(run, chosen, card) if attack.members else None)
+    rows = _attack_members(run, chosen, card) if attack.members else None
+    audited = Audited(claims, found, own, rows)
+    if not audited.refuted:
+        shown = _with_audit(card, audited)
+        write_card(shown, run / "privacy.json")
+        write_page(shown, run / "report.html")
     log = OperatorLog(run / "private" / "operator.jsonl")
     for one in audited.for_the_operator:
         log.write(one.view())
     return audited
+
+
+def _of_the_repeat(finding: Finding) -> Finding:
+    return dataclasses.replace(finding, check=f"repeat: {finding.check}")
+
+
+def _powers(claims: Iterable[Claim], own: Audit | None) -> tuple[Power, ...]:
+    """With which probability lies about this run would have been found: by its files, its ledger and its canaries.
+
+    They follow from what is there, not from what was seen.
+    """
+    bound = any(claim.name == "release" and claim.result == AGREES for claim in claims)
+    seen = any(claim.name == "weights of this run" for claim in claims)
+    by = "the hashes in the ledger" if bound else "the weights that the canaries saw" if seen else NOT_BOUND
+    other = Power("the model of another run", float(bound or seen), by)
+    forged = Power("a smaller ε on the card", 1.0, "pricing the mechanism again")
+    if own is not None and own.powers:
+        return (*own.powers, other, forged)
+    nothing = "nothing: the run kept no record of gradient canaries (tacit train --audit-canaries 200)"
+    lies = ("half the noise", "no noise", "shuffled batches", "twice the steps")
+    return (*(Power(lie, 0.0, nothing, needed=True) for lie in lies), other, forged)
 
 
 def not_ended(run: Path) -> str:
@@ -99,14 +193,15 @@ def not_ended(run: Path) -> str:
     return go_on(run, canaries=canaries)
 
 
-def _own_canaries(run: Path, chosen: Settings, significance: float, progress: Reporter) -> Audit | None:
+def _own_canaries(run: Path, card: Release, significance: float, progress: Reporter) -> Audit | None:
     """What the canaries prove that the run itself held, where they were kept."""
     kept = run / "private" / CANARIES
-    if kept.exists():
-        return audit_run(Planted.load(kept), significance)
-    if chosen.audit_canaries is not None:
-        progress.note(f"the run held {chosen.audit_canaries:,} canaries, but {kept} is gone")
-    return None
+    if not kept.exists():
+        return None
+    guarantee = card["guarantee"]
+    upper = float(guarantee["epsilon"]["upper"])
+    claim = acc.Bound(upper, upper, given=guarantee["delta"], adjacency=guarantee["adjacency"], unit=guarantee["unit"])
+    return audit_run(Planted.load(kept), significance, mechanism=mechanism_on(card), claimed=claim)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,6 +228,7 @@ class _StandIn:
             y = torch.rand(MADE_UP, generator=generator) * 2 - 1
         size = int(card["mechanism"]["parameters"]["sampler"]["size"])
         settings = _training_settings(chosen, size) | {"unit": schema.unit.name, "groups": range(MADE_UP)}
+        settings["adjacency"] = card["guarantee"]["adjacency"]  # a size that was counted is not one that was given
         return cls(build(chosen.model, form), loss_for(schema), (x, y), settings)
 
     def repeat(self, canaries: int, rate: float, significance: float, progress: Reporter) -> Audit:
@@ -164,16 +260,13 @@ def _training_settings(chosen: Settings, size: int) -> dict[str, Any]:
         found["epochs"] = chosen.epochs
     else:
         found["steps"] = chosen.steps
-    if chosen.adjacency is not None:
-        found["adjacency"] = chosen.adjacency
     return found
 
 
-def _with_audit(card: Release, found: Audit) -> Release:
+def _with_audit(card: Release, audited: Audited) -> Release:
     """The card with the audit in place of what it said before."""
-    because = "computed on made-up records and canaries, which belong to nobody"
-    checks = card["checks"] | Release({"audit": public(found.to_dict(), because)})
-    return card | Release({"checks": checks})
+    because = "computed on made-up records and canaries, which belong to nobody, and from what is published"
+    return card | Release({"checks": card["checks"] | Release({"audit": public(audited.to_dict(), because)})})
 
 
 def _attack_members(run: Path, chosen: Settings, card: Release) -> Membership:

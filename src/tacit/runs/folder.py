@@ -44,6 +44,10 @@ class Work(Protocol):
         """Whether it draws from a secret of the run."""
 
     @property
+    def ledger(self) -> str | None:
+        """The ledger that is charged, with its password if it has one."""
+
+    @property
     def stem(self) -> str:
         """What a run without a name is called, before its number."""
 
@@ -88,11 +92,11 @@ def carry_out(work: Work, place: RunFolder, progress: Reporter) -> Published:
                 journal = stack.enter_context(begun)
                 progress.begun(journal.folder)
             views = work.make(journal, data, progress)
-        return Published(journal.folder, _brought_out(journal, progress), views)
+        return Published(journal.folder, _brought_out(journal, work, progress), views)
 
 
-def _brought_out(journal: Journal, progress: Reporter) -> dict[str, Any]:
-    """Publish what a run has decided; where that was done before, change nothing and say so. What is to be told."""
+def _brought_out(journal: Journal, work: Work, progress: Reporter) -> dict[str, Any]:
+    """Bind and publish what a run has decided, or say that this was done before; what is to be told."""
     if journal.ended:
         told, mended = journal.told()
         if told is None:
@@ -100,6 +104,9 @@ def _brought_out(journal: Journal, progress: Reporter) -> dict[str, Any]:
         done = f"restored what was lost or cut short: {', '.join(mended)}" if mended else "nothing was changed"
         progress.note(f"{journal.folder} has ended; {done}")
     else:
+        from tacit.runs.publish import bind
+
+        bind(journal, work.config, work.ledger)
         told = journal.publish()
     files = {what: str(journal.folder / name) for what, name in told.pop("files").items()}
     return {"run": str(journal.folder), **told, **files}

@@ -54,6 +54,11 @@ class VotesRun:
         return cls(found | ({"ledger": ledger} if ledger is not None else {}))
 
     @property
+    def ledger(self) -> str | None:
+        """The ledger that is charged."""
+        return self.given.get("ledger")
+
+    @property
     def stem(self) -> str:
         """The data's name."""
         return Path(self.given["source"]).stem

@@ -87,6 +87,11 @@ class PromptRun:
         return self.kind == "pate"
 
     @property
+    def ledger(self) -> str | None:
+        """The ledger that is charged."""
+        return self.given.get("ledger")
+
+    @property
     def stem(self) -> str:
         """The data's name."""
         return Path(self.given["data"]).stem

@@ -1,4 +1,5 @@
-"""How does a release leave a run? Model, card and report are staged together, and one rename decides them."""
+"""How does a release leave a run? Model, card and report are staged together, one rename decides them, and the entry of
+their charge in the ledger gets their hashes before they are published."""
 
 from __future__ import annotations
 
@@ -11,12 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.ledger import OperatorLog, OperatorView, Release
+from tacit.ledger import Ledger, OperatorLog, OperatorView, Release
 from tacit.ledger.release import Charged, Public, public
-from tacit.report import Run, make_card, write_card, write_page
+from tacit.report import Run, make_card, read_card, write_card, write_page
 from tacit.report.files import write_whole
 from tacit.runs.journal import Journal
+from tacit.runs.settings import SCHEMA
 
+#: Coins, scores and record of a run's canaries, in the private part of its folder.
+CANARIES = "canaries.npz"
 #: The files of a release that every run has, as they are told.
 SHOWN = {"card": "privacy.json", "report": "report.html"}
 
@@ -33,7 +37,7 @@ def vouched(
     content: bytes, dataset: str | None, charge: str | None, what: str = "the released weights"
 ) -> Charged | Public:
     """The hash of what a mechanism released, charged where its charge is known."""
-    name = hashlib.sha256(content).hexdigest()
+    name = digest(content)
     if dataset is not None and charge is not None:
         return Charged(name, dataset, charge)
     return public(name, f"hash of {what}, which the stated guarantee covers")
@@ -52,6 +56,32 @@ def stage(
     for view in views:
         OperatorLog(journal.private / "operator.jsonl").write(view)
     return card
+
+
+def digest(content: bytes) -> str:
+    """SHA-256, in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def bind(journal: Journal, config: str, ledger: str | None) -> str | None:
+    """Write the hash of every file of a decided release into the entry of its charge; the hash of the release.
+
+    Settings and schema belong to the release, and so does what the run's canaries left, which is not published: its
+    file holds random bytes, so that its hash tells nothing. A run without a ledger or a charge is not bound: None.
+
+    Guarantee: nothing is charged, and a run that goes on after it was killed is bound once.
+    """
+    release = journal.private / "release" / "files"
+    if ledger is None or not (release / "privacy.json").exists():
+        return None
+    paid = read_card(release / "privacy.json")["ledger"]
+    if paid is None or paid["charge"] is None:
+        return None
+    files = {str(path.relative_to(release)): path for path in release.rglob("*") if path.is_file()}
+    begun = {name: journal.folder / name for name in (config, SCHEMA) if (journal.folder / name).exists()}
+    kept = {f"private/{CANARIES}": journal.private / CANARIES} if (journal.private / CANARIES).exists() else {}
+    hashes = {name: digest(path.read_bytes()) for name, path in (begun | files | kept).items()}
+    return Ledger(ledger).bind(paid["dataset"], paid["charge"], hashes)
 
 
 def summary(card: Release) -> dict[str, Any]:

@@ -61,6 +61,11 @@ class SearchRun:
     keyed = True
 
     @property
+    def ledger(self) -> str | None:
+        """The ledger that is charged."""
+        return self.settings.ledger
+
+    @property
     def stem(self) -> str:
         """The data's name."""
         return Path(self.settings.data).stem

@@ -42,8 +42,6 @@ LOGGED = 200
 CHECKPOINT_EVERY = 50
 #: Numbers of canaries that are suggested.
 ENOUGH = (100, 200, 300, 500, 1000, 2000, 5000, 10_000, 20_000)
-#: Coins and scores of canaries, in the private part of a run's folder.
-CANARIES = "canaries.npz"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,6 +52,11 @@ class TrainRun:
     given: Tables = dataclasses.field(default_factory=Tables)
     config = CONFIG
     keyed = False
+
+    @property
+    def ledger(self) -> str | None:
+        """The ledger that is charged."""
+        return self.settings.ledger
 
     @property
     def stem(self) -> str:
@@ -209,11 +212,11 @@ def _too_few(training: AuditedTraining) -> str:
     from tacit.audit.evidence import best_one_run
 
     count, claim = training.canaries.count, training.privacy
-    best = best_one_run(count, claim.delta)
+    best = best_one_run(count, claim.delta, claimed=claim.upper)
     if best > claim.upper or not math.isfinite(claim.upper):
         return ""
     room = sum(p.numel() for p in training.parameters.values())
-    more = (n for n in ENOUGH if count < n <= room and best_one_run(n, claim.delta) > claim.upper)
+    more = (n for n in ENOUGH if count < n <= room and best_one_run(n, claim.delta, claimed=claim.upper) > claim.upper)
     enough = next(more, None)
     told = f"{enough:,} could do it" if enough is not None else "a larger model has room for more of them"
     return (
@@ -342,7 +345,7 @@ def release(settings: Settings, journal: Journal, records: TableRecords, trainin
     """Model, card and report of a run whose steps are done, decided; what only the operator may see is returned."""
     stage = journal.stage()
     if isinstance(training, AuditedTraining):
-        training.planted().save(journal.private / CANARIES)
+        training.planted().save(journal.private / publish.CANARIES)
     training.model.load_state_dict(torch.load(journal.private / "buffers.pt", weights_only=True), strict=False)
     weights = publish.save_weights(stage / "model.pt", training.model.state_dict())
     results, views = evaluate(settings, records, training.model)
