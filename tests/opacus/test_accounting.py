@@ -48,17 +48,49 @@ def test_poisson_batches_have_the_rate_that_is_charged():
     assert 30 < float(sizes.var()) < 65
 
 
-def test_shuffled_passes_are_priced_without_amplification():
+def passes(noise, *, shuffle, batch_size=8, records=48):
     model, engine = net(), PrivacyEngine()
+    made = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data(records), batch_size=batch_size, shuffle=shuffle),
+        noise_multiplier=noise,
+        max_grad_norm=1.0,
+        poisson_sampling=False,
+    )
+    return model, engine, *made[1:]
+
+
+def test_passes_over_a_shuffling_loader_are_balls_in_bins_and_priced_as_such():
+    model, engine, optimizer, loader = passes(4.0, shuffle=True)
+    assert len(loader) == 6
+    rounds = [[sorted(x[:, 0].tolist()) for x, _ in loader] for _ in range(3)]
+    everybody = sorted(data(48).tensors[0][:, 0].tolist())
+    for batches in rounds:  # each record once in each pass, bins drawn anew
+        assert sorted(value for batch in batches for value in batch) == everybody
+    assert rounds[0] != rounds[1] != rounds[2]
+    assert len({len(batch) for batches in rounds for batch in batches}) > 1
+    train(model, optimizer, loader, epochs=2)
+    run = engine.accountant.spent
+    assert run == acc.BallsInBins(acc.Gaussian(4.0), 6) * 2
+    assert engine.get_epsilon(1e-5) == pytest.approx(acc.epsilon(run, 1e-5).upper, rel=1e-4)
+    assert engine.get_epsilon(1e-5) < 0.8 * acc.epsilon(acc.Gaussian(4.0) * 2, 1e-5).upper
+
+
+def test_bins_that_are_added_up_under_one_noise_are_fewer_bins():
+    model, engine, optimizer, loader = passes(2.0, shuffle=True)
+    for _ in range(2):
+        for number, (x, y) in enumerate(loader):
+            F.cross_entropy(model(x), y).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert engine.accountant.spent == acc.BallsInBins(acc.Gaussian(2.0), 3) * 2
+
+
+def test_passes_in_a_fixed_order_are_priced_without_amplification():
     with pytest.warns(PrivacyWarning, match="no amplification"):
-        _, optimizer, loader = engine.make_private(
-            module=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            data_loader=DataLoader(data(48), batch_size=8, shuffle=True),
-            noise_multiplier=4.0,
-            max_grad_norm=1.0,
-            poisson_sampling=False,
-        )
+        model, engine, optimizer, loader = passes(4.0, shuffle=False)
     seen = [len(x) for x, _ in loader]
     assert seen == [8] * 6
     train(model, optimizer, loader, epochs=2)

@@ -27,12 +27,12 @@ def book(epsilon=20.0, **terms):
 class Run:
     """A private run of two epochs of six steps unless told otherwise."""
 
-    def __init__(self, ledger, *, engine=None, noise=1.0, batch_size=8, **options):
+    def __init__(self, ledger, *, engine=None, noise=1.0, batch_size=8, shuffle=True, **options):
         self.engine = engine or PrivacyEngine(ledger=ledger, dataset="people", purpose="a test")
         self.model = net()
         plain = torch.optim.SGD(self.model.parameters(), lr=0.1)
         shared = {"module": self.model, "optimizer": plain, "max_grad_norm": 1.0}
-        loader = DataLoader(data(48), batch_size=batch_size, shuffle=True)
+        loader = DataLoader(data(48), batch_size=batch_size, shuffle=shuffle)
         if "target_epsilon" in options:
             made = self.engine.make_private_with_epsilon(**shared, data_loader=loader, **options)
         else:
@@ -196,11 +196,13 @@ def test_checkpoints_keep_to_their_ledger(tmp_path):
         Run(ledger).load(path)
 
 
-def test_shuffled_passes_are_charged_by_the_pass_on_a_ledger_for_zero_out():
-    ledger = book(adjacency="zero-out")
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_passes_are_charged_by_the_pass(shuffle):
+    """In a fixed order on a ledger for zero-out, in random bins on one for add/remove."""
+    ledger = book(adjacency="add-remove" if shuffle else "zero-out")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        run = Run(ledger, noise=4.0, poisson_sampling=False)
+        run = Run(ledger, noise=4.0, poisson_sampling=False, shuffle=shuffle)
     run.train()
     run.train(limit=1)
     assert ledger.history("people")[0].price.epsilon >= run.engine.get_epsilon(DELTA)

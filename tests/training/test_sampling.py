@@ -114,7 +114,8 @@ def test_each_sampler_states_its_own_mechanism():
     stated = {name: make_sampler(name, 60, 12).describe(noise) for name in SAMPLERS}
     assert stated["poisson"] == acc.PoissonSampled(acc.Gaussian(1.5), 0.2) * 10
     assert stated["fixed"] == acc.FixedSizeSampled(acc.Gaussian(1.5), 12, 60) * 10
-    assert stated["shuffle"] == stated["chunks"] == acc.Shuffled(acc.Gaussian(1.5)) * 2
+    assert stated["shuffle"] == acc.Shuffled(acc.Gaussian(1.5), bins=5) * 2
+    assert stated["chunks"] == acc.Shuffled(acc.Gaussian(1.5)) * 2
     assert stated["balls-in-bins"] == acc.BallsInBins(acc.Gaussian(1.5), 5) * 2
     cut = TruncatedPoisson(60, 12, 20).describe(noise)
     assert cut == acc.TruncatedPoissonSampled(acc.Gaussian(1.5), 0.2, 60, 20) * 10
@@ -123,7 +124,9 @@ def test_each_sampler_states_its_own_mechanism():
 def test_a_pass_that_was_begun_is_priced_as_a_whole_at_its_least_noise():
     sampler = make_sampler("shuffle", 60, 12)
     steps = [acc.Gaussian(z) for z in (2.0, 1.0, 3.0, 2.0, 2.0, 4.0)]
-    assert sampler.describe(steps) == acc.Shuffled(acc.Gaussian(1.0)) + acc.Shuffled(acc.Gaussian(4.0))
+    assert sampler.describe(steps) == acc.Shuffled(acc.Gaussian(1.0), 5) + acc.Shuffled(acc.Gaussian(4.0), 5)
+    bins = make_sampler("balls-in-bins", 60, 12)
+    assert bins.describe(steps) == acc.BallsInBins(acc.Gaussian(1.0), 5) + acc.BallsInBins(acc.Gaussian(4.0), 5)
 
 
 def test_a_batch_larger_than_the_data_is_refused():

@@ -146,8 +146,7 @@ def stated_adjacency(adjacency: str, *, counted: bool) -> str:
     """The adjacency that a guarantee is stated for if it was planned for ``adjacency``.
 
     If the number of units was counted, then that number, or a rate that follows from it, is public, and add/remove
-    neighbours differ in it. The guarantee is then stated for neighbours of the same number: zero-out, whose price is
-    that of add/remove or larger for every sampler here.
+    neighbours differ in it. The guarantee is then stated for neighbours of the same number: zero-out.
 
     Args:
         adjacency: The adjacency that the run was planned for.

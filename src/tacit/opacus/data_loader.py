@@ -1,8 +1,8 @@
 """Which records come next, and what does an empty batch look like? The data loader that ``make_private`` returns.
 
 It reads the same data set with the same workers and collate function as the user's loader. A secret key decides which
-records are in a batch (:mod:`tacit.sgd.hooked.draws`). Poisson batches can be empty: an empty batch has the structure
-of any other, with zero rows.
+records are in a batch (:mod:`tacit.sgd.hooked.draws`). Batches of random size can be empty: an empty batch has the
+structure of any other, with zero rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tacit.noise.keys import Key
 from tacit.sgd.gradients.padding import Padded, alone
 from tacit.sgd.hooked.draws import PoissonAtRate, PrivateBatches
 from tacit.sgd.hooked.loop import Loop
-from tacit.sgd.training.sampling import Chunks, Poisson, Sampler, Shuffle
+from tacit.sgd.training.sampling import Chunks, Poisson, RandomBins, Sampler
 
 
 class EmptyCollate:
@@ -264,7 +264,8 @@ def sampler_of(data_loader: DataLoader[Any], *, poisson: bool) -> Sampler:
     inner: Any = getattr(data_loader.batch_sampler, "sampler", None)
     plain = type(data_loader.batch_sampler) is BatchSampler
     if plain and type(inner) is RandomSampler and not inner.replacement and inner.num_samples == size:
-        return Shuffle(size, batch)
+        # Drawn by the key of the run, as every loader here is: each record falls into one batch of each pass at random.
+        return RandomBins(size, batch)
     if plain and type(inner) is SequentialSampler:
         return Chunks(size, batch)
     raise ValueError(

@@ -35,7 +35,7 @@ from tacit.sgd.hooked.loop import Loop, warn_about_noise
 from tacit.sgd.hooked.prepaid import Asked, Prepaid, check_charged, check_terms, planned
 from tacit.sgd.training.checkpoint import CheckpointError
 from tacit.sgd.training.plan import Plan, make_plan
-from tacit.sgd.training.sampling import Poisson, Sampler, run_length
+from tacit.sgd.training.sampling import Chunks, Poisson, RandomBins, Sampler, run_length
 
 Path = str | os.PathLike[str] | BinaryIO | IO[bytes]
 
@@ -45,8 +45,8 @@ class PrivacyEngine:
 
     Guarantee:
         Everything computed from the weights is (``get_epsilon(delta)``, ``delta``)-DP for adding or removing one
-        record, at the sampling rate and number of steps that were used. With ``poisson_sampling=False`` it is so for
-        zeroing out one record. The number of steps must not have been chosen by looking at results on the private data.
+        record, at the sampling rate and number of steps that were used. With ``poisson_sampling=False`` and a loader
+        that does not shuffle it is so for zeroing out one record. The number of steps must not have been chosen by looking at results on the private data.
         The rate follows from the number of records, so :meth:`privacy` treats that number as public and states
         zero-out.
 
@@ -148,8 +148,10 @@ class PrivacyEngine:
                 bound for each trainable parameter.
             batch_first: Whether the first dimension of inputs and outputs counts the examples (default), or the second.
             loss_reduction: ``"mean"`` (default) if the loss is averaged over the batch, ``"sum"`` if it is summed.
-            poisson_sampling: True draws each record with probability batch size / number of records. False keeps
-                shuffled or sequential passes and prices them without amplification by sampling, with a warning.
+            poisson_sampling: True (default) draws each record with probability batch size / number of records. False
+                keeps passes: with a loader that shuffles, each record falls into one batch of each pass at random
+                (balls in bins, at its own price), so that batches differ in size; without shuffling, batches keep
+                their order and are priced without amplification by sampling, with a warning.
             clipping: ``"flat"`` (default), ``"per_layer"``, ``"automatic"`` (every gradient is scaled to nearly
                 ``max_grad_norm``) or ``"adaptive"`` (the bound follows a quantile of the norms, by a noisy count that
                 is part of the price).
@@ -158,7 +160,7 @@ class PrivacyEngine:
             grad_sample_mode: Accepted in every spelling of Opacus; all mean the same engine. With a ghost mode a
                 criterion is returned too.
             wrap_model: True (default) returns ``module``; False returns an object whose ``cleanup()`` ends watching it.
-            rand_on_empty: Give an empty Poisson batch one row of zeros, which contributes nothing to the sum. For
+            rand_on_empty: Give an empty batch one row of zeros, which contributes nothing to the sum. For
                 models that cannot take zero rows.
             epochs: With a ledger, the length of the whole run in passes. Give ``epochs`` or ``steps``.
             steps: With a ledger, the length of the whole run in steps.
@@ -237,8 +239,10 @@ class PrivacyEngine:
                 bound for each trainable parameter.
             batch_first: Whether the first dimension of inputs and outputs counts the examples (default), or the second.
             loss_reduction: ``"mean"`` (default) if the loss is averaged over the batch, ``"sum"`` if it is summed.
-            poisson_sampling: True draws each record with probability batch size / number of records. False keeps
-                shuffled or sequential passes and prices them without amplification by sampling, with a warning.
+            poisson_sampling: True (default) draws each record with probability batch size / number of records. False
+                keeps passes: with a loader that shuffles, each record falls into one batch of each pass at random
+                (balls in bins, at its own price), so that batches differ in size; without shuffling, batches keep
+                their order and are priced without amplification by sampling, with a warning.
             clipping: ``"flat"`` (default), ``"per_layer"``, ``"automatic"`` (every gradient is scaled to nearly
                 ``max_grad_norm``) or ``"adaptive"`` (the bound follows a quantile of the norms, by a noisy count that
                 is part of the price).
@@ -247,7 +251,7 @@ class PrivacyEngine:
             grad_sample_mode: Accepted in every spelling of Opacus; all mean the same engine. With a ghost mode a
                 criterion is returned too.
             wrap_model: True (default) returns ``module``; False returns an object whose ``cleanup()`` ends watching it.
-            rand_on_empty: Give an empty Poisson batch one row of zeros, which contributes nothing to the sum. For
+            rand_on_empty: Give an empty batch one row of zeros, which contributes nothing to the sum. For
                 models that cannot take zero rows.
             **kwargs: For ``clipping="adaptive"``: ``target_unclipped_quantile`` (0.5), ``clipbound_learning_rate``
                 (0.2), ``unclipped_num_std`` (a twentieth of the batch size), ``min_clipbound`` and ``max_clipbound``.
@@ -343,7 +347,7 @@ class PrivacyEngine:
             paid = Prepaid(self.ledger, self._registered, plan, purpose=self.purpose)
             paid.refuse_early()
         key = _key(noise_generator)
-        blank = rand_on_empty and isinstance(sampler, Poisson)
+        blank = rand_on_empty and isinstance(sampler, Poisson | RandomBins)
         records: Any = data_loader.dataset
         batches = PrivateBatches(
             sampler, key.derive("sampler"), len(records), drop_last=data_loader.drop_last, blank=blank
@@ -417,16 +421,16 @@ class PrivacyEngine:
         self.dataset = data_loader.dataset
 
     def _say(self, sampler: Sampler, data_loader: DataLoader[Any]) -> None:
-        if not isinstance(sampler, Poisson):
+        if isinstance(sampler, Chunks):
             warnings.warn(
-                "poisson_sampling=False is priced with no amplification by sampling: batches of a shuffled pass are "
-                "not Poisson samples, so the amplified ε would be wrong for them. Expect a much larger ε. It holds for "
-                "zeroing out one record",
+                "poisson_sampling=False over a loader without shuffle is priced with no amplification by sampling: the "
+                "order of the batches is known. Expect a much larger ε. It holds for zeroing out one record. With "
+                "shuffle=True each record falls into a batch of each pass at random, which is amplified",
                 PrivacyWarning,
                 stacklevel=5,
             )
         elif data_loader.drop_last:
-            warnings.warn("drop_last has no meaning for Poisson batches, which differ in size", stacklevel=5)
+            warnings.warn("drop_last has no meaning for batches that differ in size: none is dropped", stacklevel=5)
         inner = getattr(data_loader.batch_sampler, "sampler", None)
         if isinstance(sampler, Poisson) and type(inner) not in (RandomSampler, SequentialSampler, type(sampler)):
             kind = type(inner or data_loader.batch_sampler).__name__

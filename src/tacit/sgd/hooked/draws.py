@@ -24,7 +24,7 @@ from tacit.noise.keys import Key
 from tacit.noise.tensor import tail_delta
 from tacit.sgd.gradients.padding import Padded
 from tacit.sgd.training.plan import generator_delta
-from tacit.sgd.training.sampling import Poisson, Sampler
+from tacit.sgd.training.sampling import Chunks, Poisson, RandomBins, Sampler
 
 
 @dataclasses.dataclass(eq=False)
@@ -88,7 +88,7 @@ class PrivateBatches(TorchSampler[list[int]]):
     @property
     def steps(self) -> int:
         """Draws in one pass of the loader."""
-        if self.drop_last and not isinstance(self.sampler, Poisson):
+        if self.drop_last and isinstance(self.sampler, Chunks):
             return max(1, self.units // self.sampler.batch_size)
         return self.sampler.steps_per_epoch
 
@@ -207,7 +207,12 @@ class Spent:
         # A pass meets each record once, in whichever of its releases: at the least noise in it.
         counts: dict[acc.Mechanism, int] = {}
         for noise in self.passes.values():
-            met = self.sampler.describe([acc.Gaussian(noise, unit=self.unit)])
+            release = acc.Gaussian(noise, unit=self.unit)
+            met = self.sampler.describe([release])
+            if isinstance(self.sampler, RandomBins):
+                # Bins that are added up under one noise are one bin: no release has more than this share of them.
+                most = max(draws for _, draws, _ in self.releases)
+                met = acc.BallsInBins(release, max(1, self.sampler.steps_per_epoch // most))
             counts[met] = counts.get(met, 0) + 1
         return acc.Composed(tuple(counts.items()), unit=self.unit)
 

@@ -25,7 +25,7 @@ from tacit.noise.process import OneProcess
 from tacit.sgd.hooked.draws import Spent
 from tacit.sgd.training.checkpoint import CheckpointError, check_entry
 from tacit.sgd.training.plan import Plan, make_plan
-from tacit.sgd.training.sampling import Poisson, Sampler
+from tacit.sgd.training.sampling import Poisson, RandomBins, Sampler
 
 #: How messages name a checkpoint whose place only its trainer knows.
 CHECKPOINT = Path("the checkpoint")
@@ -101,7 +101,7 @@ class Prepaid(OneProcess):
                 f"this step has noise multiplier {noise:g}, and what is charged to {self.dataset!r} has at least "
                 f"{self.noise:g}: begin with the least noise of the schedule"
             )
-        if poisson and draws > 1:
+        if draws > 1 and isinstance(self.plan.sampler, Poisson | RandomBins):
             raise ChargeError(
                 f"this step adds up {draws} draws, and {self.dataset!r} is charged for one draw a step: take a larger "
                 "batch_size and BatchMemoryManager, which splits one draw into pieces"
@@ -210,9 +210,9 @@ class Asked:
         self.taken += 1
         self._met |= set(passes)
         more = self.taken > plan.steps
-        if isinstance(plan.sampler, Poisson):
+        if isinstance(plan.sampler, Poisson | RandomBins):
             more = more or draws > 1
-        else:
+        if not isinstance(plan.sampler, Poisson):
             more = more or len(self._met) > _priced_units(plan.sampler, plan.steps)
         if not self._said and (more or noise < min(plan.noise)):
             self._said = True

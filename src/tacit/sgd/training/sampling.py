@@ -163,8 +163,8 @@ class Poisson(_EachStep):
 class TruncatedPoisson(Poisson):
     """Poisson sampling whose batches are cut at ``max_batch``: overflowing units are left out at random.
 
-    Guarantee: that of Poisson sampling with the probability of an overflow added to δ
-    (:class:`tacit.accounting.TruncatedPoissonSampled`). ``size`` must be at least the number of units.
+    Guarantee: :class:`tacit.accounting.TruncatedPoissonSampled`. ``size`` must be at least the number of units, and
+    exactly that number under zero-out and replace-one (:class:`tacit.sgd.training.plan.Plan` checks it).
     """
 
     max_batch: int = 0
@@ -172,8 +172,8 @@ class TruncatedPoisson(Poisson):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Eight standard deviations: the overflow then adds nothing that shows to δ.
-        usual = math.ceil(self.batch_size + 8 * math.sqrt(self.batch_size) + 16)
+        # Ten standard deviations: a batch is then never cut, as far as a price can show.
+        usual = math.ceil(self.batch_size + 10 * math.sqrt(self.batch_size) + 24)
         object.__setattr__(self, "max_batch", int(self.max_batch) or min(usual, self.size))
         if self.max_batch < 1:
             raise ValueError(f"max_batch must be a positive whole number, not {self.max_batch!r}")
@@ -265,6 +265,9 @@ class Shuffle(Chunks):
     def _order(self, key: Key, epoch: int, units: int) -> Indices:
         return np.argsort(uniform(key, epoch, units), kind="stable").astype(np.int64)
 
+    def passed(self, step: acc.Mechanism) -> acc.Mechanism:
+        return acc.Shuffled(step, bins=self.steps_per_epoch)
+
     @property
     def words(self) -> str:
         return "shuffled passes, no amplification"
@@ -272,9 +275,18 @@ class Shuffle(Chunks):
 
 @dataclasses.dataclass(frozen=True)
 class RandomBins(_EachPass):
-    """In each pass every unit falls into one of the pass's batches at random (Chua et al. 2024).
+    """In each pass every unit falls into one of the pass's batches at random, drawn anew for each pass.
 
-    Guarantee: :class:`tacit.accounting.BallsInBins`, an upper bound without amplification.
+    Every unit takes part exactly once in a pass, and batches differ in size, as Poisson batches do. The number of bins
+    follows from ``size``, a public number, and not from how many units there are.
+
+    Guarantee: add/remove-one or zero-out of one unit, as :class:`tacit.accounting.BallsInBins` prices it. Each bin has
+    exactly the probability 1/bins, and all draws are independent of each other, up to the security of ChaCha12.
+
+    >>> key = Key(bytes(32))
+    >>> bins = RandomBins(size=100, batch_size=25)
+    >>> sorted(np.concatenate([bins.draw(key, step, 100) for step in range(4)]).tolist()) == list(range(100))
+    True
     """
 
     name: ClassVar[str] = "balls-in-bins"
@@ -282,9 +294,7 @@ class RandomBins(_EachPass):
 
     def draw(self, key: Key, step: int, units: int) -> Indices:
         bins = self.steps_per_epoch
-        # The remainder of a 64-bit word prefers no bin by more than bins / 2^64.
-        where = uniform(key, step // bins, units) % np.uint64(bins)
-        return np.flatnonzero(where == step % bins).astype(np.int64)
+        return np.flatnonzero(bins_of(key, step // bins, units, bins) == step % bins).astype(np.int64)
 
     @property
     def divisor(self) -> float:
@@ -296,6 +306,25 @@ class RandomBins(_EachPass):
     @property
     def words(self) -> str:
         return f"balls in {self.steps_per_epoch} bins a pass"
+
+
+def bins_of(key: Key, number: int, units: int, bins: int) -> npt.NDArray[np.uint64]:
+    """The bin of every unit in a pass, each with probability exactly 1/bins.
+
+    A 64-bit word at or above the largest multiple of ``bins`` is drawn again, by a key of its own: the remainder of the
+    others prefers no bin.
+
+    >>> int(bins_of(Key(bytes(32)), 0, 1000, 7).max())
+    6
+    """
+    words = uniform(key, number, units)
+    limit = 2**64 - 2**64 % bins
+    again = 0
+    while limit < 2**64 and len(high := np.flatnonzero(words >= np.uint64(limit))):
+        again += 1
+        words = words.copy()
+        words[high] = uniform(key.derive(f"bins {again}"), number, units)[high]
+    return np.asarray(words % np.uint64(bins))
 
 
 SAMPLERS: dict[str, type[Sampler]] = {
