@@ -46,9 +46,9 @@ class PrivacyEngine:
     Guarantee:
         Everything computed from the weights is (``get_epsilon(delta)``, ``delta``)-DP for adding or removing one
         record, at the sampling rate and number of steps that were used. With ``poisson_sampling=False`` and a loader
-        that does not shuffle it is so for zeroing out one record. The number of steps must not have been chosen by looking at results on the private data.
-        The rate follows from the number of records, so :meth:`privacy` treats that number as public and states
-        zero-out.
+        that does not shuffle it is so for zeroing out one record. The number of steps must not have been chosen by
+        looking at results on the private data. The rate follows from the number of records, so :meth:`privacy` treats
+        that number as public and states zero-out.
 
     Args:
         accountant: ``"prv"`` (default), ``"rdp"`` or ``"gdp"``. All three give tacit's certified ε.

@@ -102,8 +102,8 @@ class Plan:
             raise ValueError(f"clip_norm must be positive, not {min(self.clip):g}")
         if self.sampler.name == "truncated" and self.size_given and self.adjacency != "add-remove":
             raise ValueError(
-                f"sampler='truncated' under {self.adjacency} is priced for exactly as many units as there are, a number "
-                "that is then public: leave size= out, or choose adjacency='add-remove', for which size= may be more"
+                f"sampler='truncated' under {self.adjacency} is priced for exactly as many units as there are, which "
+                "is then public: leave size= out, or choose adjacency='add-remove', for which size= may be more"
             )
         if self.kind not in ("gaussian", "laplace"):
             raise ValueError(f"mechanism must be 'gaussian' or 'laplace', not {self.kind!r}")
