@@ -14,15 +14,35 @@ from tacit.selftest.scenes import (
     ledger,
     noise,
     pate,
+    prompts,
     ranks,
+    reports,
+    resume,
+    rules,
     schema,
     tables,
     training,
     tuning,
 )
 
-#: The files of scenes, quick ones first.
-FILES = (noise, accounting, training, dropin, integrations, schema, ledger, tables, pate, tuning, ranks)
+#: The files of scenes, lower rooms first.
+FILES = (
+    noise,
+    accounting,
+    schema,
+    ledger,
+    training,
+    resume,
+    rules,
+    ranks,
+    tables,
+    pate,
+    prompts,
+    tuning,
+    dropin,
+    integrations,
+    reports,
+)
 
 
 def battery() -> dict[str, Scene]:

@@ -1,0 +1,265 @@
+"""Do card, report and run folders keep their promises? Claims no smaller than what was done, and nothing private."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tacit.audit import bounds
+from tacit.audit.findings import Finding, holds
+from tacit.ledger import BudgetExceeded, Ledger
+from tacit.linear_model import LinearRegression
+from tacit.pate import ConfidentGNMax
+from tacit.report import describe, describe_fit, make_card, make_page, read_card, write_card
+from tacit.report.operator import make_operator_page, read_log
+from tacit.report.votes import describe_answers, make_votes_operator_page, make_votes_page, votes_view
+from tacit.runs.journal import NameTaken
+from tacit.runs.program import run
+from tacit.runs.settings import SettingsError
+from tacit.schema import Boolean, Categorical, Numeric, Schema, Unit
+from tacit.selftest import models
+from tacit.selftest.scene import Scene, charged, refused
+from tacit.sgd import Training
+
+ROWS, NOISE, STEPS, DELTA = 40, 2.0, 4, 1e-5
+#: A private number that nobody chose: it may be in no release.
+SECRET = 73.481529
+SCHEMA = Schema(
+    (
+        Numeric("age", 0, 100),
+        Categorical("ward", ["north", "south"]),
+        Numeric("stay", 0, 50),
+        Boolean("back", target=True),
+    ),
+    Unit("record"),
+    "clinic",
+)
+
+
+@contextmanager
+def _state() -> Iterator[str]:
+    """A folder for runs, keys and ledgers; the user's own state is left alone."""
+    before = os.environ.get("XDG_STATE_HOME")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_STATE_HOME"] = folder
+        try:
+            yield folder
+        finally:
+            if before is None:
+                del os.environ["XDG_STATE_HOME"]
+            else:
+                os.environ["XDG_STATE_HOME"] = before
+
+
+def _table(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    age = rng.integers(18, 95, ROWS).astype(float)
+    age[5] = SECRET
+    return {
+        "age": age,
+        "ward": rng.choice(["north", "south"], ROWS).tolist(),
+        "stay": rng.uniform(0, 50, ROWS),
+        "back": (age > 60).tolist(),
+    }
+
+
+def _texts(folder: Path) -> dict[str, str]:
+    """Every text of a run's folder that may be published."""
+    files = [p for p in folder.rglob("*") if p.is_file() and "private" not in p.relative_to(folder).parts]
+    return {p.name: p.read_text(encoding="utf-8", errors="ignore") for p in files}
+
+
+def _closed(count: int) -> float:
+    return bounds.gaussian_epsilon(math.sqrt(count) / NOISE, DELTA)
+
+
+def runs_publish_what_they_did(seed: int) -> list[Finding]:
+    """A run in a folder: its card claims and its ledger holds the steps that were made; private values stay inside."""
+    table = _table(seed)
+    settings: dict[str, Any] = {
+        "schema": SCHEMA,
+        "noise": NOISE,
+        "delta": DELTA,
+        "steps": STEPS,
+        "batch": ROWS,
+        "model": "linear",
+        "quiet": True,
+    }
+    with _state() as folder:
+        books = Ledger(Path(folder) / "my.db")
+        books.register("clinic", epsilon=60.0, delta=1e-3)
+        poor = Ledger(Path(folder) / "poor.db")
+        poor.register("clinic", epsilon=0.01, delta=1e-6)
+        paid: dict[str, Any] = {"ledger": Path(folder) / "my.db", "dataset": "clinic"}
+        done = run(table, **settings, **paid, runs=folder, name="mine", evaluate=table)
+        spent = charged(books, DELTA, dataset="clinic")
+        card = read_card(done.folder / "privacy.json")
+        told = float(card["guarantee"]["epsilon"]["upper"])
+        texts = _texts(done.folder)
+        leaks = [name for name, text in texts.items() if "73.48" in text]
+        measured = any("accuracy" in str(key) for key in done.metrics)
+        public = run(
+            table,
+            **(settings | {"batch": 15}),
+            runs=folder,
+            name="public",
+            public_share=0.3,
+            public_because="made up",
+            by=("ward",),
+            reference=True,
+        )
+        by_epsilon = run(table, **(settings | {"noise": None, "epsilon": 1.0}), runs=folder, name="by-epsilon")
+        again = run(table, resume=True, name="mine", runs=folder, quiet=True, schema=SCHEMA, ledger=paid["ledger"])
+        regression = run(
+            table, **(settings | {"model": "mlp", "target": "stay", "without": ("back",)}), runs=folder, name="stay"
+        )
+        cases: dict[str, tuple[Callable[[], object], Any]] = {
+            "a name that is taken": (lambda: run(table, **settings, runs=folder, name="mine"), NameTaken),
+            "more than is left": (
+                lambda: run(table, **settings, runs=folder, ledger=Path(folder) / "poor.db", dataset="clinic"),
+                BudgetExceeded,
+            ),
+            "no δ": (lambda: run(table, **(settings | {"delta": None}), runs=folder), SettingsError),
+            "both noise and ε": (lambda: run(table, **settings, epsilon=1.0, runs=folder), SettingsError),
+            "no length": (lambda: run(table, **(settings | {"steps": None}), runs=folder), SettingsError),
+            "an unknown setting": (lambda: run(table, **settings, nois=1.0, runs=folder), (SettingsError, TypeError)),
+            "an unknown model": (lambda: run(table, **(settings | {"model": "magic"}), runs=folder), Exception),
+            "no schema": (lambda: run(table, **(settings | {"schema": None}), runs=folder), Exception),
+            "a column that is missing": (lambda: run({"age": [1.0]}, **settings, runs=folder), Exception),
+            "other settings of a resumed run": (
+                lambda: run(table, resume=True, name="mine", runs=folder, quiet=True, schema=SCHEMA, clip_norm=9.0),
+                Exception,
+            ),
+            "nothing to resume": (lambda: run(table, resume=True, name="none", runs=folder, quiet=True), Exception),
+            "a share without a reason": (lambda: run(table, **settings, by=("nothing",), runs=folder), Exception),
+        }
+        wrong = refused("runs: refusals", cases)
+        untouched = poor.budget("clinic").spent_epsilon
+        claims = {
+            name: (
+                result.privacy.upper,
+                float(read_card(result.folder / "privacy.json")["guarantee"]["epsilon"]["upper"]),
+            )
+            for name, result in {"public": public, "by ε": by_epsilon, "regression": regression}.items()
+        }
+        modes = (
+            [p.stat().st_mode & 0o077 for p in (done.folder / "private").rglob("*")]
+            if (done.folder / "private").exists()
+            else []
+        )
+        alike = again.privacy.upper == done.privacy.upper
+    exact = _closed(STEPS)
+    return [
+        holds("runs: claim", told >= exact * (1 - 1e-6), f"the card claims {told:.4f}, closed form {exact:.4f}"),
+        holds("runs: charged", spent >= exact * (1 - 1e-6), f"charged {spent:.4f} of {exact:.4f}"),
+        holds("runs: private values", not leaks and len(texts) > 3, f"found in {leaks}; {len(texts)} files"),
+        holds("runs: private evaluation", not measured, "results on private rows are not published"),
+        holds("runs: public evaluation", bool(public.metrics), f"{public.metrics}"),
+        holds(
+            "runs: cards",
+            all(card >= claim * (1 - 1e-3) for claim, card in claims.values())
+            and claims["by ε"][0] <= 1.0 * (1 + 1e-6),
+            f"{claims}",
+        ),
+        holds("runs: private files", not any(modes), "closed to others"),
+        holds("runs: ended", alike, "a run that has ended is not made again"),
+        holds("runs: refused runs cost nothing", untouched == 0.0, f"ε = {untouched}"),
+        wrong,
+    ]
+
+
+def cards_say_what_was_done(seed: int) -> list[Finding]:
+    """Cards of a training, of a fit and of answers: ε at least the closed form, read back the same, or refused."""
+    found = []
+    with _state() as folder:
+        training = _trained(seed)
+        table = np.random.default_rng(seed).uniform(-1, 1, (30, 2))
+        fit = LinearRegression(1.0, DELTA, bounds=(-1, 1), target_bounds=(-1, 1)).fit(table, table[:, 0])
+        answers = ConfidentGNMax(threshold=50, check_noise=30.0, vote_noise=20.0, classes=2).answer(
+            [[90, 10]] * 6, queries=6, teachers=100, delta=DELTA
+        )
+        votes = bounds.gaussian_epsilon(math.sqrt(6 / 30.0**2 + 6 * 2 / 20.0**2), DELTA)
+        cards = {
+            "training": (make_card(describe(training, "a run")), _closed(STEPS)),
+            "fit": (make_card(describe_fit(fit, "a fit")), 0.5),
+            "votes": (make_card(describe_answers(answers, "votes")), votes),
+        }
+        for name, (card, exact) in cards.items():
+            path = write_card(card, Path(folder) / f"{name}.json")
+            again = read_card(path)
+            told = float(again["guarantee"]["epsilon"]["upper"])
+            found.append(holds(f"card: {name}", told >= exact * (1 - 1e-6), f"states {told:.4f}, at least {exact:.4f}"))
+            page = make_votes_page(again) if name == "votes" else make_page(again)
+            shown = _shown(told)
+            found.append(holds(f"report: {name}", any(s in page for s in shown), f"shows {shown[0]}, rounded up"))
+            found.append(
+                holds(
+                    f"card: {name} read back",
+                    json.dumps(again.to_dict(), default=list) == json.dumps(card.to_dict(), default=list),
+                    "the same values",
+                )
+            )
+        forged = json.loads((Path(folder) / "training.json").read_text(encoding="utf-8"))
+        del forged["guarantee"]
+        (Path(folder) / "forged.json").write_text(json.dumps(forged), encoding="utf-8")
+        (Path(folder) / "text.json").write_text("no card", encoding="utf-8")
+        wrong = refused(
+            "card: refusals",
+            {
+                "without a guarantee": (lambda: read_card(Path(folder) / "forged.json"), Exception),
+                "a text": (lambda: read_card(Path(folder) / "text.json"), Exception),
+                "no file": (lambda: read_card(Path(folder) / "none.json"), Exception),
+            },
+        )
+        view = votes_view(answers)
+        operator = make_votes_operator_page(cards["votes"][0], [view])
+        page = make_operator_page(cards["training"][0], [training.diagnostics()])
+    text = json.dumps(cards["votes"][0].to_dict(), default=str)
+    return [
+        *found,
+        wrong,
+        holds("card: data-dependent prices", "not publishable" in text, "are not on it"),
+        holds("operator pages", "operator" in operator.lower() and "operator" in page.lower(), "say whom they are for"),
+        holds("operator logs", callable(read_log), "are read"),
+    ]
+
+
+def _trained(seed: int) -> Training:
+    x, y = models.table(seed)
+    model = nn.Linear(models.FEATURES, models.CLASSES)
+    training = Training(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        nn.CrossEntropyLoss(reduction="none"),
+        (x, y),
+        batch_size=models.ROWS,
+        steps=STEPS,
+        noise_multiplier=NOISE,
+        clip_norm=0.5,
+        delta=DELTA,
+    )
+    for batch in training:
+        training.step(batch)
+    return training
+
+
+def _shown(epsilon: float) -> list[str]:
+    """ε as a report may show it: rounded up, never down."""
+    up = [math.ceil(epsilon * 10**digits - 1e-9) / 10**digits for digits in (4, 3, 2)]
+    return [f"{value:.{4 - k}f}" for k, value in enumerate(up)] + [f"ε = {up[0]:g}", f"ε={up[0]:g}", f">{up[0]:g}<"]
+
+
+SCENES = (
+    Scene("report: cards", "report", cards_say_what_was_done),
+    Scene("runs: folders", "runs", runs_publish_what_they_did),
+)
