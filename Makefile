@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage test-slow test-gpu lint format docs bench scale dist notebooks constraints clean
+.PHONY: help demo test coverage mutants test-slow test-gpu lint format docs bench scale dist notebooks constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -27,8 +27,11 @@ test: $(STAMP) ## the test suite (under 10 minutes on 2 cores: two processes of 
 coverage: $(STAMP) ## the test suite with line coverage, which takes longer
 	@$(MAKE) test ARGS="--cov --cov-report=term $(ARGS)"
 
-test-slow: $(STAMP) ## minutes-long tests: arbitrary precision, many kill points, full trainings
-	@$(PYTEST) -m "slow and not gpu" $(ARGS)
+test-slow: $(STAMP) ## minutes-long tests: arbitrary precision, many kill points, full trainings (docs/maintain/slow-tests.md)
+	@$(BIN)/python -m tools.slow --all $(ARGS)
+
+mutants: $(STAMP) ## wrong versions of the source that a test must notice; can be stopped and resumed (docs/maintain/mutants.md)
+	@$(BIN)/python -m tools.mutate run $(ARGS)
 
 test-gpu: $(STAMP) ## tests that need a CUDA device
 	@$(PYTEST) -m gpu $(ARGS)

@@ -2,6 +2,7 @@
 
 ``list`` prints the mutants, ``record`` notes which tests run which lines, ``run`` does everything that is not done yet
 and can be stopped and started again, ``survivors`` prints what no test noticed and ``explained.toml`` does not explain.
+``save`` writes which test caught which mutant into ``caught.json``; ``check`` looks whether those tests still do.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ STORE = forks.ROOT / ".mutants"
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.mutate", description=__doc__.split("\n")[0])
-    parser.add_argument("command", nargs="?", default="run", choices=["list", "record", "run", "survivors", "show"])
+    parser.add_argument(
+        "command", nargs="?", default="run", choices=["list", "record", "run", "survivors", "save", "check"]
+    )
     parser.add_argument("ids", nargs="*", help="only mutants whose id (record: test files whose path) contains one")
     parser.add_argument("--rooms", nargs="+", help="only these rooms")
     parser.add_argument("--every", action="store_true", help="every place in a function, not one of them")
@@ -26,6 +29,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", default="0", help="of the sample: the same seed draws the same mutants")
     parser.add_argument("--seconds", type=float, help="begin no mutant after so many seconds")
     parser.add_argument("--again", action="store_true", help="run what was judged before again")
+    parser.add_argument("--quick", action="store_true", help="leave out what can only be judged by changing a file")
     parser.add_argument("--unrecorded", action="store_true", help="use the record as it is, however old")
     parser.add_argument("--store", type=Path, default=STORE, help="where the record and the results are (.mutants)")
     return parser.parse_args()
@@ -43,7 +47,7 @@ def main() -> int:
         mutants = [one for one in mutants if any(text in one.id for text in chosen.ids)]
     # In an order drawn with the seed, so that what is done when time is over is a sample.
     mutants = judge.sample(mutants, chosen.sample or len(mutants), chosen.seed)
-    if chosen.command in ("list", "show"):
+    if chosen.command == "list":
         for one in mutants:
             print(f"{one.id}\n    {one.path}:{one.line}  {' '.join(one.old.split())}  ->  {' '.join(one.new.split())}")
         print(f"{len(mutants)} mutants in {len({one.room for one in mutants})} rooms")
@@ -51,6 +55,13 @@ def main() -> int:
     results = judge.Results(chosen.store / "results.jsonl")
     if chosen.command == "survivors":
         return judge.report(mutants, results)
+    if chosen.command == "save":
+        return judge.save(mutants, results)
+    if chosen.command == "check":
+        forks.warm()
+        trees = [forks.copy_tree(chosen.store / f"tree{number}") for number in range(chosen.jobs)]
+        forks.check(trees[0])
+        return judge.check(mutants, trees, chosen.seconds)
     trees = []
     forks.warm()
     todo = [] if chosen.unrecorded else cover.stale(chosen.store / "cover", chosen.rooms)
@@ -65,7 +76,9 @@ def main() -> int:
         forks.run_all(cover.record(todo, chosen.store / "cover"), trees, judge.told)
     if chosen.command == "record":
         return 0
-    judge.run(mutants, cover.load(chosen.store / "cover"), results, trees, seconds=chosen.seconds, again=chosen.again)
+    known = cover.load(chosen.store / "cover")
+    limits = {"seconds": chosen.seconds, "again": chosen.again, "only_quick": chosen.quick}
+    judge.run(mutants, known, results, trees, **limits)
     return judge.report(mutants, results)
 
 

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tools.mutate.forks import PYTEST, ROOT
+from tools.mutate.forks import PYTEST, ROOT, Work
 
 MODULE = ""  # the name of what stands outside every function
 
@@ -174,9 +174,7 @@ def stale(folder: Path, rooms: list[str] | None = None) -> list[str]:
     return found
 
 
-def record(
-    tests: list[str], folder: Path, seconds: float = 60.0
-) -> Iterator[tuple[object, Callable[[Path], Callable[[], int]], float]]:
+def record(tests: list[str], folder: Path, seconds: float = 60.0) -> Iterator[Work]:
     """The work of recording, for ``forks.run_all``.
 
     Args:

@@ -28,6 +28,9 @@ WARM = (
 #: What every call of pytest is given: plugins are not looked for, since that takes as long as many a test.
 PYTEST = ("-q", "-p", "_hypothesis_pytestplugin", "-p", "no:cacheprovider", "--no-header")
 
+#: What it is, what prepares a copy of the tree and returns the work, and after how many seconds it is stopped.
+Work = tuple[object, Callable[[Path], Callable[[], int]], float]
+
 
 def copy_tree(target: Path) -> Path:
     """Copy what git knows of the working tree, changed or not, with the environment as a link.
@@ -134,7 +137,7 @@ def stop(fork: Fork) -> None:
 
 
 def run_all(
-    todo: Iterator[tuple[object, Callable[[Path], Callable[[], int]], float]],
+    todo: Iterator[Work],
     trees: list[Path],
     done: Callable[[object, int, float, str], None],
 ) -> None:

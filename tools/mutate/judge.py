@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import time
 import tomllib
@@ -18,13 +19,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tools.mutate import cover, forks
+from tools.mutate import cover, forks, quick
 from tools.mutate.rules import Mutant
 
 EXPLAINED = Path(__file__).with_name("explained.toml")
+CAUGHT_BY = Path(__file__).with_name("caught.json")
 CAUGHT = ("caught", "timeout")
 #: The recorded seconds of tests that are run for one mutant at most, and how many tests.
-LONGEST, MOST = 20.0, 80
+LONGEST, MOST = 10.0, 60
 MARK = "THE FIRST FAILURE: "
 
 
@@ -70,9 +72,14 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
         self.of: dict[str, dict[str, Any]] = {}
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the file again; the last line about a mutant counts."""
+        if self.path.exists():
+            for line in self.path.read_text(encoding="utf-8").splitlines():
                 entry = json.loads(line)
                 self.of[entry["id"]] = entry
 
@@ -83,9 +90,22 @@ class Results:
             entry: Its fields; ``id`` says of which mutant.
         """
         self.of[entry["id"]] = entry
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        quick.write(self.path, **entry)
+
+
+def folders(mutant: Mutant) -> tuple[str, ...]:
+    """The folders of tests of a mutant's room.
+
+    Args:
+        mutant: Which.
+
+    Returns:
+        Their names.
+    """
+    if mutant.room != "sgd":
+        return (mutant.room,)
+    part = mutant.path.split("/")[3]
+    return {"training": ("training",), "hooked": ("opacus", "integrations")}.get(part, ("sgd", "training"))
 
 
 def tests_of(mutant: Mutant, known: cover.Map) -> list[str]:
@@ -103,7 +123,7 @@ def tests_of(mutant: Mutant, known: cover.Map) -> list[str]:
     found: set[str] = set()
     for line in mutant.lines:
         found.update(known.tests(path, line))
-    own = {"sgd": ("tests/sgd/", "tests/training/", "tests/opacus/")}.get(mutant.room, (f"tests/{mutant.room}/",))
+    own = tuple(f"tests/{folder}/" for folder in folders(mutant))
     cases: Counter[str] = Counter()
     ordered = []
     for test in sorted(found, key=lambda one: (known.seconds[one], one)):
@@ -165,22 +185,25 @@ def _pytest(tree: Path, tests: list[str], seconds: dict[str, float], *more: str)
     return int(pytest.main([*forks.PYTEST, *options, *tests], plugins=[FirstFailure(seconds)]))
 
 
-def _work(
-    mutants: list[Mutant], known: cover.Map, until: float
-) -> Iterator[tuple[object, Callable[[Path], Callable[[], int]], float]]:
+def _put(tree: Path, mutant: Mutant) -> None:
+    """Make the mutant in a copy of the tree, after taking back the one before."""
+    for clean in tree.glob(".changed-*"):
+        name = clean.name.removeprefix(".changed-").replace("+", "/")
+        (tree / name).write_bytes((forks.ROOT / name).read_bytes())
+        clean.unlink()
+    (tree / f".changed-{mutant.path.replace('/', '+')}").touch()
+    text = (forks.ROOT / mutant.path).read_text(encoding="utf-8")
+    (tree / mutant.path).write_text(mutant.apply(text), encoding="utf-8")
+
+
+def _work(mutants: list[Mutant], known: cover.Map, until: float) -> Iterator[forks.Work]:
     for mutant in mutants:
         if time.monotonic() > until:
             return
         tests = tests_of(mutant, known)
 
         def prepare(tree: Path, mutant: Mutant = mutant, tests: list[str] = tests) -> Callable[[], int]:
-            for clean in tree.glob(".changed-*"):  # the file that the mutant before changed
-                name = clean.name.removeprefix(".changed-").replace("+", "/")
-                (tree / name).write_bytes((forks.ROOT / name).read_bytes())
-                clean.unlink()
-            target = tree / mutant.path
-            (tree / f".changed-{mutant.path.replace('/', '+')}").touch()
-            target.write_text(mutant.apply((forks.ROOT / mutant.path).read_text(encoding="utf-8")), encoding="utf-8")
+            _put(tree, mutant)
             return lambda: _pytest(tree, tests, known.seconds, "-x")
 
         yield (mutant, tests), prepare, 60.0 + 8.0 * sum(known.seconds[one] for one in tests)
@@ -193,6 +216,7 @@ def run(
     trees: list[Path],
     seconds: float | None = None,
     again: bool = False,
+    only_quick: bool = False,
 ) -> None:
     """Judge the mutants that are not judged yet.
 
@@ -203,6 +227,7 @@ def run(
         trees: Copies of the tree, one for each that runs at a time.
         seconds: Begin none after so many seconds.
         again: Judge those too that were judged before.
+        only_quick: Leave out what can only be judged by changing a file.
     """
     todo = []
     for mutant in mutants:
@@ -218,6 +243,11 @@ def run(
             continue
         todo.append(mutant)
     print(f"{len(mutants)} mutants, {len(todo)} to judge", flush=True)
+    until = time.monotonic() + (seconds or 1e9)
+    todo = _quickly(todo, known, results, trees[0], until)
+    if only_quick:
+        return
+    print(f"{len(todo)} are judged by changing the file", flush=True)
     count = 0
 
     def done(what: Any, code: int, took: float, tail: str) -> None:
@@ -239,8 +269,70 @@ def run(
         )
         print(f"{count:4} {outcome:8} {took:5.1f} s  {mutant.id}  {first}", flush=True)
 
-    forks.run_all(_work(todo, known, time.monotonic() + (seconds or 1e9)), trees, done)
+    forks.run_all(_work(todo, known, until), trees, done)
     _confirm(mutants, results, trees)
+
+
+def _quickly(todo: list[Mutant], known: cover.Map, results: Results, tree: Path, until: float) -> list[Mutant]:
+    """Judge what can be judged without changing a file, room by room; the rest is given back."""
+    by_room: dict[str, list[Mutant]] = {}
+    for mutant in todo:
+        by_room.setdefault(mutant.room, []).append(mutant)
+    for room, some in by_room.items():
+        chosen = {one.id: tests_of(one, known) for one in some}
+        files = sorted({test.split("::")[0] for tests in chosen.values() for test in tests})
+        print(f"{room}: {len(some)} mutants, tests of {len(files)} files", flush=True)
+        out = os.dup(1)
+
+        def note(mutant: Mutant, killers: set[str], out: int = out, chosen: dict[str, list[str]] = chosen) -> Any:
+            def done(outcome: str, failed: list[str], took: float) -> None:
+                os.write(out, f"{outcome:9} {took:5.1f} s  {mutant.id}  {' '.join(failed)}\n".encode())
+                if outcome == "caught":
+                    killers.update(failed)
+                if outcome in CAUGHT or outcome == "survived":
+                    entry = {"id": mutant.id, "outcome": outcome, "digest": _digest(mutant), "seconds": round(took, 1)}
+                    tests = chosen[mutant.id]
+                    more = {
+                        "tests": _state(tests),
+                        "test": failed[0] if failed else "",
+                        "ran": len(tests),
+                        "quick": True,
+                    }
+                    quick.write(results.path, **entry, **more)
+
+            return done
+
+        def work(
+            some: list[Mutant] = some, chosen: dict[str, list[str]] = chosen, out: int = out
+        ) -> Iterator[tuple[Mutant | None, list[str], Any]]:
+            killers: set[str] = set()
+            for mutant in some:
+                yield mutant, chosen[mutant.id], note(mutant, killers)
+            for test in sorted(killers):  # over the source as it is
+
+                def clean(outcome: str, failed: list[str], took: float, test: str = test) -> None:
+                    if outcome != "survived":
+                        os.write(out, f"fails over the source as it is ({outcome}): {test}\n".encode())
+                    again = Results(results.path)
+                    for entry in [one for one in again.of.values() if one.get("test") == test and one.get("quick")]:
+                        if outcome == "survived":
+                            quick.write(results.path, **(entry | {"confirmed": True}))
+                        else:
+                            quick.write(results.path, **(entry | {"outcome": "survived", "test": ""}))
+
+                yield None, [test], clean
+
+        def prepare(tree: Path, files: list[str] = files, work: Any = work) -> Callable[[], int]:
+            return lambda: quick.session(files, work(), tree, known.seconds, until)
+
+        forks.run_all(iter([(room, prepare, 36_000.0)]), [tree], lambda *_: None)
+        os.close(out)
+    results.reload()
+    return [one for one in todo if not _judged(one, results) or results.of[one.id]["outcome"] == "survived"]
+
+
+def _judged(mutant: Mutant, results: Results) -> bool:
+    return mutant.id in results.of and results.of[mutant.id]["digest"] == _digest(mutant)
 
 
 def _confirm(mutants: list[Mutant], results: Results, trees: list[Path]) -> None:
@@ -258,7 +350,7 @@ def _confirm(mutants: list[Mutant], results: Results, trees: list[Path]) -> None
     failing: set[str] = set()
     apart: list[list[str]] = []
 
-    def work(some: list[list[str]]) -> Iterator[tuple[object, Callable[[Path], Callable[[], int]], float]]:
+    def work(some: list[list[str]]) -> Iterator[forks.Work]:
         for part in some:
             yield part, lambda tree, part=part: lambda: _pytest(tree, part, {}), 900.0
 
@@ -280,6 +372,75 @@ def _confirm(mutants: list[Mutant], results: Results, trees: list[Path]) -> None
     )
     for test in sorted(failing):
         print(f"    {test}")
+
+
+def save(mutants: list[Mutant], results: Results) -> int:
+    """Write which test caught which mutant, for :func:`check`.
+
+    Args:
+        mutants: Those there are.
+        results: What is known of them.
+
+    Returns:
+        0.
+    """
+    caught = {
+        one.id: results.of[one.id]["test"]
+        for one in mutants
+        if results.of.get(one.id, {}).get("confirmed") and results.of[one.id]["outcome"] == "caught"
+    }
+    CAUGHT_BY.write_text(json.dumps(caught, indent=0, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(f"{len(caught)} mutants and the tests that caught them: {CAUGHT_BY.name}")
+    return 0
+
+
+def check(mutants: list[Mutant], trees: list[Path], seconds: float | None) -> int:
+    """Look whether the tests that caught these mutants still do; needs no record.
+
+    A mutant that its test no longer catches is tried with all fast tests of its room before it counts as not noticed.
+
+    Args:
+        mutants: Which, in this order; those that no whole run has judged are left out.
+        trees: Copies of the tree.
+        seconds: Begin none after so many seconds.
+
+    Returns:
+        1 where no test notices a mutant any more, 0 otherwise.
+    """
+    caught: dict[str, str] = json.loads(CAUGHT_BY.read_text(encoding="utf-8"))
+    until = time.monotonic() + (seconds or 1e9)
+    missed: list[Mutant] = []
+    done_with: Counter[str] = Counter()
+
+    def work(some: list[Mutant], tests: Callable[[Mutant], list[str]], end: float) -> Iterator[forks.Work]:
+        for mutant in some:
+            if time.monotonic() > end:
+                return
+
+            def prepare(tree: Path, mutant: Mutant = mutant) -> Callable[[], int]:
+                _put(tree, mutant)
+                return lambda: _pytest(tree, tests(mutant), {}, "-x", "-m", "not slow and not gpu")
+
+            yield mutant, prepare, 240.0
+
+    def first(what: Any, code: int, took: float, tail: str) -> None:
+        done_with["run"] += 1
+        if code in (0, 4, 5):  # it passes, or it is not there any more
+            missed.append(what)
+
+    def second(what: Any, code: int, took: float, tail: str) -> None:
+        if code == 0:
+            done_with["not noticed"] += 1
+            print(
+                f"no test notices any more: {what.id}\n    {what.path}:{what.line}\n    - {what.old}\n    + {what.new}"
+            )
+            print(f"    it was caught by {caught[what.id]}")
+
+    known = [one for one in mutants if one.id in caught]
+    forks.run_all(work(known, lambda one: [caught[one.id]], until), trees, first)
+    forks.run_all(work(missed, lambda one: [f"tests/{folder}" for folder in folders(one)], 1e18), trees, second)
+    print(f"{done_with['run']} mutants: {done_with['not noticed']} not noticed any more")
+    return int(bool(done_with["not noticed"]))
 
 
 def report(mutants: list[Mutant], results: Results) -> int:

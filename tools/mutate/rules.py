@@ -104,7 +104,15 @@ TEXT = re.compile(
 )
 #: Not mutated: kernels that only a GPU runs, tools that make wrong versions themselves, and what only shows or fetches.
 LEFT_OUT = ("sgd/kernels/", "selftest/", "cli/", "datasets/", "report/page", "report/html", "sgd/torch_compat.py")
-LEFT_OUT += ("noise/cuda", "noise/gpu", "sgd/compile/", "sgd/gradients/planning", "sgd/gradients/memory", "runs/watch")
+LEFT_OUT += (
+    "noise/cuda",
+    "noise/gpu",
+    "sgd/compile/",
+    "sgd/gradients/planning",
+    "sgd/gradients/memory",
+    "runs/watch",
+    "pate/augment",
+)
 
 
 @dataclass(frozen=True)
@@ -171,12 +179,19 @@ def speaks_of(node: ast.AST, stems: tuple[str, ...]) -> bool:
     >>> speaks_of(ast.parse("noise_multiplier * 2"), NOISE), speaks_of(ast.parse("pages * 2"), NOISE)
     (True, False)
     """
-    for one in ast.walk(node):
-        name = one.id if isinstance(one, ast.Name) else one.attr if isinstance(one, ast.Attribute) else ""
-        name = one.arg or "" if isinstance(one, (ast.keyword, ast.arg)) else name
-        if any(word.lower().startswith(stems) for word in _words(name)):
-            return True
-    return False
+    return any(word.startswith(stems) for word in _spoken(node))
+
+
+def _spoken(node: ast.AST) -> frozenset[str]:
+    """The words of all names in a node, kept with the node."""
+    kept: frozenset[str] | None = getattr(node, "spoken", None)
+    if kept is None:
+        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        name = node.arg or "" if isinstance(node, (ast.keyword, ast.arg)) else name
+        words = {word.lower() for word in _words(name)}
+        kept = frozenset(words.union(*(_spoken(child) for child in ast.iter_child_nodes(node))))
+        node.spoken = kept  # type: ignore[attr-defined]
+    return kept
 
 
 def _called(node: ast.AST) -> str:
@@ -362,7 +377,7 @@ def swapped(node: ast.AST, text: Callable[[ast.AST], str]) -> Iterator[Change]:
 def boundary(node: ast.AST, text: Callable[[ast.AST], str]) -> Iterator[Change]:
     """``<`` for ``<=`` and the other way round, where counts or budgets are compared."""
     other = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
-    stems = ("spent", "budget", "charge", "participation", "vote", "threshold", "max_rows", "runs", "steps")
+    stems = ("spent", "budget", "charge", "participation", "threshold", "max_rows")
     if not (isinstance(node, ast.Compare) and len(node.ops) == 1 and speaks_of(node, stems)):
         return
     if type(node.ops[0]) in other:
@@ -477,7 +492,20 @@ def mutants_of(path: Path, every: bool = False) -> list[Mutant]:
     Returns:
         In the order of the file.
     """
-    source = path.read_text(encoding="utf-8")
+    return mutants_in(path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix(), every)
+
+
+def mutants_in(source: str, name: str, every: bool = False) -> list[Mutant]:
+    """The mutants of a text.
+
+    Args:
+        source: The text of a file.
+        name: The path of the file from the root.
+        every: Every place, and not one in each function.
+
+    Returns:
+        In the order of the text.
+    """
     tree = ast.parse(source)
     starts = [0]
     for one in source.splitlines(keepends=True):
@@ -492,8 +520,7 @@ def mutants_of(path: Path, every: bool = False) -> list[Mutant]:
 
     found: dict[str, list[Mutant]] = {}
     seen: dict[str, int] = {}
-    name = path.relative_to(ROOT).as_posix()
-    short = path.relative_to(SOURCE).as_posix().removesuffix(".py")
+    short = name.removeprefix("src/tacit/").removesuffix(".py")
     for node, names, line in _walk(tree, (), 0):
         function = ".".join(names)
         if not names:
@@ -507,16 +534,10 @@ def mutants_of(path: Path, every: bool = False) -> list[Mutant]:
                 key = f"{short}:{function}:{rule}:{digest}"
                 seen[key] = seen.get(key, 0) + 1
                 unique = key if seen[key] == 1 else f"{key}.{seen[key]}"
-                begin, end = (
-                    place(changed.lineno, changed.col_offset),
-                    place(changed.end_lineno, changed.end_col_offset),
-                )  # type: ignore[attr-defined]
+                begin = place(changed.lineno, changed.col_offset)  # type: ignore[attr-defined]
+                end = place(changed.end_lineno, changed.end_col_offset)  # type: ignore[attr-defined]
                 lines = tuple(sorted({changed.lineno, line, changed.end_lineno}))  # type: ignore[attr-defined]
                 made = Mutant(unique, name, function, rule, changed.lineno, lines, begin, end, old, new)  # type: ignore[attr-defined]
-                try:
-                    ast.parse(made.apply(source))
-                except SyntaxError:
-                    continue
                 found.setdefault(function, []).append(made)
     chosen = [one for group in found.values() for one in (group if every else [min(group, key=_draw)])]
     return sorted(chosen, key=lambda one: (one.begin, one.id))

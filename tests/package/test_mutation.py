@@ -1,0 +1,114 @@
+"""Mutation testing: the rules make the wrong versions they name, and what is written about mutants is of this tree."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+from tools import slow
+from tools.mutate import judge, rules
+from tools.mutate.cover import span_of
+
+WRONG = {
+    "factor-two": ("return 2 * sensitivity", "return (sensitivity)"),
+    "squared": ("return sigma ** 2", "return (sigma)"),
+    "scaled": ("f(noise_multiplier=z)", "f(noise_multiplier=(lambda _v: _v if _v is None else _v * 0.5)(z))"),
+    "factor": ("return z * clip_norm", "return (z)"),
+    "unnoised": ("return total + noise", "return (total)"),
+    "unclipped": ("return np.clip(x, 0, 1)", "return (x)"),
+    "left-out": ("ledger.charge(step)", "pass"),
+    "unguarded": ("if epsilon < 0: raise ValueError(1)", "if False: raise ValueError(1)"),
+    "one-off": ("votes += 1", "pass"),
+    "swapped": ("return max(spent)", "return min(spent)"),
+    "boundary": ("return spent <= budget", "return spent < budget"),
+    "adjacency": ('return adjacency == "replace-one"', "return False"),
+    "reused": ("key.derive(step)", "key.derive(0)"),
+    "unsummed": ("return delta + tail_delta", "return (delta)"),
+}
+
+
+def made(statement: str, rule: str) -> list[str]:
+    source = f"def f(x, y):\n    {statement}\n"
+    found = rules.mutants_in(source, "src/tacit/room/file.py", every=True)
+    return [one.apply(source).splitlines()[1].strip() for one in found if one.rule == rule]
+
+
+@pytest.mark.parametrize("rule", rules.RULES)
+def test_a_rule_makes_the_wrong_version_that_it_is_named_after(rule):
+    right, wrong = WRONG[rule]
+    assert wrong in made(right, rule)
+
+
+@pytest.mark.parametrize("rule", rules.RULES)
+def test_a_rule_leaves_alone_what_does_not_carry_privacy(rule):
+    plain = {"sensitivity": "page", "sigma": "page", "noise_multiplier": "page", "clip_norm": "page", "noise": "page"}
+    plain |= {
+        "np.clip": "np.flip",
+        "ledger.charge": "ledger.show",
+        "epsilon": "page",
+        "votes": "pages",
+        "spent": "pages",
+    }
+    plain |= {
+        "adjacency": "page",
+        "derive": "show",
+        "tail_delta": "page",
+        "delta": "page",
+        "budget": "paper",
+        "spent": "pages",
+    }
+    right = WRONG[rule][0]
+    for word, other in plain.items():
+        right = right.replace(word, other)
+    assert made(right, rule) == []
+
+
+def test_the_id_of_a_mutant_does_not_depend_on_the_rest_of_the_file():
+    body = "def f(sigma):\n    return 2 * sigma\n"
+    (one,) = rules.mutants_in(body, "src/tacit/room/file.py")
+    (other,) = rules.mutants_in("X = 'é'\n\n\n" + body, "src/tacit/room/file.py")
+    assert (one.id, one.line, other.line) == (other.id, 2, 5)
+    assert other.apply("X = 'é'\n\n\n" + body).endswith("return (sigma)\n")
+    with pytest.raises(ValueError, match="changed"):
+        one.apply("X = 1\n" + body)
+
+
+@pytest.fixture(scope="module")
+def mutants():
+    return {one.id: one for path in rules.files() for one in rules.mutants_of(path)}
+
+
+def test_there_are_mutants_in_every_room_on_which_a_guarantee_rests(mutants):
+    assert len(mutants) >= 500
+    rooms = {one.room for one in mutants.values()}
+    wanted = {"accounting", "integrations", "ledger", "linear_model", "noise", "opacus", "pate", "prompts"}
+    assert wanted | {"report", "runs", "schema", "sgd", "tuning", "audit"} <= rooms
+    some = next(iter(mutants.values()))
+    assert span_of(rules.ROOT / some.path, some.line).name == some.function or some.function.startswith(
+        span_of(rules.ROOT / some.path, some.line).name
+    )
+
+
+def test_an_explanation_is_of_a_mutant_that_there_is_and_not_of_one_that_is_caught(mutants):
+    explained = tomllib.loads(judge.EXPLAINED.read_text(encoding="utf-8"))
+    caught = json.loads(judge.CAUGHT_BY.read_text(encoding="utf-8"))
+    assert all(len(why.split()) >= 4 for why in explained.values())
+    assert not set(explained) & set(caught)
+    # A function that was rewritten leaves its mutants behind; make mutants judges the new ones.
+    assert len(set(caught) & set(mutants)) >= 0.8 * len(caught)
+    assert len(set(explained) & set(mutants)) >= 0.8 * len(explained)
+
+
+def test_a_sample_is_the_same_for_the_same_seed(mutants):
+    everything = list(mutants.values())
+    one, same, other = (judge.sample(everything, 20, seed) for seed in ("a", "a", "b"))
+    assert one == same != other
+    assert judge.sample(everything[::-1], 20, "a") == one
+
+
+def test_the_table_of_slow_tests_is_made_of_the_runs_that_are_recorded():
+    state = json.loads(slow.STATE.read_text(encoding="utf-8"))
+    assert slow.table(state, slow.pieces()) in slow.PAGE.read_text(encoding="utf-8")
+    files = slow.pieces()
+    assert {turn[0] for turn in (slow.turn(files, number) for number in range(len(files)))} == set(files)
