@@ -16,7 +16,7 @@ from scipy import fft, special, stats
 
 Floats = npt.NDArray[np.float64]
 #: A p-value below this is looked at again by simulation, with this many draws.
-SUSPECT, SIMULATED = 0.02, 50_000
+SUSPECT, SIMULATED = 0.005, 20_000
 #: Fewer expected overlaps than this say nothing.
 OVERLAPS = 25.0
 
@@ -113,7 +113,7 @@ def dispersion_p_value(counts: Any, trials: int, rate: float, *, confirm: bool =
         return found
     # Few and small counts are too coarse for a smooth law. Before an alarm, ask simulated counts: an honest one is
     # further out than all of them once in so many times.
-    draws = int(min(SIMULATED, max(1000, 2e7 / len(values))))
+    draws = int(min(SIMULATED, max(2000, 4e6 / len(values))))
     rng, total = np.random.default_rng(), float(((values - trials * rate) ** 2).sum())
     sums = np.zeros(draws)
     for start in range(0, len(values), 64):
