@@ -235,7 +235,6 @@ def tuning_is_training(seed: int) -> list[Finding]:
                 "more than is left": (tuned(ledger=poor, dataset="people"), BudgetExceeded),
                 "an unknown method": (tuned(method="magic"), ValueError),
                 "no δ": (tuned(delta=None), ValueError),
-                "no length": (tuned(steps=None), ValueError),
                 "people without ids": (tuned(unit="person"), ValueError),
             },
         ),

@@ -23,8 +23,12 @@ from tacit.pate import ConfidentGNMax
 from tacit.report import describe, describe_fit, make_card, make_page, read_card, write_card
 from tacit.report.operator import make_operator_page, read_log
 from tacit.report.votes import describe_answers, make_votes_operator_page, make_votes_page, votes_view
+from tacit.runs import search as searches
+from tacit.runs.folder import RunFolder, carry_out
 from tacit.runs.journal import NameTaken
+from tacit.runs.pate import VotesRun
 from tacit.runs.program import run
+from tacit.runs.progress import Told
 from tacit.runs.settings import SettingsError
 from tacit.schema import Boolean, Categorical, Numeric, Schema, Unit
 from tacit.selftest import models
@@ -152,11 +156,8 @@ def runs_publish_what_they_did(seed: int) -> list[Finding]:
             )
             for name, result in {"public": public, "by ε": by_epsilon, "regression": regression}.items()
         }
-        modes = (
-            [p.stat().st_mode & 0o077 for p in (done.folder / "private").rglob("*")]
-            if (done.folder / "private").exists()
-            else []
-        )
+        private = done.folder / "private"
+        modes = [private.stat().st_mode & 0o077] if private.exists() else []
         alike = again.privacy.upper == done.privacy.upper
     exact = _closed(STEPS)
     return [
@@ -175,6 +176,92 @@ def runs_publish_what_they_did(seed: int) -> list[Finding]:
         holds("runs: ended", alike, "a run that has ended is not made again"),
         holds("runs: refused runs cost nothing", untouched == 0.0, f"ε = {untouched}"),
         wrong,
+    ]
+
+
+def other_runs_publish_what_they_did(seed: int) -> list[Finding]:
+    """Labels by teachers' votes, and a search over trainings: what is charged, claimed and kept inside."""
+    import polars
+
+    table = _table(seed)
+    schema = SCHEMA.predicting(without=["stay"])
+    with _state() as folder:
+        place = Path(folder)
+        books = Ledger(place / "my.db")
+        for name in ("votes", "search"):
+            books.register(name, epsilon=60.0, delta=1e-3)
+        (place / "schema.toml").write_text(schema.to_toml(), encoding="utf-8")
+        rows = {key: value for key, value in table.items() if key != "stay"}
+        polars.DataFrame(rows).write_csv(place / "private.csv")
+        polars.DataFrame({"age": [20.5, 80.5] * 6, "ward": ["north", "south"] * 6}).write_csv(place / "public.csv")
+        asked: dict[str, Any] = {
+            "source": str(place / "private.csv"),
+            "public": str(place / "public.csv"),
+            "schema": str(place / "schema.toml"),
+            "teachers": 12,
+            "model": "logistic",
+            "threshold": 2.0,
+            "check_noise": 9.0,
+            "vote_noise": 7.0,
+            "queries": 12,
+            "delta": DELTA,
+            "sanitise": True,
+            "ledger": str(place / "my.db"),
+            "dataset": "votes",
+        }
+        quiet = Told(quiet=True, every_tenth=False)
+        votes = carry_out(VotesRun(asked), RunFolder(place / "runs", "votes", None), quiet)
+        votes_card = read_card(votes.folder / "privacy.json")
+        (place / "tune.toml").write_text(
+            f"""data = "{place / "private.csv"}"
+schema = "{place / "schema.toml"}"
+epsilon = 3.0
+delta = 1e-5
+steps = 2
+batch = 36
+size = 36
+model = "linear"
+ledger = "{place / "my.db"}"
+dataset = "search"
+[space]
+learning_rate = [0.1, 0.5]
+[search]
+runs = 2
+score_noise = 8.0
+validation_every = 5
+""",
+            encoding="utf-8",
+        )
+        search = carry_out(searches.read(place / "tune.toml"), RunFolder(place / "runs", "search", None), quiet)
+        search_card = read_card(search.folder / "privacy.json")
+        texts = _texts(votes.folder) | _texts(search.folder)
+        spent = {name: charged(books, DELTA, dataset=name) for name in ("votes", "search")}
+        counts = {name: books.budget(name).charges for name in spent}
+    told = {
+        name: float(card["guarantee"]["epsilon"]["upper"])
+        for name, card in (("votes", votes_card), ("search", search_card))
+    }
+    exact = bounds.gaussian_epsilon(math.sqrt(12 / 9.0**2 + 12 * 2 / 7.0**2), DELTA)
+    leaks = [name for name, text in texts.items() if "73.48" in text]
+    return [
+        holds(
+            "runs: votes",
+            told["votes"] >= exact * (1 - 1e-6),
+            f"the card claims {told['votes']:.4f}, at least {exact:.4f}",
+        ),
+        holds(
+            "runs: votes charged",
+            spent["votes"] >= exact * (1 - 1e-6) and counts["votes"] == 2,
+            f"{spent['votes']:.4f}",
+        ),
+        holds(
+            "runs: search",
+            0 < told["search"] <= 3.0 * (1 + 1e-6)
+            and spent["search"] >= told["search"] * 0.98
+            and counts["search"] == 1,
+            f"the card claims {told['search']:.4f}, charged {spent['search']:.4f} in {counts['search']} charges",
+        ),
+        holds("runs: private values of others", not leaks, f"found in {leaks}"),
     ]
 
 
@@ -262,4 +349,5 @@ def _shown(epsilon: float) -> list[str]:
 SCENES = (
     Scene("report: cards", "report", cards_say_what_was_done),
     Scene("runs: folders", "runs", runs_publish_what_they_did),
+    Scene("runs: votes and searches", "runs", other_runs_publish_what_they_did),
 )
