@@ -57,7 +57,8 @@ def test_a_trade_off_is_a_decreasing_convex_curve_below_guessing(name: str) -> N
     assert np.all(curve.lower <= curve.upper)
     assert np.all(curve.upper <= 1 - curve.alpha + 1e-12)
     assert np.all(np.diff(curve.lower) <= 1e-12)
-    assert np.all(np.diff(curve.lower, 2) >= -1e-9)
+    # each test's curve is convex; the smaller of the two need not be where they cross
+    assert all(np.all(np.diff(lower, 2) >= -1e-9) for lower, _ in curve.orders)
 
 
 def test_the_gaussian_equivalent_of_gaussian_noise_is_itself() -> None:

@@ -79,7 +79,7 @@ def test_calibrate_finds_whatever_was_left_out(tacit, left_out, words):
             acc.TruncatedPoissonSampled(acc.Gaussian(1.1), 256 / 60000, 60000, 400) * 3516,
             "add-remove",
         ),
-        (["--sampler", "shuffled", "--adjacency", "zero-out"], acc.Shuffled(acc.Gaussian(1.1)) * 15, "zero-out"),
+        (["--sampler", "shuffled", "--adjacency", "zero-out"], acc.Shuffled(acc.Gaussian(1.1), 235) * 15, "zero-out"),
         (["--sampler", "balls-in-bins"], acc.BallsInBins(acc.Gaussian(1.1), 235) * 15, "add-remove"),
         (["--adjacency", "replace-one"], acc.PoissonSampled(acc.Gaussian(1.1), 256 / 60000) * 3516, "replace-one"),
     ],
@@ -88,6 +88,31 @@ def test_every_sampler_and_adjacency_is_the_one_that_is_priced(tacit, words, mec
     told = json.loads(tacit("epsilon", "--noise", "1.1", *RUN, *words, "--json").output)
     assert acc.from_dict(told["mechanism"]) == mechanism
     assert told["epsilon"]["upper"] == acc.epsilon(mechanism, 1e-5, adjacency=adjacency).upper
+
+
+def test_samplers_are_compared_for_the_same_run(tacit):
+    words = ["epsilon", "--noise", "2", "--batch", "50", "--examples", "200", "--epochs", "1", "--delta", "1e-5"]
+    told = json.loads(tacit(*words, "--samplers", "--json").output)
+    rows = {row["sampler"]: row for row in told["samplers"]}
+    assert list(rows) == ["poisson", "balls-in-bins", "truncated", "fixed", "shuffled"]
+    noise = acc.Gaussian(2.0)
+    assert acc.from_dict(rows["poisson"]["mechanism"]) == acc.PoissonSampled(noise, 0.25) * 4
+    assert acc.from_dict(rows["balls-in-bins"]["mechanism"]) == acc.BallsInBins(noise, 4) * 1
+    assert acc.from_dict(rows["fixed"]["mechanism"]) == acc.FixedSizeSampled(noise, 50, 200) * 4
+    assert acc.from_dict(rows["shuffled"]["mechanism"]) == acc.Shuffled(noise, 4) * 1
+    price = acc.epsilon(acc.PoissonSampled(noise, 0.25) * 4, 1e-5, adjacency="replace-one")
+    assert rows["poisson"]["epsilon"]["replace-one"] == price.to_dict()
+    assert "add-remove" in rows["shuffled"]["refused"]
+    refused = tacit("epsilon", "--noise", "2", "--rate", "0.1", "--steps", "5", "--delta", "1e-5", "--samplers")
+    assert refused.exit_code == 2
+    assert "--batch and --examples" in refused.stderr
+
+
+def test_what_an_attack_could_find_out_is_told_on_request(tacit):
+    words = ["epsilon", "--noise", "2", "--rate", "1", "--steps", "1", "--delta", "1e-5", "--risk"]
+    assert "members found at a false positive rate of" in tacit(*words).output
+    risk = json.loads(tacit(*words, "--json").output)["risk"]
+    assert risk["advantage"][1] == pytest.approx(0.19741, abs=1e-5)
 
 
 def test_groups_and_units_are_said(tacit):

@@ -145,9 +145,7 @@ def profile(
     if epsilons is None:
         if points < 2:
             raise AccountingError(f"a curve needs 2 points or more, not {points!r}")
-        tops = (certified_epsilon(mechanism, d, **terms).upper for d in (1e-12, 1e-9, 1e-6, 1e-3, 0.1))
-        top = next((x for x in tops if math.isfinite(x)), 1.0)
-        grid = np.linspace(0.0, max(top, 1e-3), points)
+        grid = np.linspace(0.0, _last_epsilon(mechanism, terms), points)
     else:
         grid = np.asarray(epsilons, dtype=float)
         if grid.ndim != 1 or grid.size == 0 or np.any(np.diff(grid) <= 0):
@@ -160,6 +158,12 @@ def profile(
     (low, high), orders = ends[0], ends[1:]
     whole = found[0][0]
     return Profile(grid, low, high, adjacency, mechanism.unit, whole.group, whole.tight, orders=orders)
+
+
+def _last_epsilon(mechanism: Mechanism, terms: dict[str, Any]) -> float:
+    """An ε at which next to nothing of δ is left."""
+    tops = (certified_epsilon(mechanism, d, **terms).upper for d in (1e-12, 1e-9, 1e-6, 1e-3, 0.1))
+    return max(next((x for x in tops if math.isfinite(x)), 1.0), 1e-3)
 
 
 def _point(
@@ -204,13 +208,21 @@ def tradeoff(
     Returns:
         The bounds on f, together and for each test.
 
+    Raises:
+        AccountingError: If there are fewer than 2 points, or an α lies outside [0, 1].
+
     Example:
         >>> from tacit.accounting import Gaussian, tradeoff
         >>> curve = tradeoff(Gaussian(1.0), [0.05])  # exactly Φ(Φ^-1(0.95) - 1)
         >>> bool(curve.lower[0] <= 0.740489 <= curve.upper[0]), round(float(curve.upper[0] - curve.lower[0]), 2)
         (True, 0.0)
     """
-    return _tradeoff(profile(mechanism, points=points, adjacency=adjacency, group=group), alpha)
+    if points < 2:
+        raise AccountingError(f"a curve needs 2 points or more, not {points!r}")
+    terms: dict[str, Any] = {"adjacency": adjacency, "group": group}
+    # f bends most where its slope is near -1, which is where ε is near 0
+    grid = _last_epsilon(mechanism, terms) * np.linspace(0.0, 1.0, points) ** 2
+    return _tradeoff(profile(mechanism, grid, **terms), alpha)
 
 
 def _tradeoff(curve: Profile, alpha: ArrayLike | None) -> Tradeoff:

@@ -34,6 +34,13 @@ Unit = Annotated[str, typer.Option(help="The unit that one record stands for: re
 Sampler = Annotated[str, typer.Option(help=f"How batches are drawn: {', '.join(SAMPLERS)}.")]
 MaxBatch = Annotated[int | None, typer.Option(help="The largest batch of the truncated sampler.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")]
+Samplers = Annotated[
+    bool,
+    typer.Option("--samplers", help="What the same run would cost with every sampler, under every adjacency."),
+]
+Risks = Annotated[
+    bool, typer.Option("--risk", help="What any attack could find out: true positive rates, advantage and odds.")
+]
 Plot = Annotated[Path | None, typer.Option(help="Draw ε against steps for each accountant (.svg, .png, .pdf).")]
 
 EPSILON_EPILOG = """
@@ -44,6 +51,22 @@ EPSILON_EPILOG = """
     $ tacit epsilon --noise 2 --rate 0.01 --steps 10000 --delta 1e-6 --adjacency replace-one
 
     $ tacit epsilon --noise 1.1 --batch 256 --examples 60000 --epochs 15 --delta 1e-5 --group 4 --plot epsilon.svg
+
+[bold]Which sampler?[/bold]
+
+    $ tacit epsilon --noise 1.1 --batch 256 --examples 60000 --epochs 15 --delta 1e-5 --samplers
+
+The noise and the number of steps stay; only how batches are drawn changes.
+
+- poisson and balls-in-bins are cheap: an attacker does not know in which batch a record was.
+
+- balls-in-bins has passes: each record comes once in each of them.
+
+- fixed: a drawn record displaces another, which costs more.
+
+- shuffled: no amplified price is known. (≥ x) is what is revealed at least.
+
+Claim only the price of the sampler that draws your batches.
 """
 CALIBRATE_EPILOG = """
 Finds the one parameter that you leave out: the noise or, with --noise, the number of steps, the rate or δ.
@@ -127,7 +150,9 @@ class _Run:
 
         release = acc.Gaussian(noise, unit=self.unit)
         if self.sampler == "shuffled":
-            return acc.Shuffled(release)
+            assert self.examples is not None
+            assert self.batch is not None
+            return acc.Shuffled(release, math.ceil(self.examples / self.batch))
         if self.sampler == "poisson":
             chosen = self.rate if rate is None else rate
             if chosen is None:
@@ -167,6 +192,8 @@ def epsilon(
     unit: Unit = "record",
     sampler: Sampler = "poisson",
     max_batch: MaxBatch = None,
+    samplers: Samplers = False,
+    risk: Risks = False,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -179,8 +206,13 @@ def epsilon(
     from tacit import accounting as acc
 
     try:
+        if samplers:
+            _tell_samplers(run, noise, delta, group, as_json=as_json)
+            return
         step, times = run.step(noise), run.times()
         told = _price(step, times, delta, adjacency, group)
+        if risk:
+            told["risk"] = acc.risk(told["mechanism"], adjacency=adjacency, group=group)
         if plot is not None:
             _draw(plot, step, times, delta, adjacency, group, passes=run.passes)
     except acc.AccountingError as error:
@@ -280,6 +312,26 @@ def _price(step: acc.Mechanism, times: int, delta: float, adjacency: str, group:
     return {"mechanism": mechanism, "bound": bound, "sentence": sentence(bound), "times": times}
 
 
+def _tell_samplers(run: _Run, noise: float, delta: float, group: int, *, as_json: bool) -> None:
+    """The same noise, batch and number of steps with every sampler."""
+    from tacit import accounting as acc
+
+    if run.batch is None or run.examples is None:
+        fail("--samplers needs --batch and --examples", EXIT_USAGE)
+    if run.steps is None:
+        fail("give --steps or --epochs", EXIT_USAGE)
+    table = acc.compare_samplers(
+        acc.Gaussian(noise, unit=run.unit),
+        batch=run.batch,
+        examples=run.examples,
+        steps=run.steps,
+        delta=delta,
+        max_batch=run.max_batch,
+        group=group,
+    )
+    typer.echo(json.dumps(table.to_dict(), indent=2, ensure_ascii=False) if as_json else repr(table))
+
+
 def _compare(told: dict[str, Any]) -> acc.Comparison:
     from tacit import accounting as acc
 
@@ -318,6 +370,8 @@ def _tell(told: dict[str, Any], plot: Path | None, *, as_json: bool) -> None:
             "comparison": _compare(told).to_dict(),
             "sentence": told["sentence"],
         }
+        if "risk" in told:
+            plain["risk"] = told["risk"].to_dict()
         if found:
             plain["calibrated"] = found
         if plot is not None:
@@ -332,6 +386,8 @@ def _tell(told: dict[str, Any], plot: Path | None, *, as_json: bool) -> None:
     typer.echo(f"for {told['mechanism']!r}\n")
     typer.echo(repr(_compare(told)))  # after the certified price, which is there first
     typer.echo(f"\n{told['sentence']}")
+    if "risk" in told:
+        typer.echo(f"\n{told['risk']!r}")
     if plot is not None:
         typer.echo(f"\n{plot}")
 
