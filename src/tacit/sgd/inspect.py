@@ -11,6 +11,7 @@ from tacit.sgd.errors import ClippingError
 from tacit.sgd.gradients import planning, verify
 from tacit.sgd.gradients.batches import Loss
 from tacit.sgd.gradients.bounds import Clipping
+from tacit.sgd.gradients.capture import BY_SIZE
 from tacit.sgd.gradients.engine import Engine, Request, remember
 from tacit.sgd.gradients.rules import RULES
 
@@ -24,15 +25,19 @@ class Check:
         generic: The operations without a rule of their own: their derivative is taken example by example with
             ``vmap``, which is slower.
         materialised: The parameters whose per-example gradients have to be formed one by one, which takes memory.
+        certain: Whether it is shown, and not only seen on this batch, that no example reaches another: who owns each
+            value was followed through all operations, and no value of the batch decides what is done. Where it is
+            false, every batch is compared with another as well, or planned anew.
 
     Example:
-        >>> Check({"weight": ("linear",)}, generic=(), materialised=()).uses["weight"]
+        >>> Check({"weight": ("linear",)}, generic=(), materialised=(), certain=True).uses["weight"]
         ('linear',)
     """
 
     uses: dict[str, tuple[str, ...]]
     generic: tuple[str, ...]
     materialised: tuple[str, ...]
+    certain: bool
 
 
 def check(model: nn.Module, loss: Loss, batch: Any, *, views: int = 1) -> Check:
@@ -84,4 +89,5 @@ def check(model: nn.Module, loss: Loss, batch: Any, *, views: int = 1) -> Check:
         {name: tuple(found) for name, found in uses.items()},
         tuple(sorted(generic)),
         tuple(names[k] for k in sorted(plan.materialised)),
+        not run.doubt.replace(BY_SIZE, "") and plan.certain(run),
     )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree
@@ -50,6 +51,8 @@ base: Callable[[Tensor], Tensor | None] = attrgetter("_base")
 is_view: Callable[[Tensor], bool] = methodcaller("_is_view")
 #: What tells two storages apart while both live; ``data_ptr`` is zero for every empty one.
 storage_id: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
+#: A storage that is not kept alive; ``expired()`` says whether it is gone. Another may then have its place in memory.
+weak_storage: Callable[[torch.UntypedStorage], Any] = StorageWeakRef
 #: The piece of a tensor that a rank holds, without waiting for it: ``to_local`` of torch is watched by autograd.
 local_tensor: Callable[[Any], Any] = attrgetter("_local_tensor")
 
@@ -106,6 +109,8 @@ OPERATORS = OpOverload.__module__
 FUNCTIONAL_BUILTINS = "torch._C._nn"
 #: Reading the value of a tensor into Python, after which the program may depend on anybody's data.
 read_scalar = aten._local_scalar_dense.default
+#: Whether an operator is written in terms of others, which say more about it.
+composite: Callable[[OpOverload[..., Any]], bool] = methodcaller("_can_decompose")
 #: A view that autograd takes for a tensor of its own.
 unsafe_view = aten._unsafe_view.default
 #: One step of an LSTM on a GPU in one kernel; without it, five.

@@ -390,9 +390,9 @@ def _settled_plan(engine: Engine, run: Pass, grads: list[list[Tensor | None]], e
     plan = engine.plans.get(engine.signature(run, grads))
     if plan is None:
         raise CannotCompile("the model takes another path through its operations when it is traced")
-    if examples > 1 and any(use.rearranged for use in run.uses):
+    if examples > 1 and any(use.rearranged for use in run.uses) and not plan.certain(run):
         raise CannotCompile("where the examples are in some tensor depends on the data, and is found anew")
-    if run.doubt:
+    if run.doubt and not plan.dispels(run):
         raise CannotCompile(f"{run.doubt}, so that every batch is checked")
     if not plan.settled:
         raise Unsettled

@@ -73,6 +73,10 @@ class Derived:
     chain: tuple[tuple[Callable[..., Any], str, tuple[Any, ...], dict[str, Any], int | None], ...] | None
 
 
+#: What sizes alone make one think; who owns what may show that it is not so.
+BY_SIZE = "a value computed from the whole batch goes into the losses"
+
+
 class Placeholder:
     """Stands for the derived value among the recorded arguments of an operation."""
 
@@ -234,6 +238,8 @@ class Capture(TorchFunctionMode):
         # Sequences that were sorted by length to be packed, with the index that sorted them.
         self._orders: dict[int, tuple[Any, Tensor]] = {}
         self.unrolled = False
+        #: what was done with the batch, function by function: a number that another sequence does not have
+        self.trace = 0
         self._use_nodes: set[Any] = set()
         self._leaves = {id(p): k for k, p in enumerate(params.values())}
         for k, param in enumerate(params.values()):
@@ -244,7 +250,7 @@ class Capture(TorchFunctionMode):
     def doubts(self, losses: Sequence[Tensor]) -> str:
         """:attr:`doubt`, or that these values were computed with one that belongs to no single example."""
         if not self.doubt and any(self.mixed(t) for t in losses):
-            return "a value computed from the whole batch goes into the losses"
+            return BY_SIZE
         return self.doubt
 
     # -- the two facts -------------------------------------------------------------------------------------------
@@ -390,6 +396,7 @@ class Capture(TorchFunctionMode):
         tainted, derived = self._facts(name, inputs)
         if not tainted and not derived:
             return self._note(func(*args, **kwargs))
+        self.trace = hash((self.trace, name))
         call = TorchCall(func, name, operation, args, kwargs, inputs)
         if not (tainted and derived and torch.is_grad_enabled()):
             return self._pass(call, derived, tainted=tainted)

@@ -161,8 +161,8 @@ class Pass:
     """One watched forward pass: its uses and the losses of its examples (already averaged over views).
 
     ``context`` is what a check of one pass says nothing about in another, ``unrolled`` says whether a recurrent layer
-    was written out in time, ``doubt`` why what was found out about other batches may not hold for this one; ``rewind``
-    puts the random state back to what it was before.
+    was written out in time, ``trace`` what was done, ``doubt`` why what was found out about other batches may not hold
+    for this one; ``rewind`` puts the random state back to what it was before.
     """
 
     def __init__(
@@ -172,13 +172,12 @@ class Pass:
         batch: int,
         context: Any = None,
         *,
-        unrolled: bool = False,
         doubt: str = "",
         rewind: Callable[[], None] = lambda: None,
     ) -> None:
         self.uses, self.losses, self.batch, self.context = uses, losses, batch, context
-        self.unrolled, self.rewind = unrolled, rewind
-        self.doubt = doubt if batch > 1 else ""
+        self.doubt, self.rewind = doubt if batch > 1 else "", rewind
+        self.unrolled, self.trace = False, 0
 
     def outputs(self) -> Outputs:
         """The values of the outputs of the uses, without the graph behind them."""
@@ -366,6 +365,7 @@ class Engine:
         grads = run.output_gradients(retain=doubtful)
         key = self.signature(run, grads)
         known, plan = self.plans.get(key), self.plan_for(run, key)
+        doubtful = doubtful and not (plan is not None and plan.dispels(run))
         wanted = request.check != "never" and (due or known is None or not known.checked)
         if doubtful and plan is not None and not self.still_holds(run, grads, plan):
             plan, wanted = None, True
@@ -459,7 +459,9 @@ class Engine:
         doubt = capture.doubts([values]) or self.doubted.get(where, "")
         if doubt:
             self.doubted.setdefault(where, "")
-        return Pass(capture.uses, values, batch, context, unrolled=capture.unrolled, doubt=doubt, rewind=rewind)
+        found = Pass(capture.uses, values, batch, context, doubt=doubt, rewind=rewind)
+        found.unrolled, found.trace = capture.unrolled, capture.trace
+        return found
 
     @staticmethod
     def doubted_as(context: Any) -> Any:
@@ -474,7 +476,7 @@ class Engine:
             data,
             covers=RULES.__contains__,
             decompose=DECOMPOSE,
-            needs_values=_needs_values,
+            needs_values=lambda name: name not in SHAPE_ONLY,
             keep_outputs=named,
             sharded=self.shards is not None,
             rows=rows,
@@ -546,7 +548,9 @@ class Engine:
     def plan_for(self, run: Pass, signature: Any) -> PassPlan | None:
         """The settled plan that holds for a pass of this signature, if there is one."""
         plan = self.plans.get(signature)
-        if plan is None or not plan.settled or (run.batch > 1 and any(use.rearranged for use in run.uses)):
+        if plan is None or not plan.settled:
+            return None
+        if run.batch > 1 and any(use.rearranged for use in run.uses) and not plan.certain(run):
             return None
         for use, known in zip(run.uses, plan.uses, strict=True):
             now = [t for d in use.derived if d.chain for t in frames.chain_tensors(d)]
@@ -677,10 +681,6 @@ def _weakly(value: Any) -> Callable[[], Any]:
         return weakref.ref(value)
     except TypeError:
         return lambda: None
-
-
-def _needs_values(name: str) -> bool:
-    return name not in SHAPE_ONLY
 
 
 def _per_example(losses: Any, examples: int, views: int) -> Tensor:

@@ -24,10 +24,11 @@ from torch import Tensor
 from tacit.sgd.errors import SLOWLY, BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.gradients import frames, verify
 from tacit.sgd.gradients.bounds import Gradients
-from tacit.sgd.gradients.capture import Use
+from tacit.sgd.gradients.capture import BY_SIZE, Use
 from tacit.sgd.gradients.contributions import Contributions, Group, Layout, NotCovered, wide
 from tacit.sgd.gradients.frames import Frame, chain_key, chain_tensors
 from tacit.sgd.gradients.owners import OwnerEvidence, candidates, digit_weights, follows, owner_weights, unmoved
+from tacit.sgd.gradients.ownership.proof import Proof, prove
 
 if TYPE_CHECKING:
     from tacit.sgd.gradients.engine import Engine, Outputs, Pass, Request
@@ -53,13 +54,26 @@ class UsePlan:
 class PassPlan:
     """What is known about a whole pass, for every batch with which it does the same.
 
-    ``settled`` is false while some layout rests on no evidence yet.
+    ``settled`` is false while some layout rests on no evidence yet. ``proof`` says whether examples were shown to be by
+    themselves, and not only seen to be.
     """
 
     uses: list[UsePlan]
     materialised: set[int]
     settled: bool
     checked: bool = False
+    proof: Proof | None = None
+
+    def certain(self, run: Pass) -> bool:
+        """Whether it was shown, for every batch with which a pass does what this one did, that examples do not mix."""
+        return self.proof is not None and self.proof.steady and self.proof.trace == run.trace
+
+    def dispels(self, run: Pass) -> bool:
+        """Whether a pass was doubted for what was shown not to be so; it is not from here on."""
+        if run.doubt != BY_SIZE or not self.certain(run):
+            return False
+        run.doubt = ""
+        return True
 
 
 def agrees(
@@ -96,6 +110,7 @@ def anew(
     plan = engine.plans.get(engine.signature(run, grads))
     if plan is None:
         raise ClippingError("the model takes another path through its operations each time it runs on the same batch")
+    plan.dispels(run)
     return run, grads, plan
 
 
@@ -174,6 +189,9 @@ def _made_and_checked(
         if check:
             verify.agree(engine, run, gradients, chosen)
             plan.checked = True
+    if check and engine.shards is None and request.examples > 1:
+        del run, gradients  # one pass at a time
+        plan.proof = prove(engine, request, rewind, [use.layouts for use in plan.uses])
     return plan
 
 
@@ -429,7 +447,9 @@ def adapted(known: PlanTemplate | None, run: Pass) -> tuple[PassPlan | None, boo
     on which side of the examples it is folded, stay. Rules and frames stay too where the values made of parameters
     are the same (second result); else they are found anew.
     """
-    if known is None or (run.batch > 1 and any(use.rearranged for use in run.uses)):
+    if known is None:
+        return None, False
+    if run.batch > 1 and any(use.rearranged for use in run.uses) and not known.plan.certain(run):
         return None, False
     same = all(known.same(k, use) for k, use in enumerate(run.uses))
     uses: list[UsePlan] = []
@@ -445,7 +465,8 @@ def adapted(known: PlanTemplate | None, run: Pass) -> tuple[PassPlan | None, boo
             uses.append(UsePlan(layouts, plan.by_rule, notes, plan.frames, plan.guards))
         else:
             uses.append(UsePlan(layouts, guards=guards(use)))
-    return PassPlan(uses, set(known.plan.materialised) if same else set(), settled=True, checked=True), same
+    materialised = set(known.plan.materialised) if same else set()
+    return PassPlan(uses, materialised, settled=True, checked=True, proof=known.plan.proof), same
 
 
 def merged(found: list[Gradients], rows: int, parameters: list[Tensor]) -> Gradients:

@@ -1,0 +1,71 @@
+"""Is every example by itself, whatever its batch holds?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tacit.sgd.gradients.ownership.ids import DTYPE, MIXED, PUBLIC
+from tacit.sgd.gradients.ownership.tracker import Place, Tracker
+
+if TYPE_CHECKING:
+    from tacit.sgd.gradients.contributions import Layout
+    from tacit.sgd.gradients.engine import Engine, Request
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was shown by following who owns what through one pass, forward and backward.
+
+    ``holds``: the loss of an example, and the gradient at every element that a plan gives to it, are functions of this
+    example and of what is public. ``steady``: so they are for every batch with which the pass does the same. ``trace``
+    tells what it did. ``place`` is where examples met first, if they did.
+    """
+
+    holds: bool
+    steady: bool
+    trace: int
+    place: Place | None = None
+
+
+def prove(engine: Engine, request: Request, rewind: Callable[[], None], layouts: list[list[Layout | None]]) -> Proof:
+    """Follow who owns what through one pass over the batch, and compare it with the layouts of a plan."""
+    rewind()
+    tracker = Tracker()
+    rows = request.examples * request.views
+    for tensor in request.data:
+        if tensor.dim() and len(tensor) == rows:
+            tracker.own(tensor, views=request.views)
+        else:
+            tracker.write(tensor, torch.full(tensor.shape, MIXED, dtype=DTYPE, device=tensor.device))
+    for parameter in engine.parameters.values():
+        tracker.vary(parameter)
+    with tracker:
+        run = engine.forward(*engine.asked(request))
+        weights = torch.ones_like(run.losses)
+        tracker.own(weights)
+        grads = run.output_gradients(weights)
+    number = torch.arange(1, request.examples + 1, dtype=DTYPE, device=run.losses.device)
+    found = tracker.owners(run.losses)
+    holds = found is not None and bool((found == number).all()) and len(grads) == len(layouts)
+    for row, known in zip(grads, layouts, strict=False):
+        for grad, layout in zip(row, known, strict=False):
+            holds = holds and (grad is None or _as_planned(tracker.owners(grad), grad, layout))
+    place = next(iter(tracker.unknown or tracker.mixes), None) if not holds else None
+    return Proof(holds, holds and not tracker.reads and not tracker.unsteady, run.trace, place)
+
+
+def _as_planned(owners: Tensor | None, grad: Tensor, layout: Layout | None) -> bool:
+    """Whether everything that depends on a loss belongs to the example that the layout says."""
+    if owners is None:
+        return True
+    if layout is None:
+        return bool((owners == PUBLIC).all())
+    shape = [1] * grad.dim()
+    shape[layout.dim] = -1
+    planned = (layout.owner(grad.device) + 1).to(DTYPE).view(shape)
+    return bool(((owners == planned) | (owners == PUBLIC)).all())

@@ -1,0 +1,223 @@
+"""The mode that watches operations, and where owners are kept.
+
+Owners are kept for storages and not for tensors: a view needs no rule, and what is written through one is seen through
+every other. A storage of which nothing is known holds nothing of the batch.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tacit.sgd.gradients.ownership.calls import Call, Owners, Unknown
+from tacit.sgd.gradients.ownership.ids import DTYPE, MIXED, all_of, together
+from tacit.sgd.gradients.ownership.rules import METADATA, rule_for
+from tacit.sgd.torch_compat import (
+    DispatchMode,
+    composite,
+    pytree,
+    schema,
+    storage_id,
+    weak_storage,
+    without_function_modes,
+)
+
+#: Operators whose result tells something of the values, also by its size.
+READING = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+#: These are among them for the sake of masks, which their rule knows.
+BY_INDEX = {"index", "_unsafe_index"}
+
+
+class Place(NamedTuple):
+    """Something that happened: in which operator, and on which line of the program."""
+
+    operator: str
+    line: str
+
+
+class Tracker(DispatchMode):
+    """Follow who owns what, through everything that runs inside.
+
+    ``mixes`` are the first places where values of several examples met, ``unknown`` operators without a rule, whose
+    results count as mixed, and ``reads`` places where values of the batch left torch or decided how large a result is:
+    then what was found is true of this batch only. So it is if ``unsteady``: an index of this batch said whose rows go
+    where.
+    """
+
+    #: How many places are told of each kind.
+    MOST = 8
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
+        self.mixes: list[Place] = []
+        self.unknown: list[Place] = []
+        self.reads: list[Place] = []
+        self.unsteady = False
+        self._varying: dict[int, Any] = {}
+        self._known: dict[int, tuple[Any, int, Tensor]] = {}
+
+    # -- what is known -------------------------------------------------------------------------------------------------
+
+    def own(self, tensor: Tensor, dim: int = 0, views: int = 1) -> None:
+        """Say that every ``views`` entries along ``dim`` are those of one example, in order."""
+        number = torch.arange(tensor.shape[dim], device=tensor.device) // views + 1
+        shape = [1] * tensor.dim()
+        shape[dim] = -1
+        self.write(tensor, number.to(DTYPE).view(shape).expand(tensor.shape))
+
+    def owners(self, tensor: Tensor) -> Tensor | None:
+        """Who owns each element, in the shape of the tensor; None where all of it is public."""
+        flat = self._flat(tensor)
+        return None if flat is None else flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def write(self, tensor: Tensor, owners: Tensor | None) -> None:
+        """Note the owners of what was written into a tensor."""
+        if tensor.layout is not torch.strided or not tensor.numel():
+            return
+        flat = self._flat(tensor)
+        if flat is None:
+            if owners is None:
+                return
+            storage = tensor.untyped_storage()
+            width = tensor.element_size()
+            flat = torch.zeros(storage.nbytes() // width, dtype=DTYPE, device=tensor.device)
+            self._known[storage_id(storage)] = weak_storage(storage), width, flat
+        place = flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        if owners is None:
+            place.zero_()
+            return
+        # Where several elements lie in one place it holds the last one written, and nobody says which that is.
+        shared = [d for d, (s, n) in enumerate(zip(tensor.stride(), tensor.shape, strict=True)) if s == 0 and n > 1]
+        if shared:
+            owners = together(owners, shared)
+            for d in shared:
+                place = place.narrow(d, 0, 1)
+        place.copy_(owners)
+
+    def _flat(self, tensor: Tensor) -> Tensor | None:
+        if tensor.layout is not torch.strided:
+            return None
+        key = storage_id(tensor.untyped_storage())
+        known = self._known.get(key)
+        if known is None:
+            return None
+        weak, width, flat = known
+        if weak.expired():
+            del self._known[key]
+            return None
+        wanted = tensor.element_size()
+        if wanted < width:  # finer from here on: what is written through it must not be lost
+            flat = flat.repeat_interleave(width // wanted)
+            self._known[key] = weak, wanted, flat
+        elif wanted > width:
+            flat = together(flat.view(-1, wanted // width), [1]).squeeze(1)
+        return flat
+
+    # -- operations ----------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with without_function_modes():  # what was called is seen by its own name already, and rules are no part of it
+            return self._follow(func, args, kwargs or {})
+
+    def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if not any(self._flat(t) is not None for t in inputs):
+            return self._vary(func, inputs, func(*args, **kwargs))
+        declared = schema(func)
+        name = declared.name.partition("::")[2]
+        rule = rule_for(name, func)
+        if rule is None and composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        if READING & set(func.tags) and name not in BY_INDEX:
+            self.read(name)
+        out = func(*args, **kwargs)
+        results = [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
+        writes = [a.name for a in declared.arguments if a.alias_info is not None and a.alias_info.is_write]
+        if name in METADATA or (not writes and self._views(results, inputs)):
+            return out
+        arguments = dict(zip((a.name for a in declared.arguments), args, strict=False)) | kwargs
+        call = Call(name, arguments, results, self)
+        try:
+            if rule is None:
+                raise Unknown
+            owners = rule(call)
+        except Unknown:
+            self._tell(self.unknown, name)
+            owners = [torch.full(t.shape, MIXED, dtype=DTYPE, device=t.device) for t in results]
+        written = [t for n in writes for t in pytree.tree_leaves(arguments.get(n)) if isinstance(t, Tensor)]
+        beside = [t for t in written if not any(t is r for r in results)]
+        every = self.everybody(inputs) if beside else None
+        self._note(name, inputs, owners)
+        for target, some in zip(results, owners, strict=True):
+            self.write(target, some)
+        for target in beside:  # statistics that a normalisation keeps, say
+            self.write(target, None if every is None else every.expand(target.shape))
+        return out
+
+    def vary(self, tensor: Tensor) -> None:
+        """Say that a public tensor may have other values in the next pass."""
+        storage = tensor.untyped_storage()
+        self._varying[storage_id(storage)] = weak_storage(storage)
+
+    def varies(self, tensor: Tensor) -> bool:
+        """Whether a public tensor may have other values in the next pass."""
+        known = self._varying.get(storage_id(tensor.untyped_storage())) if tensor.layout is torch.strided else None
+        return known is not None and not known.expired()
+
+    def _vary(self, func: Any, inputs: list[Tensor], out: Any) -> Any:
+        """Follow what is drawn at random, or made of parameters, through public operations."""
+        if torch.Tag.nondeterministic_seeded in func.tags or any(map(self.varies, inputs)):
+            for tensor in pytree.tree_leaves(out):
+                if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
+                    self.vary(tensor)
+        return out
+
+    def read(self, name: str) -> None:
+        """Note that values of the batch leave torch, or decide how large a result is."""
+        self._tell(self.reads, name)
+
+    def everybody(self, tensors: Sequence[Tensor]) -> Tensor | None:
+        """The owner of what is computed of all elements of these tensors, as one number."""
+        found = [together(o).reshape(()) for o in map(self.owners, tensors) if o is not None]
+        return all_of(found)
+
+    @staticmethod
+    def _views(results: list[Tensor], inputs: list[Tensor]) -> bool:
+        there = {storage_id(t.untyped_storage()) for t in inputs if t.layout is torch.strided}
+        return bool(results) and all(
+            t.layout is torch.strided and storage_id(t.untyped_storage()) in there for t in results
+        )
+
+    def _note(self, name: str, inputs: list[Tensor], owners: Owners) -> None:
+        """Tell where examples met: in results of what was still apart."""
+        if len(self.mixes) >= self.MOST:
+            return
+
+        def mixed(some: Tensor | None) -> bool:
+            return some is not None and bool((some == MIXED).any())
+
+        if any(map(mixed, owners)) and not any(mixed(self.owners(t)) for t in inputs):
+            self._tell(self.mixes, name)
+
+    def _tell(self, places: list[Place], name: str) -> None:
+        if len(places) < self.MOST:
+            places.append(Place(name, _line()))
+
+
+_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+
+
+def _line() -> str:
+    """The innermost line of the program that is neither torch's nor ours."""
+    for frame in reversed(traceback.extract_stack()):
+        if not frame.filename.startswith(_OURS) and not frame.filename.startswith("<"):
+            return f"{Path(frame.filename).name}:{frame.lineno}"
+    return ""
