@@ -9,8 +9,9 @@ import polars as pl
 import pytest
 
 from tacit import accounting as acc
-from tacit.linear_model import LinearRegression, LogisticRegression, Ridge
+from tacit.linear_model import LinearRegression, LogisticRegression, Ridge, functional
 from tacit.linear_model import objective as op
+from tacit.linear_model.sensitivity import Shape
 from tacit.schema import Numeric, Schema, Unit
 from tests.catalogue.seam import watched
 
@@ -141,3 +142,86 @@ def test_a_classifier_by_objective_perturbation_draws_what_it_priced():
     assert [one.scale[0] for one in found] == pytest.approx(
         [wanted.sigma, wanted.output * 2 * wanted.tolerance / wanted.ridge], rel=1e-6
     )
+
+
+@pytest.mark.parametrize("delta", [1e-5, 0.0])
+def test_the_noise_in_the_objective_is_the_noise_that_was_priced(delta):
+    # At the point that is found the gradients of loss, ridge and noise sum up to nothing, so that the noise that was
+    # really used can be read off what leaves.
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (30, 1))
+    y = (x[:, 0] > 0).astype(int)
+    wanted = op.perturb(op.Slope(norm_squared=2.0), 1.0, delta, "add-remove", "record")
+    full, used = np.column_stack([np.ones(30), x]), []
+    for _ in range(60):
+        made = LogisticRegression(1.0, delta, bounds=(-1, 1), classes=[0, 1], method="objective-perturbation").fit(x, y)
+        theta = np.r_[made.intercept_, made.coef_.ravel()]
+        pull = full.T @ (1 / (1 + np.exp(-full @ theta)) - y)
+        used.append(-(pull + wanted.ridge * theta))
+    used = np.array(used)
+    if delta:
+        assert used.std() == pytest.approx(wanted.sigma, rel=5 / math.sqrt(2 * used.size))
+    else:  # |b| is a gamma variable of shape 2 and rate η
+        length = np.linalg.norm(used, axis=1)
+        assert length.mean() == pytest.approx(2 / wanted.rate, rel=5 / math.sqrt(2 * len(length)))
+
+
+def test_the_other_branch_of_the_price_of_objective_perturbation():
+    # Where the Jacobian leaves less than μ²/2 of ε: 2·(½(1 - e^h) + e^h·G(μ²/2)) for h = rest - μ²/2.
+    slope, sigma, ridge = op.Slope(norm_squared=1.0), 1.25, 40.0
+    mu = 1 / sigma
+    rest = 0.1
+    assert rest < mu**2 / 2
+    hat = rest - mu**2 / 2
+    curve = acc.delta(acc.Gaussian(sigma), mu**2 / 2).upper
+    wanted = 2 * (0.5 * -math.expm1(hat) + math.exp(hat) * curve)
+    assert op.gaussian_delta(slope.jacobian(ridge) + rest, sigma, ridge, slope) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_file_counts_features_and_weights_beyond_their_bounds_as_the_bound(tmp_path):
+    def fitted(value, dtype):
+        x, y = rows(last_x=value)
+        pl.DataFrame({"a": x[:, 0].astype(dtype), "b": x[:, 1], "y": y}).write_parquet(tmp_path / "t.parquet")
+        made = LinearRegression(1.0, 1e-5, bounds={"a": (-1, 1), "b": (-1, 1)}, target_bounds=(-1, 1))
+        return drawn(made, tmp_path / "t.parquet", "y")
+
+    for dtype in (np.float64, np.float32):
+        same(fitted(1e9, dtype), fitted(1.0, dtype))
+        same(fitted(-1e9, dtype), fitted(-1.0, dtype))
+
+
+@pytest.mark.parametrize("more", [{"sample_weight": np.ones(60)}, {"groups": np.arange(60)}, {}])
+def test_training_by_steps_refuses_what_its_price_does_not_cover(more):
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (60, 2))
+    limits = (
+        {"max_weight": 2.0} if "sample_weight" in more else {"max_rows": 2} if more else {"adjacency": "replace-one"}
+    )
+    made = LogisticRegression(1.0, 1e-5, bounds=(-1, 1), classes=[0, 1], method="dp-sgd", **limits)
+    with pytest.raises(ValueError, match="add-remove only, without weights or groups"):
+        made.fit(x, (x[:, 0] > 0).astype(int), **more)
+
+
+def test_textbook_sensitivities_of_the_functional_mechanism_are_those_of_the_book():
+    # Zhang et al. (2012): every entry of Σxxᵀ and 2Σyx by itself, with rows in [-1, 1]^d and a constant.
+    for people in (1, 3):
+        shape = Shape(2, rows=people)
+        for adjacency, times in (("add-remove", 1), ("replace-one", 2)):
+            made = functional.plan(shape, 3, 0.5, adjacency, sensitivity="textbook")
+            quadratic, linear = times * people * 9, times * 2 * people * 3
+            spent = quadratic / made.scales[0] + linear / made.scales[1]
+            assert spent <= 0.5 * (1 + 1e-9)
+            assert spent >= 0.5 * (1 - 1e-3)
+
+
+@pytest.mark.parametrize("method", ["quadratic", "linear", "frobenius", "joint", "clipped_sum"])
+def test_an_adjacency_that_there_is_not_has_no_sensitivity(method):
+    arguments = {"joint": ("none", 1.0, 1.0), "clipped_sum": (1.0, "none"), "frobenius": ("none", 1.0)}
+    with pytest.raises(ValueError, match="adjacency"):
+        getattr(Shape(2), method)(*arguments.get(method, ("none",)))
+
+
+@pytest.mark.parametrize("wrong", [{"delta": -1e-9}, {"delta": 1.0}, {"epsilon": 0.0}, {"adjacency": "none"}])
+def test_a_budget_that_is_none_is_refused_by_name(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        LinearRegression(**{"epsilon": 1.0, "delta": 1e-6} | wrong, **BOUNDS).fit(rows()[0], rows()[1])
