@@ -120,7 +120,7 @@ def test_the_lower_end_knows_how_far_apart_two_records_can_lie() -> None:
 
 def test_a_first_lattice_that_is_far_too_coarse_is_not_the_last() -> None:
     """The loss of a step is about q e^x: ten million of them have a standard deviation of 1e-6. It was 560,050."""
-    assert acc.epsilon(poisson(1e-9, 3.0, 10**7), 1e-5).upper == 0.0
+    assert acc.epsilon(poisson(1e-9, 3.0, 10**7), 1e-5).upper < 1e-5
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])

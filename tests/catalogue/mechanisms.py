@@ -82,6 +82,19 @@ def _discrete_gaussian(sigma: float, sensitivity: int, replace: int) -> Laws:
     return laws
 
 
+def _discrete_laplace(scale: float, sensitivity: int, replace: int) -> Laws:
+    def laws(adjacency: str) -> list[Pair]:
+        reach = math.ceil(40 * scale)
+        law = np.exp(-np.abs(np.arange(-reach, reach + 1)) / scale)
+        law /= law.sum()
+        shift = replace if adjacency == "replace-one" else sensitivity
+        # what lies beyond is seen as the last number, on both sides alike
+        room = np.zeros(shift)
+        return [(np.concatenate([room, law]), np.concatenate([law, room]))]
+
+    return laws
+
+
 def _answers(epsilon: float, categories: int) -> Laws:
     """A coin says whether an answer is true or one of all categories at random."""
 

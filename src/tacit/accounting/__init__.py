@@ -13,8 +13,10 @@ docs/howto/price-a-run.md shows the common tasks; docs/explanation/prices.md say
 from tacit.accounting import accountants
 from tacit.accounting.accountants import AccountantPrice, Comparison, NotApplicable, compare
 from tacit.accounting.alternatives import Either, one_of
+from tacit.accounting.attacks import Risk, plot, risk
 from tacit.accounting.base import ADJACENCIES, Composed, Mechanism, from_dict, nothing
 from tacit.accounting.bound import Bound
+from tacit.accounting.brought import LossLaw, Outcomes, ProfileDP, RenyiDP, TradeoffDP, to_dp_accounting
 from tacit.accounting.calibration import calibrate, calibrate_delta, calibrate_rate, calibrate_steps
 from tacit.accounting.curves import Profile, Tradeoff, gdp_equivalent, profile, tradeoff
 from tacit.accounting.errors import AccountingError, AdjacencyError, PrivacyWarning, UnitError
@@ -36,6 +38,7 @@ from tacit.accounting.poisson import PoissonSampled
 from tacit.accounting.pricing import delta, epsilon
 from tacit.accounting.privacy import Privacy, stated_adjacency
 from tacit.accounting.renyi import renyi
+from tacit.accounting.samplers import SamplerPrices, compare_samplers
 from tacit.accounting.sampling import (
     BallsInBins,
     FixedSizeSampled,
@@ -66,21 +69,28 @@ __all__ = [
     "Gaussian",
     "Laplace",
     "LaplaceVotes",
+    "LossLaw",
     "Mechanism",
     "NotApplicable",
+    "Outcomes",
     "PoissonSampled",
     "Privacy",
     "PrivacyWarning",
     "Profile",
+    "ProfileDP",
     "PureDP",
     "RandomizedResponse",
+    "RenyiDP",
     "RenyiFilter",
     "RenyiOdometer",
+    "Risk",
+    "SamplerPrices",
     "Selected",
     "Shuffled",
     "SmoothRelease",
     "StepCurve",
     "Tradeoff",
+    "TradeoffDP",
     "TruncatedPoissonSampled",
     "UnitError",
     "VoteCheck",
@@ -91,6 +101,7 @@ __all__ = [
     "calibrate_rate",
     "calibrate_steps",
     "compare",
+    "compare_samplers",
     "delta",
     "epsilon",
     "epsilon_over_steps",
@@ -98,8 +109,11 @@ __all__ = [
     "gdp_equivalent",
     "nothing",
     "one_of",
+    "plot",
     "profile",
     "renyi",
+    "risk",
     "stated_adjacency",
+    "to_dp_accounting",
     "tradeoff",
 ]

@@ -16,13 +16,13 @@ import numpy as np
 
 from tacit.accounting.base import Mechanism, is_number
 from tacit.accounting.bound import Bound
-from tacit.accounting.errors import AccountingError
 from tacit.accounting.derived import SampledLoss
+from tacit.accounting.errors import AccountingError
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss
 from tacit.accounting.mechanisms import GDP, DiscreteGaussian, ExponentialMechanism, Gaussian
+from tacit.accounting.poisson import PoissonSampled, amplified
 from tacit.accounting.pricing import epsilon as certified_epsilon
 from tacit.accounting.renyi import MOMENTS, RenyiCurve, members_of
-from tacit.accounting.poisson import PoissonSampled, amplified
 
 
 class NotApplicable(AccountingError):

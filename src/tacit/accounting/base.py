@@ -310,6 +310,8 @@ def _encode(value: Any) -> Any:
     if isinstance(value, Mechanism):
         fields = {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"kind": type(value).__name__, **fields}
+    if isinstance(value, tuple):
+        return [_encode(one) for one in value]
     if isinstance(value, float) and math.isinf(value):
         return "inf"
     return value
@@ -350,6 +352,8 @@ def _decode(description: dict[str, Any]) -> Mechanism:
     for name, value in fields.items():
         if isinstance(value, dict):
             fields[name] = _decode(value)
+        elif isinstance(value, list):
+            fields[name] = tuple(math.inf if one == "inf" else one for one in value)
         elif value == "inf":
             fields[name] = math.inf
     try:

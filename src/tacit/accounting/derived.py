@@ -264,7 +264,7 @@ def law_of_profile(
     fall = -np.diff(h)
     masses = np.concatenate([[1 - h[0]], fall / -np.expm1(-gap)])
     masses[:-1] -= fall / np.expm1(np.minimum(gap, 700.0))
-    masses = np.maximum(masses, 0.0)
+    masses = np.where(masses > 4 * ROUND * np.append(1.0, h[:-1]), masses, 0.0)
     # what rounding left out or added goes to the largest loss
     masses[-1] = max(masses[-1] + (1 - h[-1] - math.fsum(masses)), 0.0)
     return AtomsLoss(x, masses, infinity=float(h[-1]), spacing=spacing, symmetric=symmetric)
@@ -320,6 +320,36 @@ def upper_end(loss: Loss, epsilon: float) -> float:
     """An upper bound on δ(ε) of one use."""
     value, error = loss.profile(epsilon)
     return min(1.0, value + error + loss.infinity)
+
+
+def joined(atoms: Sequence[tuple[AtomsLoss, int]], most: int) -> AtomsLoss | None:
+    """The loss of several finite laws together, outcome by outcome; None where there would be more than ``most``."""
+    values, p = np.zeros(1), np.ones(1)
+    for loss, times in atoms:
+        power, left = (loss.values, loss.p), times
+        total = (np.zeros(1), np.ones(1))
+        if math.comb(len(loss.values) + min(times, most) - 1, min(times, most)) > most:
+            return None
+        while left:
+            if left & 1:
+                total = _product(*total, *power)
+            left >>= 1
+            if left:
+                power = _product(*power, *power)
+        values, p = _product(values, p, *total)
+        if len(values) > most:
+            return None
+    return AtomsLoss(values, p, symmetric=all(loss.symmetric for loss, _ in atoms))
+
+
+def _product(values: Array, p: Array, other: Array, q: Array) -> tuple[Array, Array]:
+    """The law of a sum; equal sums, but for rounding, become one outcome at the larger of them."""
+    sums, mass = np.add.outer(values, other).ravel(), np.multiply.outer(p, q).ravel()
+    order = np.argsort(sums, kind="stable")
+    sums, mass = sums[order], mass[order]
+    new = np.append(True, np.diff(sums) > 1e-13 * (1 + np.abs(sums[1:])))
+    first = np.flatnonzero(new)
+    return np.maximum.reduceat(sums, first), np.add.reduceat(mass, first)
 
 
 @functools.lru_cache(maxsize=4096)

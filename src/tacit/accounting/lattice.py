@@ -129,6 +129,11 @@ def laws(loss: Loss, step: float, tail: float) -> tuple[LatticeLaw, LatticeLaw]:
     return dominating, _dominated(below, _anchor(below, low, high, step), step, low, high)
 
 
+def on_multiples(loss: Loss, step: float, tail: float) -> LatticeLaw:
+    """The dominating law on the whole multiples of ``step``."""
+    return _dominating(loss, 0.0, step, *_span(loss, tail))
+
+
 def _points(offset: float, step: float, low: float, high: float) -> tuple[int, Array]:
     """The number of the first lattice point, and the points from below ``low`` to above ``high``."""
     first, last = math.floor((low - offset) / step) - 1, math.ceil((high - offset) / step) + 1

@@ -157,10 +157,10 @@ class AtomsLoss(Loss):
         self.values = np.asarray(values, dtype=float)
         self.p = np.asarray(p, dtype=float)
         self.infinity = infinity
-        self._spacing = spacing
         self.symmetric = symmetric
         keep = self.p > 0
         self.values, self.p = self.values[keep], self.p[keep]
+        self._spacing = spacing if spacing is not None else _common_step(self.values)
         self.supremum = float(self.values.max(initial=-math.inf)) if infinity == 0 else math.inf
 
     def given_finite(self) -> Loss:
@@ -258,6 +258,19 @@ def log_sum(exponent: Array) -> tuple[float, float, Array]:
     weights = np.exp(exponent - top)
     total = float(weights.sum())
     return top, top + math.log(total), weights / total
+
+
+def _common_step(values: Array) -> float | None:
+    """The smallest distance of a few values, if all distances are multiples of it."""
+    if not 2 <= len(values) <= 2000:
+        return None
+    gaps = np.diff(np.sort(values))
+    gaps = gaps[gaps > 1e-12 * np.abs(values).max()]
+    if len(gaps) == 0:
+        return None
+    step = float(gaps.min())
+    whole = np.abs(gaps / step - np.round(gaps / step)) < 1e-9
+    return step if whole.all() and gaps.sum() / step < 1e5 else None
 
 
 def turned(t: Array, values: Array, weights: Array) -> ComplexArray:

@@ -20,6 +20,7 @@ from tacit.accounting.errors import AccountingError, AdjacencyError
 from tacit.accounting.losses import ROUND, Array, AtomsLoss, Loss, discrete_gaussian_atoms
 from tacit.accounting.mechanisms import (
     GDP,
+    LARGEST_RATIO,
     ApproxDP,
     DiscreteGaussian,
     DiscreteLaplace,
@@ -113,8 +114,18 @@ class PoissonSampled(Mechanism):
             return self._replaced(adjacency, direction, group)
         return self._there_or_not(direction, group)
 
+    def _chained(self, direction: str, chain: int) -> Loss | None:
+        """The lemma for one record of a pure mechanism, and a chain of neighbours; None where it is not pure."""
+        largest = self.mechanism.largest_loss("add-remove", direction)
+        if not math.isfinite(largest):
+            return None
+        return PureDP(amplified(largest, self.rate) * chain).pair("add-remove", direction)
+
     def _there_or_not(self, direction: str, group: int) -> Loss | None:
         """Records that are there or not: the theorem, with the number of sampled ones told if there are several."""
+        chained = self._chained(direction, group)
+        if chained is not None and self.mechanism.largest_loss("add-remove", direction) * group > LARGEST_RATIO:
+            return chained  # e to the loss has no number
         members = [_pair(self.mechanism, "add-remove", direction, j) for j in range(1, group + 1)]
         if any(loss is None for loss in members):
             return None
@@ -123,10 +134,7 @@ class PoissonSampled(Mechanism):
         none, *some = binomial(group, self.rate)
         told = [(loss, w / (1 - none)) for loss, w in zip(members, some, strict=True) if loss is not None]
         bounds: list[Loss] = [SampledLoss(DrawnLoss(told), 1 - none, direction)]
-        largest = self.mechanism.largest_loss("add-remove", direction)
-        if math.isfinite(largest):  # or the lemma for one record, and a chain of neighbours
-            chained = PureDP(amplified(largest, self.rate) * group).pair("add-remove", direction)
-            assert chained is not None
+        if chained is not None:
             bounds.append(chained)
         elif isinstance(self.mechanism, ApproxDP):
             lemma = ApproxDP(amplified(self.mechanism.epsilon, self.rate), self.rate * self.mechanism.delta)
@@ -136,6 +144,9 @@ class PoissonSampled(Mechanism):
     def _replaced(self, adjacency: str, direction: str, group: int) -> Loss | None:
         """Records that change: the number of sampled ones told, or for noise on a sum the lemma, or a chain."""
         inner = self.mechanism
+        chained = self._chained(direction, 2 * group) if isinstance(inner, NOISE) else None
+        if chained is not None and inner.largest_loss(adjacency, direction, group) > LARGEST_RATIO:
+            return chained
         none, *some = binomial(group, self.rate)
         sizes = range(1, group + 1)
         changed = [_pair(inner, adjacency, direction, j) for j in sizes]
@@ -150,10 +161,7 @@ class PoissonSampled(Mechanism):
                 return None
             drawn.append(DrawnLoss(found))
         bounds: list[Loss] = [_amplified_replacement(drawn[0], drawn[1], 1 - none)]
-        largest = inner.largest_loss("add-remove", direction)
-        if math.isfinite(largest):
-            chained = PureDP(amplified(largest, self.rate) * group * 2).pair("add-remove", direction)
-            assert chained is not None
+        if chained is not None:
             bounds.append(chained)
         return least_of(bounds)
 

@@ -20,7 +20,7 @@ from tacit.accounting import lattice, levels
 from tacit.accounting.base import DIRECTIONS, Composed, Mechanism, is_number
 from tacit.accounting.bound import Bound
 from tacit.accounting.contour import MAX_NODES, Parts, Unsuitable, contour_for
-from tacit.accounting.derived import law_below
+from tacit.accounting.derived import joined, law_below
 from tacit.accounting.errors import AccountingError
 from tacit.accounting.losses import ACCURACY, AtomsLoss, GaussianLoss, Loss
 from tacit.accounting.mechanisms import LARGEST_SHIFT, ApproxDP, Laplace, PureDP, gaussian_floor, gaussian_loss
@@ -30,6 +30,12 @@ from tacit.accounting.renyi import RenyiCurve, members_of, overflow_cost, standi
 ENOUGH_NODES = 1000
 #: How far below δ a pair that stands for bounds is made, as an exponent of e; and at how many ε one's own are read.
 BELOW, OWN_POINTS = 24.0, 160
+#: Finite laws are multiplied out up to this many outcomes.
+MOST_OUTCOMES = 3000
+#: A δ of a composition below this is not worth a finer curve.
+NOTHING = 1e-25
+#: log of the δ down to which bounds become a pair where δ itself is asked for.
+LEAST = -70.0
 #: An ε that would be larger than this is reported as infinite.
 LARGEST = 1e280
 #: At δ = 0, how far below the upper end the lower one lies: more than a sum of floats can be off.
@@ -246,7 +252,7 @@ class _Question:
             low, own = alone.own_epsilon(delta, self.adjacency, self.group)
             return low, min(own, high)
         for parts in self._standing(math.log(delta) - BELOW):
-            both = (self._direction_epsilon(upper + parts, delta)[1] for upper in self.upper)
+            both = (self._direction_epsilon(upper + parts, delta, claim=True)[1] for upper in self.upper)
             high = min(high, max(both))
         return low, high
 
@@ -275,8 +281,13 @@ class _Question:
                 parts.append((loss, 1))
             yield parts
 
-    def _direction_epsilon(self, parts: Parts, delta: float, enough: float = 0.0) -> tuple[float, float]:
-        """The interval of one direction; no further effort once ε is surely below ``enough``."""
+    def _direction_epsilon(
+        self, parts: Parts, delta: float, enough: float = 0.0, *, claim: bool = False
+    ) -> tuple[float, float]:
+        """The interval of one direction; no further effort once ε is surely below ``enough``.
+
+        With ``claim`` only the upper end counts: it is good enough once a finer curve hardly lowers it.
+        """
         infinite, finite = _split(parts)
         best = max(0.0, _largest_loss(finite))
         rest = delta - infinite[1] - 2 * self.extra
@@ -289,7 +300,7 @@ class _Question:
             return self._no_delta_left(parts, delta), best if rest == 0 and not self.extra else math.inf
         if not self.extra and math.fsum(times * _total_variation(loss) for loss, times in finite) <= rest:
             return 0.0, 0.0  # total variations add up, and δ(0) is the total variation
-        low, high = self._narrowed(infinite, finite, delta, rest, enough)
+        low, high = self._narrowed(infinite, finite, delta, rest, enough, claim)
         if self.extra == 0:
             high = min(high, best)
         if math.isinf(high):
@@ -305,17 +316,18 @@ class _Question:
             return 0.0
         return self._direction_epsilon(parts, min(delta * (1 + 1e-9), 0.5 * (1 + delta)))[0]
 
-    def _narrowed(self, infinite: Ends, finite: Parts, delta: float, rest: float, enough: float) -> Ends:
+    def _narrowed(self, infinite: Ends, finite: Parts, delta: float, rest: float, enough: float, claim: bool) -> Ends:
         """The best interval that the curves give, each costlier than the one before, until it is narrow enough."""
         low, high = 0.0, math.inf
         candidates = self._candidates(finite, log_delta=math.log(rest))
         curve = next(candidates)
         while curve is not None:
             one_low, one_high = _Crossing(curve, infinite, self.extra, delta).interval()
+            gained = high - one_high
             low, high = max(low, one_low), min(high, one_high)
             wanted = self.tolerance if self.tolerance is not None else 0.95e-4 * low + 0.95e-5
             exact = not isinstance(curve, LargestLoss) or one_low >= curve.second
-            if exact and (high - low <= wanted or high <= enough):
+            if exact and (high - low <= wanted or high <= enough or (claim and 0 <= gained <= wanted)):
                 break
             curve = candidates.send((high - low) / wanted)
         return low, high
@@ -328,6 +340,7 @@ class _Question:
         Takes back by how much the interval of the last curve was too wide; the last value is None.
         """
         missing = 1.0
+        parts = _joined(parts)
         if len(parts) == 1 and parts[0][1] == 1:
             missing = yield OneStep(parts[0][0])
         elif (top := LargestLoss.of(parts)) is not None:
@@ -395,16 +408,18 @@ class _Question:
 
     def _stated_delta(self, epsilon: float) -> Ends:
         """Bounds on δ(ε) where parts have no pair."""
-        high = self._renyi().delta(epsilon)
         alone = self.members[0][0]
         if isinstance(alone, OwnPrice) and len(self.members) == 1 and self.members[0][1] == 1:
             low, own = alone.own_delta(epsilon, self.adjacency, self.group)
-            return low, min(own, high)
-        for parts in self._standing(min(math.log(max(high, 1e-280)), -2.0) - BELOW):
-            high = min(high, max(self._direction_delta(upper + parts, epsilon)[1] for upper in self.upper))
-        return 0.0, high
+            return low, min(own, self._renyi().delta(epsilon))
+        found = [
+            max(self._direction_delta(upper + parts, epsilon, claim=True)[1] for upper in self.upper)
+            for parts in self._standing(LEAST)
+        ]
+        # the orders of everything together are searched for only where nothing else bounds δ: they are seldom better
+        return 0.0, min(found) if found else self._renyi().delta(epsilon)
 
-    def _direction_delta(self, parts: Parts, epsilon: float) -> tuple[float, float]:
+    def _direction_delta(self, parts: Parts, epsilon: float, *, claim: bool = False) -> tuple[float, float]:
         infinite, finite = _split(parts)
         slack = overflow_cost(self.extra, epsilon)
         low, high = 0.0, 1.0
@@ -414,9 +429,10 @@ class _Question:
         curve = next(candidates)
         while curve is not None:
             one_low, one_high = curve.interval(epsilon)
+            gained = high - one_high
             low, high = max(low, one_low), min(high, one_high)
-            wanted = self.tolerance if self.tolerance is not None else 1e-4 * low + 1e-300
-            if high - low <= wanted:
+            wanted = self.tolerance if self.tolerance is not None else 1e-4 * low + NOTHING
+            if high - low <= wanted or (claim and 0 <= gained <= wanted and high < 1):
                 break
             curve = candidates.send((high - low) / wanted)
         low, high = _together(infinite, low, high)
@@ -470,6 +486,17 @@ class Reader:
                 self.kept[direction] = [fresh, *self.kept[direction][:15]]
                 return min(1.0, _together(infinite, low, high)[1] + slack)
         return self.question._direction_delta(parts, epsilon)[1]
+
+
+def _joined(parts: Parts) -> Parts:
+    """The parts with finite laws that no lattice carries joined into one, outcome by outcome, where they are few."""
+    finite = [(loss, times) for loss, times in parts if isinstance(loss, AtomsLoss)]
+    if not finite or all(loss.spacing() for loss, _ in finite) and len({loss.spacing() for loss, _ in finite}) == 1:
+        return parts
+    together = joined(finite, MOST_OUTCOMES)
+    if together is None:
+        return parts
+    return [*((loss, times) for loss, times in parts if not isinstance(loss, AtomsLoss)), (together, 1)]
 
 
 class OneStep:

@@ -113,7 +113,12 @@ class RenyiCurve:
                 return np.full(len(orders), math.inf)
             shift = (part.replace or 2 * part.sensitivity) if self.adjacency == "replace-one" else part.sensitivity
             return np.asarray(orders * (shift * self.group / part.sigma) ** 2 / 2)
-        stated = part.renyi(self.adjacency, orders, self.group)
+        try:
+            stated = part.renyi(self.adjacency, orders, self.group)
+        except OverflowError:  # some order is too large to compute with
+            if len(orders) == 1:
+                return np.array([math.inf])
+            return np.concatenate([self._divergence(part, one) for one in np.array_split(orders, 2)])
         assert stated is not None
         return stated
 
@@ -158,7 +163,7 @@ class RenyiCurve:
         ``log_least`` is the log of the δ down to which it is good, ``largest`` a bound on the loss. None if no order has a
         finite moment.
         """
-        coarse = np.geomspace(1e-4, 1e9, 80)
+        coarse = np.geomspace(1e-3, 1e6, 50)
         with np.errstate(over="ignore", invalid="ignore"):
             moments = self.moments(coarse).max(axis=0)
         usable = np.isfinite(moments)
@@ -176,7 +181,7 @@ class RenyiCurve:
         if not math.isfinite(top):
             return None
         flattest = needed(-0.1)[1]
-        fine = np.unique(np.geomspace(max(flattest / 3, 1e-4), min(steepest * 3, 1e9), 240))
+        fine = np.unique(np.geomspace(max(flattest / 3, 1e-3), min(steepest * 3, 1e6), 200))
         with np.errstate(over="ignore", invalid="ignore"):
             moments = np.append(self.moments(fine).max(axis=0), moments)
         fine = np.append(fine, coarse)
