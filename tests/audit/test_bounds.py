@@ -137,7 +137,7 @@ def test_weights_that_follow_the_coins_would_be_found_here():
 
 
 def test_scores_certify_more_than_guesses_did():
-    """At ε = 4 with 1,000 canaries; with five thresholds that shared the significance the medians were 1.29 and 1.88."""
+    """At ε = 4 with 1,000 canaries. Five thresholds that shared the significance gave medians of 1.29 and 1.88."""
     rng = np.random.default_rng(0)
     mu, found = acc.calibrate(acc.GDP, epsilon=4.0, delta=1e-5), []
     for _ in range(15):

@@ -8,6 +8,7 @@ import torch
 from sklearn.base import BaseEstimator
 
 from tacit.audit import audit_estimator, audit_one_run, audit_two_worlds
+from tacit.audit.evidence import best_two_worlds, canaries_needed, repeats_needed
 from tacit.audit.foreign import output_vector
 
 
@@ -37,7 +38,11 @@ def test_an_estimator_that_keeps_its_epsilon_passes_and_one_that_does_not_fails(
     wrong = audit_estimator(NoisyMean(0.5, factor=0.1), *WORLDS, repeats=1500)
     assert wrong.verdict == "fail"
     assert wrong.evidence.certified > 2.0
-    assert audit_estimator(NoisyMean(20.0), *WORLDS, repeats=100).verdict == "underpowered"
+    weak = audit_estimator(NoisyMean(6.0), *WORLDS, repeats=100)
+    assert weak.verdict == "underpowered"
+    count = repeats_needed(6.0, 0.0)
+    assert f"it takes {count:,} runs on each data set, or more, to refute ε = 6" in weak.sentence
+    assert best_two_worlds(count, count, 0.0) > 6.0 >= best_two_worlds(count - 1, count - 1, 0.0)
 
 
 class Wrapped(BaseEstimator):
@@ -86,6 +91,18 @@ def test_one_run_of_somebody_elses_histogram():
     settings = {"score": lambda release, i: release[i], "epsilon": 1.0, "rng": rng}
     assert audit_one_run(histogram(1.0), np.flatnonzero, 500, **settings).verdict == "pass"
     assert audit_one_run(histogram(0.1), np.flatnonzero, 500, **settings).verdict == "fail"
+
+
+def test_one_run_says_how_many_canaries_it_takes():
+    rng = np.random.default_rng(1)
+
+    def histogram(data):
+        return np.bincount(data, minlength=50) + rng.laplace(scale=0.25, size=50)
+
+    settings = {"score": lambda release, i: release[i], "epsilon": 4.0, "delta": 1e-5, "rng": rng}
+    found = audit_one_run(histogram, np.flatnonzero, 50, **settings)
+    assert found.verdict == "underpowered"
+    assert f"it takes {canaries_needed(4.0, 1e-5):,} canaries" in found.sentence
 
 
 def test_what_cannot_be_compared_is_refused():

@@ -89,6 +89,26 @@ class Evidence:
             return "fail"
         return "pass" if self.best > claimed else "underpowered"
 
+    def needed(self, claimed: float) -> str:
+        """How many repeats or canaries it takes before this kind of attack can refute a claim.
+
+        Args:
+            claimed: The ε that is claimed, at the same δ.
+
+        Returns:
+            The number in words; with fewer even an attacker who is never wrong refutes nothing.
+
+        Example:
+            >>> Evidence("two worlds", 0.4, 2.8, 0.0, 0.05, {}).needed(claimed=6.0)
+            'it takes 2,379 runs on each data set, or more, to refute ε = 6'
+        """
+        worlds = self.method.startswith("two worlds")
+        count = (repeats_needed if worlds else canaries_needed)(claimed, self.delta, self.significance)
+        what = "runs on each data set" if worlds else "canaries"
+        if count is None:
+            return f"so large a claim cannot be refuted by counting {what}"
+        return f"it takes {count:,} {what}, or more, to refute ε = {claimed:.4g}"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a card."""
         return dataclasses.asdict(self)
@@ -302,6 +322,55 @@ def best_one_run(canaries: int, delta: float, significance: float = 0.05, claime
     return _proven(lambda weights: weights.total, canaries, delta, significance, claimed)
 
 
+#: Numbers of canaries that are asked about.
+PLANTED = (20, 50, 100, 200, 300, 500, 1000, 2000, 3000, 5000, 10_000)
+
+
+def canaries_needed(claimed: float, delta: float, significance: float = 0.05) -> int | None:
+    """The first of some numbers of canaries with which a claim can be refuted; None if 10,000 are not enough.
+
+    >>> canaries_needed(4.0, 1e-5)
+    300
+    """
+    return next((n for n in PLANTED if best_one_run(n, delta, significance, claimed) > claimed), None)
+
+
+def repeats_needed(claimed: float, delta: float, significance: float = 0.05) -> int | None:
+    """The fewest repeats on each of two data sets with which a claim can be refuted; None if a billion do not do.
+
+    >>> repeats_needed(4.0, 0.0)
+    324
+    """
+
+    def reaches(repeats: int) -> bool:
+        return best_two_worlds(repeats, repeats, delta, significance) > claimed
+
+    low, high = 20, 40
+    while not reaches(high):
+        low, high = high, 2 * high
+        if high > 1e9:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return high
+
+
+def best_two_worlds(without: int, with_it: int, delta: float, significance: float = 0.05) -> float:
+    """The most that :func:`two_world_evidence` can certify with so many repeats, when no repeat is taken for the other.
+
+    >>> round(best_two_worlds(1000, 1000, 0.0), 2)
+    5.13
+    """
+    errors = bounds.Errors(0, without - _choosing(without), 0, with_it - _choosing(with_it))
+    return bounds.two_worlds(errors, delta, significance / len(QUANTILES))
+
+
+def _choosing(repeats: int) -> int:
+    """How many repeats choose the thresholds."""
+    return max(5, round(CHOOSING * repeats))
+
+
 def two_world_evidence(without: Any, with_it: Any, delta: float, significance: float = 0.05) -> Evidence:
     """Lower bounds on ε from independent repeats without and with one record.
 
@@ -335,10 +404,10 @@ def two_world_evidence(without: Any, with_it: Any, delta: float, significance: f
         raise ValueError("a two-world audit needs at least 20 scores of each world, one number per repeat")
     if not (np.isfinite(zero).all() and np.isfinite(one).all()):
         raise ValueError("scores must be finite numbers")
-    a, b = (max(5, round(CHOOSING * len(x))) for x in (zero, one))
+    a, b = _choosing(len(zero)), _choosing(len(one))
     thresholds = np.unique(np.quantile(np.concatenate([zero[:a], one[:b]]), QUANTILES))
     each = significance / len(QUANTILES)
-    best = bounds.two_worlds(bounds.Errors(0, len(zero) - a, 0, len(one) - b), delta, each)
+    best = best_two_worlds(len(zero), len(one), delta, significance)
     certified, gaussian, told = 0.0, 0.0, []
     for threshold in thresholds:
         errors = bounds.Errors(

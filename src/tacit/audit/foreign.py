@@ -290,7 +290,7 @@ def audit_one_run(
     member = rng.integers(0, 2, canaries).astype(bool)
     release = fit(build(member))
     scores = _tame(np.array([score(release, i) for i in range(canaries)], dtype=np.float64))
-    evidence = one_run_evidence(scores, member, delta, significance)
+    evidence = one_run_evidence(scores, member, delta, significance, claimed=epsilon)
     return Audit("one run", epsilon, delta, terms, evidence, scores=scores, member=member)
 
 

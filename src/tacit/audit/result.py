@@ -87,6 +87,8 @@ class Audit:
                 f"the attack certifies ε ≥ {found.certified:.3g} with confidence {1 - found.significance:.4g}, "
                 f"and could at best have certified {found.best:.3g}"
             )
+            if self.verdict == "underpowered" and not self.powers and found.best <= self.claimed < math.inf:
+                parts.append(found.needed(self.claimed))
         if self.findings:
             failed = [f for f in self.findings if not f.passes(self.significance / len(self.findings))]
             told = f"{len(failed)} of {len(self.findings)} checks failed"
