@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from tacit import accounting as acc
 from tacit.noise.keys import Key
+from tacit.opacus.accountants import create_accountant
 from tacit.sgd.hooked.draws import PrivateBatches, Spent
 from tacit.sgd.training.sampling import Poisson, Shuffle
 
@@ -107,3 +109,33 @@ def test_the_pieces_of_an_accumulated_batch_are_one_draw(parts):
     assert {sum(p.last for p in batches.handed if p.draw == one.draw) for one in batches.handed} == {1}
     off = sum(sizes) / len(sizes) - 60
     assert abs(off) < 5.5 * math.sqrt(24 / len(sizes))
+
+
+def test_a_hook_of_an_accountant_notes_the_noise_of_the_optimizer():
+    accountant = create_accountant("rdp")
+    hook = accountant.get_optimizer_hook_fn(sample_rate=0.25)
+    for noise in (2.0, 2.0, 1.0):
+        hook(types.SimpleNamespace(noise_multiplier=noise))
+    assert accountant.history == [(2.0, 0.25, 2), (1.0, 0.25, 1)]
+    wanted = acc.PoissonSampled(acc.Gaussian(2.0), 0.25) * 2 + acc.PoissonSampled(acc.Gaussian(1.0), 0.25)
+    assert accountant.get_epsilon(1e-5) >= acc.epsilon(wanted, 1e-5).lower
+
+
+def test_an_adapted_clip_norm_comes_back_with_a_checkpoint_within_its_range(tmp_path):
+    options = {"clipping": "adaptive", "target_unclipped_quantile": 0.5, "clipbound_learning_rate": 0.5}
+    options |= {"max_clipbound": 10.0, "min_clipbound": 0.5, "unclipped_num_std": 4.0}
+    dataset = TensorDataset(torch.randn(48, 6), torch.randint(3, (48,)))
+    model = torch.nn.Linear(6, 3)
+    engine, optimizer, _ = private(model, dataset, noise=1.0, clip=1.0, **options)
+    for kept in (2.5, 0.75):
+        optimizer.loop.clip_norm = kept
+        engine.save_checkpoint(path=tmp_path / "c.pt", module=model, optimizer=optimizer)
+        other = torch.nn.Linear(6, 3)
+        again, its_own, _ = private(other, dataset, noise=1.0, clip=1.0, **options)
+        again.load_checkpoint(path=tmp_path / "c.pt", module=other, optimizer=its_own)
+        assert its_own.loop.clip_norm == kept
+    narrow = options | {"max_clipbound": 0.6}
+    other = torch.nn.Linear(6, 3)
+    again, its_own, _ = private(other, dataset, noise=1.0, clip=0.6, **narrow)
+    again.load_checkpoint(path=tmp_path / "c.pt", module=other, optimizer=its_own)
+    assert its_own.loop.clip_norm == 0.6

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from sklearn.tree import DecisionTreeClassifier
 
+from tacit import accounting as acc
 from tacit.noise import Key
-from tacit.pate import Teachers, bounds
+from tacit.pate import ConfidentGNMax, GNMax, Teachers, VoteCounts, bounds
 from tacit.pate.smooth import VoteSensitivity, check_at_distance, smooth_sensitivity
 
 KEY = Key(bytes(range(32)))
@@ -77,3 +78,36 @@ def test_the_check_of_a_threshold_has_the_largest_step_within_reach():
     assert found[10:] == pytest.approx([5.01] * 20)
     assert check_at_distance(price, [60, 60, 71], 100, 30)[[0, 10]] == pytest.approx([5.03, 15.03])
     assert smooth_sensitivity(found, 0.1) == pytest.approx(5.01 * np.exp(-1.0))
+
+
+@pytest.mark.parametrize(
+    "aggregator",
+    [GNMax(vote_noise=30, classes=4), ConfidentGNMax(threshold=50, check_noise=40, vote_noise=20, classes=4)],
+)
+def test_a_filter_and_a_published_price_are_those_of_the_adjacency_of_the_answers(aggregator):
+    counts = np.tile([90, 5, 3, 2], (4000, 1))
+    votes = VoteCounts(counts, teachers=100, partition="keyed", unit="person")
+    asked = {}
+    for adjacency in ("add-remove", "replace-one"):
+        answers = aggregator.answer(votes, epsilon=1.0, delta=1e-5, adjacency=adjacency)
+        answered = int(answers.answered.sum())
+        ran = aggregator.plan(len(answers), answered, partition="keyed", unit="person")
+        assert acc.epsilon(ran, 1e-5, adjacency=adjacency).upper <= 1.0
+        more = aggregator.plan(len(answers) + 1, answered + 1, partition="keyed", unit="person")
+        assert acc.epsilon(more, 1e-5, adjacency=adjacency).upper > 1.0
+        asked[adjacency] = len(answers)
+    assert asked["replace-one"] < 0.6 * asked["add-remove"]
+
+
+def test_the_noise_of_a_published_price_follows_the_adjacency():
+    votes = VoteCounts(np.tile([220, 20, 5, 5], (20, 1)), teachers=250, partition="keyed", unit="person")
+    for adjacency in ("add-remove", "replace-one"):
+        accounts = GNMax(vote_noise=40.0, classes=4).answer(votes, queries=20, adjacency=adjacency).accounts
+        order, plan = accounts.release_plan()
+        cost = float(acc.renyi(plan, [order], adjacency=adjacency)[0])
+        assert cost <= 0.03 * accounts.guarantee.claim * 1.05 + float(
+            1.05
+            * acc.renyi(
+                acc.SmoothRelease(plan.beta, 1e9, unit="person", partition="keyed"), [order], adjacency=adjacency
+            )[0]
+        )

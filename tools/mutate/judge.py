@@ -26,7 +26,7 @@ EXPLAINED = Path(__file__).with_name("explained.toml")
 CAUGHT_BY = Path(__file__).with_name("caught.json")
 CAUGHT = ("caught", "timeout")
 #: The recorded seconds of tests that are run for one mutant at most, and how many tests.
-LONGEST, MOST = 10.0, 60
+LONGEST, MOST = 15.0, 60
 MARK = "THE FIRST FAILURE: "
 
 
@@ -129,7 +129,7 @@ def tests_of(mutant: Mutant, known: cover.Map) -> list[str]:
     for test in sorted(found, key=lambda one: (known.seconds[one], one)):
         function = test.split("[")[0]
         cases[function] += 1
-        near = test.startswith(own) or mutant.path in test
+        near = test.startswith((*own, "tests/catalogue/")) or mutant.path in test
         ordered.append(
             (
                 (cases[function] > 2) + (cases[function] > 8),

@@ -160,15 +160,17 @@ class Accounts:
         """The order and the mechanism of a sanitised release. The defaults do not look at the votes.
 
         By default the order is that of the data-independent price, or the next smaller one (by tenths) whose smooth
-        sensitivity is known; β = 0.4/α; and the noise costs 3% of that price.
+        sensitivity is known; β = 0.4/α, divided by the number of teachers that one neighbour changes; and the noise
+        costs 3% of that price.
         """
         claim = self.guarantee.claim
         if order is None:
             order = self._known_order()
         if not order > 1:
             raise ValueError(f"order, a Rényi order, must be above 1, not {order!r}")
-        beta = 0.4 / order if beta is None else float(beta)
         same: dict[str, Any] = {"unit": self.mechanism.unit, "partition": self.partition}
+        changed = acc.SmoothRelease(0.0, 1.0, **same).teachers(self.adjacency)
+        beta = 0.4 / order / changed if beta is None else float(beta)
 
         def cost(scale: float) -> float:
             return float(acc.renyi(acc.SmoothRelease(beta, scale, **same), [order], adjacency=self.adjacency)[0])
