@@ -87,15 +87,32 @@ def _constant(name: str, wanted: str) -> ast.expr:
 
 def members(name: str) -> tuple[str, ...]:
     """The experiments that a name on the command line stands for, with an error that lists what there is."""
-    if name in GROUPS:
-        return GROUPS[name]
-    if name not in EXPERIMENTS:
-        raise ValueError(f"there is no experiment {name!r}; there are {', '.join(sorted([*EXPERIMENTS, *GROUPS]))}")
-    return (name,)
+    plain = name.lower().replace("_", "-")
+    if plain in GROUPS:
+        return GROUPS[plain]
+    if plain in EXPERIMENTS:
+        return (plain,)
+    about_it = found(name)
+    if about_it:
+        raise ValueError(f"there is no experiment {name!r}; about it: {', '.join(about_it)}. See: tacit reproduce")
+    raise ValueError(f"there is no experiment {name!r}; there are {', '.join(sorted([*EXPERIMENTS, *GROUPS]))}")
+
+
+def found(words: str) -> list[str]:
+    """The experiments whose description has all of these words.
+
+    >>> found("Abadi")
+    ['abadi-mnist', 'accountants', 'headline']
+    """
+    wanted = words.lower().replace("-", " ").replace("_", " ").split()
+
+    def text(name: str) -> str:
+        known = facts(name)
+        return " ".join((name, about(name), known.paper, known.same, known.differs)).lower()
+
+    return [name for name in names() if wanted and all(word in text(name) for word in wanted)]
 
 
 def load(name: str) -> ModuleType:
-    """The module of one experiment, with an error that lists them all."""
-    if name not in EXPERIMENTS:
-        raise ValueError(f"there is no experiment {name!r}; there are {', '.join(names())}")
+    """The module of one experiment."""
     return importlib.import_module(f"experiments.{EXPERIMENTS[name]}")

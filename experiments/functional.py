@@ -28,15 +28,15 @@ import numpy.typing as npt
 
 from experiments.table import Facts, Row, Table, markdown, mean_sd
 
-ABOUT = "functional mechanism on the censuses acs2018 and brazil2010: as published, each change to it, and ours"
+ABOUT = "functional mechanism on the censuses acs2018 and brazil2010: with a split budget, each change to it, and ours"
 FACTS = Facts(
-    paper="Zhang et al. 2012 (functional mechanism), with a budget for each order of coefficients",
+    paper="split-budget form that courses teach, after Zhang et al. 2012 (who have one ε and a repair)",
     same="Δ₁ = 2(d+1)², Δ₂ = 4(d+1), d counts one-hot columns, ε₁/ε₂ = Δ₁/Δ₂, no repair: the rows 'published'",
     differs="ACS 2018 and Brazil 2010 stand in for the source's US and Brazil tables; both numbers of rows are shown",
     published="curves of loss against ε, no single figure",
     ours=(
         (
-            "acs2018 at ε = 1, median loss as published",
+            "acs2018 at ε = 1, median loss with the split budget",
             {"method": "published", "people": 295_243, "epsilon": 1.0},
             "loss",
         ),
@@ -76,7 +76,7 @@ class Step:
 
 #: From the mechanism as published to ours, then two steps that leave something out.
 STEPS = {
-    "published": Step("as published"),
+    "published": Step("split budget, no repair"),
     "trimmed": Step("+ ridge and trimmed eigenvalues", repair="ridge+trim"),
     "shrunk": Step("+ shrinking instead (our repair)", repair="shrink"),
     "counted": Step("+ d counts what one row can fill", "row", repair="shrink"),
@@ -350,7 +350,7 @@ def _against(axes: Any, rows: list[Row], data: str) -> None:
     """Median loss of both ends against ε, with our rows and with the source's number of rows."""
     ours = next(count for name, count in _tables(rows) if name == data)
     for count in [count for name, count in _tables(rows) if name == data]:
-        for method, words, colour in (("published", "as published", "C3"), ("functional", "ours, pure ε", "C0")):
+        for method, words, colour in (("published", "split budget", "C3"), ("functional", "ours, pure ε", "C0")):
             epsilons = _epsilons(rows, data, method, people=count)
             losses = [_middle(rows, data, method, people=count, epsilon=e) for e in epsilons]
             style = "o-" if count == ours else "x:"

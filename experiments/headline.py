@@ -20,7 +20,7 @@ from experiments.table import Facts, Row, Table, markdown, mean_sd
 
 ABOUT = "accuracy against ε, ours and published, on pictures and Adult: drawn from kept rows, trains nothing"
 FACTS = Facts(
-    paper="Abadi 2016, Papernot 2018 and 2020, Tramèr & Boneh 2021, De et al. 2022, DPIS 2023",
+    paper="Abadi 2016, Papernot 2018 and 2020, Tramèr & Boneh 2021, De et al. 2022, Wei et al. 2022 (DPIS)",
     same="data sets and δ; no public data",
     differs="ours are our best recipes, not theirs",
     published="the lines of the picture",

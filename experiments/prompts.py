@@ -198,7 +198,10 @@ def made_up_texts(task: str) -> dict[str, Pairs]:
 def random_model() -> Any:
     """A language model of a few thousand random weights that knows the words of the tasks."""
     import torch
-    import transformers
+
+    from tacit.prompts.models import optional
+
+    transformers = optional("transformers")
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
     from tacit.prompts import LanguageModel

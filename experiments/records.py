@@ -28,7 +28,7 @@ from tacit import accounting as acc
 
 ABOUT = "best accuracy of plain DP-SGD on MNIST and Fashion-MNIST at ε = .5, 1, 2, 3, 8"
 FACTS = Facts(
-    paper="Papernot et al. 2020, Tramèr & Boneh 2021, DPIS 2023",
+    paper="Papernot et al. 2020, Tramèr & Boneh 2021, Wei et al. 2022 (DPIS)",
     same="MNIST and Fashion-MNIST, δ = 1e-5, no public data",
     differs="features from random processes and scattering; settings chosen on held-out training rows, not in ε",
     published="ε = 3: MNIST 98.7%, Fashion-MNIST 89.7% (Tramèr & Boneh)",
@@ -303,12 +303,12 @@ PUBLISHED: dict[str, dict[str, list[tuple[float, float]]]] = {
         "Abadi et al. 2016": [(0.5, 90.0), (2.0, 95.0), (8.0, 97.0)],
         "tempered sigmoids 2020": [(2.93, 98.1)],
         "Tramèr & Boneh 2021": [(3.0, 98.7)],
-        "DPIS 2023": [(1.0, 97.79), (2.0, 98.51), (3.0, 98.62), (4.0, 98.78)],
+        "Wei et al. 2022 (DPIS)": [(1.0, 97.79), (2.0, 98.51), (3.0, 98.62), (4.0, 98.78)],
     },
     "fashion_mnist": {
         "tempered sigmoids 2020": [(2.7, 86.1)],
         "Tramèr & Boneh 2021": [(3.0, 89.7)],
-        "DPIS 2023": [(1.0, 86.25), (2.0, 88.24), (3.0, 88.82), (4.0, 89.21)],
+        "Wei et al. 2022 (DPIS)": [(1.0, 86.25), (2.0, 88.24), (3.0, 88.82), (4.0, 89.21)],
     },
     "cifar10": {
         "De et al. 2022": [(1.0, 56.8), (8.0, 81.4)],

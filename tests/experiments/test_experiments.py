@@ -1,12 +1,16 @@
 """Every experiment runs in seconds, keeps its rows, and goes on where it was stopped."""
 
 import json
+import os
+import signal
+import types
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from experiments import facts, load, names
+from experiments import facts, load, members, names
+from experiments.__main__ import reproduce
 from experiments.table import Table, mean_sd
 from tacit.cli import build
 
@@ -94,3 +98,30 @@ def test_rows_are_measured_once_and_a_torn_line_again(tmp_path):
 def test_one_seed_has_no_deviation():
     assert mean_sd([2.0])[0] == 2.0
     assert str(mean_sd([2.0])[1]) == "nan"
+
+
+def test_a_result_is_found_by_the_words_of_a_paper():
+    assert members("ABADI_MNIST") == ("abadi-mnist",)
+    with pytest.raises(ValueError, match="about it: pate-mnist"):
+        members("GNMax MNIST")
+    with pytest.raises(ValueError, match="there are abadi-mnist"):
+        members("no such thing")
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_read(tmp_path):
+    with pytest.raises(ValueError, match="--device is cpu or cuda, not 'gpu'"):
+        reproduce("accountants", tmp_path, None, device="gpu")
+
+
+def test_a_request_to_end_shows_what_was_measured(tmp_path, monkeypatch, capsys):
+    def run(table):
+        table.row(lambda: {"value": 1.0}, part="one")
+        os.kill(os.getpid(), signal.SIGTERM)
+        table.row(lambda: {"value": 2.0}, part="two")
+
+    experiment = types.SimpleNamespace(run=run, summary=lambda rows: f"{len(rows)} rows", SEEDS=1)
+    monkeypatch.setattr("experiments.__main__.load", lambda name: experiment)
+    with pytest.raises(SystemExit, match="143"):
+        reproduce("accountants", tmp_path, None)
+    assert "1 rows" in capsys.readouterr().out
+    assert (tmp_path / "accountants-short" / "table.md").read_text() == "1 rows\n"

@@ -132,6 +132,8 @@ def train(
         typer.echo(json.dumps(done.told, indent=2, ensure_ascii=False))
     else:
         show(done.told)
+        if not done.told["results"] and not done.views:
+            typer.echo("not evaluated: no rows are public; see --public-share and --evaluate in tacit train --help")
 
 
 def show(told: dict[str, Any]) -> None:

@@ -114,6 +114,7 @@ class Settings:
         for field in dataclasses.fields(self):
             value = _typed(field.name, getattr(self, field.name), hints[field.name])
             object.__setattr__(self, field.name, value)
+        object.__setattr__(self, "optimizer", self.optimizer.lower())  # torch writes RMSprop
         self._check()
 
     @property

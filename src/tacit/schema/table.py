@@ -6,6 +6,7 @@ read back, and it never holds anything computed from data.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,7 +150,9 @@ class Schema:
         names = [column.name for column in self.columns]
         for name in [*([] if target is None else [target]), *without]:
             if name not in names:
-                raise SchemaError(f"the schema has no column {name!r}; {_could_be(self.columns)}")
+                close = difflib.get_close_matches(name.lower(), names, 1)
+                meant = f"; did you mean {close[0]!r}?" if close else ""
+                raise SchemaError(f"the schema has no column {name!r}{meant}; {_could_be(self.columns)}")
         if target is not None and target in without:
             raise SchemaError(f"column {target!r} is the target and cannot be left out")
         if target is not None and not _can_be_target(self[target]):

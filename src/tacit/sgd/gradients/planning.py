@@ -191,7 +191,10 @@ def _made_and_checked(
             plan.checked = True
     if check and engine.shards is None and request.examples > 1:
         del run, gradients  # one pass at a time
-        plan.proof = prove(engine, request, rewind, [use.layouts for use in plan.uses])
+        try:
+            plan.proof = prove(engine, request, rewind, [use.layouts for use in plan.uses])
+        except torch.OutOfMemoryError:
+            plan.proof = None  # what was not shown is checked batch by batch
     return plan
 
 
