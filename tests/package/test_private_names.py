@@ -50,6 +50,10 @@ def _read(tree: ast.AST) -> Iterator[str]:
                 yield named.value
 
 
+#: Mutants break what they name, on purpose; where a name is gone, ``replaced`` says so.
+MUTANTS = SOURCE / "selftest" / "mutants"
+
+
 def _reads_of_other_rooms(files: dict[Path, ast.AST]) -> set[tuple[str, str]]:
     made: dict[str, set[str]] = defaultdict(set)
     for path, tree in files.items():
@@ -58,6 +62,7 @@ def _reads_of_other_rooms(files: dict[Path, ast.AST]) -> set[tuple[str, str]]:
     return {
         (str(path.relative_to(SOURCE)), name)
         for path, tree in files.items()
+        if MUTANTS not in path.parents
         for name in _read(tree)
         if _private(name) and name in everywhere and name not in made[_room(path)] and name not in FOREIGN
     }

@@ -3,7 +3,7 @@
 Importing a file of this folder registers its mutants in :data:`MUTANTS`; :mod:`tacit.selftest.mutation` runs them.
 """
 
-from tacit.selftest.mutants import accounting, later, noise, ranks, rooms, sampling, sensitivity
+from tacit.selftest.mutants import accounting, later, noise, ranks, rooms, sampling, scenes, sensitivity
 from tacit.selftest.mutants.base import FAMILIES, MUTANTS, Mutant, mutant, replaced
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "replaced",
     "rooms",
     "sampling",
+    "scenes",
     "sensitivity",
 ]

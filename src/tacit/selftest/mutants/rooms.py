@@ -21,8 +21,11 @@ def schema_bounds_from_data() -> Iterator[None]:
     scale = encoding.scale_to_bounds
 
     def fitted(column: Any, values: Any, missing: Any, tally: Any) -> Any:
-        lower, upper = float(np.min(values)), float(np.max(values))
-        return scale(dataclasses.replace(column, lower=lower, upper=max(upper, lower + 1e-9)), values, missing, tally)
+        known = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
+        lower, upper = float(known.min()), float(known.max())
+        scaled = dataclasses.replace(column, lower=lower, upper=max(upper, lower + 1e-9), fill=None)
+        filled = np.where(np.isnan(values) | missing, lower if column.fill is None else column.fill, values)
+        return scale(scaled, filled, np.zeros_like(missing), tally)
 
     with replaced(encoding, "scale_to_bounds", fitted):
         yield

@@ -47,7 +47,7 @@ def _goodness(name: str, values: Any, pmf: Callable[[Any], Any], reach: int) -> 
 
 def samplers_have_their_laws(seed: int) -> list[Finding]:
     """Discrete and continuous noise, choices and counts, each against its law."""
-    gaussian = np.asarray(noise.add_gaussian(np.zeros(MANY), 3.0)) / 3.0
+    gaussian = np.asarray(noise.add_gaussian(np.zeros(2 * MANY), 3.0)) / 3.0
     laplace = np.asarray(noise.add_laplace(np.zeros(MANY), 2.0)) / 2.0
     k = np.arange(-60, 61)
     sigma, scale = 2.5, 1.7
@@ -58,7 +58,7 @@ def samplers_have_their_laws(seed: int) -> list[Finding]:
         Finding("exact Gaussian: size", statistics.variance_p_value(gaussian), "variance"),
         Finding(
             "exact Gaussian: tails",
-            statistics.frequency_p_value(int((np.abs(gaussian) > 3).sum()), MANY, float(2 * special.ndtr(-3))),
+            statistics.frequency_p_value(int((np.abs(gaussian) > 3).sum()), 2 * MANY, float(2 * special.ndtr(-3))),
             "beyond three deviations",
         ),
         Finding("exact Laplace: shape", float(stats.kstest(laplace, "laplace").pvalue), f"{laplace.std():.4f}"),

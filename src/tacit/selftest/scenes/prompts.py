@@ -6,6 +6,7 @@ import dataclasses
 import math
 import random
 import tempfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,18 +29,17 @@ NEEDS = ("transformers", "tokenizers", "peft")
 
 @dataclasses.dataclass
 class Oracle:
-    """A model that says the commonest label of its demonstrations, and keeps what it was shown."""
+    """A model whose answer hangs on every letter of its demonstrations, and that keeps what it was shown."""
 
     shown: list[tuple[Any, ...]] = dataclasses.field(default_factory=list)
 
     def log_probabilities(
         self, template: Any, verbalizer: Any, texts: Sequence[str], demonstrations: Sequence[Any] = ()
     ) -> Any:
-        """One row a text: sure of the majority, or of the first class without any demonstration."""
+        """One row a text, sure of one class or the other."""
         self.shown.append(tuple(demonstrations))
-        ayes = sum(label == "yes" for _, label in demonstrations)
-        side = float(2 * ayes > len(demonstrations))
-        return np.log(np.tile([1 - 0.9 * side - 0.05, 0.9 * side + 0.05], (len(texts), 1)))
+        sides = [zlib.crc32(repr((text, demonstrations)).encode()) % 2 for text in texts]
+        return np.log([[0.05 + 0.9 * side, 0.95 - 0.9 * side] for side in sides])
 
 
 def _reviews(count: int, seed: int) -> list[tuple[str, str]]:

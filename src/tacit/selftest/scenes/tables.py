@@ -37,7 +37,7 @@ DELTA = 1e-3
 SLACK = 1e-6
 #: Values far beyond every bound.
 FAR = 1e6
-WIDTH = 3
+WIDTH, ROWS = 3, 390
 
 #: Rows that an adversary might add: features and target, far beyond the bounds of ±1.
 EXTREMES = (
@@ -54,8 +54,9 @@ Make = Callable[[str], Any]
 
 def _base(seed: int, *, classes: int = 0) -> tuple[Floats, npt.NDArray[Any]]:
     rng = np.random.default_rng(seed)
-    x = rng.uniform(-1, 1, (14, WIDTH))
-    return x, (rng.integers(0, classes, 14) if classes else rng.uniform(-1, 1, 14))
+    # So many that estimates stand out of the noise: what is decided by them is then seen.
+    x = rng.uniform(-1, 1, (ROWS, WIDTH))
+    return x, (rng.integers(0, classes, ROWS) if classes else rng.uniform(-1, 1, ROWS))
 
 
 def _with(base: tuple[Floats, Any], row: tuple[list[float], float], classes: int = 0) -> tuple[Floats, Any]:

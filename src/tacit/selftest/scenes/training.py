@@ -25,6 +25,7 @@ from tacit.audit.pipeline import Pipeline, chosen, joined
 from tacit.ledger import BudgetExceeded, Ledger
 from tacit.noise.keys import Key
 from tacit.selftest import models as scenes
+from tacit.selftest.laws import check_law
 from tacit.selftest.scene import SIGNIFICANCE, Check, Scene
 from tacit.sgd import clip as clip_module
 from tacit.sgd.errors import BatchMixing, ClippingError
@@ -200,14 +201,14 @@ def later_batches_are_bounded(seed: int) -> list[Finding]:
 
 
 def noise_is_right(seed: int) -> list[Finding]:
-    """Two plain runs: size, shape and freshness of the noise, in one run and between the two."""
+    """Two plain runs: size, shape, tails and freshness of the noise in every place, in one run and between the two."""
     scene = scenes.network(seed)
     raw = scene.gradients()
-    flat = []
+    runs = []
     for _ in range(2):
         seen = scene.watch(scene.build(steps=look.steps_needed(scene) // 2 + 1))
-        flat.append(np.concatenate(scene.residuals(seen, raw, lambda step: scenes.NOISE)))
-    return [*look.check_noise([np.concatenate(flat)], SIGNIFICANCE), look.check_fresh_keys(*flat)]
+        runs.append(scene.residuals(seen, raw, lambda step: scenes.NOISE))
+    return [*check_law([*runs[0], *runs[1]]), look.check_fresh_keys(*(np.concatenate(parts) for parts in runs))]
 
 
 def noise_follows_the_schedule(seed: int) -> list[Finding]:
