@@ -8,7 +8,9 @@ from scipy import stats
 
 from tacit import accounting as acc
 from tacit.noise.keys import Key
-from tacit.sgd.training.sampling import SAMPLERS, Poisson, TruncatedPoisson, make_sampler
+from tacit.sgd.training import sampling
+from tacit.sgd.training.plan import Plan
+from tacit.sgd.training.sampling import SAMPLERS, Poisson, RandomBins, TruncatedPoisson, bins_of, make_sampler
 
 UNITS, BATCH, STEPS = 60, 12, 4000
 
@@ -142,3 +144,86 @@ def test_samplers_that_need_the_true_size_say_so():
     with pytest.raises(ValueError, match="overflow"):
         make_sampler("truncated", 100, 10).check(110)
     make_sampler("poisson", 100, 10).check(90)
+
+
+# -- balls in bins: what the price rests on ----
+
+
+def each_unit_comes_once_in_each_pass(sampler, key, passes=40):
+    each = sampler.steps_per_epoch
+    for number in range(passes):
+        drawn = np.concatenate([sampler.draw(key, number * each + k, UNITS) for k in range(each)])
+        assert sorted(drawn.tolist()) == list(range(UNITS))
+
+
+def bins_are_drawn_evenly_and_anew_for_each_pass(sampler, key, passes=600):
+    """A unit is in the same batch of two passes as often as chance says, and in each batch equally often."""
+    each = sampler.steps_per_epoch
+    where = np.zeros((passes, UNITS), dtype=int)
+    for step in range(passes * each):
+        where[step // each, sampler.draw(key, step, UNITS)] = step % each
+    counts = np.bincount(where.ravel(), minlength=each)
+    assert stats.chisquare(counts).pvalue > 1e-6
+    same = int((where[1:] == where[:-1]).sum())
+    assert stats.binomtest(same, (passes - 1) * UNITS, 1 / each).pvalue > 1e-6
+
+
+class Reused(RandomBins):
+    """The bins of the first pass in all passes: the same as the chunks of one shuffle."""
+
+    def draw(self, key, step, units):
+        return super().draw(key, step % self.steps_per_epoch, units)
+
+
+class Dropped(RandomBins):
+    """One bin more than there are batches: who falls into it is never seen."""
+
+    def draw(self, key, step, units):
+        bins = self.steps_per_epoch
+        return np.flatnonzero(bins_of(key, step // bins, units, bins + 1) == step % bins)
+
+
+class Uneven(RandomBins):
+    def draw(self, key, step, units):
+        bins = self.steps_per_epoch
+        word = bins_of(key, step // bins, units, 4 * bins)
+        return np.flatnonzero(np.where(word == 0, 1, word % bins) == step % bins)
+
+
+def test_random_bins_are_what_they_are_priced_as():
+    key, right = Key(bytes([7]) * 32), RandomBins(UNITS, BATCH)
+    each_unit_comes_once_in_each_pass(right, key)
+    bins_are_drawn_evenly_and_anew_for_each_pass(right, key)
+    with pytest.raises(AssertionError):
+        each_unit_comes_once_in_each_pass(Dropped(UNITS, BATCH), key)
+    for wrong in (Reused, Uneven):
+        with pytest.raises(AssertionError):
+            bins_are_drawn_evenly_and_anew_for_each_pass(wrong(UNITS, BATCH), key)
+
+
+def test_a_word_that_would_prefer_a_bin_is_drawn_again(monkeypatch):
+    """2^64 is 1 modulo 5 and 3: its last word is above every multiple, and another one takes its place."""
+    asked, real = [], sampling.uniform
+
+    def words(key, step, n, *, offset=0):
+        asked.append(key)
+        return np.full(n, 2**64 - 1, dtype=np.uint64) if len(asked) < 3 else np.arange(n, dtype=np.uint64)
+
+    monkeypatch.setattr(sampling, "uniform", words)
+    assert bins_of(Key(bytes(32)), 0, 6, 5).tolist() == [0, 1, 2, 3, 4, 0]
+    assert len(asked) == 3
+    assert len({tuple(real(key, 0, 2).tolist()) for key in asked}) == 3
+
+
+def test_the_number_of_bins_does_not_follow_the_true_number_of_units():
+    sampler = RandomBins(100, 10)
+    sampler.check(93)
+    assert sum(len(sampler.draw(Key(bytes(32)), step, 93)) for step in range(10)) == 93
+    assert sampler.divisor == 10
+
+
+def test_cut_batches_of_a_given_size_are_priced_for_adding_and_removing_only():
+    plan = Plan(TruncatedPoisson(60, 12, 20), (1.0,), (1.0,), delta=1e-5, size_given=True)
+    assert plan.stated.adjacency == "add-remove"
+    with pytest.raises(ValueError, match="leave size= out"):
+        Plan(TruncatedPoisson(60, 12, 20), (1.0,), (1.0,), delta=1e-5, size_given=True, adjacency="zero-out")

@@ -239,7 +239,8 @@ def _sum(sigma: float, bins: int, size: int, tail: float, above: bool) -> tuple[
     from scipy.special import ndtri
 
     depth = bins.bit_length() - 1
-    left, right = -float(ndtri(tail / (8 * bins))), -float(ndtri(tail / 8)) + 1 / sigma
+    left = -float(ndtri(tail / (8 * bins)))
+    right = max(-float(ndtri(tail / 8)) + 1 / sigma, left)
     step = (left + right) / sigma / size
     budget = tail / (8 * max(depth, 1))
     laws = {1: _first(sigma, step, left, right, above)}
@@ -288,10 +289,11 @@ def _first(sigma: float, step: float, left: float, right: float, above: bool) ->
 
 
 def _trimmed(law: _Law, step: float, least_q: float, least_p: float) -> _Law:
-    """The law without the ends that hold less than this of Q (on the left) and of P (on the right)."""
+    """The law without the ends that hold less than this of Q, and on the right also less than this of P."""
     p = law.means(step)
     left = int(np.searchsorted(np.cumsum(law.mass), least_q))
-    right = len(p) - int(np.searchsorted(np.cumsum(p[::-1]), least_p))
+    drops = (np.searchsorted(np.cumsum(x[::-1]), least) for x, least in ((p, least_p), (law.mass, least_q)))
+    right = len(p) - int(min(drops))
     keep = slice(left, max(right, left + 1))
     gone = [float(x[:left].sum() + x[keep.stop :].sum()) * (1 + law.error + 1e-9) for x in (law.mass, p)]
     lost = (law.lost[0] + gone[0], law.lost[1] + gone[1])
