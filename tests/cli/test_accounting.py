@@ -90,19 +90,21 @@ def test_every_sampler_and_adjacency_is_the_one_that_is_priced(tacit, words, mec
     assert told["epsilon"]["upper"] == acc.epsilon(mechanism, 1e-5, adjacency=adjacency).upper
 
 
-def test_samplers_are_compared_for_the_same_run(tacit):
-    words = ["epsilon", "--noise", "2", "--batch", "50", "--examples", "200", "--epochs", "1", "--delta", "1e-5"]
+def test_samplers_are_compared_for_the_same_run(tacit, monkeypatch):
+    asked = []
+
+    def compared(mechanism, **terms):
+        asked.append((mechanism, terms))
+        prices = {("poisson", "zero-out"): acc.epsilon(acc.Gaussian(2.0), 1e-5, adjacency="zero-out")}
+        return acc.SamplerPrices({"poisson": mechanism}, prices, {}, 1e-5, 8, 2, "record", 1)
+
+    monkeypatch.setattr(acc, "compare_samplers", compared)
+    words = ["epsilon", "--noise", "2", "--batch", "50", "--examples", "200", "--epochs", "2", "--delta", "1e-5"]
     told = json.loads(tacit(*words, "--samplers", "--json").output)
-    rows = {row["sampler"]: row for row in told["samplers"]}
-    assert list(rows) == ["poisson", "balls-in-bins", "truncated", "fixed", "shuffled"]
-    noise = acc.Gaussian(2.0)
-    assert acc.from_dict(rows["poisson"]["mechanism"]) == acc.PoissonSampled(noise, 0.25) * 4
-    assert acc.from_dict(rows["balls-in-bins"]["mechanism"]) == acc.BallsInBins(noise, 4) * 1
-    assert acc.from_dict(rows["fixed"]["mechanism"]) == acc.FixedSizeSampled(noise, 50, 200) * 4
-    assert acc.from_dict(rows["shuffled"]["mechanism"]) == acc.Shuffled(noise, 4) * 1
-    price = acc.epsilon(acc.PoissonSampled(noise, 0.25) * 4, 1e-5, adjacency="replace-one")
-    assert rows["poisson"]["epsilon"]["replace-one"] == price.to_dict()
-    assert "add-remove" in rows["shuffled"]["refused"]
+    assert told["samplers"][0]["epsilon"]["zero-out"]["upper"] > 1.9
+    assert "8 steps (2 passes) for one record" in tacit(*words, "--samplers").output
+    terms = {"batch": 50, "examples": 200, "steps": 8, "delta": 1e-5, "max_batch": None, "group": 1}
+    assert asked == [(acc.Gaussian(2.0), terms)] * 2
     refused = tacit("epsilon", "--noise", "2", "--rate", "0.1", "--steps", "5", "--delta", "1e-5", "--samplers")
     assert refused.exit_code == 2
     assert "--batch and --examples" in refused.stderr
