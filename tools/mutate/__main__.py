@@ -29,6 +29,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", default="0", help="of the sample: the same seed draws the same mutants")
     parser.add_argument("--seconds", type=float, help="begin no mutant after so many seconds")
     parser.add_argument("--again", action="store_true", help="run what was judged before again")
+    parser.add_argument("--longest", type=float, default=judge.LONGEST, help="seconds of tests for one mutant (60)")
     parser.add_argument("--quick", action="store_true", help="leave out what can only be judged by changing a file")
     parser.add_argument("--unrecorded", action="store_true", help="use the record as it is, however old")
     parser.add_argument("--store", type=Path, default=STORE, help="where the record and the results are (.mutants)")
@@ -77,7 +78,7 @@ def main() -> int:
     if chosen.command == "record":
         return 0
     known = cover.load(chosen.store / "cover")
-    limits = {"seconds": chosen.seconds, "again": chosen.again, "only_quick": chosen.quick}
+    limits = {"seconds": chosen.seconds, "again": chosen.again, "only_quick": chosen.quick, "longest": chosen.longest}
     judge.run(mutants, known, results, trees, **limits)
     return judge.report(mutants, results)
 

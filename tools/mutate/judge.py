@@ -25,8 +25,8 @@ from tools.mutate.rules import Mutant
 EXPLAINED = Path(__file__).with_name("explained.toml")
 CAUGHT_BY = Path(__file__).with_name("caught.json")
 CAUGHT = ("caught", "timeout")
-#: The recorded seconds of tests that are run for one mutant at most, and how many tests.
-LONGEST, MOST = 15.0, 60
+#: The recorded seconds of tests that are run for one mutant at most.
+LONGEST = 60.0
 MARK = "THE FIRST FAILURE: "
 
 
@@ -108,12 +108,13 @@ def folders(mutant: Mutant) -> tuple[str, ...]:
     return {"training": ("training",), "hooked": ("opacus", "integrations")}.get(part, ("sgd", "training"))
 
 
-def tests_of(mutant: Mutant, known: cover.Map) -> list[str]:
+def covering(mutant: Mutant, known: cover.Map, longest: float = LONGEST) -> list[str]:
     """The tests to run for a mutant, in their order.
 
     Args:
         mutant: Which.
         known: The record.
+        longest: How many seconds they may take together.
 
     Returns:
         Those that run its lines: first the tests of its room, the fastest first, and of the many cases of one test
@@ -141,7 +142,7 @@ def tests_of(mutant: Mutant, known: cover.Map) -> list[str]:
         )
     chosen, total = [], 0.0
     for *_, seconds, test in sorted(ordered):
-        if total + seconds <= LONGEST and len(chosen) < MOST:
+        if total + seconds <= longest:
             chosen.append(test)
             total += seconds
     return chosen or [one[-1] for one in sorted(ordered)[:1]]
@@ -196,11 +197,11 @@ def _put(tree: Path, mutant: Mutant) -> None:
     (tree / mutant.path).write_text(mutant.apply(text), encoding="utf-8")
 
 
-def _work(mutants: list[Mutant], known: cover.Map, until: float) -> Iterator[forks.Work]:
+def _work(mutants: list[Mutant], known: cover.Map, until: float, longest: float) -> Iterator[forks.Work]:
     for mutant in mutants:
         if time.monotonic() > until:
             return
-        tests = tests_of(mutant, known)
+        tests = covering(mutant, known, longest)
 
         def prepare(tree: Path, mutant: Mutant = mutant, tests: list[str] = tests) -> Callable[[], int]:
             _put(tree, mutant)
@@ -217,6 +218,7 @@ def run(
     seconds: float | None = None,
     again: bool = False,
     only_quick: bool = False,
+    longest: float = LONGEST,
 ) -> None:
     """Judge the mutants that are not judged yet.
 
@@ -228,11 +230,12 @@ def run(
         seconds: Begin none after so many seconds.
         again: Judge those too that were judged before.
         only_quick: Leave out what can only be judged by changing a file.
+        longest: How many seconds the tests of one mutant may take together.
     """
     todo = []
     for mutant in mutants:
         before = results.of.get(mutant.id)
-        tests = tests_of(mutant, known)
+        tests = covering(mutant, known, longest)
         same = before is not None and before["digest"] == _digest(mutant)
         if same and not again and (before["outcome"] in CAUGHT or before["tests"] == _state(tests)):  # type: ignore[index]
             continue
@@ -244,7 +247,7 @@ def run(
         todo.append(mutant)
     print(f"{len(mutants)} mutants, {len(todo)} to judge", flush=True)
     until = time.monotonic() + (seconds or 1e9)
-    todo = _quickly(todo, known, results, trees[0], until)
+    todo = _quickly(todo, known, results, trees[0], until, longest)
     if only_quick:
         return
     print(f"{len(todo)} are judged by changing the file", flush=True)
@@ -269,17 +272,19 @@ def run(
         )
         print(f"{count:4} {outcome:8} {took:5.1f} s  {mutant.id}  {first}", flush=True)
 
-    forks.run_all(_work(todo, known, until), trees, done)
+    forks.run_all(_work(todo, known, until, longest), trees, done)
     _confirm(mutants, results, trees)
 
 
-def _quickly(todo: list[Mutant], known: cover.Map, results: Results, tree: Path, until: float) -> list[Mutant]:
+def _quickly(
+    todo: list[Mutant], known: cover.Map, results: Results, tree: Path, until: float, longest: float
+) -> list[Mutant]:
     """Judge what can be judged without changing a file, room by room; the rest is given back."""
     by_room: dict[str, list[Mutant]] = {}
     for mutant in todo:
         by_room.setdefault(mutant.room, []).append(mutant)
     for room, some in by_room.items():
-        chosen = {one.id: tests_of(one, known) for one in some}
+        chosen = {one.id: covering(one, known, longest) for one in some}
         files = sorted({test.split("::")[0] for tests in chosen.values() for test in tests})
         print(f"{room}: {len(some)} mutants, tests of {len(files)} files", flush=True)
         out = os.dup(1)
