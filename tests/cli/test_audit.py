@@ -1,4 +1,4 @@
-"""``tacit audit`` and ``tacit selftest`` from the command line."""
+"""``tacit audit`` from the command line."""
 
 from __future__ import annotations
 
@@ -253,16 +253,3 @@ def test_what_is_no_run_is_refused(run, tmp_path):
     (tmp_path / "config.toml").write_text("")
     assert tacit("audit", str(tmp_path)).exit_code == 1
     assert tacit("audit", str(run), "--confidence", "2").exit_code == 2
-
-
-@pytest.mark.slow
-def test_selftest_shows_which_check_caught_what():
-    told = tacit("selftest", "votes get half", "--json")
-    assert told.exit_code == 0, told.output
-    first, second = json.loads(told.stdout)
-    assert (first["caught"], second["caught"]) == (False, True)
-    assert second["caught_by"].startswith("votes")
-
-
-def test_selftest_refuses_a_mutant_that_is_not_there():
-    assert tacit("selftest", "there is none").exit_code == 2

@@ -23,7 +23,9 @@ def schema_bounds_from_data() -> Iterator[None]:
     def fitted(column: Any, values: Any, missing: Any, tally: Any) -> Any:
         known = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
         lower, upper = float(known.min()), float(known.max())
-        scaled = dataclasses.replace(column, lower=lower, upper=max(upper, lower + 1e-9), fill=None)
+        scaled = dataclasses.replace(
+            column, lower=lower, upper=max(upper, lower + 1e-9 * max(1.0, abs(lower))), fill=None
+        )
         filled = np.where(np.isnan(values) | missing, lower if column.fill is None else column.fill, values)
         return scale(scaled, filled, np.zeros_like(missing), tally)
 
