@@ -332,7 +332,7 @@ def _tables() -> list[Item]:
         Item(TABLES, "ACS 2018, AdaSSP, ε = 1, δ = 1e-6: median test loss", "Wang 2018", literal, "none",
              _median("AdaSSP", **ours), "no published figure on this table"),
         *(Item(TABLES, f"employed or not, census of 2000, Fulton County: {words}, ε = 1, δ = 1e-6",
-               "US census of 2000 (PUMS), as courses use it", census, "none", percent("census", model=model, epsilon=1.0),
+               "US census 2000 (PUMS), in courses", census, "none", percent("census", model=model, epsilon=1.0),
                f"no published figure on this cut; {percent('census', model=model, epsilon=math.inf)} without privacy")
           for model, words in (("logit", "logistic regression"), ("mlp", "a network"))),
     ]  # fmt: skip
