@@ -154,7 +154,7 @@ def cosine_p_value(vectors: Any) -> float:
     products = np.abs((values / lengths) @ (values / lengths).T)
     np.fill_diagonal(products, 0.0)
     largest = min(1.0, float(products.max()))
-    return min(1.0, count * (count - 1) / 2 * float(stats.beta.sf(largest**2, 0.5, (size - 1) / 2)))
+    return float(min(1.0, count * (count - 1) / 2 * stats.beta.sf(largest**2, 0.5, (size - 1) / 2)))
 
 
 def overlap_p_value(masks: Any) -> float:
