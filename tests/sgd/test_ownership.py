@@ -312,3 +312,17 @@ def test_an_order_that_the_data_decide_is_everybodys():
     assert bool((tracker.owners(moved) == MIXED).all())
     assert tracker.mixes[0].operator == "sort"
     assert tracker.mixes[0].line.startswith("test_ownership.py:")
+
+
+def test_a_split_at_places_of_the_data_is_read_from_them():
+    class Split(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            places = (x[:1, 0] > 0).long() + 1
+            return self.head(torch.cat(torch.tensor_split(x, places.cpu(), dim=1), 1))
+
+    torch.manual_seed(0)
+    assert not sgd.check(Split(), by_class, (torch.randn(6, 5), torch.randint(2, (6,)))).certain

@@ -309,7 +309,10 @@ class Capture(TorchFunctionMode):
         told = out is not None and not isinstance(out, Tensor | list | tuple | dict)
         if name in ESCAPES or name in SIZED or (told and name not in ABOUT) or (name == "where" and len(args) == 1):
             return True
-        return name == "__getitem__" and any(t.dtype == torch.bool and self.tainted(t) for t in call.inputs[1:])
+        named = [t for t in call.inputs[1:] if self.tainted(t)]
+        return (name == "tensor_split" and bool(named)) or (
+            name == "__getitem__" and any(t.dtype == torch.bool for t in named)
+        )
 
     def order_of(self, tensor: Tensor) -> Tensor | None:
         """The index by which the examples of packed sequences were sorted, where that was seen."""
