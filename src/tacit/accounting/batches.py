@@ -8,7 +8,7 @@ any number of dimensions, another for each order of the pair. The two profiles a
     A = ((1-q)N(0) + qN(ρ), (1-q)N(0) + qN(ρ-1)),  ρ the distance, and
     B = ((1-q)N(0) + qN(1), N(0)).
 
-Proof: docs/explanation/passes.md.
+Proof: docs/explanation/batches.md.
 """
 
 from __future__ import annotations
