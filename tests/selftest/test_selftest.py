@@ -101,11 +101,11 @@ def test_refused_tells_an_accepted_case_from_a_refused_one_and_from_the_wrong_er
 
 
 def test_the_share_of_statements_counts_what_was_run_inside_functions():
-    assert statements("x = 1\ndef f():\n    '''text'''\n    if x:\n        return 1\n    return 2\n") == [
+    assert statements("x = 1\ndef f():\n    '''text'''\n    if x:\n        return 1\n    return 2\n") == (
         (4, 4),
         (5, 5),
         (6, 6),
-    ]
+    )
     if sys.gettrace() is not None and not hasattr(sys, "monitoring"):
         pytest.skip("another tool traces this process")
     tracer = Tracer()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import sys
 import threading
 from collections import defaultdict
@@ -176,17 +177,18 @@ class Tracer:
         return found
 
 
-def statements(text: str) -> list[tuple[int, int]]:
+@functools.cache
+def statements(text: str) -> tuple[tuple[int, int], ...]:
     """First and last line of each statement inside a function, without what is inside of it.
 
     >>> statements("def f(x):\\n    'text'\\n    if x:\\n        return (\\n            1)\\n    return 2\\n")
-    [(3, 3), (4, 5), (6, 6)]
+    ((3, 3), (4, 5), (6, 6))
     """
     found: list[tuple[int, int]] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _declared_only(node):
             found += _inside(node.body)
-    return sorted(set(found))
+    return tuple(sorted(set(found)))
 
 
 def _declared_only(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
