@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.special import log_ndtr
 
 from tacit import accounting as acc
-from tacit.accounting import contour, lattice, mixture, pricing
+from tacit.accounting import contour, crossing, lattice, mixture
 
 from . import truth
 
@@ -107,7 +107,7 @@ def test_many_steps_meet_the_inversion_integral_in_forty_digits(
     part = acc.PoissonSampled(acc.Gaussian(sigma), q)
     loss = part.pair("add-remove", direction)
     assert loss is not None
-    low, high = pricing._Crossing(
+    low, high = crossing.Crossing(
         contour.contour_for([(loss, steps)], log_delta=math.log(delta)), (0.0, 0.0), 0.0, delta
     ).interval()
     assert truth.many_steps(q, sigma, steps, low, direction) >= mp.mpf(delta) * (1 - mp.mpf("1e-15"))
@@ -136,11 +136,11 @@ def test_the_lattice_contains_what_the_contour_finds(q: float, sigma: float, ste
         fine = contour.contour_for([(loss, steps)], log_delta=math.log(delta))
     except (contour.Unsuitable, OverflowError):
         assume(False)
-    low, high = pricing._Crossing(fine, (0.0, 0.0), 0.0, delta).interval()
+    low, high = crossing.Crossing(fine, (0.0, 0.0), 0.0, delta).interval()
     assume(high < 100)
     refinement = lattice.Refinement([(loss, steps)], log_delta=math.log(delta), epsilon=None)
     curve = refinement.curve(1 << 14)
-    lattice_low, lattice_high = pricing._Crossing(curve, (0.0, 0.0), 0.0, delta).interval()
+    lattice_low, lattice_high = crossing.Crossing(curve, (0.0, 0.0), 0.0, delta).interval()
     assert lattice_low <= high
     assert low <= lattice_high
 

@@ -16,9 +16,9 @@ from scipy.special import log_ndtr, ndtr
 
 from tacit import accounting as acc
 from tacit.accounting import lattice, mixture
+from tacit.accounting.poisson import amplified
 from tacit.accounting.pricing import delta_of_orders
 from tacit.accounting.renyi import overflow_cost
-from tacit.accounting.poisson import amplified
 from tacit.accounting.sampling import binomial_tail
 from tacit.ledger.rules import epsilon_alone
 

@@ -84,13 +84,12 @@ def _discrete_gaussian(sigma: float, sensitivity: int, replace: int) -> Laws:
 
 def _discrete_laplace(scale: float, sensitivity: int, replace: int) -> Laws:
     def laws(adjacency: str) -> list[Pair]:
-        reach = math.ceil(40 * scale)
-        law = np.exp(-np.abs(np.arange(-reach, reach + 1)) / scale)
-        law /= law.sum()
         shift = replace if adjacency == "replace-one" else sensitivity
-        # what lies beyond is seen as the last number, on both sides alike
-        room = np.zeros(shift)
-        return [(np.concatenate([room, law]), np.concatenate([law, room]))]
+        # whole numbers from 0 to the shift; what lies beyond is seen as its end, and has one ratio for all
+        inside = np.arange(1, shift)
+        tail, middle = 1 / (1 + math.exp(-1 / scale)), math.tanh(0.5 / scale)
+        law = np.concatenate([[tail], middle * np.exp(-inside / scale), [tail * math.exp(-shift / scale)]])
+        return [(law[::-1], law)]
 
     return laws
 
@@ -294,6 +293,24 @@ NEVER: tuple[str, ...] = ()
 THERE = ("add-remove", "zero-out")
 G, L = acc.Gaussian, acc.Laplace
 
+#: A table of outcomes, some Rényi orders, and the errors of randomised response with ε = ½.
+TABLE: Pair = (np.array([0.6, 0.3, 0.1]), np.array([0.3, 0.3, 0.4]))
+ORDERS = tuple(1 + 0.1 * 1.3**k for k in range(32))
+NO = 1 / (1 + math.exp(0.5))
+
+
+def _loss_law(pair: Pair, failure: float = 0.0) -> acc.LossLaw:
+    p, q = pair
+    there, back = np.log(p / q), np.log(q / p)
+    return acc.LossLaw(there, p * (1 - failure), failure, back, q * (1 - failure), failure)
+
+
+def _failing(pair: Pair, failure: float) -> Pair:
+    """With this probability all is told."""
+    p, q = ((1 - failure) * law for law in pair)
+    return np.append(p, [failure, 0.0]), np.append(q, [0.0, failure])
+
+
 #: One of every mechanism: the tests that all of them must pass run over these.
 ENTRIES: dict[str, Entry] = {
     "Gaussian": Entry(G(2.0), _gaussian(2.0)),
@@ -309,10 +326,10 @@ ENTRIES: dict[str, Entry] = {
     "PoissonSampled Gaussian": Entry(acc.PoissonSampled(G(1.0), 0.05), _poisson(1.0, 0.05)),
     "PoissonSampled Laplace": Entry(acc.PoissonSampled(L(1.0), 0.05), _poisson(1.0, 0.05, laplace), THERE, 2.0),
     "PoissonSampled PureDP": Entry(
-        acc.PoissonSampled(acc.PureDP(1.0), 0.05), _sampled_response(1.0, 0.0, 0.05), NEVER, 2.0
+        acc.PoissonSampled(acc.PureDP(1.0), 0.05), _sampled_response(1.0, 0.0, 0.05), ("add-remove",)
     ),
     "PoissonSampled ApproxDP": Entry(
-        acc.PoissonSampled(acc.ApproxDP(1.0, 1e-7), 0.05), _sampled_response(1.0, 1e-7, 0.05), NEVER, 2.0
+        acc.PoissonSampled(acc.ApproxDP(1.0, 1e-7), 0.05), _sampled_response(1.0, 1e-7, 0.05), ("add-remove",)
     ),
     "PoissonSampled GDP": Entry(acc.PoissonSampled(acc.GDP(1.0), 0.05), _poisson(1.0, 0.05)),
     "TruncatedPoissonSampled": Entry(
@@ -335,10 +352,13 @@ ENTRIES: dict[str, Entry] = {
     "Either": Entry(
         acc.Either(G(10.0), acc.PoissonSampled(G(2.0), 0.1)),
         _either(0.5, _gaussian(10.0), _poisson(2.0, 0.1)),
-        NEVER,
-        1.01,
-        (1,),
     ),
+    "DiscreteLaplace": Entry(acc.DiscreteLaplace(4.0, sensitivity=2), _discrete_laplace(4.0, 2, 4)),
+    "Outcomes": Entry(acc.Outcomes((0.6, 0.3, 0.1), (0.3, 0.3, 0.4)), _same(TABLE)),
+    "LossLaw": Entry(_loss_law(TABLE), _same(TABLE)),
+    "RenyiDP": Entry(acc.RenyiDP(ORDERS, [a / 50 for a in ORDERS]), _same(*shifted(0.2, 1.0)), NEVER, 1.5),
+    "ProfileDP": Entry(acc.ProfileDP((0.0, 0.5), (math.tanh(0.25), 0.0)), _same(response(0.5))),
+    "TradeoffDP": Entry(acc.TradeoffDP((0.0, NO, 1.0), (1.0, NO, 0.0)), _same(response(0.5))),
     "Accumulated": Entry(Accumulated(acc.PoissonSampled(G(1.0), 0.05), 2), _poisson(1.0, 0.05, times=2), times=(1,)),
 }
 
@@ -349,6 +369,13 @@ VARIED: dict[str, Entry] = {
     "RandomizedResponse, yes or no": Entry(acc.RandomizedResponse(1.5), _answers(1.5, 2)),
     "PureDP, more": Entry(acc.PureDP(1.0), _same(response(1.0))),
     "ApproxDP, more": Entry(acc.ApproxDP(0.5, 1e-3), _same(response(0.5, 1e-3))),
+    "DiscreteLaplace, near": Entry(acc.DiscreteLaplace(2.0, 1, replace=1), _discrete_laplace(2.0, 1, 1)),
+    "Outcomes, more": Entry(acc.Outcomes((0.9, 0.1), (0.2, 0.8)), _same((np.array([0.9, 0.1]), np.array([0.2, 0.8])))),
+    "LossLaw, failing": Entry(_loss_law((TABLE[0][::-1], TABLE[1][::-1]), 1e-3), _same(_failing(TABLE, 1e-3))),
+    "LossLaw, alike": Entry(acc.LossLaw((-0.5, 0.5), (NO, 1 - NO)), _same(response(0.5))),
+    "RenyiDP, more": Entry(acc.RenyiDP((2.0, 8.0), (1.0, 4.0)), _same(*shifted(1.0, 1.0)), NEVER, 3.0),
+    "ProfileDP, more": Entry(acc.ProfileDP((0.3, 1.0), (0.1, 0.01)), _same(response(0.3, 0.01)), NEVER, math.inf),
+    "TradeoffDP, more": Entry(acc.TradeoffDP((0.1, 0.5), (0.5, 0.2)), _same(response(0.1)), NEVER, math.inf),
     "GDP, more": Entry(acc.GDP(1.5), _same(*shifted(1.5, 1.0))),
     "ZCDP, more": Entry(acc.ZCDP(0.4), _same(*shifted(math.sqrt(0.8), 1.0)), NEVER, 1.5),
     "ExponentialMechanism, more": Entry(acc.ExponentialMechanism(2.0), _bounded_range(2.0), NEVER, 1.5),
@@ -446,8 +473,22 @@ def noisier(mechanism: acc.Mechanism) -> acc.Mechanism:
         value = getattr(mechanism, field.name)
         if field.name in scaled:
             changes[field.name] = value * scaled[field.name]
+        elif field.name in ("divergences", "deltas"):
+            changes[field.name] = tuple(0.5 * one for one in value)
         elif isinstance(value, acc.Mechanism):
             changes[field.name] = noisier(value)
+    if isinstance(mechanism, acc.Outcomes):
+        changes["p"] = tuple(0.5 * (one + other) for one, other in zip(mechanism.p, mechanism.q, strict=True))
+    if isinstance(mechanism, acc.TradeoffDP):
+        guessing = zip(mechanism.type_one, mechanism.type_two, strict=True)
+        changes["type_two"] = tuple(0.5 * (1 - alpha + beta) for alpha, beta in guessing)
+    if isinstance(mechanism, acc.LossLaw):  # of a draw whose other side tells nothing
+        for side in ("", "reversed_"):
+            values, masses = getattr(mechanism, f"{side}losses"), getattr(mechanism, f"{side}masses")
+            if values:
+                changes[f"{side}losses"] = (*values, 0.0)
+                changes[f"{side}masses"] = (*(0.5 * one for one in masses), 0.5)
+                changes[f"{side}infinity"] = 0.5 * getattr(mechanism, f"{side}infinity")
     return dataclasses.replace(mechanism, **changes)
 
 

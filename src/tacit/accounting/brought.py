@@ -1,8 +1,8 @@
 """What do you know of your own mechanism? Descriptions for what was proved or computed elsewhere.
 
 A table of probabilities, a privacy-loss distribution, a Rényi curve, a privacy profile or a trade-off curve becomes a
-mechanism like any other: it composes, can be sampled, and can be charged to a ledger that other processes read. What comes
-out is certified as far as what went in: each class says what it takes for granted.
+mechanism like any other: it composes, can be sampled, and can be charged to a ledger that other processes read. What
+comes out is certified as far as what went in: each class says what it takes for granted.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Outcomes(_Brought):
     """A mechanism with finitely many outcomes, by their probabilities with the record and without it.
 
     Guarantee:
-        Exact if (``p``, ``q``) is the worst pair of neighbours: no other pair may have a larger δ(ε) at any ε, in either
-        order. Groups are bounded by a chain of neighbours.
+        Exact if (``p``, ``q``) is the worst pair of neighbours: no other pair may have a larger δ(ε) at any ε, in
+        either order. Groups are bounded by a chain of neighbours.
 
     Args:
         p: The probability of each outcome on the data with the record. They add up to 1.

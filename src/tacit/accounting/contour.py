@@ -115,8 +115,9 @@ def best_abscissa(
 def _least_abscissa(parts: Parts, epsilon: float) -> float:
     """log of the smallest c of use: below it the line would only get longer.
 
-    Where δ(ε) is close to 1 the best Chernoff bound lies at c = 0. But aliases to the left fall like e^{-cY}, so Y would
-    have no end. A c of one over the spread, or of ten over how far ε lies below the mean, costs ten digits at most.
+    Where δ(ε) is close to 1 the best Chernoff bound lies at c = 0. But aliases to the left fall like e^{-cY}, so Y
+    would have no end. A c of one over the spread, or of ten over how far ε lies below the mean, costs ten digits at
+    most.
     """
     mean = variance = 0.0
     for loss, times in parts:

@@ -181,8 +181,8 @@ class SampledLoss(Loss):
     def log_moments(self, c: Array, cells: int = 2048) -> Array:
         """Upper bounds on log E[e^{cL}] for every c, given that the loss is finite.
 
-        E_Q[g(u)] with u the ratio of the unsampled pair and g(u) = (1 - q + qu)^a convex: on every cell of u a chord lies
-        above g, and the masses of P and Q on the cell say what it integrates to.
+        E_Q[g(u)] with u the ratio of the unsampled pair and g(u) = (1 - q + qu)^a convex: on every cell of u a chord
+        lies above g, and the masses of P and Q on the cell say what it integrates to.
         """
         exponents = c + 1 if self.removing else c
         sign = 1.0 if self.removing else -1.0

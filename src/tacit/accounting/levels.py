@@ -2,13 +2,14 @@
 
 With few participations most of the total loss sits in a narrow cluster, and the integrand of
 :mod:`tacit.accounting.contour` falls only at t beyond one over the width of that cluster. So the outcomes of a step are
-parted by the size of their loss. With M_j the moment of the losses below level j (softly cut), P's moments of T steps are
+parted by the size of their loss. With M_j the moment of the losses below level j (softly cut), P's moments of T steps
+are
 
     M_J^T = M_0^T + Σ_j (M_j^T - M_{j-1}^T),
 
 the mixture over how many steps lie in each band, not told to anybody. Each difference is the transform of a positive
-measure, of runs whose largest loss lies in band j: it has a contour of its own, short because the measure is as wide as the
-band, and quick to fall because a loss in the band varies smoothly. Proofs: docs/explanation/rare-participation.md.
+measure, of runs whose largest loss lies in band j: it has a contour of its own, short because the measure is as wide as
+the band, and quick to fall because a loss in the band varies smoothly. Proofs: docs/explanation/rare-participation.md.
 """
 
 from __future__ import annotations

@@ -276,8 +276,8 @@ def _common_step(values: Array) -> float | None:
 def turned(t: Array, values: Array, weights: Array) -> ComplexArray:
     """Σ weights·e^{it·values} for equidistant t, a row for each row of ``weights`` where there are several.
 
-    The nodes are those of a rectangle, t = t₀ + (i·m + j)h, so that few exponentials make a product of two matrices. The
-    tables are made in blocks of values, which bounds the memory they take.
+    The nodes are those of a rectangle, t = t₀ + (i·m + j)h, so that few exponentials make a product of two matrices.
+    The tables are made in blocks of values, which bounds the memory they take.
     """
     rows = np.atleast_2d(weights)
     count = len(t)

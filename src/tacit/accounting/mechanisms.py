@@ -190,8 +190,8 @@ class DiscreteGaussian(Mechanism):
 class DiscreteLaplace(Mechanism):
     """Discrete Laplace (two-sided geometric) noise on an integer value: pure, ε = sensitivity/scale under add/remove.
 
-    The pair of one coordinate is exact, and it dominates that of a vector whose entries move by ``sensitivity`` in all, as
-    the logarithm of the masses is concave (docs/explanation/pairs.md). Above a scale of 20,000 the price is that of
+    The pair of one coordinate is exact, and it dominates that of a vector whose entries move by ``sensitivity`` in all,
+    as the logarithm of the masses is concave (docs/explanation/pairs.md). Above a scale of 20,000 the price is that of
     continuous Laplace noise, of which this one is a post-processing (``tight=False``).
 
     Args:

@@ -314,7 +314,7 @@ class MixtureLoss(Loss):
         return log_p - log_q, below, inside, math.log(step) - 0.5 * math.log(2 * math.pi)
 
     def band(self, low: float, c: Array) -> tuple[Array, Array, Array]:
-        """log moments at each c of the sub-law cut at ``low`` and of what lies between that and this one's cut; error."""
+        """log moments at each c: of the sub-law cut at ``low``, of what lies between the cuts, and their error."""
         _, below, inside, weight = self._band_terms(low, c, 0.0)
         sums = []
         for terms in (below, inside):
@@ -331,7 +331,7 @@ class MixtureLoss(Loss):
         return np.asarray(ROUND * (40 + 20 * near) + quadrature)
 
     def band_line(self, low: float, c: float, t: Array) -> tuple[float, float, Array, ComplexArray, ComplexArray]:
-        """Both moments along a line: their logs at c, a bound on the error relative to these, and their ratios to them."""
+        """Both moments along a line: their logs at c, the error relative to these, and their ratios to them."""
         losses, below, inside, weight = self._band_terms(low, np.array([c]), float(t[-1]))
         log_a, log_b = (
             float(top + np.log(np.exp(terms - top).sum()) + weight)

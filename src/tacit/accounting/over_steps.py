@@ -38,6 +38,8 @@ Array = NDArray[np.float64]
 EVERY = 12_000
 #: Counts that share one line of nodes lie within this factor.
 BLOCK = 1.5
+#: Neighbouring counts that are priced one by one, before the first line, lie within this factor.
+RARE_RATIO = 1.5
 #: A line longer than this costs more than pricing a few counts one by one.
 MAX_NODES = 1000
 #: Counts times nodes in one block; where there would be more, fewer counts are priced.
@@ -166,7 +168,7 @@ def epsilon_over_steps(
     # The counts before the first line: a few, one by one, and not narrower than the curve can show.
     index = first
     while index > 0:
-        index = int(np.searchsorted(wanted, wanted[index] // 3)) if wanted[index] >= 6 else 0
+        index = min(index - 1, int(np.searchsorted(wanted, wanted[index] / RARE_RATIO)))
         narrow = 0.005 * float(high[first]) if math.isfinite(high[first]) else None
         bound = certified_epsilon(step * int(wanted[index]), delta, adjacency=adjacency, group=group, tolerance=narrow)
         low[index], high[index] = bound.lower, bound.upper

@@ -47,13 +47,13 @@ class PoissonSampled(Mechanism):
 
     With (P, Q) a pair that dominates the mechanism under add/remove, removing has (1-q)Q + qP against Q and adding the
     reverse (Zhu, Dong & Wang 2022, theorem 11). Gaussian noise under replace-one: (1-q)N(0) + qN(1) against (1-q)N(0) +
-    qN(-1); groups of k added or removed: Binomial(k, q) shifts (Ganesh 2024). Other noise under replace-one, and groups of
-    it: an upper bound (``tight=False``). The proofs are in docs/explanation/pairs.md and derived-pairs.md.
+    qN(-1); groups of k added or removed: Binomial(k, q) shifts (Ganesh 2024). Other noise under replace-one, and groups
+    of it: an upper bound (``tight=False``). The proofs are in docs/explanation/pairs.md and derived-pairs.md.
 
-    A mechanism known only by its guarantee (PureDP, GDP, a curve, …) is amplified under add/remove only. Under zero-out a
-    sampled blank is still a record: a mechanism may count it, and then shows whether it was sampled. Noise is taken to be
-    on a sum to which a blank adds nothing, so that a blank is as good as absent. Of randomised response everybody sees
-    who was sampled: ε stays and δ is multiplied by q.
+    A mechanism known only by its guarantee (PureDP, GDP, a curve, …) is amplified under add/remove only. Under zero-out
+    a sampled blank is still a record: a mechanism may count it, and then shows whether it was sampled. Noise is taken
+    to be on a sum to which a blank adds nothing, so that a blank is as good as absent. Of randomised response everybody
+    sees who was sampled: ε stays and δ is multiplied by q.
 
     Args:
         mechanism: What runs on the sample: any one mechanism with a price under add/remove, or RandomizedResponse.
@@ -107,9 +107,9 @@ class PoissonSampled(Mechanism):
             return inner.pair(adjacency, direction, group)
         if _noiseless(inner):
             return self._revealed(adjacency, direction, group)
-        if isinstance(inner, Gaussian | GDP) and inner.is_tight(adjacency, group):
-            if adjacency != "replace-one" or group == 1:
-                return self._gaussian(inner, adjacency, direction, group)
+        normal = isinstance(inner, Gaussian | GDP) and inner.is_tight(adjacency, group)
+        if normal and (adjacency != "replace-one" or group == 1):
+            return self._gaussian(inner, adjacency, direction, group)
         if adjacency == "replace-one" or isinstance(inner, RandomizedResponse):
             return self._replaced(adjacency, direction, group)
         return self._there_or_not(direction, group)
@@ -288,8 +288,8 @@ def _pair(inner: Mechanism, adjacency: str, direction: str, group: int) -> Loss 
 def _amplified_replacement(there: Loss, changed: Loss, rate: float, points: int = 500) -> Loss:
     """The symmetric pair of min(q·δ_r(ε'), q((1-β)δ_a(ε) + βδ_r(ε))), e^{ε'} = 1 + q(e^ε - 1) and β = e^{ε' - ε}.
 
-    δ_a is that of adding or removing the record, δ_r that of replacing it: the joint convexity of Balle, Barthe & Gaboardi
-    2018 (theorem 2), with the part of the mixture that both sides share.
+    δ_a is that of adding or removing the record, δ_r that of replacing it: the joint convexity of Balle, Barthe &
+    Gaboardi 2018 (theorem 2), with the part of the mixture that both sides share.
     """
     top = reach([changed])
     step = top / points

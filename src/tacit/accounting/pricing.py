@@ -12,18 +12,27 @@ import contextlib
 import functools
 import math
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Iterator
 from fractions import Fraction
 from typing import Protocol, runtime_checkable
 
 from tacit.accounting import lattice, levels
 from tacit.accounting.base import DIRECTIONS, Composed, Mechanism, is_number
 from tacit.accounting.bound import Bound
-from tacit.accounting.contour import MAX_NODES, Parts, Unsuitable, contour_for
+from tacit.accounting.contour import (
+    MAX_NODES,
+    Parts,
+    Unsuitable,
+    best_abscissa,
+    contour_for,
+    log_kappa,
+    log_mgf_real,
+)
+from tacit.accounting.crossing import LARGEST, Crossing, Curve, Ends, OneStep, together
 from tacit.accounting.derived import joined, law_below
 from tacit.accounting.errors import AccountingError
 from tacit.accounting.losses import ACCURACY, AtomsLoss, GaussianLoss, Loss
-from tacit.accounting.mechanisms import LARGEST_SHIFT, ApproxDP, Laplace, PureDP, gaussian_floor, gaussian_loss
+from tacit.accounting.mechanisms import LARGEST_SHIFT, Laplace, PureDP, gaussian_floor, gaussian_loss
 from tacit.accounting.renyi import RenyiCurve, members_of, overflow_cost, standing_pair
 
 #: A contour with more nodes than this takes longer than one of the levels of a rare loss.
@@ -36,23 +45,8 @@ MOST_OUTCOMES = 3000
 NOTHING = 1e-25
 #: log of the δ down to which bounds become a pair where δ itself is asked for.
 LEAST = -70.0
-#: An ε that would be larger than this is reported as infinite.
-LARGEST = 1e280
 #: At δ = 0, how far below the upper end the lower one lies: more than a sum of floats can be off.
 PURE_ROUNDING = 1e-12
-#: Lower and upper end of an interval.
-Ends = tuple[float, float]
-
-
-class Curve(Protocol):
-    """Something that knows δ(ε) of one direction, near the ε it was made for."""
-
-    #: where to begin a search for ε
-    start: float
-
-    def interval(self, epsilon: float) -> tuple[float, float]: ...
-
-    def middle(self, epsilon: float) -> tuple[float, float]: ...
 
 
 @runtime_checkable
@@ -267,14 +261,14 @@ class _Question:
         ways = [(own, rest)] if own else []
         if any(self.upper) or own:
             ways.append(([], self.stated))
-        for single, together in ways:
+        for single, added in ways:
             parts: Parts = []
             for part, times in single:
                 loss = own_pair(part, self.adjacency, self.group, 4.0 * math.floor(log_least / 4))
                 parts.append((loss, times))
-            if together:
+            if added:
                 loss = standing_pair(
-                    Composed(tuple(together), unit=self.mechanism.unit), self.adjacency, self.group, log_least
+                    Composed(tuple(added), unit=self.mechanism.unit), self.adjacency, self.group, log_least
                 )
                 if loss is None:
                     continue
@@ -300,6 +294,8 @@ class _Question:
             return self._no_delta_left(parts, delta), best if rest == 0 and not self.extra else math.inf
         if not self.extra and math.fsum(times * _total_variation(loss) for loss, times in finite) <= rest:
             return 0.0, 0.0  # total variations add up, and δ(0) is the total variation
+        if not infinite[1] and not self.extra and _surely_below(finite, enough, rest):
+            return 0.0, enough
         low, high = self._narrowed(infinite, finite, delta, rest, enough, claim)
         if self.extra == 0:
             high = min(high, best)
@@ -322,7 +318,7 @@ class _Question:
         candidates = self._candidates(finite, log_delta=math.log(rest))
         curve = next(candidates)
         while curve is not None:
-            one_low, one_high = _Crossing(curve, infinite, self.extra, delta).interval()
+            one_low, one_high = Crossing(curve, infinite, self.extra, delta).interval()
             gained = high - one_high
             low, high = max(low, one_low), min(high, one_high)
             wanted = self.tolerance if self.tolerance is not None else 0.95e-4 * low + 0.95e-5
@@ -435,7 +431,7 @@ class _Question:
             if high - low <= wanted or (claim and 0 <= gained <= wanted and high < 1):
                 break
             curve = candidates.send((high - low) / wanted)
-        low, high = _together(infinite, low, high)
+        low, high = together(infinite, low, high)
         return max(0.0, low - slack), min(1.0, high + slack)
 
 
@@ -478,48 +474,37 @@ class Reader:
         for curve in self.kept[direction]:
             low, high = curve.interval(epsilon)
             if high - low <= self.CLOSE * low:
-                return min(1.0, _together(infinite, low, high)[1] + slack)
+                return min(1.0, together(infinite, low, high)[1] + slack)
         fresh = next(self.question._candidates(finite, epsilon=epsilon))
         if fresh is not None:
             low, high = fresh.interval(epsilon)
             if high - low <= self.FRESH * low:
                 self.kept[direction] = [fresh, *self.kept[direction][:15]]
-                return min(1.0, _together(infinite, low, high)[1] + slack)
+                return min(1.0, together(infinite, low, high)[1] + slack)
         return self.question._direction_delta(parts, epsilon)[1]
+
+
+def _surely_below(parts: Parts, epsilon: float, delta: float) -> bool:
+    """Whether Chernoff's bound alone says that δ(ε) is at most ``delta``."""
+    if not 0 < epsilon < math.inf or not all(loss.analytic for loss, _ in parts):
+        return False
+    try:
+        c = best_abscissa(parts, epsilon=epsilon, enough=math.log(delta) - 1e-6).c
+        k, error = log_mgf_real(parts, c)
+    except OverflowError:
+        return False
+    return k + error + log_kappa(c) - c * epsilon <= math.log(delta) - 1e-12 * (1 + abs(k) + c * epsilon)
 
 
 def _joined(parts: Parts) -> Parts:
     """The parts with finite laws that no lattice carries joined into one, outcome by outcome, where they are few."""
     finite = [(loss, times) for loss, times in parts if isinstance(loss, AtomsLoss)]
-    if not finite or all(loss.spacing() for loss, _ in finite) and len({loss.spacing() for loss, _ in finite}) == 1:
+    if not finite or (all(loss.spacing() for loss, _ in finite) and len({loss.spacing() for loss, _ in finite}) == 1):
         return parts
     together = joined(finite, MOST_OUTCOMES)
     if together is None:
         return parts
     return [*((loss, times) for loss, times in parts if not isinstance(loss, AtomsLoss)), (together, 1)]
-
-
-class OneStep:
-    """δ(ε) of one use of one mechanism: P[L > ε] - e^ε Q[L > ε]."""
-
-    def __init__(self, loss: Loss) -> None:
-        self.loss = loss
-        self.start = min(1.0, loss.supremum / 2)
-
-    def interval(self, epsilon: float) -> tuple[float, float]:
-        """A certified interval that contains δ(ε)."""
-        value, error = self.loss.profile(epsilon)
-        # a tail may be so small that it has no number
-        return max(0.0, value - error), min(1.0, value + error + sys.float_info.min)
-
-    def middle(self, epsilon: float) -> tuple[float, float]:
-        """log δ(ε) and its slope, for root finding."""
-        value, _ = self.loss.profile(epsilon)
-        if value <= 0:
-            return -math.inf, -1.0
-        width = 1e-6 * (1 + abs(epsilon))
-        ahead, _ = self.loss.profile(epsilon + width)
-        return math.log(value), min((ahead / value - 1) / width, -1e-300)
 
 
 class LargestLoss:
@@ -595,15 +580,6 @@ def _split(parts: Parts) -> tuple[tuple[float, float], Parts]:
     return (mass * (1 - 1e-14), min(1.0, mass * (1 + 1e-14))), rest
 
 
-def _together(infinite: tuple[float, float], low: float, high: float) -> tuple[float, float]:
-    """Bounds on δ from those on the mass of infinite loss and on δ given that the loss is finite."""
-    least, most = infinite
-    return (
-        (least + (1 - least) * low) * (1 - 1e-15) if low > 0 else least,
-        min(1.0, (most + (1 - most) * high) * (1 + 1e-15)) if high > 0 else most,
-    )
-
-
 def _largest_loss(parts: Parts) -> float:
     """The largest loss that the composition can have, rounded up."""
     return _sum_of([(loss.supremum, times) for loss, times in parts])
@@ -620,90 +596,3 @@ def _sum_of(terms: list[tuple[float, int]]) -> float:
     exact = sum((Fraction(repr(float(value))) * times for value, times in terms), Fraction(0))
     rounded = float(exact)
     return rounded if Fraction(repr(rounded)) >= exact else math.nextafter(rounded, math.inf)
-
-
-class _Crossing:
-    """Where a curve, with what the failures add, meets ``delta``: Newton's method, then certified ends around it."""
-
-    def __init__(self, curve: Curve, infinite: Ends, extra: float, delta: float) -> None:
-        self.curve, self.infinite, self.extra, self.delta = curve, infinite, extra, delta
-
-    def interval(self) -> Ends:
-        """An interval for the ε at which δ is met."""
-        x = self._root()
-        if x <= 0 or not math.isfinite(x):
-            if self._between(0.0)[1] <= self.delta:
-                return 0.0, 0.0
-            x = max(x, 0.0) if math.isfinite(x) else 0.0
-        high = self._above(x)
-        return self._below(x), (high if high < LARGEST else math.inf)
-
-    def _between(self, x: float) -> Ends:
-        low, high = _together(self.infinite, *self.curve.interval(x))
-        slack = overflow_cost(self.extra, x)
-        return low - slack, (high + slack) * (1 + 1e-15) if slack else high
-
-    def _aim(self, x: float) -> tuple[float, float]:
-        """Difference of logs, and its slope."""
-        value, slope = self.curve.middle(x)
-        if not self.extra and not self.infinite[1]:
-            return value - math.log(self.delta), slope
-        part = (1 - self.infinite[1]) * math.exp(min(value, 0.0))
-        spill = math.exp(min(x, 700.0)) * self.extra
-        total = self.infinite[1] + part + self.extra + spill
-        return math.log(total) - math.log(self.delta), (part * slope + spill) / total
-
-    def _root(self) -> float:
-        """Newton's method inside a bracket: too_low has a larger δ than asked, too_high a smaller one."""
-        x, too_low, too_high = self.curve.start, -math.inf, math.inf
-        for _ in range(100):
-            value, slope = self._aim(x)
-            if value > 0:
-                too_low = max(too_low, x)
-            else:
-                too_high = min(too_high, x)
-            y = _newton(x, value, slope, too_low, too_high)
-            if x == 0 and value <= 0:
-                break
-            if y < 0 < x:
-                y = 0.0  # the smallest ε there is, before a long step is taken beyond it
-            arrived = abs(y - x) <= 4e-16 * abs(x) + 1e-300 or y < -1
-            x = y
-            if arrived:
-                break
-        return x
-
-    def _above(self, x: float) -> float:
-        """A point at or above ``x``, as near as one is found, where δ is surely at most what was asked."""
-        least, margin = 0.0, max(1e-14 * x, 1e-18)
-        while self._between(x + margin)[1] > self.delta:
-            least, margin = margin, 2 * margin
-            if margin > 4 * (x + 1) + 100:
-                return math.inf
-        return x + self._halved(least, margin, lambda m: self._between(x + m)[1] <= self.delta)
-
-    def _below(self, x: float) -> float:
-        """A point below ``x``, as near as one is found, where δ is surely at least what was asked."""
-        least, margin = 0.0, max(1e-14 * x, 1e-18)
-        while margin < x:
-            if self._between(x - margin)[0] >= self.delta:
-                return x - self._halved(least, margin, lambda m: self._between(x - m)[0] >= self.delta)
-            least, margin = margin, 2 * margin
-        return 0.0
-
-    def _halved(self, short: float, enough: float, good: Callable[[float], bool]) -> float:
-        """A margin between one that is too short and one that is enough, within a tenth of the shortest."""
-        while enough - short > 0.1 * enough > 1e-9:
-            middle = 0.5 * (short + enough)
-            short, enough = (short, middle) if good(middle) else (middle, enough)
-        return enough
-
-
-def _newton(x: float, value: float, slope: float, too_low: float, too_high: float) -> float:
-    """The next point: Newton's step where it stays near and inside the bracket, else the middle."""
-    step = -value / slope if math.isfinite(value) and slope < 0 else math.nan
-    limit = abs(x) + 1.0
-    y = x + max(-limit, min(step, limit)) if not math.isnan(step) else (x / 2 if math.isinf(too_low) else math.nan)
-    if not too_low < y < too_high:
-        y = 0.5 * (max(too_low, x - limit) + min(too_high, x + limit))
-    return y

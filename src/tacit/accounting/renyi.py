@@ -160,8 +160,8 @@ class RenyiCurve:
     def law(self, log_least: float, largest: float = math.inf, points: int = 600) -> Loss | None:
         """One symmetric pair for all of the composition: its δ(ε) lies above min over c of κ(c)e^{K(c) - cε}.
 
-        ``log_least`` is the log of the δ down to which it is good, ``largest`` a bound on the loss. None if no order has a
-        finite moment.
+        ``log_least`` is the log of the δ down to which it is good, ``largest`` a bound on the loss. None if no order
+        has a finite moment.
         """
         coarse = np.geomspace(1e-3, 1e6, 50)
         with np.errstate(over="ignore", invalid="ignore"):

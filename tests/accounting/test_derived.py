@@ -1,0 +1,167 @@
+"""Pairs made of others: draws, samples, bounds on δ(ε); and that a stronger part never raises the whole."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tacit import accounting as acc
+from tacit.accounting.derived import DrawnLoss, SampledLoss, law_of_profile, symmetric_law
+from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss
+from tests.accounting import random_runs
+from tests.accounting.catalogue import poisson
+
+RUN = poisson(0.01, 1.1, 1000)
+
+
+# -- what was priced above its weaker statement ----
+
+
+def test_an_exponential_mechanism_costs_no_more_than_its_pure_guarantee() -> None:
+    alone = acc.epsilon(RUN, 1e-6)
+    weaker = acc.epsilon(RUN + acc.PureDP(0.001), 1e-6)
+    both = acc.epsilon(RUN + acc.ExponentialMechanism(0.001), 1e-6)
+    assert alone.lower <= both.upper <= weaker.upper < 1.7531
+
+
+def test_a_draw_costs_less_than_its_dearer_member() -> None:
+    drawn, dear = (
+        acc.epsilon(m * 10, 1e-6) for m in (acc.Either(acc.Gaussian(5.0), acc.Gaussian(6.0)), acc.Gaussian(5.0))
+    )
+    assert drawn.upper < dear.lower
+    assert drawn.tight
+    assert drawn.width < 1e-5
+
+
+def test_a_sampled_pure_guarantee_has_the_price_of_the_pair_that_attains_it() -> None:
+    bound = acc.epsilon(acc.PoissonSampled(acc.PureDP(1.0), 0.01) * 1000, 1e-5)
+    assert bound.tight
+    assert 1.27 < bound.lower <= bound.upper < 1.28
+
+
+#: A statement, and a weaker one about the same mechanism.
+STRONGER: list[tuple[acc.Mechanism, acc.Mechanism]] = [
+    (acc.ExponentialMechanism(0.3), acc.PureDP(0.3)),
+    (acc.Laplace(5.0), acc.PureDP(0.2)),
+    (acc.DiscreteLaplace(5.0), acc.PureDP(0.2)),
+    (acc.PureDP(0.2), acc.ApproxDP(0.2, 1e-7)),
+    (acc.PureDP(0.2), acc.ProfileDP([0.2], [0.0])),
+    (acc.Gaussian(5.0), acc.ZCDP(0.02)),
+    (acc.Gaussian(5.0), acc.RenyiDP(np.linspace(1.2, 200, 300), np.linspace(1.2, 200, 300) / 50)),
+    (acc.GDP(0.2), acc.Gaussian(4.9)),
+    (acc.PoissonSampled(acc.Gaussian(1.0), 0.02), acc.Gaussian(1.0)),
+    (acc.PoissonSampled(acc.Laplace(1.0), 0.05), acc.PoissonSampled(acc.PureDP(1.0), 0.05)),
+    (acc.PoissonSampled(acc.DiscreteLaplace(1.0), 0.05), acc.PoissonSampled(acc.PureDP(1.0), 0.05)),
+    (acc.PoissonSampled(acc.ExponentialMechanism(1.0), 0.05), acc.PoissonSampled(acc.PureDP(1.0), 0.05)),
+    (acc.PoissonSampled(acc.Gaussian(5.0), 0.3), acc.PoissonSampled(acc.ZCDP(0.02), 0.3)),
+    (acc.Either(acc.Gaussian(5.0), acc.Gaussian(6.0)), acc.Gaussian(5.0)),
+    (acc.Either(acc.Gaussian(5.0), acc.Laplace(5.0)), acc.Either(acc.Gaussian(4.0), acc.PureDP(0.2))),
+    (acc.Outcomes([0.6, 0.4], [0.45, 0.55]), acc.PureDP(0.35)),
+    (acc.Gaussian(20.0), acc.Selected(acc.Gaussian(20.0), gamma=0.5)),
+    (acc.VoteCheck(20.0), acc.Votes(20.0)),
+]
+BESIDE = [acc.nothing(), RUN, acc.Laplace(3.0) * 2, acc.ZCDP(0.01) + acc.PureDP(0.05), poisson(1e-4, 0.6, 2000)]
+
+
+@pytest.mark.parametrize("index", range(len(STRONGER)))
+def test_strengthening_a_part_never_raises_the_whole(index: int) -> None:
+    strong, weak = STRONGER[index]
+    beside = BESIDE[index % len(BESIDE)]
+    for times in (1, 4):
+        less, more = (acc.epsilon(beside + part * times, 1e-6) for part in (strong, weak))
+        assert less.lower <= more.upper
+        assert less.upper <= more.upper * (1 + 1e-4) + 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(len(STRONGER)))
+def test_strengthening_a_part_never_raises_any_whole(index: int) -> None:
+    strong, weak = STRONGER[index]
+    for beside in BESIDE:
+        for times in (1, 2, 10, 50):
+            for delta in (1e-9, 1e-6, 1e-3):
+                less, more = (acc.epsilon(beside + part * times, delta) for part in (strong, weak))
+                assert less.upper <= more.upper * (1 + 1e-4) + 1e-5, (strong, weak, beside, times, delta)
+
+
+# -- the pairs themselves ----
+
+
+def _hockey(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
+    return float(np.maximum(p - math.exp(epsilon) * q, 0.0).sum())
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("failure", [0.0, 0.01])
+def test_a_sample_of_any_finite_pair_is_the_mixture_outcome_by_outcome(direction: str, failure: float) -> None:
+    rng = np.random.default_rng(3)
+    p, q = (np.append((1 - failure) * rng.dirichlet(np.ones(6)), 0.0) for _ in range(2))
+    p[6] += failure
+    q[5] += failure
+    p, q = p / p.sum(), q / q.sum()
+    rate = 0.2
+    seen = (p > 0) & (q > 0)
+    base = AtomsLoss(np.log(p[seen] / q[seen]), p[seen], float(p[(p > 0) & (q == 0)].sum()), symmetric=False)
+    loss = SampledLoss(base, rate, direction)
+    if direction == "remove":
+        one, other = (1 - rate) * q + rate * p, q
+    else:
+        one, other = p, (1 - rate) * p + rate * q
+    for epsilon in (-0.5, 0.0, 0.1, 0.3, 1.0):
+        value, error = loss.profile(epsilon)
+        assert value + loss.infinity == pytest.approx(_hockey(one, other, epsilon), abs=1e-12 + error)
+
+
+def test_a_draw_has_the_mean_of_the_moments_and_of_the_profiles() -> None:
+    one, other = GaussianLoss(0.5), LaplaceLoss(0.8)
+    drawn = DrawnLoss([(one, 0.3), (other, 0.7)])
+    t = np.linspace(0.0, 20.0, 21)
+    value, error = drawn.log_mgf(2.0, t)
+    wanted = 0.3 * np.exp(one.log_mgf(2.0, t)[0]) + 0.7 * np.exp(other.log_mgf(2.0, t)[0])
+    assert np.abs(np.exp(value) - wanted).max() <= 1e-12
+    assert (error < 1e-9).all()
+    assert drawn.profile(0.2)[0] == pytest.approx(0.3 * one.profile(0.2)[0] + 0.7 * other.profile(0.2)[0])
+
+
+def test_the_pair_of_a_profile_lies_on_its_points_and_above_the_curve_between_them() -> None:
+    loss = GaussianLoss(1.0)
+    grid = np.linspace(0.0, 10.0, 41)
+    law = symmetric_law(grid, np.array([loss.profile(float(x))[0] for x in grid]))
+    for x in (0.0, 0.25, 0.3, 2.0, 5.11, -0.25, -1.3):
+        exact, made = loss.profile(x)[0], law.profile(x)[0] + law.infinity
+        assert exact <= made * (1 + 1e-9) <= exact * 1.03 + 1e-12
+
+
+def test_points_that_no_profile_has_are_made_convex_from_below() -> None:
+    law = law_of_profile(np.array([0.0, 0.5, 1.0, 1.5]), np.array([0.3, 0.29, 0.05, 0.05]))
+    assert law.values.tolist() == [0.0, 1.0]
+    assert law.infinity == pytest.approx(0.05)
+    assert law.profile(0.5)[0] + law.infinity < 0.29
+
+
+def test_a_pair_below_its_points_would_be_found() -> None:
+    """The wrong version: each δ put at the ε before it. The composition then costs less than what it must dominate."""
+    loss = GaussianLoss(1.0)
+    grid = np.linspace(0.0, 12.0, 601)
+    deltas = np.array([loss.profile(float(x))[0] for x in grid])
+    right, wrong = symmetric_law(grid, deltas), symmetric_law(grid, np.append(deltas[1:], 0.0))
+    for law, holds in ((right, True), (wrong, False)):
+        mechanism = acc.LossLaw(
+            law.values, law.p / (law.p.sum() + law.infinity), law.infinity / (law.p.sum() + law.infinity)
+        )
+        assert (acc.epsilon(mechanism * 4, 1e-4).upper >= acc.epsilon(acc.GDP(2.0), 1e-4).lower) is holds
+
+
+# -- the whole catalogue ----
+
+
+def test_some_random_compositions_lie_inside() -> None:
+    assert [problem for seed in (11, 17, 23, 42) for problem in random_runs.outside(seed)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(60))
+def test_three_thousand_random_compositions_lie_inside(block: int) -> None:
+    assert [problem for seed in range(50 * block, 50 * block + 50) for problem in random_runs.outside(seed)] == []

@@ -1,0 +1,143 @@
+"""Runs in which a record rarely takes part, δ near 1, and memory that does not grow with the question."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import mpmath as mp
+import numpy as np
+import pytest
+
+from tacit import accounting as acc
+from tacit.accounting import levels
+from tacit.accounting.levels import Levels
+from tests.accounting import truth
+from tests.accounting.catalogue import poisson
+
+
+def _loss(rate: float, noise: float, adjacency: str = "add-remove", group: int = 1):  # type: ignore[no-untyped-def]
+    return acc.PoissonSampled(acc.Gaussian(noise), rate).pair(adjacency, "remove", group)
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "epsilon", "adjacency", "group"),
+    [
+        (1e-4, 0.6, 0.5, "add-remove", 1),
+        (4e-4, 0.83, 0.43, "replace-one", 1),
+        (1.8e-4, 0.96, 0.44, "replace-one", 1),
+        (1e-5, 0.5, 1.0, "add-remove", 3),
+        (9e-5, 0.79, 2.0, "add-remove", 1),
+    ],
+)
+def test_levels_of_one_step_contain_its_exact_delta(
+    rate: float, noise: float, epsilon: float, adjacency: str, group: int
+) -> None:
+    loss = _loss(rate, noise, adjacency, group)
+    exact, error = loss.profile(epsilon)
+    low, high = Levels([(loss, 1)], epsilon=epsilon).interval(epsilon)
+    assert low <= exact + error
+    assert exact - error <= high
+    assert high - low < 1e-4 * exact
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rate", "noise", "epsilon"), [(9.2e-5, 0.52, 0.72), (1e-3, 0.6, 0.3)])
+def test_levels_of_two_steps_contain_the_integral_over_the_first(rate: float, noise: float, epsilon: float) -> None:
+    exact = float(truth.two_steps(rate, noise, epsilon, "remove", 22))
+    low, high = Levels([(_loss(rate, noise), 2)], epsilon=epsilon).interval(epsilon)
+    assert low * (1 - 1e-12) <= exact <= high * (1 + 1e-12)
+    assert high - low < 1e-5 * exact
+
+
+def test_a_logarithm_that_loses_its_digits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: numpy's own log1p of complex numbers, which put δ outside its interval by three in 10,000."""
+    loss, epsilon = _loss(1.8e-4, 0.963, "replace-one"), 0.4358
+    monkeypatch.setattr(levels, "_log1p", np.log1p)
+    exact, _ = loss.profile(epsilon)
+    low, high = Levels([(loss, 1)], epsilon=epsilon).interval(epsilon)
+    assert not low <= exact <= high
+
+
+def test_a_band_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: runs whose largest loss lies in one of the bands do not count."""
+    loss, epsilon = _loss(1e-4, 0.6), 0.5
+    exact, _ = loss.profile(epsilon)
+    curve = Levels([(loss, 1)], epsilon=epsilon)
+    curve.bands.pop()
+    assert curve.interval(epsilon)[1] < exact
+
+
+@pytest.mark.parametrize(
+    ("run", "delta", "low", "high"),
+    [
+        (poisson(1e-4, 0.6, 2000), 1e-6, 0.2744115, 0.3302824),
+        (poisson(1e-4, 0.6, 2000) + acc.Laplace(10.0), 1e-6, 0.3149953, 0.3801430),
+        (poisson(1e-5, 0.6, 100), 1e-8, 0.02944199, 0.02948257),
+    ],
+)
+def test_rare_participation_is_narrow_and_inside_what_the_lattice_said(
+    run: acc.Mechanism, delta: float, low: float, high: float
+) -> None:
+    bound = acc.epsilon(run, delta)
+    assert low <= bound.lower
+    assert bound.upper <= high
+    assert bound.width <= 1e-4 * bound.upper
+
+
+def test_the_curve_over_few_participations_has_points_on_the_way() -> None:
+    curve = acc.epsilon_over_steps(acc.PoissonSampled(acc.Gaussian(0.6), 1e-4), 20, 1e-6)
+    assert len(curve) >= 7
+    assert (curve.upper - curve.lower).max() <= 1e-4 * curve.upper[-1] + 1e-5
+
+
+# -- δ near 1 ----
+
+
+def _response_delta(epsilon: float, times: int, at: float) -> float:
+    """δ of randomised response ``times`` times, in forty digits."""
+    with mp.workdps(40):
+        yes = 1 / (1 + mp.exp(-epsilon))
+        total = mp.mpf(0)
+        for k in range(times + 1):
+            loss = epsilon * (2 * k - times)
+            if loss > at:
+                total += mp.binomial(times, k) * yes**k * (1 - yes) ** (times - k) * (1 - mp.exp(at - loss))
+        return float(total)
+
+
+@pytest.mark.parametrize(("epsilon", "times", "at"), [(1.0, 50, 1.0), (0.3, 400, 2.0), (2.0, 30, 0.0)])
+def test_delta_near_one_has_an_answer(epsilon: float, times: int, at: float) -> None:
+    bound = acc.delta(acc.PureDP(epsilon) * times, at)
+    exact = _response_delta(epsilon, times, at)
+    assert bound.lower <= exact * (1 + 1e-12)
+    assert exact <= bound.upper * (1 + 1e-12)
+    assert bound.width <= 1e-4
+
+
+def test_thirty_laplace_releases_have_a_total_variation() -> None:
+    bound = acc.delta(acc.Laplace(1.0) * 30, 0.0)
+    assert 0.98 < bound.lower <= bound.upper < 0.984
+    assert bound.width <= 2e-4
+
+
+MEMORY = """
+import resource, sys
+import tacit.accounting as acc
+import scipy.special, numpy.fft
+start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+acc.delta(acc.PureDP(1.0) * 50, 1.0)
+acc.profile(acc.Laplace(0.5) * 30, [0.0, 10.0, 40.0])
+acc.epsilon(acc.Selected(acc.PureDP(1.0) * 40), 1e-6)
+acc.delta(acc.PureDP(1.0) * 10**6, 100.0)
+acc.delta(acc.ApproxDP(1.0, 1e-3) * 30 + acc.PureDP(0.37) * 11, 0.1)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024)
+"""
+
+
+@pytest.mark.slow
+def test_memory_is_bounded_where_it_was_asked_for_by_the_terabyte() -> None:
+    assert resource.RUSAGE_SELF == 0
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 256
