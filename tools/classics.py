@@ -202,7 +202,7 @@ PRICES = (
          why="both certified; our interval is tighter"),
     Item(DPSGD, "lots cut at 320, batch 256, σ = 1.1, 3,515 steps", f"{DPACC} (arXiv 2508.15089)",
          'acc.epsilon(acc.TruncatedPoissonSampled(G(1.1), 256/60000, 60000, 320)*3515, 1e-5, adjacency="zero-out")',
-         "1.1656", why="not proven here for so low a cut: no price is claimed"),
+         "1.1656", why="both are proven; here a batch that is cut has its own worst pair"),
     Item(VOTES, "GNMax, σ = 40, order 20: α/σ²", "Papernot et al. 2018",
          "acc.renyi(acc.Votes(40.0), [20])[0]", "0.0125"),
     Item(VOTES, "the check of Confident-GNMax, σ₁ = 150, order 20: α/2σ₁²", "Papernot et al. 2018",
