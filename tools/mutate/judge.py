@@ -237,7 +237,7 @@ def run(
         before = results.of.get(mutant.id)
         tests = covering(mutant, known, longest)
         same = before is not None and before["digest"] == _digest(mutant)
-        if same and not again and (before["outcome"] in CAUGHT or before["tests"] == _state(tests)):  # type: ignore[index]
+        if same and not again and _settled(before, tests):
             continue
         if not tests:
             results.add(
@@ -285,6 +285,9 @@ def _quickly(
         by_room.setdefault(mutant.room, []).append(mutant)
     for room, some in by_room.items():
         chosen = {one.id: covering(one, known, longest) for one in some}
+        for name, tests in chosen.items():  # what caught it before comes first
+            before = results.of.get(name, {}).get("test")
+            chosen[name] = [before, *(one for one in tests if one != before)] if before in known.seconds else tests
         files = sorted({test.split("::")[0] for tests in chosen.values() for test in tests})
         print(f"{room}: {len(some)} mutants, tests of {len(files)} files", flush=True)
         out = os.dup(1)
@@ -334,6 +337,13 @@ def _quickly(
         os.close(out)
     results.reload()
     return [one for one in todo if not _judged(one, results) or results.of[one.id]["outcome"] == "survived"]
+
+
+def _settled(before: dict[str, Any] | None, tests: list[str]) -> bool:
+    """Whether a result need not be looked at again."""
+    if before is None:
+        return False
+    return before["outcome"] == "timeout" or bool(before.get("confirmed")) or before["tests"] == _state(tests)
 
 
 def _judged(mutant: Mutant, results: Results) -> bool:

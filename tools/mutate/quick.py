@@ -101,18 +101,27 @@ class Loop:
                 break
             began = time.monotonic()
             some = [items[test] for test in tests if test in items]
-            reading, writing = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                os.close(reading)
-                self._child(mutant, some, writing, known)
-            os.close(writing)
-            with os.fdopen(reading, encoding="utf-8") as told:
-                lines = told.read().splitlines()
-            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            outcome = {0: "survived", 1: "caught", 3: "unpatched", -signal.SIGALRM: "timeout"}.get(status, "died")
-            done(outcome if some else "uncovered", lines, time.monotonic() - began)
+            outcome, lines = self._forked(mutant, some, known)
+            while mutant is not None and outcome == "caught" and lines[0] != some[0].nodeid:
+                # The tests before may be what made it fail: it must fail alone.
+                if self._forked(mutant, [items[lines[0]]], known)[0] == "caught":
+                    break
+                some = some[[item.nodeid for item in some].index(lines[0]) + 1 :]
+                outcome, lines = self._forked(mutant, some, known) if some else ("survived", [])
+            done(outcome if tests else "uncovered", lines, time.monotonic() - began)
         return True
+
+    def _forked(self, mutant: Mutant | None, items: list[Any], known: Functions) -> tuple[str, list[str]]:
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            self._child(mutant, items, writing, known)
+        os.close(writing)
+        with os.fdopen(reading, encoding="utf-8") as told:
+            lines = told.read().splitlines()
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return {0: "survived", 1: "caught", 3: "unpatched", -signal.SIGALRM: "timeout"}.get(status, "died"), lines
 
     def _child(self, mutant: Mutant | None, items: list[Any], writing: int, known: Functions) -> None:
         from _pytest.runner import runtestprotocol
