@@ -328,3 +328,10 @@ def test_shuffled_passes_show_what_they_reveal_at_least_and_claim_no_amplificati
     shown = passes.largest_of_batches(1.0, 10).hockey_stick(1.0)[0]
     attack = max(float((first > c).mean() - math.e * (second > c).mean()) for c in np.linspace(1, 5, 41))
     assert shown == pytest.approx(attack, abs=6 * math.sqrt(4e-6))
+
+
+def test_a_very_small_delta_is_priced_with_a_longer_tail() -> None:
+    """At δ = 1e-30 the first law left out more than δ, and the price was that without amplification."""
+    price = acc.epsilon(acc.BallsInBins(acc.Gaussian(1.0), 10), 1e-30)
+    assert price.width < 1e-3 * price.upper
+    assert price.upper < 0.85 * acc.epsilon(acc.Gaussian(1.0), 1e-30).upper

@@ -137,8 +137,6 @@ class PassLoss(Loss):
         above, below = self.ends(SIZES[-1] if epsilon > 0 else SIZES[0], 1e-20)
         high = min(1.0, above.hockey_stick(epsilon)[1])
         low = min(below.hockey_stick(epsilon)[0], high)
-        if epsilon > 0 and above.infinity < 1e-4 * low:
-            self._served = max(self._served, 4.0 * SIZES[-1])  # for one pass no lattice does better than this
         return 0.5 * (low + high), 0.5 * (high - low) * (1 + 1e-12)
 
 

@@ -154,7 +154,8 @@ def warn_about(plan: Plan, units: int, level: int) -> None:
     if plan.sampler.name in ("shuffle", "chunks"):
         warnings.warn(
             f"sampler={plan.sampler.name!r} is priced without amplification: the price is that against an attacker who "
-            "knows which batch a record is in. sampler='poisson' gives a far smaller ε for the same noise",
+            "knows which batch a record is in. sampler='balls-in-bins' has passes too, and as sampler='poisson' a far "
+            "smaller ε for the same noise",
             PrivacyWarning,
             stacklevel=level,
         )
