@@ -6,6 +6,7 @@ and Rényi divergences are then sums. None of the accountant's own formulas is u
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable
@@ -295,6 +296,16 @@ def _first_good(sigma: float, gamma: float, epsilon: float) -> float:
     return worst
 
 
+def _granted(filtered: acc.RenyiFilter) -> int:
+    """How many Gaussian releases a filter lets through, of at most a thousand."""
+    granted = 0
+    with contextlib.suppress(acc.FilterExceeded):
+        for _ in range(1000):
+            filtered.spend(acc.Gaussian(10.0))
+            granted += 1
+    return granted
+
+
 def prices_are_kept(seed: int) -> list[Finding]:
     """What is calibrated keeps its target, curves agree with prices, and a record reads back to the same price."""
     low: list[str] = []
@@ -333,15 +344,14 @@ def prices_are_kept(seed: int) -> list[Finding]:
         one = acc.epsilon(mechanism, 1e-4, adjacency=adjacency, group=group)
         if not one.lower <= one.upper:
             low.append(f"interval of {mechanism!r}")
-    filtered, granted = acc.RenyiFilter(2.0, 1e-5), 0
-    try:
-        for _ in range(1000):
-            filtered.spend(acc.Gaussian(10.0))
-            granted += 1
-    except acc.FilterExceeded:
-        pass
+    granted = _granted(acc.RenyiFilter(2.0, 1e-5))
     if not 0 < granted < 1000 or bounds.gaussian_epsilon(math.sqrt(granted) / 10.0, 1e-5) > 2.0:
         low.append(f"a filter granted {granted}")
+    orders = [4.0, 8.0, 16.0, 32.0]
+    shared = _granted(acc.RenyiFilter(2.0, 1e-2, orders))
+    alone = max(_granted(acc.RenyiFilter(2.0, 1e-2 / len(orders), [order])) for order in orders)
+    if not 0 < shared <= alone:
+        low.append(f"a filter of {len(orders)} orders granted {shared}, and each with its share of δ {alone}")
     odometer = acc.RenyiOdometer(1e-5)
     odometer.spend(acc.Gaussian(10.0))
     privacy = acc.Privacy.of(acc.Gaussian(2.0) * 4, 1e-5)

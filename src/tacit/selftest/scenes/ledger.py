@@ -113,6 +113,16 @@ def renyi_rules_hold(seed: int) -> list[Finding]:
                 # One more at the best order, by the standard conversion, would be beyond the budget.
                 text = f"{granted} granted: ε = {exact:.4f} of 2"
                 found.append(holds(f"ledger: Rényi ({dataset}, {name})", 3 < granted < 60 and exact <= 2.0, text))
+            counts = []
+            for dataset, delta, orders in (("both", 1e-2, [8.0, 16.0]), ("8", 5e-3, [8.0]), ("16", 5e-3, [16.0])):
+                ledger().register(dataset, epsilon=2.0, delta=delta, rule="renyi", orders=orders, failure_share=0.0)
+                counts.append(0)
+                with contextlib.suppress(BudgetExceeded):
+                    for _ in range(200):
+                        ledger().charge(dataset, acc.Gaussian(6.0), delta=1e-9, purpose="one").confirm()
+                        counts[-1] += 1
+            text = f"{counts[0]} by two orders, {counts[1:]} by each with half of δ"
+            found.append(holds(f"ledger: orders share δ ({name})", 0 < counts[0] <= max(counts[1:]), text))
             failing = refused(
                 f"ledger: failures ({name})",
                 {
