@@ -307,7 +307,10 @@ def _granted(filtered: acc.RenyiFilter) -> int:
 
 
 def prices_are_kept(seed: int) -> list[Finding]:
-    """What is calibrated keeps its target, curves agree with prices, and a record reads back to the same price."""
+    """What is calibrated keeps its target, curves agree with prices, and a record reads back to the same price.
+
+    Many branches: one for each way to ask for a price.
+    """
     low: list[str] = []
     noise = acc.calibrate(acc.Gaussian, epsilon=1.0, delta=1e-5)
     if bounds.gaussian_epsilon(1 / noise, 1e-5) > 1.0 * (1 + 1e-9):

@@ -55,7 +55,7 @@ class Step:
     after: float
 
 
-class Run:
+class OwnLoop:
     """A model, data and an engine, as somebody's own loop has them."""
 
     def __init__(self, seed: int, *, batch: int = BATCH, engine: PrivacyEngine | None = None, **options: Any) -> None:
@@ -128,18 +128,18 @@ def sums_and_noise(seed: int) -> list[Finding]:
         "shuffled": {"poisson_sampling": False},
     }
     for name, options in cases.items():
-        run = Run(seed, **options)
+        run = OwnLoop(seed, **options)
         raw = run.pipeline.gradients()
         parts = run.residuals(list(run.steps(6)), raw)
         left += parts
-        exact = Run(seed, **(options | {"noise_multiplier": 0.0}))
+        exact = OwnLoop(seed, **(options | {"noise_multiplier": 0.0}))
         away = 0.0
         for step in exact.steps(4):
             true = exact.pipeline.clipped(raw[step.rows], step.clip_norm).sum(0) if len(step.rows) else 0.0
             away = max(away, float(np.linalg.norm(step.released - true)) / exact.pipeline.sensitivity(step.clip_norm))
         found.append(holds(f"drop-in: sum ({name})", away < 0.02, f"{away:.2g} clip norms from the clipped sum"))
     bounds_each = [0.1 * (k + 1) for k in range(4)]
-    run = Run(seed, clipping="per_layer", max_grad_norm=bounds_each)
+    run = OwnLoop(seed, clipping="per_layer", max_grad_norm=bounds_each)
     raw = run.pipeline.gradients()
     sizes = [p.numel() for p in run.model.parameters()]
     places = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
@@ -160,7 +160,7 @@ def people_move_by_the_clip_norm(seed: int) -> list[Finding]:
     """One record, however long its gradient, moves the sum by at most the clip norm; not a number counts as none."""
     worst = {"flat": 0.0, "per_layer": 0.0, "automatic": 0.0}
     for clipping in worst:
-        run = Run(seed, batch=ROWS, clipping=clipping, noise_multiplier=0.0)
+        run = OwnLoop(seed, batch=ROWS, clipping=clipping, noise_multiplier=0.0)
         x, y = models.table(seed)
         limit = run.pipeline.sensitivity(CLIP)
         sums = []
@@ -191,10 +191,10 @@ def noise_levels_are_priced(seed: int) -> list[Finding]:
         "levels that return": [2.0, 1.0, 2.0, 1.0, 3.0, 2.0],
         "a level that grows": [0.8, 1.6, 3.2],
     }.items():
-        run = Run(seed, batch=ROWS)
+        run = OwnLoop(seed, batch=ROWS)
         raw = run.pipeline.gradients()
 
-        def level(step: int, run: Run = run, levels: list[float] = levels) -> None:
+        def level(step: int, run: OwnLoop = run, levels: list[float] = levels) -> None:
             run.optimizer.noise_multiplier = levels[step]
 
         parts = run.residuals(list(run.steps(len(levels), level)), raw)
@@ -207,7 +207,7 @@ def noise_levels_are_priced(seed: int) -> list[Finding]:
         p = statistics.variance_p_value(np.concatenate(parts))
         found.append(Finding(f"drop-in: noise of {name}", p, "noise follows the level"))
     rate = BATCH / ROWS
-    run = Run(seed)
+    run = OwnLoop(seed)
     levels = [0.9, 2.0] * 6
 
     def alternate(step: int) -> None:
@@ -216,7 +216,7 @@ def noise_levels_are_priced(seed: int) -> list[Finding]:
     list(run.steps(12, alternate))
     rng = np.random.default_rng(seed)
     price = look.check_price(run.engine.get_epsilon(LARGE_DELTA), LARGE_DELTA, rate, levels, 12, rng)
-    shuffled = Run(seed, poisson_sampling=False, noise_multiplier=2.0)
+    shuffled = OwnLoop(seed, poisson_sampling=False, noise_multiplier=2.0)
     list(shuffled.steps(7))  # three batches a pass: two passes and a part of the third
     claimed, exact = shuffled.engine.get_epsilon(DELTA), bounds.gaussian_epsilon(math.sqrt(3) / 2.0, DELTA)
     return [
@@ -241,7 +241,7 @@ def _copied(engine: PrivacyEngine, kind: str) -> Any:
 def adaptive_counts_are_paid(seed: int) -> list[Finding]:
     """The clip norm follows a noisy count, for which the gradient has more noise than is stated for both together."""
     count, rate, target, steps = 0.9, 0.1, 0.5, 60
-    run = Run(
+    run = OwnLoop(
         seed,
         clipping="adaptive",
         target_unclipped_quantile=target,
@@ -271,7 +271,7 @@ def adaptive_counts_are_paid(seed: int) -> list[Finding]:
 
 def pieces_and_draws(seed: int) -> list[Finding]:
     """Pieces of a draw are one step; several draws in a step are priced as several; what is skipped is counted."""
-    run = Run(seed, batch=ROWS, noise_multiplier=0.0)
+    run = OwnLoop(seed, batch=ROWS, noise_multiplier=0.0)
     raw = run.pipeline.gradients()
     own = run.pipeline.clipped(raw, CLIP).sum(0)
     before, released = len(run.engine.accountant), []
@@ -286,7 +286,7 @@ def pieces_and_draws(seed: int) -> list[Finding]:
                 released.append(run.gradient() * ROWS)
     away = float(np.abs(released[-1] - own).max()) / CLIP if released else math.inf
     made = len(run.engine.accountant) - before
-    twice = Run(seed, batch=ROWS, noise_multiplier=2.0)
+    twice = OwnLoop(seed, batch=ROWS, noise_multiplier=2.0)
     for _ in range(3):
         twice.optimizer.zero_grad()
         for _ in range(2):
@@ -295,7 +295,7 @@ def pieces_and_draws(seed: int) -> list[Finding]:
         twice.optimizer.step()
     # A record is in both draws of each of three steps and moves their sum by two clip norms, with noise for one.
     claimed, exact = twice.engine.get_epsilon(DELTA), bounds.gaussian_epsilon(math.sqrt(3) * 2 / 2.0, DELTA)
-    sparse = Run(seed, batch=1)
+    sparse = OwnLoop(seed, batch=1)
     drawn, left_out = 0, 0
     for _ in range(2):
         for x, y, _ in sparse.loader:
@@ -307,9 +307,9 @@ def pieces_and_draws(seed: int) -> list[Finding]:
             sparse.backward(x, y)
             sparse.optimizer.step()
     counted = len(sparse.engine.accountant)
-    whole = Run(seed, batch=1)
+    whole = OwnLoop(seed, batch=1)
     silent = sum(not np.abs(step.released).max() > 0 for step in whole.steps(30))
-    skipped = Run(seed, batch=ROWS, noise_multiplier=2.0)
+    skipped = OwnLoop(seed, batch=ROWS, noise_multiplier=2.0)
     for number, (x, y, _) in enumerate(batch for _ in range(6) for batch in skipped.loader):
         skipped.backward(x, y)
         if number % 2:
@@ -332,7 +332,7 @@ def misuse_is_refused(seed: int) -> list[Finding]:
     """A batch used twice, a step without one, models that mix examples, and loaders that cannot be sampled."""
 
     def used_twice() -> None:
-        run = Run(seed)
+        run = OwnLoop(seed)
         for x, y, _ in run.loader:
             if len(x):
                 run.backward(x, y)
@@ -342,10 +342,10 @@ def misuse_is_refused(seed: int) -> list[Finding]:
                 return
 
     def no_batch() -> None:
-        Run(seed).optimizer.step()
+        OwnLoop(seed).optimizer.step()
 
     def evaluated() -> None:
-        run = Run(seed)
+        run = OwnLoop(seed)
         x, y = models.table(seed)
         run.backward(x, y)
         run.optimizer.step()
@@ -373,7 +373,7 @@ def misuse_is_refused(seed: int) -> list[Finding]:
             optimizer.step()
 
     def made(**options: Any) -> Callable[[], object]:
-        return lambda: Run(seed, **options)
+        return lambda: OwnLoop(seed, **options)
 
     def norms() -> None:
         model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
@@ -388,7 +388,7 @@ def misuse_is_refused(seed: int) -> list[Finding]:
     from tacit.sgd.errors import ClippingError
 
     fixed = ModuleValidator.fix(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
-    private = Run(seed)
+    private = OwnLoop(seed)
     return [
         refused(
             "drop-in: refusals",
@@ -426,7 +426,7 @@ def misuse_is_refused(seed: int) -> list[Finding]:
                     ValueError,
                 ),
                 "repeatable and secret": (
-                    lambda: Run(
+                    lambda: OwnLoop(
                         seed, engine=PrivacyEngine(secure_mode=True), noise_generator=torch.Generator().manual_seed(1)
                     ),
                     ValueError,
@@ -448,7 +448,7 @@ def charges_come_first(seed: int) -> list[Finding]:
         return made
 
     books = ledger()
-    run = Run(seed, engine=PrivacyEngine(ledger=books, dataset="people"), steps=4, target_delta=DELTA)
+    run = OwnLoop(seed, engine=PrivacyEngine(ledger=books, dataset="people"), steps=4, target_delta=DELTA)
     steps = run.steps(4)
     next(steps)
     first, spent = books.budget("people").charges, charged(books, DELTA)
@@ -459,18 +459,18 @@ def charges_come_first(seed: int) -> list[Finding]:
         list(run.steps(1))
 
     def less_noise() -> None:
-        other = Run(seed, engine=PrivacyEngine(ledger=ledger(), dataset="people"), steps=4)
+        other = OwnLoop(seed, engine=PrivacyEngine(ledger=ledger(), dataset="people"), steps=4)
         other.optimizer.noise_multiplier = NOISE / 2
         list(other.steps(1))
 
     def several_draws() -> None:
-        other = Run(seed, engine=PrivacyEngine(ledger=ledger(), dataset="people"), steps=4)
+        other = OwnLoop(seed, engine=PrivacyEngine(ledger=ledger(), dataset="people"), steps=4)
         for x, y, _ in other.loader:
             other.backward(x, y)
         other.optimizer.step()
 
     def too_much() -> None:
-        Run(seed, engine=PrivacyEngine(ledger=ledger(0.01), dataset="people"), steps=400)
+        OwnLoop(seed, engine=PrivacyEngine(ledger=ledger(0.01), dataset="people"), steps=400)
 
     found = [
         holds("drop-in: charged first", first == 1, f"{first} charges after the first step"),
@@ -482,11 +482,14 @@ def charges_come_first(seed: int) -> list[Finding]:
                 "less noise": (less_noise, ChargeError),
                 "several draws": (several_draws, ChargeError),
                 "more than the budget": (too_much, BudgetExceeded),
-                "no length": (lambda: Run(seed, engine=PrivacyEngine(ledger=ledger(), dataset="people")), ValueError),
+                "no length": (
+                    lambda: OwnLoop(seed, engine=PrivacyEngine(ledger=ledger(), dataset="people")),
+                    ValueError,
+                ),
             },
         ),
     ]
-    target = Run(seed, target_epsilon=1.0, target_delta=LARGE_DELTA, epochs=4)
+    target = OwnLoop(seed, target_epsilon=1.0, target_delta=LARGE_DELTA, epochs=4)
     sigma = float(target.optimizer.noise_multiplier)
     list(target.steps(12))
     rng = np.random.default_rng(seed)
@@ -505,8 +508,8 @@ def checkpoints_remember(seed: int) -> list[Finding]:
     books.register("people", epsilon=80.0, delta=1e-4, size_public=True)
     whole = bounds.gaussian_epsilon(math.sqrt(4) / 2.0, DELTA)
 
-    def begun(**more: Any) -> Run:
-        return Run(seed, batch=ROWS, noise_multiplier=2.0, **more)
+    def begun(**more: Any) -> OwnLoop:
+        return OwnLoop(seed, batch=ROWS, noise_multiplier=2.0, **more)
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.pt"
@@ -580,7 +583,7 @@ def prices_of_the_analysis(seed: int) -> list[Finding]:
     noise = get_noise_multiplier(target_epsilon=exact, target_delta=DELTA, sample_rate=1.0, steps=steps)
     named["noise for a target"] = noise / sigma
     low = {name: ratio for name, ratio in named.items() if not ratio >= 1 - 1e-3}
-    run = Run(seed, batch=ROWS)
+    run = OwnLoop(seed, batch=ROWS)
     schedules = [
         ExponentialNoise(run.optimizer, gamma=0.5),
         StepNoise(run.optimizer, step_size=1, gamma=2.0),

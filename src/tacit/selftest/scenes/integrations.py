@@ -42,7 +42,7 @@ class Watched(nn.Module):
         return {"logits": self.inner(x)}
 
 
-class Steps:
+class SeenSteps:
     """What reached the optimizer, and the rows since the last time."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, seen: list[npt.NDArray[np.int64]]) -> None:
@@ -62,7 +62,7 @@ class Steps:
         return [np.concatenate(pieces) if pieces else np.zeros(0, np.int64) for pieces in self.pieces]
 
 
-def _sum(name: str, steps: Steps, seed: int, batch: int) -> Finding:
+def _sum(name: str, steps: SeenSteps, seed: int, batch: int) -> Finding:
     """What reached the optimizer in a run with nearly no noise, against the clipped sum."""
     scene = models.network(seed)
     own = scene.clipped(scene.gradients(), CLIP)
@@ -77,7 +77,7 @@ def _sum(name: str, steps: Steps, seed: int, batch: int) -> Finding:
 LITTLE = 1e-6
 
 
-def _findings(name: str, steps: Steps, seed: int, batch: int) -> list[Finding]:
+def _findings(name: str, steps: SeenSteps, seed: int, batch: int) -> list[Finding]:
     """Sums, noise and draws of a run of the network of :func:`tacit.selftest.models.network`."""
     scene = models.network(seed)
     raw = scene.gradients()
@@ -156,7 +156,7 @@ def trainer_steps_are_draws(seed: int) -> list[Finding]:
                 target_delta=LARGE_DELTA,
                 key_file=Path(folder) / "run.key",
             )
-            steps = Steps(optimizer, model.seen)
+            steps = SeenSteps(optimizer, model.seen)
             _note_rows(private, model.seen)
             private.train()
             claimed = private.privacy.upper
@@ -172,7 +172,7 @@ def trainer_steps_are_draws(seed: int) -> list[Finding]:
             private = make_private(
                 made, loss=_losses, noise_multiplier=LITTLE, max_grad_norm=CLIP, target_delta=DELTA, key_file=key
             )
-            steps = Steps(optimizer, model.seen)
+            steps = SeenSteps(optimizer, model.seen)
             _note_rows(private, model.seen)
             private.train()
         found.append(_sum(name, steps, seed, 12))
@@ -252,7 +252,7 @@ def _lightning(seed: int, *, batch: int, epochs: int, pieces: int = 1, folder: P
             super().__init__()
             self.inner = copy.deepcopy(models.network(seed).model)
             self.seen: list[npt.NDArray[np.int64]] = []
-            self.steps: Steps | None = None
+            self.steps: SeenSteps | None = None
 
         def training_step(self, batch: Any, index: int) -> Tensor:
             x, y, rows = batch
@@ -262,7 +262,7 @@ def _lightning(seed: int, *, batch: int, epochs: int, pieces: int = 1, folder: P
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=0.0)
-            self.steps = Steps(optimizer, self.seen)
+            self.steps = SeenSteps(optimizer, self.seen)
             return optimizer
 
     x, y = models.table(seed)
