@@ -195,10 +195,7 @@ def plot(
     if not runs:
         raise AccountingError("there is nothing to draw: give at least one mechanism")
     alpha = np.logspace(-5, 0, 101)
-    curves = {
-        name: risk(one, fpr=alpha.tolist(), adjacency=adjacency, group=group)  # type: ignore[arg-type]
-        for name, one in runs.items()
-    }
+    curves = {name: risk(one, fpr=alpha.tolist(), adjacency=adjacency, group=group) for name, one in runs.items()}
     figure = optional("matplotlib.figure").Figure(figsize=(5.6, 5.0), layout="constrained")
     axes = figure.subplots()
     colors = ("black", "#4477aa", "#aa4477", "#c98a2b", "#228833", "#8c8c8c")

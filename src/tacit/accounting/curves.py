@@ -16,8 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from tacit.accounting.base import Mechanism
 from tacit.accounting.bound import Bound
+from tacit.accounting.crossing import Ends
 from tacit.accounting.errors import AccountingError
-from tacit.accounting.pricing import Ends, delta_of_orders
+from tacit.accounting.pricing import delta_of_orders
 from tacit.accounting.pricing import epsilon as certified_epsilon
 
 Array = NDArray[np.float64]

@@ -58,9 +58,9 @@ class FinitePair(Loss):
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
         place = np.searchsorted(edges, self.loss, side="left")
-        p = np.bincount(place, self.p, len(edges) + 1)
+        p = np.asarray(np.bincount(place, self.p, len(edges) + 1), dtype=float)
         p[-1] += self.infinity
-        return p, np.bincount(place, self.q, len(edges) + 1)
+        return p, np.asarray(np.bincount(place, self.q, len(edges) + 1), dtype=float)
 
     def between(self, step: float, tail: float) -> tuple[Loss, Loss]:
         return self, zipped(self, step, tail)
@@ -211,7 +211,7 @@ def _tail(tail: float) -> float:
     """A round number at most a quarter of ``tail``, so that few laws serve all questions."""
     if not tail > 1e-270:
         raise OverflowError("the law of a pass is not computed that far out")
-    return 10.0 ** (-20.0 * math.ceil(-math.log10(tail / 4) / 20))
+    return math.pow(10.0, -20.0 * math.ceil(-math.log10(tail / 4) / 20))
 
 
 @functools.lru_cache(maxsize=128)
@@ -379,14 +379,14 @@ def _spread(one: _Law, other: _Law, s: _Splits, start: int, times: float, out: A
         pairs *= up[d]
         at, end = at + gap[d], end + gap[d]
         out[at:end:rho] += pairs
-    i = np.arange(max(one.first, other.first + s.far), one.first + len(x))
-    if len(i):
-        j = np.minimum(i - s.far - other.first, len(y) - 1)
-        # Σ y_j and Σ y_j e^{-g(i-j)} over all j that far below i
-        weighed = np.cumsum(y * np.exp(s.step * (np.arange(len(y)) - len(y))))[j] * np.exp(s.step * (top - i))
+    high = np.arange(max(one.first, other.first + s.far), one.first + len(x))
+    if len(high):
+        j = np.minimum(high - s.far - other.first, len(y) - 1)
+        # Σ y_j and Σ y_j e^{-g(high-j)} over all j that far below high
+        weighed = np.cumsum(y * np.exp(s.step * (np.arange(len(y)) - len(y))))[j] * np.exp(s.step * (top - high))
         plain = np.cumsum(y)[j]
-        weight = x[i - one.first]
-        at = rho * i + s.limit - low
+        weight = x[high - one.first]
+        at = rho * high + s.limit - low
         raised = s.base * plain + s.slope * weighed
         out[at] += weight * np.maximum(plain - raised, 0.0) * (1 + 1e-12 / (1 - s.base))
         out[at + 1] += weight * raised * (1 + 1e-12 / s.base)
@@ -437,11 +437,11 @@ def _gather(
         end = at + rho * (stop - i - 1) + 1
         mass[at:end:rho] += pairs
         moment[at:end:rho] += means
-    i = np.arange(max(one.first, other.first + far), one.first + len(x))
-    if len(i):
-        j = np.minimum(i - far - other.first, len(y) - 1)
-        at = rho * i + place[-1] - low
+    high = np.arange(max(one.first, other.first + far), one.first + len(x))
+    if len(high):
+        j = np.minimum(high - far - other.first, len(y) - 1)
+        spot = rho * high + place[-1] - low
         below, below_moment = np.cumsum(y)[j], np.cumsum(ys)[j]
-        k = i - one.first
-        mass[at] += x[k] * below
-        moment[at] += xs[k] * below + x[k] * below_moment
+        k = high - one.first
+        mass[spot] += x[k] * below
+        moment[spot] += xs[k] * below + x[k] * below_moment

@@ -71,7 +71,7 @@ class SamplerPrices:
 
     def __repr__(self) -> str:
         who = f"one {self.unit}" if self.group == 1 else f"{self.group} {self.unit}s together"
-        rows = [("sampler", "add or remove", "zero out", "replace", "batches")]
+        rows: list[tuple[str, ...]] = [("sampler", "add or remove", "zero out", "replace", "batches")]
         for name in self.mechanisms:
             cells = [self._shown(name, adjacency) for adjacency in ("add-remove", "zero-out", "replace-one")]
             rows.append((name, *cells, BATCHES[name]))
