@@ -326,3 +326,41 @@ def test_a_split_at_places_of_the_data_is_read_from_them():
 
     torch.manual_seed(0)
     assert not sgd.check(Split(), by_class, (torch.randn(6, 5), torch.randint(2, (6,)))).certain
+
+
+class Looking(nn.Module):
+    """Looks at its mask for a shortcut, as many language models do unless they are compiled."""
+
+    def __init__(self, *, honest: bool = True) -> None:
+        super().__init__()
+        self.head, self.honest = nn.Linear(5, 2), honest
+
+    def forward(self, x: Tensor) -> Tensor:
+        keep = x > -1
+        if torch.compiler.is_compiling() and not self.honest:
+            return self.head(x) * 2
+        if not torch.compiler.is_compiling() and bool(keep.all()):
+            return self.head(x)
+        return self.head(x * keep)
+
+
+def test_a_model_that_looks_at_its_data_unless_it_is_compiled_does_not_look():
+    batch = (torch.randn(6, 5), torch.randint(2, (6,)))
+    model = Looking()
+    assert sgd.check(model, by_class, batch).certain
+    for _ in range(3):
+        batch = (torch.randn(6, 5), torch.randint(2, (6,)))
+        found = sgd.clipped_grad(model, by_class, batch, clip_norm=0.1)
+        alone = sgd.clipped_grad(model, by_class, batch, clip_norm=0.1, method="examples")
+        torch.testing.assert_close(found.norms, alone.norms)
+    assert list(Engine.of(model).hushed.values()) == [True]
+
+
+def test_but_not_where_it_then_computes_something_else():
+    model = Looking(honest=False)
+    batch = (torch.randn(6, 5), torch.randint(2, (6,)))
+    found = sgd.clipped_grad(model, by_class, batch, clip_norm=0.1)
+    alone = sgd.clipped_grad(model, by_class, batch, clip_norm=0.1, method="examples")
+    torch.testing.assert_close(found.norms, alone.norms)
+    assert not sgd.check(model, by_class, batch).certain
+    assert set(Engine.of(model).hushed.values()) == {False}

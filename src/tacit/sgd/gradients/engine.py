@@ -32,7 +32,7 @@ from tacit.sgd.gradients.bounds import HIDDEN, ClippedGradients, Clipping, Gradi
 from tacit.sgd.gradients.capture import Capture, Constants, Use
 from tacit.sgd.gradients.contributions import Aligned, Contributions, Group, NotCovered, Rule
 from tacit.sgd.gradients.frames import Frame
-from tacit.sgd.gradients.outside import Attributes, Scalars, module_names
+from tacit.sgd.gradients.outside import Attributes, Scalars, as_written, module_names
 from tacit.sgd.gradients.padding import Lengths
 from tacit.sgd.gradients.pieces import in_pieces
 from tacit.sgd.gradients.planning import PassPlan, UsePlan
@@ -263,6 +263,8 @@ class Engine:
         self.programs: dict[Any, Any] = {}
         #: contexts in which a pass was to be doubted, and why every pass is, where single ones do not show it
         self.doubted: dict[Any, str] = {}
+        #: contexts in which the model hears that it is compiled, because it then does not look at its data
+        self.hushed: dict[Any, bool] = {}
         self.constants = Constants()
         self.lengths = Lengths()
         #: shapes of records, by context, where all batches so far had the same
@@ -446,8 +448,9 @@ class Engine:
         where = self.doubted_as(context)
         state = Attributes(self.model) if where in self.doubted else None
         names = module_names(self.model, capture.where) if named else nullcontext()
+        plainly = as_written(compiled=self.state.compiled, hushed=self.hushed.get(where, False))
         try:
-            with self.protected_buffers(), self.uncompiled(), torch.enable_grad(), names, scalars, capture:
+            with self.protected_buffers(), plainly, torch.enable_grad(), names, scalars, capture:
                 values = losses()
                 if views is not None:
                     values = _per_example(values, batch, views)
@@ -482,10 +485,6 @@ class Engine:
             rows=rows,
             constants=self.constants,
         )
-
-    def uncompiled(self) -> AbstractContextManager[Any]:
-        """Compiled parts of the model run as they were written inside, so that their operations are seen."""
-        return torch.compiler.set_stance("force_eager") if self.state.compiled else nullcontext()
 
     @contextmanager
     def protected_buffers(self) -> Iterator[None]:

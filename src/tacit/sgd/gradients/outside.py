@@ -7,12 +7,13 @@ and which module is running (:func:`module_names`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from tacit.sgd.torch_compat import DispatchMode, own_modules, read_scalar, without_function_modes
+from tacit.sgd.torch_compat import DispatchMode, as_compiled, own_modules, read_scalar, without_function_modes
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
@@ -65,6 +66,21 @@ class Attributes:
                 owner[name] = value
                 if copy is not None:
                     value.data.copy_(copy)
+
+
+def as_written(*, compiled: bool, hushed: bool = False) -> AbstractContextManager[Any]:
+    """Compiled parts of a model run as they were written inside, so that their operations are seen.
+
+    A model that is ``hushed`` hears that it is compiled: many look at their data for a shortcut, and then do not.
+    """
+    if not compiled and not hushed:
+        return nullcontext()
+    found = ExitStack()
+    if compiled:
+        found.enter_context(torch.compiler.set_stance("force_eager"))
+    if hushed:
+        found.enter_context(as_compiled())
+    return found
 
 
 @contextmanager

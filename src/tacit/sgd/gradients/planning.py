@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tacit.sgd.errors import SLOWLY, BatchMixing, ClippingError, UncoveredUse
-from tacit.sgd.gradients import frames, verify
+from tacit.sgd.gradients import company, frames, verify
 from tacit.sgd.gradients.bounds import Gradients
 from tacit.sgd.gradients.capture import BY_SIZE, Use
 from tacit.sgd.gradients.contributions import Contributions, Group, Layout, NotCovered, wide
@@ -139,7 +139,7 @@ def _surveyed(engine: Engine, request: Request, rewind: Callable[[], None], *, c
 def survey(engine: Engine, request: Request, rewind: Callable[[], None], *, check: bool) -> PassPlan | None:
     """Make the plan for this batch, and check the answers it gives; ``None`` when no example has a finite gradient."""
     rewind()
-    run = engine.forward(*engine.asked(request), named=True)
+    run = _hushed(engine, request, rewind, engine.forward(*engine.asked(request), named=True))
     finite = verify.is_finite(engine, run)
     whole: AbstractContextManager[None] = nullcontext()
     if engine.shards is not None and engine.shards.any(not finite):
@@ -147,6 +147,36 @@ def survey(engine: Engine, request: Request, rewind: Callable[[], None], *, chec
         whole = engine.shards.whole()
     with whole:
         return _made_and_checked(engine, request, rewind, run, check=check, finite=finite)
+
+
+def _hushed(engine: Engine, request: Request, rewind: Callable[[], None], run: Pass) -> Pass:
+    """The pass of a model that looks at its data, again, with the model told that it is compiled: many then do not.
+
+    The pass as it was, where the model looks all the same, or gives other losses.
+    """
+    where = engine.doubted_as(run.context)
+    if run.doubt in ("", BY_SIZE) or where in engine.hushed or engine.shards is not None:
+        return run
+    reason = engine.doubted.get(where, "")
+
+    def losses(*, hushed: bool) -> Tensor:
+        engine.hushed[where] = hushed
+        with company.kept(engine.device), company.evaluating(engine.model), torch.enable_grad():
+            return engine.forward(*engine.asked(request)).losses.detach()
+
+    try:
+        before, after = losses(hushed=False), losses(hushed=True)
+        rewind()
+        engine.doubted.pop(where, None)
+        again = engine.forward(*engine.asked(request), named=True)
+        same = torch.allclose(before, after, rtol=verify.TOLERANCE[verify.precision(engine, run)], equal_nan=True)
+    except company.REFUSED:
+        same = False  # it runs as it was written, and not as a compiler would have it
+    if same and again.doubt in ("", BY_SIZE):
+        return again
+    engine.hushed[where] = False
+    engine.doubted[where] = reason
+    return run
 
 
 def _made_and_checked(

@@ -28,7 +28,7 @@ from tacit.sgd.gradients import company, padding, verify
 from tacit.sgd.gradients.bounds import Gradients
 from tacit.sgd.gradients.capture import Capture
 from tacit.sgd.gradients.engine import Engine, ModelState, Outputs, Pass, remember
-from tacit.sgd.gradients.outside import Attributes
+from tacit.sgd.gradients.outside import Attributes, as_written
 from tacit.sgd.gradients.planning import (
     PassPlan,
     PlanTemplate,
@@ -231,7 +231,7 @@ class Watch:
         capture = engine.capture(call.data, piece.rows if piece is not None else 1)
         call.uses = capture.uses
         call.context.enter_context(engine.protected_buffers())
-        call.context.enter_context(engine.uncompiled())
+        call.context.enter_context(as_written(compiled=engine.state.compiled))
         call.context.enter_context(capture)
         call.capture = capture  # type: ignore[attr-defined]
         self._inside.append(call)
