@@ -29,8 +29,9 @@ RATIO = 8.0
 NEGLIGIBLE, ACCURATE = 14.0, 16.0
 #: More nodes than this for one level are refused.
 MAX_NODES = 3000
-#: Abscissas that are tried for a level, times the size of its losses.
-_TRIED = np.geomspace(0.25, 40.0, 15)
+#: The smallest abscissa that is tried for a level, times the spread of all losses, the largest, times the level's own
+#: loss, and how many.
+_LEAST, _MOST, _TRIED = 0.25, 40.0, 18
 
 
 def some_rare(parts: Parts) -> bool:
@@ -74,18 +75,20 @@ class Levels:
         cuts[:, -1] = tops
         self.left_out = sum(
             times * float(loss.p_weight @ ndtr((loss.p_shift - top) / math.hypot(1, SOFT / loss.span))) * (1 + 1e-12)
-            + times * float(loss.p_weight @ ndtr(loss.p_shift - loss.cut_at(top, _TRIED[-1] / highest).stop))
+            + times * float(loss.p_weight @ ndtr(loss.p_shift - loss.cut_at(top, _MOST / highest).stop))
             for (loss, times), top in zip(self.rare, tops, strict=True)
         )
         spread = math.sqrt(sum(times * loss.tilted(1e-6)[3] for loss, times in self.rest)) if self.rest else 0.0
         self.cluster_scale = float(losses[0]) + 4 * spread
-        most = _TRIED[-1] / (losses + 4 * spread)
+        most = _MOST / losses
         self.cluster: Parts = [
             (loss.cut_at(float(cut), float(most[0])), times)
             for (loss, times), cut in zip(self.rare, cuts[:, 0], strict=True)
         ]
         self.cluster += self.rest
-        self._cluster_chernoff = _Chernoff(self.cluster, _TRIED / self.cluster_scale)
+        self._cluster_chernoff = _Chernoff(
+            self.cluster, np.geomspace(_LEAST / self.cluster_scale, float(most[0]), _TRIED)
+        )
         self._contour: Contour | None = None
         self._refused = False
         self.bands = [
@@ -102,6 +105,7 @@ class Levels:
                 ]
                 + self.rest,
                 float(losses[j + 1]) + 4 * spread,
+                float(most[j + 1]),
             )
             for j in range(count)
         ]
@@ -224,9 +228,9 @@ class _Chernoff:
 class _Band:
     """Runs whose largest rare loss lies between two levels: M_j^T - M_{j-1}^T as a contour integral."""
 
-    def __init__(self, rare: list[tuple[MixtureLoss, float, int]], rest: Parts, scale: float) -> None:
+    def __init__(self, rare: list[tuple[MixtureLoss, float, int]], rest: Parts, scale: float, most: float) -> None:
         self.rare, self.rest, self.scale = rare, rest, scale
-        tried = _TRIED / scale
+        tried = np.geomspace(_LEAST / scale, most, _TRIED)
         log_a, ratio = np.zeros(len(tried)), np.zeros(len(tried))
         self.log_all = np.zeros(len(tried))
         for loss, low, times in rare:
