@@ -12,7 +12,9 @@ from torch.utils.data import TensorDataset
 
 from tacit import accounting as acc
 from tacit.noise.keys import Key
+from tacit.opacus import PrivacyEngine
 from tacit.opacus.accountants import create_accountant
+from tacit.opacus.data_loader import DPDataLoader
 from tacit.sgd.hooked.draws import PrivateBatches, Spent
 from tacit.sgd.training.sampling import Poisson, Shuffle
 
@@ -139,3 +141,19 @@ def test_an_adapted_clip_norm_comes_back_with_a_checkpoint_within_its_range(tmp_
     again, its_own, _ = private(other, dataset, noise=1.0, clip=0.6, **narrow)
     again.load_checkpoint(path=tmp_path / "c.pt", module=other, optimizer=its_own)
     assert its_own.loop.clip_norm == 0.6
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.5, float("nan")])
+def test_a_sampling_rate_is_a_probability(rate):
+    with pytest.raises(ValueError, match="sample_rate"):
+        DPDataLoader(TensorDataset(torch.zeros(8, 2)), sample_rate=rate)
+
+
+def test_noise_that_somebody_can_repeat_and_bounds_that_nobody_uses_are_refused():
+    dataset = TensorDataset(torch.zeros(8, 2), torch.zeros(8, dtype=torch.long))
+    model = torch.nn.Linear(2, 3)
+    with pytest.raises(ValueError, match="noise_generator"):
+        private(model, dataset, noise=1.0, engine=PrivacyEngine(secure_mode=True), noise_generator=torch.Generator())
+    for clipping in ("flat", "automatic"):
+        with pytest.raises(ValueError, match="needs clipping='per_layer'"):
+            private(model, dataset, noise=1.0, clip=[1.0, 1.0], clipping=clipping)

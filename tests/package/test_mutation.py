@@ -109,6 +109,7 @@ def test_a_sample_is_the_same_for_the_same_seed(mutants):
 
 def test_the_table_of_slow_tests_is_made_of_the_runs_that_are_recorded():
     state = json.loads(slow.STATE.read_text(encoding="utf-8"))
-    assert slow.table(state, slow.pieces()) in slow.PAGE.read_text(encoding="utf-8")
+    rows = slow.table(state, sorted(state)).splitlines()
+    assert set(rows) <= set(slow.PAGE.read_text(encoding="utf-8").splitlines()), "run python -m tools.slow --table"
     files = slow.pieces()
     assert {turn[0] for turn in (slow.turn(files, number) for number in range(len(files)))} == set(files)

@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 from sklearn.tree import DecisionTreeClassifier
+from tests.catalogue.seam import watched
 
 from tacit import accounting as acc
 from tacit.noise import Key
@@ -111,3 +112,29 @@ def test_the_noise_of_a_published_price_follows_the_adjacency():
                 acc.SmoothRelease(plan.beta, 1e9, unit="person", partition="keyed"), [order], adjacency=adjacency
             )[0]
         )
+
+
+@pytest.mark.parametrize(
+    "aggregator",
+    [GNMax(vote_noise=40.0, classes=4), ConfidentGNMax(threshold=120, check_noise=40, vote_noise=40, classes=4)],
+)
+def test_a_published_price_has_the_noise_of_its_smooth_sensitivity(aggregator):
+    counts = np.tile([220, 20, 5, 5], (20, 1))
+    accounts = aggregator.answer(VoteCounts(counts, teachers=250, partition="keyed"), queries=20).accounts
+    with watched() as seen:
+        found = accounts.sanitise(order=8.0, beta=0.02, noise=3.0)
+    (drawn,) = seen.drawn
+    local = accounts._sensitivity(8.0)
+    assert drawn.scale[0] == pytest.approx(3.0 * smooth_sensitivity(local, 0.02))
+    assert (found.beta, found.noise) == (0.02, 3.0)
+    if isinstance(aggregator, ConfidentGNMax):
+        # The check depends on the largest count, which one vote moves by one.
+        def price(largest):
+            return bounds.check_bound(largest, 120, 40, [8.0])[:, 0]
+
+        alone = check_at_distance(price, counts.max(axis=1), 250, len(local))
+        # All twenty were checked, and some were answered: together no less than the checks, no more than all of both.
+        most = alone + VoteSensitivity(40.0, 4, 8.0, 250).at_distance(counts, len(local))
+        assert (local >= alone * (1 - 1e-12)).all()
+        assert (local <= most * (1 + 1e-12)).all()
+        assert alone[0] > 0
