@@ -33,10 +33,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tacit.selftest.ranks import on_ranks
 from tacit.ledger import Ledger
 from tacit.noise.keys import Key
 from tacit.noise.tensor import normal
+from tacit.selftest.ranks import on_ranks
 from tacit.sgd import Training
 from tacit.sgd.sharding.shards import add_noise_
 

@@ -12,11 +12,11 @@ from torch import nn
 
 from tacit.audit import Audit, audit_implementation, audit_run, crafted, membership, mislabelled
 from tacit.audit.attacks import lira, logit_confidence, rmia
-from tacit.selftest.mutants import MUTANTS
 from tacit.audit.pipeline import Pipeline
 from tacit.ledger import OperatorView, PrivateValueError
 from tacit.ledger.release import json_values
 from tacit.report import describe, make_card, make_page, read_card, write_card
+from tacit.selftest.mutants import MUTANTS
 from tacit.sgd import fit
 from tacit.sgd.training.canaries import AuditedTraining, Canaries, Planted
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-from tacit.selftest.ranks import RankFailed, on_ranks, possible
 from tacit.ledger import BudgetExceeded, Ledger
 from tacit.noise.keys import Key
+from tacit.selftest.ranks import RankFailed, on_ranks, possible
 from tacit.sgd import CheckpointError, Training
 from tacit.sgd.sharding.ranks import DistributedError, Ranks
 from tacit.sgd.sharding.shards import sharding_of

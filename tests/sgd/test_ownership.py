@@ -13,7 +13,7 @@ from tacit.sgd.gradients.bounds import Clipping
 from tacit.sgd.gradients.engine import Engine, Request, remember
 from tacit.sgd.gradients.ownership import rules
 from tacit.sgd.gradients.ownership.ids import DTYPE, MIXED
-from tacit.sgd.gradients.ownership.tracker import Tracker
+from tacit.sgd.gradients.ownership.tracker import OwnershipMode
 from tacit.sgd.torch_compat import pytree
 
 EXAMPLES = 3
@@ -148,7 +148,7 @@ def too_little(name: str, how: tuple[str, ...], *, backward: bool) -> list[str]:
     function, tensors = OPERATORS[name]
     generator = torch.Generator().manual_seed(3)
     owners = [owned(t, how[k % len(how)], generator) for k, t in enumerate(tensors)]
-    tracker, watched = Tracker(), [t.clone() for t in tensors]
+    tracker, watched = OwnershipMode(), [t.clone() for t in tensors]
     for tensor, some in zip(watched, owners, strict=True):
         tracker.write(tensor, some)
     with tracker:
@@ -202,7 +202,7 @@ def test_most_is_known_and_not_merely_safe():
     model = nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)
     )
-    tracker = Tracker()
+    tracker = OwnershipMode()
     tracker.own(batch)
     with tracker:
         out = model(batch)
@@ -213,7 +213,7 @@ def test_most_is_known_and_not_merely_safe():
 
 
 def test_writes_through_views_and_storages_that_come_again():
-    tracker = Tracker()
+    tracker = OwnershipMode()
     data = numbers(3, 2)
     tracker.own(data)
     with tracker:
@@ -292,7 +292,7 @@ def test_what_is_proven_is_told():
 def test_an_order_of_the_examples_holds_for_one_pass_only(drawn):
     """By an index of the data, or one that is drawn anew, rows are somebody else's the next time."""
     x = numbers(6, 5)
-    tracker = Tracker()
+    tracker = OwnershipMode()
     tracker.own(x)
     with tracker:
         order = torch.randperm(6) if drawn else torch.arange(6).flip(0)
@@ -305,7 +305,7 @@ def test_an_order_of_the_examples_holds_for_one_pass_only(drawn):
 
 def test_an_order_that_the_data_decide_is_everybodys():
     x = numbers(6, 5)
-    tracker = Tracker()
+    tracker = OwnershipMode()
     tracker.own(x)
     with tracker:
         moved = x[x.sum(1).argsort()]

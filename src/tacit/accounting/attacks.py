@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tacit.accounting.base import Mechanism, is_number
 from tacit.accounting.bound import Bound
 from tacit.accounting.curves import tradeoff
-from tacit.accounting.errors import AccountingError
+from tacit.accounting.errors import AccountingError, optional
 from tacit.accounting.pricing import delta as certified_delta
 from tacit.accounting.pricing import epsilon as certified_epsilon
 
@@ -219,19 +219,6 @@ def plot(
     if path is not None:
         figure.savefig(path, dpi=150)
     return figure
-
-
-def optional(module: str) -> Any:
-    """Import a module that prices do not need, or raise an error that says how to install it."""
-    import importlib
-
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise AccountingError(
-            f"drawing needs the package {module.split('.')[0]} ({error}): pip install {module.split('.')[0]}. "
-            "See: tacit explain missing-extra"
-        ) from error
 
 
 def _share(value: float) -> str:

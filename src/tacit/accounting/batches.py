@@ -88,9 +88,8 @@ class DisplacedLoss(Loss):
         def log_density(shift: float) -> Array:
             v = shift * x - 0.5 * shift * shift
             small = np.log1p(self.rate * np.expm1(np.minimum(v, 30.0)))
-            return np.where(
-                v > 30, v + math.log(self.rate) + np.log1p((1 / self.rate - 1) * np.exp(-np.maximum(v, 30.0))), small
-            )
+            large = v + math.log(self.rate) + np.log1p((1 / self.rate - 1) * np.exp(-np.maximum(v, 30.0)))
+            return np.asarray(np.where(v > 30, large, small))
 
         return np.asarray(log_density(self.high) - log_density(self.low))
 

@@ -8,7 +8,6 @@ comes out is certified as far as what went in: each class says what it takes for
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 from typing import Any, ClassVar
 
@@ -17,7 +16,7 @@ import numpy as np
 from tacit.accounting import lattice
 from tacit.accounting.base import DIRECTIONS, Mechanism, check_positive
 from tacit.accounting.derived import reach, symmetric_law, upper_end
-from tacit.accounting.errors import AccountingError
+from tacit.accounting.errors import AccountingError, optional
 from tacit.accounting.losses import Array, AtomsLoss, Loss
 from tacit.accounting.mechanisms import _Stated
 from tacit.accounting.renyi import members_of, standing_pair
@@ -463,11 +462,7 @@ def to_dp_accounting(
         4.377
     """
     check_positive("interval", interval)
-    try:
-        pmfs = importlib.import_module("dp_accounting.pld.pld_pmf")
-        distributions = importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
-    except ImportError:
-        raise AccountingError("to_dp_accounting needs dp-accounting: pip install dp-accounting") from None
+    pmfs, distributions = optional("dp_accounting.pld.pld_pmf"), optional("dp_accounting.pld.privacy_loss_distribution")
     total = distributions.identity(interval)
     for part, times in members_of(mechanism, adjacency, 1):
         if part.extra_delta():

@@ -61,6 +61,8 @@ def best_abscissa(
     ``enough``).
 
     Newton's method on log c, safeguarded. Any c is valid; a good one only makes the integral short.
+
+    Many branches: either of two ends may be asked for, and each step is kept inside what is known.
     """
 
     def state(c: float) -> tuple[float, float, float, float]:

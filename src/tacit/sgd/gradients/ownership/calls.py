@@ -9,7 +9,7 @@ from torch import Tensor
 from tacit.sgd.torch_compat import pytree
 
 if TYPE_CHECKING:
-    from tacit.sgd.gradients.ownership.tracker import Tracker
+    from tacit.sgd.gradients.ownership.tracker import OwnershipMode
 
 #: Owners of the results of a call, in their order; None where all of a result is public.
 Owners = list[Tensor | None]
@@ -19,13 +19,13 @@ class Unknown(Exception):
     """No rule says what a call does."""
 
 
-class Call(NamedTuple):
+class OperatorCall(NamedTuple):
     """One call of an operator: its arguments by name, and what came out."""
 
     name: str
     arguments: dict[str, Any]
     results: list[Tensor]
-    tracker: Tracker
+    tracker: OwnershipMode
 
     def tensor(self, name: str) -> Tensor | None:
         """An argument, where it is a tensor."""

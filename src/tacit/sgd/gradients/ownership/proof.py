@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tacit.sgd.gradients.ownership.ids import DTYPE, MIXED, PUBLIC
-from tacit.sgd.gradients.ownership.tracker import Place, Tracker
+from tacit.sgd.gradients.ownership.tracker import Happening, OwnershipMode
 
 if TYPE_CHECKING:
     from tacit.sgd.gradients.contributions import Layout
@@ -29,13 +29,13 @@ class Proof:
     holds: bool
     steady: bool
     trace: int
-    place: Place | None = None
+    place: Happening | None = None
 
 
 def prove(engine: Engine, request: Request, rewind: Callable[[], None], layouts: list[list[Layout | None]]) -> Proof:
     """Follow who owns what through one pass over the batch, and compare it with the layouts of a plan."""
     rewind()
-    tracker = Tracker()
+    tracker = OwnershipMode()
     rows = request.examples * request.views
     for tensor in request.data:
         if tensor.dim() and len(tensor) == rows:

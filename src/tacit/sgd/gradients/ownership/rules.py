@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tacit.sgd.gradients.ownership.calls import Call, Owners, Unknown
+from tacit.sgd.gradients.ownership.calls import OperatorCall, Owners, Unknown
 from tacit.sgd.gradients.ownership.ids import DTYPE, LAST, MIXED, all_of, together
 
-Rule = Callable[[Call], Owners]
+Rule = Callable[[OperatorCall], Owners]
 
 
 def _words(text: str) -> frozenset[str]:
@@ -42,7 +42,7 @@ def _spread(owners: Tensor | None, results: list[Tensor]) -> Owners:
     return found
 
 
-def _first(call: Call) -> tuple[str, Tensor]:
+def _first(call: OperatorCall) -> tuple[str, Tensor]:
     for name in ("self", "input"):
         tensor = call.tensor(name)
         if tensor is not None:
@@ -53,25 +53,25 @@ def _first(call: Call) -> tuple[str, Tensor]:
 # -- kinds of operators ------------------------------------------------------------------------------------------------
 
 
-def public(call: Call) -> Owners:
+def public(call: OperatorCall) -> Owners:
     """The result does not depend on values: shapes alone, or fresh randomness."""
     return [None] * len(call.results)
 
 
-def elementwise(call: Call) -> Owners:
+def elementwise(call: OperatorCall) -> Owners:
     """Each element of the result is computed of those in its place."""
     out = call.tensor("out")
     owners = [call.tracker.owners(t) for t in call.tensors() if t is not out]
     return _spread(all_of(owners), call.results)
 
 
-def replaced(call: Call) -> Owners:
+def replaced(call: OperatorCall) -> Owners:
     """What was in the first argument is gone: the others say what there is now."""
     owners = [call.tracker.owners(t) for t in call.tensors("self")]
     return _spread(all_of(owners), call.results)
 
 
-def reduced(call: Call) -> Owners:
+def reduced(call: OperatorCall) -> Owners:
     """Elements along dimensions become one."""
     name, tensor = _first(call)
     owners = call.owners(name)
@@ -91,7 +91,7 @@ def reduced(call: Call) -> Owners:
     return found
 
 
-def along(call: Call) -> Owners:
+def along(call: OperatorCall) -> Owners:
     """Elements along a dimension are computed of all along it; the others stay apart."""
     owners, count = [], max((t.dim() for t in call.tensors("out")), default=0)
     dims = _dims(call.arguments.get("dim", -1), count)
@@ -105,7 +105,7 @@ def along(call: Call) -> Owners:
 def moving(func: Any) -> Rule:
     """Elements change their places and nothing else, and zeros or a constant fill what is left: owners move along."""
 
-    def rule(call: Call) -> Owners:
+    def rule(call: OperatorCall) -> Owners:
         def owners(value: Any) -> Any:
             if isinstance(value, Tensor):
                 found = call.tracker.owners(value)
@@ -129,7 +129,7 @@ def moving(func: Any) -> Rule:
     return rule
 
 
-def products(call: Call) -> Owners:
+def products(call: OperatorCall) -> Owners:
     """Rows of one matrix meet columns of the other; a vector is met by all of them."""
     given = call.arguments
     adding = call.name.startswith(("add", "badd"))
@@ -145,7 +145,7 @@ def products(call: Call) -> Owners:
     return _spread(all_of([left, right, call.owners("self") if adding else None]), call.results)
 
 
-def trilinear(call: Call) -> Owners:
+def trilinear(call: OperatorCall) -> Owners:
     """A bilinear layer: three factors, whose dimensions are put apart and summed over."""
     factors = []
     for k in (1, 2, 3):
@@ -162,7 +162,7 @@ def trilinear(call: Call) -> Owners:
     return _spread(found.squeeze(dims), call.results)
 
 
-def distances(call: Call) -> Owners:
+def distances(call: OperatorCall) -> Owners:
     """Rows of one matrix meet rows of another."""
     one, two = call.owners("x1"), call.owners("x2")
     left = None if one is None else together(one, [-1])
@@ -176,7 +176,7 @@ def by_row(keep: int | None = None, *, last: int | None = None) -> Rule:
     An argument with as many entries in its first dimension belongs there; any other one goes to all.
     """
 
-    def rule(call: Call) -> Owners:
+    def rule(call: OperatorCall) -> Owners:
         results = call.results
         lead = next((t for t in call.tensors("out")), None)
         if lead is None:
@@ -207,7 +207,7 @@ def by_row(keep: int | None = None, *, last: int | None = None) -> Rule:
     return rule
 
 
-def normalised(call: Call) -> Owners:
+def normalised(call: OperatorCall) -> Owners:
     """Statistics over the last dimensions."""
     name = "input" if "input" in call.arguments else "self"
     tensor = call.arguments[name]
@@ -233,13 +233,16 @@ def normalised(call: Call) -> Owners:
     return found
 
 
-def _whole(call: Call, name: str) -> Tensor | None:
+def _whole(call: OperatorCall, name: str) -> Tensor | None:
     owners = call.owners(name)
     return None if owners is None else together(owners).reshape(())
 
 
-def batch_normalised(call: Call) -> Owners:
-    """Statistics over everything but the channels in training, and none in evaluation."""
+def batch_normalised(call: OperatorCall) -> Owners:
+    """Statistics over everything but the channels in training, and none in evaluation.
+
+    Many branches: forward and backward, with statistics that are vectors of channels, of this batch or known before.
+    """
     name = "input" if "input" in call.arguments else "self"
     tensor = call.tensor(name) if call.tensor(name) is not None else call.tensor("grad_out")
     if tensor is None:
@@ -274,7 +277,7 @@ def batch_normalised(call: Call) -> Owners:
     return found
 
 
-def _steadily(call: Call, indices: list[Tensor], steady: Owners, found: Callable[[], Owners]) -> Owners:
+def _steadily(call: OperatorCall, indices: list[Tensor], steady: Owners, found: Callable[[], Owners]) -> Owners:
     """The owners that no index can change, unless these are several: then those of this very index."""
     if not any(o is not None and bool((o == MIXED).any()) for o in steady):
         return steady
@@ -284,7 +287,7 @@ def _steadily(call: Call, indices: list[Tensor], steady: Owners, found: Callable
     return found()
 
 
-def looked_up(call: Call) -> Owners:
+def looked_up(call: OperatorCall) -> Owners:
     """Rows of a table, by number."""
     index, table = call.owners("indices"), call.owners("weight")
     owners = None if index is None else index.unsqueeze(-1)
@@ -298,7 +301,7 @@ def looked_up(call: Call) -> Owners:
     return _steadily(call, [number], rows(together(table).reshape(())), lambda: rows(together(table, [-1])[number]))
 
 
-def gathered(call: Call) -> Owners:
+def gathered(call: OperatorCall) -> Owners:
     """Elements of the first argument, from the places along a dimension that an index names."""
     values, named, dim = call.owners("self"), call.owners("index"), call.arguments["dim"]
     index = call.arguments["index"]
@@ -317,7 +320,7 @@ def gathered(call: Call) -> Owners:
     )
 
 
-def selected(call: Call) -> Owners:
+def selected(call: OperatorCall) -> Owners:
     """Whole entries along a dimension, from the places that an index names."""
     values, named, dim = call.owners("self"), call.owners("index"), call.arguments["dim"]
     tensor, index = call.arguments["self"], call.arguments["index"]
@@ -336,8 +339,11 @@ def selected(call: Call) -> Owners:
     )
 
 
-def indexed(call: Call) -> Owners:
-    """Advanced indexing: the place of an element of the result names one of the first argument."""
+def indexed(call: OperatorCall) -> Owners:
+    """Advanced indexing: the place of an element of the result names one of the first argument.
+
+    Many branches: masks become indices, and indices that stand side by side leave their dimensions where they are.
+    """
     tensor, indices = call.arguments["self"], list(call.arguments["indices"])
     values = call.tracker.owners(tensor)
     masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
@@ -374,7 +380,7 @@ def indexed(call: Call) -> Owners:
     )
 
 
-def scattered(call: Call) -> Owners:
+def scattered(call: OperatorCall) -> Owners:
     """Elements are put, or added, into the places along a dimension that an index names."""
     tensor, dim, index = call.arguments["self"], call.arguments["dim"], call.arguments["index"]
     source = call.arguments.get("src", call.arguments.get("source", call.arguments.get("value")))
@@ -409,7 +415,7 @@ def scattered(call: Call) -> Owners:
     )
 
 
-def put(call: Call) -> Owners:
+def put(call: OperatorCall) -> Owners:
     """Elements are put, or added, into places that advanced indexing names."""
     tensor, indices = call.arguments["self"], list(call.arguments["indices"])
     masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
@@ -457,13 +463,13 @@ def _within(owners: Tensor, tensor: Tensor, dim: int) -> Tensor:
     return whole
 
 
-def everything(call: Call) -> Owners:
+def everything(call: OperatorCall) -> Owners:
     """All of the result depends on all of the arguments."""
     every = call.tracker.everybody(call.tensors("out"))
     return _spread(every, call.results)
 
 
-def loss_of_classes(call: Call) -> Owners:
+def loss_of_classes(call: OperatorCall) -> Owners:
     """A loss for each row of scores and its class, with the classes in the second dimension, or in the only one."""
     scores = call.arguments["self"]
     dim = 1 if scores.dim() > 1 else 0
@@ -490,7 +496,7 @@ def loss_of_classes(call: Call) -> Owners:
     return [found.expand(loss.shape), *([together(found).reshape(()).expand(r.shape) for r in rest])]
 
 
-def loss_between(call: Call) -> Owners:
+def loss_between(call: OperatorCall) -> Owners:
     """A loss between two tensors, element by element, and a sum or mean of it where that is asked for."""
     owners = all_of(call.tracker.owners(t) for t in call.tensors("out"))
     if owners is not None and call.arguments.get("reduction", 1) != 0:
@@ -498,7 +504,7 @@ def loss_between(call: Call) -> Owners:
     return _spread(owners, call.results)
 
 
-def attended(call: Call) -> Owners:
+def attended(call: OperatorCall) -> Owners:
     """Attention: the first dimension stays apart."""
     query = next(call.tensor(n) for n in ("query", "grad_out", "grad_out_") if call.tensor(n) is not None)
     if query is None:
@@ -525,7 +531,7 @@ def attended(call: Call) -> Owners:
     ]
 
 
-def convolved(call: Call) -> Owners:
+def convolved(call: OperatorCall) -> Owners:
     """Every example is convolved by itself; a weight that is not public goes to all."""
     size = call.arguments["grad_output" if "grad_output" in call.arguments else "input"].shape[0]
     heads = []
@@ -548,7 +554,7 @@ def convolved(call: Call) -> Owners:
     return found
 
 
-def recurrent(call: Call) -> Owners:
+def recurrent(call: OperatorCall) -> Owners:
     """A layer over time: examples in the second dimension."""
     size = call.arguments["input"].shape[1]
     heads = []

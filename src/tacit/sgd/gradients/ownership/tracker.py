@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tacit.sgd.gradients.ownership.calls import Call, Owners, Unknown
+from tacit.sgd.gradients.ownership.calls import OperatorCall, Owners, Unknown
 from tacit.sgd.gradients.ownership.ids import DTYPE, MIXED, all_of, together
 from tacit.sgd.gradients.ownership.rules import METADATA, rule_for
 from tacit.sgd.torch_compat import (
@@ -33,14 +33,14 @@ READING = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 BY_INDEX = {"index", "_unsafe_index"}
 
 
-class Place(NamedTuple):
+class Happening(NamedTuple):
     """Something that happened: in which operator, and on which line of the program."""
 
     operator: str
     line: str
 
 
-class Tracker(DispatchMode):
+class OwnershipMode(DispatchMode):
     """Follow who owns what, through everything that runs inside.
 
     ``mixes`` are the first places where values of several examples met, ``unknown`` operators without a rule, whose
@@ -54,9 +54,9 @@ class Tracker(DispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
-        self.mixes: list[Place] = []
-        self.unknown: list[Place] = []
-        self.reads: list[Place] = []
+        self.mixes: list[Happening] = []
+        self.unknown: list[Happening] = []
+        self.reads: list[Happening] = []
         self.unsteady = False
         self._varying: dict[int, Any] = {}
         self._known: dict[int, tuple[Any, int, Tensor]] = {}
@@ -127,6 +127,11 @@ class Tracker(DispatchMode):
             return self._follow(func, args, kwargs or {})
 
     def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an operator, and note whose its results are.
+
+        Many branches: an operator may be public, made of others, a view, without a rule, or write into its arguments,
+        and each is a line or two.
+        """
         inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if not any(self._flat(t) is not None for t in inputs):
             return self._vary(func, inputs, func(*args, **kwargs))
@@ -144,7 +149,7 @@ class Tracker(DispatchMode):
         if name in METADATA or (not writes and self._views(results, inputs)):
             return out
         arguments = dict(zip((a.name for a in declared.arguments), args, strict=False)) | kwargs
-        call = Call(name, arguments, results, self)
+        call = OperatorCall(name, arguments, results, self)
         try:
             if rule is None:
                 raise Unknown
@@ -207,9 +212,9 @@ class Tracker(DispatchMode):
         if any(map(mixed, owners)) and not any(mixed(self.owners(t)) for t in inputs):
             self._tell(self.mixes, name)
 
-    def _tell(self, places: list[Place], name: str) -> None:
+    def _tell(self, places: list[Happening], name: str) -> None:
         if len(places) < self.MOST:
-            places.append(Place(name, _line()))
+            places.append(Happening(name, _line()))
 
 
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
