@@ -95,7 +95,7 @@ class Either(Mechanism):
         return [(parts[0][0], weight) for parts, weight in found]
 
     @staticmethod
-    def _drawn(found: list[tuple[Loss | None, float]]) -> Loss | None:
+    def _drawn(found: Sequence[tuple[Loss | None, float]]) -> Loss | None:
         losses = [(loss, weight) for loss, weight in found if loss is not None and weight > 0]
         whole = losses and len(losses) == sum(weight > 0 for _, weight in found)
         return DrawnLoss(losses) if whole else None

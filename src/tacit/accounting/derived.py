@@ -216,7 +216,7 @@ class GivenFinite(Loss):
 
     analytic = False
 
-    def __init__(self, loss: Loss) -> None:
+    def __init__(self, loss: SampledLoss) -> None:
         self.loss, self.scale = loss, 1 / (1 - loss.infinity)
         self.symmetric = loss.symmetric
         values = loss.atoms()[0]
@@ -324,10 +324,12 @@ def upper_end(loss: Loss, epsilon: float) -> float:
 
 def joined(atoms: Sequence[tuple[AtomsLoss, int]], most: int) -> AtomsLoss | None:
     """The loss of several finite laws together, outcome by outcome; None where there would be more than ``most``."""
-    values, p = np.zeros(1), np.ones(1)
+    values: Array = np.zeros(1)
+    p: Array = np.ones(1)
     for loss, times in atoms:
-        power, left = (loss.values, loss.p), times
-        total = (np.zeros(1), np.ones(1))
+        power: tuple[Array, Array] = (loss.values, loss.p)
+        total: tuple[Array, Array] = (np.zeros(1), np.ones(1))
+        left = times
         if math.comb(len(loss.values) + min(times, most) - 1, min(times, most)) > most:
             return None
         while left:

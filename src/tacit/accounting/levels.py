@@ -346,8 +346,8 @@ class _Line:
                 u_off = share * (off_phase + np.abs(b) * a_off) / np.maximum(np.abs(a), 1e-300)
                 inside_error += times * u_off / np.maximum(np.abs(1 + u), 1e-300)
             power_error += times * (a_off + off + ROUND * (abs(log_a) + 8))
-        for loss, times in band.rest:
-            value, error = loss.log_mgf(self.c, t)
+        for other, times in band.rest:
+            value, error = other.log_mgf(self.c, t)
             power += times * value
             power_error += times * (error + ROUND * np.abs(value))
         with np.errstate(all="ignore"):

@@ -178,10 +178,10 @@ class AtomsLoss(Loss):
             exponent = np.log(self.p) + c * self.values
         top, total, weights = log_sum(exponent)
         phase = turned(t, self.values, weights)
-        value = total + np.log(phase)
+        logs: ComplexArray = np.log(phase)
         size = weights @ (np.abs(exponent) + np.abs(top))
         error = ROUND * (8 + 4 * size + 4 * np.abs(t) * (weights @ np.abs(self.values))) / np.abs(phase)
-        return value, error
+        return total + logs, error
 
     def tilted(self, c: float) -> tuple[float, float, float, float]:
         with np.errstate(divide="ignore"):

@@ -267,12 +267,12 @@ class _Question:
                 loss = own_pair(part, self.adjacency, self.group, 4.0 * math.floor(log_least / 4))
                 parts.append((loss, times))
             if added:
-                loss = standing_pair(
+                together = standing_pair(
                     Composed(tuple(added), unit=self.mechanism.unit), self.adjacency, self.group, log_least
                 )
-                if loss is None:
+                if together is None:
                     continue
-                parts.append((loss, 1))
+                parts.append((together, 1))
             yield parts
 
     def _direction_epsilon(

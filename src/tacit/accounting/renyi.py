@@ -239,9 +239,9 @@ def log_moments(loss: Loss, c: Array) -> Array:
     if isinstance(loss, GaussianLoss):
         return np.asarray(0.5 * loss.mu**2 * c * (c + 1) * (1 + 1e-14))
     if isinstance(loss, GivenFinite):
-        return loss.loss.log_moments(c)
+        return np.asarray(loss.loss.log_moments(c), dtype=np.float64)
     if isinstance(loss, SampledLoss):
-        return loss.log_moments(c)
+        return np.asarray(loss.log_moments(c), dtype=np.float64)
     return np.array([_log_moment(loss, float(x)) for x in c])
 
 

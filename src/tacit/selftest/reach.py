@@ -144,7 +144,7 @@ class Tracer:
         if watch is None:
             if self._before is None:
                 sys.settrace(None)
-                threading.settrace(None)  # type: ignore[arg-type]
+                threading.settrace(None)
             return
         watch.set_events(watch.PROFILER_ID, 0)
         watch.register_callback(watch.PROFILER_ID, watch.events.LINE, None)

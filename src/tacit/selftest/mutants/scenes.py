@@ -243,6 +243,7 @@ def checks_free() -> Iterator[None]:
 
     def cheap(self: Any, partition: str = "any", unit: str = "record") -> Any:
         found = plain(self, partition, unit)
+        assert isinstance(found, acc.VoteCheck)
         return dataclasses.replace(found, noise=found.noise * 1e3)
 
     with replaced(ConfidentGNMax, "check_mechanism", cheap):
@@ -252,12 +253,12 @@ def checks_free() -> Iterator[None]:
 @mutant("a record's prompt teacher follows its place", "sensitivity", room="prompts", scenes=("prompts: teachers",))
 def dealt_by_place() -> Iterator[None]:
     """Demonstrations are dealt out in turn: a record more at the top moves everybody to another teacher."""
-    from tacit.prompts import teachers
+    from tacit.pate import partition as dealing
 
     def by_place(who: Any, parts: int, key: Any) -> Any:
         return np.arange(len(who)) % parts
 
-    with replaced(teachers.dealing, "keyed", by_place):
+    with replaced(dealing, "keyed", by_place):
         yield
 
 
@@ -285,7 +286,7 @@ def replace_ignored() -> Iterator[None]:
 @mutant("failed runs of a search are tried again", "accounting", room="tuning", scenes=("selection: failed",))
 def tried_again() -> Iterator[None]:
     """A run that fails is repeated until it ends: the number of looks at the data is not the one that is priced."""
-    from tacit.tuning import runs, search
+    from tacit.tuning import runs
 
     plain = runs.run_one
 
@@ -296,7 +297,7 @@ def tried_again() -> Iterator[None]:
                 break
         return found
 
-    with replaced(search.runs, "run_one", again):
+    with replaced(runs, "run_one", again):
         yield
 
 
@@ -308,7 +309,7 @@ def below_zero() -> Iterator[None]:
     def call(self: Any, model: Any) -> float:
         each = np.asarray(self.losses(model), dtype=np.float64)
         cut = np.minimum(np.nan_to_num(each / self.bound, nan=1.0, posinf=1.0, neginf=1.0), 1.0)
-        return -scores.bounded_total(cut.reshape(-1), self.owner) * self.bound
+        return -scores.bounded_total(cut.reshape(-1), self.owner) * float(self.bound)
 
     with replaced(scores._CutLosses, "__call__", call):
         yield

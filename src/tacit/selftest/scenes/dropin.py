@@ -65,7 +65,7 @@ class OwnLoop:
         self.data = TensorDataset(x, y, torch.arange(ROWS))
         self.engine = engine or PrivacyEngine()
         usual: dict[str, Any] = {"noise_multiplier": NOISE, "max_grad_norm": CLIP}
-        make = self.engine.make_private
+        make: Callable[..., Any] = self.engine.make_private
         if "target_epsilon" in options:
             usual, make = {"max_grad_norm": CLIP}, self.engine.make_private_with_epsilon
         made = make(
@@ -87,7 +87,11 @@ class OwnLoop:
 
     def gradient(self) -> Floats:
         """What the step left for the optimizer."""
-        return torch.cat([p.grad.double().flatten() for p in self.model.parameters()]).numpy()
+        left = []
+        for p in self.model.parameters():
+            assert p.grad is not None
+            left.append(p.grad.double().flatten())
+        return torch.cat(left).numpy()
 
     def steps(self, count: int, set_noise: Callable[[int], None] | None = None) -> Iterator[Step]:
         """Make steps, pass after pass."""
@@ -282,7 +286,7 @@ def pieces_and_draws(seed: int) -> list[Finding]:
             run.optimizer.zero_grad()
             run.backward(x, y)
             run.optimizer.step()
-            if run.model[0].weight.grad is not None:
+            if next(run.model.parameters()).grad is not None:
                 released.append(run.gradient() * ROWS)
     away = float(np.abs(released[-1] - own).max()) / CLIP if released else math.inf
     made = len(run.engine.accountant) - before

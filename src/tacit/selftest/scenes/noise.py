@@ -178,14 +178,14 @@ def draws_are_independent(seed: int) -> list[Finding]:
         one = np.asarray(noise.add_gaussian(np.zeros(20), 1.0))
     with expanded(b"a secret of thirty-two bytes ...."[:32]):
         two = np.asarray(noise.add_gaussian(np.zeros(20), 1.0))
-    fresh = [np.asarray(noise.add_gaussian(np.zeros(20), 1.0)) for _ in range(2)]
+    new, more = (np.asarray(noise.add_gaussian(np.zeros(20), 1.0)) for _ in range(2))
     return [
         *(Finding(f"draws: {f.check}", f.p_value, f.detail) for f in found),
         Finding("uniform words", float(stats.kstest(words / 2.0**64, "uniform").pvalue), "spread evenly"),
         Finding("uniform words: bits", statistics.frequency_p_value(int(bits.sum()), 5000, 0.5), "top bits"),
         holds("fresh keys", not np.array_equal(words, other), "two keys, two streams"),
         holds("expanded secrets", np.array_equal(one, two), "one secret, one stream"),
-        holds("the system's entropy", not np.array_equal(*fresh) and not np.array_equal(one, fresh[0]), "never again"),
+        holds("the system's entropy", not np.array_equal(new, more) and not np.array_equal(one, new), "never again"),
         holds("certain draws", bool(noise.bernoulli_mask(key, 0, 9, 1.0).all()), "a rate of 1 takes everybody"),
     ]
 

@@ -240,7 +240,7 @@ def _together(parts: list[set[float]]) -> bool:
 
 def teachers_are_prices(seed: int) -> list[Finding]:
     """What the partition allows is what is priced: two teachers for a replaced person, nothing for positions."""
-    votes = {p: VoteCounts([[30, 30]] * 5, 60, p) for p in ("keyed", "positions", "any")}
+    votes = {p: VoteCounts(np.array([[30, 30]] * 5), 60, p) for p in ("keyed", "positions", "any")}
     teacher = GNMax(vote_noise=20.0, classes=2)
     found = []
     for partition, adjacency, teachers in (
@@ -470,9 +470,9 @@ def students_see_answers_only(seed: int) -> list[Finding]:
     cases: dict[str, tuple[Callable[[], object], Any]] = {
         "votes that are pickled": (lambda: pickle.dumps(votes), PrivateValueError),
         "queries by their votes": (lambda: votes[[0, 2]], TypeError),  # type: ignore[index]
-        "votes that are fractions": (lambda: VoteCounts([[0.5, 1]], 2), ValueError),
-        "votes below 0": (lambda: VoteCounts([[-1, 1]], 2), ValueError),
-        "more votes than teachers": (lambda: VoteCounts([[2, 1]], 2), ValueError),
+        "votes that are fractions": (lambda: VoteCounts(np.array([[0.5, 1]]), 2), ValueError),
+        "votes below 0": (lambda: VoteCounts(np.array([[-1, 1]]), 2), ValueError),
+        "more votes than teachers": (lambda: VoteCounts(np.array([[2, 1]]), 2), ValueError),
         "one class": (lambda: GNMax(vote_noise=1.0, classes=1), ValueError),
         "no noise": (lambda: GNMax(vote_noise=0.0, classes=2), ValueError),
         "no threshold": (

@@ -28,7 +28,7 @@ SCHEMA = Schema(
     description='with "marks"\tand\x01more',
 )
 #: What the schema says of some values: encoded features by column, whoever else is in the table.
-EXPECTED = {
+EXPECTED: dict[str, list[tuple[Any, list[float]]]] = {
     "age": [(0, [-1.0]), (100, [1.0]), (1e300, [1.0]), (-np.inf, [-1.0]), (None, [-0.2]), (75, [0.5])],
     "wage": [(-50, [-1.0]), (1e9, [1.0]), (25, [0.5]), (np.inf, [1.0]), (0, [0.0]), (-1e9, [-1.0])],
     "job": [

@@ -155,7 +155,7 @@ def regressions_are_bounded(seed: int) -> list[Finding]:
 
 def variants_are_bounded(seed: int) -> list[Finding]:
     """Without a constant, with a ridge, with published sensitivities, and with other ways to divide ε."""
-    found = []
+    found: list[Finding] = []
     cases: list[tuple[str, Make]] = [
         ("no constant, descent", _regression("gradient-descent", fit_intercept=False)),
         ("no constant, AdaSSP", _regression("adassp", fit_intercept=False)),
@@ -280,7 +280,12 @@ def streams_are_bounded(seed: int) -> list[Finding]:
         def on_disk(table: Table, number: int, kind: str) -> Table:
             columns = {n: table[0][:, i] for i, n in enumerate(names)} | {"y": table[1]}
             frame, path = polars.DataFrame(columns), Path(folder) / f"{number}.{kind}"
-            {"csv": frame.write_csv, "parquet": frame.write_parquet, "arrow": frame.write_ipc}[kind](path)
+            write: dict[str, Callable[[Path], object]] = {
+                "csv": frame.write_csv,
+                "parquet": frame.write_parquet,
+                "arrow": frame.write_ipc,
+            }
+            write[kind](path)
             return (path if kind != "arrow" else polars.scan_ipc(path)), "y"
 
         tables = [_base(seed), _with(_base(seed), EXTREMES[0]), _with(_base(seed), EXTREMES[2])]

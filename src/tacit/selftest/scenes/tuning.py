@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -105,11 +106,12 @@ def choices_follow_their_law(seed: int) -> list[Finding]:
     """How often each of a few scores is chosen, against the law that keeps ε."""
     many, epsilon, scores = 700, 1.0, [0.0, 2.0, 3.0]
     found = []
-    for name, choose, weights in (
+    laws: list[tuple[str, Callable[[], int], list[float]]] = [
         ("exponential", lambda: exponential_mechanism(scores, epsilon), [math.exp(s / 2) for s in scores]),
         ("monotone", lambda: exponential_mechanism(scores, epsilon, monotone=True), [math.exp(s) for s in scores]),
         ("wide", lambda: exponential_mechanism(scores, epsilon, sensitivity=2.0), [math.exp(s / 4) for s in scores]),
-    ):
+    ]
+    for name, choose, weights in laws:
         hits = int(sum(choose() == 2 for _ in range(many)))
         p = statistics.frequency_p_value(hits, many, weights[2] / sum(weights))
         found.append(Finding(f"choice: {name}", p, f"the best score was chosen {hits} of {many} times"))
@@ -231,7 +233,7 @@ def searches_end_as_priced(seed: int) -> list[Finding]:
     """Every method runs, charges once before its first run, and claims no less than one of its runs costs."""
     found = []
     rng = np.random.default_rng(seed)
-    for method, more in {
+    methods: dict[str, dict[str, Any]] = {
         "geometric": {},
         "logarithmic": {},
         "negative-binomial": {"eta": 0.5},
@@ -239,7 +241,8 @@ def searches_end_as_priced(seed: int) -> list[Finding]:
         "threshold": {"threshold": -1e9},
         "permute-and-flip": {},
         "generalised-exponential": {"sensitivities": [1.0, 2.0]},
-    }.items():
+    }
+    for method, more in methods.items():
         ledger = ledger_of()
         seen: list[int] = []
 
@@ -248,7 +251,7 @@ def searches_end_as_priced(seed: int) -> list[Finding]:
             return float(noise * rng.standard_normal())
 
         score = Score(lambda model: 0.0 if model is None else 1e-9 * model, noise=30.0)
-        settings: dict[str, Any] = more if "exponential" in method or "permute" in method else {"runs": 4.0} | more
+        settings = more if "exponential" in method or "permute" in method else {"runs": 4.0} | more
         search = _search(score, train=train, method=method, ledger=ledger, dataset="people", **settings)
         result = search.run()
         noise = search.noise_of({"which": 0})
