@@ -523,8 +523,11 @@ def attended(call: OperatorCall) -> Owners:
     if head is None:
         return [None] * len(call.results)
     head = head.expand(size)
+    # What is no floating number is the state of the generator that dropout drew from.
     return [
-        head.reshape(size, *[1] * (r.dim() - 1)).expand(r.shape)
+        None
+        if not r.is_floating_point()
+        else head.reshape(size, *[1] * (r.dim() - 1)).expand(r.shape)
         if r.dim() and r.shape[0] == size and r.dim() > 1
         else together(head).reshape(()).expand(r.shape)
         for r in call.results
