@@ -24,7 +24,6 @@ NAN, INF = math.nan, math.inf
         (lambda: acc.PoissonSampled(acc.Gaussian(1.0), 1.5), r"\[0, 1\]"),
         (lambda: acc.PoissonSampled(acc.Gaussian(1.0), -0.1), r"\[0, 1\]"),
         (lambda: acc.PoissonSampled(acc.Gaussian(1.0), NAN), r"\[0, 1\]"),
-        (lambda: acc.PoissonSampled(acc.ZCDP(1.0), 0.1), "amplification"),
         (lambda: acc.PoissonSampled(acc.Gaussian(1.0) * 3, 0.1), "one mechanism"),
         (lambda: acc.FixedSizeSampled(acc.Gaussian(1.0), 11, 10), "cannot be drawn"),
         (lambda: acc.ApproxDP(1.0, 1.5), "δ"),

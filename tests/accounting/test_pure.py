@@ -10,7 +10,7 @@ from tacit import accounting as acc
 from tests.accounting.catalogue import CASES, MECHANISMS
 
 PURE = {"Laplace", "PureDP", "ExponentialMechanism", "PoissonSampled Laplace", "PoissonSampled PureDP", "LaplaceVotes"}
-PURE |= {"RandomizedResponse"}
+PURE |= {"RandomizedResponse", "DiscreteLaplace", "Outcomes", "LossLaw", "ProfileDP", "TradeoffDP"}
 
 
 @pytest.mark.parametrize(("name", "adjacency"), CASES)
@@ -148,7 +148,7 @@ def test_approximate_guarantees_add_up() -> None:
     assert 0.5 * (1 - 1e-9) <= one.lower <= one.upper == 0.5
     # all failures spent on the one part that fails: the ε of the parts add up, and no lower end is 0
     mixed = acc.epsilon(acc.PureDP(0.1) * 3 + acc.ApproxDP(0.5, 1e-6), 1e-6)
-    assert 0.8 - 1e-12 <= mixed.lower <= mixed.upper == 0.8
+    assert 0.8 - 1e-11 <= mixed.lower <= mixed.upper == 0.8
     assert acc.epsilon(acc.ApproxDP(0.5, 1e-6) * 3, 0).upper == math.inf
     three = acc.epsilon(acc.ApproxDP(0.5, 1e-6) * 3, 3e-6)  # basic composition says 1.5 at 3e-6
     assert 1.5 - 1e-9 <= three.lower <= three.upper <= 1.5

@@ -115,7 +115,10 @@ def test_nothing_published_is_neither_charged_nor_public(clinic):
     card = read_card(folder / "privacy.json")
     assert all(why.startswith(("public: ", "charged to clinic")) for why in sources(card).values())
     assert card["run"].source("model").startswith("charged to clinic (charge ")
-    assert card["ledger"]["head"] == Ledger(clinic / "my.db").head("clinic")
+    ledger = Ledger(clinic / "my.db")
+    ledger.verify("clinic", heads=[card["ledger"]["head"]]).require()  # the card's head is in the chain
+    assert card["ledger"]["head"] != ledger.head("clinic")  # and an entry behind it binds the release
+    assert ledger.history("clinic")[0].release
     assert card["ledger"]["confirmed"] is True
     logged = [json.loads(line) for line in (folder / "private" / "operator.jsonl").read_text().splitlines()]
     assert len(logged) == 20

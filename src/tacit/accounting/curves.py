@@ -244,7 +244,9 @@ def _one_order(curve: Profile, order: int, grid: Array) -> tuple[Array, Array]:
         lines = np.maximum(1 - high[:, None] - steep, ((1 - other_high)[:, None] - grid) / y[:, None])
     kept = y < 1e300  # what has no number is left out; fewer points make the upper end larger
     corner_y, corner_delta = _floor_of_profile(y[kept], (low[kept], high[kept]), (other_low[kept], other_high[kept]))
-    upper = (1 - corner_delta[:, None] - np.multiply.outer(corner_y, grid)).max(axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        steep = np.where(grid == 0, 0.0, np.multiply.outer(corner_y, grid))
+    upper = (1 - corner_delta[:, None] - steep).max(axis=0)
     upper = np.clip(upper + 1e-14, 0.0, 1 - grid)
     return np.clip(lines.max(axis=0) - 1e-14, 0.0, upper), upper
 

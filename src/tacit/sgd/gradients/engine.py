@@ -448,7 +448,8 @@ class Engine:
         where = self.doubted_as(context)
         state = Attributes(self.model) if where in self.doubted else None
         names = module_names(self.model, capture.where) if named else nullcontext()
-        plainly = as_written(compiled=self.state.compiled, hushed=self.hushed.get(where, False))
+        hushed, compiled = self.hushed.get(where, False), self.state.compiled
+        plainly = as_written(compiled=compiled, hushed=hushed) if hushed or compiled else nullcontext()
         try:
             with self.protected_buffers(), plainly, torch.enable_grad(), names, scalars, capture:
                 values = losses()
