@@ -10,7 +10,8 @@ from tacit import accounting as acc
 from tests.accounting.catalogue import CASES, MECHANISMS
 
 PURE = {"Laplace", "PureDP", "ExponentialMechanism", "PoissonSampled Laplace", "PoissonSampled PureDP", "LaplaceVotes"}
-PURE |= {"RandomizedResponse", "DiscreteLaplace", "Outcomes", "LossLaw", "ProfileDP", "TradeoffDP"}
+PURE |= {"RandomizedResponse"}
+PURE |= {"DiscreteLaplace", "Outcomes", "LossLaw", "ProfileDP", "TradeoffDP"}
 
 
 @pytest.mark.parametrize(("name", "adjacency"), CASES)
