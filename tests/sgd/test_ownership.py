@@ -63,6 +63,18 @@ OPERATORS = {
     ),
     "instance norm": (F.instance_norm, [numbers(3, 4, 5)]),
     "attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), [numbers(3, 2, 5, 4)] * 3),
+    "attention, a mask for all": (
+        lambda q, m: F.scaled_dot_product_attention(q, q, q, attn_mask=m),
+        [numbers(3, 2, 3, 4), numbers(3, 3)],
+    ),
+    "group norm, as many channels as examples": (
+        lambda a, w: F.group_norm(a, 3, w),
+        [numbers(3, 3, 5), numbers(3)],
+    ),
+    "lstm cell, a bias as long as the batch": (
+        lambda x, h, b: torch.lstm_cell(x, (h, h), torch.full((12, 2), 0.1).double(), h.new_full((12, 3), 0.2), b, b),
+        [numbers(12, 2), numbers(12, 3), numbers(12)],
+    ),
     "embedding": (F.embedding, [whole(6, 3, 4), numbers(6, 2)]),
     "gather": (lambda a, i: (a.gather(1, i), torch.take_along_dim(a, i, 1)), [numbers(3, 4), whole(4, 3, 2)]),
     "gather rows": (lambda a, i: a.gather(0, i), [numbers(3, 4), whole(3, 2, 4)]),

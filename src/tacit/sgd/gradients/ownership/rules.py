@@ -173,8 +173,13 @@ def distances(call: OperatorCall) -> Owners:
 def by_row(keep: int | None = None, *, last: int | None = None) -> Rule:
     """A result's first ``keep`` dimensions are those of the arguments, or all but the ``last``; the rest is one.
 
-    An argument with as many entries in its first dimension belongs there; any other one goes to all.
+    An argument that begins with these dimensions belongs there; any other one goes to all. A vector is never taken for
+    rows of ``keep``: a bias may have as many entries as the batch has examples.
     """
+
+    def apart(tensor: Tensor, size: torch.Size) -> bool:
+        room = tensor.dim() > len(size) if keep is not None else tensor.dim() >= len(size)
+        return room and tensor.shape[: len(size)] == size
 
     def rule(call: OperatorCall) -> Owners:
         results = call.results
@@ -188,7 +193,7 @@ def by_row(keep: int | None = None, *, last: int | None = None) -> Rule:
             owners = call.tracker.owners(tensor)
             if owners is None:
                 continue
-            if tensor.dim() >= kept and tensor.shape[:kept] == size:
+            if apart(tensor, size):
                 heads.append(together(owners, list(range(kept, tensor.dim()))).reshape(list(size)))
             else:
                 heads.append(together(owners).reshape(()))
@@ -198,7 +203,7 @@ def by_row(keep: int | None = None, *, last: int | None = None) -> Rule:
         head = head.expand(list(size))
         found: Owners = []
         for result in results:
-            if result.dim() >= kept and result.shape[:kept] == size:
+            if apart(result, size):
                 found.append(head.reshape([*size, *[1] * (result.dim() - kept)]).expand(result.shape))
             else:
                 found.append(together(head).reshape(()).expand(result.shape))
@@ -224,13 +229,10 @@ def normalised(call: OperatorCall) -> Owners:
     head = all_of([*owners, affine])
     if head is None:
         return [None] * len(call.results)
-    found: Owners = []
-    for result in call.results:
-        if result.dim() == tensor.dim():
-            found.append(head.expand(result.shape))
-        else:
-            found.append(together(head).reshape(()).expand(result.shape))
-    return found
+    return [
+        (head if result.dim() == tensor.dim() else together(head).reshape(())).expand(result.shape)
+        for result in call.results
+    ]
 
 
 def _whole(call: OperatorCall, name: str) -> Tensor | None:
@@ -347,6 +349,7 @@ def indexed(call: OperatorCall) -> Owners:
     tensor, indices = call.arguments["self"], list(call.arguments["indices"])
     values = call.tracker.owners(tensor)
     masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
+    call.tracker.unsteady = call.tracker.unsteady or any(map(call.tracker.varies, masks))
     if any(call.tracker.owners(i) is not None for i in masks):
         # Who stands where in the result, and how large it is, depends on everybody who has a say in the mask.
         call.tracker.read(call.name)
@@ -511,11 +514,14 @@ def attended(call: OperatorCall) -> Owners:
         raise Unknown
     size = query.shape[0]
     heads = []
+    masks = [call.tensor(n) for n in ("attn_bias", "attn_mask")]
     for tensor in call.tensors():
         owners = call.tracker.owners(tensor)
         if owners is None:
             continue
-        if tensor.dim() and tensor.shape[0] == size and tensor.dim() > 1:
+        # A mask of fewer dimensions is every example's, also where it has as many rows as there are examples.
+        short = any(tensor is m for m in masks) and tensor.dim() < query.dim()
+        if tensor.dim() > 1 and tensor.shape[0] == size and not short:
             heads.append(together(owners, list(range(1, tensor.dim()))).reshape(size))
         else:
             heads.append(together(owners).reshape(()))
@@ -567,18 +573,17 @@ def recurrent(call: OperatorCall) -> Owners:
             continue
         if tensor.dim() == 3 and tensor.shape[1] == size:
             heads.append(together(owners, [0, 2]).reshape(size))
-        elif (tensor.dim() == 2 and tensor.shape[0] == size and tensor is call.tensor("hx_")) or tensor is call.tensor(
-            "cx_"
-        ):
+        elif any(tensor is call.tensor(n) for n in ("hx_", "cx_")) and tensor.shape[:1] == (size,):
             heads.append(together(owners, [1]).reshape(size))
         else:
             heads.append(together(owners).reshape(()))
     head = all_of(heads)
     if head is None:
         return [None] * len(call.results)
+    forward = not call.name.endswith("_backward")  # which gives gradients of weights, too
     return [
         head.expand(size).reshape(1, size, 1).expand(r.shape) if r.dim() == 3 and r.shape[1] == size
-        else head.expand(size).reshape(size, 1).expand(r.shape) if r.dim() == 2 and r.shape[0] == size
+        else head.expand(size).reshape(size, 1).expand(r.shape) if r.dim() == 2 and r.shape[0] == size and forward
         else together(head).reshape(()).expand(r.shape)
         for r in call.results
     ]  # fmt: skip
@@ -602,7 +607,7 @@ _KINDS: list[tuple[Rule, str]] = [
     (reduced, "sum mean amax amin prod logsumexp var std var_mean std_mean all any argmax argmin max min median "
      "nanmedian mode count_nonzero nansum aminmax linalg_vector_norm norm"),
     (along, "_softmax _log_softmax _safe_softmax _softmax_backward_data _log_softmax_backward_data cumsum cumprod "
-     "logcumsumexp cummax cummin sort topk kthvalue _fft_r2c _fft_c2r _fft_c2c glu glu_backward _masked_softmax"),
+     "logcumsumexp cummax cummin sort topk kthvalue _fft_r2c _fft_c2r _fft_c2c glu glu_backward"),
     (products, "mm bmm addmm baddbmm mv addmv dot vdot"),
     (by_row(1), "native_group_norm native_group_norm_backward mkldnn_max_pool2d grid_sampler_2d grid_sampler_3d "
      "_thnn_fused_lstm_cell _thnn_fused_gru_cell _thnn_fused_lstm_cell_backward_impl "
