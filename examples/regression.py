@@ -58,7 +58,7 @@ def main() -> None:
     print(f"{classifier.privacy_}\n  accuracy (for the operator): {classifier.score(table, rich):.3f}")
 
     try:
-        LinearRegression(epsilon=1.0, delta=1e-6, bounds=SCHEMA, ledger=ledger).fit(table)
+        LinearRegression(epsilon=2.0, delta=1e-6, bounds=SCHEMA, ledger=ledger).fit(table)
     except BudgetExceeded as refused:
         print("refused:", refused)
     else:
@@ -70,7 +70,7 @@ def main() -> None:
         table.write_parquet(path)
         streamed = LinearRegression(epsilon=0.4, delta=1e-6, bounds=SCHEMA, ledger=ledger).fit(path)
     print(f"{streamed.privacy_}\n  schooling: {streamed.coef_[1]:.2f}")
-    print(f"spent: ε={sum(r.price.epsilon for r in ledger.history('census')):.3f} of 2")
+    print(f"used: {ledger.budget('census').used:.1%} of ε=2, δ=1e-5")
 
 
 if __name__ == "__main__":

@@ -182,16 +182,6 @@ def test_masses_and_means_are_kept_and_what_is_left_out_is_counted() -> None:
         assert below.p.sum() <= 1 + 1e-12
 
 
-def test_a_law_merged_on_a_lattice_is_dominated() -> None:
-    pair = PassLoss(1.0, 8, mixture_is_p=True).ends(500, 1e-20)[1]
-    for step in (0.002, 0.01, 0.05):
-        law = passes.zipped(pair, step, 1e-20)
-        for epsilon in np.linspace(0.0, 3.0, 31):
-            delta = float((law.p * np.maximum(-np.expm1(epsilon - law.values), 0.0)).sum())
-            assert delta <= pair.hockey_stick(epsilon)[1] * (1 + 1e-12)
-        assert delta > 0
-
-
 def test_two_passes_cost_more_than_one_and_fewer_bins_than_more() -> None:
     step = acc.Gaussian(1.5)
     prices = [

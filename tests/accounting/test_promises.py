@@ -417,13 +417,22 @@ def test_an_entry_of_the_lattice_that_is_wrong_by_the_noise_stays_in_the_interva
     rng = np.random.default_rng(seed)
     loss = acc.PureDP(float(rng.uniform(1, 4))).pair("add-remove", "remove")
     assert loss is not None
-    law = lattice.Refinement([(loss, 6)], log_delta=float(rng.uniform(-14, -5)), epsilon=None).curve(16).upper
+    curve = lattice.Refinement([(loss, 6)], log_delta=float(rng.uniform(-14, -5)), epsilon=None).curve(16)
+    law = curve.upper
     law.noise = 1e-4 * float(law.p.max())
     # as far below a lattice point as makes its weight e^{-cx}(1 - e^{-x}) largest
     epsilon = float(law.values[np.searchsorted(law.values, law.origin, side="right")]) - math.log1p(1 / law.c)
     above = np.maximum(law.values - epsilon, 0.0)
     wrong = law.noise * float((np.exp(-law.c * above) * -np.expm1(-above)).sum())
-    one, two = law._sums(epsilon)
-    low, high = law.delta(epsilon)
-    for value in (one - two - wrong, one - two + wrong):
-        assert low <= value * math.exp(law.log_m - law.c * epsilon) <= high
+    one, two = law._sums(epsilon, epsilon)
+    assert (one - two + wrong) * math.exp(law.log_m - law.c * epsilon) <= law.delta(epsilon)
+    for law, extra in ((curve.of_p, 0), (curve.of_q, 1)):
+        law.noise = 1e-4 * float(law.p.max())
+        start = float(law.values[np.searchsorted(law.values, law.origin)]) - 1e-12
+        above = law.values[law.values > start] - epsilon
+        wrong = law.noise * float(np.exp(-(law.c + extra) * above).sum())
+        size = math.exp(law.log_m - law.c * epsilon)
+        if extra:
+            assert size * (law._sums(epsilon, start)[1] + wrong) <= law.most(epsilon, start)
+        else:
+            assert size * (law._sums(epsilon, start)[0] - wrong) >= law.least(epsilon, start)

@@ -119,6 +119,24 @@ def test_each_unit_once_in_a_pass():
     assert "steps" in alarms(right, acc.Shuffled(acc.Gaussian(NOISE)) * 4)
 
 
+def test_balls_in_bins_are_drawn_anew_and_uneven():
+    passes = acc.BallsInBins(acc.Gaussian(NOISE), 5) * 60
+    made = {"steps": 300, "per_pass": 5, "size": 300}
+    right = dataclasses.replace(honest(1, passes, steps=300), drawn=np.packbits(shuffled(300), axis=1), **made)
+    assert alarms(right, passes) == set()
+    same = np.tile(shuffled(5), (60, 1))
+    assert "independent choices" in alarms(dataclasses.replace(right, drawn=np.packbits(same, axis=1)), passes)
+    rng = np.random.default_rng(0)
+    equal = np.zeros((300, COUNT), dtype=bool)
+    for start in range(0, 300, 5):  # 300 slots in batches of 60, of which 200 are canaries
+        equal[start + (rng.permutation(300) // 60)[:COUNT], np.arange(COUNT)] = True
+    assert alarms(dataclasses.replace(right, drawn=np.packbits(equal, axis=1)), passes) == {"batch sizes"}
+    printed = {p.lie: p for p in record.powers(right, passes, 1e-4, 5e-4)}
+    assert printed["shuffled batches"].enough
+    few = dataclasses.replace(right, drawn=right.drawn[:10])
+    assert not {p.lie: p for p in record.powers(few, passes, 1e-4, 5e-4)}["shuffled batches"].enough
+
+
 def test_steps_and_noise_are_those_that_are_priced():
     half = acc.PoissonSampled(acc.Gaussian(NOISE), RATE) * (STEPS // 2)
     assert {"steps", "priced noise"} <= alarms(honest(2), half)

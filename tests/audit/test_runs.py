@@ -169,6 +169,14 @@ def test_a_run_with_laplace_noise_is_underpowered_and_not_wrong():
     assert found.verdict == "underpowered", found.sentence
 
 
+@pytest.mark.parametrize("sampler", ["balls-in-bins", "truncated"])
+def test_a_sampler_is_no_reason_to_accuse_an_honest_run(sampler):
+    """The price of every pass as if batches were known accused balls in bins, and truncated batches were refused."""
+    settings = {"batch_size": 100, "size": 1000, "epochs": 4, "epsilon": 3.0, "delta": 1e-5, "adjacency": "zero-out"}
+    found = audit_implementation(model(), LOSS, data(24), sampler=sampler, **settings)
+    assert found.verdict == "pass", found.sentence
+
+
 def test_clipping_by_layer_in_training_uses_the_whole_clip_norm():
     """Found by this audit: the clip norm was divided among the layers twice."""
     from tacit.audit.implementation import check_sum

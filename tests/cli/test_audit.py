@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import shutil
 import stat
 
@@ -96,6 +97,9 @@ def bound(tmp_path_factory):
         )  # fmt: skip
         assert told.exit_code == 0, told.output
     return folder / "mine"
+
+
+SENTENCE, AT_OTHERS = "the sentence of the guarantee", "ε at other δ and adjacencies"
 
 
 def claims(run, ledger=None):
@@ -197,13 +201,13 @@ def _settings(run):
 @pytest.mark.parametrize(
     ("forge", "alone", "bound_too"),
     [
-        (_epsilon, {"ε"}, {"ε", "release"}),
-        (_other_delta, {"ε at other δ and adjacencies"}, {"ε at other δ and adjacencies", "release"}),
-        (_sentence, {"the sentence of the guarantee"}, {"the sentence of the guarantee", "release"}),
-        (_more_noise, {"canaries"}, {"canaries", "charge", "release"}),
-        (_other_model, {"weights of this run"}, {"weights of this run", "release"}),
+        (_epsilon, {"ε", "report"}, {"ε", "report", "release"}),
+        (_other_delta, {AT_OTHERS, "report"}, {AT_OTHERS, "report", "release"}),
+        (_sentence, {SENTENCE, "report"}, {SENTENCE, "report", "release"}),
+        (_more_noise, {SENTENCE, "canaries", "report"}, {SENTENCE, "canaries", "charge", "report", "release"}),
+        (_other_model, {"weights of this run", "report"}, {"weights of this run", "report", "release"}),
         (_other_canaries, {"weights of this run"}, {"weights of this run", "release"}),
-        (_report, set(), {"release"}),
+        (_report, {"report"}, {"report", "release"}),
         (_settings, {"settings"}, {"settings", "release"}),
     ],
 )
@@ -218,12 +222,121 @@ def test_every_forgery_is_found_by_what_it_contradicts(bound, tmp_path, forge, a
     assert nowhere["release"].result == "not bound"
 
 
-def test_canaries_that_were_deleted_leave_no_pass(bound, tmp_path):
+def card(place, value):
+    """A forgery of one value of the card."""
+    return lambda run: change(run, **{place: value(run) if callable(value) else value})
+
+
+def file(name, content):
+    return lambda run: (run / name).write_bytes(content)
+
+
+def canaries(**parts):
+    """Other canaries in the file, by name; None leaves one out."""
+
+    def forge(run):
+        path = run / "private" / "canaries.npz"
+        with np.load(path) as found:
+            kept = {name: found[name] for name in found.files if parts.get(name, 0) is not None}
+        with path.open("wb") as out:
+            np.savez(out, **(kept | {name: value for name, value in parts.items() if value is not None}))
+
+    return forge
+
+
+def instead(name, make):
+    """Something that is no file of its own in the place of one."""
+
+    def forge(run):
+        (run / name).unlink()
+        make(run / name)
+
+    return forge
+
+
+def _curve(run):
+    shown = json.loads((run / "privacy.json").read_text())["guarantee"]["profile"]
+    return shown | {"upper": [0.0] * len(shown["upper"])}
+
+
+def _entry_of_another(run):
+    other = json.loads((run.parent / "other" / "privacy.json").read_text())["ledger"]
+    change(run, ledger__charge=other["charge"], ledger__head=other["head"])
+
+
+def _sparse(path):
+    with path.open("wb") as out:
+        out.truncate(1 << 33)
+
+
+#: Where the ledger is not at hand. 4: refuted; 1: refused, nothing can be said; 0: what is said is true.
+OUTSIDE = {
+    "ε that is not a number": (card("guarantee__epsilon__upper", float("nan")), 1, "NaN"),
+    "ends of ε the wrong way round": (card("guarantee__epsilon__lower", 50.0), 4, SENTENCE),
+    "smaller δ": (card("guarantee__delta", 1e-9), 4, "ε:"),
+    "δ of 2": (card("guarantee__delta", 2), 1, "above 1"),
+    "other adjacency": (card("guarantee__adjacency", "add-remove"), 4, "public number"),
+    "other unit": (card("guarantee__unit", "hospital"), 4, "mechanism:"),
+    "neighbours in other words": (card("guarantee__neighbours", "any number of patients"), 4, "neighbours"),
+    "what an attacker finds": (card("guarantee__attacker", "Nobody finds anything."), 4, "attacker"),
+    "profile of zeros": (card("guarantee__profile", _curve), 4, "δ at each ε"),
+    "mechanism in other words": (card("mechanism__words", "no data were used"), 4, SENTENCE),
+    "fewer steps": (card("mechanism__steps_executed", 20), 4, "canaries"),
+    "10¹² steps": (card("mechanism__parameters__noise", [[3.0, 10**12]]), 4, "mechanism"),
+    "a mechanism of nobody": (card("mechanism__description", {"kind": "nothing"}), 4, "mechanism"),
+    "a key of nobody": (card("boast", "best"), 1, "unknown key"),
+    "brackets": (file("privacy.json", b"[" * 100_000), 1, "not JSON"),
+    "no model": (lambda run: (run / "model.pt").unlink(), 4, "there is no model.pt"),
+    "half a model": (lambda run: file("model.pt", (run / "model.pt").read_bytes()[:900])(run), 4, "weights"),
+    "a pipe": (instead("model.pt", os.mkfifo), 1, "not a file"),
+    "a device": (instead("model.pt", lambda path: path.symlink_to("/dev/zero")), 1, "not a file"),
+    "a folder": (instead("report.html", lambda path: path.mkdir()), 1, "not a file"),
+    "8 GB": (instead("privacy.json", _sparse), 1, "8,589,934,592 bytes"),
+    "torn settings": (file("config.toml", b"[[["), 1, "not valid TOML"),
+    "torn canaries": (file("private/canaries.npz", b"PK no"), 4, "canaries"),
+    "canaries of another shape": (canaries(member=np.zeros(7, bool)), 4, "canaries"),
+    "scores that are not numbers": (canaries(scores=np.full(200, np.nan)), 4, "canaries"),
+    "places outside the model": (canaries(places=np.full(200, -5)), 4, "weights of this run"),
+}
+
+
+@pytest.mark.parametrize("forgery", OUTSIDE)
+def test_every_forgery_ends_without_a_traceback_and_leaves_the_folder_as_it_was(bound, tmp_path, forgery):
+    for name in ("mine", "other"):
+        shutil.copytree(bound.parent / name, tmp_path / name)
+    run, (forge, code, said) = tmp_path / "mine", OUTSIDE[forgery]
+    forge(run)
+
+    def there():
+        return {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.stat().st_size < 1 << 30}
+
+    before = there()
+    told = tacit("audit", str(run), "--ledger", str(tmp_path / "gone.db"), "--json")
+    assert told.exception is None or isinstance(told.exception, SystemExit), told.exception
+    assert told.exit_code == code, told.output
+    assert said in told.output
+    assert there() == before
+
+
+def test_a_charge_of_another_run_or_of_a_forged_ledger_is_found(bound, tmp_path):
+    for name in ("mine", "other"):
+        shutil.copytree(bound.parent / name, tmp_path / name)
+    forged = Ledger(tmp_path / "forged.db")
+    forged.register("clinic", epsilon=9.0, delta=1e-4, unit="patient", adjacency="zero-out")
+    assert {"charge", "ledger"} <= wrong(tmp_path / "mine", str(tmp_path / "forged.db"))
+    _entry_of_another(tmp_path / "mine")
+    assert "release" in wrong(tmp_path / "mine")
+
+
+def test_what_may_be_published_can_be_audited_without_the_private_part(bound, tmp_path):
     run = shutil.copytree(bound, tmp_path / "mine")
-    (run / "private" / "canaries.npz").unlink()
-    found = json.loads(audited(str(run), "--json").stdout)
+    shutil.rmtree(run / "private")
+    told = audited(str(run), "--json")
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)
     assert found["verdict"] == "underpowered"
     assert {c["name"]: c["result"] for c in found["claims"]}["canaries"] == "not checked"
+    assert not (run / "private").exists()
 
 
 def test_a_run_with_half_its_noise_fails_and_its_card_stays_as_it_was(bound, tmp_path, monkeypatch):

@@ -60,7 +60,7 @@ def test_init_registers_once_and_for_ever(tacit, tmp_path):
     words = ("init", path, "people", "--epsilon", "3", "--delta", "1e-6", "--unit", "person", "--data", str(data))
     told = tacit(*words)
     assert told.exit_code == 0, told.output
-    assert "people: ε=3, δ=1e-06 (add/remove one person), rule sum; head " in told.output
+    assert "people: ε=3, δ=1e-06 (add/remove one person), rule tight; head " in told.output
     assert tacit(*words).exit_code == 0
     Ledger(path).check_data("people", data)
     again = tacit("init", path, "people", "--epsilon", "4", "--delta", "1e-6", "--unit", "person")
@@ -79,7 +79,7 @@ def test_show_and_budget_and_history(tacit, file):
     (shown,) = json.loads(tacit("show", file, "--json").output)
     assert shown["charges"] == 2
     told = tacit("budget", file, "people").output
-    assert "spent ε=0.6, δ=0" in told
+    assert "ε=0.6 in sum (not what this rule compares)" in told
     assert "2 charges, 1 of them never confirmed" in told
     assert "if the choices had not depended on results" in told
     assert json.loads(tacit("budget", file, "people", "--json").output)["left"]["epsilon"] == pytest.approx(2.4)

@@ -114,7 +114,7 @@ def test_a_table_is_taught_by_person_and_charged(tmp_path):
 
 def test_labels_that_were_paid_for_are_kept_where_the_sanitised_price_is_refused(votes, tmp_path):
     ledger = Ledger(tmp_path / "my.db")
-    ledger.register("them", unit="person", epsilon=1.0, delta=1e-4, charges=1)
+    ledger.register("them", unit="person", epsilon=1.0, delta=1e-4, charges=1, rule="sum")
     plan = [votes, "--queries", 20, "--vote-noise", 40, "--ledger", tmp_path / "my.db", "--dataset", "them"]
     told = run(*plan, "--sanitise", "--name", "mine", "--runs", tmp_path / "runs")
     assert told.exit_code == 3, told.output

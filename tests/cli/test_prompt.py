@@ -57,7 +57,7 @@ def test_a_tuned_adapter_has_a_card_a_report_and_one_charge(app, place, tmp_path
     assert (tmp_path / "one" / "report.html").exists()
     # A second run does not fit in the budget, and says so with its own exit code.
     again = call(app, *[w if w != "one" else "two" for w in line], code=3)
-    assert "left of the budget" in again.output
+    assert "left of the Rényi budget (ε=3, δ=0.0001)" in again.output
     shown = call(app, "eval", tmp_path / "one", place / "test.csv", "--json").stdout
     private = next(r for r in told["results"] if r["model"] == "private")
     assert json.loads(shown)["accuracy"] == pytest.approx(private["value"])

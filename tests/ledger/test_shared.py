@@ -36,12 +36,12 @@ def test_a_second_budget_for_the_same_data_is_said_aloud(ledger, recwarn):
     assert ledger.budget("people, March").left_epsilon == 1.0
 
 
-def test_the_refusal_of_another_format_advises_no_second_registration(tmp_path):
+def test_the_refusal_of_other_data_advises_no_second_registration(tmp_path):
     ledger = Ledger()
     (tmp_path / "people.csv").write_text("age\n34\n")
-    (tmp_path / "people.tsv").write_text("age\r\n34\r\n")
+    (tmp_path / "people.tsv").write_text("age\r\n35\r\n")
     ledger.register("people", epsilon=1.0, delta=0.0, fingerprint=tmp_path / "people.csv")
-    with pytest.raises(FingerprintMismatch, match="Use the file or array that was registered") as told:
+    with pytest.raises(FingerprintMismatch, match="their owner says so once") as told:
         ledger.check_data("people", tmp_path / "people.tsv")
     assert "egister other" not in str(told.value)
     assert "name of" not in str(told.value)
@@ -134,7 +134,8 @@ def test_an_entry_that_cannot_be_read_is_named_and_everything_else_goes_on():
         "charge": "ab" * 16,
         "mechanism": {"version": 1, "kind": "Theirs", "noise": 9.0},
     }
-    entry["totals"] = {"epsilon": [0.5], "delta": []}
+    entry["totals"] |= {"epsilon": [0.5], "renyi": [[2 * x for x in total] for total in entry["totals"]["renyi"]]}
+    entry["state"] |= {"charges": 2}
     stored.append(entries.chained("people", stored[-1], entry))
 
     known, unknown = ledger.history("people")
@@ -148,5 +149,5 @@ def test_an_entry_that_cannot_be_read_is_named_and_everything_else_goes_on():
     assert any("entry 2 cannot be priced again" in p for p in ledger.verify(reprice=True).problems)
     assert "Theirs (cannot be read here)" in to_csv(export(ledger, "people"))
     ledger.charge("people", acc.PureDP(0.5), delta=0.0)  # the prices add up whoever can read them
-    with pytest.raises(BudgetExceeded, match=r"left of the budget .*: ε=0"):
+    with pytest.raises(BudgetExceeded, match=r"left of the Rényi budget .*: 0.00%"):
         ledger.charge("people", acc.PureDP(0.1), delta=0.0)

@@ -122,7 +122,7 @@ def test_two_rows_that_disagree_move_a_clipped_sum_by_twice_the_norm():
 
 def test_the_ledger_is_charged_before_anything_is_computed(monkeypatch):
     ledger = Ledger()
-    ledger.register("people", epsilon=1.5, delta=1e-3)
+    ledger.register("people", epsilon=1.5, delta=1e-3, rule="sum")
     estimator = LinearRegression(1.0, ledger=ledger, dataset="people", **BOUNDS)
     estimator.fit(*numbers(200))
     assert ledger.budget("people").charges == 1

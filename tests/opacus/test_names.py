@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib
 import inspect
 import re
@@ -15,6 +16,8 @@ from tests.opacus.harness import data, net, private
 from torch import nn
 from torch.utils.data import DataLoader
 
+from tacit.opacus import PrivacyEngine
+from tacit.opacus.accountants import create_accountant
 from tacit.opacus.data_loader import DPDataLoader, switch_generator
 from tacit.opacus.optimizers import AdaClipDPOptimizer, DPOptimizer, DPOptimizerFastGradientClipping
 from tacit.opacus.utils.adaptive_clipping import PrivacyEngineAdaptiveClipping
@@ -229,3 +232,47 @@ def test_every_public_name_of_opacus_is_here_or_on_the_list_of_those_that_are_no
             assert [name for name in names if not hasattr(own, name)] == [], path
         found += len(names)
     assert found > 70
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "pointer"),
+    [
+        ("grad_sample.functorch", "prepare_layer", "example_gradients"),
+        ("grad_sample.functorch", "ft_compute_per_sample_gradient", "example_gradients"),
+        ("lightning", "DPLightningDataModule", "PrivateTraining"),
+        ("utils.fsdp_utils", "FSDP2Wrapper", "torchrun"),
+        (
+            "grad_sample.grad_sample_module_fast_gradient_clipping_fsdp",
+            "GradSampleModuleFastGradientClippingFSDP",
+            "torch",
+        ),
+        (
+            "grad_sample.grad_sample_module_fast_gradient_clipping_tp",
+            "GradSampleModuleFastGradientClippingTP",
+            "torchrun",
+        ),
+    ],
+)
+def test_what_is_not_here_can_be_imported_and_says_what_is(path, name, pointer):
+    found = getattr(importlib.import_module(f"tacit.opacus.{path}"), name)
+    with pytest.raises(NotImplementedError, match=pointer):
+        found(*[None] * (3 if name.startswith("ft") else 1))
+
+
+def test_the_model_has_both_names_and_its_own_state():
+    model = torch.nn.Linear(3, 2)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 3)), batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private, _, _ = PrivacyEngine().make_private(
+        module=model, optimizer=optimizer, data_loader=data, noise_multiplier=1.0, max_grad_norm=1.0
+    )
+    assert private._module is model
+    assert list(private.state_dict()) == ["weight", "bias"]
+    assert [name for name, _ in private.named_modules()] == [""]
+    twin = copy.deepcopy(private)
+    assert twin._module is twin
+
+
+def test_a_state_goes_to_the_accountant_it_came_from():
+    with pytest.raises(ValueError, match="accountant='rdp'"):
+        create_accountant("prv").load_state_dict(create_accountant("rdp").state_dict())

@@ -7,8 +7,7 @@ import tomllib
 
 import pytest
 from tools import slow
-from tools.mutate import judge, rules
-from tools.mutate.cover import span_of
+from tools.mutate import judge, record, rules, switch
 
 WRONG = {
     "factor-two": ("return 2 * sensitivity", "return (sensitivity)"),
@@ -84,10 +83,40 @@ def test_there_are_mutants_in_every_room_on_which_a_guarantee_rests(mutants):
     rooms = {one.room for one in mutants.values()}
     wanted = {"accounting", "integrations", "ledger", "linear_model", "noise", "opacus", "pate", "prompts"}
     assert wanted | {"report", "runs", "schema", "sgd", "tuning", "audit"} <= rooms
-    some = next(iter(mutants.values()))
-    assert span_of(rules.ROOT / some.path, some.line).name == some.function or some.function.startswith(
-        span_of(rules.ROOT / some.path, some.line).name
-    )
+
+
+def test_a_file_with_switches_does_what_the_file_does_and_each_switch_what_its_mutant_does():
+    source = '"""Text."""\n\nfrom __future__ import annotations\n\n\ndef total(rows, noise, spent):\n'
+    source += "    spent += 2 * sum(\n        rows\n    )\n    return spent + noise * 2\n"
+    every = dict(enumerate(rules.mutants_in(source, "src/tacit/room/file.py", every=True)))
+    assert {one.rule for one in every.values()} >= {"unnoised", "factor-two", "unsummed"}
+    asked = []
+
+    def answer(text, on=None):
+        space = {"_mutant_on": lambda number: asked.append(number) or number == on}
+        exec(compile(text, "file.py", "exec"), space)
+        return space["total"]([1.0, 2.0], 0.25, 10.0)
+
+    text = switch.switched(source, every).replace("from mutant_switch import is_on as _mutant_on\n", "")
+    assert answer(text) == answer(source) == 16.5
+    assert set(asked) == set(every)
+    for number, mutant in every.items():
+        assert answer(text, number) == answer(mutant.apply(source))
+
+
+def test_the_tests_of_a_mutant_are_those_that_asked_for_it(tmp_path, mutants):
+    one, other = list(mutants.values())[:2]
+    file = "tests/package/test_mutation.py"
+    noted = {
+        f"{file}::slower": {"outcome": "passed", "seconds": 1.0, "asked": [0, 1]},
+        f"{file}::faster": {"outcome": "passed", "seconds": 0.1, "asked": [0]},
+        f"{file}::broken": {"outcome": "failed", "seconds": 0.1, "asked": [0, 1]},
+    }
+    record.Record(tmp_path).add(file, noted, [one, other])
+    known = record.Record(tmp_path)
+    assert not known.stale(file)
+    assert known.candidates(one) == [f"{file}::faster", f"{file}::slower"]
+    assert known.candidates(other) == [f"{file}::slower"]
 
 
 def test_an_explanation_is_of_a_mutant_that_there_is_and_not_of_one_that_is_caught(mutants):
@@ -110,6 +139,6 @@ def test_a_sample_is_the_same_for_the_same_seed(mutants):
 def test_the_table_of_slow_tests_is_made_of_the_runs_that_are_recorded():
     state = json.loads(slow.STATE.read_text(encoding="utf-8"))
     rows = slow.table(state, sorted(state)).splitlines()
-    assert set(rows) <= set(slow.PAGE.read_text(encoding="utf-8").splitlines()), "run python -m tools.slow --table"
+    assert set(rows) <= set(slow.PAGE.read_text(encoding="utf-8").splitlines()), "run python -m tools.slow"
     files = slow.pieces()
     assert {turn[0] for turn in (slow.turn(files, number) for number in range(len(files)))} == set(files)

@@ -309,7 +309,7 @@ def test_frames_stay_frames_for_teachers_and_student():
     named = make_column_transformer((OneHotEncoder(), ["kind"]), remainder="passthrough")
     model = make_pipeline(named, LogisticRegression())
     votes = Teachers(model, (frame, (frame["size"] > 0).astype(int)), n=8, classes=2).fit().vote(frame[:60])
-    student = tacit.pate.GNMax(vote_noise=1, classes=2).answer(votes, queries=20).fit(model)
+    student = tacit.pate.GNMax(vote_noise=0.1, classes=2).answer(votes, queries=60).fit(model)
     assert (student.predict(frame[:60]) == (frame["size"][:60] > 0)).mean() > 0.8
     with pytest.raises(TypeError, match="sparse"):
         Teachers(model, (csr_array(np.eye(3)), [0, 1, 0]), n=2)

@@ -24,7 +24,7 @@ def trained(ledger: Ledger | None = None, **settings: Any) -> Training:
     named: dict[str, Any] = {"unit": "person", "groups": range(ROWS)}
     if ledger is not None:
         if "people" not in ledger.datasets():
-            ledger.register("people", epsilon=5.0, delta=1e-5, unit="person", fingerprint=x)
+            ledger.register("people", epsilon=5.0, delta=1e-5, unit="person", fingerprint=(x, y))
         named |= {"ledger": ledger, "dataset": "people"}
     usual = {"batch_size": 30, "steps": 20, "epsilon": 2.0, "delta": 1e-6, "purpose": "who works?"}
     training = Training(

@@ -85,7 +85,7 @@ def test_the_card_answers_the_checklists(card, ledger):
     assert len(told["checks"]["self_checks"]) == 2
     assert told["ledger"]["head"] == ledger.head("people")
     assert told["ledger"]["confirmed"] is True
-    assert told["data"]["fingerprint"].startswith("blake2b-keyed:")
+    assert told["data"]["fingerprint"].startswith("rows-keyed:")
     assert told["statement"]["trust_model"].startswith("central")
     assert told["accountant"]["version"] == told["card"]["library"].split()[1]
 

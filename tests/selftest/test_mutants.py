@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import math
+import os
+
 import pytest
 
-from tacit.audit.findings import FAMILY_WISE, Finding, failures, verdict
+from tacit import accounting as acc
+from tacit.audit.findings import FAMILY_WISE, Finding, failures, holds, verdict
+from tacit.noise.sampling import bernoulli_threshold
 from tacit.selftest import examine, mutation, try_mutants
 from tacit.selftest.battery import battery
 from tacit.selftest.mutants import FAMILIES, MUTANTS, replaced
 from tacit.selftest.mutation import run_one
-from tacit.selftest.scene import MOST, SIGNIFICANCE
+from tacit.selftest.scene import MOST, SIGNIFICANCE, Scene
 
 #: Mutants that a quick check catches; the rest is left to the slow test, which runs all.
 QUICK = (
@@ -55,6 +62,29 @@ def test_a_mutant_that_no_longer_fits_is_an_error_and_not_a_pass():
         pass
     with pytest.raises(ValueError, match="no mutant"):
         try_mutants(names=("there is none",))
+
+
+def test_a_mutant_that_ends_its_process_is_not_caught_and_the_others_are_tried(monkeypatch):
+    @contextlib.contextmanager
+    def dies():
+        os._exit(3)
+        yield
+
+    dead = dataclasses.replace(MUTANTS["noise × 0.9"], name="dead", apply=dies)
+    scene = Scene("look", "sgd", lambda seed: [holds("seen", math.pi > 3, "π")])
+    monkeypatch.setattr(mutation, "battery", lambda: {"look": scene})
+    wrong = dataclasses.replace(dead, name="wrong", apply=lambda: replaced(math, "pi", 3.0))
+    right = dataclasses.replace(dead, name="right", apply=contextlib.nullcontext)
+    found = {o.name: o.caught for o in mutation.tried([dead, wrong, right], 0, lambda name: None, None)}
+    assert found == {"dead": False, "wrong": True, "right": False}
+    assert math.pi > 3
+
+
+def test_a_mutant_does_not_meet_prices_that_were_computed_before_it():
+    price = acc.epsilon(acc.Gaussian(2.0), 1e-5).upper
+    mutation.forget()
+    assert bernoulli_threshold.cache_info().currsize == 0
+    assert acc.epsilon(acc.Gaussian(2.0), 1e-5).upper == price
 
 
 def test_each_finding_has_its_part_of_the_significance():

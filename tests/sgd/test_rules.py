@@ -15,6 +15,8 @@ from tacit.sgd.gradients.rules import DECOMPOSE, RULES
 
 # Operators reach the rules under the names of the methods they stand for.
 OPERATORS = {name for name in RULES if name.startswith("__")} - {"__getitem__"}
+# Rows sorted by group, see test_rows; the last is what transformers makes of it on older machines.
+GROUPED = {"grouped_mm", "_grouped_mm", "grouped_mm_fallback"}
 
 
 @pytest.mark.parametrize("label", OPERATIONS)
@@ -40,7 +42,7 @@ def test_the_reference_lists_every_rule():
 
 def test_every_rule_is_tried():
     tried = {name for name, _ in OPERATIONS.values()}
-    assert set(RULES) - OPERATORS <= tried
+    assert set(RULES) - OPERATORS - GROUPED <= tried
     assert {"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell"} <= set(DECOMPOSE)  # see the zoo
 
 

@@ -165,7 +165,7 @@ def test_a_regressor_for_tables():
 def test_estimators_share_the_ledger_of_their_parameters():
     x, score = simulated(400)
     ledger = Ledger()
-    ledger.register("people", epsilon=1.5, delta=1e-3)
+    ledger.register("people", epsilon=1.5, delta=1e-3, rule="sum")
     one = Classifier(epsilon=1.0, delta=1e-5, ledger=ledger, dataset="people")
     one.fit(x, score > 0)
     with pytest.raises(BudgetExceeded):

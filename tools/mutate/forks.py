@@ -1,190 +1,262 @@
-"""Where does a test run whose source is changed? In a fork of one warm process, over a copy of the tree of its own.
+"""Where does a test run whose source is changed? In a fork of one process that has collected all tests.
 
-Importing torch takes longer than most tests. So one process imports the packages, never tacit itself, and forks for
-every piece of work. A fork changes into its own copy of the tree, from which it and the processes that it starts import
-tacit.
+Importing torch takes longer than most tests, and so does collecting. So one process collects the tests over the copy of
+the tree (:mod:`tools.mutate.switch`), never runs one, and forks for every piece of work: the tests of a file to see
+which mutants each runs, or the tests of a mutant until one fails.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import gc
 import importlib
+import json
 import os
+import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[2]
+import pytest
+
 WARM = (
-    *("pytest", "coverage", "hypothesis", "hypothesis.extra.numpy", "_hypothesis_pytestplugin", "numpy", "scipy.stats"),
+    *("hypothesis", "hypothesis.extra.numpy", "_hypothesis_pytestplugin", "numpy", "scipy.stats"),
     *("scipy.optimize", "scipy.integrate", "scipy.special", "torch", "torch.fx", "torch.func", "torch.utils.data"),
     *("sklearn.linear_model", "sklearn.model_selection", "sqlalchemy", "typer.testing", "rich.progress", "polars"),
 )
-#: What every call of pytest is given: plugins are not looked for, since that takes as long as many a test.
-PYTEST = ("-q", "-p", "_hypothesis_pytestplugin", "-p", "no:cacheprovider", "--no-header")
+#: Memory of a fork: a mutant may ask for any amount.
+MEMORY = 8 << 30
+#: While it is recorded, a test may take so many seconds of one core; what takes longer judges no mutant.
+SLOWEST = 5.0
 
-#: What it is, what prepares a copy of the tree and returns the work, and after how many seconds it is stopped.
-Work = tuple[object, Callable[[Path], Callable[[], int]], float]
+
+@dataclass
+class Job:
+    """Tests to run in a fork.
+
+    Attributes:
+        tests: Their names, in order.
+        done: Called with the outcome ("passed", "failed", "timeout", "died"), what :func:`_run` noted of each test, and
+            the seconds of processor time.
+        mutant: The number of the mutant that is on; -1 for the source as it is.
+        limits: After how many seconds of processor time each test is stopped.
+        stop: Whether to end with the first test that fails.
+    """
+
+    tests: list[str]
+    done: Callable[[str, dict[str, dict[str, Any]], float], None]
+    mutant: int = -1
+    limits: dict[str, float] = field(default_factory=dict)
+    stop: bool = True
 
 
-def copy_tree(target: Path) -> Path:
-    """Copy what git knows of the working tree, changed or not, with the environment as a link.
+#: The mutants that the fixtures of the tests of this fork asked for.
+shared: set[int] = set()
+
+
+class TooSlow(BaseException):
+    """A test is stopped; not an Exception, so that nothing in a test takes it for one of its own."""
+
+
+FAILED, TIMEOUT = 11, 12  # exit codes of a fork; 1 is what the watchdog of faulthandler ends with
+
+
+class Session:
+    """A pytest plugin that does jobs in forks, in place of running what was collected."""
+
+    def __init__(self, jobs: Callable[[dict[str, Any]], Iterator[Job | None]], at_a_time: int, scratch: Path) -> None:
+        self.jobs, self.at_a_time, self.scratch = jobs, at_a_time, scratch
+
+    def pytest_collection(self) -> None:
+        """A failure need not be made small: it is only counted."""
+        import hypothesis
+
+        kept = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+        hypothesis.settings.register_profile("mutants", hypothesis.settings(), phases=kept, database=None)
+        hypothesis.settings.load_profile("mutants")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self) -> None:
+        """What was asked for before a test began is its fixtures', which later tests of the file may share."""
+        shared.update(sys.modules["mutant_switch"].asked)  # type: ignore[attr-defined]
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        """Do the jobs, ``at_a_time`` at a time."""
+        items = {item.nodeid: item for item in session.items}
+        owned = _owned()
+        gc.collect()
+        gc.freeze()
+        running: dict[int, tuple[Job, Path]] = {}
+        jobs = self.jobs(items)
+        number, more = 0, True
+        try:
+            while running or more:
+                while more and len(running) < self.at_a_time:
+                    job = next(jobs, None)
+                    if job is None:  # nothing now, and nothing at all where nothing runs that could bring more
+                        more = bool(running)
+                        break
+                    number += 1
+                    folder = self.scratch / str(number)
+                    folder.mkdir(parents=True, exist_ok=True)
+                    pid = os.fork()
+                    if pid == 0:
+                        _child(job, [items[test] for test in job.tests if test in items], folder, owned)
+                    running[pid] = (job, folder)
+                if not running:
+                    continue
+                pid, status, used = os.wait4(-1, 0)
+                if pid in running:
+                    job, folder = running.pop(pid)
+                    _over(job, folder, os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime)
+        finally:
+            for pid in running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+        return True
+
+
+def _over(job: Job, folder: Path, code: int, seconds: float) -> None:
+    noted: dict[str, dict[str, Any]] = {}
+    file = folder / "noted"
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+        with contextlib.suppress(ValueError):  # the last line of a fork that was stopped
+            noted.update(json.loads(line))
+    shutil.rmtree(folder, ignore_errors=True)
+    job.done({0: "passed", FAILED: "failed", TIMEOUT: "timeout", 1: "timeout"}.get(code, "died"), noted, seconds)
+
+
+def _owned() -> list[Any]:
+    """What was made in this process and refuses to serve in a fork of it, as a key does."""
+    process = sys.modules.get("tacit.noise.process")
+    return [one for one in gc.get_objects() if issubclass(type(one), process.OneProcess)] if process else []
+
+
+def _child(job: Job, items: list[Any], folder: Path, owned: list[Any]) -> None:
+    code = 70
+    try:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.dup2(nothing, 2)
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.environ["TMPDIR"] = str(folder)
+        os.environ["MUTANT_ON"] = str(job.mutant)
+        os.environ["MUTANT_ASKED"] = str(folder / "asked")
+        sys.modules["mutant_switch"].on = job.mutant  # type: ignore[attr-defined]
+        for one in owned:  # what a test module made is this fork's: nobody else uses it
+            object.__setattr__(one, "_process", sys.modules["tacit.noise.process"]._here())
+        if items:
+            items[0].config._tmp_path_factory._basetemp = folder / "tmp"
+            (folder / "tmp").mkdir()
+        code = _run(job, items, folder)
+    except TooSlow:
+        code = TIMEOUT
+    except BaseException:  # noqa: BLE001 (a fork must not return into its parent's code)
+        code = 70
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            os.killpg(os.getpid(), signal.SIGTERM)
+        os._exit(code)
+
+
+def _run(job: Job, items: list[Any], folder: Path) -> int:
+    """Run tests and note, for each that passed, its seconds and the mutants that it asked for."""
+    from _pytest.runner import runtestprotocol
+
+    switch = sys.modules["mutant_switch"]
+    failed = stopped = False
+
+    def late(*_: Any) -> None:
+        nonlocal stopped
+        stopped = True
+        raise TooSlow
+
+    signal.signal(signal.SIGPROF, late)
+    signal.signal(signal.SIGALRM, late)
+    for place, item in enumerate(items):
+        after = items[place + 1] if place + 1 < len(items) else None
+        limit = job.limits.get(item.nodeid, SLOWEST)
+        switch.asked.clear()  # type: ignore[attr-defined]
+        began = _seconds()
+        signal.setitimer(signal.ITIMER_PROF, limit)
+        signal.alarm(int(60 + 10 * limit))
+        faulthandler.dump_traceback_later(120 + 10 * limit, exit=True)  # where no handler runs: a call that hangs
+        outcome, why = "passed", ""
+        try:
+            for report in runtestprotocol(item, nextitem=after, log=False):
+                outcome = "failed" if report.failed else "skipped" if report.skipped else outcome
+                why = str(report.longrepr).strip()[-200:] if report.failed else why
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.alarm(0)
+            faulthandler.cancel_dump_traceback_later()
+        outcome = "timeout" if stopped else outcome
+        asked = shared | switch.asked  # type: ignore[attr-defined]
+        file = folder / "asked"
+        if file.exists():
+            asked.update(int(line) for line in file.read_text().split())
+            file.unlink()
+        entry = {"outcome": outcome, "why": why, "seconds": round(_seconds() - began, 3), "asked": sorted(asked)}
+        with (folder / "noted").open("a", encoding="utf-8") as noted:
+            noted.write(json.dumps({item.nodeid: entry}) + "\n")
+        if outcome == "timeout":
+            # What it held (fixtures, locks) is in no state to run another test.
+            return TIMEOUT
+        failed |= outcome == "failed"
+        if failed and job.stop:
+            break
+    return FAILED if failed else 0
+
+
+def _seconds() -> float:
+    return sum(os.times()[:4])
+
+
+def run(
+    files: list[str],
+    jobs: Callable[[dict[str, Any]], Iterator[Job | None]],
+    tree: Path,
+    at_a_time: int = 1,
+) -> None:
+    """Collect the tests of these files and do the jobs.
 
     Args:
-        target: The folder to make; what lies there is removed.
-
-    Returns:
-        The folder.
+        files: Test files, from the root.
+        jobs: Given the tests, by name, yields what to do; None where it waits for what is running.
+        tree: The copy of the tree.
+        at_a_time: How many jobs run at a time.
     """
-    shutil.rmtree(target, ignore_errors=True)
-    names = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    ).stdout
-    for name in filter(None, names.decode().split("\0")):
-        if (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
-    (target / ".venv").symlink_to(ROOT / ".venv")
-    return target
-
-
-def warm() -> None:
-    """Import what the tests import, but nothing of tacit, and keep every library to one thread."""
     for name in ("OMP_NUM_THREADS", "POLARS_MAX_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = "1"
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # looking for plugins takes as long as many a test
     os.environ["CI"] = "true"  # the same examples of every property each time
+    os.environ["PYTHONPATH"] = f"{tree / 'src'}{os.pathsep}{tree}"
+    if any(name == "tacit" or name.startswith("tacit.") for name in sys.modules):
+        raise RuntimeError("tacit was imported before the copy of the tree was made")
+    os.chdir(tree)
+    sys.path[:] = [str(tree / "src"), str(tree), *(one for one in sys.path if one not in ("", str(tree.parents[1])))]
     for name in WARM:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     sys.modules["torch"].set_num_threads(1)
-    if any(name == "tacit" or name.startswith("tacit.") for name in sys.modules):
-        raise RuntimeError("tacit was imported before the fork: mutants would not be seen")
-
-
-@dataclass
-class Fork:
-    """One piece of work in a process of its own.
-
-    Attributes:
-        pid: Its process and process group.
-        slot: Which copy of the tree it uses.
-        ends: The time at which it is stopped.
-        started: The time at which it started.
-        what: What it works on.
-    """
-
-    pid: int
-    slot: int
-    ends: float
-    started: float
-    what: object
-
-
-def _child(work: Callable[[], int], tree: Path, log: Path) -> None:
-    code = 70
+    importlib.import_module("mutant_switch")
+    scratch = tree.parent / f"scratch{os.getpid()}"
+    options = ["-q", "-p", "_hypothesis_pytestplugin", "-p", "no:cacheprovider", "--no-header", "--tb=native"]
+    options += ["--continue-on-collection-errors", "-m", "not slow and not gpu and not postgres"]
+    options += ["--rootdir", str(tree), "-c", str(tree / "pyproject.toml")]
+    began = time.monotonic()
     try:
-        os.setsid()
-        os.chdir(tree)
-        os.environ["PYTHONPATH"] = f"{tree / 'src'}{os.pathsep}{tree}"
-        os.environ["TMPDIR"] = str(tree.parent / f"{tree.name}-tmp")
-        Path(os.environ["TMPDIR"]).mkdir(exist_ok=True)
-        sys.path[:0] = [str(tree / "src"), str(tree)]
-        importlib.invalidate_caches()
-        for name in [name for name in sys.modules if name == "tools" or name.startswith("tools.")]:
-            del sys.modules[name]
-        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        code = work()
-    except BaseException:  # noqa: BLE001 (a fork must not return into its parent's code)
-        import traceback
-
-        traceback.print_exc()
+        code = pytest.main([*options, *files], plugins=[Session(jobs, at_a_time, scratch)])
     finally:
-        sys.stdout.flush()
-        os._exit(code)
-
-
-def check(tree: Path) -> None:
-    """Refuse a tree whose source cannot be imported: every mutant of it would seem to be caught.
-
-    Args:
-        tree: A copy of the tree.
-    """
-    command = [sys.executable, "-c", "import tacit.accounting, tacit.sgd, tacit.pate, tacit.linear_model, tacit.tuning"]
-    told = subprocess.run(command, cwd=tree, env=os.environ | {"PYTHONPATH": str(tree / "src")}, check=False)
-    if told.returncode:
-        raise SystemExit("the source as it is cannot be imported; mend that first")
-
-
-def stop(fork: Fork) -> None:
-    """End a fork and what it started.
-
-    Args:
-        fork: The piece of work.
-    """
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(fork.pid, signal.SIGKILL)
-
-
-def run_all(
-    todo: Iterator[Work],
-    trees: list[Path],
-    done: Callable[[object, int, float, str], None],
-) -> None:
-    """Do every piece of work, as many at a time as there are copies of the tree.
-
-    Args:
-        todo: For each piece what it is, a function that prepares a copy of the tree and returns the work, and the
-            seconds after which it is stopped.
-        trees: The copies.
-        done: Called with what it was, its exit code (-1 where it was stopped), its seconds, and its last output.
-    """
-    free, running = list(range(len(trees))), list[Fork]()
-    work = iter(todo)
-    exhausted = False
-    try:
-        while running or not exhausted:
-            while free and not exhausted:
-                try:
-                    what, prepare, seconds = next(work)
-                except StopIteration:
-                    exhausted = True
-                    break
-                slot = free.pop()
-                tree = trees[slot]
-                action = prepare(tree)
-                sys.stdout.flush()
-                pid = os.fork()
-                if pid == 0:
-                    _child(action, tree, tree.parent / f"{tree.name}.log")
-                now = time.monotonic()
-                running.append(Fork(pid, slot, now + seconds, now, what))
-            for fork in list(running):
-                found, status = os.waitpid(fork.pid, os.WNOHANG)
-                late = time.monotonic() > fork.ends
-                if not found and not late:
-                    continue
-                stop(fork)
-                if not found:
-                    os.waitpid(fork.pid, 0)
-                code = os.waitstatus_to_exitcode(status) if found else -1
-                log = trees[fork.slot].parent / f"{trees[fork.slot].name}.log"
-                tail = log.read_text(errors="replace")[-4000:] if log.exists() else ""
-                shutil.rmtree(trees[fork.slot].parent / f"{trees[fork.slot].name}-tmp", ignore_errors=True)
-                running.remove(fork)
-                free.append(fork.slot)
-                done(fork.what, code, time.monotonic() - fork.started, tail)
-            time.sleep(0.02)
-    finally:
-        for fork in running:
-            stop(fork)
+        shutil.rmtree(scratch, ignore_errors=True)
+    if code not in (0, 1, 5):
+        raise SystemExit(f"the tests could not be collected ({code}, after {time.monotonic() - began:.0f} s)")

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.mutate.forks import ROOT
-
+ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "tacit"
 
 #: Parts of names by what they stand for. A name matches where one of its words, split at underscores, begins so.
@@ -100,7 +99,7 @@ ALL = tuple(dict.fromkeys(NOISE + BOUND + COUNT + PRICE + SAMPLE + SECRET + ADJA
 
 #: Text for people, and what only describes.
 TEXT = re.compile(
-    r"__repr__|__str__|describe|format|text|html|table|picture|plot|draw_page|_say|show|print|summary|words|sentence"
+    r"__repr__|__str__|describe|format|text|html|table|picture|plot|draw_page|_say|show|print|summary|words|sentence|diagnostics"
 )
 #: Not mutated: kernels that only a GPU runs, tools that make wrong versions themselves, and what only shows or fetches.
 LEFT_OUT = ("sgd/kernels/", "selftest/", "cli/", "datasets/", "report/page", "report/html", "sgd/torch_compat.py")
@@ -112,6 +111,10 @@ LEFT_OUT += (
     "sgd/gradients/memory",
     "runs/watch",
     "pate/augment",
+    "pate/learner",  # teachers may learn in any way: the guarantee rests on their votes
+    "pate/stacked",
+    "prompts/gguf",  # reads a public model
+    "tuning/defaults",  # hyper-parameters, out of public numbers
 )
 
 
@@ -125,7 +128,8 @@ class Mutant:
         function: The function it stands in.
         rule: The rule that made it.
         line: The first line of what is changed.
-        lines: The line of the statement too, which is what some tests are recorded under.
+        statement: Whether it is a whole statement, and not an expression.
+        digest: A hash of the text of the function.
         begin: Where in the file the changed text begins.
         end: Where it ends.
         old: The text.
@@ -137,7 +141,8 @@ class Mutant:
     function: str
     rule: str
     line: int
-    lines: tuple[int, ...]
+    statement: bool
+    digest: str
     begin: int
     end: int
     old: str
@@ -208,6 +213,14 @@ def _called(node: ast.AST) -> str:
 
 def _is(node: ast.AST, *values: float) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value in values
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def _only_on_a_gpu(node: ast.AST) -> bool:
+    return isinstance(node, ast.With) and any("torch.cuda" in ast.unparse(one) for one in node.items)
 
 
 Change = tuple[ast.AST, str]
@@ -292,8 +305,8 @@ def factor(node: ast.AST, text: Callable[[ast.AST], str]) -> Iterator[Change]:
 
 def unnoised(node: ast.AST, text: Callable[[ast.AST], str]) -> Iterator[Change]:
     """A value without the noise that is added to it."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        left, right = (any(speaks_of(side, NOISE) for side in (part,)) for part in (node.left, node.right))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and not _is_text(node.left):
+        left, right = (speaks_of(part, NOISE) for part in (node.left, node.right))
         if right and not left:
             yield node, f"({text(node.left)})"
         elif left and not right and not isinstance(node.right, ast.Constant):
@@ -462,20 +475,27 @@ RULES: dict[str, Rule] = {
 }
 
 
-def _walk(node: ast.AST, names: tuple[str, ...], line: int) -> Iterator[tuple[ast.AST, tuple[str, ...], int]]:
-    """Every node that may be changed, with the names of the functions around it and the line of its statement."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _walk(
+    node: ast.AST, names: tuple[str, ...], function: Function | None
+) -> Iterator[tuple[ast.AST, tuple[str, ...], Function]]:
+    """Every node in the body of a function that may be changed, with the names around it and its function."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.Raise, ast.JoinedStr, ast.Assert)) or getattr(child, "annotation", None) is node:
+        if isinstance(child, (ast.Raise, ast.JoinedStr, ast.Assert)) or _only_on_a_gpu(child):
             continue
-        if isinstance(child, ast.stmt):
-            line = child.lineno
-        inner = names
-        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            inner = (*names, child.name)
-            if TEXT.search(child.name) and not isinstance(child, ast.ClassDef):
-                continue
-        yield child, inner, line
-        yield from _walk(child, inner, line)
+        if function is not None:
+            yield child, names, function
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield from _walk(child, names, function)
+            continue
+        inner = (*names, child.name)
+        if isinstance(child, ast.ClassDef):
+            yield from _walk(child, inner, None)
+        elif not TEXT.search(child.name):
+            # Its body only: defaults and decorators are computed when the module is imported.
+            yield from _walk(ast.Module(body=child.body, type_ignores=[]), inner, child)
 
 
 def _draw(mutant: Mutant) -> str:
@@ -521,10 +541,8 @@ def mutants_in(source: str, name: str, every: bool = False) -> list[Mutant]:
     found: dict[str, list[Mutant]] = {}
     seen: dict[str, int] = {}
     short = name.removeprefix("src/tacit/").removesuffix(".py")
-    for node, names, line in _walk(tree, (), 0):
+    for node, names, around in _walk(tree, (), None):
         function = ".".join(names)
-        if not names:
-            continue
         for rule, propose in RULES.items():
             for changed, new in propose(node, text):
                 old = text(changed)
@@ -536,8 +554,19 @@ def mutants_in(source: str, name: str, every: bool = False) -> list[Mutant]:
                 unique = key if seen[key] == 1 else f"{key}.{seen[key]}"
                 begin = place(changed.lineno, changed.col_offset)  # type: ignore[attr-defined]
                 end = place(changed.end_lineno, changed.end_col_offset)  # type: ignore[attr-defined]
-                lines = tuple(sorted({changed.lineno, line, changed.end_lineno}))  # type: ignore[attr-defined]
-                made = Mutant(unique, name, function, rule, changed.lineno, lines, begin, end, old, new)  # type: ignore[attr-defined]
+                made = Mutant(
+                    id=unique,
+                    path=name,
+                    function=function,
+                    rule=rule,
+                    line=changed.lineno,  # type: ignore[attr-defined]
+                    statement=isinstance(changed, ast.stmt),
+                    digest=hashlib.sha256(text(around).encode()).hexdigest()[:12],
+                    begin=begin,
+                    end=end,
+                    old=old,
+                    new=new,
+                )
                 found.setdefault(function, []).append(made)
     chosen = [one for group in found.values() for one in (group if every else [min(group, key=_draw)])]
     return sorted(chosen, key=lambda one: (one.begin, one.id))

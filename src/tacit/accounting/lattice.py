@@ -1,11 +1,11 @@
 """What is δ(ε) where the contour integral is slow? Two finite pairs on a lattice, composed by a tilted FFT.
 
 Each loss is replaced by two laws on the points o_j + k·g: one that *dominates* it (connect-the-dots: the mass of a
-cell is moved to its two edges so that both P and Q keep their mass) and one that is *dominated* (a convex function
-below the privacy profile with corners on the lattice only). Both differ from the truth by O(g²) a step. The T-fold
-composition of a law tilted by e^{cl} is one FFT, a power and an inverse FFT; tilting keeps full relative accuracy
-around ε, and the mass that wraps around the window is bounded by Chernoff at other tilts. Proofs:
-docs/explanation/lattice-bounds.md.
+cell is moved to its two edges so that both P and Q keep their mass) and one that is *dominated* (of each outcome only
+the number of its cell is seen, and of all outcomes only the sum of these numbers). Both differ from the truth by O(g²)
+a step, wherever atoms lie. The T-fold composition of a law tilted by e^{cl} is one FFT, a power and an inverse FFT;
+tilting keeps full relative accuracy around ε, and the mass that wraps around the window is bounded by Chernoff at other
+tilts. Proofs: docs/explanation/lattice-bounds.md.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LatticeLaw(AtomsLoss):
         return top + math.log(total), error, mean, variance
 
 
-def _span(loss: Loss, tail: float) -> tuple[float, float]:
+def span(loss: Loss, tail: float) -> tuple[float, float]:
     """An interval outside which the continuous part of P has at most ``tail`` on either side; it holds every atom."""
     values, _ = loss.atoms()
     low, high = -1.0, 1.0
@@ -117,21 +117,45 @@ def _anchor(loss: Loss, low: float, high: float, step: float) -> float:
     return 0.5 * (a + b)
 
 
-def laws(loss: Loss, step: float, tail: float) -> tuple[LatticeLaw, LatticeLaw]:
-    """The dominating and the dominated law of one loss on lattices of this step (not through the same points)."""
-    above, below = loss.between(step, tail)
-    low, high = _span(above, tail)
-    dominating = _dominating(above, _anchor(above, low, high, step), step, low, high)
-    if isinstance(below, LatticeLaw):  # made for this step
-        return dominating, below
-    if below is not above:
-        low, high = _span(below, tail)
-    return dominating, _dominated(below, _anchor(below, low, high, step), step, low, high)
+def dominating(loss: Loss, step: float, tail: float) -> LatticeLaw:
+    """A law on a lattice of this step that dominates a loss."""
+    above = loss.between(step, tail)[0]
+    low, high = span(above, tail)
+    return _dominating(above, _anchor(above, low, high, step), step, low, high)
+
+
+def seen(loss: Loss, step: float, tail: float) -> tuple[LatticeLaw, LatticeLaw]:
+    """What is seen of a loss that tells only the number of its cell, cells of this step around points l: P, and Q·e^l.
+
+    The numbers of several losses may be added up, which takes more information away. So P and Q are composed each by
+    itself, and no cell needs a loss that lies on the lattice. What lies beyond the lattice is never claimed.
+    """
+    below = loss.between(step, tail)[1]
+    low, high = span(below, tail)
+    offset = _anchor(below, low, high, step)
+    first, points = _points(offset, step, low, high)
+    edges = np.append(points - step / 2, points[-1] + step / 2)
+    p, q = (mass[1:-1] for mass in below.cells(edges))
+    with np.errstate(divide="ignore"):
+        level = np.exp(np.minimum(np.log(q) + points, 700.0))
+    # where Q underflows: the loss of a cell is at least that of its lower edge
+    level = np.where((q > SMALL) & (level < p * math.exp(min(step, 700.0))), level, p * math.exp(min(step / 2, 700.0)))
+    values, mass = below.atoms()
+    cell = np.rint((values - offset) / step).astype(np.intp) - first
+    p, level = p.copy(), level.copy()
+    np.add.at(p, cell, mass)
+    np.add.at(level, cell, mass * np.exp(np.minimum(points[cell] - values, step)))
+    # rounding to the safe side
+    slack = 16 * ROUND * (2 + np.abs(points))
+    return (
+        LatticeLaw(offset, step, first, p * (1 - slack), 0.0),
+        LatticeLaw(offset, step, first, np.where(p > 0, level * (1 + slack), 0.0), 0.0),
+    )
 
 
 def on_multiples(loss: Loss, step: float, tail: float) -> LatticeLaw:
     """The dominating law on the whole multiples of ``step``."""
-    return _dominating(loss, 0.0, step, *_span(loss, tail))
+    return _dominating(loss, 0.0, step, *span(loss, tail))
 
 
 def _points(offset: float, step: float, low: float, high: float) -> tuple[int, Array]:
@@ -167,82 +191,6 @@ def _dominating(loss: Loss, offset: float, step: float, low: float, high: float)
     return LatticeLaw(offset, step, first, masses, float(p[-1]))
 
 
-def _dominated(loss: Loss, offset: float, step: float, low: float, high: float) -> LatticeLaw:
-    """Merge parts of neighbouring cells into outcomes whose loss is exactly a lattice point.
-
-    A share of the cell below a point, too low by D in all, and a share of the cell above it, too high by U, become one
-    outcome when their deficits cancel. What finds no partner moves down to the lattice point below it. Both only take
-    information away. Where the mass sits in a cluster narrower than a cell, the lattice is laid so that it cancels
-    there.
-    """
-    first, edges = _points(offset, step, low, high)
-    shares, masses = _merge(loss, edges, step, offset, first)
-    if len(loss.atoms()[0]) == 0 and step <= 30 and abs(offset) < 600:
-        for margin in (1e-5, 1e-4, 1e-3, 1e-2, 0.1):
-            offset = _balance(loss, offset, step, float(shares[min(max(-first, 0), len(shares) - 1)]), margin)
-            first, edges = _points(offset, step, low, high)
-            shares, masses = _merge(loss, edges, step, offset, first)
-            if 0 < -first < len(shares) and shares[-first - 1] > 1 - 1e-9:
-                break
-    node, mass, share = _place(loss, offset, step, first)
-    np.add.at(masses, node[share == 0], mass[share == 0])
-    return LatticeLaw(offset, step, first, masses, 0.0)
-
-
-def _merge(loss: Loss, edges: Array, step: float, offset: float, first: int) -> tuple[Array, Array]:
-    """The share of each cell, with the atoms inside it, that goes to its upper edge, and the masses on the edges."""
-    p, q = loss.cells(edges)
-    node, mass, share = _place(loss, offset, step, first)
-    inside = share > 0
-    if inside.any():
-        values = loss.atoms()[0][inside]
-        np.add.at(p, node[inside] + 1, mass[inside])
-        with np.errstate(over="ignore"):
-            np.add.at(q, node[inside] + 1, mass[inside] * np.exp(-values))
-    cell = p[1:-1]
-    if step > 30:  # losses in the thousands: the lattice is too coarse to pair anything
-        return np.zeros(len(cell)), np.append(cell, 0.0)
-    up = _to_upper_edge(cell, q[1:-1], edges[:-1], step)
-    # rounding to the safe side: the excess over the lower edge is taken smaller, the deficit to the upper edge larger
-    slack = 8 * ROUND * cell / -math.expm1(-step)
-    up = np.where(q[1:-1] > SMALL, up, 0.0)  # where Q underflows nothing is known of the excess
-    excess = -math.expm1(-step) * np.maximum(up - slack, 0.0)
-    deficit = math.expm1(step) * (cell - up + slack)
-    tiny = 1e-300
-    ahead = np.append(excess[1:], 0.0)  # of the cell above
-    rising = ahead / (ahead + deficit + tiny)
-    for _ in range(40):
-        wish = np.minimum(1.0, (1 - np.append(rising[1:], 0.0)) * ahead / (deficit + tiny))
-        rising = 0.5 * (rising + wish)
-    cancel = np.zeros(len(edges))
-    cancel[1:-1] = np.minimum(rising[:-1] * deficit[:-1], (1 - rising[1:]) * excess[1:])
-    to_upper = np.minimum(cancel[1:] / (deficit + tiny), 1.0)
-    masses = np.zeros(len(edges))
-    masses[1:] += to_upper * cell
-    masses[:-1] += (1 - to_upper) * cell
-    return to_upper, masses
-
-
-def _balance(loss: Loss, offset: float, step: float, rising: float, margin: float) -> float:
-    """Move the lattice so that what lies in the cells beside ``offset`` cancels on it (the excess a little larger)."""
-
-    def excess(x: float) -> float:
-        p, q = loss.cells(np.array([x - step, x, x + step]))
-        if not abs(x) < 700:
-            return -1.0
-        above = p[2] - q[2] * math.exp(x)
-        below = q[1] * math.exp(x) - p[1]
-        return float((1 - margin) * (1 - rising) * above - below)
-
-    a, b = offset - step, offset + step
-    if not excess(a) > 0:
-        return offset
-    for _ in range(60):
-        middle = 0.5 * (a + b)
-        a, b = (middle, b) if excess(middle) > 0 else (a, middle)
-    return a
-
-
 def _to_upper_edge(p: Array, q: Array, lower: Array, step: float) -> Array:
     """P-mass of each cell that goes to its upper edge so that the masses of P and of Q are kept."""
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -260,14 +208,14 @@ class LatticeCurve:
 
     def __init__(self, parts: Parts, at: Abscissa, log_delta: float, size: int, period: float, guide: Parts) -> None:
         """``guide`` is a coarse law of the same losses, by which good abscissas are found cheaply."""
-        self.step = _choose_step(parts, period / size)
+        self.step = choose_step(parts, period / size)
         self.size = 1 << max(4, math.ceil(math.log2(period / self.step)))
         if self.size > MAX_CELLS:
             raise OverflowError(f"a lattice of {self.size} points")
         tail = math.exp(max(log_delta, -600.0)) * TAIL / max(1, sum(times for _, times in parts))
-        pairs = [(laws(loss, self.step, tail), times) for loss, times in parts]
         self.misplaced = MISPLACED * self.step * sum(times for loss, times in parts if len(loss.atoms()[0]))
-        upper, lower = [(pair[0], times) for pair, times in pairs], [(pair[1], times) for pair, times in pairs]
+        upper = [(dominating(loss, self.step, tail), times) for loss, times in parts]
+        below = [(seen(loss, self.step, tail), times) for loss, times in parts]
         c, centre = at.c, at.epsilon
         if c * self.step > STEEPEST:
             # a tilt that only the topmost lattice point would feel
@@ -275,12 +223,17 @@ class LatticeCurve:
             centre = sum(times * law.tilted(c)[2] for law, times in upper)
         self.start = centre
         self.upper = _Composed(upper, c, self.step, self.size, centre, guide)
-        self.lower = _Composed(lower, c, self.step, self.size, centre, guide)
+        self.of_p = _Composed([(pair[0], times) for pair, times in below], c, self.step, self.size, centre, guide)
+        self.of_q = _Composed([(pair[1], times) for pair, times in below], c, self.step, self.size, centre, None)
 
     def interval(self, epsilon: float) -> tuple[float, float]:
         """A certified interval that contains δ(ε)."""
-        high = min(1.0, self.upper.delta(epsilon - self.misplaced)[1])
-        return min(self.lower.delta(epsilon + self.misplaced)[0], high), high
+        high = min(1.0, self.upper.delta(epsilon - self.misplaced))
+        # P - e^ε Q of any set of cells is a lower bound; the best one begins near ε
+        before = self.step / 2 if self.step * (self.of_p.c + 1) < 30 else 0.0
+        at = (epsilon - before, epsilon, epsilon + self.step / 2)
+        low = max(self.of_p.least(epsilon, x) - self.of_q.most(epsilon, x) for x in at)
+        return min(max(low, 0.0), high), high
 
     def middle(self, epsilon: float) -> tuple[float, float]:
         """log of the dominating δ(ε) and its slope, for root finding."""
@@ -291,8 +244,9 @@ class _Composed:
     """The law of the total loss, tilted, on one window of the lattice."""
 
     def __init__(
-        self, parts: list[tuple[LatticeLaw, int]], c: float, step: float, size: int, centre: float, guide: Parts
+        self, parts: list[tuple[LatticeLaw, int]], c: float, step: float, size: int, centre: float, guide: Parts | None
     ) -> None:
+        """``guide`` is None where nothing need be known of what lies outside the window."""
         self.c, self.step = c, step
         self.parts: Parts = [(law, times) for law, times in parts]
         self.log_m = self.log_m_error = 0.0
@@ -315,7 +269,8 @@ class _Composed:
             if self.noise < 1e-7 * float(near.mean()) or np.finfo(np.longdouble).eps > 1e-18:
                 break
         self.bottom, self.top = float(self.values[0]), float(self.values[-1])
-        self._outside(guide)
+        if guide is not None:
+            self._outside(guide)
         # sums from the right, for all ε at once
         self.origin = centre
         excess = self.values - centre
@@ -373,9 +328,9 @@ class _Composed:
         left = min(left, mass + c * self.bottom)
         self.log_right, self.log_left, self.log_tail = right, left, tail
 
-    def _sums(self, epsilon: float) -> tuple[float, float]:
-        """Σ p e^{-c(l-ε)} and Σ p e^{-(c+1)(l-ε)} over l > ε."""
-        i = int(np.searchsorted(self.values, epsilon, side="right"))
+    def _sums(self, epsilon: float, start: float) -> tuple[float, float]:
+        """Σ p e^{-c(l-ε)} and Σ p e^{-(c+1)(l-ε)} over l > start."""
+        i = int(np.searchsorted(self.values, start, side="right"))
         if i >= len(self.values):
             return 0.0, 0.0
         shift = epsilon - self.origin
@@ -388,32 +343,59 @@ class _Composed:
 
         return sum_at(self.c, self.first_sum), sum_at(self.c + 1, self.second_sum)
 
-    def delta(self, epsilon: float) -> tuple[float, float]:
-        """(lower, upper) bounds on Σ P(l)(1 - e^{ε-l})_+ of this law, with what lies above the lattice in the upper."""
+    def _off(self, epsilon: float) -> tuple[float, float, float]:
+        """M(c)e^{-cε}, its relative error and that of a sum; an infinite one where nothing can be claimed."""
         c = self.c
         scale = self.log_m - c * epsilon
-        if epsilon < self.bottom or scale > 600 or c * (self.origin - epsilon) > 500:
-            return 0.0, 1.0  # too far from where the law was tilted to: nothing is claimed
-        one, two = self._sums(epsilon)
-        total = max(one - two, 0.0)
+        wobble = self.log_m_error + ROUND * (8 + 4 * (abs(scale) + c * abs(epsilon)))
+        far = epsilon < self.bottom or scale > 600 or c * (self.origin - epsilon) > 500
+        if far or wobble > 0.5:  # too far from where the law was tilted to, or all digits are lost
+            return 0.0, math.inf, 0.0
         rounding = (2 * math.isqrt(len(self.values)) + 16 + 4 * (c + 1) * abs(epsilon - self.origin)) * ROUND * 4
+        return math.exp(scale), math.expm1(wobble), rounding
+
+    def delta(self, epsilon: float) -> float:
+        """An upper bound on Σ P(l)(1 - e^{ε-l})_+ of this law, with what lies above the lattice."""
+        size, grow, rounding = self._off(epsilon)
+        if math.isinf(grow):
+            return 1.0
+        one, two = self._sums(epsilon, epsilon)
         # An entry that is wrong by the noise weighs e^{-cx}(1 - e^{-x}), x how far it lies above ε: at most κ(c) at the
         # first lattice point, which may lie anywhere in its cell, and at most e^{-cx}, x a step or more, at those after
-        slack = self.noise * (math.exp(log_kappa(c)) + 1 / math.expm1(c * self.step)) + rounding * (one + two)
-        wobble = self.log_m_error + ROUND * (8 + 4 * (abs(scale) + c * abs(epsilon)))
-        if not slack < math.inf or wobble > 0.5:
-            return 0.0, 1.0  # all digits are lost
-        grow = math.expm1(wobble)
-        size = math.exp(scale)
-        high = size * (total + slack) * (1 + grow) + math.exp(min(self.log_tail, 0.0)) + self.above
-        alias = math.exp(min(np.logaddexp(self.log_right, self.log_left) + log_kappa(c) - c * epsilon, 700.0))
-        low = size * (total - slack) * (1 - grow) - alias
-        return max(low, 0.0), max(high, 0.0)
+        slack = self.noise * (math.exp(log_kappa(self.c)) + self._after_first(0)) + rounding * (one + two)
+        total = max(one - two, 0.0) + slack
+        return size * total * (1 + grow) + math.exp(min(self.log_tail, 0.0)) + self.above
+
+    def least(self, epsilon: float, start: float) -> float:
+        """A lower bound on Σ P(l) over l > start."""
+        size, grow, rounding = self._off(epsilon)
+        if math.isinf(grow):
+            return 0.0
+        one, _ = self._sums(epsilon, start)
+        weight = math.exp(min(self.c * max(epsilon - start, 0.0), 700.0))  # of an entry at the start
+        slack = self.noise * weight * (1 + self._after_first(0)) + rounding * one
+        alias = math.exp(min(np.logaddexp(self.log_right, self.log_left) - self.c * epsilon, 700.0)) * weight
+        return size * (one - slack) * (1 - grow) - alias
+
+    def most(self, epsilon: float, start: float) -> float:
+        """An upper bound on e^ε Σ P(l)e^{-l} over l > start in the window; what wraps around only adds to it."""
+        size, grow, rounding = self._off(epsilon)
+        if math.isinf(grow):
+            return math.inf
+        _, two = self._sums(epsilon, start)
+        weight = math.exp(min((self.c + 1) * max(epsilon - start, 0.0), 700.0))
+        slack = self.noise * weight * (1 + self._after_first(1)) + rounding * two
+        return size * (two + slack) * (1 + grow)
+
+    def _after_first(self, extra: int) -> float:
+        """Σ_{j>=1} e^{-(c + extra)jg}."""
+        exponent = (self.c + extra) * self.step
+        return 1 / math.expm1(exponent) if exponent < 700 else 0.0
 
     def log_delta(self, epsilon: float) -> tuple[float, float]:
         if self.c * (self.origin - epsilon) > 500:
             return math.inf, -self.c
-        one, two = self._sums(epsilon)
+        one, two = self._sums(epsilon, epsilon)
         if one - two <= 0:
             return -math.inf, -self.c
         return self.log_m - self.c * epsilon + math.log(one - two), -two / (one - two)
@@ -431,7 +413,7 @@ def _suffix_sums(terms: Array) -> Array:
     return np.asarray((inside + after[:, None]).ravel()[: len(terms)])
 
 
-def _choose_step(parts: Parts, step: float) -> float:
+def choose_step(parts: Parts, step: float) -> float:
     """A step not above ``step`` that carries the atoms of every loss, as nearly as one can."""
     gaps = [(loss.spacing(), times) for loss, times in parts if loss.spacing()]
     if not gaps:
@@ -462,16 +444,17 @@ class Refinement:
             longest = 0.0
             tail = math.exp(max(size, -600.0)) * TAIL / sum(times for _, times in parts)
             for loss, times in parts:
-                low, high = _span(loss, tail)
+                low, high = span(loss, tail)
                 longest = max(longest, high - low)
-                step = _choose_step([(loss, times)], max(high - low, 1e-12) / 2048)
-                coarse.append((laws(loss, step, tail)[0], times))
+                step = choose_step([(loss, times)], max(high - low, 1e-12) / 2048)
+                coarse.append((dominating(loss, step, tail), times))
             self.at = best_abscissa(coarse, log_delta=log_delta, epsilon=epsilon)
             if log_delta is not None:
                 break
             assert epsilon is not None
             now = self.at.log_m - self.at.c * epsilon + log_kappa(self.at.c)
-            if abs(now - size) < 2:
+            if now > size:  # the tails that were left out are small enough
+                size = max(size, now - 4)
                 break
             size = now - 4
         self.log_delta, self.guide = size, coarse
@@ -488,7 +471,7 @@ class Refinement:
         if math.isfinite(self._last):
             # the width falls with the square of the step, or at worst with the step; an infinite one says only that
             # the lattice was far too coarse
-            factor = max(4.0, 1.5 * math.sqrt(missing)) if math.isfinite(missing) else 16.0
+            factor = max(4.0, 1.2 * math.sqrt(missing)) if math.isfinite(missing) else 16.0
             factor = min(factor, LAST_SIZE / FIRST_SIZE)
             self.size = 1 << math.ceil(math.log2(self.size * factor))
         if self.size > LAST_SIZE and self._last <= self.period / LAST_SIZE * 1.01:

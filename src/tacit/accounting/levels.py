@@ -18,17 +18,20 @@ import math
 
 import numpy as np
 
+from tacit.accounting import lattice
 from tacit.accounting.contour import Abscissa, Contour, Parts, Unsuitable, alias_series, log_kappa, log_mgf_real
-from tacit.accounting.losses import ROUND, Array, ComplexArray
+from tacit.accounting.losses import ROUND, Array, AtomsLoss, ComplexArray
 from tacit.accounting.mixture import SOFT, MixtureLoss
 from tacit.accounting.special import ndtr
 
 #: Neighbouring levels differ by at most this factor.
 RATIO = 8.0
 #: What a level may add to δ without being computed, and the accuracy of one that is computed, as exponents of e.
-NEGLIGIBLE, ACCURATE = 14.0, 16.0
-#: More nodes than this for one level are refused.
-MAX_NODES = 3000
+NEGLIGIBLE, ACCURATE = 16.0, 17.0
+#: More nodes than this for one level are refused, and more than this for the cluster.
+MAX_NODES, CLUSTER_NODES = 3000, 60_000
+#: Points of the lattice that stands for one use of a loss without moments.
+STANDING = 2048
 #: The smallest abscissa that is tried for a level, times the spread of all losses, the largest, times the level's own
 #: loss, and how many.
 _LEAST, _MOST, _TRIED = 0.25, 40.0, 18
@@ -90,7 +93,7 @@ class Levels:
             self.cluster, np.geomspace(_LEAST / self.cluster_scale, float(most[0]), _TRIED)
         )
         self._contour: Contour | None = None
-        self._refused = False
+        self._refused = math.inf
         self.bands = [
             _Band(
                 [
@@ -167,18 +170,19 @@ class Levels:
         return [*found, (0.0, ceiling)]
 
     def _cluster_contour(self, epsilon: float) -> Contour | None:
-        """The contour of the cluster, made when it is first needed; None where it would be too long."""
-        if self._contour is None and not self._refused:
+        """The contour of the cluster, made for this ε or one near it; None where it would be too long."""
+        near = 0.5 * self.cluster_scale
+        if self._contour is None or abs(epsilon - self._contour.at.epsilon) > near:
+            if abs(epsilon - self._refused) < 0.01 * near:
+                return None
             c = self._cluster_chernoff.best(epsilon)
-            mean = variance = 0.0
-            for loss, times in self.cluster:
-                _, _, one, two = loss.tilted(c)
-                mean, variance = mean + times * one, variance + times * two
             try:
-                at = Abscissa(c, log_mgf_real(self.cluster, c)[0], math.sqrt(variance), mean)
-                self._contour = Contour(self.cluster, at, self.log_delta, digits=ACCURATE)
+                variance = sum(times * loss.tilted(c)[3] for loss, times in self.cluster)
+                at = Abscissa(c, log_mgf_real(self.cluster, c)[0], math.sqrt(variance), epsilon)
+                self._contour = Contour(self.cluster, at, self.log_delta, digits=ACCURATE, nodes=CLUSTER_NODES)
             except (Unsuitable, OverflowError):
-                self._refused = True
+                self._refused = epsilon
+                return None
         return self._contour
 
     def middle(self, epsilon: float) -> tuple[float, float]:
@@ -196,6 +200,46 @@ class Levels:
         if value <= 0:
             return -math.inf, -1.0 / max(self.cluster_scale, 1e-300)
         return math.log(value), min(slope / value, -1e-12)
+
+
+class Between:
+    """δ(ε) where parts without moments (sampled Laplace noise, passes) run beside rare ones.
+
+    A law on a fine lattice that dominates such a part stands for it in the upper end, and one that it dominates (what
+    the number of a cell tells) in the lower end. Both have finitely many losses, and so moments.
+    """
+
+    def __init__(self, parts: Parts, *, log_delta: float | None = None, epsilon: float | None = None) -> None:
+        size = log_delta if log_delta is not None else -40.0
+        tail = math.exp(max(size - 18.0, -600.0)) / sum(times for _, times in parts)
+        self.left_out = self.misplaced = 0.0
+        above, below = Parts(), Parts()
+        for loss, times in parts:
+            if loss.analytic:
+                above.append((loss, times))
+                below.append((loss, times))
+                continue
+            low, high = lattice.span(loss, tail)
+            step = lattice.choose_step([(loss, times)], max(high - low, 1e-12) / STANDING)
+            law = lattice.dominating(loss, step, tail)
+            self.left_out += times * law.above * (1 + 1e-12)
+            self.misplaced += times * lattice.MISPLACED * step
+            above.append((law, times))
+            p, level = lattice.seen(loss, step, tail)
+            values = p.values + np.log(p.p / level.p)
+            below.append((AtomsLoss(values - 1e-13 * (1 + np.abs(values)), p.p, symmetric=False), times))
+        self.above = Levels(above, log_delta=log_delta, epsilon=epsilon)
+        self.below = Levels(below, log_delta=log_delta, epsilon=epsilon)
+        self.start = self.above.start
+
+    def interval(self, epsilon: float) -> tuple[float, float]:
+        """A certified interval that contains δ(ε)."""
+        high = min(1.0, self.above.interval(epsilon - self.misplaced)[1] + self.left_out)
+        return min(self.below.interval(epsilon)[0], high), high
+
+    def middle(self, epsilon: float) -> tuple[float, float]:
+        """log δ(ε) and its slope, for root finding."""
+        return self.above.middle(epsilon)
 
 
 def _log1p(u: ComplexArray) -> ComplexArray:
@@ -246,16 +290,19 @@ class _Band:
         self.chernoff.log_bounds = self.chernoff.log_m + np.array([log_kappa(float(c)) for c in tried])
         self.log_all += others
         self.line: _Line | None = None
-        self.refused = False
+        self.refused = math.inf  # the ε for which a line would have been too long
 
     def _made(self, epsilon: float, log_delta: float) -> _Line | None:
-        if self.chernoff.log_bound(epsilon) < log_delta - NEGLIGIBLE or self.refused:
+        near = 0.5 * self.scale
+        if self.chernoff.log_bound(epsilon) < log_delta - NEGLIGIBLE:
             return None
-        if self.line is None or abs(epsilon - self.line.epsilon) > 0.5 * self.scale:
+        if self.line is None or abs(epsilon - self.line.epsilon) > near:
+            if abs(epsilon - self.refused) < 0.01 * near:
+                return None
             try:
                 self.line = _Line(self, epsilon, log_delta)
             except (Unsuitable, OverflowError):
-                self.refused = True
+                self.refused = epsilon
                 return None
         return self.line
 

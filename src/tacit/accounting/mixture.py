@@ -7,6 +7,7 @@ geometrically with an error that is bounded here, for complex z too; see docs/ex
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -461,15 +462,37 @@ class MixtureLoss(Loss):
         simple = self._simple_inverse(wanted)
         if simple is not None:
             return simple
+        x, losses = self._table
         sign = 1.0 if self.rising else -1.0
-        low, high = np.full(len(wanted), -60.0 - 2 * self.span), np.full(len(wanted), 60.0 + 2 * self.span)
-        for _ in range(70):
-            middle = 0.5 * (low + high)
-            log_p, log_q = self.log_ratio(middle)
-            below = sign * (log_p - log_q) < sign * wanted
-            low, high = np.where(below, middle, low), np.where(below, high, middle)
-        middle = 0.5 * (low + high)
-        return np.maximum.accumulate(middle)
+        place = np.clip(np.searchsorted(losses, sign * wanted), 1, len(x) - 1)
+        low, high = x[place - 1], x[place]
+        above, below = sign * wanted >= losses[-1], sign * wanted <= losses[0]
+        at = np.where(above, x[-1], np.where(below, x[0], 0.5 * (low + high)))
+        ask = np.flatnonzero(~(above | below))
+        for _ in range(60):
+            here = at[ask]
+            log_p, log_q = self.log_ratio(here)
+            off = sign * (log_p - log_q - wanted[ask])
+            low[ask], high[ask] = np.where(off < 0, here, low[ask]), np.where(off < 0, high[ask], here)
+            slope = np.abs(self._posterior(here, of_p=True) - self._posterior(here, of_p=False))
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                step = here - off / slope
+            # Newton's step where it stays inside what is known; nothing where the loss is met to its last digits
+            inside = (step > low[ask]) & (step < high[ask])
+            step = np.where(inside, step, 0.5 * (low[ask] + high[ask]))
+            going = np.abs(off) > 4 * ROUND * (1 + np.abs(wanted[ask]))
+            at[ask] = np.where(going, step, here)
+            ask = ask[going & (np.abs(step - here) > 4e-16 * (1 + np.abs(here)))]
+            if len(ask) == 0:
+                break
+        return np.maximum.accumulate(at)
+
+    @functools.cached_property
+    def _table(self) -> tuple[Array, Array]:
+        """Outcomes and their losses, ascending: where to look for an outcome of a given loss."""
+        x = np.linspace(-60.0 - 2 * self.span, 60.0 + 2 * self.span, 4096)
+        log_p, log_q = self.log_ratio(x)
+        return x, np.maximum.accumulate((log_p - log_q) * (1.0 if self.rising else -1.0))
 
     def _simple_inverse(self, wanted: Array) -> Array | None:
         """In closed form where a mixture has the weights 1-q at 0 and q at one shift, and the other is N(0)

@@ -169,7 +169,7 @@ def epsilon_over_steps(
     index = first
     while index > 0:
         index = min(index - 1, int(np.searchsorted(wanted, wanted[index] / RARE_RATIO)))
-        narrow = 0.005 * float(high[first]) if math.isfinite(high[first]) else None
+        narrow = 0.005 * float(high[first]) if 0 < high[first] < math.inf else None
         bound = certified_epsilon(step * int(wanted[index]), delta, adjacency=adjacency, group=group, tolerance=narrow)
         low[index], high[index] = bound.lower, bound.upper
     priced = np.isfinite(high)

@@ -21,7 +21,6 @@ import math
 
 import numpy as np
 
-from tacit.accounting.lattice import LatticeLaw
 from tacit.accounting.losses import ROUND, Array, GaussianLoss, Loss
 
 #: Grid points of the laws, coarse to fine; the last is as fine as a law gets.
@@ -63,7 +62,7 @@ class FinitePair(Loss):
         return p, np.asarray(np.bincount(place, self.q, len(edges) + 1), dtype=float)
 
     def between(self, step: float, tail: float) -> tuple[Loss, Loss]:
-        return self, zipped(self, step, tail)
+        return self, self
 
     def hockey_stick(self, epsilon: float) -> tuple[float, float]:
         """Bounds on Σ (p - e^ε q)₊."""
@@ -125,7 +124,7 @@ class PassLoss(Loss):
             raise OverflowError("a finer lattice than the last makes the law of a pass no better known")
         self._served = max(self._served, points)
         above, below = self.ends(next((n for n in SIZES if n >= points / APART), SIZES[-1]), kept)
-        return above, zipped(below, step, tail)
+        return above, below
 
     def cells(self, edges: Array) -> tuple[Array, Array]:
         # only where the engine looks for the range of the loss: what it claims comes from ``between``
@@ -159,52 +158,6 @@ def largest_of_batches(sigma: float, bins: int, points: int = 4000) -> FinitePai
     keep = p > 0
     p, q = p[keep], q[keep]
     return FinitePair(np.log(p / q), p, q, above=False)
-
-
-def zipped(pair: FinitePair, step: float, tail: float) -> LatticeLaw:
-    """A law on the lattice k·step that ``pair`` dominates.
-
-    The largest losses, with at most ``tail`` of P, are left out. Outcomes are first merged in groups a few points wide.
-    Then, from the lowest up, a share of each outcome and a share of the next are merged into one whose loss is a
-    lattice point between them. The point is chosen so that about half of the next one is left for what follows. Merging
-    outcomes only takes information away.
-    """
-    group = np.floor(pair.loss / (APART * step)).astype(np.int64)
-    group -= int(group.min())
-    p, q = np.bincount(group, pair.p), np.bincount(group, pair.q)
-    keep = (p > 0) & (np.cumsum(p[::-1])[::-1] > tail)
-    p, q = p[keep], q[keep]
-    loss = np.log(p / q).tolist()
-    p, q = p.tolist(), q.tolist()
-    points: list[int] = []
-    masses: list[float] = []
-    share = 1.0  # of this outcome that is left
-    for k in range(len(p)):
-        at = math.floor((loss[k] - NUDGE * (1 + abs(loss[k]))) / step)
-        if k + 1 < len(p):
-            ideal = (share * p[k] + 0.5 * p[k + 1]) / (share * q[k] + 0.5 * q[k + 1])
-            middle = round(math.log(ideal) / step)
-            while middle > at:
-                height = math.exp(step * middle)
-                missing = q[k] * height * (1 + 1e-14) - p[k] * (1 - 1e-14)
-                over = p[k + 1] * (1 - 1e-14) - q[k + 1] * height * (1 + 1e-14)
-                needed = share * missing * (1 + 1e-14) / over if over > 0 else math.inf
-                if 0 <= needed <= 0.95:
-                    break
-                middle -= 1
-            if middle > at:
-                points.append(middle)
-                masses.append((share * p[k] + needed * p[k + 1]) * (1 - 1e-14))
-                share = (1 - needed) * (1 - 1e-15)
-                continue
-        # no partner: down to the next lattice point
-        points.append(at)
-        masses.append(share * p[k])
-        share = 1.0
-    first = min(points)
-    total = np.zeros(max(points) - first + 1)
-    np.add.at(total, np.array(points) - first, masses)
-    return LatticeLaw(0.0, step, first, total, 0.0)
 
 
 def _tail(tail: float) -> float:

@@ -19,6 +19,7 @@ from typing import Protocol, runtime_checkable
 from tacit.accounting import lattice, levels
 from tacit.accounting.base import DIRECTIONS, Composed, Mechanism, is_number
 from tacit.accounting.bound import Bound
+from tacit.accounting.bounded_range import pair_of_bounded_range
 from tacit.accounting.contour import (
     MAX_NODES,
     Parts,
@@ -32,7 +33,14 @@ from tacit.accounting.crossing import LARGEST, Crossing, Curve, Ends, OneStep, t
 from tacit.accounting.derived import joined, law_below
 from tacit.accounting.errors import AccountingError
 from tacit.accounting.losses import ACCURACY, AtomsLoss, GaussianLoss, Loss
-from tacit.accounting.mechanisms import LARGEST_SHIFT, Laplace, PureDP, gaussian_floor, gaussian_loss
+from tacit.accounting.mechanisms import (
+    LARGEST_SHIFT,
+    ExponentialMechanism,
+    Laplace,
+    PureDP,
+    gaussian_floor,
+    gaussian_loss,
+)
 from tacit.accounting.renyi import RenyiCurve, members_of, overflow_cost, standing_pair
 
 #: A contour with more nodes than this takes longer than one of the levels of a rare loss.
@@ -253,9 +261,18 @@ class _Question:
     def _standing(self, log_least: float) -> Iterator[Parts]:
         """Pairs that stand for the parts without one, in every valid way that may be the best.
 
-        Those that bound their own δ(ε) stand for themselves; what only has Rényi divergences is added up first and then
+        Equal mechanisms of bounded range have a worst case of their own. Those that bound their own δ(ε) stand for
+        themselves; what only has Rényi divergences is added up first and then
         becomes one pair (docs/explanation/derived-pairs.md).
         """
+        if len(self.stated) == 1 and isinstance(alike := self.stated[0][0], ExponentialMechanism):
+            range_of_all = pair_of_bounded_range(
+                alike.epsilon * self.group, self.stated[0][1], 4.0 * math.floor(log_least / 4)
+            )
+            if range_of_all is not None:
+                yield [(range_of_all, 1)]
+                if any(self.upper):
+                    return  # orders are seldom better, and take longer
         own = [(part, times) for part, times in self.stated if isinstance(part, OwnPrice)]
         rest = [member for member in self.stated if member not in own]
         ways = [(own, rest)] if own else []
@@ -341,8 +358,11 @@ class _Question:
             missing = yield OneStep(parts[0][0])
         elif (top := LargestLoss.of(parts)) is not None:
             yield top
-        if all(loss.analytic for loss, _ in parts):
-            rare = levels.some_rare(parts)
+        rare = levels.some_rare(parts)
+        if rare and not all(loss.analytic for loss, _ in parts):
+            with contextlib.suppress(Unsuitable, OverflowError):
+                missing = yield levels.Between(parts, log_delta=log_delta, epsilon=epsilon)
+        elif all(loss.analytic for loss, _ in parts):
             try:
                 nodes = ENOUGH_NODES if rare else MAX_NODES
                 missing = yield contour_for(parts, log_delta=log_delta, epsilon=epsilon, nodes=nodes)
@@ -412,8 +432,10 @@ class _Question:
             max(self._direction_delta(upper + parts, epsilon, claim=True)[1] for upper in self.upper)
             for parts in self._standing(LEAST)
         ]
-        # the orders of everything together are searched for only where nothing else bounds δ: they are seldom better
-        return 0.0, min(found) if found else self._renyi().delta(epsilon)
+        # beside parts with a pair, the orders of everything together are seldom better, and slow to search
+        if not found or not any(self.upper):
+            found.append(self._renyi().delta(epsilon))
+        return 0.0, min(found)
 
     def _direction_delta(self, parts: Parts, epsilon: float, *, claim: bool = False) -> tuple[float, float]:
         infinite, finite = _split(parts)

@@ -24,12 +24,16 @@ from tacit.audit import bounds
 
 Floats = npt.NDArray[np.float64]
 
-#: Parts of the significance: for what a run at the claim would show, for what refutes the claim, for guesses about all.
-PARTS = (0.8, 0.1, 0.1)
+#: Parts of the significance: for what a run at the claim would show, for what refutes the claim, for guesses about all;
+#: of a certificate, and of a refutation.
+CERTIFYING, REFUTING = (0.88, 0.02, 0.1), (0.1, 0.8, 0.1)
+Parts = tuple[float, float, float]
 #: Whole units of the largest weight.
 UNIT = 16
 #: The ε for which guesses are weighed if none is claimed.
 USUAL = 4.0
+#: Which shares of the claimed ε weights are tried for: a run at its claim proves a quarter to a half of it.
+SHARES = (0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45)
 #: How many times the claimed μ a run may have that the second look is made for, smallest first.
 TIMES = (1.5, 2.0, 3.0, 4.0, 6.0, 10.0)
 #: Thresholds of a two-world test: quantiles of scores that serve no other purpose.
@@ -184,7 +188,11 @@ def _everybody(canaries: int) -> bounds.Weights:
 
 @functools.lru_cache(maxsize=64)
 def looks(
-    canaries: int, delta: float, significance: float = 0.05, claimed: float | None = None
+    canaries: int,
+    delta: float,
+    significance: float = 0.05,
+    claimed: float | None = None,
+    parts: Parts = CERTIFYING,
 ) -> tuple[tuple[bounds.Weights, float], ...]:
     """What the attacker of one run looks at, and the significance of each look: a function of the claim alone.
 
@@ -193,15 +201,15 @@ def looks(
     guesses about every canary (:func:`_proven`).
 
     >>> [round(part, 4) for _, part in looks(200, 1e-5)]
-    [0.04, 0.005]
+    [0.044, 0.001]
     """
     epsilon = USUAL if claimed is None or not 0 < claimed < bounds.LARGEST else claimed
     mu = max(bounds.gaussian_mu(epsilon, delta if delta > 0 else 1e-6), 1e-3)
-    first, second, _ = (part * significance for part in PARTS)
+    first, second, _ = (part * significance for part in parts)
     top, best = 0.0, _everybody(canaries)
-    for share in (0.15, 0.25, 0.33, 0.4, 0.5):
+    for share in SHARES:
         tried = _weights(canaries, mu, share * epsilon)
-        proven = tried.bound(_expected(tried, canaries, mu), canaries, delta, first, within=0.02)
+        proven = tried.bound(_expected(tried, canaries, mu), canaries, delta, first, within=0.002)
         if proven > top:
             top, best = proven, tried
     other = _everybody(canaries)
@@ -214,12 +222,17 @@ def looks(
 
 
 def _proven(
-    right: Callable[[bounds.Weights], int], canaries: int, delta: float, significance: float, claimed: float | None
+    right: Callable[[bounds.Weights], int],
+    canaries: int,
+    delta: float,
+    significance: float,
+    claimed: float | None,
+    parts: Parts = CERTIFYING,
 ) -> float:
     """The largest bound over all looks; ``right`` says how much of what counts was guessed right."""
-    every = bounds.one_run_approximate(canaries, right(_everybody(canaries)), canaries, delta, PARTS[-1] * significance)
-    by_weight = (w.bound(right(w), canaries, delta, part) for w, part in looks(canaries, delta, significance, claimed))
-    return max(every, *by_weight)
+    every = bounds.one_run_approximate(canaries, right(_everybody(canaries)), canaries, delta, parts[-1] * significance)
+    ways = looks(canaries, delta, significance, claimed, parts)
+    return max(every, *(w.bound(right(w), canaries, delta, part) for w, part in ways))
 
 
 @functools.lru_cache(maxsize=64)
@@ -250,7 +263,8 @@ def one_run_evidence(
 
     The certificate weighs each guess by how sure the attacker is: three sets of weights, fixed from ``claimed`` before
     the scores are seen, share the significance. ``f-DP one-run`` is the bound within the family of Gaussian trade-off
-    curves. ``Gaussian DP`` treats the canaries as independent repeats of one Gaussian mechanism and is an estimate.
+    curves. Both allow for canaries whose noise is not independent. ``Gaussian DP`` treats the canaries as independent
+    repeats of one Gaussian mechanism, which is much sharper, and is an estimate.
 
     Guarantee:
         If the run is (ε, δ)-DP for adding or removing one canary, the certified bound exceeds ε with probability at
@@ -298,7 +312,7 @@ def one_run_evidence(
     )
     if two is not None:
         figures["Gaussian DP"] = two.figures["Gaussian DP"]
-    refuting = _proven(right, m, delta, alarm, claimed) if alarm is not None else None
+    refuting = _proven(right, m, delta, alarm, claimed, REFUTING) if alarm is not None else None
     return Evidence(
         "one-run",
         proven,
@@ -375,7 +389,7 @@ def two_world_evidence(without: Any, with_it: Any, delta: float, significance: f
     """Lower bounds on ε from independent repeats without and with one record.
 
     The first tenth of the repeats chooses five thresholds and serves no other purpose. Each threshold gets an equal
-    part of the significance.
+    part of the significance. ``Gaussian DP`` spends half of it on how many repeats the middle threshold tells apart.
 
     Guarantee:
         For independent repeats of a mechanism that is (ε, δ)-DP for these two data sets, the certified bound exceeds ε
@@ -405,16 +419,22 @@ def two_world_evidence(without: Any, with_it: Any, delta: float, significance: f
     if not (np.isfinite(zero).all() and np.isfinite(one).all()):
         raise ValueError("scores must be finite numbers")
     a, b = _choosing(len(zero)), _choosing(len(one))
-    thresholds = np.unique(np.quantile(np.concatenate([zero[:a], one[:b]]), QUANTILES))
+    quantiles = np.quantile(np.concatenate([zero[:a], one[:b]]), QUANTILES)
+    middle, thresholds = quantiles[len(QUANTILES) // 2], np.unique(quantiles)
     each = significance / len(QUANTILES)
     best = best_two_worlds(len(zero), len(one), delta, significance)
-    certified, gaussian, told = 0.0, 0.0, []
-    for threshold in thresholds:
-        errors = bounds.Errors(
+
+    def wrong(threshold: float) -> bounds.Errors:
+        return bounds.Errors(
             int((zero[a:] > threshold).sum()), len(zero) - a, int((one[b:] <= threshold).sum()), len(one) - b
         )
+
+    certified, told = 0.0, []
+    gaussian = bounds.gaussian_accuracy(wrong(middle), delta, significance / 2)
+    for threshold in thresholds:
+        errors = wrong(threshold)
         certified = max(certified, bounds.two_worlds(errors, delta, each))
-        gaussian = max(gaussian, bounds.gaussian(errors, delta, each))
+        gaussian = max(gaussian, bounds.gaussian(errors, delta, each / 2))
         told.append({"threshold": float(threshold), "false_alarms": errors.false_alarms, "missed": errors.missed})
     figures = {"Clopper-Pearson": certified, "Gaussian DP": gaussian}
     details = {"repeats": [len(zero), len(one)], "thresholds": told}

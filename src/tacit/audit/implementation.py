@@ -201,8 +201,20 @@ def check_sampling(masks: npt.NDArray[np.bool_], mechanism: acc.Mechanism, passe
         size = fixed[0][0].batch
         right = bool((masks.sum(1) == size).all())
         return [holds("batch sizes", right, f"{size} records in every batch")]
-    whole = masks[: (steps // passes) * passes].reshape(-1, passes, count).sum(1)
-    return [holds("participation", bool((whole <= 1).all()), "no record takes part twice in a pass")]
+    whole = masks[: (steps // passes) * passes].reshape(-1, passes, count)
+    found = [holds("participation", bool((whole.sum(1) <= 1).all()), "no record takes part twice in a pass")]
+    if priced(mechanism, acc.BallsInBins) and len(whole):
+        where, pairs = whole.argmax(1), (len(whole) - 1) * count
+        again = int((where[1:] == where[:-1]).sum())
+        found += [
+            Finding("batch sizes", statistics.bins_p_value(whole.sum(2)), "how much the bins of a pass differ"),
+            Finding(
+                "independent choices",
+                statistics.frequency_p_value(again, pairs, 1 / passes) if pairs else 1.0,
+                f"{again:,} of {pairs:,} times a record is in the bin of the pass before",
+            ),
+        ]
+    return found
 
 
 def check_price(
@@ -221,7 +233,11 @@ def check_price(
     if rate >= 1:
         exact = bounds.gaussian_epsilon(math.sqrt(sum(z**-2 for z in noises)), delta)
         return holds("price", claimed >= exact * (1 - 1e-6), f"claimed ε = {claimed:.4f}, closed form {exact:.4f}")
-    found, error = statistics.simulated_delta(rate, noises, claimed, draws, rng)
+    return price_finding(claimed, delta, *statistics.simulated_delta(rate, noises, claimed, draws, rng))
+
+
+def price_finding(claimed: float, delta: float, found: float, error: float) -> Finding:
+    """What a simulated δ, with its standard error, says about a claimed ε."""
     p = float(special.ndtr(-(found - delta) / max(error, 1e-12)))
     detail = f"claimed ε = {claimed:.4f} at δ = {delta:g}; simulated δ = {found:.4f} ± {error:.4f}"
     return Finding("price", min(1.0, 2 * p), detail, f"a δ that is {4.5 * error / delta:.0%} too small")

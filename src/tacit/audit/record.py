@@ -10,6 +10,7 @@ Guarantee: the numbers are the run's own noise. Next to private records everythi
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import json
 import math
@@ -20,7 +21,7 @@ from scipy import special, stats
 
 from tacit import accounting as acc
 from tacit.audit import bounds, statistics
-from tacit.audit.evidence import looks, right_guesses
+from tacit.audit.evidence import REFUTING, looks, right_guesses
 from tacit.audit.findings import Finding, Power, holds
 from tacit.audit.implementation import check_sampling
 from tacit.sgd.training.canaries import Planted
@@ -251,6 +252,8 @@ def powers(
             found.append(Power(lie, sure, f"the scores of {len(planted.scores):,} canaries", needed=left <= 0.5))
     if claimed.sampler in ("poisson", "fixed") and 0 < claimed.rate < 1:
         found.append(_shuffled(planted, claimed, share, rng))
+    elif any(isinstance(part, acc.BallsInBins) for part, _ in mechanism.parts()):
+        found.append(_equal_bins(planted, share, rng))
     known = claimed.sampler != "other"
     found.append(Power("twice the steps", float(known), "the steps that were made, counted" if known else "nothing"))
     return found
@@ -262,7 +265,7 @@ def _by_scores(planted: Planted, left: float, alarm: float, rng: np.random.Gener
         return 0.0
     count = len(planted.scores)
     mu = bounds.gaussian_mu(max(planted.epsilon, 1e-3), max(planted.delta, 1e-12)) / max(left, 1e-3)
-    ways, hits = looks(count, planted.delta, alarm, planted.epsilon), 0
+    ways, hits = looks(count, planted.delta, alarm, planted.epsilon, REFUTING), 0
     limits = [weights.least(count, planted.epsilon, planted.delta, part) for weights, part in ways]
     for _ in range(RUNS):
         coins = rng.integers(0, 2, count).astype(bool)
@@ -273,7 +276,7 @@ def _by_scores(planted: Planted, left: float, alarm: float, rng: np.random.Gener
 
 def _shuffled(planted: Planted, claimed: Claimed, share: float, rng: np.random.Generator) -> Power:
     """Shuffled passes: each canary once in every pass, in a step that is as good as random."""
-    masks, hits = planted.drawn, 0
+    masks, hits, counts = planted.drawn, 0, []
     if masks is None:
         return Power("shuffled batches", 0.0, "nothing: the run kept no record of its draws", needed=True)
     steps, count = len(masks), len(planted.member)
@@ -286,9 +289,30 @@ def _shuffled(planted: Planted, claimed: Claimed, share: float, rng: np.random.G
         made[where[rows, columns], columns] = True
         if claimed.sampler == "fixed":
             hits += statistics.overlap_p_value(made) < share
+        elif statistics.frequency_p_value(int(made.sum()), made.size, claimed.rate) < share:
+            hits += 1
         else:
-            hits += statistics.dispersion_p_value(made.sum(0), steps, claimed.rate, confirm=False) < share
+            counts.append(made.sum(0))
+    if counts:
+        # The audit confirms an alarm by simulation; here for as few runs as tell how many it would confirm.
+        counts.sort(key=lambda one: statistics.dispersion_p_value(one, steps, claimed.rate, confirm=False))
+        hits += bisect.bisect_left(
+            counts, True, key=lambda one: statistics.dispersion_p_value(one, steps, claimed.rate) >= share
+        )
     return Power("shuffled batches", hits / RUNS, f"{steps:,} draws of {count:,} canary slots", needed=True)
+
+
+def _equal_bins(planted: Planted, share: float, rng: np.random.Generator) -> Power:
+    """Shuffled passes claimed as balls in bins: the batches of all slots are as large as each other."""
+    count, bins, size = len(planted.member), planted.per_pass, planted.size
+    if planted.drawn is None or bins is None or size is None:
+        return Power("shuffled batches", 0.0, "nothing: the run kept no record of its draws", needed=True)
+    passes = len(planted.drawn) // bins
+    batches = [size // bins + (i < size % bins) for i in range(bins)]
+    drawn = rng.multivariate_hypergeometric(batches, count, (RUNS, passes))
+    hits = sum(statistics.bins_p_value(one, confirm=False) < share for one in drawn)
+    told = f"the bins of {count:,} of {size:,} slots in {passes:,} passes"
+    return Power("shuffled batches", hits / RUNS, told, needed=True)
 
 
 def mechanism_of(planted: Planted) -> acc.Mechanism | None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit import accounting as acc
-from tacit.audit import bounds, record
+from tacit.audit import bounds, record, statistics
 from tacit.audit import implementation as look
 from tacit.audit.evidence import one_run_evidence
 from tacit.audit.findings import FAMILY_WISE, RECORD_ALARM, SCORES_ALARM, Finding, Power, holds
@@ -98,7 +98,10 @@ def audit_implementation(
     settings["check"] = "never"
     pipeline = Pipeline(model, loss, few, **settings)
     tell("the plan")
-    plan = pipeline.build(Records(items=_Repeated(few, settings["size"]), scan=False)).plan
+    # Truncated batches are priced for the number that is counted, unless neighbours differ in it.
+    counted = settings.get("sampler") == "truncated" and settings.get("adjacency", "add-remove") != "add-remove"
+    size = None if counted else settings["size"]
+    plan = pipeline.build(Records(items=_Repeated(few, settings["size"]), scan=False), size=size).plan
     findings = [*_self_check(pipeline), *_release(pipeline, plan, tell, significance)]
     tell("sampling")
     findings += look.check_sampling(_masks(plan), plan.mechanism, plan.sampler.steps_per_epoch)
@@ -188,7 +191,8 @@ def _price(plan: Plan) -> Finding:
     noise, rng = min(plan.noise), np.random.default_rng()
     if plan.kind != "gaussian" or noise == 0 or plan.earlier is not None:
         return Finding("price", 1.0, "not simulated for this kind of run", powered=False)
-    poisson = look.priced(plan.mechanism, acc.PoissonSampled)
+    truncated = look.priced(plan.mechanism, acc.TruncatedPoissonSampled)
+    poisson = look.priced(plan.mechanism, acc.PoissonSampled) + truncated
     if not poisson:
         passes = sum(times for part, times in plan.mechanism.parts() if not isinstance(part, acc.ApproxDP))
         shift = 2.0 if plan.adjacency == "replace-one" else 1.0
@@ -197,11 +201,22 @@ def _price(plan: Plan) -> Finding:
             steps, part = min(plan.steps, SIMULATED_STEPS), fixed[0][0]
             claimed = acc.epsilon(part * steps, SIMULATED_DELTA).upper
             return look.check_price(claimed, SIMULATED_DELTA, part.batch / part.examples, noise / 2, steps, rng)
+        bins = look.priced(plan.mechanism, acc.BallsInBins)
+        if bins and plan.adjacency != "replace-one":
+            part, times = bins[0][0], min(bins[0][1], max(1, SIMULATED_STEPS // bins[0][0].bins))
+            draws = int(max(2000, min(20_000, 4e6 / (times * part.bins))))
+            claimed = acc.epsilon(part * times, SIMULATED_DELTA, adjacency=plan.adjacency).upper
+            z = part.mechanism.noise_multiplier
+            seen = statistics.simulated_pass_delta(part.bins, z, times, claimed, draws, rng)
+            return look.price_finding(claimed, SIMULATED_DELTA, *seen)
         exact = bounds.gaussian_epsilon(shift * math.sqrt(passes) / max(plan.noise), plan.delta)
         claimed = plan.price().upper
         return holds("price", claimed >= exact * (1 - 1e-6), f"claimed {claimed:.4f}, closed form {exact:.4f}")
     steps, rate = min(plan.steps, SIMULATED_STEPS), float(poisson[0][0].rate)
-    claimed = acc.epsilon(acc.PoissonSampled(acc.Gaussian(noise), rate) * steps, SIMULATED_DELTA).upper
+    step: acc.Mechanism = acc.PoissonSampled(acc.Gaussian(noise), rate)
+    if truncated:  # batches that are cut cost more than those that are not
+        step = truncated[0][0]
+    claimed = acc.epsilon(step * steps, SIMULATED_DELTA, adjacency=plan.adjacency if truncated else "add-remove").upper
     draws = int(max(20_000, min(100_000, 2e7 / steps)))
     return look.check_price(claimed, SIMULATED_DELTA, rate, noise, steps, rng, draws)
 

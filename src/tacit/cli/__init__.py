@@ -22,6 +22,7 @@ COMMAND_FILES = (
     "selftest",
     "accounting",
     "ledger",
+    "ledger_service",
     "data",
     "reproduce",
     "explain",

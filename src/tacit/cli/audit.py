@@ -87,7 +87,7 @@ def audit(
     try:
         with _spinner("audit") as tell:
             done = attacked(run, Attack(canaries, members, confidence, ledger), Told(), tell)
-    except (DatasetError, PrivateValueError, ValueError) as error:
+    except (DatasetError, PrivateValueError, ValueError, OSError) as error:
         fail(str(error))
     if as_json:
         from tacit.ledger.release import json_values

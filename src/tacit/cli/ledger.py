@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 Where = Annotated[
     str,
-    typer.Argument(metavar="LEDGER", help="A file (people.db) or postgresql://user@host/database.", show_default=False),
+    typer.Argument(
+        metavar="LEDGER",
+        help="A file (people.db), postgresql://user@host/database or https://service.",
+        show_default=False,
+    ),
 ]
 Name = Annotated[str, typer.Argument(help="The name of the data set.", show_default=False)]
 SomeName = Annotated[str | None, typer.Argument(help="The name of the data set. Default: all.", show_default=False)]
@@ -71,7 +75,8 @@ EXPORT_EPILOG = """
 """
 
 
-def _open(where: str, *, must_exist: bool = True) -> Ledger:
+def open_ledger(where: str, *, must_exist: bool = True, key: Path | None = None) -> Ledger:
+    """The ledger at a path or an address, or a message that says why there is none."""
     from tacit.ledger import Ledger, LedgerError
 
     if where == ":memory:":
@@ -79,7 +84,7 @@ def _open(where: str, *, must_exist: bool = True) -> Ledger:
     if must_exist and "://" not in where and not Path(where).exists():
         fail(f"there is no ledger {where}; create it with: tacit ledger init {where} NAME --epsilon … --delta …")
     try:
-        return Ledger(where)
+        return Ledger(where, key=key)
     except LedgerError as error:
         fail(str(error))
 
@@ -91,7 +96,7 @@ def init(
     delta: Annotated[float, typer.Option(help="The budget's δ.", show_default=False)],
     unit: Annotated[str, typer.Option(help="The unit of privacy: record, person, household, …")] = "record",
     adjacency: Annotated[str, typer.Option(help="add-remove, replace-one or zero-out.")] = "add-remove",
-    rule: Annotated[str, typer.Option(help="How charges add up: sum or renyi.")] = "sum",
+    rule: Annotated[str, typer.Option(help="How charges add up: tight, renyi or sum.")] = "tight",
     order: Annotated[
         list[float] | None, typer.Option(help="A Rényi order. May be repeated.", show_default=False)
     ] = None,
@@ -100,12 +105,23 @@ def init(
         Path | None, typer.Option(help="The file of the data, for a keyed fingerprint.", exists=True, dir_okay=False)
     ] = None,
     private_size: Annotated[bool, typer.Option("--private-size", help="Keep the number of units private.")] = False,
+    renew_every: Annotated[
+        str | None, typer.Option(help="Grow the budget each month, quarter, year, …", show_default=False)
+    ] = None,
+    renew_epsilon: Annotated[float, typer.Option(help="The ε that each renewal adds.")] = 0.0,
+    renew_delta: Annotated[float, typer.Option(help="The δ that each renewal adds.")] = 0.0,
+    renew_times: Annotated[int, typer.Option(help="How many renewals there will be.")] = 0,
+    window: Annotated[
+        int | None, typer.Option(help="In how many versions of growing data one can be.", show_default=False)
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="The ledger's key, for signed heads.", show_default=False)] = None,
 ) -> None:
     """Register a data set with its budget, and create the ledger if there is none."""
     from tacit.accounting import PrivacyWarning
     from tacit.ledger import LedgerError
 
-    ledger = _open(where, must_exist=False)
+    ledger = open_ledger(where, must_exist=False, key=key)
+    growth = {"every": renew_every, "epsilon": renew_epsilon, "delta": renew_delta, "times": renew_times}
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", PrivacyWarning)
@@ -120,6 +136,8 @@ def init(
                 rule=rule,
                 orders=order or None,
                 charges=charges,
+                renewal=growth if renew_every else None,
+                window=window,
             )
         head = ledger.head(name)
     except LedgerError as error:
@@ -133,7 +151,7 @@ def show(where: Where, as_json: AsJson = False) -> None:
     """List the data sets with their budgets, their terms and how much is used."""
     from tacit.ledger import LedgerError
 
-    ledger = _open(where)
+    ledger = open_ledger(where)
     try:
         budgets = [ledger.budget(name) for name in ledger.datasets()]
     except LedgerError as error:
@@ -161,7 +179,7 @@ def budget(where: Where, name: SomeName = None, as_json: AsJson = False) -> None
     """Show what is spent and what is left."""
     from tacit.ledger import LedgerError
 
-    ledger = _open(where)
+    ledger = open_ledger(where)
     try:
         budgets = [ledger.budget(n) for n in ([name] if name else ledger.datasets())]
     except LedgerError as error:
@@ -173,13 +191,19 @@ def budget(where: Where, name: SomeName = None, as_json: AsJson = False) -> None
         typer.echo("\n".join(str(b) for b in budgets))
 
 
-def history(where: Where, name: Name, as_json: AsJson = False) -> None:
+def history(
+    where: Where,
+    name: Name,
+    as_json: AsJson = False,
+    after: Annotated[int, typer.Option(help="Show the charges behind this place.")] = -1,
+    limit: Annotated[int | None, typer.Option(help="Show so many charges. Default: all.", show_default=False)] = None,
+) -> None:
     """List every charge in order, and whether it was confirmed."""
     from tacit.ledger import LedgerError
 
-    ledger = _open(where)
+    ledger = open_ledger(where)
     try:
-        records = ledger.history(name)
+        records = ledger.history(name, after=after, limit=limit)
     except LedgerError as error:
         fail(str(error))
     if as_json:
@@ -208,13 +232,19 @@ def verify(
         list[str] | None, typer.Option(help="A head printed on a card. May be repeated.", show_default=False)
     ] = None,
     reprice: Annotated[bool, typer.Option("--reprice", help="Ask the accountant for every price again.")] = False,
+    anchor: Annotated[
+        list[Path] | None, typer.Option(help="A file or git repository of heads. May be repeated.", show_default=False)
+    ] = None,
+    public_key: Annotated[
+        str | None, typer.Option(help="The ledger's public key: heads must be signed.", show_default=False)
+    ] = None,
 ) -> None:
     """Check the hash chain, the sums and the rule, and name a row that was changed."""
     from tacit.ledger import LedgerError
 
-    ledger = _open(where)
+    ledger = open_ledger(where)
     try:
-        result = ledger.verify(name, heads=head or (), reprice=reprice)
+        result = ledger.verify(name, heads=head or (), reprice=reprice, anchors=anchor or (), public_key=public_key)
     except LedgerError as error:
         fail(str(error))
     if not result.ok:
@@ -234,7 +264,7 @@ def export(
 
     if form not in ("json", "csv"):
         fail(f"unknown format {form!r}; choose json or csv", EXIT_USAGE)
-    ledger = _open(where)
+    ledger = open_ledger(where)
     try:
         release = exporting.export(ledger, name)
     except LedgerError as error:

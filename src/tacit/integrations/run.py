@@ -37,7 +37,7 @@ from tacit.noise.keys import Key
 from tacit.opacus.accountants import IAccountant, create_accountant
 from tacit.sgd.hooked.draws import PrivateBatches, Spent
 from tacit.sgd.hooked.loop import Loop
-from tacit.sgd.hooked.prepaid import Prepaid, check_charged, check_terms, planned
+from tacit.sgd.hooked.prepaid import Prepaid, check_charged, check_terms, planned, recognised
 from tacit.sgd.training import checkpoint, identity
 from tacit.sgd.training.checkpoint import CheckpointError, key_folder
 from tacit.sgd.training.plan import Plan, make_plan
@@ -127,6 +127,8 @@ class PrivateRun:
             )
         check_terms(ledger, dataset, Poisson.adjacency)
         self.ledger, self.dataset, self.purpose = ledger, dataset, purpose
+        #: The fingerprint of the records under the ledger's secret.
+        self._read: str | None = None
         self.paid: Prepaid | None = None
         if (noise_multiplier is None) == (target_epsilon is None):
             raise ValueError("give noise_multiplier= or target_epsilon=, one of the two")
@@ -171,6 +173,8 @@ class PrivateRun:
         (:mod:`tacit.sgd.training.identity`).
         """
         assert self.batches is not None
+        if self.batches.share[0] == 0:
+            self._read = recognised(self.ledger, self.dataset, dataset)
         inner = getattr(collate, "collate", collate)
         code = inner if isinstance(inner, FunctionType) else type(inner)
         others = {"the collate function": code, "the data set": type(dataset)}
@@ -363,7 +367,7 @@ class PrivateRun:
         if self.saved is not None:
             entry = check_charged(self.saved.get("ledger"), ledger, dataset)
             if self._same_noise:
-                paid = Prepaid(ledger, dataset, plan, purpose=self.purpose)
+                paid = Prepaid(ledger, dataset, plan, purpose=self.purpose, data=self._read)
                 paid.take_up(entry)
                 return paid
             # Other noise than what was paid for: the rest of that charge may have been used after the checkpoint.
@@ -373,7 +377,7 @@ class PrivateRun:
                 paid.adopt({**entry, "left": 0})
                 return paid
         rest = plan if not done else planned(plan.sampler, plan.steps - done, plan.noise[0], plan.delta, plan.elements)
-        paid = Prepaid(ledger, dataset, rest, purpose=self.purpose)
+        paid = Prepaid(ledger, dataset, rest, purpose=self.purpose, data=self._read)
         paid.begin()
         return paid
 

@@ -12,7 +12,8 @@
 True
 """
 
-from tacit.ledger.core import Charge, Ledger
+from tacit.ledger.charge import Charge
+from tacit.ledger.core import Ledger
 from tacit.ledger.errors import (
     AccessDenied,
     Advice,

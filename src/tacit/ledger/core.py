@@ -8,20 +8,21 @@ Nothing is ever refunded.
 
 from __future__ import annotations
 
-import contextlib
-import datetime
+import dataclasses
 import math
 import os
 import re
 import uuid
 import warnings
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from tacit import accounting as acc
 from tacit.ledger import advice as advising
 from tacit.ledger import entries
+from tacit.ledger.book import Book, now, terms_of, time_after
+from tacit.ledger.changes import Changes
+from tacit.ledger.charge import Charge
 from tacit.ledger.entries import Row
 from tacit.ledger.errors import (
     Advice,
@@ -30,26 +31,21 @@ from tacit.ledger.errors import (
     CopyError,
     DatasetExists,
     FingerprintMismatch,
-    LedgerTampered,
-    NotALedger,
     PriceError,
     TermsError,
 )
-from tacit.ledger.fingerprint import PREFIX, fingerprint
-from tacit.ledger.rules import FAILURE_SHARE, Price, Rule, Totals, make_rule
-from tacit.ledger.store import WHY_NOT_COPIED, MemoryStore, Store
-from tacit.ledger.terms import check_mechanism, check_terms, is_number
-from tacit.ledger.views import Budget, ChargeRecord, DatasetTerms, Verification, verify_dataset
+from tacit.ledger.fingerprint import FORMER, PREFIX, fingerprint, former_fingerprint
+from tacit.ledger.rules import FAILURE_SHARE, Price, make_rule, price_of
+from tacit.ledger.state import State, charged, rule_at
+from tacit.ledger.store import WHY_NOT_COPIED, Already, Ends, MemoryStore
+from tacit.ledger.terms import check_growth, check_mechanism, check_terms, check_text, is_number
+from tacit.ledger.views import ChargeRecord, DatasetTerms
 
 #: How many charges δ is divided into unless the registration says otherwise.
 CHARGES = 100
 
 
-class _BoundBefore(Exception):
-    """These files are in the charge's entry already."""
-
-
-class Ledger:
+class Ledger(Changes, Book):
     """The record of everything that was released about the data sets registered in it.
 
     Guarantee:
@@ -57,8 +53,11 @@ class Ledger:
         registered with, even if each charge was chosen after seeing earlier results.
 
     Args:
-        where: The path of a SQLite file (created at the first registration, mode 0600) or an address
-            ``"postgresql://…"``. None, the default, or ``":memory:"`` keeps the ledger in this process only.
+        where: The path of a SQLite file (created at the first registration, mode 0600), an address
+            ``"postgresql://…"``, or that of a service, ``"https://…"`` (:class:`tacit.ledger.remote.RemoteLedger`).
+            None, the default, or ``":memory:"`` keeps the ledger in this process only.
+        key: The file of an Ed25519 key (``tacit ledger key``). With it every head is signed, and nothing is granted on
+            a head that is not. None, the default, signs nothing.
 
     Raises:
         StorageError: If ``where`` is an address that tacit cannot use.
@@ -76,14 +75,50 @@ class Ledger:
         tacit.ledger.errors.BudgetExceeded: ...
     """
 
-    def __init__(self, where: str | os.PathLike[str] | None = None) -> None:
-        self._store: Store
+    def __new__(
+        cls, where: str | os.PathLike[str] | None = None, *, key: str | os.PathLike[str] | None = None
+    ) -> Ledger:
+        """A ledger behind an address of HTTP is a :class:`tacit.ledger.remote.RemoteLedger`."""
+        if cls is Ledger and isinstance(where, str) and where.startswith(("http://", "https://")):
+            from tacit.ledger.remote import RemoteLedger
+
+            return object.__new__(RemoteLedger)
+        return object.__new__(cls)
+
+    def __init__(
+        self, where: str | os.PathLike[str] | None = None, *, key: str | os.PathLike[str] | None = None
+    ) -> None:
+        self._key_file = key
+        self._by = {}
+        self._request = None
+        self._seen = {}
+        self._firsts = {}
         if where is None or where == ":memory:":
             self._store = MemoryStore()
         else:
             from tacit.ledger.sql import SqlStore  # SQLAlchemy is loaded only where a file or a server is used
 
             self._store = SqlStore(where)
+            if key is not None:
+                from tacit.ledger.signing import SigningKey
+
+                self._store.signer = SigningKey.load(key)
+
+    def acting(self, by: Mapping[str, str], request: Mapping[str, str] | None = None) -> Ledger:
+        """The same ledger on behalf of somebody: every entry says by whom.
+
+        Args:
+            by: The role, the name and, if there is one, the team.
+            request: The ``key`` of the request and the digest of its ``body``. A second request with this key writes
+                nothing and gets the first one's answer.
+
+        Returns:
+            The same ledger; the store is shared.
+        """
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._by, other._request = dict(by), None if request is None else dict(request)
+        return other
 
     # -- registering ---------------------------------------------------------------------------------------------------
 
@@ -97,10 +132,12 @@ class Ledger:
         size_public: bool = True,
         epsilon: float,
         delta: float,
-        rule: str = "sum",
+        rule: str = "tight",
         orders: tuple[float, ...] | list[float] | None = None,
         charges: int = CHARGES,
         failure_share: float = FAILURE_SHARE,
+        renewal: Mapping[str, Any] | None = None,
+        window: int | None = None,
     ) -> DatasetTerms:
         """Register a data set and fix its terms forever. Registering it again on the same terms changes nothing.
 
@@ -122,10 +159,15 @@ class Ledger:
                 that contain the size.
             epsilon: The ε that all charges together may spend.
             delta: The δ that all charges together may spend, in [0, 1).
-            rule: How charges add up: ``"sum"`` (Σε and Σδ) or ``"renyi"`` (a Rényi filter).
-            orders: The Rényi orders of the rule ``"renyi"``. None chooses the order that is best for Gaussian noise.
+            rule: How charges add up: ``"tight"``, the default (a Rényi filter, or the sum if the first charge needs
+                it), ``"renyi"`` (a Rényi filter) or ``"sum"`` (Σε and Σδ). With δ = 0 it is ``"sum"``.
+            orders: The Rényi orders. None chooses those that are best for Gaussian noise.
             charges: How many charges share δ: each is priced at ``delta / charges`` unless it states its own.
-            failure_share: Under ``"renyi"``, the part of δ kept for failures (cut batches and (ε, δ)-mechanisms).
+            failure_share: Under a Rényi filter, the part of δ kept for failures (cut batches and (ε, δ)-mechanisms).
+            renewal: By how much the budget grows, fixed now: ``every`` (a period such as ``"year"``), ``epsilon``,
+                ``delta`` and ``times``. The guarantee is then that of the budget at the time. None: it never grows.
+            window: In how many versions of growing data one person can be, told by something public, such as the month
+                they joined. Everybody then pays only for the versions they are in. None: in all of them.
 
         Returns:
             The terms as they were recorded.
@@ -136,15 +178,19 @@ class Ledger:
         """
         terms = check_terms(name, unit, adjacency, epsilon, delta, charges, size_public=size_public)
         chosen = make_rule(rule, terms["epsilon"], terms["delta"], tuple(orders) if orders else None, failure_share)
-        known = isinstance(fingerprint, str) and fingerprint.startswith(PREFIX)
-        terms["fingerprint"] = fingerprint if known or fingerprint is None else self.fingerprint(fingerprint)
-        terms |= chosen.to_dict()
-        entry = {"kind": "register", "time": _now(), "terms": terms, "totals": Totals().to_dict()}
+        terms["fingerprint"] = None if fingerprint is None else self._named(fingerprint)
+        terms |= chosen.to_dict() | check_growth(renewal, window, now())
+        return self._register(name, terms)
+
+    def _register(self, name: str, terms: dict[str, Any]) -> DatasetTerms:
+        """Write the registration, or compare it with the one that is there."""
+        entry = {"kind": "register", "time": now(), "terms": terms, **State().to_dict(), **self._who()}
         try:
-            made = _dataset(self._store.create(name, entry))
+            made = terms_of(self._store.create(name, entry))
         except DatasetExists:
             there = made = self.dataset(name)
-            differ = sorted(k for k, v in there.to_terms().items() if terms.get(k) != v)
+            old, new = (_comparable(plain) for plain in (there.to_terms(), terms))
+            differ = sorted(k for k in old | new if old.get(k) != new.get(k))
             if differ:
                 raise DatasetExists(
                     f"{name!r} is registered in {self._store.place()} on other terms ({', '.join(differ)}); terms "
@@ -155,9 +201,8 @@ class Ledger:
 
     def _warn_of_twins(self, made: DatasetTerms) -> None:
         """Say aloud that the same data have a second budget under another name."""
-        others = [n for n in self.datasets() if n != made.name] if made.fingerprint is not None else []
-        firsts = {n: row for n in others for row in self._store.rows(n)[0][:1]}
-        twins = [n for n, row in firsts.items() if row.read().get("terms", {}).get("fingerprint") == made.fingerprint]
+        owners = [] if made.fingerprint is None else self._store.owners(f"data:{made.fingerprint}")
+        twins = [name for name in owners if name != made.name]
         if twins:
             warnings.warn(
                 f"the data of {made.name!r} are registered already, as {', '.join(map(repr, twins))}: what is spent "
@@ -171,36 +216,78 @@ class Ledger:
         """The fingerprint of data under this ledger's secret. It may be published: it tells an outsider nothing.
 
         Args:
-            data: A path (the file's bytes), bytes, a text, an array or table, or a list, tuple or mapping of these.
-                The order matters.
+            data: A path (a table is read as one, a folder of Parquet files too, anything else by its bytes), bytes, an
+                array, a table, or a list, tuple or mapping of arrays with the same rows. The order of rows and of named
+                columns does not matter.
 
         Returns:
-            A text that begins with ``blake2b-keyed:``. Another ledger gives the same data another one.
+            A text that begins with ``rows-keyed:``. Another ledger gives the same data another one.
         """
-        return fingerprint(data, self._store.key())
+        return fingerprint(data, self.secret())
+
+    def secret(self) -> bytes:
+        """The secret of the fingerprints, for those who read the data. It is never released."""
+        return self._store.key()
+
+    def _named(self, data: Any) -> str:
+        """The fingerprint of data, or the text where somebody has it already."""
+        if isinstance(data, str):
+            if not data.startswith((PREFIX, FORMER)):
+                raise TermsError(
+                    f"fingerprint={data!r} is a text, not data: give the file as pathlib.Path({data!r}), the table "
+                    "itself, or a text that ledger.fingerprint(data) returned"
+                )
+            return data
+        return self.fingerprint(data)
+
+    def recognise(self, name: str, data: Any) -> str:
+        """The fingerprint to charge with, after checking that these are the data registered under this name.
+
+        Every entry point of tacit calls it on what it reads. If no fingerprint was registered there is nothing to
+        compare, and the charge still states which data were read.
+
+        Args:
+            name: The name of the data set.
+            data: What was read, or its fingerprint.
+
+        Returns:
+            The fingerprint, for ``charge(..., data=...)``.
+
+        Raises:
+            FingerprintMismatch: If a fingerprint is registered, and the data have another one.
+        """
+        terms = self.dataset(name)
+        former = terms.fingerprint is not None and terms.fingerprint.startswith(FORMER)
+        if former and not isinstance(data, str) and former_fingerprint(data, self.secret()) == terms.fingerprint:
+            return str(terms.fingerprint)  # registered by tacit 0.1, by bytes in their order
+        found = self._named(data)
+        if terms.fingerprint is not None and not self._knows(name, found):
+            raise FingerprintMismatch(
+                f"these are not the data registered as {name!r}: the fingerprints differ. If they are the same people "
+                "in another form, or a new version of the data, their owner says so once (ledger.accept or "
+                "ledger.new_version; tacit ledger data). See: tacit explain fingerprint"
+            )
+        return found
+
+    def _knows(self, name: str, fingerprint: str) -> bool:
+        return bool(self._store.find(name, [f"data:{fingerprint}"]))
 
     def check_data(self, name: str, data: Any) -> None:
         """Check that these are the data that were registered.
 
         Args:
             name: The name of the data set.
-            data: The data at hand, in the form that was registered.
+            data: The data at hand.
 
         Raises:
             FingerprintMismatch: If the data differ, or ``name`` was registered without a fingerprint.
         """
-        expected = self.dataset(name).fingerprint
-        if expected is None:
+        if self.dataset(name).fingerprint is None:
             raise FingerprintMismatch(
                 f"{name!r} was registered without a fingerprint, so there is nothing to compare these data with. "
                 "See: tacit explain fingerprint"
             )
-        if self.fingerprint(data) != expected:
-            raise FingerprintMismatch(
-                f"these are not the data registered as {name!r}: the fingerprints differ. A fingerprint covers the "
-                "exact bytes, so the same table in another format, order or type has another one. Use the file or "
-                "array that was registered. See: tacit explain fingerprint"
-            )
+        self.recognise(name, data)
 
     # -- charging ------------------------------------------------------------------------------------------------------
 
@@ -212,6 +299,8 @@ class Ledger:
         delta: float | None = None,
         purpose: str = "",
         number: str | None = None,
+        data: str | None = None,
+        version: int | None = None,
     ) -> Charge:
         """Charge a mechanism to the budget, before anybody sees anything it computes.
 
@@ -227,6 +316,9 @@ class Ledger:
                 ledger already has it, for the same mechanism at the same δ, that charge is taken up (see
                 :meth:`resume`) and nothing is charged again. A confirmed one comes back confirmed. Then what is
                 computed must be what was computed before, with the same random numbers. None draws a new number.
+            data: The fingerprint of the data that are read, as :meth:`recognise` returned it. The entry and the card
+                state it. None says nothing about the data.
+            version: The version of growing data that is read. None means the newest.
 
         Returns:
             The charge, granted and recorded.
@@ -236,36 +328,72 @@ class Ledger:
             TermsError: If the mechanism does not match the data set's unit, adjacency, size or δ.
             UnknownDataset: If no data set of this name is registered.
             ChargeError: If ``number`` was used for something else.
+            FingerprintMismatch: If ``data`` are not registered under this name.
         """
+        first = self._first(dataset)
         terms, price = self._priced(dataset, mechanism, delta)
-        rule = terms.rule
-        if number is not None and (there := self._taken_up(dataset, number, mechanism, price)) is not None:
-            return there
-        number = number or uuid.uuid4().hex
-        refused: list[Totals] = []
+        new = number or uuid.uuid4().hex
+        text = check_text("a purpose", purpose)
+        refused: list[tuple[State, str]] = []
 
-        def decide(last: Row) -> dict[str, Any]:
-            totals = self._totals(last)
-            after = totals.plus(price)
-            if not rule.within(after):
-                refused.append(totals)
+        def decide(ends: Ends) -> dict[str, Any]:
+            state = self._state(ends)
+            if ends.first != first:
+                raise self._tampered(dataset, "the registration was replaced")
+            if number is not None and (found := ends.find(f"charge:{number}")):
+                return self._take_up(ends, found, mechanism, price)
+            if data is not None and terms.fingerprint is not None and not ends.find(f"data:{data}"):
+                raise FingerprintMismatch(f"a charge on {dataset!r} names data that are not registered under this name")
+            when = time_after(ends.last)
+            after = charged(terms, state, price, when["time"], self._by.get("team", ""), version)
+            if isinstance(after, str):
+                refused.append((state, after))
                 raise BudgetExceeded("")
+            about = {} if version is None else {"version": version}
             return {
                 "kind": "reserve",
-                "charge": number,
-                "time": _now(),
+                "charge": new,
                 "mechanism": mechanism.to_dict(),
-                "purpose": str(purpose),
+                "purpose": text,
                 "price": price.to_dict(),
-                "totals": after.to_dict(),
+                "data": data,
+                **about,
+                **when,
+                **after.to_dict(),
+                **self._who(),
             }
 
         try:
-            row = self._store.append(dataset, decide)
+            row = self._append(dataset, decide)
         except BudgetExceeded:
             # Looking for what would fit takes many prices: only now, after the lock is released.
-            raise self._refusal(terms, mechanism, price, refused[-1]) from None
-        return Charge(self, dataset, number, mechanism, price, row.hash, str(purpose))
+            raise self._refusal(terms, mechanism, price, *refused[-1]) from None
+        return self._granted(dataset, row, mechanism)
+
+    def _granted(self, dataset: str, row: Row, mechanism: acc.Mechanism | None = None) -> Charge:
+        """The charge that a row is about, as it stands."""
+        entry = row.read()
+        if entry["kind"] == "reserve" and mechanism is not None and self._request is None:
+            price = Price.from_dict(entry["price"])
+            return Charge(self, dataset, entry["charge"], mechanism, price, row.hash, entry["purpose"])
+        record = self.record(dataset, entry["charge"])
+        made = Charge(
+            self, dataset, record.charge, mechanism or record.mechanism, record.price, row.hash, record.purpose
+        )
+        made.confirmed = record.confirmed
+        return made
+
+    def _take_up(self, ends: Ends, found: list[Row], mechanism: acc.Mechanism, price: Price) -> dict[str, Any]:
+        """What follows where the charge of a caller's number was made before: it is taken up, once it is the same."""
+        [record] = ChargeRecord.read(found)
+        if (record.mechanism, record.price.delta) != (mechanism, price.delta):
+            raise ChargeError(
+                f"charge {record.charge} on {ends.last.dataset!r} was for something else; this needs its own charge"
+            )
+        self._own(record)
+        if record.confirmed:
+            raise Already(found[-1])
+        return self._follow(ends, "resume", record.charge)
 
     #: Another name for :meth:`charge`, after the first of its two steps.
     reserve = charge
@@ -286,9 +414,10 @@ class Ledger:
             TermsError: If the mechanism does not match the data set's terms.
         """
         terms, price = self._priced(dataset, mechanism, delta)
-        totals = self._totals(self._store.rows(dataset)[0][-1])
-        if not terms.rule.within(totals.plus(price)):
-            raise self._refusal(terms, mechanism, price, totals)
+        state = self._state(self._store.ends(dataset))
+        after = charged(terms, state, price, now(), self._by.get("team", ""), None)
+        if isinstance(after, str):
+            raise self._refusal(terms, mechanism, price, state, after)
         return price
 
     def resume(self, dataset: str, number: str) -> Charge:
@@ -307,16 +436,18 @@ class Ledger:
         Raises:
             ChargeError: If there is no such charge, or it was confirmed.
         """
-        found = [record for record in self.history(dataset) if record.charge == number]
-        if not found:
-            raise ChargeError(
-                f"no charge {number!r} on {dataset!r}: tacit ledger history lists the charges that there are"
-            )
-        record = found[0]
-        if record.confirmed:
-            raise ChargeError(f"charge {number} was confirmed: what it paid for has been released. Make a new charge")
-        row = self._store.append(dataset, lambda last: self._follow(last, "resume", number))
-        return Charge(self, dataset, number, record.mechanism, record.price, row.hash, record.purpose)
+
+        def decide(ends: Ends) -> dict[str, Any]:
+            self._state(ends)
+            record = self._record(dataset, number, ends.find(f"charge:{number}"))
+            self._own(record)
+            if record.confirmed:
+                raise ChargeError(
+                    f"charge {number} was confirmed: what it paid for has been released. Make a new charge"
+                )
+            return self._follow(ends, "resume", number)
+
+        return self._granted(dataset, self._append(dataset, decide))
 
     def bind(self, dataset: str, charge: str, files: Mapping[str, str]) -> str:
         """Record what a charge released: the hash of each file. It changes no sum, and is never changed itself.
@@ -352,45 +483,36 @@ class Ledger:
             raise ChargeError("bind: give the SHA-256 of each file of the release, as 64 hexadecimal digits")
         release = entries.digest(entries.canonical(given))
 
-        def decide(last: Row) -> dict[str, Any]:
-            record = next((record for record in self.history(dataset) if record.charge == charge), None)
-            if record is None:
+        def decide(ends: Ends) -> dict[str, Any]:
+            self._state(ends)
+            found = ends.find(f"charge:{charge}")
+            if not found:
                 raise ChargeError(
                     f"no charge {charge!r} on {dataset!r}: a release is bound to the charge that paid for it"
                 )
+            record = self._record(dataset, charge, found)
+            self._own(record)
             if record.release == release:
-                raise _BoundBefore
+                return _already(found[-1])
             if record.release is not None:
                 raise ChargeError(
                     f"charge {charge} on {dataset!r} is bound to another release: what it paid for has been released. "
                     "Another release needs its own charge"
                 )
-            return self._follow(last, "release", charge) | {"release": release, "files": given}
+            return self._follow(ends, "release", charge) | {"release": release, "files": given}
 
-        with contextlib.suppress(_BoundBefore):
-            self._store.append(dataset, decide)
+        self._append(dataset, decide)
         return release
 
-    def _taken_up(self, dataset: str, number: str, mechanism: acc.Mechanism, price: Price) -> Charge | None:
-        """The charge of this number, where it was made before."""
-        record = next((record for record in self.history(dataset) if record.charge == number), None)
-        if record is None:
-            return None
-        if (record.mechanism, record.price.delta) != (mechanism, price.delta):
-            raise ChargeError(f"charge {number} on {dataset!r} was for something else; this needs its own charge")
-        if not record.confirmed:
-            return self.resume(dataset, number)
-        last = [row for row in self._store.rows(dataset)[0] if row.read().get("charge") == number][-1]
-        charge = Charge(self, dataset, number, mechanism, record.price, last.hash, record.purpose)
-        charge.confirmed = True
-        return charge
-
     def _confirm(self, dataset: str, number: str) -> str:
-        return self._store.append(dataset, lambda last: self._follow(last, "confirm", number)).hash
+        def decide(ends: Ends) -> dict[str, Any]:
+            state = self._state(ends)
+            record = self._record(dataset, number, ends.find(f"charge:{number}"))
+            self._own(record)
+            counts = dataclasses.replace(state, confirmed=state.confirmed + (not record.confirmed))
+            return self._follow(ends, "confirm", number) | counts.to_dict()
 
-    def _follow(self, last: Row, kind: str, number: str) -> dict[str, Any]:
-        totals = self._totals(last).to_dict()
-        return {"kind": kind, "charge": number, "time": _now(), "totals": totals}
+        return self._append(dataset, decide).hash
 
     def _priced(self, dataset: str, mechanism: acc.Mechanism, delta: float | None) -> tuple[DatasetTerms, Price]:
         terms = self.dataset(dataset)
@@ -398,148 +520,54 @@ class Ledger:
         if delta is not None and not (is_number(delta) and 0 <= delta < 1):
             raise TermsError(f"a charge's δ lies in [0, 1), not {delta!r}")
         share = terms.charge_delta if delta is None else float(delta)
-        price = terms.rule.price(mechanism, share, terms.adjacency)
-        if share == 0 and math.isinf(price.epsilon) and terms.rule.name == "sum":
+        price = price_of(terms.rule, mechanism, share, terms.adjacency)
+        if share == 0 and math.isinf(price.epsilon) and terms.rule.name != "renyi":
             raise TermsError(f"{mechanism!r} has no pure guarantee: state the charge's part of δ, as in delta=1e-7")
-        if price.renyi and all(math.isinf(x) for x in price.renyi):
+        if terms.rule.name == "renyi" and all(math.isinf(x) for x in price.renyi):
             raise TermsError(
                 f"{mechanism!r} has no finite Rényi divergence at the orders of {dataset!r}: its rule never grants it; "
                 "use a mechanism without a failure probability (rule='sum' would grant it; terms are never changed)"
             )
         return terms, price
 
-    def _totals(self, last: Row) -> Totals:
-        if entries.digest(last.body) != last.hash:
-            raise LedgerTampered(
-                f"entry {last.seq} of {last.dataset!r} was changed after it was written; nothing more is granted. "
-                "tacit ledger verify shows where"
-            )
-        return Totals.from_dict(last.read()["totals"])
-
-    def _refusal(self, terms: DatasetTerms, mechanism: acc.Mechanism, price: Price, totals: Totals) -> BudgetExceeded:
-        rule: Rule = terms.rule
+    def _refusal(
+        self, terms: DatasetTerms, mechanism: acc.Mechanism, price: Price, state: State, why: str
+    ) -> BudgetExceeded:
+        name, rule, totals = terms.name, rule_at(terms, state, now()), state.totals
         left_epsilon, left_delta = rule.left(totals)
-        blank = Advice(terms.name, price.epsilon, price.delta, left_epsilon, left_delta, asked_repeats=1)
+        blank = Advice(name, price.epsilon, price.delta, left_epsilon, left_delta, asked_repeats=1)
+        if why == "frozen":
+            return BudgetExceeded(f"the budget of {name!r} is frozen: {state.frozen}. Ask its owner", blank)
+        if why == "version":
+            return BudgetExceeded(f"this version of {name!r} does not exist or is out of use", blank)
+        team = self._by.get("team", "")
+        if why == "team":
+            share = state.shares.get(team, 0.0)
+            whose = f"the share of team {team!r} ({share:.1%})" if team else "what is not given to a team"
+            return BudgetExceeded(f"{mechanism!r} on {name!r} does not fit into {whose} of the budget", blank)
 
         def fits(other: acc.Mechanism) -> bool:
             try:
-                return rule.within(totals.plus(rule.price(other, price.delta, terms.adjacency)))
+                price_of = rule.price(other, price.delta, terms.adjacency)
+                return not isinstance(charged(terms, state, price_of, now(), team, None), str)
             except PriceError:  # what has no price is not offered
                 return False
 
         advice = advising.advise(mechanism, fits, blank)
-        if rule.name == "sum":
+        if rule.name == "sum" or totals.mode == "sum" or not totals.renyi:
             rest = f"ε={left_epsilon:.6g} and δ={left_delta:.3g}"
+            if rule.name != "sum" and not totals.renyi:
+                rest = "all of it"
             left = f"left of the budget (ε={rule.epsilon:g}, δ={rule.delta:g}): {rest}"
         else:
-            share = max(0.0, 1 - rule.used(totals))
+            part = max(0.0, 1 - rule.used(totals))
             failures = f" and δ={left_delta:.3g} for failures" if price.failure else ""
-            left = f"left of the Rényi budget (ε={rule.epsilon:g}, δ={rule.delta:g}): {share:.2%}{failures}"
+            left = f"left of the Rényi budget (ε={rule.epsilon:g}, δ={rule.delta:g}): {part:.2%}{failures}"
         text = (
-            f"{mechanism!r} on {terms.name!r} costs ε={price.epsilon:.6g} at δ={price.delta:.3g} "
+            f"{mechanism!r} on {name!r} costs ε={price.epsilon:.6g} at δ={price.delta:.3g} "
             f"({terms.words}); {left}. {advising.sentence(advice)}"
         )
         return BudgetExceeded(f"{text.strip()} See: tacit explain budget-exceeded", advice)
-
-    # -- reading -------------------------------------------------------------------------------------------------------
-
-    def datasets(self) -> list[str]:
-        """The names that are registered."""
-        return self._store.names()
-
-    def dataset(self, name: str) -> DatasetTerms:
-        """The terms of a data set.
-
-        Args:
-            name: The name it was registered under.
-
-        Returns:
-            Its fingerprint, unit, adjacency, budget and rule.
-        """
-        return _dataset(self._store.first(name))
-
-    def history(self, dataset: str) -> list[ChargeRecord]:
-        """Every charge of a data set, in order.
-
-        Args:
-            dataset: The name of the data set.
-
-        Returns:
-            One record for each charge, with its price and whether it was confirmed.
-        """
-        return ChargeRecord.read(self._store.rows(dataset)[0])
-
-    def mentions(self, dataset: str, charge: str) -> int:
-        """Count the entries about a charge: one when it was reserved, one each time it was taken up or confirmed.
-
-        The entry of its release is not counted.
-
-        Args:
-            dataset: The name of the data set.
-            charge: The number of the charge.
-
-        Returns:
-            The number of entries; 0 if there is no such charge.
-        """
-        opened = (row.read() for row in self._store.rows(dataset)[0])
-        return sum(entry.get("charge") == charge and entry["kind"] != "release" for entry in opened)
-
-    def budget(self, dataset: str) -> Budget:
-        """What is spent and left, and what the exact composition would be if no choice had depended on results.
-
-        Args:
-            dataset: The name of the data set.
-
-        Returns:
-            The budget; ``str()`` of it is the text that ``tacit ledger budget`` prints.
-        """
-        return Budget.read(self.dataset(dataset), *self._store.rows(dataset))
-
-    def head(self, dataset: str) -> str:
-        """The newest hash of a data set's chain. Printed on a card, it fixes the whole history before it.
-
-        Args:
-            dataset: The name of the data set.
-
-        Returns:
-            64 hexadecimal digits.
-
-        Raises:
-            LedgerTampered: If the record of the head was deleted.
-        """
-        self._store.first(dataset)
-        head = self._store.rows(dataset)[1]
-        if head is None:
-            raise LedgerTampered(f"the record of the head of {dataset!r} is missing")
-        return head.hash
-
-    def verify(
-        self, dataset: str | None = None, *, heads: tuple[str, ...] | list[str] = (), reprice: bool = False
-    ) -> Verification:
-        """Check the hash chain, the sums and the rule.
-
-        Args:
-            dataset: The name of one data set. None, the default, checks all of them.
-            heads: Hashes of ``dataset`` that were printed elsewhere, on a card for example. Each must still be in
-                its chain.
-            reprice: Whether to ask the accountant for every price again, and report charges that were priced too low.
-
-        Returns:
-            What was checked, and every problem in words.
-
-        Raises:
-            TermsError: If ``heads`` are given without the data set they belong to.
-        """
-        if heads and dataset is None:
-            raise TermsError("heads belong to one data set: give its name as dataset")
-        names = [dataset] if dataset is not None else self.datasets()
-        problems: list[str] = []
-        count = 0
-        for name in names:
-            rows, head = self._store.rows(name)
-            count += len(rows)
-            problems += verify_dataset(name, rows, head, tuple(heads), reprice=reprice)
-        return Verification(tuple(names), count, tuple(problems))
 
     # -- one ledger, however often it is copied ----------------------------------------------------------------------
 
@@ -553,96 +581,24 @@ class Ledger:
     def __reduce__(self) -> tuple[Any, ...]:
         if isinstance(self._store, MemoryStore):
             raise CopyError(f"not pickled: {WHY_NOT_COPIED}")
-        return Ledger, (self._store.address(),)  # type: ignore[attr-defined]
+        return _opened, (self._store.address(), self._key_file)  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
         return f"Ledger({self._store.place()!r})"
 
 
-class Charge:
-    """A granted charge. It counts as spent from the moment it exists; ``confirm`` says that the release happened.
-
-    :meth:`Ledger.charge` returns it. In a ``with`` block it is confirmed at the end. If the block raises, it stays
-    reserved, and spent.
-
-    Args:
-        ledger: The ledger that granted it.
-        dataset: The name of the data set.
-        number: The charge's number in the ledger.
-        mechanism: What was charged.
-        price: What it costs by itself.
-        head: The head of the data set's chain just after this charge was recorded. Confirming renews it.
-        purpose: The public text that says why.
-
-    Example:
-        >>> from tacit import accounting as acc
-        >>> ledger = Ledger()
-        >>> _ = ledger.register("people", epsilon=1.0, delta=1e-5)
-        >>> charge = ledger.charge("people", acc.Gaussian(10.0), purpose="mean age")
-        >>> charge.confirmed, charge.epsilon < 1
-        (False, True)
-        >>> charge.confirm()
-        >>> charge.confirmed
-        True
-    """
-
-    def __init__(
-        self, ledger: Ledger, dataset: str, number: str, mechanism: acc.Mechanism, price: Price, head: str, purpose: str
-    ) -> None:
-        self.ledger, self.dataset, self.number, self.mechanism = ledger, dataset, number, mechanism
-        self.price, self.purpose = price, purpose
-        self.head = head
-        self.confirmed = False
-
-    @property
-    def epsilon(self) -> float:
-        """The certified ε of this charge by itself, at :attr:`delta`."""
-        return self.price.epsilon
-
-    @property
-    def delta(self) -> float:
-        """The δ at which :attr:`epsilon` is stated."""
-        return self.price.delta
-
-    def confirm(self) -> None:
-        """Record that what was paid for has been released.
-
-        Raises:
-            ChargeError: If it was confirmed before.
-        """
-        if self.confirmed:
-            raise ChargeError(f"charge {self.number} was confirmed before; another release needs its own charge")
-        self.head = self.ledger._confirm(self.dataset, self.number)
-        self.confirmed = True
-
-    def __enter__(self) -> Charge:
-        if self.confirmed:
-            raise ChargeError(f"charge {self.number} was used before; another release needs its own charge")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None and not self.confirmed:
-            self.confirm()
-
-    def __repr__(self) -> str:
-        state = "confirmed" if self.confirmed else "reserved"
-        return f"<Charge {self.number[:8]} on {self.dataset!r}: ε={self.epsilon:.6g} at δ={self.delta:g}, {state}>"
-
-
 # -- helpers ---------------------------------------------------------------------------------------------------------
 
 
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+def _opened(where: str, key: str | os.PathLike[str] | None) -> Ledger:
+    return Ledger(where, key=key)
 
 
-def _dataset(row: Row) -> DatasetTerms:
-    entry = row.read()
-    if entry["format"] > entries.FORMAT:
-        raise NotALedger(
-            f"{row.dataset!r} was registered by a newer version of tacit (format {entry['format']}); "
-            f"this one reads format {entries.FORMAT}: upgrade tacit"
-        )
-    return DatasetTerms.from_terms(row.dataset, entry["terms"])
+def _already(row: Row) -> NoReturn:
+    raise Already(row)
+
+
+def _comparable(terms: dict[str, Any]) -> dict[str, Any]:
+    """Terms without the moment at which they were stated."""
+    renewal = terms.get("renewal")
+    return terms if renewal is None else terms | {"renewal": {k: v for k, v in renewal.items() if k != "since"}}

@@ -3,7 +3,8 @@
 Every entry is one JSON object in canonical form (sorted keys, no spaces, shortest floats) that names its data set,
 its place in the sequence and the hash of the entry before it; its own hash is the SHA-256 of those bytes. Changing,
 deleting, inserting or moving an entry breaks the chain at that place, and the head (the newest hash), once it is
-printed somewhere else, fixes the whole history before it.
+printed somewhere else, fixes the whole history before it. Every entry also names the hash of the registration, its
+root: the newest entry is enough to see that the terms are the ones it was granted under.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any
 
 #: What the first entry of a data set names as the hash before it.
 START = "0" * 64
-#: Version of the entries' form; an entry with a larger one is refused.
-FORMAT = 1
+#: Version of the entries' form; an entry with a larger one is refused. Entries of form 1 carry neither root nor state.
+FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,11 @@ class Row:
     seq: int
     body: str
     hash: str
+
+    @property
+    def head(self) -> ChainHead:
+        """The head of a chain that ends here."""
+        return ChainHead(self.seq, self.hash)
 
     def read(self) -> dict[str, Any]:
         """The entry as a dictionary."""
@@ -69,16 +75,46 @@ def chained(dataset: str, last: Row | None, entry: dict[str, Any]) -> Row:
     """
     seq = 0 if last is None else last.seq + 1
     previous = START if last is None else last.hash
-    body = canonical({**entry, "format": FORMAT, "dataset": dataset, "seq": seq, "previous": previous})
+    root = entry.get("root") or (None if last is None else root_of(last))
+    bound = {} if root is None else {"root": root}
+    body = canonical({**entry, **bound, "format": FORMAT, "dataset": dataset, "seq": seq, "previous": previous})
     return Row(dataset, seq, body, digest(body))
 
 
+def root_of(row: Row) -> str | None:
+    """The hash of the registration that an entry follows; None for an entry of form 1, which does not say."""
+    return row.hash if row.seq == 0 else row.read().get("root")
+
+
+def keys_of(entry: dict[str, Any]) -> list[str]:
+    """What an entry can be looked up by, without reading the others: its charge, its request, its data.
+
+    >>> keys_of({"kind": "reserve", "charge": "3f"})
+    ['charge:3f', 'reserve']
+    """
+    keys = [f"charge:{entry['charge']}"] if "charge" in entry else []
+    if entry["kind"] == "reserve":
+        keys.append("reserve")
+    if entry["kind"] == "draw":
+        keys.append(f"plan:{entry['plan']}")
+    if "request" in entry:
+        keys.append(f"request:{entry['request']['key']}")
+    fingerprint = entry["terms"].get("fingerprint") if entry["kind"] == "register" else entry.get("fingerprint")
+    return keys + ([f"data:{fingerprint}"] if fingerprint else [])
+
+
 def chain_problems(dataset: str, rows: Iterable[Row], head: ChainHead | None) -> list[str]:
-    """Every place where the chain of one data set does not hold, in words; an empty list where it does."""
+    """Every place where the chain of one data set does not hold, in words; an empty list where it does.
+
+    Args:
+        dataset: The name of the data set.
+        rows: Its rows in the order of their places.
+        head: The record of the head.
+    """
     problems: list[str] = []
     expected, previous = 0, START
     last: Row | None = None
-    for row in sorted(rows, key=lambda r: r.seq):
+    for row in rows:
         if row.seq > expected:
             missing = f"entry {expected} is" if row.seq == expected + 1 else f"entries {expected} to {row.seq - 1} are"
             problems.append(f"{dataset}: {missing} missing (deleted)")

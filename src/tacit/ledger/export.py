@@ -53,5 +53,8 @@ def to_csv(release: Release) -> str:
 
 
 def _cell(value: Any) -> Any:
-    # A spreadsheet runs a text that begins like a formula.
-    return "'" + value if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
+    # A spreadsheet runs a text that begins like a formula, also behind blanks, tabs and line ends.
+    if not isinstance(value, str):
+        return value
+    plain = "".join(" " if not c.isprintable() else c for c in value)
+    return "'" + plain if plain.lstrip()[:1] in ("=", "+", "-", "@", "|", "%") else plain

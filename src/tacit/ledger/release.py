@@ -20,7 +20,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from tacit.ledger.core import Charge
+from tacit.ledger.charge import Charge
 from tacit.ledger.errors import LedgerError
 
 MARK = "operator view: not covered by the guarantee"

@@ -1,17 +1,20 @@
 """When may one more charge be granted, if people chose it after they saw earlier results?
 
 A rule is fixed when a data set is registered. It prices every charge, adds the prices up, and says whether the sum
-is still within the budget. Both rules here are *privacy filters*: they hold even if the mechanisms, their parameters
+is still within the budget. All rules here are *privacy filters*: they hold even if the mechanisms, their parameters
 and the moment to stop are chosen from earlier outputs. docs/explanation/ledger.md has the statements and proofs.
 
 - :class:`SumRule`: Σε ≤ ε and Σδ ≤ δ (Rogers, Roth, Ullman & Vadhan 2016, the filter of basic composition).
 - :class:`RenyiRule`: a Rényi filter at orders fixed in advance (Feldman & Zrnic 2021 for one order;
   several orders share δ between them).
+- :class:`TightRule`, the default: a Rényi filter at several orders and at order ∞, or the sum if the first charge needs
+  it, which was chosen before anybody saw anything.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import numbers
 from typing import Any
@@ -32,13 +35,13 @@ class Price:
     Args:
         epsilon: The upper end of the accountant's interval for ε at ``delta``.
         delta: The δ at which it was priced.
-        renyi: An upper bound on the divergence at each order of the rule ``"renyi"``; empty under ``"sum"``.
-        failure: Under ``"renyi"``, the δ that is spent on failures.
+        renyi: An upper bound on the divergence at each order of the rule; empty under ``"sum"``.
+        failure: Under a Rényi filter, the δ that is spent on failures.
 
     Example:
         >>> from tacit.ledger import Ledger
         >>> ledger = Ledger()
-        >>> _ = ledger.register("people", epsilon=1.0, delta=1e-5)
+        >>> _ = ledger.register("people", epsilon=1.0, delta=1e-5, rule="sum")
         >>> ledger.quote("people", acc.PureDP(0.25), delta=0)
         Price(epsilon=0.25, delta=0.0, renyi=(), failure=0.0)
     """
@@ -78,6 +81,8 @@ class Totals:
     delta: tuple[float, ...] = ()
     renyi: tuple[tuple[float, ...], ...] = ()
     failure: tuple[float, ...] = ()
+    #: Under the rule ``"tight"``, what the first charge chose: ``"renyi"`` or ``"sum"``.
+    mode: str = ""
 
     def plus(self, price: Price) -> Totals:
         """The sums with one more price."""
@@ -87,6 +92,7 @@ class Totals:
             tuple(entries.add(self.delta, price.delta)),
             tuple(tuple(entries.add(total, x)) for total, x in zip(before, price.renyi, strict=True)),
             tuple(entries.add(self.failure, price.failure)),
+            self.mode,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,6 +104,8 @@ class Totals:
         if self.renyi:
             plain["renyi"] = [[entries.encode(x) for x in total] for total in self.renyi]
             plain["failure"] = list(self.failure)
+        if self.mode:
+            plain["mode"] = self.mode
         return plain
 
     @classmethod
@@ -108,6 +116,7 @@ class Totals:
             tuple(plain["delta"]),
             tuple(tuple(entries.decode(x) for x in total) for total in plain.get("renyi", ())),
             tuple(plain.get("failure", ())),
+            plain.get("mode", ""),
         )
 
 
@@ -126,9 +135,19 @@ class SumRule:
         """(ε, δ) of one charge, ε the accountant's upper end."""
         return Price(epsilon_alone(mechanism, delta, adjacency), delta)
 
+    def add(self, totals: Totals, price: Price) -> Totals:
+        """The sums with one more price."""
+        return totals.plus(price)
+
     def within(self, totals: Totals) -> bool:
         """Whether the sums are inside the budget. Sums are exact and rounded once, to the nearest float."""
         return entries.value(totals.epsilon) <= self.epsilon and entries.value(totals.delta) <= self.delta
+
+    def within_share(self, totals: Totals, share: float) -> bool:
+        """Whether what one team spent is inside its share. All inside their shares are inside the budget."""
+        return (
+            entries.value(totals.epsilon) <= share * self.epsilon and entries.value(totals.delta) <= share * self.delta
+        )
 
     def left(self, totals: Totals) -> tuple[float, float]:
         """What may still be added to Σε and Σδ."""
@@ -170,7 +189,7 @@ class RenyiRule:
         for order in self.orders:
             if not 1 < order < math.inf:
                 raise TermsError(f"a Rényi order is a number above 1, not {order!r}")
-        useless = [order for order, limit in zip(self.orders, self.limits, strict=True) if limit <= 0]
+        useless = [order for order, limit in zip(self.orders, self.limits, strict=False) if limit <= 0]
         if useless:
             raise TermsError(
                 f"at order {useless[0]:g} the budget (ε={self.epsilon:g}, δ={self.delta:g}) allows no divergence; "
@@ -195,6 +214,15 @@ class RenyiRule:
         renyi = tuple(float(x) if x == x else math.inf for x in divergences)
         return Price(epsilon_alone(mechanism, delta, adjacency), delta, renyi, failure)
 
+    def add(self, totals: Totals, price: Price) -> Totals:
+        """The sums with one more price."""
+        return totals.plus(price)
+
+    def within_share(self, totals: Totals, share: float) -> bool:
+        """Whether what one team spent is inside its share, at the first order: there the shares add up."""
+        spent = entries.value(totals.renyi[0]) if totals.renyi else 0.0
+        return spent <= share * self.limits[0] and entries.value(totals.failure) <= share * self.failure_limit
+
     def within(self, totals: Totals) -> bool:
         """Whether some order is inside its limit, and the failures are inside theirs."""
         if entries.value(totals.failure) > self.failure_limit:
@@ -203,18 +231,66 @@ class RenyiRule:
 
     def left(self, totals: Totals) -> tuple[float, float]:
         """An ε that fits by itself: the best order's rest, as if it were pure; and what is left for failures."""
-        spent = totals.renyi or ((0.0,),) * len(self.orders)
+        spent = totals.renyi or ((0.0,),) * len(self.limits)
         rest = max(limit - entries.value(t) for t, limit in zip(spent, self.limits, strict=True))
         return max(0.0, rest), max(0.0, self.failure_limit - entries.value(totals.failure))
 
     def used(self, totals: Totals) -> float:
         """The part of the budget that is gone at the order that has most left, in [0, 1]."""
-        spent = totals.renyi or ((0.0,),) * len(self.orders)
+        spent = totals.renyi or ((0.0,),) * len(self.limits)
         return min(entries.value(t) / limit for t, limit in zip(spent, self.limits, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
         """The rule for the registration's entry."""
-        return {"rule": "renyi", "orders": list(self.orders), "failure_share": self.failure_share}
+        return {"rule": self.name, "orders": list(self.orders), "failure_share": self.failure_share}
+
+
+@dataclasses.dataclass(frozen=True)
+class TightRule(RenyiRule):
+    """Guarantee: everything granted on the data set together is (ε, δ)-DP, under its adjacency and unit.
+
+    Valid for adaptively chosen mechanisms and parameters. The first charge is chosen before anything was released, so
+    it may choose the filter: the Rényi filter at ``orders`` and at order ∞ (whose limit is ε itself and costs no δ), or
+    the sum where the first charge fits only there, such as one run that takes the whole budget.
+    """
+
+    name: str = dataclasses.field(default="tight", init=False)
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        """The largest sum allowed at each order, and at order ∞ at last."""
+        return (*super().limits, self.epsilon)
+
+    @property
+    def _sum(self) -> SumRule:
+        return SumRule(self.epsilon, self.delta)
+
+    def price(self, mechanism: acc.Mechanism, delta: float, adjacency: str) -> Price:
+        """The divergences, that of order ∞ at last; (ε, δ) of the charge alone for the reader and for the sum."""
+        price = super().price(mechanism, delta, adjacency)
+        pure = _basic(_without_failures(mechanism, self.epsilon)[0], 0.0, adjacency)
+        return dataclasses.replace(price, renyi=(*price.renyi, pure))
+
+    def add(self, totals: Totals, price: Price) -> Totals:
+        """The sums with one more price; with the first one, the filter that counts from then on."""
+        after = totals.plus(price)
+        return after if after.mode else dataclasses.replace(after, mode="renyi" if super().within(after) else "sum")
+
+    def within(self, totals: Totals) -> bool:
+        """Whether the filter that the first charge chose allows these sums."""
+        return self._sum.within(totals) if totals.mode == "sum" else super().within(totals)
+
+    def within_share(self, totals: Totals, share: float) -> bool:
+        """Whether what one team spent is inside its share."""
+        return self._sum.within_share(totals, share) if totals.mode == "sum" else super().within_share(totals, share)
+
+    def left(self, totals: Totals) -> tuple[float, float]:
+        """An ε that fits by itself, and the δ that is left."""
+        return self._sum.left(totals) if totals.mode == "sum" else super().left(totals)
+
+    def used(self, totals: Totals) -> float:
+        """The part of the budget that is gone, in [0, 1]."""
+        return self._sum.used(totals) if totals.mode == "sum" else super().used(totals)
 
 
 Rule = SumRule | RenyiRule
@@ -228,20 +304,43 @@ def make_rule(
     >>> make_rule("renyi", 2.0, 1e-5, None).orders
     (10.22,)
     """
+    if name == "tight" and delta == 0:
+        name = "sum"  # without a δ there is nothing to convert: the sum of pure ε is all there is
     if name == "sum":
         if orders is not None:
             raise TermsError("orders belong to rule='renyi'")
         return SumRule(epsilon, delta)
-    if name == "renyi":
+    if name in ("renyi", "tight"):
         if isinstance(failure_share, bool) or not isinstance(failure_share, numbers.Real) or not 0 <= failure_share < 1:
             raise TermsError(f"the share of δ kept for failures lies in [0, 1), not {failure_share!r}")
         if orders is None and delta > 0:
             orders = (best_order(epsilon, (1 - float(failure_share)) * delta),)
+            if name == "tight":
+                orders = tight_orders(orders[0])
         for order in orders or ():
             if isinstance(order, bool) or not isinstance(order, numbers.Real):
                 raise TermsError(f"a Rényi order is a number above 1, not {order!r}")
-        return RenyiRule(epsilon, delta, tuple(float(x) for x in orders or ()), float(failure_share))
-    raise TermsError(f"unknown rule {name!r}; choose 'sum' or 'renyi'")
+        kind = RenyiRule if name == "renyi" else TightRule
+        return kind(epsilon, delta, tuple(float(x) for x in orders or ()), float(failure_share))
+    raise TermsError(f"unknown rule {name!r}; choose 'tight', 'renyi' or 'sum'")
+
+
+@functools.lru_cache(maxsize=256)
+def price_of(rule: Rule, mechanism: acc.Mechanism, delta: float, adjacency: str) -> Price:
+    """What a rule asks for a charge; the same charge is priced once in a process."""
+    return rule.price(mechanism, delta, adjacency)
+
+
+def tight_orders(best: float) -> tuple[float, ...]:
+    """The orders of the rule ``"tight"``: the best one for Gaussian noise, and one below it.
+
+    Batches drawn at a low rate have little divergence up to some order and much beyond, so a lower one helps them. Each
+    order more costs log(number)/(order - 1) of ε at every order: a third one costs Gaussian noise more than it gives.
+
+    >>> tight_orders(9.0)
+    (9.0, 7.0)
+    """
+    return (best, 1 + float(f"{(best - 1) * 0.75:.3g}"))
 
 
 def epsilon_alone(mechanism: acc.Mechanism, delta: float, adjacency: str) -> float:
@@ -342,7 +441,9 @@ def _nearest(mechanism: acc.Mechanism) -> tuple[acc.Mechanism, float]:
         near = acc.Composed(tuple((part, times) for part, _, times in found), unit=mechanism.unit)
         return near, math.fsum(times * variation for _, variation, times in found)
     if isinstance(mechanism, acc.TruncatedPoissonSampled):
-        return mechanism.poisson(), mechanism.extra_delta()
+        # where the cut is in the loss law itself (Gaussian noise), the divergence is finite and is that law's own
+        overflow = mechanism.extra_delta()
+        return (mechanism.poisson(), overflow) if overflow else (mechanism, 0.0)
     if isinstance(mechanism, acc.ApproxDP):
         return _pure(mechanism), mechanism.delta
     if isinstance(mechanism, acc.Selected):

@@ -6,7 +6,8 @@ in the table of heads, with synchronous commit. Every operation opens and closes
 shared across a fork or between threads.
 
 SQLite uses a rollback journal, not a write-ahead log: between two charges the one file holds everything, so a copy of
-it never lacks the newest charges. Triggers forbid changing rows; if somebody removes them, the hash chain shows it.
+it never lacks the newest charges. Triggers forbid changing and replacing rows; if somebody removes them, the hash chain
+shows it. With a signer (:mod:`tacit.ledger.signing`) every head is signed as it is written and checked before use.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import pathlib
 import secrets
 import sqlite3
 import stat
+import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
-from tacit.ledger.entries import ChainHead, Row, chained
+from tacit.accounting.errors import PrivacyWarning
+from tacit.ledger.entries import ChainHead, Row, chained, digest, keys_of
 from tacit.ledger.errors import (
     AccessDenied,
     DatasetExists,
@@ -33,7 +36,7 @@ from tacit.ledger.errors import (
     ServerUnreachable,
     StorageError,
 )
-from tacit.ledger.store import Decide, unknown
+from tacit.ledger.store import Already, Decide, Ends, unknown
 
 try:
     import sqlalchemy as sa
@@ -45,7 +48,7 @@ except ImportError as missing:  # pragma: no cover - a machine without the packa
     ) from missing
 
 #: Version of the tables; a ledger with a larger one is refused.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 #: How long to wait for others who are charging.
 PATIENCE = 60.0
 _RETRIES = 20
@@ -73,7 +76,18 @@ _heads = sa.Table(
     sa.Column("dataset", sa.String(200), primary_key=True),
     sa.Column("seq", sa.Integer, nullable=False),
     sa.Column("hash", sa.String(64), nullable=False),
+    sa.Column("signature", sa.Text),
 )
+_index = sa.Table(
+    "tacit_index",
+    _tables,
+    sa.Column("dataset", sa.String(200), primary_key=True),
+    sa.Column("key", sa.String(400), primary_key=True),
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Index("tacit_index_by_key", "key"),
+)
+#: How many rows are read at once where all of them are.
+_PAGE = 2000
 
 _SQLITE_TRIGGERS = [
     f"""CREATE TRIGGER IF NOT EXISTS tacit_{table}_{name} BEFORE {event} ON tacit_{table} {when}
@@ -84,20 +98,41 @@ _SQLITE_TRIGGERS = [
         ("heads", "kept", "DELETE", ""),
         ("heads", "forward", "UPDATE", "WHEN NEW.dataset <> OLD.dataset OR NEW.seq <> OLD.seq + 1"),
         ("meta", "kept", "DELETE", ""),
+        ("meta", "fixed", "UPDATE", "WHEN OLD.name <> 'schema_version' OR NEW.name <> OLD.name"),
+        ("index", "kept", "DELETE", ""),
+        ("index", "fixed", "UPDATE", ""),
+        # INSERT OR REPLACE is neither an update nor, for triggers, a deletion.
+        *(
+            (table, "new", "INSERT", f"WHEN EXISTS (SELECT 1 FROM tacit_{table} WHERE {same})")
+            for table, same in (
+                ("entries", "dataset = NEW.dataset AND seq = NEW.seq"),
+                ("heads", "dataset = NEW.dataset"),
+                ("meta", "name = NEW.name"),
+                ("index", "dataset = NEW.dataset AND key = NEW.key AND seq = NEW.seq"),
+            )
+        ),
     )
 ]
 _POSTGRES_TRIGGERS = [
     """CREATE OR REPLACE FUNCTION tacit_append_only() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$""",
-    """CREATE TRIGGER tacit_entries_fixed BEFORE UPDATE OR DELETE ON tacit_entries
-    FOR EACH ROW EXECUTE FUNCTION tacit_append_only()""",
-    """CREATE TRIGGER tacit_heads_kept BEFORE DELETE ON tacit_heads
-    FOR EACH ROW EXECUTE FUNCTION tacit_append_only()""",
-    """CREATE TRIGGER tacit_heads_forward BEFORE UPDATE ON tacit_heads
-    FOR EACH ROW WHEN (NEW.dataset <> OLD.dataset OR NEW.seq <> OLD.seq + 1) EXECUTE FUNCTION tacit_append_only()""",
     *(
-        f"CREATE TRIGGER tacit_{table}_whole BEFORE TRUNCATE ON tacit_{table} EXECUTE FUNCTION tacit_append_only()"
-        for table in ("entries", "heads", "meta")
+        f"""CREATE OR REPLACE TRIGGER tacit_{table}_{name} BEFORE {event} ON tacit_{table}
+        {when} EXECUTE FUNCTION tacit_append_only()"""
+        for table, name, event, when in (
+            ("entries", "fixed", "UPDATE OR DELETE", "FOR EACH ROW"),
+            ("index", "fixed", "UPDATE OR DELETE", "FOR EACH ROW"),
+            ("heads", "kept", "DELETE", "FOR EACH ROW"),
+            (
+                "heads",
+                "forward",
+                "UPDATE",
+                "FOR EACH ROW WHEN (NEW.dataset <> OLD.dataset OR NEW.seq <> OLD.seq + 1)",
+            ),
+            ("meta", "kept", "DELETE", "FOR EACH ROW"),
+            ("meta", "fixed", "UPDATE", "FOR EACH ROW WHEN (OLD.name <> 'schema_version' OR NEW.name <> OLD.name)"),
+            *((table, "whole", "TRUNCATE", "") for table in ("entries", "heads", "meta", "index")),
+        )
     ),
 ]
 
@@ -105,6 +140,16 @@ _POSTGRES_TRIGGERS = [
 _SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 # Secrets by address, for ledgers that are unpickled in this process or a fork of it. Never written anywhere.
 _secrets: dict[str, dict[str, str]] = {}
+
+
+class Signer(Protocol):
+    """Who signs heads (:class:`tacit.ledger.signing.SigningKey`)."""
+
+    def sign(self, dataset: str, head: ChainHead) -> str:
+        """The signature of a head."""
+
+    def check(self, dataset: str, head: ChainHead, signature: str | None) -> bool:
+        """Whether a signature is this signer's and of this head."""
 
 
 class SqlStore:
@@ -118,6 +163,8 @@ class SqlStore:
             self._path = pathlib.Path(str(self._url.database))
         self._engine_process: tuple[Engine, int] | None = None
         self._ready = False
+        #: Signs the heads, where somebody holds a key; then a head without its signature is refused.
+        self.signer: Signer | None = None
 
     def place(self) -> str:
         """The path, or the address without its secrets."""
@@ -157,17 +204,67 @@ class SqlStore:
                 raise unknown(dataset, self._names(connection), self.place())
         return [Row(*row) for row in found], None if head is None else ChainHead(head.seq, head.hash)
 
+    def scan(self, dataset: str) -> Iterator[Row]:
+        """All rows in order, a page at a time: those that are appended meanwhile come too."""
+        at = -1
+        while page := self._after(dataset, at):
+            yield from page
+            at = page[-1].seq
+
+    def _after(self, dataset: str, at: int) -> list[Row]:
+        with self._reading(dataset) as connection:
+            some = sa.select(_entries).where(_entries.c.dataset == dataset, _entries.c.seq > at)
+            return [Row(*row) for row in connection.execute(some.order_by(_entries.c.seq).limit(_PAGE))]
+
+    def head(self, dataset: str) -> ChainHead | None:
+        """The record of the head."""
+        with self._reading(dataset) as connection:
+            head = connection.execute(sa.select(_heads).where(_heads.c.dataset == dataset)).first()
+            if head is None:
+                self._require(connection, dataset)
+        return None if head is None else ChainHead(head.seq, head.hash)
+
+    def signature(self, dataset: str) -> tuple[ChainHead, str | None]:
+        """The head with its signature."""
+        with self._reading(dataset) as connection:
+            head = connection.execute(sa.select(_heads).where(_heads.c.dataset == dataset)).first()
+            if head is None:
+                raise unknown(dataset, self._names(connection), self.place())
+        return ChainHead(head.seq, head.hash), head.signature
+
+    def ends(self, dataset: str) -> Ends:
+        """The registration and the last rows."""
+        with self._reading(dataset) as connection:
+            ends = self._ends(connection, dataset)
+        return Ends(ends.first, ends.before, ends.last, lambda key: self.find(dataset, [key]))
+
+    def find(self, dataset: str, keys: list[str]) -> list[Row]:
+        """The rows with one of these keys, in order."""
+        with self._reading(dataset) as connection:
+            return self._find(connection, dataset, keys)
+
+    def page(self, dataset: str, key: str, after: int, limit: int) -> list[Row]:
+        """The first rows with this key that stand after a place."""
+        places = sa.select(_index.c.seq).where(_index.c.dataset == dataset, _index.c.key == key, _index.c.seq > after)
+        chosen = places.order_by(_index.c.seq).limit(limit)
+        with self._reading(dataset) as connection:
+            return self._at(connection, dataset, list(connection.execute(chosen).scalars()))
+
+    def owners(self, key: str) -> list[str]:
+        """The data sets that have rows with this key."""
+        if self._absent():
+            return []
+        with self._transaction() as connection:
+            found = sa.select(_index.c.dataset).where(_index.c.key == key).distinct()
+            return sorted(connection.execute(found).scalars())
+
     def first(self, dataset: str) -> Row:
         """The registration."""
-        if self._absent():
-            raise unknown(dataset, [], f"{self.place()} (there is no such file yet)")
-        with self._transaction() as connection:
-            row = connection.execute(
-                sa.select(_entries).where(_entries.c.dataset == dataset, _entries.c.seq == 0)
-            ).first()
-            if row is None:
+        with self._reading(dataset) as connection:
+            found = self._at(connection, dataset, [0])
+            if not found:
                 raise unknown(dataset, self._names(connection), self.place())
-        return Row(*row)
+        return found[0]
 
     def create(self, dataset: str, entry: dict[str, Any]) -> Row:
         """Write the registration."""
@@ -176,22 +273,17 @@ class SqlStore:
             if connection.execute(sa.select(_heads.c.seq).where(_heads.c.dataset == dataset)).first():
                 raise DatasetExists(f"{dataset!r} is registered already")
             self._insert(connection, row)
-            connection.execute(_heads.insert().values(dataset=dataset, seq=row.seq, hash=row.hash))
+            connection.execute(_heads.insert().values(dataset=dataset, **self._signed(row)))
         return row
 
     def append(self, dataset: str, decide: Decide) -> Row:
-        """Write the entry that ``decide`` makes of the last row, holding the data set's lock from before it is read."""
+        """Write the entry that ``decide`` makes of the ends, holding the data set's lock from before they are read."""
         if self._absent():
             raise unknown(dataset, [], f"{self.place()} (there is no such file yet)")
         for attempt in range(_RETRIES):
             try:
                 with self._transaction(write=True) as connection:
-                    last = self._last(connection, dataset)
-                    row = chained(dataset, last, decide(last))
-                    self._insert(connection, row)
-                    moved = sa.update(_heads).where(_heads.c.dataset == dataset).values(seq=row.seq, hash=row.hash)
-                    connection.execute(moved)
-                return row
+                    return self._append(connection, dataset, decide)
             except _Again:
                 if attempt == _RETRIES - 1:
                     raise LedgerBusy(
@@ -199,25 +291,90 @@ class SqlStore:
                     ) from None
         raise AssertionError("unreachable")
 
+    def append_all(self, asked: list[tuple[str, Decide]]) -> list[Row | Exception]:
+        """Several entries in one transaction, on disk together: for each its row, or why it was refused."""
+        done: list[Row | Exception] = []
+        with self._transaction(write=True) as connection:
+            for dataset, decide in asked:
+                try:
+                    done.append(self._append(connection, dataset, decide))
+                except LedgerError as refused:  # nothing of it was written
+                    done.append(refused)
+        return done
+
+    def _append(self, connection: Connection, dataset: str, decide: Decide) -> Row:
+        ends = self._ends(connection, dataset, lock=True)
+        try:
+            row = chained(dataset, ends.last, decide(ends))
+        except Already as before:
+            return before.row
+        self._insert(connection, row)
+        connection.execute(_heads.update().where(_heads.c.dataset == dataset).values(**self._signed(row)))
+        return row
+
     # -- pieces ------------------------------------------------------------------------------------------------------
 
-    def _last(self, connection: Connection, dataset: str) -> Row:
+    @contextlib.contextmanager
+    def _reading(self, dataset: str) -> Iterator[Connection]:
+        if self._absent():
+            raise unknown(dataset, [], f"{self.place()} (there is no such file yet)")
+        with self._transaction() as connection:
+            yield connection
+
+    def _require(self, connection: Connection, dataset: str) -> None:
+        if not self._at(connection, dataset, [0]):
+            raise unknown(dataset, self._names(connection), self.place())
+
+    def _ends(self, connection: Connection, dataset: str, *, lock: bool = False) -> Ends:
         # FOR UPDATE waits for whoever charges the same data set, then reads what they wrote; SQLite, which holds the
         # lock of the whole file already, leaves the words out.
-        head = connection.execute(sa.select(_heads).where(_heads.c.dataset == dataset).with_for_update()).first()
-        newest = sa.select(_entries).where(_entries.c.dataset == dataset).order_by(_entries.c.seq.desc()).limit(1)
-        row = connection.execute(newest).first()
-        if head is None and row is None:
+        wanted = sa.select(_heads).where(_heads.c.dataset == dataset)
+        head = connection.execute(wanted.with_for_update() if lock else wanted).first()
+        newest = sa.select(_entries).where(_entries.c.dataset == dataset).order_by(_entries.c.seq.desc()).limit(2)
+        rows = [Row(*row) for row in connection.execute(newest)]
+        if head is None and not rows:
             raise unknown(dataset, self._names(connection), self.place())
-        if head is None or row is None or (head.seq, head.hash) != (row.seq, row.hash):
+        if head is None or not rows or (head.seq, head.hash) != (rows[0].seq, rows[0].hash):
             raise LedgerTampered(
                 f"the newest entry of {dataset!r} in {self.place()} is not the one that was written last; nothing more "
                 "is granted. tacit ledger verify shows what is missing"
             )
-        return Row(*row)
+        if self.signer and not self.signer.check(dataset, rows[0].head, head.signature):
+            raise LedgerTampered(
+                f"the head of {dataset!r} in {self.place()} is not signed with this ledger's key: somebody wrote it "
+                "who does not hold the key, or it was never signed. Nothing more is granted. If the ledger is older "
+                "than its key, sign it once, after a check: tacit ledger sign"
+            )
+        first = self._at(connection, dataset, [0]) if rows[-1].seq else rows[-1:]
+        if not first:
+            raise LedgerTampered(f"the registration of {dataset!r} in {self.place()} is missing: nothing is granted")
+        before = rows[1] if len(rows) > 1 else None
+        return Ends(first[0], before, rows[0], lambda key: self._find(connection, dataset, [key]))
+
+    def _at(self, connection: Connection, dataset: str, places: list[int]) -> list[Row]:
+        chosen = sa.select(_entries).where(_entries.c.dataset == dataset, _entries.c.seq.in_(places))
+        return [Row(*row) for row in connection.execute(chosen.order_by(_entries.c.seq))]
+
+    def _find(self, connection: Connection, dataset: str, keys: list[str]) -> list[Row]:
+        places = sa.select(_index.c.seq).where(_index.c.dataset == dataset, _index.c.key.in_(keys)).distinct()
+        rows = self._at(connection, dataset, list(connection.execute(places).scalars()))
+        for row in rows:
+            if digest(row.body) != row.hash or not set(keys) & set(keys_of(row.read())):
+                raise LedgerTampered(
+                    f"entry {row.seq} of {dataset!r} in {self.place()} was changed, or the index leads to a wrong one. "
+                    "tacit ledger verify shows where"
+                )
+        return rows
 
     def _insert(self, connection: Connection, row: Row) -> None:
         connection.execute(_entries.insert().values(dataset=row.dataset, seq=row.seq, body=row.body, hash=row.hash))
+        keys = [{"dataset": row.dataset, "key": key, "seq": row.seq} for key in keys_of(row.read())]
+        if keys:
+            connection.execute(_index.insert(), keys)
+
+    def _signed(self, row: Row) -> dict[str, Any]:
+        signature = self.signer.sign(row.dataset, row.head) if self.signer else None
+        return {"seq": row.seq, "hash": row.hash, "signature": signature}
 
     def _names(self, connection: Connection) -> list[str]:
         # Both tables: a data set whose head, or whose entries, somebody deleted must still be verified.
@@ -262,6 +419,7 @@ class SqlStore:
             with self._engine().connect() as connection:
                 if not self._ready:
                     self._prepare(connection, create=create)
+                    self._close_to_others()
                     self._ready = True
                 self._begin(connection, write=write)
                 try:
@@ -295,6 +453,8 @@ class SqlStore:
         if found is None:
             self._make_tables(connection)
             found = self._version(connection)
+        if found is not None and found < SCHEMA_VERSION:
+            self._migrate(connection)
         if found is not None and found > SCHEMA_VERSION:
             raise NotALedger(
                 f"{self.place()} was written by a newer version of tacit (tables {found}, this one knows "
@@ -302,7 +462,12 @@ class SqlStore:
             )
 
     def _version(self, connection: Connection) -> int | None:
-        if not sa.inspect(connection).has_table("tacit_meta"):
+        if self._path:  # asked for at every opening, so without the inspector
+            found = connection.exec_driver_sql("SELECT 1 FROM sqlite_master WHERE name = 'tacit_meta'").first()
+            there = found is not None
+        else:
+            there = sa.inspect(connection).has_table("tacit_meta")
+        if not there:
             return None
         value = connection.execute(sa.select(_meta.c.value).where(_meta.c.name == "schema_version")).scalar()
         return None if value is None else int(value)
@@ -329,6 +494,47 @@ class SqlStore:
             with contextlib.suppress(sa.exc.DBAPIError):
                 connection.exec_driver_sql("ROLLBACK")
             raise
+
+    def _migrate(self, connection: Connection) -> None:
+        """Bring the tables of an older version up to this one, as one act: all of it or nothing."""
+        from tacit.ledger.migrate import migrate
+
+        if self._path and not os.access(self._path, os.W_OK):
+            raise ReadOnlyLedger(
+                f"{self.place()} was written by tacit 0.1 and has to be brought up to date once, but it is not "
+                "writable: open it where it is (tacit ledger show)"
+            )
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if self._path else "BEGIN")
+        try:
+            if not self._path:
+                connection.exec_driver_sql("SELECT pg_advisory_xact_lock(8387230151)")
+            if self._version(connection) != SCHEMA_VERSION:
+                triggers = _SQLITE_TRIGGERS if self._path else _POSTGRES_TRIGGERS
+                migrate(connection, _tables, triggers, self._names(connection), self.place())
+                self._set_version(connection)
+            connection.exec_driver_sql("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sa.exc.DBAPIError):
+                connection.exec_driver_sql("ROLLBACK")
+            raise
+
+    def _set_version(self, connection: Connection) -> None:
+        connection.execute(_meta.update().where(_meta.c.name == "schema_version").values(value=str(SCHEMA_VERSION)))
+
+    def _close_to_others(self) -> None:
+        """Take the right to read from everybody in the world: a file that was made with mode 0644 holds the secret."""
+        if self._path is None or not self._path.exists():
+            return
+        mode = stat.S_IMODE(self._path.stat().st_mode)
+        if mode & stat.S_IROTH and os.access(self._path, os.W_OK):
+            with contextlib.suppress(PermissionError):  # somebody else's file
+                self._path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+                warnings.warn(
+                    f"everybody on this machine could read {self._path}, which holds the secret of its fingerprints; "
+                    "now only its owner can (mode 0600)",
+                    PrivacyWarning,
+                    stacklevel=6,
+                )
 
     def _new_file(self) -> None:
         """Make the file readable for its owner only: it holds the secret of the fingerprints."""
@@ -413,6 +619,10 @@ def public_address(where: str | os.PathLike[str]) -> str:
     >>> public_address("postgresql://team:pony@host/people?sslmode=require&sslpassword=pony")
     'postgresql://team@host/people?sslmode=require'
     """
+    if os.fspath(where).startswith(("http://", "https://")):
+        from tacit.ledger.remote import split_address
+
+        return split_address(os.fspath(where))[0]
     return SqlStore(where).place()
 
 

@@ -7,13 +7,14 @@ import fractions
 import json
 import math
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from tacit import accounting as acc
 from tacit.accounting.base import is_built_in
 from tacit.ledger import entries
 from tacit.ledger.errors import TermsError
+from tacit.ledger.state import PERIODS
 from tacit.ledger.views import DatasetTerms
 
 
@@ -23,7 +24,7 @@ def check_terms(
     """The terms of a registration as plain values; refuses those that contradict each other."""
     if not isinstance(name, str) or not name or name != name.strip() or len(name) > 200 or not name.isprintable():
         raise TermsError(f"a data set's name is a short printable text, not {name!r}")
-    if not isinstance(unit, str) or not unit:
+    if not isinstance(unit, str) or not check_text("a unit", unit):
         raise TermsError("name the unit of privacy: 'record', 'person', 'household', …")
     if adjacency not in acc.ADJACENCIES:
         raise TermsError(f"unknown adjacency {adjacency!r}; choose one of {', '.join(acc.ADJACENCIES)}")
@@ -45,6 +46,34 @@ def check_terms(
         "delta": float(delta),
         "charge_delta": share_of(float(delta), int(charges)),
     }
+
+
+def check_text(what: str, text: object) -> str:
+    """A text that people will read in a terminal, a report or a spreadsheet: no control characters, not too long."""
+    plain = str(text)
+    if not plain.isprintable() or len(plain) > 1000:
+        _refuse(f"{what} is a printable text of one line and at most 1,000 characters, not {plain[:80]!r}")
+    return plain
+
+
+def check_growth(renewal: Mapping[str, Any] | None, window: int | None, now: str) -> dict[str, Any]:
+    """The rules for later, fixed at registration: how the budget grows, and how long people stay in the data."""
+    found: dict[str, Any] = {}
+    if renewal is not None:
+        known = {"every": "year", "epsilon": 0.0, "delta": 0.0, "times": 0, "since": now}
+        given = {**known, **renewal}
+        if set(given) != set(known) or given["every"] not in PERIODS:
+            _refuse(f"renewal has every (one of {', '.join(PERIODS)}), epsilon, delta and times, not {dict(renewal)!r}")
+        if not (is_number(given["epsilon"]) and 0 < given["epsilon"] < math.inf and given["times"] in range(1, 1001)):
+            _refuse("a renewal adds a positive ε, a whole number of times from 1 to 1000")
+        if not (is_number(given["delta"]) and 0 <= given["delta"] < 1):
+            _refuse("a renewal adds a δ in [0, 1)")
+        found["renewal"] = given | {"epsilon": float(given["epsilon"]), "delta": float(given["delta"])}
+    if window is not None:
+        if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= 100:
+            _refuse(f"window is the number of versions that one person can be in, from 1 to 100, not {window!r}")
+        found["window"] = window
+    return found
 
 
 def is_number(value: object) -> bool:

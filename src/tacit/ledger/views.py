@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tacit import accounting as acc
@@ -17,6 +17,7 @@ from tacit.ledger import entries
 from tacit.ledger.entries import ChainHead, Row, chain_problems
 from tacit.ledger.errors import LedgerTampered, PriceError, UnreadableEntry
 from tacit.ledger.rules import FAILURE_SHARE, Price, RenyiRule, Rule, Totals, certified, make_rule
+from tacit.ledger.state import State, after, rule_at
 
 #: What the exact composition of adaptively chosen charges may be called, and nothing more.
 NOT_ADAPTIVE = "if the choices had not depended on results"
@@ -36,6 +37,8 @@ class DatasetTerms:
         delta: The δ of the whole budget.
         charge_delta: The δ at which a charge is priced unless it states its own.
         rule: How charges add up, and when one more is granted.
+        renewal: By how much the budget grows each period, and how often; None if it does not.
+        window: In how many versions of the data one person can be; None if in all of them.
 
     Example:
         >>> from tacit.ledger import Ledger
@@ -55,6 +58,8 @@ class DatasetTerms:
     delta: float
     charge_delta: float
     rule: Rule
+    renewal: dict[str, Any] | None = None
+    window: int | None = None
 
     @property
     def words(self) -> str:
@@ -64,7 +69,8 @@ class DatasetTerms:
     def to_terms(self) -> dict[str, Any]:
         """The terms as plain values, as the entry of the registration stores them."""
         names = ("fingerprint", "unit", "adjacency", "size_public", "epsilon", "delta", "charge_delta")
-        return {name: getattr(self, name) for name in names} | self.rule.to_dict()
+        more = {name: getattr(self, name) for name in ("renewal", "window") if getattr(self, name) is not None}
+        return {name: getattr(self, name) for name in names} | self.rule.to_dict() | more
 
     @classmethod
     def from_terms(cls, name: str, terms: dict[str, Any]) -> DatasetTerms:
@@ -98,6 +104,9 @@ class ChargeRecord:
         confirmed: Whether the release was confirmed. It counts as spent in either case.
         release: The hash of what was released, as :meth:`Ledger.bind` recorded it; None if nothing was bound.
         files: The SHA-256 of each file of that release, by its name.
+        data: The keyed fingerprint of the data that were read for it; None if that was not said.
+        by: Who charged it, as role, name and team; empty if that was not said.
+        hashes: The hashes of its entries, in order. The first is the head just after it was granted.
 
     Example:
         >>> from tacit import accounting as acc
@@ -119,6 +128,9 @@ class ChargeRecord:
     confirmed: bool
     release: str | None = None
     files: dict[str, str] = dataclasses.field(default_factory=dict)
+    data: str | None = None
+    by: dict[str, str] = dataclasses.field(default_factory=dict)
+    hashes: tuple[str, ...] = ()
 
     @property
     def mechanism(self) -> acc.Mechanism:
@@ -157,24 +169,56 @@ class ChargeRecord:
         Returns:
             One record for each charge.
         """
-        opened = [row.read() for row in rows]
-        confirmed = {entry["charge"] for entry in opened if entry["kind"] == "confirm"}
-        bound = {entry["charge"]: entry for entry in reversed(opened) if entry["kind"] == "release"}
-        return [
-            cls(
-                entry["seq"],
-                entry["charge"],
-                entry["time"],
-                entry["mechanism"],
-                entry["purpose"],
-                Price.from_dict(entry["price"]),
-                entry["charge"] in confirmed,
-                bound.get(entry["charge"], {}).get("release"),
-                dict(bound.get(entry["charge"], {}).get("files", {})),
-            )
-            for entry in opened
-            if entry["kind"] == "reserve"
-        ]
+        about: dict[str, list[tuple[Row, dict[str, Any]]]] = {}
+        for row in rows:
+            entry = row.read()
+            if "charge" in entry:
+                about.setdefault(entry["charge"], []).append((row, entry))
+        return [cls._read(found) for found in about.values() if found[0][1]["kind"] in ("reserve", "draw")]
+
+    @classmethod
+    def _read(cls, found: list[tuple[Row, dict[str, Any]]]) -> ChargeRecord:
+        entry = found[0][1]
+        bound = next((e for _, e in found if e["kind"] == "release"), {})
+        return cls(
+            entry["seq"],
+            entry["charge"],
+            entry["time"],
+            entry["mechanism"],
+            entry["purpose"],
+            Price.from_dict(entry["price"]),
+            any(e["kind"] == "confirm" for _, e in found),
+            bound.get("release"),
+            dict(bound.get("files", {})),
+            entry.get("data"),
+            dict(entry.get("by", {})),
+            tuple(row.hash for row, _ in found),
+        )
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> ChargeRecord:
+        """Read what :meth:`to_dict` wrote.
+
+        Args:
+            plain: The plain values.
+
+        Returns:
+            The record.
+        """
+        return cls(
+            plain["seq"],
+            plain["charge"],
+            plain["time"],
+            plain["mechanism"],
+            plain["purpose"],
+            Price.from_dict(plain),
+            plain["state"] == "confirmed",
+            plain["release"],
+            dict(plain["files"]),
+            plain["data"],
+            dict(plain["by"]),
+            tuple(plain["hashes"]),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -186,6 +230,10 @@ class ChargeRecord:
             "mechanism": self.description,
             "state": "confirmed" if self.confirmed else "reserved",
             "release": self.release,
+            "files": self.files,
+            "data": self.data,
+            "by": self.by,
+            "hashes": list(self.hashes),
             **self.price.to_dict(),
         }
 
@@ -204,9 +252,14 @@ class Budget:
         charges: The number of charges.
         unconfirmed: How many of them were never confirmed. They count as spent.
         composition: The exact price of all charges together at the data set's δ, which holds *if the choices had not
-            depended on results*; None if there is none.
+            depended on results*; None if there is none, or it was not asked for. Nothing is granted on it.
         head: The newest hash of the chain.
-        renyi: Order, divergence spent and limit for each order of the rule ``"renyi"``; empty under ``"sum"``.
+        renyi: Order, divergence spent and limit for each order of the rule; empty where sums of ε are compared.
+        epsilon: The budget's ε now, after raises and renewals.
+        delta: The budget's δ now.
+        frozen: Why nothing is granted now; empty where it is.
+        shares: The share of each team, and the part of its share that it has used.
+        version: The newest version of the data.
 
     Example:
         >>> from tacit import accounting as acc
@@ -230,36 +283,39 @@ class Budget:
     composition: acc.Bound | None
     head: str
     renyi: tuple[tuple[float, float, float], ...] = ()
+    epsilon: float = 0.0
+    delta: float = 0.0
+    frozen: str = ""
+    shares: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    version: int = 1
 
     @classmethod
-    def read(cls, dataset: DatasetTerms, rows: Sequence[Row], head: ChainHead | None) -> Budget:
-        """The budget after these entries.
+    def read(
+        cls, dataset: DatasetTerms, state: State, head: str, time: str, composition: acc.Bound | None = None
+    ) -> Budget:
+        """The budget in some state.
 
         Args:
             dataset: The terms of the data set.
-            rows: Its stored entries, in order.
-            head: The newest place and hash, which the store keeps apart from the entries.
+            state: What the entries so far add up to.
+            head: The newest hash.
+            time: Now, for renewals.
+            composition: The exact price of all charges together, where it was computed.
 
         Returns:
             What is spent and left.
-
-        Raises:
-            LedgerTampered: If the record of the head is missing.
         """
-        if head is None:
-            raise LedgerTampered(f"the record of the head of {dataset.name!r} is missing")
-        records = ChargeRecord.read(rows)
-        totals = Totals()
-        for record in records:
-            totals = totals.plus(record.price)
-        rule = dataset.rule
+        totals, rule = state.totals, rule_at(dataset, state, time)
         left_epsilon, left_delta = rule.left(totals)
         renyi: tuple[tuple[float, float, float], ...] = ()
-        if isinstance(rule, RenyiRule):
-            spent = totals.renyi or ((0.0,),) * len(rule.orders)
-            renyi = tuple(
-                (o, entries.value(t), limit) for o, t, limit in zip(rule.orders, spent, rule.limits, strict=True)
-            )
+        if isinstance(rule, RenyiRule) and totals.mode != "sum":
+            spent = totals.renyi or ((0.0,),) * len(rule.limits)
+            orders = (*rule.orders, float("inf"))
+            renyi = tuple((o, entries.value(t), limit) for o, t, limit in zip(orders, spent, rule.limits, strict=False))
+        shares = {
+            team: (share, rule.used(state.spent.get(team, Totals())) / share if share else 0.0)
+            for team, share in state.shares.items()
+        }
         return cls(
             dataset,
             entries.value(totals.epsilon),
@@ -267,11 +323,16 @@ class Budget:
             left_epsilon,
             left_delta,
             rule.used(totals),
-            len(records),
-            sum(not record.confirmed for record in records),
-            _composition(dataset, records),
-            head.hash,
+            state.charges,
+            state.charges - state.confirmed,
+            composition,
+            head,
             renyi,
+            rule.epsilon,
+            rule.delta,
+            state.frozen,
+            shares,
+            state.version,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -280,12 +341,18 @@ class Budget:
             "dataset": self.dataset.name,
             "terms": self.dataset.to_terms(),
             "rule": self.dataset.rule.name,
+            "budget": {"epsilon": self.epsilon, "delta": self.delta},
+            "frozen": self.frozen,
+            "shares": {team: {"share": share, "used": used} for team, (share, used) in self.shares.items()},
+            "version": self.version,
             "spent": {"epsilon": entries.encode(self.spent_epsilon), "delta": self.spent_delta},
             "left": {"epsilon": self.left_epsilon, "delta": self.left_delta},
             "used": self.used,
             "charges": self.charges,
             "unconfirmed": self.unconfirmed,
-            "renyi": [{"order": o, "spent": entries.encode(s), "limit": limit} for o, s, limit in self.renyi],
+            "renyi": [
+                {"order": entries.encode(o), "spent": entries.encode(s), "limit": limit} for o, s, limit in self.renyi
+            ],
             "exact_composition": None
             if self.composition is None
             else {"holds": NOT_ADAPTIVE, **self.composition.to_dict()},
@@ -294,7 +361,9 @@ class Budget:
 
     def __str__(self) -> str:
         d = self.dataset
-        lines = [f"{d.name}: budget ε={d.epsilon:g}, δ={d.delta:g} ({d.words}), rule {d.rule.name}"]
+        lines = [f"{d.name}: budget ε={self.epsilon:g}, δ={self.delta:g} ({d.words}), rule {d.rule.name}"]
+        if self.frozen:
+            lines.append(f"  FROZEN: {self.frozen}")
         if self.renyi:
             for order, spent, limit in self.renyi:
                 lines.append(f"  order {order:g}: divergence {spent:.6g} of {limit:.6g}")
@@ -303,6 +372,10 @@ class Budget:
             lines.append(f"  spent ε={self.spent_epsilon:.6g}, δ={self.spent_delta:.3g}")
             lines.append(f"  left  ε={self.left_epsilon:.6g}, δ={self.left_delta:.3g}")
         lines.append(f"  {self.used:.1%} used by {self.charges} charges, {self.unconfirmed} of them never confirmed")
+        for team, (share, used) in self.shares.items():
+            lines.append(f"  team {team}: {share:.1%} of the budget, {used:.1%} of that used")
+        if self.version > 1:
+            lines.append(f"  version {self.version} of the data")
         if self.composition is not None:
             lines.append(f"  exact composition: {self.composition!r}, {NOT_ADAPTIVE}")
         lines.append(f"  head {self.head}")
@@ -346,52 +419,94 @@ class Verification:
 
 
 def verify_dataset(
-    name: str, rows: Sequence[Row], head: ChainHead | None, heads: tuple[str, ...], *, reprice: bool
+    name: str, rows: Iterable[Row], head: ChainHead | None, heads: tuple[str, ...], *, reprice: bool
 ) -> list[str]:
-    """Problems in the chain, the sums and the rule of one data set."""
-    problems = chain_problems(name, rows, head)
-    hashes = {row.hash for row in rows}
+    """Problems in the chain, the sums and the rule of one data set; the rows are read once, in order."""
+    replay, missing = _Replay(name, reprice=reprice), set(heads)
+
+    def read() -> Iterator[Row]:
+        for row in rows:
+            missing.discard(row.hash)
+            replay.feed(row)
+            yield row
+
+    problems = chain_problems(name, read(), head)
     problems += [
-        f"{name}: the published head {h} is not in the chain: history was rewritten" for h in heads if h not in hashes
+        f"{name}: the published head {h} is not in the chain: history was rewritten, cut or rolled back"
+        for h in heads
+        if h in missing
     ]
-    if problems:
-        return problems  # what the entries say means nothing when they are not the ones that were written
-    try:
-        return _content_problems(name, [row.read() for row in rows], reprice=reprice)
-    except (KeyError, TypeError, ValueError) as error:
-        return [f"{name}: an entry cannot be understood ({type(error).__name__}: {error})"]
+    # what the entries say means nothing when they are not the ones that were written
+    return problems or replay.problems
 
 
-def _content_problems(name: str, opened: list[dict[str, Any]], *, reprice: bool) -> list[str]:
-    problems: list[str] = []
-    if opened[0]["kind"] != "register":
-        return [f"{name}: entry 0 is not the registration"]
-    terms = DatasetTerms.from_terms(name, opened[0]["terms"])
-    totals = Totals()
-    known: set[str] = set()
-    released: dict[str, str] = {}
-    for entry in opened[1:]:
-        at = f"{name}: entry {entry['seq']}"
-        if entry["kind"] == "reserve":
+class _Replay:
+    """The history played again: what each entry carries must be what the ones before it add up to."""
+
+    def __init__(self, name: str, *, reprice: bool) -> None:
+        self.name, self.reprice = name, reprice
+        self.problems: list[str] = []
+        self.terms: DatasetTerms | None = None
+        self.state = State()
+        self.time = ""
+        self.known: set[str] = set()
+        self.confirmed: set[str] = set()
+        self.released: dict[str, str] = {}
+
+    def feed(self, row: Row) -> None:
+        """Take the next entry."""
+        try:
+            self._feed(row.read())
+        except (KeyError, TypeError, ValueError) as error:
+            self.problems.append(
+                f"{self.name}: an entry cannot be understood ({type(error).__name__}: {error}, at {row.seq})"
+            )
+
+    def _feed(self, entry: dict[str, Any]) -> None:
+        at = f"{self.name}: entry {entry['seq']}"
+        if self.terms is None:
+            if entry["kind"] != "register":
+                self.problems.append(f"{self.name}: entry {entry['seq']} is not the registration")
+                return
+            self.terms = DatasetTerms.from_terms(self.name, entry["terms"])
+            self.time = entry["time"]
+            return
+        if entry["time"] < self.time:
+            self.problems.append(f"{at} says that it was written before the entry before it ({entry['time']})")
+        self.time = max(self.time, entry["time"])
+        kind = entry["kind"]
+        found = after(self.terms, self.state, entry, self.confirmed)
+        if isinstance(found, str):
+            self.problems.append(f"{at} {found}")
             price = Price.from_dict(entry["price"])
-            totals = totals.plus(price)
-            known.add(entry["charge"])
-            if not terms.rule.within(totals):
-                problems.append(f"{at} was granted although it exceeds the budget")
-            if reprice:
-                problems += _price_problems(at, terms, entry, price)
-        elif entry["kind"] not in ("confirm", "resume", "release"):
-            problems.append(f"{at} is of the unknown kind {entry['kind']!r}")
-        elif entry["charge"] not in known:
-            problems.append(f"{at} is about charge {entry['charge']}, which was never reserved")
-        elif entry["kind"] == "release":
+            totals = self.terms.rule.add(self.state.totals, price)
+            found = dataclasses.replace(self.state, totals=totals, charges=self.state.charges + 1)
+        self.state = found
+        if kind in ("reserve", "draw"):
+            self.known.add(entry["charge"])
+            if self.reprice and kind == "reserve":
+                self.problems += _price_problems(at, self.terms, entry, Price.from_dict(entry["price"]))
+        elif kind not in ENTRY_KINDS:
+            self.problems.append(f"{at} is of the unknown kind {kind!r}")
+        elif "charge" in entry:
+            self._about(at, kind, entry)
+        if Totals.from_dict(entry["totals"]) != self.state.totals or (
+            "state" in entry and State.from_entry(entry) != self.state
+        ):
+            self.problems.append(f"{at} does not carry the sum of the charges before it")
+
+    def _about(self, at: str, kind: str, entry: dict[str, Any]) -> None:
+        if entry["charge"] not in self.known:
+            self.problems.append(f"{at} is about charge {entry['charge']}, which was never reserved")
+        elif kind == "release":
             if entries.digest(entries.canonical(entry["files"])) != entry["release"]:
-                problems.append(f"{at} states a release that is not the hash of its files")
-            if released.setdefault(entry["charge"], entry["release"]) != entry["release"]:
-                problems.append(f"{at} binds charge {entry['charge']} to a second release")
-        if Totals.from_dict(entry["totals"]) != totals:
-            problems.append(f"{at} does not carry the sum of the charges before it")
-    return problems
+                self.problems.append(f"{at} states a release that is not the hash of its files")
+            if self.released.setdefault(entry["charge"], entry["release"]) != entry["release"]:
+                self.problems.append(f"{at} binds charge {entry['charge']} to a second release")
+
+
+#: What an entry after the registration may be.
+ENTRY_KINDS = ("reserve", "draw", "confirm", "resume", "release", "budget", "data", "version", "key", "migrate")
 
 
 def _price_problems(at: str, terms: DatasetTerms, entry: dict[str, Any], price: Price) -> list[str]:
@@ -406,11 +521,17 @@ def _price_problems(at: str, terms: DatasetTerms, entry: dict[str, Any], price: 
     return [f"{at} was charged ε={price.epsilon:.6g}; the accountant asks {again.epsilon:.6g}"] if low else []
 
 
-def _composition(dataset: DatasetTerms, records: Sequence[ChargeRecord]) -> acc.Bound | None:
+def composition(dataset: DatasetTerms, records: Sequence[ChargeRecord]) -> acc.Bound | None:
+    """The exact price of all these charges together, if no choice had depended on results; None if there is none."""
     if not records or dataset.delta == 0:
         return None
     try:
-        total = acc.Composed(tuple((r.mechanism, 1) for r in records), unit=dataset.unit)
+        times: dict[str, int] = {}
+        for record in records:
+            text = entries.canonical(record.description)
+            times[text] = times.get(text, 0) + 1
+        kinds = {entries.canonical(record.description): record for record in records}
+        total = acc.Composed(tuple((kinds[text].mechanism, n) for text, n in times.items()), unit=dataset.unit)
         return certified(total, dataset.delta, dataset.adjacency)
     except (PriceError, UnreadableEntry):  # shown as absent: a wrong number would be worse than none
         return None

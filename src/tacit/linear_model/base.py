@@ -44,6 +44,8 @@ class Task:
     middle: float = 0.0
     half_width: float = 1.0
     assumed: tuple[str, ...] = ()
+    #: The fingerprint of the table under the ledger's secret; None without a ledger.
+    data: str | None = None
 
     @property
     def shape(self) -> Shape:
@@ -134,7 +136,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         unit = self._unit(grouped=groups is not None)
         adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)
         assumed = (*noted, *assumed, *self._rows_taken_for(unit, grouped=groups is not None))
-        return Task(rows, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed)
+        read = guarantee.recognised(self.ledger, dataset, X, y)
+        return Task(rows, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed, read)
 
     def _unit(self, *, grouped: bool) -> str:
         if isinstance(self.bounds, Schema):
@@ -239,7 +242,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         unit = self._unit(grouped=False)
         assumed = (*assumed, *self._rows_taken_for(unit, grouped=False))
         adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)
-        return Task(source, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed)
+        read = guarantee.recognised(self.ledger, dataset, X, None)
+        return Task(source, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed, read)
 
     def _stream_columns(self, schema: Schema | None, columns: Sequence[str], y: Any) -> tuple[tuple[str, ...], str]:
         """Which columns of a file or stream are the features, and which is the target."""
@@ -329,7 +333,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             if cluster is not None:  # a cluster that is not there costs nothing
                 stack.enter_context(cluster.ready())
             purpose = f"{type(self).__name__}: {what}"
-            yield stack.enter_context(guarantee.paid(self.ledger, task.dataset, mechanism, delta, purpose))
+            yield stack.enter_context(guarantee.paid(self.ledger, task, mechanism, delta, purpose))
 
     def _set_names(self, features: Features) -> None:
         self.features_ = features

@@ -57,6 +57,7 @@ def train(
         unit=task.unit,
         groups=range(len(rows)),  # one row for each unit: anything else was refused
         purpose=purpose,
+        source=task.data,
     )
     for batch in training:
         training.step(batch)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import pathlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tacit import accounting as acc
 from tacit.accounting.base import is_number
-from tacit.ledger import Charge, Ledger
+from tacit.ledger import Charge, FingerprintMismatch, Ledger
+
+if TYPE_CHECKING:
+    from tacit.linear_model.base import Task
 
 GENERATOR = "exact, on a grid, from the operating system's entropy (tacit.noise)"
 
@@ -59,11 +66,37 @@ def terms(ledger: Ledger | None, dataset: str | None, adjacency: str | None, uni
 
 @contextlib.contextmanager
 def paid(
-    ledger: Ledger | None, dataset: str | None, mechanism: acc.Mechanism, delta: float, purpose: str
+    ledger: Ledger | None, task: Task, mechanism: acc.Mechanism, delta: float, purpose: str
 ) -> Iterator[Charge | None]:
     """Charge before anything is released; confirmed when the block ends, spent in any case."""
-    if ledger is None or dataset is None:
+    if ledger is None or task.dataset is None:
         yield None
         return
-    with ledger.charge(dataset, mechanism, delta=delta, purpose=purpose) as charge:
+    with ledger.charge(task.dataset, mechanism, delta=delta, purpose=purpose, data=task.data) as charge:
         yield charge
+
+
+def recognised(ledger: Ledger | None, dataset: str | None, X: Any, y: Any) -> str | None:
+    """The fingerprint of the table that a fit reads, after comparing it with the one that is registered.
+
+    A frame and a named target are one table, as a file with the target in it is. A data set of a cluster is not read
+    here: it has no fingerprint, and is refused where one is registered.
+    """
+    if ledger is None or dataset is None:
+        return None
+    if isinstance(X, str | os.PathLike):
+        return ledger.recognise(dataset, pathlib.Path(X))
+    named = getattr(y, "name", None)
+    table: Any = X if y is None else (X, y)
+    if hasattr(X, "columns") and isinstance(named, str) and named not in X.columns:
+        table = {**{str(name): X[name] for name in X.columns}, named: y}
+    elif y is not None:
+        table = (X if hasattr(X, "__array__") else np.asarray(X), np.asarray(y))
+    elif not hasattr(X, "__array__"):
+        if ledger.dataset(dataset).fingerprint is not None:
+            raise FingerprintMismatch(
+                f"{dataset!r} is registered with a fingerprint, and {type(X).__name__} is not read here, so it cannot "
+                "be compared: give the file, or register the data without a fingerprint. See: tacit explain fingerprint"
+            )
+        return None
+    return ledger.recognise(dataset, table)

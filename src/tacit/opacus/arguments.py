@@ -79,3 +79,15 @@ def adaptive_clipping(
     )
     adaptive.gradient_noise(noise)  # refuses a count that costs more than the noise allows
     return adaptive, (low, high)
+
+
+def by_both_names(module: nn.Module) -> nn.Module:
+    """The model itself, which scripts for Opacus also find as ``model._module``; no part of it, and not in its state.
+
+    >>> model = by_both_names(nn.Linear(3, 2))
+    >>> model._module is model, list(model.state_dict())
+    (True, ['weight', 'bias'])
+    """
+    if not hasattr(module, "_module"):
+        vars(module)["_module"] = module
+    return module

@@ -19,7 +19,7 @@ from tacit import accounting as acc
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Ledger, OperatorView
 from tacit.opacus.accountants import IAccountant, create_accountant
-from tacit.opacus.arguments import adaptive_clipping, check_clipping, check_module, check_words, elements
+from tacit.opacus.arguments import adaptive_clipping, by_both_names, check_clipping, check_module, check_words, elements
 from tacit.opacus.data_loader import DPDataLoader, _key, sampler_of
 from tacit.opacus.layers.saved import unwrapped
 from tacit.opacus.optimizers import (
@@ -344,7 +344,7 @@ class PrivacyEngine:
             )
         paid = None
         if self.ledger is not None and self._registered is not None and plan is not None:
-            paid = Prepaid(self.ledger, self._registered, plan, purpose=self.purpose)
+            paid = Prepaid(self.ledger, self._registered, plan, purpose=self.purpose, data=data_loader.dataset)
             paid.refuse_early()
         key = _key(noise_generator)
         blank = rand_on_empty and isinstance(sampler, Poisson | RandomBins)
@@ -377,7 +377,7 @@ class PrivacyEngine:
         flat = DPOptimizerFastGradientClipping if "ghost" in grad_sample_mode else DPOptimizer
         kind = {"per_layer": DPPerLayerOptimizer, "adaptive": AdaClipDPOptimizer}.get(clipping, flat)
         private = kind(optimizer, loop)
-        returned = module if wrap_model else Hooks(loop)
+        returned = by_both_names(module) if wrap_model else Hooks(loop)
         if "ghost" in grad_sample_mode:
             loss = DPLossFastGradientClipping(criterion or nn.CrossEntropyLoss(), loss_reduction)
             return returned, private, loss, loader

@@ -171,6 +171,7 @@ class Aggregator:
         charge_delta: float | None = None,
         purpose: str = "labels by teachers' noisy votes",
         number: str | None = None,
+        data: str | None = None,
         source: Source | None = None,
     ) -> Answers:
         """Ask the first queries of ``votes`` and release the noisy answers.
@@ -203,6 +204,8 @@ class Aggregator:
             purpose: The text of the charge.
             number: The number of a charge that was kept before a crash, so that the same answers are not charged twice
                 (:meth:`tacit.ledger.Ledger.charge`). None makes a new charge.
+            data: The fingerprint of the data that the teachers learned from, as
+                :meth:`tacit.ledger.Ledger.recognise` returned it. None says nothing about the data.
             source: Where random bits come from; None is the operating system's entropy. Another source is for tests.
 
         Returns:
@@ -234,7 +237,7 @@ class Aggregator:
         mechanism, limit, most, fits = self._budget(table, limit, most, epsilon, delta, adjacency)
         charge = None
         if ledger is not None and dataset is not None:
-            charge = ledger.charge(dataset, mechanism, delta=charge_delta, purpose=purpose, number=number)
+            charge = ledger.charge(dataset, mechanism, delta=charge_delta, purpose=purpose, number=number, data=data)
         asked = table[:limit]
         shown = None if public is None else public[:limit]
         labels, answered = self._draw(asked, shown, most, fits, source)

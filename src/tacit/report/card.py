@@ -22,7 +22,7 @@ import numpy as np
 
 from tacit import __version__
 from tacit import accounting as acc
-from tacit.ledger import Release, public
+from tacit.ledger import ChargeError, ChargeRecord, Release, public
 from tacit.ledger.release import Charged, Public, json_values
 from tacit.report import check, words
 from tacit.report.files import write_whole
@@ -263,11 +263,7 @@ def _ledger(run: Run) -> Release | Public:
     if run.ledger is None or run.dataset is None:
         return public(None, "the run was not charged to a ledger")
     budget = run.ledger.budget(run.dataset)
-    record = next((r for r in run.ledger.history(run.dataset) if r.charge == run.charge), None)
-    if run.charge is not None and record is None:
-        raise CardError(
-            f"the ledger has no charge {run.charge} on {run.dataset!r}: give the ledger that the run was charged to"
-        )
+    record = _record(run)
     terms = budget.dataset
     return _all(
         {
@@ -283,10 +279,22 @@ def _ledger(run: Run) -> Release | Public:
     )
 
 
+def _record(run: Run) -> ChargeRecord | None:
+    """The charge of the run, looked up in its ledger."""
+    if run.ledger is None or run.dataset is None or run.charge is None:
+        return None
+    try:
+        return run.ledger.record(run.dataset, run.charge)
+    except ChargeError:
+        raise CardError(
+            f"the ledger has no charge {run.charge} on {run.dataset!r}: give the ledger that the run was charged to"
+        ) from None
+
+
 def _data(run: Run) -> Release:
-    keyed = run.fingerprint or None
-    if keyed is None and run.ledger is not None and run.dataset is not None:
-        keyed = run.ledger.dataset(run.dataset).fingerprint
+    # That of the data that were read, as the charge states it; the registered one may be of others.
+    record = _record(run)
+    keyed = run.fingerprint or (None if record is None else record.data)
     return Release(
         {
             "name": public(run.data, STATED),
@@ -414,10 +422,10 @@ def read_card(path: str | os.PathLike[str]) -> Release:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-        document = json.loads(text)
+        document = json.loads(text, parse_constant=_no_number)
     except OSError as error:
         raise CardError(f"cannot read the card {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CardError(f"{path} is not JSON: {error}") from None
     found = check.problems(document)
     if found:
@@ -429,6 +437,10 @@ def read_card(path: str | os.PathLike[str]) -> Release:
         return _release(document, why, "")
     except CardError as error:
         raise CardError(f"{path}: {error}") from None
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
 
 
 def _release(values: dict[str, Any], why: dict[str, str], path: str) -> Release:

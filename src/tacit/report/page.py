@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit.ledger import PrivateValueError, Release
+from tacit.ledger.release import json_values
 from tacit.report import audited, plots
 from tacit.report.card import sources
 from tacit.report.elements import entry, figure, listed, numbers, opening, shown, table, value
@@ -355,6 +356,7 @@ def _card(card: Release) -> str:
     rows = []
     for path, why in sources(card).items():
         found = entry(card, path)
+        found = json_values(found)  # as the card holds it, so that the page can be made again from its file
         text = json.dumps(found, ensure_ascii=False, default=str) if isinstance(found, dict | list) else shown(found)
         if isinstance(found, dict | list) and len(text) > LONG:
             text = f"{len(found)} entries; see privacy.json"

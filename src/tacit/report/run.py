@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tacit import accounting as acc
 from tacit.ledger import Ledger, OperatorView, PrivateValueError
 from tacit.ledger.release import Charged, Public
+from tacit.report import words
 from tacit.schema import Numeric
 
 if TYPE_CHECKING:
@@ -300,6 +301,7 @@ def describe(training: Training, name: str, **rest: Any) -> Run:
         "basis": said["basis"],
         "generator": said["noise"],
         "covered": ("the weights after every step, and everything computed from them",),
+        "assumed": (f"{words.UNREACHED}{said['probes']}.",) if said.get("probes") else (),
         "records_public": plan.counted,
         "records": plan.sampler.size - planted if plan.counted else None,
         "self_checks": (
@@ -367,7 +369,7 @@ def _charged_to(fitted: PrivateEstimator, charge: str | None) -> dict[str, Any]:
     if charge is None or fitted.ledger is None:
         return {}
     names = [fitted.dataset] if fitted.dataset is not None else fitted.ledger.datasets()
-    owner = next((n for n in names if any(r.charge == charge for r in fitted.ledger.history(n))), None)
+    owner = next((n for n in names if fitted.ledger.mentions(n, charge)), None)
     return {} if owner is None else {"ledger": fitted.ledger, "dataset": owner, "charge": charge, "data": owner}
 
 

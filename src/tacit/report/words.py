@@ -46,6 +46,8 @@ def number(value: float | str) -> str:
 
 
 #: What may be stated about the choice of hyper-parameters, as the card says it.
+#: What a card assumes about the model, followed by how that was looked at.
+UNREACHED = "In the model, no example reaches another: "
 _TUNING = {
     "none": "tuning: none",
     "charged": "tuning: charged",

@@ -16,7 +16,7 @@ from tacit.audit.attacks import Membership
 from tacit.audit.findings import SCORES_ALARM, Power
 from tacit.ledger import OperatorLog, Release, public
 from tacit.report import read_card, write_card, write_page
-from tacit.runs.claims import AGREES, NOT_BOUND, Claim, check_claims, contradicted, mechanism_on
+from tacit.runs.claims import AGREES, NOT_BOUND, Claim, check_claims, check_files, contradicted, mechanism_on
 from tacit.runs.models import build, loss_for
 from tacit.runs.progress import Reporter
 from tacit.runs.publish import CANARIES
@@ -121,6 +121,7 @@ def audit(run: Path, attack: Attack, progress: Reporter, tell: Callable[[str], N
         depend on the run's noise or data, except that nothing is written where the run's own canaries refute it.
     """
     # Another ledger than the settings name is a copy of it, or the same under its new address.
+    check_files(run)
     chosen, card = saved(run), read_card(run / "privacy.json")
     tell("the files")
     claims = tuple(check_claims(run, card, chosen, attack.ledger))
@@ -158,9 +159,8 @@ def audit(run: Path, attack: Attack, progress: Reporter, tell: Callable[[str], N
         shown = _with_audit(card, audited)
         write_card(shown, run / "privacy.json")
         write_page(shown, run / "report.html")
-    log = OperatorLog(run / "private" / "operator.jsonl")
     for one in audited.for_the_operator:
-        log.write(one.view())
+        OperatorLog(run / "private" / "operator.jsonl").write(one.view())
     return audited
 
 

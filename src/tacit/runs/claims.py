@@ -9,7 +9,8 @@ from files that may be published, and from the ledger.
 from __future__ import annotations
 
 import dataclasses
-import io
+import hashlib
+import itertools
 import pickle
 import re
 import zipfile
@@ -17,8 +18,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from tacit import __version__
 from tacit import accounting as acc
 from tacit.ledger import Ledger, LedgerError, Release
 from tacit.ledger.views import ChargeRecord
@@ -35,11 +38,27 @@ from tacit.sgd.training.sampling import make_sampler, run_length
 AGREES, CONTRADICTED, NOT_BOUND, NOT_CHECKED = "agrees", "CONTRADICTED", "not bound", "not checked"
 #: Another version of the accountant may be a little tighter or looser.
 PRICE = 1e-3
+#: The most bytes of a file that is read as a whole, and of what a file of weights holds beside them.
+LARGEST, BESIDE = 1 << 28, 1 << 20
 #: What reading a file that holds no weights may raise.
 UNREADABLE = (
     RuntimeError, OSError, EOFError, LookupError, ValueError, TypeError, AttributeError, AssertionError,
-    ArithmeticError, pickle.UnpicklingError, zipfile.BadZipFile,
+    ArithmeticError, MemoryError, pickle.UnpicklingError, zipfile.BadZipFile,
 )  # fmt: skip
+
+
+def check_files(path: Path) -> None:
+    """Refuse what is no file, or too large to be one of a run, before anything is read.
+
+    Raises:
+        ValueError: For a device, a pipe, a folder or a file of more than 256 MB where a run has a small file.
+    """
+    for name in (CONFIG, SCHEMA, "privacy.json", "report.html", "model.pt", f"private/{CANARIES}"):
+        file = path / name
+        if file.exists() and not file.is_file():
+            raise ValueError(f"{file} is not a file: this is not the folder of a run")
+        if file.exists() and name != "model.pt" and file.stat().st_size > LARGEST:
+            raise ValueError(f"{file} holds {file.stat().st_size:,} bytes, which is no such file of a run")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +112,18 @@ def check_claims(path: Path, card: Release, settings: Settings, ledger: str | No
     if card["ledger"] is not None:
         entry, unbound, about = _entry(card, ledger or settings.ledger)
         found += about
-    planted = Planted.load(path / "private" / CANARIES) if (path / "private" / CANARIES).exists() else None
+    planted, kept = None, path / "private" / CANARIES
+    if kept.exists():
+        try:
+            planted = Planted.load(kept)
+        except ValueError as error:
+            found.append(Claim("canaries", CONTRADICTED, f"private/{CANARIES}", str(error)))
     folder = Folder(path, card, settings, entry, unbound, planted, _plan(card))
-    checks = (_price, _mechanism, _settings, _model, _canaries, _charge, _release)
-    return [*(claim for check in checks for claim in check(folder)), *found]
+    checks = [_settings, _model, _report, _canaries, _charge, _release]
+    mechanism = list(_mechanism(folder))
+    if not contradicted(mechanism):  # else the price of what is described says nothing about this run
+        checks = [_price, _words, _curves, *checks]
+    return [*mechanism, *(claim for check in checks for claim in check(folder)), *found]
 
 
 def contradicted(claims: Iterable[Claim]) -> list[Claim]:
@@ -126,19 +153,60 @@ def _price(folder: Folder) -> Iterator[Claim]:
     wrong = [d for e, d, a in beside if _number(e) < _priced(mechanism, float(d), a).upper * (1 - PRICE) - 1e-9]
     told = f"{len(beside) - len(wrong)} of {len(beside)} prices are not below what the accountant asks"
     yield _said("ε at other δ and adjacencies", not wrong, how, told)
-    shown = acc.Bound(
-        _number(guarantee["epsilon"]["lower"]),
-        _number(guarantee["epsilon"]["upper"]),
-        given=delta,
-        adjacency=adjacency,
-        unit=guarantee["unit"],
-    )
-    counted = bool(folder.card["accesses"]["records_public"])
-    texts = {"claim": words.claim(shown, counted=counted), "formula": words.formula(shown, counted=counted)}
-    differ = [name for name, text in texts.items() if _numbers(guarantee[name]) != _numbers(text)]
-    unit = mechanism.unit == guarantee["unit"]
-    told = "its numbers and its unit are those of the price" if unit and not differ else f"not so: {', '.join(differ)}"
-    yield _said("the sentence of the guarantee", unit and not differ, "written again from the price", told)
+
+
+def _words(folder: Folder) -> Iterator[Claim]:
+    """The sentences of the guarantee say what its numbers say; of another version of tacit, their numbers do."""
+    guarantee, card, how = folder.card["guarantee"], folder.card, "written again from the price"
+    ends = (_number(guarantee["epsilon"]["lower"]), _number(guarantee["epsilon"]["upper"]))
+    counted = bool(card["accesses"]["records_public"])
+    if not 0 <= ends[0] <= ends[1] or (counted and guarantee["adjacency"] == "add-remove"):
+        told = "ε is no interval" if not ends[0] <= ends[1] else "add/remove neighbours have no public number in common"
+        yield Claim("the sentence of the guarantee", CONTRADICTED, how, told)
+        return
+    terms = {"adjacency": guarantee["adjacency"], "unit": guarantee["unit"]}
+    shown = acc.Bound(*ends, given=float(guarantee["delta"]), tight=bool(guarantee["epsilon"]["tight"]), **terms)
+    curve = None
+    if guarantee["tradeoff"] is not None:
+        alpha, lower, upper = (np.asarray(guarantee["tradeoff"][name]) for name in ("alpha", "lower", "upper"))
+        curve = acc.Tradeoff(alpha, lower, upper, **terms, orders=np.array([[lower, upper]] * 2))
+    texts = {
+        "claim": words.claim(shown, counted=counted),
+        "formula": words.formula(shown, counted=counted),
+        "neighbours": words.neighbours(shown, counted=counted),
+        "attacker": words.attacker(curve),
+    }
+    same = card["card"]["library"] == f"tacit {__version__}"
+    seen = {name: (guarantee[name], text) for name, text in texts.items()}
+    seen["mechanism"] = (card["mechanism"]["words"], repr(mechanism_on(card)))
+    differ = [n for n, (a, b) in seen.items() if (a != b if same else _numbers(a) != _numbers(b))]
+    if mechanism_on(card).unit != guarantee["unit"]:
+        differ.append("unit")
+    told = "its words, numbers and unit are those of the price" if not differ else f"not so: {', '.join(differ)}"
+    yield _said("the sentence of the guarantee", not differ, how, told)
+
+
+def _curves(folder: Folder) -> Iterator[Claim]:
+    """No curve on the card promises more than the mechanism keeps."""
+    guarantee, plan = folder.card["guarantee"], folder.plan
+    shown, errors, steps = guarantee["profile"], guarantee["tradeoff"], guarantee["over_steps"]
+    if shown is None or errors is None:
+        return
+    own = acc.profile(mechanism_on(folder.card), shown["epsilon"], adjacency=guarantee["adjacency"], accuracy=0.01)
+    low = {
+        "δ at each ε": bool((np.asarray(shown["upper"]) < own.lower * (1 - PRICE)).any()),
+        "errors of an attacker": bool(
+            (np.asarray(errors["lower"]) > own.tradeoff(errors["alpha"]).upper + PRICE).any()
+        ),
+    }
+    if steps is not None and plan is not None:
+        places = sorted({0, len(steps["steps"]) // 2, len(steps["steps"]) - 1})
+        asked = [dataclasses.replace(plan, adjacency=guarantee["adjacency"]).price(steps["steps"][i]) for i in places]
+        pairs = zip(asked, (steps["upper"][i] for i in places), strict=True)
+        low["ε after some steps"] = any(stated < price.lower * (1 - PRICE) for price, stated in pairs)
+    wrong = [name for name, true in low.items() if true]
+    told = "none promises more than the accountant finds" if not wrong else f"too much is promised: {', '.join(wrong)}"
+    yield _said("curves", not wrong, "the mechanism on the card, priced again", told)
 
 
 def mechanism_on(card: Release) -> acc.Mechanism:
@@ -180,11 +248,14 @@ def _plan(card: Release) -> Plan | None:
     try:
         given = dict(shown["sampler"])
         sampler = make_sampler(given["name"], given["size"], given["batch_size"], given.get("max_batch"))
-        noise = tuple(z for z, times in shown["noise"] for _ in range(int(times)))
-        clip = tuple(c for c, times in shown["clip"] for _ in range(int(times)))
+        planned = int(card["mechanism"]["steps_planned"])
+        if any(sum(int(times) for _, times in shown[name]) != planned for name in ("noise", "clip")):
+            return None
+        noise = tuple(itertools.chain.from_iterable(itertools.repeat(z, int(times)) for z, times in shown["noise"]))
+        clip = tuple(itertools.chain.from_iterable(itertools.repeat(c, int(times)) for c, times in shown["clip"]))
         terms = {"unit": guarantee["unit"], "kind": shown["kind"], "tail": float(shown["tail_delta"])}
         return Plan(sampler, noise, clip, float(guarantee["delta"]), **terms)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, MemoryError, OverflowError):
         return None
 
 
@@ -225,14 +296,15 @@ def _model(folder: Folder) -> Iterator[Claim]:
     if stated is None or not path.exists():
         yield Claim("model", NOT_CHECKED if stated is None else CONTRADICTED, "hash", f"there is no {path.name}")
         return
-    content = path.read_bytes()
-    same = digest(content) == stated
+    same = _hash(path) == stated
     yield _said("model", same, "SHA-256 against the card", f"model.pt is {'' if same else 'not '}the file on the card")
     how = "loaded into the model that the settings name"
     try:
         model = build(folder.settings.model, Form.of(schema_of(folder.settings)))
-        state = torch.load(io.BytesIO(content), weights_only=True)
-        model.load_state_dict(state)
+        held = sum(value.nbytes for value in model.state_dict().values())
+        if path.stat().st_size > 2 * held + BESIDE:
+            raise ValueError(f"{path.stat().st_size:,} bytes for {held:,} of weights")
+        model.load_state_dict(torch.load(path, weights_only=True))
     except SettingsError as error:
         yield Claim("weights", NOT_CHECKED, how, str(error))
         return
@@ -245,9 +317,22 @@ def _model(folder: Folder) -> Iterator[Claim]:
     if folder.planted is not None and folder.planted.weights is not None and folder.planted.places is not None:
         seen = torch.cat(flat).numpy()
         places = folder.planted.places
-        right = bool(places.max() < len(seen)) and bool((seen[places] == folder.planted.weights).all())
+        inside = bool(((places >= 0) & (places < len(seen))).all())
+        right = inside and bool((seen[places] == folder.planted.weights).all())
         how = "weights where the run's canaries point, as the run recorded them"
         yield _said("weights of this run", right, how, f"{len(places):,} weights {'agree' if right else 'differ'}")
+
+
+def _report(folder: Folder) -> Iterator[Claim]:
+    """The page for people is the one that the card makes."""
+    path, how = folder.path / "report.html", "made again from the card"
+    if not path.exists() or folder.card["card"]["library"] != f"tacit {__version__}":
+        told = "there is none" if not path.exists() else "another version of tacit wrote it"
+        yield Claim("report", NOT_CHECKED, how, told)
+        return
+    pages = (make_page(folder.card), make_page(unaudited(folder.card)))
+    same = path.read_bytes() in [page.encode("utf-8") for page in pages]
+    yield _said("report", same, how, "it says what the card says" if same else "it is another page")
 
 
 def _canaries(folder: Folder) -> Iterator[Claim]:
@@ -255,7 +340,7 @@ def _canaries(folder: Folder) -> Iterator[Claim]:
     wanted = folder.settings.audit_canaries
     planted, how = folder.planted, f"private/{CANARIES} against the card"
     if planted is None:
-        if wanted is not None:
+        if wanted is not None and not (folder.path / "private" / CANARIES).exists():
             told = f"the run held {wanted:,} canaries, but private/{CANARIES} is not here"
             yield Claim("canaries", NOT_CHECKED, how, told)
         return
@@ -265,6 +350,7 @@ def _canaries(folder: Folder) -> Iterator[Claim]:
         "epsilon": (planted.epsilon, _number(guarantee["epsilon"]["upper"])),
         "delta": (planted.delta, float(guarantee["delta"])),
         "unit": (planted.unit, guarantee["unit"]),
+        "adjacency": (planted.adjacency, guarantee["adjacency"]),
         "steps": (planted.steps, folder.card["mechanism"]["steps_executed"]),
     }
     differ = [name for name, (a, b) in pairs.items() if a != b]
@@ -287,16 +373,17 @@ def _entry(card: Release, where: str | None) -> tuple[ChargeRecord | None, str, 
     try:
         ledger = Ledger(where)
         verified = ledger.verify(stated["dataset"], heads=[stated["head"]])
-        record = next((r for r in ledger.history(stated["dataset"]) if r.charge == stated["charge"]), None)
-        terms = ledger.dataset(stated["dataset"])
+        known = stated["charge"] is not None and ledger.mentions(stated["dataset"], stated["charge"])
+        record = ledger.record(stated["dataset"], stated["charge"]) if known else None
     except LedgerError as error:
         return None, f"the ledger cannot be read: {error}", []
     how = "hash chain of the ledger, with the head on the card"
     found = [_said("ledger", verified.ok, how, "; ".join(verified.problems) or "every entry follows the one before")]
-    if card["data"]["fingerprint"] is not None or terms.fingerprint is not None:
-        same = card["data"]["fingerprint"] == terms.fingerprint
-        told = "the data registered in the ledger" if same else "other data than those registered"
-        found.append(_said("data", same, "fingerprint on the card against the ledger", told))
+    read = card["data"]["fingerprint"]
+    if record is not None and (read is not None or record.data is not None):
+        same = read == record.data
+        told = "the data that the charge was made for" if same else "other data than those that were charged"
+        found.append(_said("data", same, "fingerprint on the card against the charge in the ledger", told))
     if record is None:
         told = f"the ledger has no charge {stated['charge']} on {stated['dataset']!r}"
         found.append(Claim("charge", CONTRADICTED, "looked up in the ledger", told))
@@ -335,10 +422,14 @@ def _differs(folder: Folder, name: str, bound: str) -> str:
     if not path.exists():
         # Private files are not published, and are deleted after an audit.
         return "" if name.startswith("private/") else f"{name} (missing)"
-    content = path.read_bytes()
     if name == "privacy.json":
-        content = to_json(unaudited(folder.card)).encode("utf-8")
-    same = digest(content) == bound
+        return "" if digest(to_json(unaudited(folder.card)).encode("utf-8")) == bound else name
+    same = _hash(path) == bound
     if name == "report.html" and not same:  # an audit writes it again, from the card
-        same = content == make_page(folder.card).encode("utf-8")
+        same = path.read_bytes() == make_page(folder.card).encode("utf-8")
     return "" if same else name
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -87,7 +87,7 @@ class VotesRun:
             return False
         try:
             number = drawing.charge_number(journal, "answers")
-            return any(r.charge == number for r in Ledger(self.given["ledger"]).history(self.given["dataset"]))
+            return Ledger(self.given["ledger"]).mentions(self.given["dataset"], number) > 0
         except LedgerError:  # a ledger that does not answer may hold the charge
             return True
 
@@ -104,7 +104,11 @@ def _answer(journal: Journal, given: dict[str, Any], jobs: int, backend: str | R
     if "ledger" in given:
         asked |= {"ledger": Ledger(given["ledger"]), "dataset": given["dataset"]}
         asked["purpose"] = f"labels by the votes on {Path(source).name}"
-        asked["ledger"].dataset(given["dataset"])  # now: teachers that nobody can pay for are not trained
+        # now: teachers that nobody can pay for, or that would learn from other data, are not trained
+        asked["ledger"].dataset(given["dataset"])
+        asked["data"] = None
+        if Path(source).exists():
+            asked["data"] = asked["ledger"].recognise(given["dataset"], Path(source))
 
     def count() -> VoteCounts:
         if source.endswith(".npz"):

@@ -16,6 +16,7 @@ from torch import nn
 from tacit import accounting as acc
 from tacit.ledger import OperatorView, Release
 from tacit.report import read_card
+from tacit.report.words import UNREACHED
 from tacit.runs.folder import Published, RunFolder, carry_out
 from tacit.runs.models import build
 from tacit.runs.progress import Told
@@ -76,10 +77,12 @@ class RunResult:
             unit=guarantee["unit"],
         )
         parameters, names = mechanism["parameters"], ("steps_planned", "steps_executed", "basis", "sampler")
+        assumed = self.card["accountant"]["assumptions"]
         details = {name: mechanism[name] for name in names} | {
             "size": size_in_words(guarantee["unit"], given="size" in parameters),
             "noise": mechanism["noise_generator"],
             "max_rows": rows if (rows := parameters.get("records_per_unit", 1)) > 1 else None,
+            "probes": next((a[len(UNREACHED) : -1] for a in assumed if a.startswith(UNREACHED)), None),
         }
         return acc.Privacy(interval, acc.from_dict(mechanism["description"]), details)
 

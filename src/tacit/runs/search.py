@@ -174,6 +174,7 @@ class SearchRun:
             choice_epsilon=search["choice_epsilon"],
             adjacency=settings.adjacency or (first.plan.adjacency if first is not None else "add-remove"),
             ledger=open_ledger(settings, records),
+            source=records.source,
             dataset=settings.dataset,
             purpose=settings.purpose if settings.purpose != "private training" else "private tuning",
             workers=search["workers"],

@@ -138,8 +138,8 @@ def open_ledger(settings: Settings, records: TableRecords) -> Ledger | None:
             "See: tacit explain not-registered"
         )
     ledger = Ledger(settings.ledger)
-    if ledger.dataset(settings.dataset).fingerprint is not None and records.source is not None:
-        ledger.check_data(settings.dataset, records.source)
+    if records.source is not None:
+        ledger.recognise(settings.dataset, records.source)
     return ledger
 
 
@@ -178,6 +178,7 @@ def start(settings: Settings, private: Path, records: TableRecords, progress: Re
             groups=records.owners,
             max_rows=settings.max_rows,
             ledger=open_ledger(settings, records),
+            source=records.source,
             dataset=settings.dataset,
             purpose=settings.purpose,
             **own,

@@ -24,12 +24,17 @@ Check = Callable[[int], list[Finding]]
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """One check: its name, the room whose promise it checks, the check, and the packages that it needs."""
+    """One check: its name, the room whose promise it checks, the check, and the packages that it needs.
+
+    ``long`` says that it takes more than about two seconds of one core: ``--quick`` leaves it out. Every room has
+    others.
+    """
 
     name: str
     room: str
     check: Check
     needs: tuple[str, ...] = ()
+    long: bool = False
 
     def missing(self) -> list[str]:
         """Packages that it needs and that are not installed."""

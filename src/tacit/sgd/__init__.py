@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 from tacit.accounting.errors import PrivacyWarning as PrivacyWarning
 from tacit.sgd.clip import ClippedGradients, clipped_grad
 from tacit.sgd.compile.program import NotCompiled
-from tacit.sgd.errors import BatchMixing, ClippingError, GradientsLost, SelfCheckFailed, UncoveredUse
+from tacit.sgd.errors import (
+    BatchMixing,
+    ClippingError,
+    GradientsLost,
+    PassPerExample,
+    ProbeFailed,
+    SelfCheckFailed,
+    UncoveredUse,
+)
 from tacit.sgd.fix import fix
 from tacit.sgd.gradients.bounds import Clipping
 from tacit.sgd.inspect import Check, check
@@ -55,9 +63,11 @@ __all__ = [
     "GradientClipping",
     "GradientsLost",
     "NotCompiled",
+    "PassPerExample",
     "Persistence",
     "Plan",
     "PrivacyTarget",
+    "ProbeFailed",
     "Regressor",
     "Sampling",
     "SelfCheckFailed",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 #: What is left for a model that treats examples apart and is refused all the same.
 SLOWLY = "Use method='examples' (of tacit.sgd.Training and clipped_grad), a backward pass for each example"
 
@@ -11,7 +13,14 @@ class ClippingError(RuntimeError):
 
 
 class UncoveredUse(ClippingError):
-    """A parameter is consumed by an operation whose per-example gradient cannot be established."""
+    """A parameter is consumed by an operation whose per-example gradient cannot be established.
+
+    ``parameters`` names those whose gradient a pass of each example by itself would give.
+    """
+
+    def __init__(self, message: str, parameters: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.parameters = tuple(parameters)
 
 
 class BatchMixing(ClippingError):
@@ -20,6 +29,14 @@ class BatchMixing(ClippingError):
 
 class SelfCheckFailed(ClippingError):
     """The captured gradients differ from autograd's own."""
+
+
+class ProbeFailed(ClippingError):
+    """At a step chosen at random, an example had another loss or gradient norm in its batch than by itself."""
+
+
+class PassPerExample(UserWarning):
+    """The gradients of some parameters cannot be seen in a pass over the batch: each example has a pass of its own."""
 
 
 class GradientsLost(UserWarning):

@@ -2,20 +2,60 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import warnings
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from tacit.sgd.torch_compat import BatchNorm
 
 GROUPS = 32
+#: The fewest numbers that are normalised together: of one, nothing is left, and of few only their order.
+FEWEST = 16
+
+
+class GroupNorm(nn.GroupNorm):
+    """Group normalisation with fewer groups where a map is so small that a group would hold next to nothing.
+
+    It then calls the modules that the layer of batch normalisation had inside, such as an activation.
+
+    >>> import torch
+    >>> wide, narrow = torch.randn(2, 16, 8, 8), torch.randn(2, 16, 1, 1)
+    >>> layer = GroupNorm(16, 16)
+    >>> torch.equal(layer(wide), nn.functional.group_norm(wide, 16, layer.weight, layer.bias, layer.eps))
+    True
+    >>> bool((nn.functional.group_norm(narrow, 16) == 0).all()), bool((layer(narrow) == 0).any())
+    (True, False)
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise each example; the shape alone decides about the groups."""
+        each = math.prod(input.shape[1:]) // self.num_groups
+        groups = self.num_groups
+        if each < FEWEST:
+            groups = next((g for g in range(groups, 0, -1) if groups % g == 0 and each * groups // g >= FEWEST), 1)
+            if each * self.num_groups <= 1:
+                raise ValueError(
+                    "a normalisation that replaced batch normalisation sees a single number of each example, of which "
+                    "nothing would be left: remove the layer, or put nn.Identity() in its place"
+                )
+        found = F.group_norm(input, groups, self.weight, self.bias, self.eps)
+        for part in self.children():
+            found = part(found)
+        return found
 
 
 def fix(model: nn.Module) -> dict[str, str]:
     """Replace batch normalisation by group normalisation, in place.
 
-    The number of groups is the greatest common divisor of 32 and the number of channels. Scale and shift are kept: the
-    same parameters, so an optimizer made before still holds them.
+    The number of groups is the greatest common divisor of 32 and the number of channels; a layer that sees so small a
+    map that a group would hold fewer than 16 numbers (1×1 maps, vectors) uses fewer, because the normalisation of one
+    number is a constant. Scale and shift are kept: the same parameters, so an optimizer made before still holds them.
+    A layer that derives from batch normalisation and has modules inside, such as an activation, keeps these. One that
+    computes something else is left as it is, with a warning.
 
     Args:
         model: The model to change. It must not itself be a batch normalisation layer.
@@ -39,13 +79,53 @@ def fix(model: nn.Module) -> dict[str, str]:
         for key, child in list(parent.named_children()):
             if not isinstance(child, BatchNorm):
                 continue
+            name = f"{prefix}.{key}" if prefix else key
+            if not only_normalises(child):
+                warnings.warn(
+                    f"{name!r} ({type(child).__name__}) does something else than batch normalisation followed by the "
+                    "modules inside it, so it is left as it is: replace it yourself by a layer that treats each "
+                    "example alone",
+                    stacklevel=2,
+                )
+                continue
             channels = child.num_features
             groups = math.gcd(GROUPS, channels)
-            group = nn.GroupNorm(groups, channels, eps=child.eps, affine=child.affine)
+            group = GroupNorm(groups, channels, eps=child.eps, affine=child.affine)
             if child.affine:
                 group.weight, group.bias = child.weight, child.bias
-            group.train(child.training)
+            group.training = child.training
+            for inside, part in child.named_children():
+                group.add_module(inside, part)
             setattr(parent, key, group)
-            name = f"{prefix}.{key}" if prefix else key
             changed[name] = f"{type(child).__name__} -> GroupNorm({groups}, {channels})"
     return changed
+
+
+def only_normalises(layer: BatchNorm) -> bool:
+    """Whether a layer computes what batch normalisation does, followed by the modules inside it.
+
+    Args:
+        layer: A layer that derives from torch's. Torch's own are not tried.
+
+    Returns:
+        What a trial on a copy, in evaluation mode, shows; ``False`` where the trial fails.
+    """
+    owner = next(kind for kind in type(layer).__mro__ if "forward" in vars(kind))
+    if owner.__module__.startswith("torch.nn."):
+        return True
+    trial = copy.deepcopy(layer).eval()
+    held = next(iter([*trial.parameters(), *trial.buffers()]), torch.zeros(()))
+    dims = next((d for d in (1, 2, 3) if f"BatchNorm{d}d" in {k.__name__ for k in type(layer).__mro__}), 2)
+    dtype = held.dtype if held.is_floating_point() else None
+    x = torch.linspace(-2.0, 3.0, 2 * layer.num_features * 3**dims, dtype=dtype, device=held.device)
+    x = x.reshape(2, -1, *[3] * dims)
+    mean, variance = trial.running_mean, trial.running_var
+    with torch.no_grad():
+        try:
+            wanted = F.batch_norm(x, mean, variance, trial.weight, trial.bias, mean is None, 0.0, trial.eps)
+            for part in trial.children():
+                wanted = part(wanted)
+            found = trial(x)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):
+            return False
+        return x.is_meta or (found.shape == wanted.shape and bool(torch.allclose(found, wanted, rtol=1e-3, atol=1e-5)))

@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 
 from tacit.sgd.errors import ClippingError
-from tacit.sgd.gradients import planning, verify
+from tacit.sgd.gradients import fallback, planning, verify
 from tacit.sgd.gradients.batches import Loss
 from tacit.sgd.gradients.bounds import Clipping
 from tacit.sgd.gradients.capture import BY_SIZE
-from tacit.sgd.gradients.engine import Engine, Request, remember
+from tacit.sgd.gradients.engine import Engine, Pass, Request, remember
 from tacit.sgd.gradients.rules import RULES
 
 
@@ -28,6 +28,10 @@ class Check:
         certain: Whether it is shown, and not only seen on this batch, that no example reaches another: who owns each
             value was followed through all operations, and no value of the batch decides what is done. Where it is
             false, every batch is compared with another as well, or planned anew.
+        apart: The parameters whose gradients cannot be seen in a pass over the batch (a custom autograd function, a
+            gradient inside the loss, a transform of ``torch.func``, scripted code, complex weights). They come from a
+            pass of each example by itself, so a step takes about as long as a plain step of one example, times the
+            size of the batch.
 
     Example:
         >>> Check({"weight": ("linear",)}, generic=(), materialised=(), certain=True).uses["weight"]
@@ -38,6 +42,7 @@ class Check:
     generic: tuple[str, ...]
     materialised: tuple[str, ...]
     certain: bool
+    apart: tuple[str, ...] = ()
 
 
 def check(model: nn.Module, loss: Loss, batch: Any, *, views: int = 1) -> Check:
@@ -69,12 +74,19 @@ def check(model: nn.Module, loss: Loss, batch: Any, *, views: int = 1) -> Check:
     engine = Engine.of(model)
     request = Request(loss, batch, Clipping.of("flat", 1.0, list(engine.parameters)), views=views)
     rewind = remember(engine.device)
-    try:
+
+    def surveyed() -> tuple[planning.PassPlan, Pass]:
         plan = planning.survey(engine, request, rewind, check=True)
         if plan is None:
             raise ClippingError("no example of the batch has a finite gradient: nothing can be checked with it")
+        if engine.apart:  # each example by itself must have its loss in the batch
+            rewind()
+            fallback.of_batch(engine, request, engine.forward(*engine.asked(request)), due=False)
         rewind()
-        run = engine.forward(*engine.asked(request))
+        return plan, engine.forward(*engine.asked(request))
+
+    try:
+        plan, run = fallback.attempt(engine, surveyed, rewind)
     finally:
         rewind()
     names = list(engine.parameters)
@@ -90,4 +102,5 @@ def check(model: nn.Module, loss: Loss, batch: Any, *, views: int = 1) -> Check:
         tuple(sorted(generic)),
         tuple(names[k] for k in sorted(plan.materialised)),
         not run.doubt.replace(BY_SIZE, "") and plan.certain(run),
+        tuple(names[k] for k in sorted(engine.apart)),
     )

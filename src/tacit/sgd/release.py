@@ -65,8 +65,10 @@ def noisy_gradients(
     >>> bool((found["weight"] == normal(Key(bytes(32)), 0, "weight", 3) * 2 / 4).all())
     True
     """
+    # The real and the imaginary part of a complex number are two coordinates.
+    sums = {name: torch.view_as_real(s) if s.is_complex() else s for name, s in sums.items()}
     values = list(sums.values())
-    found = {name: _room(sums[name], p.dtype) for name, p in parameters.items()}
+    found = {name: _room(sums[name], p.dtype.to_real()) for name, p in parameters.items()}
     if noise.scale > 0 and noise.mechanism == "gaussian" and shards is None:
         targets = [found[name] for name in sums]
         add_normal_many_(values, key, step, list(sums), noise.scale, divisor=noise.divisor, into=targets)
@@ -90,7 +92,7 @@ def hand_over(
 ) -> None:
     """Set ``p.grad``, and tell an optimizer that asks for it (:class:`~tacit.sgd.DPAdam`) how noisy it is."""
     for name, p in parameters.items():
-        p.grad = gradients[name]
+        p.grad = torch.view_as_complex(gradients[name]) if p.is_complex() else gradients[name]
     if hasattr(optimizer, "noise_variance"):
         optimizer.noise_variance = noise.variance
 

@@ -18,11 +18,11 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from tacit.sgd.gradients import company, verify
+from tacit.sgd.gradients import company, fallback, verify
 from tacit.sgd.gradients.batches import Loss, take
 from tacit.sgd.gradients.bounds import Clipping, Gradients, exact_products
 from tacit.sgd.gradients.contributions import Group, to_dense, wide
-from tacit.sgd.gradients.engine import Engine, Method, Request
+from tacit.sgd.gradients.engine import Engine, Method, Request, remember
 from tacit.sgd.gradients.verify import Check
 
 __all__ = ["ExampleGradients", "example_gradients", "formed"]
@@ -234,7 +234,11 @@ def _fill(engine: Engine, request: Request, found: dict[str, Tensor], start: int
     if request.method == "examples":
         gradients, losses = verify.by_autograd(engine, request)
     else:
-        gradients, losses = engine.by_plan(request, engine.forward(*engine.asked(request)), due=due)
+
+        def once() -> tuple[Gradients | None, Tensor]:
+            return fallback.of_batch(engine, request, engine.forward(*engine.asked(request)), due=due)
+
+        gradients, losses = fallback.attempt(engine, once, remember(engine.device))
     if gradients is None:  # no example is finite, which whoever looks at single gradients wants to see
         for k in range(stop - start):
             one = dataclasses.replace(request.picked(torch.tensor([k])), method="examples", microbatch=None)

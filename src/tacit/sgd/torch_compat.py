@@ -51,6 +51,9 @@ base: Callable[[Tensor], Tensor | None] = attrgetter("_base")
 is_view: Callable[[Tensor], bool] = methodcaller("_is_view")
 #: What tells two storages apart while both live; ``data_ptr`` is zero for every empty one.
 storage_id: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
+#: The tensor that ``torch.func`` has wrapped (``vmap`` inside a model); the wrapper has no storage of its own.
+is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+unwrapped: Callable[[Tensor], Tensor] = torch._C._functorch.get_unwrapped
 #: A storage that is not kept alive; ``expired()`` says whether it is gone. Another may then have its place in memory.
 weak_storage: Callable[[torch.UntypedStorage], Any] = StorageWeakRef
 #: The piece of a tensor that a rank holds, without waiting for it: ``to_local`` of torch is watched by autograd.
@@ -76,6 +79,13 @@ BatchNorm = _BatchNorm
 InstanceNorm = _InstanceNorm
 #: What a module runs by ``torch.compile`` in place of its own code, if anything: its operations would not be seen.
 compiled_call: Callable[[nn.Module], Any] = attrgetter("_compiled_call_impl")
+
+
+def set_compiled_call(module: nn.Module, call: Any) -> None:
+    """Let a module run its own code, or what ``module.compile()`` made of it: that would swallow hooks on it."""
+    module._compiled_call_impl = call
+
+
 #: The names of the weights of a recurrent layer, layer by layer.
 weight_names: Callable[[nn.RNNBase], list[list[str]]] = attrgetter("_all_weights")
 
@@ -104,6 +114,9 @@ INNER_SCHEDULES = "_schedulers"
 DispatchMode = TorchDispatchMode
 #: Inside, functions of torch are not shown to function modes a second time.
 without_function_modes = DisableTorchFunction
+#: The transforms of ``torch.func`` (vmap, grad) that are under way; None where there are none. What is computed inside
+#: has no gradient edge of its own.
+transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 #: The modules that operators, and some functions of ``torch.nn.functional``, say they come from.
 OPERATORS = OpOverload.__module__
 FUNCTIONAL_BUILTINS = "torch._C._nn"
@@ -123,6 +136,13 @@ fused_lstm_cell = aten._thnn_fused_lstm_cell
 to_copy = aten._to_copy.default
 log_softmax = aten._log_softmax.default
 log_softmax_backward = aten._log_softmax_backward_data.default
+
+
+#: How many modes watch operations below autograd: tracing, fake tensors, ownership. Without it, the body of one of our
+#: operators could run where its node belongs into a trace.
+watchers: Callable[[], int] = torch._C._len_torch_dispatch_stack
+#: The transformation of ``torch.func`` that is under way, if any: operators see its wrapped tensors by their own rules.
+transformation: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 
 
 def operator_of(node: Any) -> OpOverload[..., Any] | None:

@@ -122,6 +122,9 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             TuningError: If the estimator is not private or has a ledger of its own, if the budget is among the searched
                 parameters, if the data are no table, or if nothing was selected.
         """
+        read = None
+        if self.ledger is not None and self.dataset is not None:
+            read = self.ledger.recognise(self.dataset, (np.asarray(X), np.asarray(y)))
         X, y = np.asarray(X), np.asarray(y)
         known = self.estimator.get_params()
         if "epsilon" not in known:
@@ -166,6 +169,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             ledger=self.ledger,
             dataset=self.dataset,
             purpose=self.purpose,
+            source=read,
             workers=self.workers,
             backend=self.backend,
         ).run()

@@ -155,6 +155,8 @@ class PrivateSearch:
         ledger: The ledger to charge once, before the first run; goes with ``dataset``. None charges nothing.
         dataset: The name of the data set in the ledger.
         purpose: The text of the charge.
+        source: The data as they are registered in the ledger (a path, a table or a fingerprint): the charge and the
+            card state its fingerprint. None says nothing about the data.
         workers: How many runs go on at once on this machine.
         executor: ``"thread"`` or ``"process"``, for ``workers`` above 1.
         scratch: A private folder that lets an interrupted search go on: unfinished runs are done again *as they were*,
@@ -202,6 +204,7 @@ class PrivateSearch:
         ledger: Ledger | None = None,
         dataset: str | None = None,
         purpose: str = "private tuning",
+        source: Any = None,
         workers: int = 1,
         executor: str = "thread",
         scratch: str | os.PathLike[str] | None = None,
@@ -211,7 +214,7 @@ class PrivateSearch:
         self.space, self.train, self.score = Space(space), train, score
         self.method, self.epsilon, self.delta, self.eta = method, float(epsilon), float(delta), float(eta)
         self.threshold, self.adjacency, self._counted = threshold, adjacency, counted
-        self.ledger, self.dataset, self.purpose = ledger, dataset, purpose
+        self.ledger, self.dataset, self.purpose, self.source = ledger, dataset, purpose, source
         self.workers, self.executor, self.progress = workers, executor, progress
         self.cluster = backend_of(backend)
         self._where, self._describe = scratch, mechanism or getattr(train, "mechanism", None)
@@ -558,8 +561,9 @@ class PrivateSearch:
         if state["charge"] is None:  # known before it is made: killed between the two, a search is charged once
             state["charge"] = uuid.uuid4().hex
             scratch.save(state)
+        read = None if self.source is None else self.ledger.recognise(self.dataset, self.source)
         return self.ledger.charge(
-            self.dataset, self.mechanism, delta=self.delta, purpose=self.purpose, number=state["charge"]
+            self.dataset, self.mechanism, delta=self.delta, purpose=self.purpose, number=state["charge"], data=read
         )
 
     def _select(self, state: dict[str, Any], scratch: Scratch) -> RunOutcome | None:

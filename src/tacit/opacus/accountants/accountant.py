@@ -208,6 +208,11 @@ class IAccountant:
             raise ValueError("state_dict is not the state of a privacy accountant: 'history' or 'mechanism' is missing")
         if state_dict["mechanism"] not in ACCOUNTANTS:
             raise ValueError(f"state_dict belongs to an unknown accountant, {state_dict['mechanism']!r}")
+        if state_dict["mechanism"] != self.mechanism():
+            raise ValueError(
+                f"state_dict is that of the accountant {state_dict['mechanism']!r}, and this one is "
+                f"{self.mechanism()!r}: load it into PrivacyEngine(accountant={state_dict['mechanism']!r})"
+            )
         if "tacit" not in state_dict:  # written by Opacus
             self._take_over(None, state_dict["history"])
             return

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from scipy import special, stats
 
 from tacit import accounting as acc
+from tacit.accounting.poisson import Accumulated
 from tacit.audit import bounds
 from tacit.audit.findings import Finding, holds
 from tacit.selftest.scene import Scene, refused
@@ -62,7 +63,7 @@ def _delta(pair: Pair, epsilon: float) -> float:
 def _renyi(pair: Pair, order: float) -> float:
     found = 0.0
     for p, q in (pair, pair[::-1]):
-        both = (p > 1e-280) & (q > 1e-280)
+        both = (p > 1e-70) & (q > 1e-70)
         found = max(found, math.log(float((p[both] ** order * q[both] ** (1 - order)).sum())) / (order - 1))
     return found
 
@@ -158,7 +159,144 @@ def _cases() -> dict[str, tuple[acc.Mechanism, str, int, Pair]]:
             1,
             _line(_normal(0, 3), _normal(2 * math.sqrt(2), 3), 26, points),
         ),
+        # A neighbour has a smooth sensitivity that is smaller by e^-β, and a value that far away at most.
+        "a sanitised release": (
+            acc.SmoothRelease(0.05, 3.0),
+            "add-remove",
+            1,
+            _line(_normal(0, 3), _normal(math.exp(-0.05), 3 * math.exp(-0.05)), 26, points),
+        ),
         "a check": (acc.VoteCheck(2.0), "add-remove", 1, _line(_normal(0, 2), _normal(1, 2), 16, points)),
+    }
+
+
+def _sampled_cases() -> dict[str, tuple[acc.Mechanism, str, int, Pair]]:
+    """Sampling of other noise, under other adjacencies and for several people: which of them are in is a coin each."""
+    rate, points = 0.25, 3001
+
+    def drawn(law: Callable[[float], Callable[[Floats], Floats]], people: int, side: float = 1.0) -> Any:
+        chances = stats.binom.pmf(np.arange(people + 1), people, rate)
+        return lambda x: sum(c * law(side * k)(x) for k, c in enumerate(chances))
+
+    def of(law: Callable[[float], Callable[[Floats], Floats]], reach: float, people: int, *, replaced: bool) -> Pair:
+        return _line(drawn(law, people), drawn(law, people, -1.0) if replaced else law(0.0), reach, points)
+
+    laplace, normal = (lambda m: _laplace(m, 1.5)), (lambda m: _normal(m, 1.5))
+    whole = np.arange(-90, 91)
+    shape = np.exp(-(whole**2) / (2 * 3.0**2))
+    shape /= shape.sum()
+
+    def discrete(people: int, side: float = 1.0) -> Floats:
+        chances = stats.binom.pmf(np.arange(people + 1), people, rate)
+        return np.asarray(sum(c * np.roll(shape, int(side * k)) for k, c in enumerate(chances)))
+
+    side = math.exp(0.8) / (1 + math.exp(0.8))
+    pure = np.array([side, 1 - side])
+    leak = np.array([0.02, 0, 0.98 * side, 0.98 * (1 - side)])
+    other = leak[[1, 0, 3, 2]]
+    sampled = acc.PoissonSampled
+    return {
+        "sampled Laplace, replaced": (
+            sampled(acc.Laplace(1.5), rate),
+            "replace-one",
+            1,
+            of(laplace, 40, 1, replaced=True),
+        ),
+        "sampled, three people": (sampled(acc.Gaussian(1.5), rate), "add-remove", 3, of(normal, 18, 3, replaced=False)),
+        "sampled, blank": (sampled(acc.Gaussian(1.5), rate), "zero-out", 1, of(normal, 14, 1, replaced=False)),
+        "sampled, two replaced": (sampled(acc.Gaussian(1.5), rate), "replace-one", 2, of(normal, 18, 2, replaced=True)),
+        "sampled GDP": (sampled(acc.GDP(1 / 1.5), rate), "add-remove", 1, of(normal, 14, 1, replaced=False)),
+        "sampled whole numbers": (sampled(acc.DiscreteGaussian(3.0), rate), "add-remove", 1, (discrete(1), shape)),
+        "sampled whole numbers, replaced": (
+            sampled(acc.DiscreteGaussian(3.0), rate),
+            "replace-one",
+            1,
+            (discrete(1), discrete(1, -1.0)),
+        ),
+        "sampled whole numbers, two people": (
+            sampled(acc.DiscreteGaussian(3.0), rate),
+            "add-remove",
+            2,
+            (discrete(2), shape),
+        ),
+        "sampled pure": (
+            sampled(acc.PureDP(0.8), rate),
+            "add-remove",
+            1,
+            (rate * pure + (1 - rate) * pure[::-1], pure[::-1]),
+        ),
+        "sampled (ε, δ)": (
+            sampled(acc.ApproxDP(0.8, 0.02), rate),
+            "add-remove",
+            1,
+            (rate * leak + (1 - rate) * other, other),
+        ),
+        "draws added up": (
+            Accumulated(sampled(acc.Gaussian(1.5), rate), 2),
+            "add-remove",
+            1,
+            of(normal, 16, 2, replaced=False),
+        ),
+        "cut batches, replaced": (
+            acc.TruncatedPoissonSampled(acc.Gaussian(1.5), rate, 40, 30),
+            "replace-one",
+            1,
+            of(normal, 14, 1, replaced=True),
+        ),
+        "cut batches, blank": (
+            acc.TruncatedPoissonSampled(acc.Gaussian(1.5), rate, 40, 30),
+            "zero-out",
+            1,
+            of(normal, 14, 1, replaced=False),
+        ),
+        "a drawn mechanism twice": (
+            acc.Either(acc.Gaussian(2.0) * 2, acc.Gaussian(1.5), 0.3),
+            "add-remove",
+            1,
+            _side_by_side(
+                _line(_normal(0, 2 / math.sqrt(2)), _normal(1, 2 / math.sqrt(2)), 14, points),
+                _line(_normal(0, 1.5), _normal(1, 1.5), 14, points),
+                0.3,
+            ),
+        ),
+    }
+
+
+def _side_by_side(one: Pair, other: Pair, share: float) -> Pair:
+    """Which of two was drawn is seen."""
+    p, q = (np.concatenate([share * a, (1 - share) * b]) for a, b in zip(one, other, strict=True))
+    return p, q
+
+
+def _brought_cases() -> dict[str, tuple[acc.Mechanism, str, int, Pair]]:
+    """What users bring: lists of outcomes, loss laws, curves of ε and δ, of errors and of orders, of a known pair."""
+    p, q = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0.2, 0.3, 0.4, 0.1])
+    forward, backward = np.log(p / q), np.log(q / p)
+    law = acc.LossLaw(tuple(forward), tuple(p), 0.0, tuple(backward), tuple(q), 0.0)
+    leaking = np.array([0.9, 0.1, 0.0]), np.array([0.85, 0.0, 0.15])
+    gaussian = _line(_normal(0, 1.5), _normal(1, 1.5), 16, 4001)
+    grid = np.linspace(0, 5, 41)
+    profile = acc.ProfileDP(tuple(grid), tuple(_delta(gaussian, float(e)) for e in grid))
+    errors = acc.TradeoffDP((0.0, 0.3, 1.0), (1.0, 0.3, 0.0))
+    answers = np.array([0.7, 0.3]), np.array([0.3, 0.7])
+    orders = np.array([1.25, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 32.0, 64.0])
+    curve = acc.RenyiDP(tuple(orders), tuple(orders / (2 * 1.5**2)))
+    return {
+        "outcomes": (acc.Outcomes(tuple(p), tuple(q)), "add-remove", 1, (p, q)),
+        "outcomes three times": (acc.Outcomes(tuple(p), tuple(q)) * 3, "add-remove", 1, _together(*[(p, q)] * 3)),
+        "outcomes that tell": (acc.Outcomes(*map(tuple, leaking)), "add-remove", 1, leaking),
+        "a loss law": (law, "add-remove", 1, (p, q)),
+        "a loss law twice": (law * 2, "add-remove", 1, _together((p, q), (p, q))),
+        "a profile": (profile, "add-remove", 1, gaussian),
+        "errors": (errors, "add-remove", 1, answers),
+        "errors twice": (errors * 2, "add-remove", 1, _together(answers, answers)),
+        "orders": (curve, "add-remove", 1, gaussian),
+        "outcomes, sampled": (
+            acc.PoissonSampled(acc.Outcomes(tuple(p), tuple(q)), 0.3),
+            "add-remove",
+            1,
+            (0.3 * p + 0.7 * q, q),
+        ),
     }
 
 
@@ -169,8 +307,81 @@ def _binomial(count: int, p: float) -> Pair:
 
 def prices_are_at_least_the_truth(seed: int) -> list[Finding]:
     """ε at δ, δ at ε and Rényi divergences of every mechanism, against integrals."""
+    return _against_integrals(_cases())
+
+
+def sampled_and_brought(seed: int) -> list[Finding]:
+    """The same for sampling of every noise, and for what users bring; the risk of a release against closed forms."""
+    found = _against_integrals(_sampled_cases()) + _against_integrals(_brought_cases())
+    low = []
+    mu, fpr = 0.5, [0.001, 0.01, 0.1, 0.5]
+    risk = acc.risk(acc.Gaussian(1 / mu), fpr=fpr)
+    advantage, reached = 2 * float(special.ndtr(mu / 2)) - 1, special.ndtr(special.ndtri(fpr) + mu)
+    if not risk.advantage[0] - 1e-6 <= advantage <= risk.advantage[1] + 1e-6:
+        low.append(f"advantage {risk.advantage} of {advantage:.4f}")
+    if not bool(np.all(risk.tpr_upper >= reached - 1e-6) and np.all(risk.tpr_lower <= reached + 1e-6)):
+        low.append(f"true positives {risk.tpr_upper} of {reached}")
+    # A belief moves by the ratio of likelihoods, which is lognormal here.
+    share = float(special.ndtr((mu**2 / 2 - math.log(risk.odds)) / mu)) if risk.odds > 1 else 1.0
+    if not share <= risk.chance * (1 + 1e-6):
+        low.append(f"odds of {risk.odds:.3f} are passed with {share:.3g}, stated {risk.chance:.3g}")
+    table = acc.compare_samplers(acc.Gaussian(2.0), batch=10, examples=100, steps=20, delta=1e-4)
+    plain = acc.epsilon(acc.PoissonSampled(acc.Gaussian(2.0), 0.1) * 20, 1e-4)
+    passes = bounds.gaussian_epsilon(math.sqrt(2) / 2.0, 1e-4)
+    if not table.prices["poisson", "add-remove"].upper >= plain.lower:
+        low.append("the table of samplers")
+    if not table.prices["shuffled", "zero-out"].upper >= passes * (1 - 1e-6):
+        low.append("shuffled passes in the table")
+    if len(table.to_dict()["samplers"]) != 5 or "poisson" not in repr(table) or "%" in str(risk.to_dict()):
+        low.append("what the tables show")
+    selected = acc.Selected.of(acc.Gaussian(3.0), 5.0).prices(1e-3)
+    if min(selected.values()) < acc.epsilon(acc.Gaussian(3.0), 1e-3).lower or len(selected) != 4:
+        low.append(f"ways of pricing a selection {selected}")
+    p = (0.5, 0.5)
+    cases: dict[str, tuple[Callable[[], object], Any]] = {
+        "outcomes that are no law": (lambda: acc.Outcomes((0.5, 0.4), p), acc.AccountingError),
+        "outcomes of two lengths": (lambda: acc.Outcomes((1.0,), p), acc.AccountingError),
+        "texts": (lambda: acc.Outcomes(("a",), ("b",)), acc.AccountingError),  # type: ignore[arg-type]
+        "a loss law of no pair": (lambda: acc.LossLaw((-3.0, 0.0), p), acc.AccountingError),
+        "masses that do not add up": (lambda: acc.LossLaw((0.0, 1.0), (0.5, 0.4)), acc.AccountingError),
+        "an infinite loss": (lambda: acc.LossLaw((0.0, math.inf), p), acc.AccountingError),
+        "orders that fall": (lambda: acc.RenyiDP((3.0, 2.0), (1.0, 1.0)), acc.AccountingError),
+        "a profile that falls": (lambda: acc.ProfileDP((1.0, 0.5), (0.1, 0.2)), acc.AccountingError),
+        "errors above guessing": (lambda: acc.TradeoffDP((0.1,), (0.95,)), acc.AccountingError),
+        "errors that fall": (lambda: acc.TradeoffDP((0.5, 0.1), (0.1, 0.2)), acc.AccountingError),
+        "samplers of other noise": (
+            lambda: acc.compare_samplers(acc.Laplace(1.0), batch=1, examples=2, steps=1, delta=0.1),  # type: ignore[arg-type]
+            acc.AccountingError,
+        ),
+        "a false positive rate above 1": (lambda: acc.risk(acc.Gaussian(1.0), fpr=[2.0]), acc.AccountingError),
+    }
+    return [
+        *found,
+        holds("price: risk and samplers", not low, "; ".join(low) or "against closed forms"),
+        refused("price: refused laws", cases),
+    ]
+
+
+def laws_are_exchanged(seed: int) -> list[Finding]:
+    """A law that goes to dp-accounting and comes back is no cheaper, and theirs is priced as ours."""
+    mechanism = acc.Gaussian(2.0) + acc.Laplace(3.0)
+    theirs = acc.to_dp_accounting(mechanism, interval=1e-3)
+    again = acc.LossLaw.from_dp_accounting(theirs)
+    low = []
+    for epsilon in (0.3, 1.0):
+        true = acc.delta(mechanism, epsilon).lower
+        for name, found in (
+            ("there", theirs.get_delta_for_epsilon(epsilon)),
+            ("back", acc.delta(again, epsilon).upper),
+        ):
+            if not found >= true * (1 - 1e-9):
+                low.append(f"{name} at {epsilon}: {found:.3g} of {true:.3g}")
+    return [holds("price: exchanged", not low, "; ".join(low) or "there and back")]
+
+
+def _against_integrals(cases: dict[str, tuple[acc.Mechanism, str, int, Pair]]) -> list[Finding]:
     found = []
-    for name, (mechanism, adjacency, group, pair) in _cases().items():
+    for name, (mechanism, adjacency, group, pair) in cases.items():
         low = []
         for epsilon in EPSILONS:
             true = _delta(pair, epsilon)
@@ -178,7 +389,7 @@ def prices_are_at_least_the_truth(seed: int) -> list[Finding]:
             if not stated.upper >= true * (1 - SLACK) - 1e-9:
                 low.append(f"δ({epsilon}) = {stated.upper:.3g} of {true:.3g}")
             if 1e-6 < true < 0.4:
-                at = acc.epsilon(mechanism, true * (1 + SLACK), adjacency=adjacency, group=group).upper
+                at = acc.epsilon(mechanism, true * (1 - SLACK), adjacency=adjacency, group=group).upper
                 if not at >= epsilon * (1 - 1e-2) - 1e-3:
                     low.append(f"ε = {at:.4f} of {epsilon} at δ = {true:.3g}")
         for order in (1.5, 4.0):
@@ -222,6 +433,11 @@ def stated_guarantees_compose(seed: int) -> list[Finding]:
     for epsilon in (0.5, 1.0):
         check("six pure", acc.PureDP(one) * 6, epsilon, _delta(pair, epsilon))
     check("GDP", acc.GDP(0.8) * 4, 1.0, bounds.gaussian_delta(1.6, 1.0))
+    nested = ((acc.Gaussian(4.0) * 3 + acc.Gaussian(2.0)) * 2 + acc.Gaussian(4.0) * 5) * 2  # 22 of 4, and 4 of 2
+    check("repeats of repeats", nested, 1.0, bounds.gaussian_delta(math.sqrt(22 / 16 + 4 / 4), 1.0))
+    parts = dict(acc.Composed(((acc.Gaussian(4.0) * 3, 2), (acc.Gaussian(4.0), 1))).parts())
+    if sum(parts.values()) != 7:
+        low.append(f"a composition has {parts}")
     zcdp = float(acc.renyi(acc.ZCDP(0.2) * 3, [5.0])[0])
     if not zcdp >= 5 * 0.6 * (1 - 1e-9):
         low.append(f"zCDP: {zcdp:.4f} of 3")
@@ -236,7 +452,12 @@ def stated_guarantees_compose(seed: int) -> list[Finding]:
     check("alternatives", either, 0.5, (bounds.gaussian_delta(0.5, 0.5) + bounds.gaussian_delta(1.0, 0.5)) / 2)
     for law in ("geometric", "poisson"):
         selected = acc.Selected.of(acc.Gaussian(3.0), 5.0, distribution=law)
-        check(f"best of a {law} number", selected, 0.5, _best_of(3.0, 5.0, 0.5, law))
+        pair = _best_of(3.0, 5.0, law)
+        check(f"best of a {law} number", selected, 0.5, _delta(pair, 0.5))
+        for order in (2.0, 6.0):
+            stated = float(acc.renyi(selected, [order])[0])
+            if not stated >= _renyi(pair, order) * (1 - 1e-3):
+                low.append(f"Rényi of the best of a {law} number: {stated:.4f} of {_renyi(pair, order):.4f}")
     threshold = acc.Selected.of(acc.Gaussian(3.0), 5.0, distribution="threshold")
     check("the first good one", threshold, 0.5, _first_good(3.0, threshold.gamma, 0.5))
     return [
@@ -266,8 +487,8 @@ def _choice(epsilon: float) -> Pair:
     return np.array([p, 1 - p]), np.array([1 - p, p])
 
 
-def _best_of(sigma: float, runs: float, epsilon: float, law: str) -> float:
-    """δ of the best of a random number of N(0, σ²) against N(1, σ²), the score being the value itself."""
+def _best_of(sigma: float, runs: float, law: str) -> Pair:
+    """The best of a random number of N(0, σ²) against that of N(1, σ²), the score being the value itself."""
     x = np.linspace(-9 * sigma, 9 * sigma + 1, 100_001)
     step, pair = x[1] - x[0], []
     for mean in (0.0, 1.0):
@@ -277,7 +498,7 @@ def _best_of(sigma: float, runs: float, epsilon: float, law: str) -> float:
             pair.append(np.asarray(density * p / (1 - (1 - p) * below) ** 2 * step))
         else:
             pair.append(np.asarray(density * runs * np.exp(runs * (below - 1)) * step))
-    return _delta((pair[0], pair[1]), epsilon)
+    return pair[0], pair[1]
 
 
 def _first_good(sigma: float, gamma: float, epsilon: float) -> float:
@@ -304,6 +525,30 @@ def _granted(filtered: acc.RenyiFilter) -> int:
             filtered.spend(acc.Gaussian(10.0))
             granted += 1
     return granted
+
+
+def _odometers() -> list[str]:
+    """The chances with which a running ε is ever passed add up to δ, over all of its levels and orders.
+
+    At order α a level that is left at a divergence ρ with the bound ε is passed with probability e^(-(α-1)(ε - ρ)).
+    """
+    delta, low = 1e-3, []
+    for orders in ((4.0,), (4.0, 8.0, 16.0)):
+        chances = 0.0
+        for order in orders:
+            meter, before, spent = acc.RenyiOdometer(delta, [order]), 0.0, 0.0
+            for _ in range(400):
+                after = meter.spend(acc.ZCDP(0.01 * (1 + spent)))
+                if after > before > 0:  # the level before this one ended at about the divergence that was spent
+                    chances += math.exp(-(order - 1) * (before - spent))
+                before, spent = after, float(meter.spent[0])
+        if not chances <= delta * len(orders):
+            low.append(f"levels of an odometer fail with {chances:.3g}")
+        several = acc.RenyiOdometer(delta, orders).spend(acc.Gaussian(2.0))
+        alone = min(acc.RenyiOdometer(delta / len(orders), [o]).spend(acc.Gaussian(2.0)) for o in orders)
+        if not several >= alone * (1 - 1e-3):
+            low.append(f"an odometer of {len(orders)} orders states {several:.4f}, its best with its share {alone:.4f}")
+    return low
 
 
 def prices_are_kept(seed: int) -> list[Finding]:
@@ -355,8 +600,7 @@ def prices_are_kept(seed: int) -> list[Finding]:
     alone = max(_granted(acc.RenyiFilter(2.0, 1e-2 / len(orders), [order])) for order in orders)
     if not 0 < shared <= alone:
         low.append(f"a filter of {len(orders)} orders granted {shared}, and each with its share of δ {alone}")
-    odometer = acc.RenyiOdometer(1e-5)
-    odometer.spend(acc.Gaussian(10.0))
+    low += _odometers()
     privacy = acc.Privacy.of(acc.Gaussian(2.0) * 4, 1e-5)
     if privacy.claim < bounds.gaussian_epsilon(1.0, 1e-5) * (1 - 1e-6) or privacy.at(1e-6).upper < privacy.claim:
         low.append("a claim")
@@ -409,4 +653,6 @@ SCENES = (
     Scene("prices: mechanisms", "accounting", prices_are_at_least_the_truth),
     Scene("prices: guarantees", "accounting", stated_guarantees_compose),
     Scene("prices: kept", "accounting", prices_are_kept),
+    Scene("prices: sampled and brought", "accounting", sampled_and_brought, long=True),
+    Scene("prices: exchanged", "accounting", laws_are_exchanged, ("dp_accounting",)),
 )

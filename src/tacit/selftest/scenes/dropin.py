@@ -274,7 +274,10 @@ def adaptive_counts_are_paid(seed: int) -> list[Finding]:
 
 
 def pieces_and_draws(seed: int) -> list[Finding]:
-    """Pieces of a draw are one step; several draws in a step are priced as several; what is skipped is counted."""
+    """Pieces of a draw are one step; several draws in a step are priced as several; what is skipped is counted.
+
+    Many branches: one loop for each way in which draws and steps differ in number.
+    """
     run = OwnLoop(seed, batch=ROWS, noise_multiplier=0.0)
     raw = run.pipeline.gradients()
     own = run.pipeline.clipped(raw, CLIP).sum(0)
@@ -311,6 +314,12 @@ def pieces_and_draws(seed: int) -> list[Finding]:
             sparse.backward(x, y)
             sparse.optimizer.step()
     counted = len(sparse.engine.accountant)
+    # A batch of nobody may come as a blank row, which gives nothing.
+    blanks = OwnLoop(seed, batch=1, rand_on_empty=True, noise_multiplier=0.0)
+    nobody = [
+        float(np.abs(step.released).max()) for step in blanks.steps(60) if len(step.rows) == 1 and not step.rows[0]
+    ]
+    zeros = sum(size == 0.0 for size in nobody)
     whole = OwnLoop(seed, batch=1)
     silent = sum(not np.abs(step.released).max() > 0 for step in whole.steps(30))
     skipped = OwnLoop(seed, batch=ROWS, noise_multiplier=2.0)
@@ -328,6 +337,8 @@ def pieces_and_draws(seed: int) -> list[Finding]:
         holds("drop-in: several draws", claimed >= exact * (1 - 1e-6), f"claimed {claimed:.4f}, true {exact:.4f}"),
         holds("drop-in: skipped steps", skipping >= true * (1 - 1e-6), f"claimed {skipping:.4f}, true {true:.4f}"),
         holds("drop-in: batches left out", counted == drawn, f"{counted} of {drawn} counted, {left_out} were empty"),
+        # Row 0 itself is in one of thirty batches; a blank carries its number in more than ten of sixty.
+        holds("drop-in: blank rows", zeros > 4, f"{zeros} of {len(nobody)} batches of row 0 gave nothing"),
         holds("drop-in: empty batches", silent == 0, f"{silent} steps of 30 released no noise"),
     ]
 
@@ -680,7 +691,7 @@ SCENES = (
     Scene("drop-in: adaptive", "opacus", adaptive_counts_are_paid),
     Scene("drop-in: pieces and draws", "opacus", pieces_and_draws),
     Scene("drop-in: refusals", "opacus", misuse_is_refused),
-    Scene("drop-in: charges", "opacus", charges_come_first),
+    Scene("drop-in: charges", "opacus", charges_come_first, long=True),
     Scene("drop-in: checkpoints", "opacus", checkpoints_remember),
     Scene("drop-in: analysis", "opacus", prices_of_the_analysis),
     Scene("drop-in: layers", "opacus", layers_are_layers),

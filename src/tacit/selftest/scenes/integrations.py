@@ -6,10 +6,12 @@ gradients by plain backward passes.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -109,21 +111,22 @@ def _trainer(seed: int, folder: str, *, batch: int = 5, pieces: int = 2, steps: 
     model = Watched(copy.deepcopy(models.network(seed).model)).train()
     x, y = models.table(seed)
     data = [{"x": x[i], "labels": y[i], "index": torch.tensor(i)} for i in range(ROWS)]
-    arguments = TrainingArguments(
-        folder,
-        per_device_train_batch_size=batch,
-        gradient_accumulation_steps=pieces,
-        max_steps=steps,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        dataloader_pin_memory=False,
-        logging_strategy="no",
-        save_strategy="no",
-        max_grad_norm=0.0,
-        **more,
-    )
+    usual: dict[str, Any] = {
+        "per_device_train_batch_size": batch,
+        "gradient_accumulation_steps": pieces,
+        "max_steps": steps,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": False,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "max_grad_norm": 0.0,
+    }
+    if more.pop("other", False):
+        data[3]["x"] = data[3]["x"] + 1.0
+    arguments = TrainingArguments(folder, **(usual | more))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     made = Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, None))
     return made, model, optimizer
@@ -239,11 +242,170 @@ def trainer_pays(seed: int) -> list[Finding]:
     ]
 
 
+class _Cut(Exception):
+    """The power is cut."""
+
+
+def trainers_go_on(seed: int) -> list[Finding]:
+    """Cut off and resumed, a run makes the rest of its steps with noise of their own; other data are another run."""
+    from transformers import TrainerCallback
+
+    from tacit.integrations.transformers import make_private
+
+    class Cut(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            if state.global_step == 3:
+                raise _Cut
+
+    class Look(TrainerCallback):  # type: ignore[misc]
+        """Keeps what reached the optimizer, without a hook on it: that would be another optimizer."""
+
+        def __init__(self, seen: list[Any]) -> None:
+            self.seen = seen
+
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            given = [p.grad.double().flatten() for p in more["model"].parameters()]
+            self.seen.append(torch.cat(given).numpy().copy())
+
+    found = []
+    for name, other in (("the same data", False), ("other data", True)):
+        books, seen = Ledger(), list[Any]()
+        books.register("people", epsilon=80.0, delta=1e-4)
+        with tempfile.TemporaryDirectory() as folder:
+
+            def made(**more: Any) -> Any:
+                kept = {"save_strategy": "steps", "save_steps": 2, "save_only_model": False}
+                trainer = _trainer(seed, folder, batch=ROWS, pieces=1, steps=5, **kept, **more)[0]
+                private = make_private(
+                    trainer,
+                    loss=_losses,
+                    noise_multiplier=2.0,
+                    max_grad_norm=CLIP,
+                    target_delta=DELTA,
+                    ledger=books,  # noqa: B023
+                    dataset="people",
+                    key_file=Path(folder) / "run.key",
+                )
+
+                private.add_callback(Look(seen))  # noqa: B023
+                return private
+
+            first = made()
+            first.add_callback(Cut())
+            with contextlib.suppress(_Cut):
+                first.train()
+            rest = made(other=other)
+            rest.train(resume_from_checkpoint=True)
+            claimed, charges, spent = rest.privacy.upper, books.budget("people").charges, charged(books, DELTA)
+        # Saved after two steps and cut after three: the third is made again, with the same noise on the same data.
+        again = sum(np.allclose(a, b) for k, a in enumerate(seen) for b in seen[:k])
+        true = bounds.gaussian_epsilon(math.sqrt(6 if other else 5) / 2.0, DELTA)
+        right = (len(seen), again, charges) == ((6, 0, 2) if other else (6, 1, 1))
+        text = f"{len(seen)} steps, {again} made twice, {charges} charges"
+        found += [
+            holds(f"Trainer: resumed ({name})", right, text),
+            holds(
+                f"Trainer: claim of a resumed run ({name})",
+                claimed >= true * (1 - 1e-6),
+                f"{claimed:.4f} of {true:.4f}",
+            ),
+            holds(
+                f"Trainer: charge of a resumed run ({name})", spent >= true * (1 - 1e-6), f"{spent:.4f} of {true:.4f}"
+            ),
+        ]
+    return found
+
+
+def losses_are_of_one_example(seed: int) -> list[Finding]:
+    """The loss of an example is the same in any company, and that of the plain formula."""
+    from tacit.integrations.losses import blank, per_example_loss
+
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randn(6, 5, 7, generator=generator)
+    labels = torch.randint(7, (6, 5), generator=generator)
+    labels[0, 2:], labels[1] = -100, -100
+    classes, whole = torch.randn(6, 7, generator=generator), torch.randint(7, (6,), generator=generator)
+    where = torch.tensor([0, 4, 2, -1, 5, 3])
+
+    def head(name: str, **fixed: Any) -> Any:
+        def forward(self: Any, **given: Any) -> dict[str, Tensor]:
+            return {key: given[key] for key in ("logits", "start_logits", "end_logits") if key in given}
+
+        kind = type(name, (nn.Module,), {"forward": forward, "config": SimpleNamespace(**fixed)})
+        return kind()
+
+    entropy = nn.functional.cross_entropy
+    cases: dict[str, tuple[Any, dict[str, Tensor], Any]] = {
+        "causal": (
+            head("AForCausalLM"),
+            {"logits": tokens, "labels": labels},
+            lambda k: entropy(tokens[k, :-1], labels[k, 1:]),
+        ),
+        "tokens": (
+            head("AForTokenClassification"),
+            {"logits": tokens, "labels": labels},
+            lambda k: entropy(tokens[k], labels[k]),
+        ),
+        "classes": (
+            head("AForSequenceClassification", problem_type=None),
+            {"logits": classes, "labels": whole},
+            lambda k: entropy(classes[k], whole[k]),
+        ),
+        "numbers": (
+            head("AForSequenceClassification", problem_type=None),
+            {"logits": classes[:, :1], "labels": classes[:, 1]},
+            lambda k: (classes[k, 0] - classes[k, 1]).square(),
+        ),
+        "several labels": (
+            head("AForSequenceClassification", problem_type=None),
+            {"logits": classes, "labels": (tokens[:, 0] > 0).float()},
+            lambda k: nn.functional.binary_cross_entropy_with_logits(classes[k], (tokens[k, 0] > 0).float()),
+        ),
+        "spans": (
+            head("AForQuestionAnswering"),
+            {
+                "start_logits": tokens[:, :, 0],
+                "end_logits": tokens[:, :, 1],
+                "start_positions": where,
+                "end_positions": whole.clamp(max=4),
+            },
+            lambda k: (
+                (
+                    (entropy(tokens[k, :, 0], where[k]) if 0 <= where[k] < 5 else 0.0)
+                    + entropy(tokens[k, :, 1], whole[k].clamp(max=4))
+                )
+                / 2
+            ),
+        ),
+    }
+    found = []
+    for name, (model, batch, plain) in cases.items():
+        together = per_example_loss(model, batch)
+        alone = torch.stack([per_example_loss(model, {n: v[k : k + 1] for n, v in batch.items()})[0] for k in range(6)])
+        wanted = torch.tensor([float(torch.nan_to_num(torch.as_tensor(plain(k)), nan=0.0)) for k in range(6)])
+        away = max(float((together - alone).abs().max()), float((together - wanted).abs().max()))
+        found.append(holds(f"losses: {name}", together.shape == (6,) and away < 1e-5, f"{away:.2g} from one by one"))
+    return [
+        *found,
+        refused(
+            "losses: refusals",
+            {
+                "an unknown head": (lambda: per_example_loss(head("AModel"), {}), ValueError),
+                "no labels": (lambda: per_example_loss(head("AForCausalLM"), {"logits": tokens}), ValueError),
+            },
+        ),
+        holds("losses: of nobody", float(blank()) == 0.0, "an empty batch"),
+    ]
+
+
 # -- Lightning ---------------------------------------------------------------------------------------------------------
 
 
-def _lightning(seed: int, *, batch: int, epochs: int, pieces: int = 1, folder: Path, **options: Any) -> Any:
+def _lightning(
+    seed: int, *, batch: int, epochs: int, pieces: int = 1, folder: Path, saver: Any = None, **options: Any
+) -> Any:
     import lightning.pytorch as pl
+    from lightning.pytorch.loggers import Logger
 
     from tacit.integrations.lightning import PrivateTraining
 
@@ -258,12 +420,29 @@ def _lightning(seed: int, *, batch: int, epochs: int, pieces: int = 1, folder: P
             x, y, rows = batch
             self.seen.append(rows.numpy().copy())
             loss: Tensor = nn.functional.cross_entropy(self.inner(x), y)
+            self.log("train_loss", loss)
+            self.log("given", 1.0)
             return loss
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=0.0)
             self.steps = SeenSteps(optimizer, self.seen)
             return optimizer
+
+    class Book(Logger):  # type: ignore[misc]
+        """Keeps what is logged."""
+
+        name, version, experiment = "book", 0, None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.told: dict[str, float] = {}
+
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            self.told |= dict(metrics)
+
+        def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+            pass
 
     x, y = models.table(seed)
     module = Module()
@@ -273,21 +452,26 @@ def _lightning(seed: int, *, batch: int, epochs: int, pieces: int = 1, folder: P
         max_epochs=epochs,
         accelerator="cpu",
         devices=1,
-        callbacks=[private],
-        logger=False,
+        callbacks=[private, *([saver] if saver is not None else [])],
+        logger=Book(),
+        log_every_n_steps=1,
         enable_progress_bar=False,
         enable_model_summary=False,
-        enable_checkpointing=False,
+        enable_checkpointing=saver is not None,
+        default_root_dir=folder,
         num_sanity_val_steps=0,
         accumulate_grad_batches=pieces,
         gradient_clip_val=None,
     )
     trainer.fit(module, DataLoader(TensorDataset(x, y, torch.arange(ROWS)), batch_size=batch, shuffle=True))
+    private.told = trainer.logger.told
     return private, module.steps
 
 
 def lightning_steps_are_draws(seed: int) -> list[Finding]:
-    """One draw a step: the clipped sum, noise of the stated size, and the price of that."""
+    """One draw a step: the clipped sum, noise of the stated size, and the price of that; what loggers are told."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
     books = Ledger()
     books.register("people", epsilon=80.0, delta=0.05)
     with tempfile.TemporaryDirectory() as folder:
@@ -301,6 +485,8 @@ def lightning_steps_are_draws(seed: int) -> list[Finding]:
         whole, again = _lightning(seed, batch=ROWS, epochs=4, folder=Path(folder), **options)
         exact = bounds.gaussian_epsilon(math.sqrt(len(again.released)) / 2.0, DELTA)
         spent = charged(books, DELTA)
+    with tempfile.TemporaryDirectory() as folder:
+        told = _lightning(seed, batch=ROWS, epochs=1, folder=Path(folder), public_logs=("given",))[0].told
     with tempfile.TemporaryDirectory() as folder:
         exactly = _lightning(seed, batch=10, epochs=1, folder=Path(folder), noise_multiplier=LITTLE)[1]
         found.append(_sum("Lightning", exactly, seed, 10))
@@ -318,10 +504,21 @@ def lightning_steps_are_draws(seed: int) -> list[Finding]:
                 "neither noise nor ε": (begun(noise_multiplier=None), ValueError),
                 "a ledger without a data set": (begun(ledger=poor), ValueError),
                 "noise below 0": (begun(noise_multiplier=-1.0), ValueError),
+                "a file named by a private value": (
+                    begun(saver=ModelCheckpoint(folder, filename="{train_loss:.3f}")),
+                    ValueError,
+                ),
+                "the best by a private value": (begun(saver=ModelCheckpoint(folder, monitor="train_loss")), ValueError),
+                "people": (begun(unit="person"), Exception),
             },
         )
     return [
         *found,
+        holds(
+            "Lightning: private values",
+            "train_loss" not in told and "given" in told and "epsilon" in told,
+            f"logged: {sorted(told)}",
+        ),
         Finding("Lightning: price", price.p_value, price.detail),
         holds("Lightning: steps", count == 15, f"{count} of 15 steps"),
         holds("Lightning: closed form", whole.privacy.upper >= exact * (1 - 1e-6), f"{whole.privacy.upper:.4f}"),
@@ -331,7 +528,9 @@ def lightning_steps_are_draws(seed: int) -> list[Finding]:
 
 
 SCENES = (
-    Scene("Trainer: draws", "integrations", trainer_steps_are_draws, ("transformers", "accelerate")),
-    Scene("Trainer: charges", "integrations", trainer_pays, ("transformers", "accelerate")),
-    Scene("Lightning", "integrations", lightning_steps_are_draws, ("lightning",)),
+    Scene("Trainer: draws", "integrations", trainer_steps_are_draws, ("transformers", "accelerate"), long=True),
+    Scene("Trainer: charges", "integrations", trainer_pays, ("transformers", "accelerate"), long=True),
+    Scene("Trainer: resumed", "integrations", trainers_go_on, ("transformers", "accelerate"), long=True),
+    Scene("Trainer: losses", "integrations", losses_are_of_one_example),
+    Scene("Lightning", "integrations", lightning_steps_are_draws, ("lightning",), long=True),
 )

@@ -133,6 +133,16 @@ def tensor_noise_is_a_function(seed: int) -> list[Finding]:
     noise.add_normal_(double, key, 6, "d", 1.0)
     half = torch.zeros(2000, dtype=torch.bfloat16)
     noise.add_normal_(half, key, 7, "h", 1.0)
+    # A shard, or a tensor in another memory order, has the numbers of its places in the whole.
+    table = noise.normal(Key(secret, repeatable=True), 1, "w", (8, 12))
+    shard = noise.normal(Key(secret, repeatable=True), 1, "w", (3, 4, 2), offset=26, strides=(24, 2, 1))
+    places = 26 + 24 * np.arange(3)[:, None, None] + 2 * np.arange(4)[:, None] + np.arange(2)
+    lying = torch.zeros(12, 8).T
+    noise.add_normal_(lying, Key(secret, repeatable=True), 1, "w", 1.0)
+    whole = torch.zeros(300, 400).T
+    noise.add_normal_(whole, Key(secret, repeatable=True), 2, "w", 1.0)
+    long = noise.normal(Key(secret, repeatable=True), 2, "w", (400, 300))
+    placed = np.array_equal(shard.numpy(), table.flatten().numpy()[places]) and torch.equal(lying, table)
     into = torch.zeros(50)
     source = torch.ones(50)
     noise.add_normal_many_([source], key, 8, ["i"], 1.0, divisor=4.0, into=[into])
@@ -142,6 +152,7 @@ def tensor_noise_is_a_function(seed: int) -> list[Finding]:
         # 64 pairs of independent normals: a correlation above 0.72 has probability below 1e-9, four times.
         holds("tensor noise: of all four", alike < 0.75, f"largest correlation {alike:.3f} where one of them differs"),
         holds("tensor noise: by place", piece, "a piece is the piece of the whole"),
+        holds("tensor noise: in any order", placed and torch.equal(whole, long), "shards and transposed tensors"),
         holds("tensor noise: added", sums < 1e-4, f"{sums:.2g} from what is stated"),
         Finding(
             "tensor noise: far tails",
@@ -171,6 +182,11 @@ def draws_are_independent(seed: int) -> list[Finding]:
     key, steps, rows = Key.generate(), 300, 400
     masks = np.stack([noise.bernoulli_mask(key, step, rows, 0.15) for step in range(steps)])
     found = look.check_sampling(masks, acc.PoissonSampled(acc.Gaussian(1.0), 0.15) * steps)
+    # A piece of the records has the draws of its places, whoever asks for it.
+    piece = noise.bernoulli_mask(key, 7, 100, 0.15, offset=200)
+    placed = np.array_equal(piece, masks[7, 200:300]) and np.array_equal(
+        noise.uniform(key, 7, 50, offset=30), noise.uniform(key, 7, 80)[30:]
+    )
     words = noise.uniform(key, 0, 5000)
     other = noise.uniform(Key.generate(), 0, 5000)
     bits = (words.astype(np.uint64) >> np.uint64(63)).astype(int)
@@ -183,6 +199,7 @@ def draws_are_independent(seed: int) -> list[Finding]:
         *(Finding(f"draws: {f.check}", f.p_value, f.detail) for f in found),
         Finding("uniform words", float(stats.kstest(words / 2.0**64, "uniform").pvalue), "spread evenly"),
         Finding("uniform words: bits", statistics.frequency_p_value(int(bits.sum()), 5000, 0.5), "top bits"),
+        holds("draws: by place", placed, "a piece is the piece of the whole"),
         holds("fresh keys", not np.array_equal(words, other), "two keys, two streams"),
         holds("expanded secrets", np.array_equal(one, two), "one secret, one stream"),
         holds("the system's entropy", not np.array_equal(new, more) and not np.array_equal(one, new), "never again"),
@@ -286,7 +303,7 @@ def _refused_in_child(key: Key) -> bool:
 
 SCENES = (
     Scene("noise: samplers", "noise", samplers_have_their_laws),
-    Scene("noise: tensors", "noise", tensor_noise_is_a_function),
+    Scene("noise: tensors", "noise", tensor_noise_is_a_function, long=True),
     Scene("noise: draws", "noise", draws_are_independent),
     Scene("noise: keys", "noise", keys_stay_secret),
 )

@@ -31,6 +31,7 @@ from tacit.pate import (
     Teachers,
     VoteCounts,
 )
+from tacit.pate import partition as dealing
 from tacit.selftest import tap
 from tacit.selftest.scene import Scene, charged, ledger_of, refused
 
@@ -263,6 +264,14 @@ def teachers_are_prices(seed: int) -> list[Finding]:
         },
     )
     usual = teacher.answer(votes["positions"], queries=5).privacy.interval.terms
+    people = ["a", "b", "a", "c", "b", "d", "a", 7, 7.0]
+    dealt = [dealing.positions(people, 3), dealing.keyed(people, 3, Key(bytes(32), repeatable=True))]
+    one = [len({int(t) for p, t in zip(map(str, people), part, strict=True) if p[0] == "a"}) for part in dealt]
+    same = [part[-1] == part[-2] for part in dealt]
+    rows = dealing.contents([(1, "x"), (1.0, "x"), (2, "x"), (1, None), (1, b"x")], [0, 0, 0, 0, 0])
+    apart = len(set(rows)) == 4 and rows[0] == rows[1]
+    found.append(holds("partition: a person has one teacher", one == [1, 1] and all(same), f"{dealt}"))
+    found.append(holds("partition: contents", apart, "equal records are one, others are not"))
     return [*found, positions, holds("positions: usual terms", "replace" in usual, usual)]
 
 
@@ -323,6 +332,11 @@ def data_dependent_accounts_hold(seed: int) -> list[Finding]:
     ]
 
 
+def _converted(order: float, divergence: float, delta: float) -> float:
+    """ε of a Rényi divergence (Canonne, Kamath & Steinke 2020, proposition 12)."""
+    return divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+
+
 def sanitised_releases_are_smooth(seed: int) -> list[Finding]:
     """Noise of a sanitised release: as large as one vote moves it, and changing by at most e^β between neighbours."""
     delta, beta, multiplier, order = 1e-5, 0.05, 3.0, 6.0
@@ -358,6 +372,12 @@ def sanitised_releases_are_smooth(seed: int) -> list[Finding]:
             "sanitised: smooth", ratio <= beta * (1 + SLACK), f"the log of the noise moves by {ratio:.4f}, β = {beta}"
         ),
         holds("sanitised: priced", found >= _unequal(order, beta, multiplier) * (1 - 1e-9), f"divergence {found:.5f}"),
+        holds(
+            "sanitised: states its own cost",
+            estimate.epsilon >= _converted(estimate.order, estimate.renyi + estimate.cost, estimate.delta) * (1 - 1e-9)
+            and estimate.cost > 0,
+            f"{estimate}",
+        ),
         holds("sanitised: noise", len(heard) == 1 and heard[0].scale > 0, "the published number has noise"),
         holds(
             "sanitised: paid",
@@ -552,6 +572,6 @@ SCENES = (
     Scene("votes: people", "pate", people_move_one_vote),
     Scene("votes: partitions", "pate", teachers_are_prices),
     Scene("votes: accounts", "pate", data_dependent_accounts_hold),
-    Scene("votes: sanitised", "pate", sanitised_releases_are_smooth),
+    Scene("votes: sanitised", "pate", sanitised_releases_are_smooth, long=True),
     Scene("votes: students", "pate", students_see_answers_only),
 )

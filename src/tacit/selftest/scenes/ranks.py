@@ -111,4 +111,4 @@ def ranks_train_as_one(seed: int) -> list[Finding]:
     return found
 
 
-SCENES = (Scene("ranks", "sgd", ranks_train_as_one),)
+SCENES = (Scene("ranks", "sgd", ranks_train_as_one, long=True),)

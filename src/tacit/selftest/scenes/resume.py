@@ -15,9 +15,11 @@ from torch import nn
 from tacit.audit import bounds
 from tacit.audit.findings import Finding, holds
 from tacit.ledger import Ledger
+from tacit.noise.keys import Key
 from tacit.selftest import models
 from tacit.selftest.scene import Scene, charged, refused
 from tacit.sgd import Training
+from tacit.sgd.training import checkpoint
 from tacit.sgd.training.checkpoint import CheckpointError
 
 STEPS, DONE, DELTA = 6, 3, 1e-5
@@ -128,6 +130,13 @@ def the_same_run_goes_on(seed: int) -> list[Finding]:
         (Path(folder) / "run.pt").write_bytes(kept[:-7] + b"altered")
         altered = refused("resume: files", {"an altered file": (lambda: _go(_training(folder, seed)), Exception)})
     with tempfile.TemporaryDirectory() as folder:
+        # Whoever has the file and not the key writes another state: fewer steps made, so that noise is drawn again.
+        path = Path(folder) / "run.pt"
+        _go(_training(folder, seed), DONE)
+        state, _, _ = checkpoint.read(path)
+        checkpoint.write(path, state | {"step": 1}, Key.generate())
+        forged = refused("resume: forged", {"another state": (lambda: _go(_training(folder, seed)), CheckpointError)})
+    with tempfile.TemporaryDirectory() as folder:
         _go(_training(folder, seed), DONE)
         (Path(folder) / "run.key").unlink()
         lost = refused("resume: keys", {"the key is gone": (lambda: _go(_training(folder, seed)), CheckpointError)})
@@ -142,6 +151,7 @@ def the_same_run_goes_on(seed: int) -> list[Finding]:
         holds("resume: the key is closed", closed, "only its owner reads it"),
         holds("resume: stopped runs", stopped, "a public reason to stop pays for what was made"),
         altered,
+        forged,
         lost,
     ]
 

@@ -21,52 +21,118 @@ from tacit.sgd.errors import ClippingError
 CLASSES = models.CLASSES
 
 
-class Recurrent(nn.Module):
+class Made(nn.Module):
+    """Parameters of these shapes, and what is done with them and the input."""
+
+    def __init__(self, how: Callable[[Any, Tensor], Tensor], *inner: nn.Module, **shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.how, self.inner = how, nn.ModuleList(inner)
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.how(self, x)
+
+
+def _recurrent(inner: nn.Module, width: int) -> nn.Module:
     """A recurrent layer and a head on its mean state."""
-
-    def __init__(self, inner: nn.Module, width: int) -> None:
-        super().__init__()
-        self.inner, self.head = inner, nn.Linear(width, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.head(self.inner(x)[0].mean(1))
-        return found
+    return Made(lambda m, x: m.inner[1](m.inner[0](x)[0].mean(1)), inner, nn.Linear(width, CLASSES))
 
 
-class Words(nn.Module):
+def _words(m: Any, tokens: Tensor) -> Tensor:
     """Word vectors, attention over them, a norm, and a scale and shift by hand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(models.VOCABULARY, 8)
-        self.places = nn.Parameter(torch.zeros(4, 8))
-        self.attend = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
-        self.norm, self.scale, self.shift = nn.LayerNorm(8), nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(1))
-        self.head = nn.Bilinear(8, 8, CLASSES)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        inside = self.attend(self.words(tokens) + self.places)
-        mean = self.norm(inside.mean(1)) * self.scale + self.shift
-        found: Tensor = self.head(mean, mean.tanh())
-        return found
+    inside = m.inner[1](m.inner[0](tokens) + m.places)
+    mean = m.inner[2](inside.mean(1)) * m.scale + m.shift
+    found: Tensor = m.inner[3](mean, mean.tanh())
+    return found
 
 
-class ByHand(nn.Module):
+def _by_hand(m: Any, x: Tensor) -> Tensor:
     """Matrix products, sums of Einstein's kind, convolution by function, a weight that is used three times."""
+    x = torch.tanh(x @ m.one) + torch.einsum("bi,ij->bj", x, m.one)
+    y = nn.functional.conv1d(x.unsqueeze(1), m.filter, padding=1).mean(1)
+    both = torch.stack([x, y], 1)
+    found: Tensor = torch.einsum("bki,kij->bj", both, m.three) + m.bias + (x @ m.one).mean(1, keepdim=True)
+    return found
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.one = nn.Parameter(torch.zeros(6, 6))
-        self.filter = nn.Parameter(torch.zeros(4, 1, 3))
-        self.three = nn.Parameter(torch.zeros(2, 6, CLASSES))
-        self.bias = nn.Parameter(torch.zeros(CLASSES))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.tanh(x @ self.one) + torch.einsum("bi,ij->bj", x, self.one)
-        y = nn.functional.conv1d(x.unsqueeze(1), self.filter, padding=1).mean(1)
-        both = torch.stack([x, y], 1)
-        found: Tensor = torch.einsum("bki,kij->bj", both, self.three) + self.bias + (x @ self.one).mean(1, keepdim=True)
-        return found
+def _elementwise(m: Any, x: Tensor) -> Any:
+    """Parameters that meet each number of an example: quotients, powers, choices, differences, masks."""
+    x = torch.where(x > 0.2, m.a, x) / (1.5 + m.b.tanh()) - m.a + torch.maximum(x, m.b) + torch.lerp(x, m.a, 0.3)
+    x = x.masked_fill(x > 1, 0.5).masked_fill(x < -1, m.c) + torch.sub(x, m.b, alpha=2.0) + torch.addcmul(x, x, m.a)
+    return torch.addmm(m.bias, x, m.w, beta=2.0, alpha=0.5) + torch.tensordot(x, m.w, 1) + (m.bias - x[:, :CLASSES])
+
+
+def _joined(m: Any, x: Tensor) -> Tensor:
+    """Parameters beside the examples: stacked, concatenated, looked up, added in place, with statistics that stay."""
+    both = torch.stack([x, m.a.expand_as(x)], 1) * m.gain
+    long = torch.cat([both.flatten(1), m.b.expand(len(x), 4)], 1)
+    long = nn.functional.batch_norm(long, x.new_zeros(16), x.new_ones(16), m.scale, m.shift, training=False)
+    found: Tensor = long @ m.w
+    found += torch.bmm(x.unsqueeze(1), m.each.expand(len(x), 6, CLASSES)).squeeze(1)
+    return found
+
+
+def _looked_up(m: Any, tokens: Tensor) -> Any:
+    """One table that is read in four ways, and as a head."""
+    bag = nn.functional.embedding_bag(tokens, m.table, mode="mean", padding_idx=3)
+    found = m.table[tokens].mean(1) + m.table.index_select(0, tokens[:, 0]) + bag
+    found = torch.tanh(found + nn.functional.embedding(tokens, m.table, padding_idx=2).sum(1))
+    return (found @ m.table.T)[:, :CLASSES]
+
+
+def _without_rules(m: Any, x: Tensor) -> Any:
+    """Operations that no rule covers: distances, cosines, sorted and folded parameters, a matrix function."""
+    near = torch.cdist(x, m.w) + nn.functional.cosine_similarity(x.unsqueeze(1), m.w.unsqueeze(0), dim=-1)
+    spread = torch.matrix_exp(0.1 * m.square) @ m.w.T.cumsum(0)
+    return near + x @ spread + torch.logsumexp(x.unsqueeze(1) + m.w, -1)
+
+
+class OwnProduct(torch.autograd.Function):
+    """A product whose gradient nobody else knows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, w = ctx.saved_tensors
+        return grads[0] @ w.T, x.T @ grads[0]
+
+
+def own_product(x: Tensor, w: Tensor) -> Any:
+    """The product, by a function that has a gradient of its own."""
+    return OwnProduct.apply(x, w)  # type: ignore[no-untyped-call]
+
+
+def _hidden(m: Any, x: Tensor) -> Any:
+    """Uses that cannot be seen in a pass over the batch: a gradient of one's own, a transform, complex weights."""
+    many = torch.func.vmap(lambda row: torch.tanh(row @ m.v))(x)
+    turned = (torch.view_as_complex(x.reshape(len(x), 3, 2).contiguous()) * torch.view_as_complex(m.z)).abs()
+    return own_product(x, m.w) + many + turned @ m.u
+
+
+def _experts(m: Any, x: Tensor) -> Tensor:
+    """Every row of every example goes to the expert that its own numbers choose."""
+    rows = x.reshape(-1, x.shape[-1])
+    choice = (rows @ m.gate).argmax(1)
+    out = torch.zeros(len(rows), CLASSES, dtype=x.dtype)
+    for k, expert in enumerate(m.inner):
+        mine = (choice == k).nonzero().flatten()
+        out = out.index_add(0, mine, expert(rows[mine]))
+    return out.reshape(len(x), -1, CLASSES).mean(1)
+
+
+def _packed(m: Any, x: Tensor) -> Tensor:
+    """Sequences of different lengths, and cells."""
+    sizes = 1 + (x[:, 1:, 0] > 0).sum(1)
+    packed = nn.utils.rnn.pack_padded_sequence(x, sizes, batch_first=True, enforce_sorted=False)
+    out, _ = nn.utils.rnn.pad_packed_sequence(m.inner[0](packed)[0], batch_first=True)
+    cell = m.inner[1](x[:, 0])
+    found: Tensor = m.inner[2](out.sum(1)) + m.inner[3](cell)
+    return found
 
 
 def _pictures(seed: int, channels: int = 2, size: int = 6) -> tuple[Tensor, Tensor]:
@@ -112,11 +178,56 @@ def _scenes(seed: int) -> dict[str, tuple[nn.Module, tuple[Tensor, Tensor]]]:
         ),
         "in one dimension": (nn.Sequential(nn.Conv1d(4, 3, 2), nn.GELU(), flat(), nn.Linear(15, CLASSES)), (series, y)),
         "in three dimensions": (nn.Sequential(nn.Conv3d(1, 2, 2), flat(), nn.Linear(54, CLASSES)), (volume, y)),
-        "LSTM": (Recurrent(nn.LSTM(6, 5, batch_first=True, bidirectional=True), 10), (series, y)),
-        "GRU": (Recurrent(nn.GRU(6, 5, num_layers=2, batch_first=True), 5), (series, y)),
-        "RNN": (Recurrent(nn.RNN(6, 5, batch_first=True), 5), (series, y)),
-        "attention": (Words(), (tokens, y)),
-        "by hand": (ByHand(), (rows, y)),
+        "LSTM": (_recurrent(nn.LSTM(6, 5, batch_first=True, bidirectional=True), 10), (series, y)),
+        "GRU": (_recurrent(nn.GRU(6, 5, num_layers=2, batch_first=True), 5), (series, y)),
+        "RNN": (_recurrent(nn.RNN(6, 5, batch_first=True), 5), (series, y)),
+        "LSTM with a projection": (_recurrent(nn.LSTM(6, 5, proj_size=3, batch_first=True), 3), (series, y)),
+        "sequences of several lengths": (
+            Made(
+                _packed,
+                nn.GRU(6, 5, batch_first=True),
+                nn.GRUCell(6, 4),
+                nn.Linear(5, CLASSES),
+                nn.Linear(4, CLASSES),
+            ),
+            (series, y),
+        ),
+        "attention": (
+            Made(
+                _words,
+                nn.Embedding(models.VOCABULARY, 8),
+                nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True),
+                nn.LayerNorm(8),
+                nn.Bilinear(8, 8, CLASSES),
+                places=(4, 8),
+                scale=(8,),
+                shift=(1,),
+            ),
+            (tokens, y),
+        ),
+        "by hand": (
+            Made(_by_hand, one=(6, 6), filter=(4, 1, 3), three=(2, 6, CLASSES), bias=(CLASSES,)),
+            (rows, y),
+        ),
+        "elementwise": (Made(_elementwise, a=(6,), b=(6,), c=(), w=(6, CLASSES), bias=(CLASSES,)), (rows, y)),
+        "joined": (
+            Made(_joined, a=(6,), b=(4,), gain=(2, 1), scale=(16,), shift=(16,), w=(16, CLASSES), each=(1, 6, CLASSES)),
+            (rows, y),
+        ),
+        "looked up": (Made(_looked_up, table=(models.VOCABULARY, 8)), (tokens, y)),
+        "without rules": (Made(_without_rules, w=(CLASSES, 6), square=(6, 6)), (rows, y)),
+        "hidden uses": (Made(_hidden, w=(6, CLASSES), v=(6, CLASSES), z=(3, 2), u=(3, CLASSES)), (rows, y)),
+        "experts": (Made(_experts, nn.Linear(6, CLASSES), nn.Linear(6, CLASSES), gate=(6, 2)), (series, y)),
+        "many channels": (
+            nn.Sequential(nn.Conv2d(2, 24, 3), nn.Conv2d(24, 24, 4), flat(), nn.Linear(24, CLASSES)),
+            _pictures(seed),
+        ),
+        "long rows": (
+            nn.Sequential(
+                nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 40), Made(lambda m, x: x.mean(1)), nn.Linear(40, CLASSES)
+            ),
+            (series, y),
+        ),
         "normed weights": (
             nn.Sequential(
                 torch.nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)),
@@ -166,7 +277,7 @@ def layers_are_clipped(seed: int) -> list[Finding]:
             / clip
         )
         off = float(np.abs(whole.norms.double().numpy() - norms).max() / norms.max())
-        right = away < 0.02 and moved <= 1 + look.ROUNDING and off < 1e-2
+        right = away < 1e-3 and moved <= 1 + look.ROUNDING and off < 1e-3
         found.append(
             holds(f"rules: {name}", right, f"sum {away:.2g} off, one record moves {moved:.4f}, norms {off:.2g} off")
         )
@@ -219,6 +330,6 @@ def single_gradients_are_single(seed: int) -> list[Finding]:
 
 
 SCENES = (
-    Scene("rules: layers", "sgd", layers_are_clipped),
+    Scene("rules: layers", "sgd", layers_are_clipped, long=True),
     Scene("rules: single gradients", "sgd", single_gradients_are_single),
 )

@@ -34,6 +34,7 @@ from tacit.tuning import (
     tune_on_public,
 )
 from tacit.tuning.exponential import comparisons
+from tacit.tuning.space import Space
 
 Floats = npt.NDArray[np.float64]
 
@@ -194,6 +195,32 @@ def choices_under_each_adjacency(seed: int) -> list[Finding]:
 # -- searches ----------------------------------------------------------------------------------------------------------
 
 
+def _with_less_noise(seed: int) -> Callable[[], object]:
+    """A search whose runs are not those that were priced: later ones have less noise than the first says."""
+    import torch
+    from torch import nn
+
+    from tacit.sgd import Training
+
+    x, y = torch.randn(40, 3, generator=torch.Generator().manual_seed(seed)), torch.arange(40) % 2
+    priced = [False]
+
+    def train(candidate: Any, noise: float) -> Any:
+        model = nn.Linear(3, 2)
+        settings: dict[str, Any] = {"batch_size": 40, "steps": 2, "delta": 1e-6, "size": 40, "clip_norm": 1.0}
+        own = noise / 2 if priced[0] else noise
+        optimizer, loss = torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss(reduction="none")
+        return Training(model, optimizer, loss, (x, y), noise_multiplier=own, **settings)
+
+    def work() -> None:
+        score = correct_count(x, y, noise=8.0)
+        search = PrivateSearch({"a": [1, 2]}, train, score, epsilon=3.0, delta=1e-5, runs=3, progress=False)
+        priced[0] = True
+        search.run()
+
+    return work
+
+
 def failed_runs_are_runs(seed: int) -> list[Finding]:
     """A run that fails is an outcome: not tried again, not chosen over others, and nothing of it is told."""
     searches, mean = 150, 3.0
@@ -207,6 +234,7 @@ def failed_runs_are_runs(seed: int) -> list[Finding]:
         return 1.0
 
     chosen, told = [], []
+    less = refused("search: other runs", {"half the noise": (_with_less_noise(seed), SearchFailed)})
     search = _search(Score(lambda model: 1e6 * model), train=train, runs=mean, method="geometric")
     for _ in range(searches):
         try:
@@ -225,6 +253,7 @@ def failed_runs_are_runs(seed: int) -> list[Finding]:
         holds(
             "search: failures lose", all(best == {"which": 1} for best in chosen), f"{len(chosen)} searches ended well"
         ),
+        less,
         holds("search: failures say nothing", not any("42" in text for text in told), "no row in an error"),
     ]
 
@@ -267,6 +296,40 @@ def searches_end_as_priced(seed: int) -> list[Finding]:
     return found
 
 
+def outside_estimator(seed: int) -> Finding:
+    """A search over an estimator of training, by people: what is claimed is the plan of its runs, and it answers."""
+    from tacit.sgd import Classifier
+    from tacit.tuning import PrivateSearchCV
+
+    table = np.random.default_rng(seed).uniform(-1, 1, (120, 2))
+    labels = (table[:, 0] > 0).astype(int)
+    estimator = Classifier(delta=1e-6, epochs=1, batch_size=60, classes=[0, 1], unit="person")
+    search = PrivateSearchCV(
+        estimator, [{"learning_rate": 0.5}, {"learning_rate": 1.0}], epsilon=3.0, delta=1e-5, score_noise=9.0, runs=2
+    ).fit(table, labels, groups=np.arange(120) // 2)
+    right = search.predict(table).shape == (120,) and search.predict_proba(table).shape == (120, 2)
+    claim = search.privacy_
+    good = right and 0 < claim.upper <= 3.0 * (1 + 1e-6) and claim.unit == "person" and search.score(table, labels) >= 0
+    return holds("search: by people", good, f"claimed {claim}")
+
+
+def _draws_are_uniform(seed: int) -> list[Finding]:
+    """Candidates are drawn without the data: uniform on lists and ranges, and on the logarithm where that is asked."""
+    space = Space({"a": Uniform(2.0, 4.0), "b": LogUniform(0.1, 10.0), "c": ["x", "y", "z"]})
+    drawn = [space.draw() for _ in range(600)]
+    listed = Space([{"c": 1}, {"c": 2}])
+    counts = [sum(one["c"] == word for one in drawn) for word in "xyz"]
+    line = [one["a"] for one in drawn]
+    logs = [math.log10(one["b"]) for one in drawn]
+    chosen = sum(listed.draw()["c"] == 1 for _ in range(600))
+    return [
+        Finding("search: ranges", float(stats.kstest(line, "uniform", (2.0, 2.0)).pvalue), "uniform"),
+        Finding("search: ranges of logarithms", float(stats.kstest(logs, "uniform", (-1.0, 2.0)).pvalue), "uniform"),
+        Finding("search: lists", float(stats.chisquare(counts).pvalue), f"{counts}"),
+        Finding("search: listed candidates", float(stats.binomtest(chosen, 600, 0.5).pvalue), f"{chosen} of 600"),
+    ]
+
+
 def searches_go_on(seed: int) -> list[Finding]:
     """Workers, folders of interrupted searches, trainings of tacit, public tuning and the scikit-learn search."""
     import torch
@@ -301,6 +364,7 @@ def searches_go_on(seed: int) -> list[Finding]:
         kinds = len(search.noises)
         result = search.run()
         gone = not os.path.exists(f"{folder}/private")
+    beside = outside_estimator(seed)
     tuned = tune_on_public({"a": [1, 2, 3]}, lambda c: c["a"], lambda m: -abs(m - 2), because="made up", repeats=2)
     drawn = tune_on_public({"a": Uniform(0, 1), "b": LogUniform(1, 9)}, lambda c: c["a"], float, because="x", trials=4)
     usual = good_defaults(6000, 100, epsilon=2.0, delta=1e-5)
@@ -353,6 +417,8 @@ def searches_go_on(seed: int) -> list[Finding]:
         ),
     }
     return [
+        beside,
+        *_draws_are_uniform(seed),
         holds("search: kinds of candidates", kinds == 2, f"{kinds} amounts of noise for two lengths"),
         holds(
             "search: released", result.best is not None and result.privacy.upper <= 3.0 * (1 + 1e-6), repr(result.best)
@@ -413,5 +479,5 @@ SCENES = (
     Scene("selection: adjacencies", "tuning", choices_under_each_adjacency),
     Scene("selection: failed runs", "tuning", failed_runs_are_runs),
     Scene("selection: methods", "tuning", searches_end_as_priced),
-    Scene("selection: searches", "tuning", searches_go_on),
+    Scene("selection: searches", "tuning", searches_go_on, long=True),
 )

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from tacit.sgd.kernels.launch import as_operator
+
 #: A byte that is neither true nor false.
 UNKNOWN = 2
 #: True, with something to say about it.
@@ -79,7 +81,7 @@ def remarked(value: Tensor, remark: Tensor) -> Tensor:
 _here = threading.local()
 
 
-@torch.library.custom_op("tacit::tell", mutates_args=())
+@as_operator("tacit::tell")
 def tell(value: Tensor, factors: Tensor) -> Tensor:
     """Send a value to whoever awaits it. What is to follow takes its factors from here: a compiler may put operations
     in another order, and would otherwise send the value at the very end."""
@@ -94,7 +96,7 @@ def _(value: Tensor, factors: Tensor) -> Tensor:
     return torch.empty_like(factors)
 
 
-@torch.library.custom_op("tacit::apart", mutates_args=())
+@as_operator("tacit::apart")
 def apart(value: Tensor) -> Tensor:
     """The value, made where it stands. A compiler joins a small value to whatever reads it last: losses, to the answer
     at the end, and keeps the logits that they are made of for as long."""

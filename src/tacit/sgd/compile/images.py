@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node
 
 from tacit.sgd.compile.rewrites import name_of
 from tacit.sgd.kernels import convolutions, products
+from tacit.sgd.kernels.launch import as_operator
 from tacit.sgd.torch_compat import force_stride_order, to_copy
 
 assert convolutions
@@ -181,7 +182,7 @@ def _from_convolution(node: Any) -> bool:
     return bool(given.target in (aten.convolution.default, aten.convolution_backward.default))
 
 
-@torch.library.custom_op("tacit::full_product", mutates_args=())
+@as_operator("tacit::full_product")
 def full_product(left: Tensor, right: Tensor) -> Tensor:
     """A product of matrices, or of batches of them, in full float32, whatever torch is set to."""
     with products.full_precision():

@@ -8,6 +8,7 @@ for batches ``(inputs, targets)``.
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -128,3 +129,11 @@ def _reduces(loss: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return reduction is not None and reduction.default != "none"
+
+
+def weakly(value: Any) -> Callable[[], Any]:
+    """The value for as long as somebody else keeps it; nothing, of one that cannot be held so."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: None

@@ -507,12 +507,12 @@ NOTHING_FINITE = (
 )
 
 
-def warn_once(why: str | None, said: set[str]) -> None:
-    """Warn once why examples are lost, at the line that called tacit; only once, because it is about private data."""
+def warn_once(why: str | None, said: set[str], kind: type[Warning] = GradientsLost) -> None:
+    """Warn once, at the line that called tacit, why examples are lost; only once, because it is about private data."""
     if why is None or why in said:
         return
     said.add(why)
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("tacit."):
         frame, level = frame.f_back, level + 1
-    warnings.warn(f"{why}. Said once, to the operator: not for release", GradientsLost, stacklevel=level)
+    warnings.warn(f"{why}. Said once, to the operator: not for release", kind, stacklevel=level)

@@ -16,12 +16,12 @@ it may not: the data left torch, or a tensor came in that no watched operation m
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
@@ -31,7 +31,6 @@ from tacit.sgd.gradients.functions import (
     ALONG,
     CASTING,
     CONSTANT,
-    EMBEDDING,
     ESCAPES,
     JOINING,
     KNOWN,
@@ -41,37 +40,15 @@ from tacit.sgd.gradients.functions import (
     SELECTING,
     SIZED,
     SORTING,
+    Derived,
     Operation,
+    TorchCall,
+    only_selects,
     opened,
 )
 from tacit.sgd.sharding.shards import held, is_sharded, local
-from tacit.sgd.torch_compat import base, is_view, storage_id, unsafe_view
+from tacit.sgd.torch_compat import base, is_view, is_wrapped, storage_id, transforms, unsafe_view, unwrapped
 from tacit.sgd.torch_compat import version as version_of
-
-
-class TorchCall(NamedTuple):
-    """One call of a torch function, with all tensors among its arguments."""
-
-    func: Callable[..., Any]
-    name: str
-    operation: Operation
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    inputs: list[Tensor]
-
-
-@dataclass(eq=False)
-class Derived:
-    """A value computed from trainable parameters alone.
-
-    ``chain`` replays the selection of elements of one parameter (empty for the parameter itself), and is ``None`` when
-    the value is anything but such a selection.
-    """
-
-    tensor: Tensor
-    params: frozenset[int]
-    chain: tuple[tuple[Callable[..., Any], str, tuple[Any, ...], dict[str, Any], int | None], ...] | None
-
 
 #: What sizes alone make one think; who owns what may show that it is not so.
 BY_SIZE = "a value computed from the whole batch goes into the losses"
@@ -211,8 +188,12 @@ class Capture(TorchFunctionMode):
         *,
         keep_outputs: bool = False,
         sharded: bool = False,
+        apart: Collection[int] = (),
     ) -> None:
         super().__init__()
+        #: parameters whose gradients somebody else computes, by their number; and those whose gradients cannot be seen
+        self.apart = apart
+        self.foreign: dict[int, str] = {}
         #: why what was found out about another batch may not hold for this one; empty where nothing speaks against it
         self.doubt = ""
         self.rows = rows
@@ -367,18 +348,33 @@ class Capture(TorchFunctionMode):
                 continue
             variable = getattr(node, "variable", None)
             if variable is not None and id(variable) in self._leaves:
-                name = self.names[self._leaves[id(variable)]]
-                raise UncoveredUse(
-                    f"parameter {name!r} is consumed by {type(tensor.grad_fn).__name__} in {self._place()}, which runs "
-                    "outside torch's dispatch (a custom autograd function, scripted or compiled code), so its "
-                    f"per-example gradient cannot be seen. {SLOWLY}, or plain torch operations there. "
-                    "See: tacit explain no-rule"
-                )
+                self._unseen(self._leaves[id(variable)], type(tensor.grad_fn).__name__)
             stack.extend(parent for parent, _ in node.next_functions)
         if touched or seen:
             # Where its inputs were is not known: as bad as the worst.
             worst = any(moved for _, moved, _ in self._tainted.values())
             self._tainted[id(tensor)] = (weakref.ref(tensor), worst, True)
+
+    def _all_apart(self, derived: list[Derived]) -> bool:
+        return all(k in self.apart for d in derived for k in d.params)
+
+    def _unseen(self, k: int, what: str) -> None:
+        """Note that a parameter goes where its per-example gradient cannot be seen."""
+        if k not in self.apart:
+            self.foreign.setdefault(
+                k,
+                f"parameter {self.names[k]!r} is consumed by {what} in {self._place()}, which runs outside torch's "
+                "dispatch (a custom autograd function, a gradient inside the loss, a transform of torch.func, scripted "
+                "or compiled code), so its per-example gradient cannot be seen",
+            )
+
+    def finish(self, losses: Sequence[Tensor], rewind: Callable[[], None] = lambda: None) -> None:
+        """Refuse a pass in which parameters went unseen, also into the losses themselves; ``rewind`` comes before."""
+        self._facts("losses", list(losses))
+        if self.foreign:
+            rewind()
+            why = f"{next(iter(self.foreign.values()))}. {SLOWLY}, or plain torch operations there. "
+            raise UncoveredUse(why + "See: tacit explain no-rule", [self.names[k] for k in self.foreign])
 
     def _place(self) -> str:
         return f"module {self.where[-1]!r}" if self.where and self.where[-1] else "the model"
@@ -403,6 +399,11 @@ class Capture(TorchFunctionMode):
         call = TorchCall(func, name, operation, args, kwargs, inputs)
         if not (tainted and derived and torch.is_grad_enabled()):
             return self._pass(call, derived, tainted=tainted)
+        if transforms() is not None:  # what meets inside vmap or torch.func.grad comes out as something else
+            for known in derived:
+                for k in known.params:
+                    self._unseen(k, f"{name!r} under a transform of torch.func")
+            return func(*args, **kwargs)
         if name in self.decompose and operation.from_torch:
             self.unrolled = True
             return self.decompose[name](self, *args, **kwargs)
@@ -505,7 +506,9 @@ class Capture(TorchFunctionMode):
         name, inputs = call.name, call.inputs
         versions = [version_of(t) for t in inputs]
         if call.kwargs.get("out") is not None:
-            raise UncoveredUse(f"{name!r} with out= consumes {self._names(derived)} in {self._place()}")
+            raise UncoveredUse(
+                f"{name!r} with out= consumes {self._names(derived)} in {self._place()}", self._own(derived)
+            )
         inplace = call.operation.writes
         kept = (call.args, call.kwargs)
         if inplace:
@@ -516,7 +519,8 @@ class Capture(TorchFunctionMode):
         changed = [t for t, v in zip(inputs, versions, strict=True) if version_of(t) != v]
         if any(t is not call.args[0] or not inplace for t in changed):
             raise UncoveredUse(
-                f"{name!r}, which consumes {self._names(derived)} in {self._place()}, changes its inputs"
+                f"{name!r}, which consumes {self._names(derived)} in {self._place()}, changes its inputs",
+                self._own(derived),
             )
         results = [out] if isinstance(out, Tensor) else tensors_in(out)
         decides = inplace or name in SORTING
@@ -552,11 +556,14 @@ class Capture(TorchFunctionMode):
         inplace: bool,
         moved: bool,
     ) -> None:
+        """Keep a use. Many branches: pieces of larger tensors, nested ones, and values that no rule reads."""
         live = [t for t in results if t.requires_grad]
         if not live:
             return
         edges = [get_gradient_edge(t) for t in live]
         self._use_nodes.update(edge.node for edge in edges)
+        if self.apart and self._all_apart(derived):
+            return
         placements = None
         if self.sharded and any(is_sharded(t) for t in live):
             # From here on the use is what this rank computed, with its pieces.
@@ -565,6 +572,8 @@ class Capture(TorchFunctionMode):
             args, kwargs, derived, placements = own_part(self._place(), name, *kept, derived, live, self.tainted)
             kept = (args, kwargs)
             live = [local(t) for t in live]
+        if any(t.is_nested for t in live):
+            kept, live = substitute(kept, rows_of_nested), [rows_of_nested(t) for t in live]
         if not self.needs_values(name):
             kept = substitute(kept, lambda t: t if any(t is d.tensor for d in derived) else _shape_only(t))
         self.uses.append(
@@ -599,13 +608,18 @@ class Capture(TorchFunctionMode):
         """Take note of a tensor that depends on the batch and was computed unwatched."""
         self._taint(tensor, rearranged=moved)
 
+    def _own(self, derived: list[Derived]) -> list[str]:
+        return sorted({self.names[k] for d in derived for k in d.params})
+
     def _names(self, derived: list[Derived]) -> str:
-        names = sorted({self.names[k] for d in derived for k in d.params})
-        return "parameter " + ", ".join(repr(n) for n in names)
+        return "parameter " + ", ".join(repr(n) for n in self._own(derived))
 
 
-def _shape_only(tensor: Tensor) -> Tensor:
-    # A rule that reads no input values should not keep activations alive for them.
+def rows_of_nested(tensor: Tensor) -> Tensor:  # any other tensor as it is
+    return tensor.detach().values() if tensor.is_nested and tensor.layout is torch.jagged else tensor
+
+
+def _shape_only(tensor: Tensor) -> Tensor:  # a rule that reads no values should not keep activations alive
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
@@ -666,23 +680,15 @@ def _chain(call: TorchCall, derived: list[Derived], item: int | None) -> Any:
         return None
     if not once or operation.writes or not operation.from_torch:
         return None
-    if name == "embedding" and not _only_selects(call):
+    if name == "embedding" and not only_selects(call):
         return None
     kept_args, kept_kwargs = substitute((args, kwargs), lambda t: HERE if t is source else t)
     return (*derived[0].chain, (func, name, kept_args, kept_kwargs, item))
 
 
-def _only_selects(call: TorchCall) -> bool:
-    """Whether an embedding is a mere selection: a padding row gets no gradient, and frequencies scale the others."""
-    functional = call.func is nn.functional.embedding
-    names = EMBEDDING if functional else ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse")
-    options = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
-    padding = options.get("padding_idx")
-    unpadded = padding is None if functional else padding in (None, -1)
-    return unpadded and options.get("max_norm") is None and not options.get("scale_grad_by_freq")
-
-
 def _storage(tensor: Tensor) -> int:
+    while is_wrapped(tensor):
+        tensor = unwrapped(tensor)
     return storage_id(tensor.untyped_storage())
 
 

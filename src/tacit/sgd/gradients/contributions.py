@@ -41,13 +41,14 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.sgd.gradients.capture import Derived, Use, substitute, tensors_in
+from tacit.sgd.gradients.capture import Use, substitute, tensors_in
+from tacit.sgd.gradients.functions import Derived
 from tacit.sgd.kernels import autotune, products, weighted
 
 CHUNK_ELEMENTS = 1 << 26
@@ -71,6 +72,8 @@ class Layout:
     outer: int
     batch: int
     inner: int
+    #: whether arithmetic says where the examples are, and not the data (:mod:`tacit.sgd.gradients.rows`)
+    regular: ClassVar[bool] = True
 
     @property
     def size(self) -> int:
@@ -100,6 +103,14 @@ class Layout:
 
     def moved(self, dim: int) -> Layout:
         return Layout(dim, self.outer, self.batch, self.inner)
+
+    def straight(self, tensor: Tensor, dim: int) -> Tensor:
+        """A tensor with its entries along ``dim`` where :attr:`plain` has them."""
+        return tensor
+
+    @property
+    def plain(self) -> Layout:
+        return self
 
 
 class NotCovered(Exception):
@@ -319,7 +330,7 @@ def reduce_to(shape: torch.Size | tuple[int, ...], full: Tensor, layout: Layout)
     summed = [
         k for k, (a, b) in enumerate(zip(padded, full.shape, strict=True)) if a == 1 and b > 1 and k != layout.dim
     ]
-    if layout.dim < extra if aligned else padded[layout.dim] != 1:
+    if layout.dim < extra or not layout.regular if aligned else padded[layout.dim] != 1:
         raise NotCovered
     if summed:
         full = full.sum(summed, keepdim=True)
@@ -334,7 +345,7 @@ def reduce_to(shape: torch.Size | tuple[int, ...], full: Tensor, layout: Layout)
 def _sums_tokens(shape: torch.Size | tuple[int, ...], full: Tensor, layout: Layout) -> bool:
     """Whether this is the gradient of a bias of tokens, and the kernels add it up."""
     tokens = full.dim() > 2 or (full.dim() == 2 and layout.inner > 1)
-    along = layout.dim == 0 and layout.outer == 1 and tuple(shape) == full.shape[-1:]
+    along = layout.regular and layout.dim == 0 and layout.outer == 1 and tuple(shape) == full.shape[-1:]
     return tokens and along and products.sums_tokens(full)
 
 

@@ -26,16 +26,27 @@ import torch
 from torch import Tensor, nn
 
 from tacit.sgd.errors import SLOWLY, ClippingError, UncoveredUse
-from tacit.sgd.gradients import company, frames, planning, verify
-from tacit.sgd.gradients.batches import Loss, is_criterion, leaves, plain, row_losses, rows_of, take
+from tacit.sgd.gradients import company, fallback, frames, planning, verify
+from tacit.sgd.gradients.batches import (
+    Loss,
+    is_criterion,
+    leaves,
+    plain,
+    row_losses,
+    rows_of,
+    take,
+    weakly,
+)
 from tacit.sgd.gradients.bounds import HIDDEN, ClippedGradients, Clipping, Gradients, clip, exact_products, warn_once
-from tacit.sgd.gradients.capture import Capture, Constants, Use
+from tacit.sgd.gradients.capture import Capture, Constants, Use, rows_of_nested
 from tacit.sgd.gradients.contributions import Aligned, Contributions, Group, NotCovered, Rule
 from tacit.sgd.gradients.frames import Frame
+from tacit.sgd.gradients.outlines import MovingRows, signature
 from tacit.sgd.gradients.outside import Attributes, Scalars, as_written, module_names
 from tacit.sgd.gradients.padding import Lengths
 from tacit.sgd.gradients.pieces import in_pieces
 from tacit.sgd.gradients.planning import PassPlan, UsePlan
+from tacit.sgd.gradients.rows import Unowned
 from tacit.sgd.gradients.rules import DECOMPOSE, RULES, SHAPE_ONLY
 from tacit.sgd.gradients.rules.generic import generic
 from tacit.sgd.gradients.verify import Check
@@ -200,7 +211,9 @@ class Pass:
             raise
         grads: list[list[Tensor | None]] = []
         for use in self.uses:
-            own: list[Tensor | None] = [None if g is None else g.detach() for g in found[: len(use.edges)]]
+            own: list[Tensor | None] = [
+                None if g is None else rows_of_nested(g.detach()) for g in found[: len(use.edges)]
+            ]
             grads.append(own if use.placements is None else cut_alike(own, use.placements))
             found = found[len(use.edges) :]
         return grads
@@ -247,11 +260,6 @@ class Engine:
     def __init__(
         self, model: nn.Module, parameters: dict[str, Tensor], shards: ShardedParameters | None = None
     ) -> None:
-        for name, parameter in parameters.items():
-            if parameter.is_complex():
-                raise UncoveredUse(
-                    f"parameter {name!r} is complex: store its real and imaginary part, and use torch.view_as_complex"
-                )
         # Weakly: engines are kept beside their models, and must not keep them alive.
         self._model = weakref.ref(model)
         self.state = ModelState(model)
@@ -261,10 +269,16 @@ class Engine:
         self.plans: dict[Any, PassPlan] = {}
         # Compiled steps by what they were written for; None where a step cannot be compiled.
         self.programs: dict[Any, Any] = {}
+        #: parameters whose gradients a pass of each example by itself gives, by their number, and why
+        self.apart: dict[int, str] = {
+            k: f"parameter {name!r} is complex" for k, (name, p) in enumerate(parameters.items()) if p.is_complex()
+        }
         #: contexts in which a pass was to be doubted, and why every pass is, where single ones do not show it
         self.doubted: dict[Any, str] = {}
         #: contexts in which the model hears that it is compiled, because it then does not look at its data
         self.hushed: dict[Any, bool] = {}
+        #: outputs of uses with rows that are found in every batch, by the outline of a pass: use, output, dimension
+        self.rows: dict[Any, MovingRows] = {}
         self.constants = Constants()
         self.lengths = Lengths()
         #: shapes of records, by context, where all batches so far had the same
@@ -289,7 +303,7 @@ class Engine:
     @property
     def pieces(self) -> list[Tensor]:
         """The parameters in the shapes that this rank computes with."""
-        whole = list(self.parameters.values())
+        whole = [torch.view_as_real(p) if p.is_complex() else p for p in self.parameters.values()]
         return whole if self.shards is None else [local(p) for p in whole]
 
     def values_of(self, numbers: Iterable[int]) -> AbstractContextManager[None]:
@@ -308,29 +322,41 @@ class Engine:
     def clipped_sums(self, request: Request, *, due: bool | None = None) -> ClippedGradients:
         """The sum over examples of per-example gradients, each clipped, and their norms.
 
-        ``due`` says whether a check is due, where that is known; it is counted otherwise.
+        ``due`` says whether a check is due, where that is known; it is counted otherwise. Many branches: one for each
+        way in which a batch is computed.
 
         Guarantee: adding or removing one example changes the sums by at most ``request.clipping.sensitivity`` in L2
         norm, rounding included, whatever the example holds; one whose gradient is not finite counts as zero.
         """
         if due is None:
             due = self._begin(request)
+        if self.apart:
+            request = fallback.fitting(self, request)
         if request.size != request.examples:
             return in_pieces(self, request, due=due)
         device, single = self.device, len(request.clipping.groups) == 1
         if request.mask is not None and request.mask.device != device:
             request = dataclasses.replace(request, mask=request.mask.to(device))
-        if request.compiled is not None and request.method == "operations":
-            done = request.compiled(self, request, due)
-            if done is not None:
-                warn_once(HIDDEN if done.lost else None, self.said)
-                norms = done.norms.squeeze(1) if single else done.norms
-                return ClippedGradients(done.sums, norms, request.clipping, done.losses, done.scale)
         gradients: Gradients | None
-        if request.method == "examples":
-            gradients, losses = verify.by_autograd(self, request)
-        else:
-            gradients, losses = self.by_plan(request, self.forward(*self.asked(request)), due=due)
+        rewind = remember(device)
+        try:
+            if request.compiled is not None and request.method == "operations" and not self.apart:
+                done = request.compiled(self, request, due)
+                if done is not None:
+                    warn_once(HIDDEN if done.lost else None, self.said)
+                    norms = done.norms.squeeze(1) if single else done.norms
+                    return ClippedGradients(done.sums, norms, request.clipping, done.losses, done.scale)
+            if request.method == "examples":
+                gradients, losses = verify.by_autograd(self, request)
+            else:
+                take = fallback.of_batch if self.apart else Engine.by_plan
+                gradients, losses = take(self, request, self.forward(*self.asked(request)), due=due)
+        except Unowned:  # rows without a finite gradient do not tell whose they are: each example alone does
+            rewind()
+            return in_pieces(self, dataclasses.replace(request, method="examples"), due=due)
+        except UncoveredUse as error:
+            fallback.set_apart(self, error)  # raises it again where that changes nothing
+            return self.clipped_sums(request, due=due)
         names, losses = list(self.parameters), losses.detach()
         good = torch.isfinite(losses)
         if gradients is None:
@@ -343,6 +369,7 @@ class Engine:
         if self.shards is not None:
             self.shards.rest()
         norms = found.norms.squeeze(1) if single else found.norms
+        sums = fallback.shaped(self, sums) if self.apart else sums
         return ClippedGradients(sums, norms, request.clipping, losses, found.scale)
 
     def _begin(self, request: Request) -> bool:
@@ -364,13 +391,14 @@ class Engine:
         ``None`` for gradients when no example of the batch has a finite one.
         """
         doubtful = self.anyone(flag=bool(run.doubt))
-        grads = run.output_gradients(retain=doubtful)
+        grads = run.output_gradients(retain=doubtful or self.by_row)
         key = self.signature(run, grads)
         known, plan = self.plans.get(key), self.plan_for(run, key)
         doubtful = doubtful and not (plan is not None and plan.dispels(run))
         wanted = request.check != "never" and (due or known is None or not known.checked)
-        if doubtful and plan is not None and not self.still_holds(run, grads, plan):
-            plan, wanted = None, True
+        if plan is not None and (doubtful or plan.by_row):
+            plan = self.located(run, grads, plan)
+            wanted = wanted or plan is None
         # Ranks gather parameters from one another: what one has to run again, all run again.
         wanted = self.anyone(flag=wanted)
         anew = self.anyone(flag=plan is None) or wanted
@@ -381,9 +409,11 @@ class Engine:
             if again is None:
                 return None, losses
             run, grads, plan = again
+        assert plan is not None
+        if not run.doubt and any(use.rearranged for use in run.uses) and not plan.certain(run):
+            run.doubt = "where the examples are in some tensor depends on the data"
         if request.check != "never":
             self._check_batch(request, run, anew=anew)
-        assert plan is not None
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             return self.gradients(run, grads, plan), run.losses
 
@@ -414,7 +444,7 @@ class Engine:
         if batch is not None:
             some, data = batch, leaves(batch)
         if self._criterion is None or self._criterion[0]() is not loss:
-            self._criterion = (_weakly(loss), is_criterion(loss))
+            self._criterion = (weakly(loss), is_criterion(loss))
         if self._criterion[1]:
             losses = functools.partial(row_losses, self.model, loss, some)
         else:
@@ -423,9 +453,10 @@ class Engine:
 
     def losses(self, request: Request) -> Tensor:
         """The losses of the examples, by a pass that nobody watches."""
-        losses, _, examples, _, views = self.asked(request)
-        with self.protected_buffers():
-            return _per_example(losses(), examples, views)
+        losses, _, examples, context, views = self.asked(request)
+        hushed = self.hushed.get(self.doubted_as(context), False)
+        with self.protected_buffers(), as_written(compiled=self.state.compiled, hushed=hushed):
+            return verify.per_example(losses(), examples, views)
 
     def forward(
         self,
@@ -454,7 +485,8 @@ class Engine:
             with self.protected_buffers(), plainly, torch.enable_grad(), names, scalars, capture:
                 values = losses()
                 if views is not None:
-                    values = _per_example(values, batch, views)
+                    values = verify.per_example(values, batch, views)
+            capture.finish([values], rewind)
         finally:
             if state is not None:
                 state.restore()
@@ -485,6 +517,7 @@ class Engine:
             sharded=self.shards is not None,
             rows=rows,
             constants=self.constants,
+            apart=self.apart,
         )
 
     @contextmanager
@@ -528,29 +561,14 @@ class Engine:
 
     def signature(self, run: Pass, grads: list[list[Tensor | None]]) -> Any:
         """What has to be the same for a plan, and the checks of it, to hold."""
-        return (
-            run.context,
-            run.batch,
-            tuple(
-                (
-                    use.name,
-                    tuple(use.shapes),
-                    tuple(g is None for g in grad),
-                    tuple(
-                        (tuple(sorted(d.params)), d.tensor.shape, frames.chain_key(d) if d.chain else d.chain)
-                        for d in use.derived
-                    ),
-                )
-                for use, grad in zip(run.uses, grads, strict=True)
-            ),
-        )
+        return signature(run, grads, self.rows)
 
     def plan_for(self, run: Pass, signature: Any) -> PassPlan | None:
         """The settled plan that holds for a pass of this signature, if there is one."""
         plan = self.plans.get(signature)
         if plan is None or not plan.settled:
             return None
-        if run.batch > 1 and any(use.rearranged for use in run.uses) and not plan.certain(run):
+        if run.batch > 1 and any(use.rearranged for use in run.uses) and not (plan.certain(run) or plan.by_row):
             return None
         for use, known in zip(run.uses, plan.uses, strict=True):
             now = [t for d in use.derived if d.chain for t in frames.chain_tensors(d)]
@@ -560,16 +578,19 @@ class Engine:
                 return None
         return plan
 
-    def still_holds(self, run: Pass, grads: list[list[Tensor | None]], plan: PassPlan) -> bool:
-        """Whether the examples of this very batch are where the plan has them; the graph of the pass is kept.
+    @property
+    def by_row(self) -> bool:
+        """Whether some plan asks every batch whose its rows are."""
+        return bool(self.rows)
 
-        Losses are weighted by powers of two, one digit of the example's number after the other, and the gradient at
-        each element must follow the weight of the example that the plan says it belongs to.
+    def located(self, run: Pass, grads: list[list[Tensor | None]], plan: PassPlan) -> PassPlan | None:
+        """The plan, with the rows of this very batch; None where its examples are not where the plan has them.
+
+        The graph of the pass is kept.
         """
-        return all(
-            planning.agrees(plan, grads, run.output_gradients(weights, retain=True), weights)
-            for weights in planning.owner_weights(run.batch, run.losses.device, run.losses.dtype)
-        )
+        weights = planning.owner_weights(run.batch, run.losses.device, run.losses.dtype)
+        weighed = [(w, run.output_gradients(w, retain=True)) for w in weights]
+        return planning.located(plan, grads, weighed, run.batch)
 
     # -- contributions -----------------------------------------------------------------------------------------------
 
@@ -618,7 +639,8 @@ class Engine:
             names = list(self.parameters)
             raise UncoveredUse(
                 f"no rule covers {use.name!r}, which consumes parameter {', '.join(repr(names[k]) for k in behind)} in "
-                f"{use.where}, and its derivative cannot be batched ({error}). {SLOWLY}. See: tacit explain no-rule"
+                f"{use.where}, and its derivative cannot be batched ({error}). {SLOWLY}. See: tacit explain no-rule",
+                [names[k] for k in behind],
             ) from error
 
     def grouped(self, run: Pass, plan: PassPlan, table: dict[int, Contributions]) -> Gradients:
@@ -632,6 +654,9 @@ class Engine:
         groups: list[list[tuple[Frame, Group]]] = []
         by_vjp: dict[tuple[int, int], dict[int, Tensor]] = {}
         for p, (parameter, mine) in enumerate(zip(parameters, places, strict=True)):
+            if p in self.apart:
+                groups.append([])
+                continue
             if p in plan.materialised:
                 formed = [self._formed(p, k, j, run.batch, plan, table, by_vjp) for k, j in mine]
                 groups.append([(Frame("root"), Group(parameter.shape, dense=functools.reduce(torch.add, formed)))])
@@ -662,39 +687,14 @@ class Engine:
         by_vjp: dict[tuple[int, int], dict[int, Tensor]],
     ) -> Tensor:
         """Per-example gradients of parameter ``p`` itself, from a contribution; ``by_vjp`` has those of others."""
-        parameters = self.pieces
         derived, contribution = table[k][j]
         frame = plan.uses[k].frames[j]
         if frame is not None:
-            return frames.in_parameter(frame, contribution, derived.tensor.shape, parameters[p])
+            return frames.in_parameter(frame, contribution, derived.tensor.shape, self.pieces[p])
         if (k, j) not in by_vjp:
             behind = sorted(derived.params)
+            fallback.check_dense(self, derived.tensor, behind)
             with self.values_of(behind):
-                found = frames.per_example_vjp(derived, contribution, [parameters[i] for i in behind], batch)
+                found = frames.per_example_vjp(derived, contribution, [self.pieces[i] for i in behind], batch)
             by_vjp[k, j] = dict(zip(behind, found, strict=True))
         return by_vjp[k, j].pop(p)
-
-
-def _weakly(value: Any) -> Callable[[], Any]:
-    """The value for as long as somebody else keeps it; nothing, of one that cannot be held so."""
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return lambda: None
-
-
-def _per_example(losses: Any, examples: int, views: int) -> Tensor:
-    """One loss per example: the mean over its views."""
-    rows = examples * views
-    if not isinstance(losses, Tensor) or losses.shape != (rows,):
-        what = f"a tensor of {losses.dim()} dimensions" if isinstance(losses, Tensor) else type(losses).__name__
-        raise ValueError(
-            f"the loss must return one value per example, a vector as long as the batch, not {what}. "
-            "See: tacit explain loss-shape"
-        )
-    if not losses.requires_grad:
-        raise ClippingError(
-            "the loss does not depend on any trainable parameter: it was detached, or computed under torch.no_grad()"
-        )
-    wide_enough: Tensor = losses.to(torch.promote_types(losses.dtype, torch.float32))
-    return wide_enough if views == 1 else wide_enough.view(examples, views).mean(1)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 
 def _words(text: str) -> frozenset[str]:
@@ -93,6 +94,30 @@ class Operation:
         return found
 
 
+class TorchCall(NamedTuple):
+    """One call of a torch function, with all tensors among its arguments."""
+
+    func: Callable[..., Any]
+    name: str
+    operation: Operation
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: list[Tensor]
+
+
+@dataclass(eq=False)
+class Derived:
+    """A value computed from trainable parameters alone.
+
+    ``chain`` replays the selection of elements of one parameter (empty for the parameter itself), and is ``None`` when
+    the value is anything but such a selection.
+    """
+
+    tensor: Tensor
+    params: frozenset[int]
+    chain: tuple[tuple[Callable[..., Any], str, tuple[Any, ...], dict[str, Any], int | None], ...] | None
+
+
 #: Operations by function, for those that ask at every operation of every step.
 KNOWN: dict[Callable[..., Any], Operation] = {}
 
@@ -106,8 +131,39 @@ def _writes(name: str) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-#: Copies of composite functions, by function.
-OPENED: dict[Callable[..., Any], Callable[..., Any]] = {}
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # as torch has it
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention written out, so that a learned bias or query is seen where it is added or multiplied.
+
+    Fused attention with dropout cannot be run again to ask for its derivative: it would drop others.
+    """
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
+    if is_causal:
+        before = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~before, float("-inf"))
+    if attn_mask is not None:
+        hidden = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, float("-inf")) if hidden else scores + attn_mask
+    nothing = (scores == float("-inf")).all(-1, keepdim=True)  # who sees nothing gets zeros
+    weights = scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
+    if dropout_p > 0:
+        weights = torch.nn.functional.dropout(weights, dropout_p)
+    return weights @ value
+
+
+#: What composite functions are made of, by function: written out above, or copies of their own code.
+OPENED: dict[Callable[..., Any], Callable[..., Any]] = {torch.nn.functional.scaled_dot_product_attention: attention}
 
 
 def opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -127,3 +183,13 @@ def opened(func: Callable[..., Any]) -> Callable[..., Any] | None:
         copy.__kwdefaults__ = func.__kwdefaults__
         OPENED[func] = copy
     return OPENED[func]
+
+
+def only_selects(call: TorchCall) -> bool:
+    """Whether an embedding is a mere selection: a padding row gets no gradient, and frequencies scale the others."""
+    functional = call.func is nn.functional.embedding
+    names = EMBEDDING if functional else ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse")
+    options = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    padding = options.get("padding_idx")
+    unpadded = padding is None if functional else padding in (None, -1)
+    return unpadded and options.get("max_norm") is None and not options.get("scale_grad_by_freq")

@@ -45,14 +45,18 @@ def digit_weights(batch: int, device: torch.device, dtype: torch.dtype) -> list[
 OWNER = 32
 
 
+def digits(dtype: torch.dtype) -> tuple[int, int]:
+    """The base of the digits of :func:`owner_weights`, and the exponent of the weight of digit zero."""
+    return (DIGIT, 0) if dtype == torch.float16 else (OWNER, -(OWNER // 2))
+
+
 def owner_weights(batch: int, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     """As :func:`digit_weights`, in as few vectors as the type allows."""
-    if dtype == torch.float16:
-        return digit_weights(batch, device, dtype)
+    base, least = digits(dtype)
     number, found = torch.arange(batch, device=device), list[Tensor]()
-    while OWNER ** len(found) < batch:
-        digit = (number // OWNER ** len(found)) % OWNER
-        found.append(torch.exp2((digit - OWNER // 2).to(dtype)))
+    while base ** len(found) < batch:
+        digit = (number // base ** len(found)) % base
+        found.append(torch.exp2((digit + least).to(dtype)))
     return found
 
 
@@ -119,10 +123,10 @@ class OwnerEvidence:
     def add(self, weighted: Tensor) -> None:
         """The gradient under the weights of the next digit."""
         value = weighted.detach()
+        if not value.numel():
+            return
         strays, all_fine = torch.zeros((2,), dtype=torch.int64, device=value.device)
-        rows: dict[int, list[tuple[Tensor, Tensor]]] = {
-            dim: [] for dim, size in enumerate(value.shape) if size and size % self.batch == 0
-        }
+        rows: dict[int, list[tuple[Tensor, Tensor]]] = {dim: [] for dim, size in enumerate(value.shape) if size}
         for part in _slices(value):
             some = value[part]
             fine = self.seen[part] & torch.isfinite(some) & (some != 0)
@@ -151,6 +155,19 @@ class OwnerEvidence:
     @property
     def empty(self) -> bool:
         return not bool(self.seen.any())
+
+    def by_row(self) -> list[int]:
+        """The dimensions along which every entry is one example's, or nobody's."""
+        if self.mixed:
+            return []
+        return [
+            dim
+            for dim in range(self.plain.dim())
+            if all(
+                dim in rows and bool(((rows[dim][0] < 0) | (rows[dim][0] == rows[dim][1])).all())
+                for rows in self.digits
+            )
+        ]
 
     def layouts(self) -> list[Layout]:
         """The layouts that agree with everything seen."""

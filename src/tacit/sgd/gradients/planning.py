@@ -14,26 +14,55 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from functools import reduce
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tacit.sgd.errors import SLOWLY, BatchMixing, ClippingError, UncoveredUse
-from tacit.sgd.gradients import company, frames, verify
+from tacit.sgd.gradients import company, frames, rows, verify
 from tacit.sgd.gradients.bounds import Gradients
 from tacit.sgd.gradients.capture import BY_SIZE, Use
 from tacit.sgd.gradients.contributions import Contributions, Group, Layout, NotCovered, wide
 from tacit.sgd.gradients.frames import Frame, chain_key, chain_tensors
-from tacit.sgd.gradients.owners import OwnerEvidence, candidates, digit_weights, follows, owner_weights, unmoved
+from tacit.sgd.gradients.outlines import moving_rows, outline
+from tacit.sgd.gradients.owners import (
+    OwnerEvidence,
+    candidates,
+    digit_weights,
+    digits,
+    follows,
+    owner_weights,
+    unmoved,
+)
 from tacit.sgd.gradients.ownership.proof import Proof, prove
+from tacit.sgd.gradients.rows import ByRow, OwnedRows
 
 if TYPE_CHECKING:
     from tacit.sgd.gradients.engine import Engine, Outputs, Pass, Request
 
-__all__ = ["PassPlan", "PlanTemplate", "UsePlan", "adapted", "agrees", "anew", "merged", "owner_weights", "survey"]
+__all__ = [
+    "PassPlan",
+    "PlanTemplate",
+    "UsePlan",
+    "adapted",
+    "anew",
+    "located",
+    "merged",
+    "outline",
+    "owner_weights",
+    "survey",
+]
+
+#: Gradients at the outputs of uses under weights of the examples, with these weights.
+Weighed = list[tuple[Tensor, list[list[Tensor | None]]]]
+
+SEVERAL = (
+    "rows whose places depend on the data belong to several examples: examples are mixed there, and no per-example "
+    "bound exists. See: tacit explain mixing"
+)
 
 #: The fewest examples that say where examples are.
 FEWEST = 2
@@ -64,6 +93,11 @@ class PassPlan:
     checked: bool = False
     proof: Proof | None = None
 
+    @cached_property
+    def by_row(self) -> bool:
+        """Whether rows of some output are found anew in every batch."""
+        return any(isinstance(layout, ByRow) for use in self.uses for layout in use.layouts)
+
     def certain(self, run: Pass) -> bool:
         """Whether it was shown, for every batch with which a pass does what this one did, that examples do not mix."""
         return self.proof is not None and self.proof.steady and self.proof.trace == run.trace
@@ -76,16 +110,43 @@ class PassPlan:
         return True
 
 
-def agrees(
-    plan: PassPlan, grads: list[list[Tensor | None]], weighted: list[list[Tensor | None]], weights: Tensor
-) -> bool:
-    """Whether gradients at the outputs follow the weights of the examples that a plan says the elements belong to."""
-    for known, row, values in zip(plan.uses, grads, weighted, strict=True):
-        for layout, plain, value in zip(known.layouts, row, values, strict=True):
-            seen = layout is not None and plain is not None and value is not None
-            if seen and not follows(layout, plain, value, weights):  # type: ignore[arg-type]
-                return False
-    return True
+def located(plan: PassPlan, grads: list[list[Tensor | None]], weighed: Weighed, batch: int) -> PassPlan | None:
+    """The plan with the rows of this very batch in place; None where its examples are not where the plan has them.
+
+    Losses are weighted by powers of two, one digit of the example's number after the other (:func:`owner_weights`), and
+    the gradient at each element must follow the weight of the example that it belongs to.
+
+    Raises:
+        Unowned: If it cannot be told because the gradient at some row is not finite.
+    """
+    uses: list[UsePlan] = []
+    known: list[OwnedRows] = []
+    for k, (use, row) in enumerate(zip(plan.uses, grads, strict=True)):
+        layouts = list(use.layouts)
+        for j, (layout, plain) in enumerate(zip(use.layouts, row, strict=True)):
+            told = [(weights, values[k][j]) for weights, values in weighed]
+            if layout is None or plain is None:
+                continue
+            if isinstance(layout, ByRow):
+                found = next((r for r in known if rows.still(r, layout.dim, plain, told)), None)
+                if found is None:
+                    found = _rows(layout.dim, plain, told, batch)
+                    known = known if found is None else [found, *known[:7]]
+                if found is None:
+                    return None
+                layouts[j] = found.moved(layout.dim)
+            elif layout.size != plain.shape[layout.dim] or not all(
+                g is None or follows(layout, plain, g, weights) for weights, g in told
+            ):
+                return None
+        uses.append(use if layouts == use.layouts else replace(use, layouts=layouts))
+    return replace(plan, uses=uses)
+
+
+def _rows(dim: int, plain: Tensor, told: list[tuple[Tensor, Tensor | None]], batch: int) -> OwnedRows | None:
+    if batch == 1:
+        return OwnedRows.of(dim, torch.zeros(plain.shape[dim], dtype=torch.int64, device=plain.device), 1)
+    return rows.found(dim, plain, told, batch, *digits(told[0][0].dtype)) if told else None
 
 
 # -- for a batch ---------------------------------------------------------------------------------------------------
@@ -104,13 +165,17 @@ def anew(
         return None
     rewind()
     run = engine.forward(*engine.asked(request))
-    grads = run.output_gradients()
+    grads = run.output_gradients(retain=engine.by_row)
     if found is None:  # only now: the other ranks needed this one's parameters
         return None
     plan = engine.plans.get(engine.signature(run, grads))
     if plan is None:
         raise ClippingError("the model takes another path through its operations each time it runs on the same batch")
     plan.dispels(run)
+    if plan.by_row:
+        plan = engine.located(run, grads, plan)
+        if plan is None:
+            raise BatchMixing(SEVERAL)
     return run, grads, plan
 
 
@@ -182,6 +247,10 @@ def _hushed(engine: Engine, request: Request, rewind: Callable[[], None], run: P
 def _made_and_checked(
     engine: Engine, request: Request, rewind: Callable[[], None], run: Pass, *, check: bool, finite: bool
 ) -> PassPlan | None:
+    """The plan for a pass, and what is compared with it.
+
+    Many branches: a batch may have values that are not finite, a single example, or rows that the data put elsewhere.
+    """
     original = None
 
     def forward(some: Request) -> Pass:
@@ -210,21 +279,32 @@ def _made_and_checked(
             del swapped
             if check:
                 verify.isolated(engine, request, run, losses, example, rewind)
-    with torch.no_grad(), torch.autocast(run.losses.device.type, enabled=False):
-        known = engine.plans.get(engine.signature(run, run.output_gradients(retain=True)))
-        plan, gradients = make_plan(engine, run, outputs, chosen[0], original)
-        plan.checked = known is not None and known.checked
-        if not same:
-            raise verify.mixing(verify.ITS_GRADIENT)
-        if check:
-            verify.agree(engine, run, gradients, chosen)
-            plan.checked = True
+
+    def planned(run: Pass, *, by_row: bool) -> PassPlan:
+        with torch.no_grad(), torch.autocast(run.losses.device.type, enabled=False):
+            known = engine.plans.get(engine.signature(run, run.output_gradients(retain=True)))
+            plan, gradients = make_plan(engine, run, outputs, chosen[0], original, by_row=by_row)
+            plan.checked = known is not None and known.checked
+            if not same:
+                raise verify.mixing(verify.ITS_GRADIENT)
+            if check:
+                verify.agree(engine, run, gradients, chosen)
+                plan.checked = True
+        return plan
+
+    moving = request.examples > 1 and any(use.rearranged for use in run.uses)
+    plan = planned(run, by_row=False)
+    del run  # one pass at a time
     if check and engine.shards is None and request.examples > 1:
-        del run, gradients  # one pass at a time
         try:
             plan.proof = prove(engine, request, rewind, [use.layouts for use in plan.uses])
         except torch.OutOfMemoryError:
             plan.proof = None  # what was not shown is checked batch by batch
+    if moving and engine.shards is None and not (plan.proof is not None and plan.proof.steady):
+        # In another batch the data may put examples elsewhere: whose a row is has to be asked each time.
+        outputs, proof = None, plan.proof
+        plan = planned(forward(request), by_row=True)
+        plan.proof = proof
     return plan
 
 
@@ -290,9 +370,19 @@ def _give_back() -> None:
 
 
 def make_plan(
-    engine: Engine, run: Pass, outputs: Outputs | None, example: int, original: Pass | None = None
+    engine: Engine,
+    run: Pass,
+    outputs: Outputs | None,
+    example: int,
+    original: Pass | None = None,
+    *,
+    by_row: bool = False,
 ) -> tuple[PassPlan, Gradients]:
     """Find out all that a plan holds, from one pass whose graph is kept.
+
+    With ``by_row`` rows are found in every batch wherever the data may put them elsewhere.
+
+    Many branches: evidence of several kinds, for every output of every use.
 
     ``outputs`` are those of a pass over the same batch with every other example replaced by ``example``,
     ``original`` is a pass over a batch of which ``run`` has only the finite examples: further evidence, both.
@@ -300,6 +390,9 @@ def make_plan(
     evidence = [_evidence(run)]
     if original is not None and [u.shapes for u in original.uses] == [u.shapes for u in run.uses]:
         evidence.append(_evidence(original))
+    grads = run.output_gradients(retain=True)
+    key = outline(run, grads)
+    moving = engine.rows.get(key, [])
     settled = True
     uses: list[UsePlan] = []
     for k, use in enumerate(run.uses):
@@ -311,13 +404,24 @@ def make_plan(
                 continue
             after = outputs[k][j] if outputs is not None and len(outputs) == len(run.uses) else None
             layout, sure = _locate(engine, use, j, seen, run.batch, after, example)
+            if layout.regular and ((by_row and use.rearranged) or (k, j, layout.dim) in moving):
+                layout, sure = ByRow.along(layout.dim, run.batch), True
             layouts.append(layout)
             settled = settled and sure
         uses.append(UsePlan(layouts, guards=[t.clone() for d in use.derived for t in frames.chain_tensors(d)]))
     del evidence
     plan = PassPlan(uses, set(), settled)
-    grads = run.output_gradients(retain=True)
-    gradients = first_gradients(engine, run, grads, plan)
+    here: PassPlan | None = plan
+    if plan.by_row:
+        engine.rows[key] = moving_rows([use.layouts for use in plan.uses])
+        here = engine.located(run, grads, plan)
+        if here is None:
+            raise BatchMixing(SEVERAL)
+    assert here is not None
+    gradients = first_gradients(engine, run, grads, here)
+    plan = replace(
+        here, uses=[replace(now, layouts=use.layouts) for now, use in zip(here.uses, plan.uses, strict=True)]
+    )
     engine.plans[engine.signature(run, grads)] = plan
     return plan, gradients
 
@@ -347,6 +451,8 @@ def _locate(
             f"{use.name!r} (with {names}) in {use.where} gives one number for the whole batch: compute one per "
             "example. See: tacit explain loss-shape"
         )
+    if not shape.numel():
+        return ByRow.along(shape.index(0), batch), True
     if batch == 1:
         return next(candidates(shape, 1)), True
     found = evidence[0].layouts()
@@ -354,6 +460,16 @@ def _locate(
         agreeing = more.layouts()
         found = [layout for layout in found if layout in agreeing]
     if not found:
+        dims = [dim for dim in evidence[0].by_row() if all(dim in more.by_row() for more in evidence[1:])]
+        if dims:
+            return ByRow.along(dims[0], batch), True
+        if _by_a_number(use):
+            raise UncoveredUse(
+                f"a number out of the batch chooses {names} in {use.where} (an expert that some token goes to), and "
+                "all examples that go there share what was chosen: a mixture of transformers is fast with "
+                'model.set_experts_implementation("grouped_mm"). See: tacit explain no-rule',
+                _own(engine, use),
+            )
         if any(e.mixed for e in evidence):
             raise BatchMixing(
                 f"the losses of several examples depend on the same element of the output of {use.name!r} (with "
@@ -362,16 +478,27 @@ def _locate(
             )
         raise UncoveredUse(
             f"cannot tell which elements of the output of {use.name!r} (with {names}) in {use.where} belong "
-            f"to which example. {SLOWLY}. See: tacit explain no-rule"
+            f"to which example. {SLOWLY}. See: tacit explain no-rule",
+            _own(engine, use),
         )
     if len(found) > 1 and after is not None:
         found = unmoved(found, use.outputs[j], after, example) or found
     return found[0], len(found) == 1
 
 
-def _names(engine: Engine, use: Use) -> str:
+def _own(engine: Engine, use: Use) -> list[str]:
     names = list(engine.parameters)
-    return "parameter " + ", ".join(repr(names[k]) for k in sorted({k for d in use.derived for k in d.params}))
+    return [names[k] for k in sorted({k for d in use.derived for k in d.params})]
+
+
+def _by_a_number(use: Use) -> bool:
+    """Whether a single number of the data says which part of a parameter is taken."""
+    index = use.args[1] if use.name == "__getitem__" and len(use.args) > 1 else None
+    return isinstance(index, Tensor) and index.numel() == 1 and not index.is_floating_point()
+
+
+def _names(engine: Engine, use: Use) -> str:
+    return "parameter " + ", ".join(repr(name) for name in _own(engine, use))
 
 
 def first_gradients(engine: Engine, run: Pass, grads: list[list[Tensor | None]], plan: PassPlan) -> Gradients:
@@ -457,22 +584,6 @@ def guards(use: Use) -> list[Tensor]:
     return [t.clone() for d in use.derived for t in chain_tensors(d)]
 
 
-def outline(run: Pass, grads: list[list[Tensor | None]]) -> Any:
-    """A signature without sizes: what has to be the same for layouts to be those of another batch size."""
-    return (
-        run.context,
-        tuple(
-            (
-                use.name,
-                tuple(len(shape) for shape in use.shapes),
-                tuple(g is None for g in grad),
-                tuple((tuple(sorted(d.params)), d.tensor.dim()) for d in use.derived),
-            )
-            for use, grad in zip(run.uses, grads, strict=True)
-        ),
-    )
-
-
 def adapted(known: PlanTemplate | None, run: Pass) -> tuple[PassPlan | None, bool]:
     """The plan for this batch size, from where the examples were found in a batch of another size.
 
@@ -482,7 +593,8 @@ def adapted(known: PlanTemplate | None, run: Pass) -> tuple[PassPlan | None, boo
     """
     if known is None:
         return None, False
-    if run.batch > 1 and any(use.rearranged for use in run.uses) and not known.plan.certain(run):
+    moving = run.batch > 1 and any(use.rearranged for use in run.uses)
+    if known.plan.by_row or (moving and not known.plan.certain(run)):
         return None, False
     same = all(known.same(k, use) for k, use in enumerate(run.uses))
     uses: list[UsePlan] = []

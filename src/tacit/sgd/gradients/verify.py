@@ -64,6 +64,23 @@ def no_known_obstacles(model: nn.Module) -> None:
             )
 
 
+def per_example(losses: Any, examples: int, views: int) -> Tensor:
+    """One loss per example: the mean over its views."""
+    rows = examples * views
+    if not isinstance(losses, Tensor) or losses.shape != (rows,):
+        what = f"a tensor of {losses.dim()} dimensions" if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(
+            f"the loss must return one value per example, a vector as long as the batch, not {what}. "
+            "See: tacit explain loss-shape"
+        )
+    if not losses.requires_grad:
+        raise ClippingError(
+            "the loss does not depend on any trainable parameter: it was detached, or computed under torch.no_grad()"
+        )
+    wide_enough: Tensor = losses.to(torch.promote_types(losses.dtype, torch.float32))
+    return wide_enough if views == 1 else wide_enough.view(examples, views).mean(1)
+
+
 def is_finite(engine: Engine, run: Pass) -> bool:
     """Whether all losses are finite, and the gradient of their sum so far from overflow that it can be squared."""
     finite = bool(torch.isfinite(run.losses).all())
@@ -72,7 +89,7 @@ def is_finite(engine: Engine, run: Pass) -> bool:
     norms = []
     for part in _portions(engine):
         found = by_backward(engine, run, part, torch.ones_like(run.losses))
-        norms += [_dense(g).double().norm() for g in found if g is not None]
+        norms += [dense_of(g).double().norm() for g in found if g is not None]
     if not norms:
         return finite
     norm = torch.stack(norms).norm()
@@ -85,11 +102,12 @@ _choice.seed()
 
 def a_few(examples: int, count: int) -> list[int]:
     """A few examples at random, by randomness that is not the model's."""
-    return [int(k) for k in torch.randperm(examples, generator=_choice)[:count]]
+    return [int(k) for k in torch.randperm(examples, generator=_choice, device="cpu")[:count]]
 
 
-def _dense(gradient: Tensor) -> Tensor:
-    return gradient.to_dense() if gradient.is_sparse else gradient
+def dense_of(gradient: Tensor) -> Tensor:
+    gradient = gradient.to_dense() if gradient.is_sparse else gradient
+    return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
 
 
 def isolated(
@@ -111,9 +129,9 @@ def gradients_stay(engine: Engine, run: Pass, swapped: Pass, example: int) -> bo
     if engine.shards is not None:
         return True  # the answer would have to be the same on all ranks
     everything, size, away = list(range(len(engine.parameters))), 0.0, 0.0
-    one, two = (by_backward(engine, p, everything, _one_hot(p.losses, example)) for p in (run, swapped))
+    one, two = (by_backward(engine, p, everything, one_hot(p.losses, example)) for p in (run, swapped))
     for a, b in zip(one, two, strict=True):
-        first, second = (None if g is None else _dense(g).double() for g in (a, b))
+        first, second = (None if g is None else dense_of(g).double() for g in (a, b))
         size += 0.0 if first is None else float(first.square().sum())
         if first is None or second is None:
             away += sum(float(g.square().sum()) for g in (first, second) if g is not None)
@@ -170,7 +188,7 @@ def culprit(engine: Engine, request: Request, other: Request, example: int, rewi
 def precision(engine: Engine, run: Pass) -> torch.dtype:
     """The narrowest floating type anything was computed in."""
     types = {t for use in run.uses for t in use.types}
-    return narrowest([*types, *(p.dtype for p in engine.parameters.values())])
+    return narrowest([*types, *(p.dtype for p in engine.pieces)])
 
 
 def narrowest(types: Iterable[torch.dtype], device: torch.device | None = None) -> torch.dtype:
@@ -183,7 +201,7 @@ def narrowest(types: Iterable[torch.dtype], device: torch.device | None = None) 
 
 def _rounds(losses: Tensor, chosen: list[int]) -> list[tuple[str, Tensor]]:
     """What is compared with autograd, as weights of the losses."""
-    rounds = [(f"example {k}", _one_hot(losses, k)) for k in chosen]
+    rounds = [(f"example {k}", one_hot(losses, k)) for k in chosen]
     return [*rounds, ("the sum over the batch", torch.ones_like(losses))]
 
 
@@ -214,8 +232,10 @@ def agree(
         for part in _portions(engine):
             true = by_backward(engine, run, part, weights) if known is None else known[number]
             for k, gradient in zip(part, true, strict=True):
+                if k in engine.apart:
+                    continue
                 own = gradients.weighted_sum(k, weights)
-                wanted = torch.zeros_like(own) if gradient is None else _dense(gradient).to(own.dtype)
+                wanted = torch.zeros_like(own) if gradient is None else dense_of(gradient).to(own.dtype)
                 own_norm = None if index is None else norms[k][index].clamp(min=0).sqrt().item()
                 found.append((k, (own - wanted).double().norm().item(), wanted.double().norm().item(), own_norm))
                 if index is None and engine.shards is not None:
@@ -226,9 +246,9 @@ def agree(
             continue
         at_outputs = run.output_gradients(retain=True) if grads is None else grads
         for k, of_what, error, endless in doubtful:
-            if endless and _overflows(run, k, at_outputs):
+            if endless and overflows(run, k, at_outputs):
                 continue  # such an example counts as zero
-            if not error <= tolerance * size + _rounding(run, k, at_outputs, squared=of_what != what):
+            if not error <= tolerance * size + rounding(run, k, at_outputs, squared=of_what != what):
                 raise SelfCheckFailed(_message(engine, run, k, names[k], of_what, error, size))
 
 
@@ -269,7 +289,7 @@ def _copies_agree(engine: Engine, name: str, own: Tensor, tolerance: float) -> N
         )
 
 
-def _rounding(run: Pass, k: int, all_grads: list[list[Tensor | None]], *, squared: bool = False) -> float:
+def rounding(run: Pass, k: int, all_grads: list[list[Tensor | None]], *, squared: bool = False) -> float:
     """What rounding may do to a gradient whose terms cancel: relative to the size of the terms, not of their sum."""
     size = 0.0
     for use, grads in zip(run.uses, all_grads, strict=True):
@@ -283,7 +303,7 @@ def _rounding(run: Pass, k: int, all_grads: list[list[Tensor | None]], *, square
     return size * (2 * eps**0.5 if squared else 16 * eps)
 
 
-def _overflows(run: Pass, k: int, all_grads: list[list[Tensor | None]]) -> bool:
+def overflows(run: Pass, k: int, all_grads: list[list[Tensor | None]]) -> bool:
     """Whether the use of a parameter sees numbers whose squares leave the range of the type."""
     limit = float(torch.finfo(wide(run.losses.dtype)).max) ** 0.25
     for use, grads in zip(run.uses, all_grads, strict=True):
@@ -305,7 +325,7 @@ def _message(engine: Engine, run: Pass, k: int, name: str, what: str, error: flo
     )
 
 
-def _one_hot(like: Tensor, k: int) -> Tensor:
+def one_hot(like: Tensor, k: int) -> Tensor:
     one = torch.zeros_like(like)
     one[k] = 1.0
     return one
@@ -321,6 +341,6 @@ def by_autograd(engine: Engine, request: Request) -> tuple[Gradients, Tensor]:
         found = [engine.shards.own(k, g) for k, g in enumerate(found)]
     groups = []
     for p, g in zip(engine.pieces, found, strict=True):
-        dense = torch.zeros_like(p) if g is None else _dense(g)
+        dense = torch.zeros_like(p) if g is None else dense_of(g)
         groups.append([(Frame("root"), Group(p.shape, dense=dense.detach().to(wide(p.dtype)).unsqueeze(0)))])
     return Gradients(1, engine.pieces, groups), values

@@ -8,7 +8,7 @@ and no further. A call can be run again, on the same inputs or on others, with t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,10 +22,17 @@ from tacit.sgd.gradients.engine import remember
 from tacit.sgd.gradients.outside import Attributes, modules_of
 from tacit.sgd.gradients.owners import owner_weights
 from tacit.sgd.gradients.padding import Padded
+from tacit.sgd.gradients.randomness import random_state
 from tacit.sgd.torch_compat import pytree
 
 if TYPE_CHECKING:
     from tacit.sgd.hooked.watch import Watch
+
+MIXES = (
+    "the output of {} for an example changed when other examples of the batch were replaced: the model mixes examples, "
+    "so no per-example bound exists. tacit.sgd.fix(model) replaces batch normalisation; anything else must treat each "
+    "example by itself. See: tacit explain mixing"
+)
 
 
 class Call:
@@ -51,6 +58,8 @@ class Call:
                 state.restore()
 
         self.rewind = rewind
+        #: the random state before, and whether the call drew from it
+        self.before, self.random = random_state(self.device), False
         on = torch.is_autocast_enabled(self.device.type)
         self.autocast = torch.get_autocast_dtype(self.device.type) if on else None
         self.training = tuple(m.training for m in modules_of(module))
@@ -102,14 +111,18 @@ class Call:
             # A loss that the model computed itself; the others are then none of the loop's business.
             self.whole = whole if not self.cotangents else {}
             self.cotangents = self._through(whole, self.cotangents)
-        if self.doubt and self.rows > 1:
-            for weights in owner_weights(self.rows, self.device, torch.float32):
-                cotangents = {k: self._spread(k, weights) * g for k, g in self.cotangents.items()}
-                self.weighed.append((weights, self._at_uses(cotangents, retain=True)[0]))
+        self._weigh()
         self.grads, told = self._at_uses(self.cotangents)
         self.watch.pending.append(self)
         self.watch.arrived(self)
         return [None if g is None else g / factor for g in told]
+
+    def _weigh(self) -> None:
+        """Ask whose each element is, where a plan does not say it for every batch."""
+        if self.rows > 1 and (self.doubt or any(use.rearranged for use in self.uses)):
+            for weights in owner_weights(self.rows, self.device, torch.float32):
+                cotangents = {k: self._spread(k, weights) * g for k, g in self.cotangents.items()}
+                self.weighed.append((weights, self._at_uses(cotangents, retain=True)[0]))
 
     def _spread(self, k: int, weights: Tensor) -> Tensor:
         """Weights of the examples, shaped to multiply an output."""
@@ -183,6 +196,15 @@ class Call:
                     f"the loss that {type(self.module).__name__} returns depends on its parameters in other ways than "
                     "through its other outputs, so it cannot be split into examples: compute the loss outside"
                 )
+
+    def leave_out(self, apart: Collection[int]) -> None:
+        """Forget uses of nothing but these parameters, which are somebody else's."""
+        assert self.grads is not None
+        kept = [k for k, u in enumerate(self.uses) if not all(p in apart for d in u.derived for p in d.params)]
+        if len(kept) == len(self.uses):
+            return
+        self.uses, self.grads = [self.uses[k] for k in kept], [self.grads[k] for k in kept]
+        self.weighed = [(weights, [told[k] for k in kept]) for weights, told in self.weighed]
 
     # -- running it again -------------------------------------------------------------------------------------------
 

@@ -24,14 +24,18 @@ from tacit.ledger import OperatorView
 from tacit.noise.keys import Key
 from tacit.noise.process import OneProcess
 from tacit.sgd import release
+from tacit.sgd.errors import ProbeFailed
+from tacit.sgd.gradients import probe
 from tacit.sgd.gradients.bounds import Clipping, Gradients, clip, exact_products, warn_once
 from tacit.sgd.gradients.contributions import wide
 from tacit.sgd.gradients.engine import Engine
+from tacit.sgd.hooked import alone
 from tacit.sgd.hooked.calls import Call
 from tacit.sgd.hooked.draws import Piece, PrivateBatches, Spent
 from tacit.sgd.hooked.prepaid import Asked, Prepaid
 from tacit.sgd.hooked.watch import Watch
 from tacit.sgd.release import AdaptiveClipping
+from tacit.sgd.training.probes import EVERY, Probes
 from tacit.sgd.training.sampling import Poisson
 from tacit.sgd.training.validation import check_parameters
 
@@ -70,12 +74,17 @@ class Loop(OneProcess):
         self.clip_range = (0.0, math.inf)
         if adaptive is not None and isinstance(clip_norm, int | float):
             self.clip_range = release.clip_range(clip_norm, *clip_range)
-        self._noise_key = (key or Key.generate()).derive("noise")
+        key = key or Key.generate()
+        self._noise_key, self._probe_key = key.derive("noise"), key.derive("probes")
+        #: how often an example is compared with itself alone, and how many batches were taken
+        self.probes = Probes(EVERY, batches.sampler.divisor) if check else None
+        self._pieces = 0
+        self._stopped: ProbeFailed | None = None
         if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
             raise ValueError(f"noise_multiplier must be finite and not negative, not {noise_multiplier!r}")
         self.spec()
-        elements = sum(p.numel() for p in self.parameters.values()) + (adaptive is not None)
-        self.spent = Spent(batches.sampler, elements)
+        self._elements = sum(p.numel() * (1 + p.is_complex()) for p in self.parameters.values())
+        self.spent = Spent(batches.sampler, self._elements + (adaptive is not None))
         #: where a ledger pays: asked before each release
         self.paid: Prepaid | None = None
         #: the ε that was asked for, where one was
@@ -174,6 +183,8 @@ class Loop(OneProcess):
 
     def settle(self) -> None:
         """Clip and add up what arrived in backward passes since the last time."""
+        if self._stopped is not None:  # a run that a probe stopped stays stopped
+            raise self._stopped
         while self.watch.pending:
             calls = [c for c in self.watch.pending if c.piece is self.watch.pending[0].piece]
             self.watch.pending[:] = [c for c in self.watch.pending if c.piece is not calls[0].piece]
@@ -192,7 +203,8 @@ class Loop(OneProcess):
                 gradients, good = self.watch.gradients(calls)
             if piece.real < piece.rows:
                 good = torch.zeros_like(good)
-            self.add(gradients, good)
+            norms = self.add(gradients, good)
+            self._compare(calls, norms, piece)
         for call in calls:
             call.uses, call.outs, call.grads, call.cotangents, call.leaves = [], [], [], {}, []
         self.took(piece)
@@ -211,8 +223,19 @@ class Loop(OneProcess):
         self._draws.add(piece.draw)
         self._unfinished = not piece.last
 
-    def add(self, gradients: Gradients, good: Tensor, mask: Tensor | None = None) -> None:
-        """Clip these per-example gradients and add them to the sum."""
+    def _compare(self, calls: list[Call], norms: Tensor, piece: Piece) -> None:
+        """At keyed random times, stop if an example of the batch is not what it is by itself."""
+        number, self._pieces = self._pieces, self._pieces + 1
+        drawn = self.probes.at(self._probe_key, number) if self.probes is not None else None
+        if drawn is None or piece.real < piece.rows:
+            return
+        wrong = alone.probed(self.watch, calls, norms, self.spec(), drawn[0] % piece.rows)
+        if wrong is not None:
+            self._stopped = ProbeFailed(probe.failed(self.steps, wrong))
+            raise self._stopped
+
+    def add(self, gradients: Gradients, good: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Clip these per-example gradients and add them to the sum; their norms, by example and group."""
         spec = self.spec()
         names = list(self.parameters)
         with torch.no_grad(), torch.autocast(good.device.type, enabled=False), exact_products(good.device):
@@ -220,6 +243,7 @@ class Loop(OneProcess):
             found, sums, why = found.settled(early=True)
             self.add_sums(sums, found.norms, spec, mask)
         warn_once(why, self._said)
+        return found.norms
 
     def add_sums(self, sums: dict[str, Tensor], norms: Tensor, spec: Clipping, mask: Tensor | None) -> None:
         """Add sums that are clipped already."""
@@ -325,9 +349,7 @@ class Loop(OneProcess):
         """An estimate of |clipped sum| / |noise| from what the last step released alone."""
         if self._released is None:
             return None
-        return release.signal_to_noise(
-            self._released[0], sum(p.numel() for p in self.parameters.values()), self._released[1]
-        )
+        return release.signal_to_noise(self._released[0], self._elements, self._released[1])
 
     def diagnostics(self) -> OperatorView:
         """Clipped fraction and median norm of the last step: for the operator, not covered by the guarantee."""
@@ -339,6 +361,7 @@ class Loop(OneProcess):
         """Leave the model alone from now on."""
         self.watch.close()
         self._noise_key.destroy()
+        self._probe_key.destroy()
 
 
 def warn_about_noise(noise_multiplier: float, level: int = 3) -> None:

@@ -20,7 +20,8 @@ from typing import Any
 
 from tacit import accounting as acc
 from tacit.accounting.errors import PrivacyWarning
-from tacit.ledger import Charge, ChargeError, Ledger, TermsError
+from tacit.ledger import BudgetExceeded, Charge, ChargeError, FingerprintMismatch, Ledger, TermsError
+from tacit.ledger.fingerprint import fingerprint_of_items
 from tacit.noise.process import OneProcess
 from tacit.sgd.hooked.draws import Spent
 from tacit.sgd.training.checkpoint import CheckpointError, check_entry
@@ -46,9 +47,11 @@ class Prepaid(OneProcess):
     (1, 1)
     """
 
-    def __init__(self, ledger: Ledger, dataset: str, plan: Plan, *, purpose: str = "") -> None:
+    def __init__(self, ledger: Ledger, dataset: str, plan: Plan, *, purpose: str = "", data: Any = None) -> None:
         check_terms(ledger, dataset, plan.sampler.adjacency)
         self.ledger, self.dataset, self.plan = ledger, dataset, plan
+        #: The fingerprint of the data, or the data that it is taken of.
+        self.data = data if isinstance(data, str | None) else recognised(ledger, dataset, data)
         self.purpose = purpose or f"private training, {plan.steps:,} steps"
         self.length, self.noise = plan.steps, min(plan.noise)
         self.charge: Charge | None = None
@@ -72,9 +75,12 @@ class Prepaid(OneProcess):
         that is refused.
         """
         own = {part for part, _ in self.plan.mechanism.parts() if not isinstance(part, acc.ApproxDP)}
-        before = [record.mechanism.parts() for record in self.ledger.history(self.dataset) if record.readable]
-        if not any(part in own for parts in before for part, _ in parts):
+        try:
             self.quote()
+        except BudgetExceeded:
+            before = [record.mechanism.parts() for record in self.ledger.history(self.dataset) if record.readable]
+            if not any(part in own for parts in before for part, _ in parts):
+                raise
 
     def begin(self) -> None:
         """Charge the whole plan, unless that is done."""
@@ -82,7 +88,9 @@ class Prepaid(OneProcess):
         if self._entry is not None:
             return
         plan = self.plan
-        self.charge = self.ledger.charge(self.dataset, plan.mechanism, delta=plan.delta, purpose=self.purpose)
+        self.charge = self.ledger.charge(
+            self.dataset, plan.mechanism, delta=plan.delta, purpose=self.purpose, data=self.data
+        )
         self.left = _priced_units(plan.sampler, plan.steps)
         self._entry = {
             "dataset": self.dataset,
@@ -189,7 +197,7 @@ class Prepaid(OneProcess):
         warnings.warn(f"{why}. The steps from here are charged anew", PrivacyWarning, stacklevel=4)
 
     def _confirmed(self, number: str) -> bool:
-        return any(record.charge == number and record.confirmed for record in self.ledger.history(self.dataset))
+        return self.ledger.record(self.dataset, number).confirmed
 
 
 class Asked:
@@ -268,6 +276,25 @@ def check_terms(ledger: Ledger | None, dataset: str | None, adjacency: str) -> N
         )
 
 
+def recognised(ledger: Ledger | None, dataset: str | None, data: Any) -> str | None:
+    """The fingerprint of what a loop reads, after comparing it with the one that is registered."""
+    if ledger is None or dataset is None:
+        return None
+    tensors = getattr(data, "tensors", None)
+    if tensors is not None:
+        return ledger.recognise(dataset, ledger.fingerprint(tuple(tensors)))
+    try:
+        found = fingerprint_of_items(data, ledger.secret())
+    except TypeError:
+        found = None
+    if found is None and ledger.dataset(dataset).fingerprint is not None:
+        raise FingerprintMismatch(
+            f"{dataset!r} is registered with a fingerprint, and this data set has none, because its items are drawn "
+            "anew each time or hold something else than arrays, numbers and texts. See: tacit explain fingerprint"
+        )
+    return None if found is None else ledger.recognise(dataset, found)
+
+
 def check_charged(entry: Mapping[str, Any] | None, ledger: Ledger | None, dataset: str | None) -> dict[str, Any]:
     """The ledger's entry in a checkpoint, verified against the ledger."""
     if entry is None:
@@ -281,4 +308,4 @@ def _priced_units(sampler: Sampler, steps: int) -> int:
     return steps if isinstance(sampler, Poisson) else math.ceil(steps / sampler.steps_per_epoch)
 
 
-__all__ = ["Asked", "Prepaid", "check_charged", "check_terms", "planned"]
+__all__ = ["Asked", "Prepaid", "check_charged", "check_terms", "planned", "recognised"]

@@ -24,23 +24,27 @@ import torch
 from torch import Tensor, nn
 
 from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
-from tacit.sgd.gradients import company, padding, verify
+from tacit.sgd.gradients import company, fallback, padding, verify
 from tacit.sgd.gradients.bounds import Gradients
 from tacit.sgd.gradients.capture import Capture
 from tacit.sgd.gradients.engine import Engine, ModelState, Outputs, Pass, remember
 from tacit.sgd.gradients.outside import Attributes, as_written
 from tacit.sgd.gradients.planning import (
+    SEVERAL,
     PassPlan,
     PlanTemplate,
     adapted,
-    agrees,
     first_gradients,
+    located,
     make_plan,
     merged,
     outline,
 )
-from tacit.sgd.hooked.calls import Border, Call, live
-from tacit.sgd.torch_compat import pytree
+from tacit.sgd.gradients.randomness import random_state, same_state
+from tacit.sgd.gradients.rows import Unowned
+from tacit.sgd.hooked import alone
+from tacit.sgd.hooked.calls import MIXES, Border, Call, live
+from tacit.sgd.torch_compat import compiled_call, pytree, set_compiled_call
 
 UNWATCHED = (
     "parameter {!r} received a gradient outside the watched calls of the model, which is neither clipped nor noised. "
@@ -50,10 +54,10 @@ UNWATCHED = (
 )
 
 
-MIXES = (
-    "the output of {} for an example changed when other examples of the batch were replaced: the model mixes examples, "
-    "so no per-example bound exists. tacit.sgd.fix(model) replaces batch normalisation; anything else must treat each "
-    "example by itself. See: tacit explain mixing"
+NOT_FINITE = (
+    "an example has a gradient in {} that is not finite, where only gradients tell whose a row is (tokens sorted by "
+    "expert, packed sequences): lower the learning rate, or train with tacit.sgd.Training, which computes such a batch "
+    "one example at a time"
 )
 
 
@@ -123,7 +127,19 @@ class Watch:
         self._off = 0
         self._templates: dict[Any, PlanTemplate] = {}
         self._handles: list[Any] = []
+        if isinstance(model, torch.jit.ScriptModule):
+            raise ClippingError(
+                "a scripted or traced model takes no hooks, so its calls cannot be watched in your loop: make the "
+                "original model private and script it after training, put it into an nn.Module that calls it, or "
+                "train it with tacit.sgd.Training"
+            )
+        #: modules that were compiled in place, with what that made of them: while they are watched they run as written
+        self._compiled = [(m, call) for m in model.modules() if (call := compiled_call(m)) is not None]
+        for module, _ in self._compiled:
+            set_compiled_call(module, None)
         for module in model.modules():
+            if isinstance(module, torch.jit.ScriptModule):  # it is watched from outside
+                continue
             if any(p.requires_grad for p in module.parameters()):
                 self._handles.append(module.register_forward_pre_hook(_Hook(self._enter), with_kwargs=True))
                 self._handles.append(
@@ -136,6 +152,9 @@ class Watch:
         """Leave the model alone from now on."""
         for handle in self._handles:
             handle.remove()
+        for module, call in self._compiled:
+            set_compiled_call(module, call)
+        self._compiled.clear()
         self._handles.clear()
         self.pending.clear()
 
@@ -243,8 +262,10 @@ class Watch:
         call = self._inside.pop()
         call.context.close()
         capture: Capture = call.__dict__.pop("capture")
+        call.random = not same_state(call.before, random_state(call.device))
         call.outs = [t for t in live(out) if capture.derived(t) is None]
-        if not call.outs or not (call.uses or call.linked):
+        self._seen(capture, call.outs)
+        if not call.outs or not (call.uses or call.linked or self.engine.apart):
             return None
         where = self.engine.doubted_as(call.key)
         call.doubt = capture.doubts([t for t in call.outs if t.dim()]) or self.engine.doubted.get(where, "")
@@ -257,6 +278,17 @@ class Watch:
         return pytree.tree_map(
             lambda leaf: next((c for c, o in zip(cut, call.outs, strict=True) if o is leaf), leaf), out
         )
+
+    def _seen(self, capture: Capture, outs: list[Tensor]) -> None:
+        """Set apart the parameters whose way to the outputs was not seen."""
+        try:
+            capture.finish(outs)
+        except UncoveredUse as error:
+            self._set_apart(error)
+
+    def _set_apart(self, error: UncoveredUse) -> None:
+        fallback.set_apart(self.engine, error)
+        self._templates.clear()
 
     # -- per-example gradients --------------------------------------------------------------------------------------
 
@@ -271,7 +303,7 @@ class Watch:
                 dim = self.place_of(call, k, rows)
                 assert dim is not None
                 good &= torch.isfinite(cotangent).movedim(dim, 0).reshape(rows, -1).all(1)
-            if call.uses:
+            if call.uses or self.engine.apart:
                 gradients = self._one(call)
                 if gradients is None:
                     good = torch.zeros_like(good)
@@ -279,11 +311,23 @@ class Watch:
                     found.append(gradients)
                     if self.check:
                         self._in_company(call)
-        return merged(found, rows, list(self.engine.parameters.values())), good
+        whole = merged(found, rows, self.engine.pieces)
+        if self.engine.apart and found:
+            whole = alone.completed(self, calls, whole)
+        return whole, good
 
     def _one(self, call: Call) -> Gradients | None:
+        while True:
+            try:
+                return self._by_plan(call)
+            except UncoveredUse as error:
+                self._set_apart(error)
+
+    def _by_plan(self, call: Call) -> Gradients | None:
         engine = self.engine
         assert call.grads is not None
+        if engine.apart:
+            call.leave_out(engine.apart)
         run = Pass(call.uses, torch.ones(call.rows, device=call.device), call.rows, call.key)
         plan = self._holding(engine.plan_for(run, engine.signature(run, call.grads)), call)
         quiet = torch.no_grad(), torch.autocast(call.device.type, enabled=False)
@@ -304,6 +348,10 @@ class Watch:
                 raise ClippingError(
                     "the model takes another path through its operations each time it runs on the same batch"
                 )
+            if plan.by_row:
+                plan = self._holding(plan, call)
+            if plan is None:
+                raise BatchMixing(SEVERAL)
             if plan.settled and call.rows > 1 and not any(use.rearranged for use in call.uses):
                 self._templates[outline(run, call.grads)] = PlanTemplate(plan, call.uses)
         with quiet[0], quiet[1]:
@@ -313,8 +361,10 @@ class Watch:
     def _holding(plan: PassPlan | None, call: Call) -> PassPlan | None:
         """The plan, if the examples of this very batch are where it has them, as far as that was in doubt."""
         grads = call.grads or []
-        holds = plan is not None and all(agrees(plan, grads, told, weights) for weights, told in call.weighed)
-        return plan if holds else None
+        try:
+            return plan and located(plan, grads, call.weighed, call.rows)
+        except Unowned:
+            raise ClippingError(NOT_FINITE.format(type(call.module).__name__)) from None
 
     def _in_company(self, call: Call) -> None:
         """What is asked of every batch: examples must not notice who else is in it, nor how far it was padded."""
@@ -347,7 +397,7 @@ class Watch:
         pick = functools.partial(call.picked, square=False)
         try:
             for stay, other, fine in company.compared(
-                losses, known, leaves, pick, call.rows, self.engine.model, self._tolerance(call)
+                losses, known, leaves, pick, call.rows, self.engine.model, self.tolerance(call)
             ):
                 if not fine:
                     raise BatchMixing(MIXES.format(type(call.module).__name__))
@@ -358,7 +408,8 @@ class Watch:
                 raise
             # Rows cannot be exchanged at all, as in _isolated: where the examples are was found in this very batch.
 
-    def _tolerance(self, call: Call) -> float:
+    def tolerance(self, call: Call) -> float:
+        """How far two ways of computing the same may lie apart."""
         return verify.TOLERANCE[verify.precision(self.engine, Pass(call.uses, torch.ones(1), 1))]
 
     def _resized(self, call: Call) -> None:
@@ -381,7 +432,7 @@ class Watch:
                     one, two = call.overlapping(one, part[k].detach().double())
                     one, weight = call.overlapping(one, weight)
                     two, weight = call.overlapping(two, weight)
-                    if not bool(((one - two) * weight).norm() <= self._tolerance(call) * (one * weight).norm() + 1e-12):
+                    if not bool(((one - two) * weight).norm() <= self.tolerance(call) * (one * weight).norm() + 1e-12):
                         raise BatchMixing(company.RESIZED)
             except company.REFUSED as error:
                 if isinstance(error, ClippingError | torch.OutOfMemoryError):
@@ -403,7 +454,7 @@ class Watch:
         dims = [
             self.dim_of(leaf, call.rows) if isinstance(leaf, Tensor) and leaf.dim() else None for leaf in call.leaves
         ]
-        tolerance, model = self._tolerance(call), self.engine.model
+        tolerance, model = self.tolerance(call), self.engine.model
 
         def gradients(leaves: list[Any]) -> list[Tensor]:
             call.rewind()
@@ -465,7 +516,7 @@ class Watch:
                 for example in reversed(chosen):
                     outputs = self._isolated(call, forward, run, leaves, example)
             with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
-                plan, gradients = make_plan(engine, run, outputs, chosen[0], original)
+                plan, gradients = make_plan(engine, run, outputs, chosen[0], original, by_row=True)
                 if self.check:
                     verify.agree(engine, run, gradients, chosen)
                 plan.checked = True

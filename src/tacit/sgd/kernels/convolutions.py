@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tacit.sgd.kernels import products
 from tacit.sgd.kernels.grams import block
-from tacit.sgd.kernels.launch import jit, launch, tl
+from tacit.sgd.kernels.launch import as_operator, jit, launch, tl
 
 
 @jit
@@ -154,7 +154,7 @@ def _unfolded(
     return found if scale is None else found * scale.float()[:, None, None, None, None]
 
 
-@torch.library.custom_op("tacit::conv_norms", mutates_args=())
+@as_operator("tacit::conv_norms")
 def conv_norms(
     grad: Tensor,
     x: Tensor,
@@ -179,7 +179,7 @@ def _(grad: Tensor, x: Tensor, unit: Tensor | None, kernel: list[int], *_: objec
     return grad.new_empty((grad.shape[0],), dtype=torch.float32)
 
 
-@torch.library.custom_op("tacit::conv_sum", mutates_args=())
+@as_operator("tacit::conv_sum")
 def conv_sum(
     grad: Tensor,
     x: Tensor,
@@ -203,7 +203,7 @@ def _(grad: Tensor, x: Tensor, scale: Tensor, kernel: list[int], *_: object) -> 
     return grad.new_empty((grad.shape[1], x.shape[1], kernel[0], kernel[1]), dtype=torch.float32)
 
 
-@torch.library.custom_op("tacit::conv_products", mutates_args=())
+@as_operator("tacit::conv_products")
 def conv_products(
     grad: Tensor,
     x: Tensor,
@@ -228,7 +228,7 @@ def _(grad: Tensor, x: Tensor, unit: Tensor | None, kernel: list[int], *_: objec
     return grad.new_empty((grad.shape[0], grad.shape[1], kernel[0], kernel[1], x.shape[1]), dtype=torch.float32)
 
 
-@torch.library.custom_op("tacit::self_products", mutates_args=())
+@as_operator("tacit::self_products")
 def self_products(x: Tensor) -> Tensor:
     """``X_b.T X_b`` in float32, (B, T, T), of (B, C, T): a compiled step copies no factor twice that is one tensor."""
     found: Tensor = products.products(x, x)

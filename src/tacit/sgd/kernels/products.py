@@ -29,7 +29,7 @@ from torch import Tensor
 
 from tacit.sgd.kernels import autotune
 from tacit.sgd.kernels.grams import block, gram_parts, gram_tiles, grams, half, tile_name
-from tacit.sgd.kernels.launch import has_triton, interpreted, jit, launch, processors, tl
+from tacit.sgd.kernels.launch import as_operator, has_triton, interpreted, jit, launch, processors, tl
 
 
 @jit
@@ -192,7 +192,7 @@ def to_tf32(tensor: Tensor) -> Tensor:
     return torch.where(torch.isfinite(tensor), rounded, tensor)
 
 
-@torch.library.custom_op("tacit::quick_product", mutates_args=())
+@as_operator("tacit::quick_product")
 def quick_product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     """A product of matrices in tf32, whatever torch is set to, with a bias added."""
     with _tf32_allowed():
@@ -400,7 +400,7 @@ def agreement(left: Tensor, right: Tensor) -> autotune.Check:
     return partial(norms_agree, cut=cut_off(left.shape[1], left.shape[2], right.shape[2]))
 
 
-@torch.library.custom_op("tacit::factor_norms", mutates_args=())
+@as_operator("tacit::factor_norms")
 def factor_norms(left: Tensor, right: Tensor) -> Tensor:
     """``|L_b.T R_b|²`` for each example of (B, T, p) and (B, T, q), and, of the lengths of its terms, ``|l_t| |r_t|``,
     the sum of squares and the sum: (B, 3) in float32.
@@ -422,7 +422,7 @@ def _(left: Tensor, right: Tensor) -> Tensor:
     return left.new_empty((left.shape[0], 3), dtype=torch.float32)
 
 
-@torch.library.custom_op("tacit::split_product", mutates_args=())
+@as_operator("tacit::split_product")
 def split_product(high: Tensor, low: Tensor, right: Tensor) -> Tensor:
     """``high.T right + low.T right`` in float32, for (N, p) and (N, q) of one type; float32 ones hold tf32 numbers."""
     if not high.is_cuda:
@@ -462,7 +462,7 @@ def weighted_product(left: Tensor, right: Tensor, scale: Tensor) -> Tensor:
     return total.mT if flip else total
 
 
-@torch.library.custom_op("tacit::products", mutates_args=())
+@as_operator("tacit::products")
 def products(left: Tensor, right: Tensor) -> Tensor:
     """``L_b.T R_b`` in float32, (B, p, q): for narrow factors that are larger than it."""
     if left.is_cuda and left.dtype in (*_NARROW, torch.float16):
@@ -481,7 +481,7 @@ def sums_tokens(tensor: Tensor) -> bool:
     return narrow(tensor)
 
 
-@torch.library.custom_op("tacit::token_sums", mutates_args=())
+@as_operator("tacit::token_sums")
 def token_sums(values: Tensor) -> Tensor:
     """The sum over tokens of each example, (B, T, p) to (B, p) in float32: gradients of biases.
 

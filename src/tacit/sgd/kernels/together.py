@@ -24,7 +24,7 @@ from torch.fx import GraphModule, Node
 
 from tacit.sgd.compile.rewrites import origin_of, shape_of
 from tacit.sgd.kernels import autotune, grams, products, weighted
-from tacit.sgd.kernels.launch import has_triton, interpreted
+from tacit.sgd.kernels.launch import as_operator, has_triton, interpreted
 
 aten = torch.ops.aten
 
@@ -87,7 +87,7 @@ def together_ways(lefts: Sequence[Tensor], rights: Sequence[Tensor], owners: Seq
     return ways
 
 
-@torch.library.custom_op("tacit::norms_together", mutates_args=())
+@as_operator("tacit::norms_together")
 def norms_together(lefts: Sequence[Tensor], rights: Sequence[Tensor], owners: Sequence[int]) -> Tensor:
     """:func:`tacit.sgd.kernels.products.factor_norms` of each of ``rights`` with the one of ``lefts`` that owns it.
 
@@ -145,7 +145,7 @@ def _all_agree(found: list[Tensor], wanted: list[Tensor], check: autotune.Check)
     return all(check(one, other) for one, other in zip(found, wanted, strict=True))
 
 
-@torch.library.custom_op("tacit::sums_together", mutates_args=())
+@as_operator("tacit::sums_together")
 def sums_together(lefts: Sequence[Tensor], rights: Sequence[Tensor], scales: Sequence[Tensor]) -> list[Tensor]:
     """:func:`tacit.sgd.kernels.weighted.scaled_sum` of each three.
 

@@ -19,7 +19,17 @@ import torch
 from torch import Tensor
 
 from tacit.sgd.kernels import autotune, products
-from tacit.sgd.kernels.launch import described, fetchable, has_triton, interpreted, jit, launch, processors, tl
+from tacit.sgd.kernels.launch import (
+    as_operator,
+    described,
+    fetchable,
+    has_triton,
+    interpreted,
+    jit,
+    launch,
+    processors,
+    tl,
+)
 
 #: Factors below this, relative to the largest, are left to the uncompiled step: ratios must stay inside float32.
 LEAST = 1e-12
@@ -225,7 +235,7 @@ def agreement(left: Tensor) -> autotune.Check:
     return partial(_sums_agree, terms=left.shape[0] * left.shape[1])
 
 
-@torch.library.custom_op("tacit::scaled_sum", mutates_args=())
+@as_operator("tacit::scaled_sum")
 def scaled_sum(left: Tensor, right: Tensor, scale: Tensor) -> Tensor:
     """``sum_b scale_b L_b.T R_b`` in float32, for (B, T, p) and (B, T, q); factors are positive.
 

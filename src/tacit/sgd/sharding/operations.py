@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from tacit.sgd.errors import UncoveredUse
-from tacit.sgd.gradients.capture import Derived, substitute, tensors_in
-from tacit.sgd.gradients.functions import CASTING
+from tacit.sgd.gradients.capture import substitute, tensors_in
+from tacit.sgd.gradients.functions import CASTING, Derived
 from tacit.sgd.sharding.shards import is_sharded, local
 
 _KEEPING = CASTING | {"t", "T", "mT", "H", "mH", "adjoint"}

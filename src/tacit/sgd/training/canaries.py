@@ -26,6 +26,7 @@ import dataclasses
 import errno
 import json
 import os
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -93,7 +94,7 @@ class Planted:
     each step in a canary's direction, in stated standard deviations. ``drawn`` (steps × canaries, packed bits) says
     which slots the sampler chose, whatever their coin; a pass has ``per_pass`` steps. ``places`` and ``weights`` are
     where the canaries point, and the final weights there. ``rounded`` says whether gradients had fewer bits than
-    float32.
+    float32, ``size`` how many slots the sampler has.
     """
 
     kind: str
@@ -113,6 +114,7 @@ class Planted:
     places: npt.NDArray[np.int64] | None = None
     weights: npt.NDArray[np.float64] | None = None
     rounded: bool = False
+    size: int | None = None
 
     @property
     def choices(self) -> npt.NDArray[np.bool_] | None:
@@ -145,9 +147,37 @@ class Planted:
                 plain = {
                     f.name: found[f.name] for f in dataclasses.fields(cls) if f.name in found or f.name not in older
                 }
-        except (OSError, ValueError, KeyError) as error:
+            read = cls(**{name: value if value.ndim else value.item() for name, value in plain.items()})
+            read._check()
+        except (OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path} does not hold the canaries of a run: {error}") from None
-        return cls(**{name: value if value.ndim else value.item() for name, value in plain.items()})
+        return read
+
+    def _check(self) -> None:
+        """Refuse what no run leaves: other shapes or kinds, or scores that are not finite."""
+        count, steps = len(self.member), int(self.steps)
+        shapes = {
+            "member": ("b", (count,)),
+            "scores": ("f", (count,)),
+            "noise": ("f", (steps,)),
+            "scale": ("f", (steps,)),
+            "drawn": ("u", (steps, -(-count // 8))),
+            "places": ("i", (count,)),
+            "weights": ("f", (count,)),
+        }
+        for name, (kind, shape) in shapes.items():
+            value = np.asarray(getattr(self, name))
+            if getattr(self, name) is not None and (value.dtype.kind != kind or value.shape != shape):
+                raise ValueError(f"{name} is {value.dtype} of shape {value.shape}, not {shape}")
+        z = np.asarray(self.residuals)
+        if self.residuals is not None and (
+            z.ndim != 2 or z.dtype.kind != "f" or len(z) != steps or not 1 <= z.shape[1] <= count
+        ):
+            raise ValueError("residuals are one row of numbers for each step, at most one for each canary")
+        if self.kind not in ("gradient", "input") or not np.isfinite(self.scores).all():
+            raise ValueError("the scores are not those of gradient or input canaries")
+        if self.per_pass is not None and self.per_pass < 1:
+            raise ValueError("a pass has one step or more")
 
 
 class _Slots(Records):
@@ -364,6 +394,7 @@ class AuditedTraining(Training):
             "mechanism": json.dumps(self.plan.mechanism.to_dict()),
             "drawn": drawn,
             "per_pass": self.plan.sampler.steps_per_epoch,
+            "size": self.plan.sampler.size,
         }
         if self.canaries.kind == "gradient" and self.plan.kind == "gaussian":
             flat = torch.cat([p.detach().reshape(-1).double().cpu() for p in self.parameters.values()]).numpy()

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from tacit import accounting as acc
 from tacit.accounting.errors import PrivacyWarning
-from tacit.ledger import Charge, Ledger
+from tacit.ledger import Charge, ChargeError, Ledger, LedgerTampered
 from tacit.noise.keys import Key
 from tacit.sgd.sharding.shards import class_of
 from tacit.sgd.training.plan import Plan
@@ -154,19 +154,24 @@ def check_entry(path: Path, state: dict[str, Any], ledger: Ledger | None, datase
         raise CheckpointError(f"{path} belongs to a run charged on {entry['dataset']!r}, not {dataset!r}")
     if state.get("prepared") and not entry["head"]:  # written before the charge, which is made when the run begins
         return None
-    record = next((r for r in ledger.history(dataset) if r.charge == entry["charge"]), None)
-    if record is None:
+    try:
+        record = ledger.record(dataset, entry["charge"])
+    except ChargeError:
         raise CheckpointError(
             f"the ledger has no charge {entry['charge']} on {dataset!r}, which {path} was made under: open the ledger "
             "that the run was charged to"
-        )
+        ) from None
+    except LedgerTampered as error:
+        raise CheckpointError(f"the ledger's record of {dataset!r} was altered: {error}") from None
     if state.get("prepared") and record.confirmed:
         raise CheckpointError(
             f"charge {entry['charge']} is used up, but {path} says that nothing was drawn: it is refused"
         )
-    found = ledger.verify(dataset, heads=[entry["head"]])
-    if not found.ok:
-        raise CheckpointError(f"the ledger's record of {dataset!r} was altered: {'; '.join(found.problems)}")
+    if entry["head"] not in record.hashes:
+        raise CheckpointError(
+            f"the ledger's record of {dataset!r} was altered: it does not hold the entry {entry['head']} that {path} "
+            "was made under"
+        )
     if record.mechanism != acc.from_dict(state["mechanism"]):
         raise CheckpointError(f"charge {entry['charge']} is for another mechanism than the run of {path}")
     return record.mechanism
@@ -177,7 +182,7 @@ def take_up(state: dict[str, Any], ledger: Ledger | None) -> Charge | None:
     entry = state["ledger"]
     if entry is None or ledger is None or not entry["head"]:
         return None
-    record = next(r for r in ledger.history(entry["dataset"]) if r.charge == entry["charge"])
+    record = ledger.record(entry["dataset"], entry["charge"])
     return None if record.confirmed else ledger.resume(entry["dataset"], entry["charge"])
 
 

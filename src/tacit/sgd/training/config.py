@@ -321,6 +321,8 @@ class Charging(_Plain):
         ledger: The ledger that is charged. Default: none; the run then states its price and no budget is checked.
         dataset: The name under which the data are registered in the ledger. Required with ``ledger``.
         purpose: What the charge is for. It is public, and the ledger keeps it. Default: ``"private training"``.
+        source: The data as they are registered (a path, a table or a fingerprint), where the records are made of them.
+            The charge and the card state its fingerprint. Default: the records themselves.
 
     Raises:
         TypeError: If ``ledger`` is not a :class:`tacit.Ledger`.
@@ -334,6 +336,7 @@ class Charging(_Plain):
     ledger: Ledger | None = None
     dataset: str | None = None
     purpose: str = "private training"
+    source: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -383,6 +386,7 @@ class TrainingKeywords(TypedDict, total=False):
     ledger: Ledger | None
     dataset: str | None
     purpose: str
+    source: Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from tacit.accounting.base import owner_numbers
-from tacit.ledger.fingerprint import fingerprint
+from tacit.ledger.fingerprint import fingerprint, fingerprint_of_items, former_fingerprint
 from tacit.noise.keys import Key
 from tacit.noise.sampling import uniform
 from tacit.sgd.gradients.batches import Loss, plain, row_losses
@@ -121,12 +121,21 @@ class Records:
         alone where they are drawn anew each time (random augmentation); of a few items with ``scan=False``.
         """
         if self.tree is not None:
-            return fingerprint([_array(leaf) for leaf in _tensors(self.tree)], secret)
+            return former_fingerprint([_array(leaf) for leaf in _tensors(self.tree)], secret)
         if self.scan:
-            return fingerprint([self.rows, self.survey().digest], secret)
+            return former_fingerprint([self.rows, self.survey().digest], secret)
         chosen = np.unique(np.linspace(0, self.rows - 1, SAMPLED_ITEMS).astype(np.int64))
         read = [[_array(leaf) for leaf in _tensors(self.take(chosen[i : i + 1]))] for i in range(len(chosen))]
-        return fingerprint([self.rows, read], secret)
+        return former_fingerprint([self.rows, read], secret)
+
+    def registered_as(self, secret: bytes) -> str | None:
+        """The fingerprint of the rows in any order, as a ledger registers it.
+
+        None for a map-style data set that draws its items anew each time, or is not scanned: it has none.
+        """
+        if self.tree is not None:
+            return fingerprint(tuple(_numbers(leaf) for leaf in _tensors(self.tree)), secret)
+        return fingerprint_of_items(self.items, secret) if self.scan else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,6 +190,12 @@ def _pinned(tensor: Tensor) -> Tensor:
 def _places(physical: int, device: torch.device) -> Tensor:
     """The places of a physical batch, 0, 1, 2, …"""
     return torch.arange(physical, device=device)
+
+
+def _numbers(tensor: Tensor) -> npt.NDArray[Any]:
+    """The numbers of a tensor, whatever type holds them."""
+    tensor = tensor.detach().cpu()
+    return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
 
 
 def _array(tensor: Tensor) -> npt.NDArray[Any]:
@@ -508,18 +523,3 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"<Batch of step {self.step}: private>"
-
-
-def random_state(device: torch.device) -> dict[str, Any]:
-    """The state of torch's generators, which dropout draws from."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Put torch's generators back."""
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)

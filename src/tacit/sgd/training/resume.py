@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from tacit import accounting as acc
 from tacit.ledger import Charge, Ledger
-from tacit.ledger.fingerprint import fingerprint
+from tacit.ledger.fingerprint import former_fingerprint
 from tacit.noise.keys import Key
 from tacit.noise.process import OneProcess
+from tacit.sgd.gradients.randomness import random_state, set_random_state
 from tacit.sgd.sharding import checkpoints as sharded
 from tacit.sgd.sharding.ranks import Ranks
 from tacit.sgd.sharding.shards import ShardedParameters
@@ -29,24 +30,25 @@ from tacit.sgd.training import checkpoint as checkpoints
 from tacit.sgd.training import identity
 from tacit.sgd.training.checkpoint import CheckpointError, ForkWarning, RunState
 from tacit.sgd.training.config import RunSettings
-from tacit.sgd.training.data import Records, Units, random_state, set_random_state
+from tacit.sgd.training.data import Records, Units
 from tacit.sgd.training.plan import Plan
 from tacit.sgd.training.prefetch import BackgroundDraw
 
 
 @dataclasses.dataclass(frozen=True)
 class RunKeys:
-    """The secret key of a run, and those that are derived from it: for noise, for units, for records of a unit."""
+    """The secret key of a run, and those that are derived from it: for noise, units, records of a unit, probes."""
 
     root: Key
     noise: Key
     sampler: Key
     members: Key
+    probes: Key
 
     @classmethod
     def of(cls, root: Key) -> RunKeys:
         """All keys of a run from one."""
-        return cls(root, root.derive("noise"), root.derive("sampler"), root.derive("members"))
+        return cls(root, root.derive("noise"), root.derive("sampler"), root.derive("members"), root.derive("probes"))
 
 
 class Resumable(OneProcess):
@@ -73,6 +75,7 @@ class Resumable(OneProcess):
     state: RunState
     ledger: Ledger | None
     dataset: str | None
+    data_name: str | None
     #: None before the run takes part, and once it has ended
     keys: RunKeys | None = None
     charge: Charge | None = None
@@ -174,7 +177,9 @@ class Resumable(OneProcess):
 
     def _pay(self, ledger: Ledger, dataset: str, number: str) -> dict[str, str]:
         purpose = self.settings.charging.purpose
-        charge = ledger.charge(dataset, self.plan.mechanism, delta=self.plan.delta, purpose=purpose, number=number)
+        charge = ledger.charge(
+            dataset, self.plan.mechanism, delta=self.plan.delta, purpose=purpose, number=number, data=self.data_name
+        )
         if charge.confirmed:
             raise CheckpointError(
                 f"charge {number} is used up, but nothing was drawn yet: {self.checkpoint} is refused"
@@ -243,7 +248,7 @@ class Resumable(OneProcess):
     def _name_of_data(self, key: Key) -> str:
         secret = checkpoints.secret(key, "data")
         found = self.records.fingerprint(secret)
-        return found if self.units is None else fingerprint([found, self.units.order, self.units.starts], secret)
+        return found if self.units is None else former_fingerprint([found, self.units.order, self.units.starts], secret)
 
     def _computes(self, key: Key) -> dict[str, list[str | None]]:
         return identity.keyed(self._parts, checkpoints.secret(key, "identity"))

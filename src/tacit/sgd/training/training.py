@@ -28,10 +28,12 @@ from tacit.noise import process
 from tacit.noise.keys import Key
 from tacit.sgd import release
 from tacit.sgd.clip import compiled_by
-from tacit.sgd.gradients import laplace
+from tacit.sgd.errors import ProbeFailed
+from tacit.sgd.gradients import laplace, probe
 from tacit.sgd.gradients.batches import Loss
-from tacit.sgd.gradients.bounds import Clipping
+from tacit.sgd.gradients.bounds import ClippedGradients, Clipping
 from tacit.sgd.gradients.engine import Engine, Request
+from tacit.sgd.gradients.randomness import random_state, set_random_state
 from tacit.sgd.sharding.ranks import Ranks, wanted
 from tacit.sgd.sharding.shards import ShardedParameters, sharding_of
 from tacit.sgd.torch_compat import foreach_add_, foreach_lerp_
@@ -40,9 +42,10 @@ from tacit.sgd.training import identity, validation
 from tacit.sgd.training.augment import repeat, views_of
 from tacit.sgd.training.checkpoint import RunState
 from tacit.sgd.training.config import RunSettings, TrainingKeywords, Value, describes_keywords, shows_keywords
-from tacit.sgd.training.data import Batch, Physical, Table, random_state, records, set_random_state, units_of, weighted
+from tacit.sgd.training.data import Batch, Physical, Table, records, units_of, weighted
 from tacit.sgd.training.plan import Plan, make_plan, size_in_words
 from tacit.sgd.training.prefetch import BackgroundDraw
+from tacit.sgd.training.probes import COMPILED_ON_GPU, EVERY, Probes
 from tacit.sgd.training.resume import Resumable
 from tacit.sgd.training.sampling import Sampler, run_length
 
@@ -133,6 +136,9 @@ class Training(Resumable):
         self._drawn_early: Batch | None = None
         self._background = BackgroundDraw()
         self._early: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
+        self.probes = self._probed()
+        self._stopped: ProbeFailed | None = None
+        self._probe: tuple[int, int, int] | None = None
         #: Losses, norms, clipped ones and real ones of each piece of the last batch. They have no noise.
         self.last_batch: list[tuple[Tensor, ...]] = []
         self._name_computation()
@@ -153,6 +159,14 @@ class Training(Resumable):
         self.ranks = Ranks(active=active, tensor=parallel, device=self.device)
         validation.check_ranks(self.ranks, self.shards, mechanism, execution.compile)
         validation.check_method(execution.method, mechanism, self.shards)
+
+    def _probed(self) -> Probes | None:
+        """How often one example is compared with itself alone; what is public decides."""
+        execution = self.settings.execution
+        if execution.check == "never" or self.shards is not None or self.plan.kind == "laplace":
+            return None
+        fast = bool(execution.compile) and self.device.type == "cuda"
+        return Probes(COMPILED_ON_GPU if fast else EVERY, self.divisor)
 
     def _read(self, data: Any) -> None:
         """The records, and which of them belong to one unit."""
@@ -177,6 +191,10 @@ class Training(Resumable):
         found = self.ranks.first(
             lambda: validation.check_ledger(self.ledger, self.dataset, target.adjacency, unit, size)
         )
+        #: The fingerprint of the data under the ledger's secret; None without a ledger.
+        self.data_name = self.ranks.first(
+            lambda: validation.recognised(self.ledger, self.dataset, self.records, charging.source)
+        )
         kind = clipping.clipping
         plan = make_plan(
             sampler,
@@ -187,7 +205,8 @@ class Training(Resumable):
             clip_norm=clipping.clip_norm,
             delta=target.delta,
             adjacency=found or sampler.adjacency,
-            elements=sum(p.numel() for p in self.parameters.values()) + (clipping.adaptive is not None),
+            elements=sum(p.numel() * (1 + p.is_complex()) for p in self.parameters.values())
+            + (clipping.adaptive is not None),
             adaptive=clipping.adaptive,
             unit=unit,
             clipping=kind if isinstance(kind, str) else json.dumps(dict(kind), sort_keys=True, default=float),
@@ -295,6 +314,8 @@ class Training(Resumable):
             raise RuntimeError(
                 "training.step takes the batch that the loop handed out last: this is another one, or was used before"
             )
+        if self._stopped is not None:  # a run that a probe stopped stays stopped
+            raise self._stopped
         clipping = self.clip_at(batch.step)
         sums, inside = self.clipped_sums(batch, clipping)
         if self.ranks.active:
@@ -358,6 +379,7 @@ class Training(Resumable):
             "size": size_in_words(plan.unit, given=plan.size_given),
             "noise": plan.generator,
             "max_rows": plan.records_per_unit if plan.records_per_unit > 1 else None,
+            "probes": self.probes.words(self.steps_executed) if self.probes is not None else None,
         }
         return acc.Privacy(plan.stated.price(steps), plan.spent(steps), details)
 
@@ -469,8 +491,10 @@ class Training(Resumable):
             self.last_batch, self._early = [], None
             physical = self.state.physical_batch
             alone = batch.is_one_piece(physical)
+            compared = self._example_of(batch, physical)
             try:
-                for piece in batch.pieces(physical):
+                for number, piece in enumerate(batch.pieces(physical)):
+                    self._probe = compared if compared is not None and compared[0] == number else None
                     inside = inside + self.add_piece(piece, sums, clipping, alone=alone)
                 return sums or self._zeros(), inside
             except torch.OutOfMemoryError:
@@ -484,6 +508,25 @@ class Training(Resumable):
             self.state.physical_batch = (physical + 1) // 2
             assert random is not None
             set_random_state(random, self.device)
+
+    def _example_of(self, batch: Batch, physical: int) -> tuple[int, int, int] | None:
+        """Which piece of the batch is probed, a number that says which example of it, and the step; None where none."""
+        assert self.keys is not None
+        drawn = self.probes.at(self.keys.probes, batch.step) if self.probes is not None and len(batch) else None
+        return None if drawn is None else (drawn[0] % -(-len(batch) // physical), drawn[1], batch.step)
+
+    def _compare(self, request: Request, found: ClippedGradients, before: dict[str, Tensor]) -> None:
+        """Stop the run if an example of this piece is not what it is by itself."""
+        assert self._probe is not None
+        real = (torch.arange(request.examples) if request.mask is None else request.mask.cpu().nonzero()).flatten()
+        if not len(real):
+            return
+        example, step = int(real[self._probe[1] % len(real)]), self._probe[2]
+        wrong = probe.of_step(Engine.of(self.model), request, found, example, before)
+        if wrong is not None:
+            self._early = None
+            self._stopped = ProbeFailed(probe.failed(step, wrong))
+            raise self._stopped
 
     def _zeros(self) -> dict[str, Tensor]:
         """The sums of an empty batch."""
@@ -543,20 +586,22 @@ class Training(Resumable):
                     self._early = some, self._noisy(some, self.state.step)
                 self._draw_next_early()
 
-            result = Engine.of(self.model).clipped_sums(
-                Request(
-                    loss,
-                    batch,
-                    clipping,
-                    mask=piece.mask,
-                    views=views,
-                    check=execution.check,
-                    method=execution.method,
-                    compiled=self.compiled,
-                    reuse_memory=alone,
-                    while_it_runs=while_it_runs,
-                )
+            request = Request(
+                loss,
+                batch,
+                clipping,
+                mask=piece.mask,
+                views=views,
+                check=execution.check,
+                method=execution.method,
+                compiled=self.compiled,
+                reuse_memory=alone,
+                while_it_runs=while_it_runs,
             )
+            before = random_state(self.device) if self._probe is not None else {}
+            result = Engine.of(self.model).clipped_sums(request)
+            if self._probe is not None:
+                self._compare(request, result, before)
             if result.sensitivity > bound:
                 raise RuntimeError("clipping states a larger sensitivity than the plan: training must not go on")
             found, norms, losses = result.sums, result.norms, result.losses

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.accounting.errors import PrivacyWarning
-from tacit.ledger import Ledger
+from tacit.ledger import FingerprintMismatch, Ledger
 from tacit.sgd.gradients.engine import trainable
 from tacit.sgd.sharding.ranks import DistributedError, Ranks
 from tacit.sgd.sharding.shards import ShardedParameters
@@ -123,6 +123,22 @@ def check_ledger(
             f"the number of {terms.unit}s in {dataset!r} is private: give size=, a number chosen without looking at it"
         )
     return terms.adjacency
+
+
+def recognised(ledger: Ledger | None, dataset: str | None, data: Records, source: Any) -> str | None:
+    """The fingerprint of what a run reads, after comparing it with the one that is registered."""
+    if ledger is None or dataset is None:
+        return None
+    if source is not None:
+        return ledger.recognise(dataset, source)
+    found = data.registered_as(ledger.secret())
+    if found is None and ledger.dataset(dataset).fingerprint is not None:
+        raise FingerprintMismatch(
+            f"{dataset!r} is registered with a fingerprint, and this data set draws its items anew each time or is not "
+            "scanned, so it has none: give the data that it is made of, source= (a path, a table or a fingerprint). "
+            "See: tacit explain fingerprint"
+        )
+    return None if found is None else ledger.recognise(dataset, found)
 
 
 def warn_unnamed(parts: Mapping[str, tuple[str, bytes | None]], level: int = 3) -> None:

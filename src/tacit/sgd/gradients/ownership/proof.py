@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tacit.sgd.gradients.ownership.ids import DTYPE, MIXED, PUBLIC
+from tacit.sgd.errors import BatchMixing
+from tacit.sgd.gradients.ownership.ids import DTYPE, MIXED, PUBLIC, together
 from tacit.sgd.gradients.ownership.tracker import Happening, OwnershipMode
 
 if TYPE_CHECKING:
@@ -51,10 +52,17 @@ def prove(engine: Engine, request: Request, rewind: Callable[[], None], layouts:
         grads = run.output_gradients(weights)
     number = torch.arange(1, request.examples + 1, dtype=DTYPE, device=run.losses.device)
     found = tracker.owners(run.losses)
-    holds = found is not None and bool((found == number).all()) and len(grads) == len(layouts)
+    holds = not tracker.lost and found is not None and bool((found == number).all()) and len(grads) == len(layouts)
     for row, known in zip(grads, layouts, strict=False):
         for grad, layout in zip(row, known, strict=False):
             holds = holds and (grad is None or _as_planned(tracker.owners(grad), grad, layout))
+    if tracker.chosen and found is not None and bool((found == MIXED).any()):
+        operator, line = tracker.chosen[0]
+        raise BatchMixing(
+            f"{operator!r} ({line}) chooses among the rows of several examples, and the losses depend on which are "
+            "chosen: who is taken depends on the others (experts that choose their tokens), so no per-example bound "
+            "exists. Let each token choose its experts. See: tacit explain mixing"
+        )
     place = next(iter(tracker.unknown or tracker.mixes), None) if not holds else None
     return Proof(holds, holds and not tracker.reads and not tracker.unsteady, run.trace, place)
 
@@ -65,6 +73,8 @@ def _as_planned(owners: Tensor | None, grad: Tensor, layout: Layout | None) -> b
         return True
     if layout is None:
         return bool((owners == PUBLIC).all())
+    if not layout.regular:  # each row is somebody's, and every batch tells whose
+        return not bool((together(owners, [d for d in range(grad.dim()) if d != layout.dim]) == MIXED).any())
     shape = [1] * grad.dim()
     shape[layout.dim] = -1
     planned = (layout.owner(grad.device) + 1).to(DTYPE).view(shape)

@@ -33,6 +33,10 @@ READING = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 BY_INDEX = {"index", "_unsafe_index"}
 
 
+#: These take some of what they are given, by comparison with the rest.
+CHOOSING = {"topk", "kthvalue"}
+
+
 class Happening(NamedTuple):
     """Something that happened: in which operator, and on which line of the program."""
 
@@ -58,6 +62,10 @@ class OwnershipMode(DispatchMode):
         self.unknown: list[Happening] = []
         self.reads: list[Happening] = []
         self.unsteady = False
+        #: whether something went through sparse or nested tensors, which are not followed: nothing is shown then
+        self.lost = False
+        #: where the best of several examples were chosen: who is among them depends on the others
+        self.chosen: list[Happening] = []
         self._varying: dict[int, Any] = {}
         self._known: dict[int, tuple[Any, int, Tensor]] = {}
 
@@ -133,6 +141,9 @@ class OwnershipMode(DispatchMode):
         and each is a line or two.
         """
         inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if any(t.layout is not torch.strided for t in inputs):
+            self.lost = True
+            return func(*args, **kwargs)
         if not any(self._flat(t) is not None for t in inputs):
             return self._vary(func, inputs, func(*args, **kwargs))
         declared = schema(func)
@@ -145,6 +156,9 @@ class OwnershipMode(DispatchMode):
             self.read(name)
         out = func(*args, **kwargs)
         results = [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
+        if any(t.layout is not torch.strided for t in results):
+            self.lost = True
+            return out
         writes = [a.name for a in declared.arguments if a.alias_info is not None and a.alias_info.is_write]
         if name in METADATA or (not writes and self._views(results, inputs)):
             return out
@@ -161,6 +175,8 @@ class OwnershipMode(DispatchMode):
         beside = [t for t in written if not any(t is r for r in results)]
         every = self.everybody(inputs) if beside else None
         self._note(name, inputs, owners)
+        if name in CHOOSING:
+            self._choice(call, owners)
         for target, some in zip(results, owners, strict=True):
             self.write(target, some)
         for target in beside:  # statistics that a normalisation keeps, say
@@ -211,6 +227,15 @@ class OwnershipMode(DispatchMode):
 
         if any(map(mixed, owners)) and not any(mixed(self.owners(t)) for t in inputs):
             self._tell(self.mixes, name)
+
+    def _choice(self, call: OperatorCall, owners: Owners) -> None:
+        """Tell where some of several examples' values, which were still apart, are taken and others left."""
+        source, given = call.tensor("self"), call.owners("self")
+        met = any(o is not None and bool((o == MIXED).any()) for o in owners)
+        if source is None or given is None or not source.dim() or not met or bool((given == MIXED).any()):
+            return
+        if call.name != "topk" or call.arguments["k"] < source.shape[call.arguments.get("dim", -1)]:
+            self._tell(self.chosen, call.name)
 
     def _tell(self, places: list[Happening], name: str) -> None:
         if len(places) < self.MOST:

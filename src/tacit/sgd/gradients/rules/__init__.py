@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tacit.sgd.gradients.contributions import DECOMPOSE, RULES, SHAPE_ONLY
-from tacit.sgd.gradients.rules import arithmetic, convolution, embedding, recurrent
+from tacit.sgd.gradients.rules import arithmetic, convolution, embedding, grouped, recurrent
 
 __all__ = [
     "DECOMPOSE",
@@ -12,5 +12,6 @@ __all__ = [
     "arithmetic",
     "convolution",
     "embedding",
+    "grouped",
     "recurrent",
 ]

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tacit.sgd.gradients.capture import Derived, Use, tensors_in
+from tacit.sgd.gradients.capture import Use, tensors_in
 from tacit.sgd.gradients.contributions import (
     Aligned,
     Contribution,
@@ -39,6 +39,7 @@ from tacit.sgd.gradients.contributions import (
     widen,
     words,
 )
+from tacit.sgd.gradients.functions import Derived
 from tacit.sgd.kernels import products
 
 # -- contracted --------------------------------------------------------------------------------------------------------
@@ -61,6 +62,8 @@ def contract(
     if any(c not in x_spec and c not in out_spec for c in d_spec) or (batch not in d_spec and batch not in x_spec):
         raise NotCovered
     if batch in d_spec:
+        if not layout.regular:
+            raise NotCovered
         values = torch.einsum(f"{out_spec},{x_spec}->{d_spec}", widen(grad), widen(x))
         return Aligned(values, layout.moved(d_spec.index(batch)))
     groups, rows, columns, tokens = _classes(d_spec, x_spec, out_spec, batch)

@@ -262,6 +262,7 @@ def conv(use: Use, grads: list[Tensor | None], layouts: list[Layout | None]) -> 
     x, weight = bound["input"], bound["weight"]
     if use.find(x) is not None or layout.dim != 0 or x.dim() != rank + 2:
         raise NotCovered
+    x, grad, layout = layout.straight(x, 0), layout.straight(grad, 0), layout.plain
     kernel = tuple(weight.shape[2:])
     stride, dilation = _tuple(bound["stride"] or 1, rank), _tuple(bound["dilation"] or 1, rank)
     groups = bound["groups"] or 1
@@ -332,6 +333,7 @@ def conv_transpose(use: Use, grads: list[Tensor | None], layouts: list[Layout | 
     x, weight = bound["input"], bound["weight"]
     if use.find(x) is not None or layout.dim != 0 or x.dim() != rank + 2:
         raise NotCovered
+    x, grad, layout = layout.straight(x, 0), layout.straight(grad, 0), layout.plain
     kernel = tuple(weight.shape[2:])
     stride, dilation = _tuple(bound["stride"] or 1, rank), _tuple(bound["dilation"] or 1, rank)
     padding, groups = _tuple(bound["padding"] or 0, rank), bound["groups"] or 1

@@ -22,8 +22,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tacit.sgd.errors import UncoveredUse
-from tacit.sgd.gradients.capture import Derived, Use
+from tacit.sgd.gradients.capture import Use
 from tacit.sgd.gradients.contributions import Aligned, Contributions, Dense, Layout, clean, replay, wide
+from tacit.sgd.gradients.functions import Derived
 from tacit.sgd.gradients.owners import OwnerEvidence, digit_weights
 
 CHUNK_ELEMENTS = 1 << 25
@@ -114,7 +115,7 @@ _numbers.seed()
 def _other_data(tensor: Tensor) -> Tensor:
     """Data of the same kind that select nothing: numbers without a zero, and one index, or one truth, for all."""
     if tensor.is_floating_point() or tensor.is_complex():
-        drawn = 0.5 + torch.rand(tensor.shape, generator=_numbers, dtype=torch.float64)
+        drawn = 0.5 + torch.rand(tensor.shape, generator=_numbers, dtype=torch.float64, device="cpu")
         return drawn.to(tensor.device, tensor.dtype)
     if not tensor.numel():
         return tensor

@@ -1,0 +1,524 @@
+"""How does an analyst use a ledger without holding the database? The same :class:`Ledger`, behind ``https://…``.
+
+Every method asks the service. A request that writes has a key of its own and is sent again until it is answered, so a
+lost answer or a restarted service is one charge. Only the standard library is needed here.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+import threading
+import time
+import urllib.parse
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tacit import accounting as acc
+from tacit.ledger import errors as kinds
+from tacit.ledger import signing
+from tacit.ledger.charge import Charge
+from tacit.ledger.core import CHARGES, Ledger
+from tacit.ledger.entries import ChainHead
+from tacit.ledger.errors import (
+    AccessDenied,
+    Advice,
+    BudgetExceeded,
+    LedgerError,
+    ServerUnreachable,
+    StorageError,
+    TermsError,
+)
+from tacit.ledger.rules import FAILURE_SHARE, Price
+from tacit.ledger.state import State
+from tacit.ledger.terms import check_mechanism
+from tacit.ledger.views import Budget, ChargeRecord, DatasetTerms, Verification
+
+#: The environment variable that holds the token.
+TOKEN = "TACIT_LEDGER_TOKEN"
+#: For how many seconds a request is sent again where nobody answers.
+PATIENCE = 60.0
+# Tokens by address, for ledgers that are unpickled in this process or a fork of it. Never written anywhere.
+_tokens: dict[str, str] = {}
+
+
+class RemoteLedger(Ledger):
+    """A ledger that a service keeps (``tacit ledger serve``). ``tacit.Ledger("https://…")`` makes it.
+
+    Guarantee:
+        That of the ledger behind it: the service grants, and a charge counts from the moment it is written there.
+
+    Args:
+        where: The address of the service. A token in it (``https://:TOKEN@host``) is shown nowhere; without one, it is
+            taken from the environment variable ``TACIT_LEDGER_TOKEN``.
+        key: Not used here: the service signs.
+
+    Raises:
+        StorageError: If the address is not one of a service, or would carry the token in clear over a network.
+
+    Example:
+        >>> ledger = RemoteLedger("https://:a-token@ledger.example.org")
+        >>> ledger
+        Ledger('https://ledger.example.org')
+    """
+
+    def __init__(self, where: str | os.PathLike[str] | None = None, *, key: Any = None) -> None:
+        self._address, secret = split_address(os.fspath(where or ""))
+        if key is not None:
+            raise StorageError("a service signs with its own key: leave key out")
+        self._secret_token = secret or _tokens.get(self._address) or os.environ.get(TOKEN, "")
+        self._local = threading.local()
+        self._data_secret: bytes | None = None
+        self._terms: dict[str, DatasetTerms] = {}
+        self._by: dict[str, str] = {}
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    def _ask(self, action: str, *, writes: bool = False, **asked: Any) -> dict[str, Any]:
+        """The answer of the service; asked again while nobody answers, with the same key."""
+        if not self._secret_token:
+            raise AccessDenied(f"{self._address} needs a token: set {TOKEN}, or ask its owner for one")
+        headers = {"Authorization": f"Bearer {self._secret_token}", "Content-Type": "application/json"}
+        if writes:
+            headers["Idempotency-Key"] = uuid.uuid4().hex
+        body = json.dumps(asked, allow_nan=False).encode()
+        until, pause = time.monotonic() + PATIENCE, 0.05
+        while True:
+            try:
+                status, answer = self._send(f"/v1/{action}", headers, body)
+                again = status in (429, 502, 503, 504) and answer.get("error") in (None, "LedgerBusy")
+                if not again or time.monotonic() > until:
+                    break
+            except (OSError, http.client.HTTPException) as error:
+                if isinstance(error, ssl.SSLError) or time.monotonic() > until:
+                    raise ServerUnreachable(
+                        f"no answer from {self._address} ({type(error).__name__}): is the service running, and is the "
+                        "address right? Whether the last request was granted is not known; sent again with the same "
+                        "number it is one charge"
+                    ) from None
+            time.sleep(pause)
+            pause = min(pause * 2, 2.0)
+        if status == 200:
+            return answer
+        raise _error(answer, self._address)
+
+    def _send(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, Any]]:
+        connection, mine = getattr(self._local, "connection", (None, 0))
+        if connection is None or mine != os.getpid():
+            parts = urllib.parse.urlsplit(self._address)
+            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+            connection = kind(str(parts.hostname), parts.port, timeout=PATIENCE)
+            self._local.connection = connection, os.getpid()
+        prefix = urllib.parse.urlsplit(self._address).path.rstrip("/")
+        try:
+            connection.request("POST", prefix + path, body, headers)
+            response = connection.getresponse()
+            text = response.read()
+        except BaseException:
+            connection.close()
+            self._local.connection = None, 0
+            raise
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = {}
+        return response.status, found if isinstance(found, dict) else {}
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def register(self, name: str, *, fingerprint: Any = None, **terms: Any) -> DatasetTerms:
+        """As :meth:`Ledger.register`, for the owner.
+
+        Args:
+            name: The name of the data set.
+            fingerprint: The data, or their fingerprint.
+            terms: The terms.
+
+        Returns:
+            The terms as they were recorded.
+        """
+        known = {"charges": CHARGES, "failure_share": FAILURE_SHARE}
+        read = None if fingerprint is None else self._named(fingerprint)
+        orders = terms.pop("orders", None)
+        asked = {**known, **terms, "fingerprint": read, "orders": list(orders) if orders else None}
+        self._ask("register", writes=True, dataset=name, terms=asked)
+        made = self.dataset(name)
+        return made
+
+    def charge(
+        self,
+        dataset: str,
+        mechanism: acc.Mechanism,
+        *,
+        delta: float | None = None,
+        purpose: str = "",
+        number: str | None = None,
+        data: str | None = None,
+        version: int | None = None,
+    ) -> Charge:
+        """As :meth:`Ledger.charge`. The number is chosen here, so that a request that is sent again is one charge.
+
+        Args:
+            dataset: The name of a registered data set.
+            mechanism: What is about to be computed.
+            delta: This charge's part of the data set's δ.
+            purpose: Why it is computed.
+            number: For work that survives a crash: a random number of your own.
+            data: The fingerprint of the data that are read.
+            version: The version of growing data that is read.
+
+        Returns:
+            The charge, granted and recorded.
+        """
+        check_mechanism(self.dataset(dataset), mechanism)
+        told = self._ask(
+            "charge",
+            writes=True,
+            dataset=dataset,
+            mechanism=mechanism.to_dict(),
+            delta=None if delta is None else float(delta),
+            purpose=str(purpose),
+            number=number or uuid.uuid4().hex,
+            data=data,
+            version=version,
+        )
+        price = Price.from_dict(told["price"])
+        made = Charge(self, dataset, told["charge"], mechanism, price, told["head"], str(purpose))
+        made.confirmed = told["confirmed"]
+        return made
+
+    reserve = charge
+
+    def quote(self, dataset: str, mechanism: acc.Mechanism, *, delta: float | None = None) -> Price:
+        """As :meth:`Ledger.quote`.
+
+        Args:
+            dataset: The name of a registered data set.
+            mechanism: What would be computed.
+            delta: The charge's part of the data set's δ.
+
+        Returns:
+            The price.
+        """
+        check_mechanism(self.dataset(dataset), mechanism)
+        share = None if delta is None else float(delta)
+        return Price.from_dict(self._ask("quote", dataset=dataset, mechanism=mechanism.to_dict(), delta=share)["price"])
+
+    def resume(self, dataset: str, number: str) -> Charge:
+        """As :meth:`Ledger.resume`.
+
+        Args:
+            dataset: The name of the data set.
+            number: The number of the charge.
+
+        Returns:
+            The charge, still to be confirmed.
+        """
+        return self._made(dataset, self._ask("resume", writes=True, dataset=dataset, charge=number))
+
+    def draw(self, dataset: str, plan: str, *, purpose: str = "", data: str | None = None) -> Charge:
+        """As :meth:`Ledger.draw`.
+
+        Args:
+            dataset: The name of the data set.
+            plan: The number of the schedule's charge.
+            purpose: Why, for everybody to read.
+            data: The fingerprint of the data that are read.
+
+        Returns:
+            The charge of this run.
+        """
+        return self._made(
+            dataset, self._ask("draw", writes=True, dataset=dataset, plan=plan, purpose=purpose, data=data)
+        )
+
+    def _made(self, dataset: str, told: dict[str, Any]) -> Charge:
+        record = ChargeRecord.from_dict(told["record"])
+        return Charge(self, dataset, record.charge, record.mechanism, record.price, told["head"], record.purpose)
+
+    def bind(self, dataset: str, charge: str, files: Mapping[str, str]) -> str:
+        """As :meth:`Ledger.bind`.
+
+        Args:
+            dataset: The name of the data set.
+            charge: The number of the charge.
+            files: The SHA-256 of each file of the release.
+
+        Returns:
+            The hash of the release.
+        """
+        return str(self._ask("bind", writes=True, dataset=dataset, charge=charge, files=dict(files))["release"])
+
+    def _confirm(self, dataset: str, number: str) -> str:
+        return str(self._ask("confirm", writes=True, dataset=dataset, charge=number)["head"])
+
+    def _change(self, dataset: str, kind: str, **rest: Any) -> Any:
+        return self._ask("change", writes=True, dataset=dataset, change={"kind": kind, **rest})["result"]
+
+    def raise_budget(self, dataset: str, *, epsilon: float, delta: float, because: str) -> None:
+        """As :meth:`Ledger.raise_budget`.
+
+        Args:
+            dataset: The name of the data set.
+            epsilon: The new ε.
+            delta: The new δ.
+            because: The public reason.
+        """
+        self._change(dataset, "raise", epsilon=epsilon, delta=delta, because=because)
+
+    def split_budget(self, dataset: str, shares: Mapping[str, float], *, because: str) -> None:
+        """As :meth:`Ledger.split_budget`.
+
+        Args:
+            dataset: The name of the data set.
+            shares: The part of the budget of each team.
+            because: The public reason.
+        """
+        self._change(dataset, "split", shares=dict(shares), because=because)
+
+    def freeze(self, dataset: str, *, because: str) -> None:
+        """As :meth:`Ledger.freeze`.
+
+        Args:
+            dataset: The name of the data set.
+            because: The public reason.
+        """
+        self._change(dataset, "freeze", because=because)
+
+    def thaw(self, dataset: str, *, because: str) -> None:
+        """As :meth:`Ledger.thaw`.
+
+        Args:
+            dataset: The name of the data set.
+            because: The public reason.
+        """
+        self._change(dataset, "thaw", because=because)
+
+    def accept(self, dataset: str, data: Any, *, because: str) -> str:
+        """As :meth:`Ledger.accept`.
+
+        Args:
+            dataset: The name of the data set.
+            data: The data in their other form, or a fingerprint.
+            because: The public reason.
+
+        Returns:
+            The fingerprint.
+        """
+        return str(self._change(dataset, "accept", data=self._named(data), because=because))
+
+    def new_version(self, dataset: str, data: Any, *, because: str) -> int:
+        """As :meth:`Ledger.new_version`.
+
+        Args:
+            dataset: The name of the data set.
+            data: The new version, or its fingerprint.
+            because: The public reason.
+
+        Returns:
+            The number of the version.
+        """
+        return int(self._change(dataset, "version", data=self._named(data), because=because))
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def secret(self) -> bytes:
+        """The secret of the fingerprints, for those who read the data."""
+        if self._data_secret is None:
+            self._data_secret = bytes.fromhex(self._ask("secret")["secret"])
+        return self._data_secret
+
+    def _knows(self, name: str, fingerprint: str) -> bool:
+        return bool(self._ask("knows", dataset=name, fingerprint=fingerprint)["known"])
+
+    def datasets(self) -> list[str]:
+        """The names that are registered."""
+        return list(self._ask("datasets")["datasets"])
+
+    def dataset(self, name: str) -> DatasetTerms:
+        """As :meth:`Ledger.dataset`; terms never change, so they are asked for once.
+
+        Args:
+            name: The name of the data set.
+
+        Returns:
+            Its terms.
+        """
+        if name not in self._terms:
+            self._terms[name] = DatasetTerms.from_terms(name, self._ask("dataset", dataset=name)["terms"])
+        return self._terms[name]
+
+    def history(self, dataset: str, *, after: int = -1, limit: int | None = None) -> list[ChargeRecord]:
+        """As :meth:`Ledger.history`, page by page.
+
+        Args:
+            dataset: The name of the data set.
+            after: The place of the charge before the page.
+            limit: How many charges.
+
+        Returns:
+            One record for each charge.
+        """
+        found: list[ChargeRecord] = []
+        while True:
+            wanted = None if limit is None else limit - len(found)
+            told = self._ask("history", dataset=dataset, after=after, limit=wanted)
+            found += [ChargeRecord.from_dict(record) for record in told["records"]]
+            if not told["more"] or not told["records"] or (limit is not None and len(found) >= limit):
+                return found
+            after = found[-1].seq
+
+    def record(self, dataset: str, charge: str) -> ChargeRecord:
+        """As :meth:`Ledger.record`.
+
+        Args:
+            dataset: The name of the data set.
+            charge: The number of the charge.
+
+        Returns:
+            Its record.
+        """
+        return ChargeRecord.from_dict(self._ask("record", dataset=dataset, charge=charge)["record"])
+
+    def mentions(self, dataset: str, charge: str) -> int:
+        """As :meth:`Ledger.mentions`.
+
+        Args:
+            dataset: The name of the data set.
+            charge: The number of the charge.
+
+        Returns:
+            The number of entries.
+        """
+        return int(self._ask("mentions", dataset=dataset, charge=charge)["mentions"])
+
+    def budget(self, dataset: str, *, exact: bool | None = None) -> Budget:
+        """As :meth:`Ledger.budget`.
+
+        Args:
+            dataset: The name of the data set.
+            exact: Whether to compute the exact composition.
+
+        Returns:
+            The budget.
+        """
+        told = self._ask("budget", dataset=dataset, exact=exact)
+        terms = DatasetTerms.from_terms(dataset, told["first"]["terms"])
+        bound = told["composition"]
+        together = None if bound is None else acc.Bound(**{k: _number(v) for k, v in bound.items()})
+        return Budget.read(terms, State.from_entry(told["last"]), told["head"], told["last"]["time"], together)
+
+    def head(self, dataset: str) -> str:
+        """As :meth:`Ledger.head`.
+
+        Args:
+            dataset: The name of the data set.
+
+        Returns:
+            64 hexadecimal digits.
+        """
+        return str(self._ask("head", dataset=dataset)["head"])
+
+    def _signature(self, dataset: str) -> tuple[ChainHead, str | None]:
+        [line] = self._ask("heads", dataset=dataset)["heads"]
+        return ChainHead(line["seq"], line["hash"]), line["signature"]
+
+    def sign(self, dataset: str) -> str:
+        """Refuse: the service signs with its own key.
+
+        Args:
+            dataset: The name of the data set.
+
+        Returns:
+            Never.
+        """
+        raise TermsError("a service signs with its own key: tacit ledger sign, where the database is")
+
+    def verify(
+        self,
+        dataset: str | None = None,
+        *,
+        heads: tuple[str, ...] | list[str] = (),
+        reprice: bool = False,
+        anchors: Sequence[str | os.PathLike[str]] = (),
+        public_key: str | None = None,
+    ) -> Verification:
+        """As :meth:`Ledger.verify`. The service checks its chain; signatures and anchors are checked here.
+
+        Args:
+            dataset: The name of one data set; None checks all of them.
+            heads: Hashes of ``dataset`` that were printed elsewhere.
+            reprice: Whether to ask the accountant for every price again.
+            anchors: Files or git repositories with heads that were written there earlier.
+            public_key: The public key of the ledger.
+
+        Returns:
+            What was checked, and every problem in words.
+        """
+        if heads and dataset is None:
+            raise TermsError("heads belong to one data set: give its name as dataset")
+        anchored: dict[str, list[str]] = {}
+        for place in anchors:
+            for line in signing.read_anchor(place, public_key):
+                anchored.setdefault(line["dataset"], []).append(line["hash"])
+        names = [dataset] if dataset is not None else self.datasets()
+        gone = sorted(set(anchored) - set(names)) if dataset is None else []
+        problems = [f"{name}: an anchor holds its head, and the whole data set is gone" for name in gone]
+        entries = 0
+        for name in names:
+            known = [*heads, *anchored.get(name, ())]
+            told = self._ask("verify", dataset=name, heads=known, reprice=reprice)
+            entries += told["entries"]
+            problems += told["problems"]
+            if public_key is not None and not signing.signed_by(public_key, name, *self._signature(name)):
+                problems.append(f"{name}: its head is not signed with the given key")
+        return Verification(tuple(names), entries, tuple(problems))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._secret_token:
+            _tokens[self._address] = self._secret_token
+        return RemoteLedger, (self._address,)
+
+    def __repr__(self) -> str:
+        return f"Ledger({self._address!r})"
+
+
+def split_address(where: str) -> tuple[str, str]:
+    """The address of a service without its token, and the token.
+
+    >>> split_address("https://:pony@ledger.example.org/team")
+    ('https://ledger.example.org/team', 'pony')
+    """
+    try:
+        parts = urllib.parse.urlsplit(where)
+        port = parts.port
+    except ValueError:
+        raise StorageError("this is not the address of a service; it looks like https://ledger.example.org") from None
+    host = parts.hostname or ""
+    if parts.scheme not in ("http", "https") or not host:
+        raise StorageError("this is not the address of a service; it looks like https://ledger.example.org")
+    if parts.scheme == "http" and host not in ("127.0.0.1", "localhost", "::1"):
+        raise StorageError(f"http://{host} would carry the token in clear over the network: use https://")
+    name = f"[{host}]" if ":" in host else host
+    bare = f"{parts.scheme}://{name}{f':{port}' if port else ''}{parts.path.rstrip('/')}"
+    return bare, urllib.parse.unquote(parts.password or "")
+
+
+def _number(value: Any) -> Any:
+    return float(value) if value == "inf" else value
+
+
+def _error(answer: dict[str, Any], address: str) -> LedgerError:
+    name, message = str(answer.get("error", "")), str(answer.get("message", ""))
+    kind = getattr(kinds, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, LedgerError)):
+        return StorageError(f"{address} gave an answer that this version of tacit does not understand")
+    if kind is BudgetExceeded:
+        advice = answer.get("advice")
+        return BudgetExceeded(message, None if advice is None else Advice(**advice))
+    if kind is AccessDenied:
+        return AccessDenied(f"{address}: {message}")
+    return kind(message)
