@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy.special import ndtr, ndtri
 
 from tacit import accounting as acc
+from tacit.accounting import curves, pricing
 from tests.accounting.catalogue import MECHANISMS, poisson
 
 B = 256 / 60000
@@ -30,6 +31,21 @@ def test_a_profile_falls_and_holds_every_single_price() -> None:
         assert curve.lower[i] <= single.upper
         assert single.lower <= curve.upper[i]
     assert json.loads(json.dumps(curve.to_dict()))["adjacency"] == "add-remove"
+
+
+def test_a_profile_asks_for_no_more_digits_than_its_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def watched(mechanism: acc.Mechanism, epsilon: float, *, tolerance: float | None, **terms: object) -> object:
+        asked.append(tolerance)
+        return pricing.delta_of_orders(mechanism, epsilon, tolerance=tolerance, **terms)
+
+    monkeypatch.setattr(curves, "delta_of_orders", watched)
+    run = acc.ZCDP(0.02)  # a statement, whose interval stays wide
+    curve = acc.profile(run, [0.5, 1.0], accuracy=0.25)
+    rough = [acc.delta(run, x, tolerance=1.0).upper for x in (0.5, 1.0)]
+    assert asked == [1.0, 0.25 * rough[0], 1.0, 0.25 * rough[1]]
+    assert np.all(curve.upper <= rough)
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 2.5])

@@ -174,3 +174,15 @@ def test_a_lower_end_is_not_given_up_where_only_a_weaker_pair_is_known() -> None
     bound = acc.epsilon(acc.ExponentialMechanism(0.5) * 20, 1e-5)
     assert not bound.tight
     assert bound.lower > 0.8 * bound.upper
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 7.0])
+def test_the_lattice_of_randomised_response_has_no_point_between_its_two_losses(epsilon: float) -> None:
+    # with a point between them every composition would take twice the memory
+    for stated in (acc.PureDP(epsilon), acc.ApproxDP(epsilon, 1e-6)):
+        loss = stated.pair("add-remove", "remove")
+        assert loss is not None
+        values, masses = loss.atoms()
+        assert values.tolist() == [-epsilon, epsilon]
+        assert masses[1] / masses[0] == pytest.approx(math.exp(epsilon), rel=1e-14)
+        assert loss.spacing() == values[1] - values[0]
