@@ -129,6 +129,57 @@ def test_an_explanation_is_of_a_mutant_that_there_is_and_not_of_one_that_is_caug
     assert len(set(explained) & set(mutants)) >= 0.8 * len(explained)
 
 
+def test_a_mutant_that_is_not_noticed_fails_the_check_only_if_its_test_did_not_change(tmp_path, mutants, capsys):
+    file = "tests/package/test_mutation.py"
+    one, other = list(mutants.values())[:2]
+    caught = {
+        one.id: judge.Catch(f"{file}::test", record.sha(file), one.digest),
+        other.id: judge.Catch(f"{file}::test", "another hash", other.digest),
+    }
+    results = judge.Results(tmp_path / "results.jsonl")
+    assert judge.verdict([other], results, caught) == 0
+    assert "NOT NOTICED" in capsys.readouterr().out
+    assert judge.verdict([one, other], results, caught) == 1
+    results.add(one, "caught", f"{file}::another", {}, 0.1)
+    assert judge.verdict([one, other], results, caught) == 0
+
+
+def test_a_test_that_fails_by_luck_catches_nothing(tmp_path, mutants):
+    one = next(iter(mutants.values()))
+    tests = [f"tests/package/test_mutation.py::{name}" for name in ("lucky", "sure")]
+    results = judge.Results(tmp_path / "results.jsonl")
+    work = judge.Judge([one], [one], [], record.Record(tmp_path / "record"), results, 20.0, 1e18)
+    work.more.append(work._trying(one, tests, {}, 0.0))
+    often = {test: 0 for test in tests}
+    while work.more:
+        job = work.more.popleft()
+        word, noted = "passed", {}
+        for test in job.tests:
+            often[test] += job.mutant >= 0
+            bad = job.mutant >= 0 and (test == tests[1] or often[test] == 1)
+            word = "failed" if bad else "passed"
+            noted[test] = {"outcome": word}
+            if bad:
+                break
+        job.done(word, noted, 0.1)
+    assert results.get(one)["test"] == tests[1]
+    assert often[tests[1]] == judge.TIMES
+
+
+def test_slow_tests_that_never_passed_fail_nothing_and_the_turn_ends_in_time(monkeypatch, capsys):
+    files, given = ["new.py", "good.py", "long.py"], []
+    state = {"good.py": {"result": "passed", "seconds": 5}, "long.py": {"result": "passed", "seconds": 900}}
+    monkeypatch.setattr(slow, "pieces", lambda: files)
+    result = {"new.py": "failed", "good.py": "passed"}
+    monkeypatch.setattr(slow, "run", lambda file, left: given.append(left) or {"result": result[file], "seconds": 1})
+    assert slow.take_turns(state, 600.0) == 0
+    assert "never ran before, so this does not fail the run" in capsys.readouterr().out
+    assert len(given) == 2
+    assert max(given) <= 600
+    result["good.py"] = "failed"
+    assert slow.take_turns(state, 600.0) == 1
+
+
 def test_a_sample_is_the_same_for_the_same_seed(mutants):
     everything = list(mutants.values())
     one, same, other = (judge.sample(everything, 20, seed) for seed in ("a", "a", "b"))

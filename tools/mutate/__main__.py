@@ -57,8 +57,8 @@ def main() -> int:
         known = judge.Results(chosen.store / "results.jsonl")
         check = judge.Check(every, due, time.monotonic() + (chosen.seconds or 60.0), known)
         tree = switch.make_tree(chosen.store / "tree", every)
-        forks.run(sorted({check.caught[one.id].split("::")[0] for one in due}), check.jobs, tree, chosen.jobs)
-        return check.report()
+        forks.run(sorted({check.caught[one.id].test.split("::")[0] for one in due}), check.jobs, tree, chosen.jobs)
+        return check.report(max(120.0, 4 * (chosen.seconds or 60.0)))
     if chosen.sample:
         mutants = judge.sample(mutants, chosen.sample, chosen.seed or "0")
     if chosen.command == "list":

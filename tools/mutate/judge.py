@@ -1,8 +1,8 @@
 """Did a test notice? Runs the tests of a mutant, the likeliest first, and keeps what came out.
 
-A mutant is *caught* by the first test that fails alone with it and passes alone without it, or that takes many times
-as long (``timeout``). It *survived* if the tests that run it pass, as many as fit into its time, and is *uncovered* if
-there is none.
+A mutant is *caught* by the first test that fails alone with it, every time, and passes alone without it, or that takes
+many times as long (``timeout``). It *survived* if the tests that run it pass, as many as fit into its time, and is
+*uncovered* if there is none.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 import tomllib
 from collections import Counter, deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from tools.mutate.rules import ROOT, Mutant
 EXPLAINED = Path(__file__).with_name("explained.toml")
 CAUGHT_BY = Path(__file__).with_name("caught.json")
 CAUGHT = ("caught", "timeout")
+#: So often a test must fail alone with a mutant before it counts: one that fails by luck catches nothing.
+TIMES = 3
 
 
 def sample(mutants: list[Mutant], size: int, seed: str) -> list[Mutant]:
@@ -52,14 +55,32 @@ def explained() -> dict[str, str]:
     return tomllib.loads(EXPLAINED.read_text(encoding="utf-8")) if EXPLAINED.exists() else {}
 
 
-def caught_by() -> dict[str, str]:
+@dataclass(frozen=True)
+class Catch:
+    """Which test caught a mutant when :func:`save` was called.
+
+    Attributes:
+        test: The test, which failed alone with the mutant :data:`TIMES` times out of as many.
+        file: The hash of its file then.
+        digest: The hash of the mutant's function then.
+    """
+
+    test: str
+    file: str
+    digest: str
+
+    def same(self, mutant: Mutant) -> bool:
+        """Whether neither the test's file nor the mutant's function changed since."""
+        return (self.file, self.digest) == (sha(self.test.split("::")[0]), mutant.digest)
+
+
+def caught_by() -> dict[str, Catch]:
     """Which test caught a mutant when :func:`save` was called.
 
     Returns:
-        The test for each id.
+        What is kept of each id.
     """
-    kept: dict[str, str] = json.loads(CAUGHT_BY.read_text(encoding="utf-8"))
-    return kept
+    return {name: Catch(*kept) for name, kept in json.loads(CAUGHT_BY.read_text(encoding="utf-8")).items()}
 
 
 class Results:
@@ -144,7 +165,8 @@ class Judge:
             some = [one for one in self.chosen if room in ("", one.room)]
             own = tuple({place for one in some for place in beside(one)})
             for file in self.files:
-                if (file.startswith(own) or not room) and self.record.stale(file):
+                late = time.monotonic() > self.until
+                if (file.startswith(own) or not room) and not late and self.record.stale(file):
                     yield from self._first(self._recording(file, by_file.get(file, [])))
             for mutant in some:
                 job = self._judging(mutant) if time.monotonic() < self.until else None
@@ -192,7 +214,7 @@ class Judge:
         passed = {test: file for test, file in passed.items() if file == sha(test.split("::")[0])}
         tests, total = [], 0.0
         hint = self.hints.get(mutant.id)
-        candidates = [*([hint] if hint else []), *self.record.candidates(mutant)]
+        candidates = [*([hint.test] if hint else []), *self.record.candidates(mutant)]
         for test in dict.fromkeys(candidates):
             if test not in self.items or test in passed:
                 continue
@@ -222,19 +244,26 @@ class Judge:
                 return
             test = next(one for one in [*tests, tests[-1]] if one not in good)
             caught = "timeout" if outcome == "timeout" else "caught"
-            if test == tests[0]:
-                self._without(mutant, test, caught, passed, spent + seconds, go_on)
-                return
+            # The tests before, or luck, may be what made it fail: it must fail alone, every time.
+            left = 1 if caught == "timeout" else TIMES
+            left -= test == tests[0]
 
             def alone(word: str, noted: dict[str, Any], more: float) -> None:
-                # The tests before may be what made it fail: it must fail alone.
+                nonlocal left, seconds
+                left, seconds = left - 1, seconds + more
                 if word == "passed":
                     passed[test] = sha(test.split("::")[0])
-                    go_on(test, seconds + more)
+                    go_on(test, seconds)
                 else:
-                    self._without(mutant, test, caught, passed, spent + seconds + more, go_on)
+                    again()
 
-            self.more.append(forks.Job([test], alone, self.numbers[mutant.id], self._limits([test])))
+            def again() -> None:
+                if left > 0:
+                    self.more.append(forks.Job([test], alone, self.numbers[mutant.id], self._limits([test])))
+                else:
+                    self._without(mutant, test, caught, passed, spent + seconds, go_on)
+
+            again()
 
         return forks.Job(tests, done, self.numbers[mutant.id], self._limits(tests))
 
@@ -263,7 +292,7 @@ class Judge:
 
 
 def save(mutants: list[Mutant], results: Results) -> int:
-    """Write which test caught which mutant, for :func:`check`.
+    """Write which test caught which mutant, for :class:`Check`.
 
     Args:
         mutants: Those there are.
@@ -272,12 +301,18 @@ def save(mutants: list[Mutant], results: Results) -> int:
     Returns:
         0.
     """
+    found = {one: entry for one in mutants if (entry := results.get(one))}
     caught = {
-        one.id: results.of[one.id]["test"] for one in mutants if (results.get(one) or {}).get("outcome") in CAUGHT
+        one.id: Catch(entry["test"], sha(entry["test"].split("::")[0]), one.digest)
+        for one, entry in found.items()
+        if entry["outcome"] == "caught"  # how long a test takes is not the same everywhere
     }
-    kept = {one.id for one in mutants if results.get(one) is None}
-    caught |= {name: test for name, test in caught_by().items() if name in kept}
-    CAUGHT_BY.write_text(json.dumps(caught, indent=0, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    judged = {one.id for one in found}
+    here = {one.id for one in mutants}
+    caught |= {name: kept for name, kept in caught_by().items() if name in here - judged}
+    lines = {name: [kept.test, kept.file, kept.digest] for name, kept in sorted(caught.items())}
+    text = ",\n".join(f"{json.dumps(name)}: {json.dumps(kept, ensure_ascii=False)}" for name, kept in lines.items())
+    CAUGHT_BY.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
     print(f"{len(caught)} mutants and the tests that caught them: {CAUGHT_BY.name}")
     return 0
 
@@ -297,7 +332,7 @@ def due(mutants: list[Mutant], size: int, seed: str) -> list[Mutant]:
     by_file: dict[str, list[Mutant]] = {}
     for one in mutants:
         if one.id in caught:
-            by_file.setdefault(caught[one.id].split("::")[0], []).append(one)
+            by_file.setdefault(caught[one.id].test.split("::")[0], []).append(one)
     chosen: list[Mutant] = []
     for file in sorted(by_file, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest()):
         if len(chosen) < size and (ROOT / file).exists():
@@ -326,34 +361,65 @@ class Check:
         for mutant in self.due:
             if time.monotonic() > self.until:
                 return
-            test = self.caught[mutant.id]
+            test = self.caught[mutant.id].test
 
             def done(word: str, noted: Any, seconds: float, mutant: Mutant = mutant) -> None:
                 self.ran += 1
                 if word == "passed":
                     self.missed.append(mutant)
-                elif self.results.get(mutant) is None:
-                    self.results.add(mutant, "caught", self.caught[mutant.id], {}, seconds)
 
             if test in items:
                 yield forks.Job([test], done, self.numbers[mutant.id], {test: 60.0})
             else:
                 self.missed.append(mutant)
 
-    def report(self) -> int:
+    def report(self, seconds: float) -> int:
         """Try what was missed with all fast tests of its room, and print what came out.
 
+        Args:
+            seconds: How long that may take.
+
         Returns:
-            1 where no test notices a mutant any more, 0 otherwise.
+            1 where no test notices a mutant any more although neither its function nor the file of the test that caught
+            it changed; 0 otherwise.
         """
         print(f"{self.ran} mutants tried with the test that caught each: {len(self.missed)} not noticed", flush=True)
         if not self.missed:
             return 0
         for one in self.missed:
-            print(f"    {one.id}\n    was caught by {self.caught[one.id]}", flush=True)
-        print("trying them with the other tests of their rooms", flush=True)
-        command = [sys.executable, "-m", "tools.mutate", "run", *(one.id for one in self.missed)]
-        return subprocess.run(command, cwd=ROOT, check=False).returncode
+            print(f"    {one.id}\n    was caught by {self.caught[one.id].test}", flush=True)
+        print(f"trying them with the other tests of their rooms, for {seconds:.0f} seconds", flush=True)
+        command = [sys.executable, "-m", "tools.mutate", "run", "--seconds", f"{seconds:.0f}", "--again"]
+        command += ["--store", str(self.results.path.parent), *(one.id for one in self.missed)]
+        subprocess.run(command, cwd=ROOT, check=False)
+        return verdict(self.missed, Results(self.results.path), self.caught)
+
+
+def verdict(missed: list[Mutant], results: Results, caught: dict[str, Catch]) -> int:
+    """What it means that the test that caught a mutant no longer does.
+
+    Args:
+        missed: The mutants.
+        results: What came out when all tests of their rooms were tried.
+        caught: What was kept of each.
+
+    Returns:
+        1 where no test notices a mutant although neither its function nor the file of its test changed, 0 otherwise.
+    """
+    broken = False
+    for one in missed:
+        entry = results.get(one)
+        if (entry and entry["outcome"] in CAUGHT) or one.id in explained():
+            continue
+        same = caught[one.id].same(one)
+        broken |= same
+        tried = f"{len(entry['passed'])} tests were tried" if entry else "no other test was tried in time"
+        why = "its test has not changed: this FAILS the check" if same else "its test or its function changed since"
+        print(f"NOT NOTICED: {one.id} ({tried}); {why}\n    {one.path}:{one.line}")
+        print(f"    - {' '.join(one.old.split())}\n    + {' '.join(one.new.split())}", flush=True)
+        if not same:
+            print("    Write a test that notices it; `python -m tools.mutate save` after `make mutants` keeps which.")
+    return int(broken)
 
 
 def report(mutants: list[Mutant], results: Results) -> int:
