@@ -184,6 +184,50 @@ class Keeping(nn.Module):
         return self.inner(x) * self.most
 
 
+class KeepingInList(nn.Module):
+    """The same, with what it has seen in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.seen = nn.Linear(ROWS * 2, 3), [1.0]
+
+    def forward(self, x):
+        self.seen.append(float(x.abs().max()) / 2)
+        return self.inner(x) * max(self.seen)
+
+
+class KeepingLater(nn.Module):
+    """The same, with nothing kept at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.most = nn.Linear(ROWS * 2, 3), None
+
+    def forward(self, x):
+        self.most = max(self.most or 1.0, float(x.abs().max()) / 2)
+        return self.inner(x) * self.most
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("kind", [Keeping, KeepingInList, KeepingLater])
+def test_what_a_model_keeps_of_a_batch_does_not_hide_it_whichever_half_is_replaced_first(kind, first, monkeypatch):
+    torch.manual_seed(0)
+    order = list(range(ROWS)) if first else list(range(ROWS))[::-1]
+    monkeypatch.setattr(company.verify, "a_few", lambda examples, few: order[:few])
+    model = kind()
+
+    def loss(model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    quiet, y = torch.randn(ROWS, ROWS * 2) * 0.1, torch.arange(ROWS) % 3
+    for _ in range(2):
+        sgd.clipped_grad(model, loss, (quiet, y))
+    loud = quiet.clone()
+    loud[0] = 6.0
+    with pytest.raises(sgd.BatchMixing):
+        sgd.clipped_grad(model, loss, (loud, y))
+
+
 LEAKS = {
     "size of a selection": lambda m, x: m(x) * (1 + x[x.abs() > 3].shape[0]),
     "size of unique values": lambda m, x: m(x) * (x.abs() > 3).long().unique().numel(),

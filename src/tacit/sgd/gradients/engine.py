@@ -455,7 +455,8 @@ class Engine:
         """The losses of the examples, by a pass that nobody watches."""
         losses, _, examples, context, views = self.asked(request)
         hushed = self.hushed.get(self.doubted_as(context), False)
-        with self.protected_buffers(), as_written(compiled=self.state.compiled, hushed=hushed):
+        plainly = as_written(compiled=self.state.compiled, hushed=hushed)
+        with Attributes(self.model), self.protected_buffers(), plainly:
             return verify.per_example(losses(), examples, views)
 
     def forward(
@@ -477,19 +478,16 @@ class Engine:
         capture = self.capture(data, max((len(t) for t in data if t.dim()), default=batch), named=named)
         scalars = Scalars() if named and self.shards is None else nullcontext()
         where = self.doubted_as(context)
-        state = Attributes(self.model) if where in self.doubted else None
+        state = Attributes(self.model) if where in self.doubted else nullcontext()
         names = module_names(self.model, capture.where) if named else nullcontext()
         hushed, compiled = self.hushed.get(where, False), self.state.compiled
         plainly = as_written(compiled=compiled, hushed=hushed) if hushed or compiled else nullcontext()
-        try:
+        with state:
             with self.protected_buffers(), plainly, torch.enable_grad(), names, scalars, capture:
                 values = losses()
                 if views is not None:
                     values = verify.per_example(values, batch, views)
             capture.finish([values], rewind)
-        finally:
-            if state is not None:
-                state.restore()
         if isinstance(scalars, Scalars) and scalars.read and not capture.doubt:  # by scripted code, say
             self.doubted[where] = "the model reads values of the batch"
         doubt = capture.doubts([values]) or self.doubted.get(where, "")

@@ -41,31 +41,48 @@ class Scalars(DispatchMode):
             return func(*args, **(kwargs or {}))
 
 
+#: What torch itself keeps in every module.
+OWN = frozenset(vars(nn.Module()))
+
+
 class Attributes:
-    """Numbers and small tensors that modules keep beside their buffers, as they are now.
+    """What modules keep beside their parameters and buffers, as it is now; inside ``with``, put back at the end.
 
     A model that reads its data may keep what it read, and the next pass would depend on it: such a pass begins and ends
-    as the one before.
+    as the one before. Kept are numbers, words, nothing (``None``), small tensors, and lists, sets and dictionaries with
+    the items they have.
     """
 
     MOST = 4096
 
     def __init__(self, model: nn.Module) -> None:
-        self._held: list[tuple[dict[str, Any], str, Any, Tensor | None]] = []
+        self._held: list[tuple[dict[str, Any], str, Any, Any]] = []
         for module in modules_of(model):
             for name, value in vars(module).items():
                 if isinstance(value, Tensor) and value.numel() <= self.MOST and not value.requires_grad:
                     self._held.append((vars(module), name, value, value.detach().clone()))
-                elif isinstance(value, int | float) and name != "training":
+                elif isinstance(value, int | float | str | None) and name != "training":
                     self._held.append((vars(module), name, value, None))
+                elif type(value) in (list, set, dict) and name not in OWN:
+                    self._held.append((vars(module), name, value, value.copy()))
 
     def restore(self) -> None:
         """Put them back."""
         for owner, name, value, copy in self._held:
-            if name in owner:
-                owner[name] = value
-                if copy is not None:
-                    value.data.copy_(copy)
+            if name not in owner:
+                continue
+            owner[name] = value
+            if isinstance(copy, Tensor):
+                value.data.copy_(copy)
+            elif copy is not None and value != copy:
+                value.clear()
+                (value.extend if isinstance(value, list) else value.update)(copy)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        self.restore()
 
 
 def as_written(*, compiled: bool, hushed: bool = False) -> AbstractContextManager[Any]:
