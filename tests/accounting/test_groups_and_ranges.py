@@ -46,3 +46,28 @@ def test_the_renyi_divergence_of_a_choice_is_the_largest_of_any_choice_of_that_r
     assert (
         priced <= np.minimum(worst * 1.001 + 1e-9, np.minimum(epsilon, epsilon**2 * orders / 8) * (1 + 1e-12))
     ).all()
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("group", [2, 3, 5])
+def test_a_group_under_a_pure_guarantee_pays_for_the_best_event_of_its_worst_chain(epsilon: float, group: int) -> None:
+    # How likely an event of probability a can become on the next neighbour, and so on the k-th: no pair of data sets
+    # has a larger δ than sup over a of g(...g(a)) - e^x a, and thresholds of discrete Laplace noise attain it.
+    a = np.append(np.geomspace(1e-12, 0.5, 200_001), np.linspace(0.5, 1.0, 2_001))
+    ends = a
+    for _ in range(group):
+        ends = np.minimum(math.exp(epsilon) * ends, 1 - math.exp(-epsilon) * (1 - ends))
+    for x in (0.0, 0.3 * group * epsilon, 0.9 * group * epsilon):
+        true = float((ends - math.exp(x) * a).max())
+        price = acc.delta(acc.PureDP(epsilon), x, group=group)
+        assert price.lower <= true * (1 + 1e-3) + 1e-12
+        assert true * (1 - 1e-9) <= price.upper <= true * (1 + 1e-3) + 1e-12
+        assert acc.delta(acc.ApproxDP(epsilon, 0.0), x, group=group).lower <= true * (1 + 1e-3)
+
+
+def test_groups_too_large_to_compose_are_priced_from_both_sides() -> None:
+    for run, group in ((acc.PureDP(0.001), 5_000), (acc.PureDP(1.0), 900), (acc.ApproxDP(0.3, 1e-9), 4_000)):
+        price = acc.delta(run, 0.5, group=group)
+        assert 0 < price.lower <= price.upper <= 1
+        assert not price.tight
+    assert acc.epsilon(acc.PureDP(0.25), 0, group=4).upper == 1.0

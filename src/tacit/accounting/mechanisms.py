@@ -234,14 +234,7 @@ class DiscreteLaplace(Mechanism):
         epsilon = shift / self.scale
         if not self.is_tight(adjacency, group):
             return LaplaceLoss(epsilon) if epsilon <= LARGEST_RATIO else _randomised_response(epsilon, 0.0)
-        # k >= shift has the loss ε, k <= 0 the loss -ε, and between them it rises by 2/b from one to the next
-        tail = 1 / (1 + math.exp(-1 / self.scale))
-        between = np.arange(1, shift)
-        p = np.concatenate(
-            [[tail * math.exp(-epsilon)], math.tanh(0.5 / self.scale) * np.exp((between - shift) / self.scale), [tail]]
-        )
-        values = np.concatenate([[-epsilon], (2 * between - shift) / self.scale, [epsilon]])
-        return AtomsLoss(values, p, spacing=2 * epsilon if shift == 1 else 2 / self.scale)
+        return _moved_by(shift, 1 / self.scale, epsilon)
 
     def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         if self.is_tight(adjacency, group):
@@ -375,12 +368,17 @@ class ApproxDP(_Stated):
         return _randomised_response(*self.grouped(group))
 
     def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
-        return _randomised_response(_within(group * self.epsilon), self.delta)
+        # with probability δ all is told, otherwise an answer that is ε-DP
+        return _group_of_pure(*_within(self.epsilon, group), self.delta)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PureDP(_Stated):
     """Any ε-DP mechanism. Its worst case is randomised response (Kairouz, Oh & Viswanath 2015).
+
+    For a group of k it is discrete Laplace noise on a whole number that moves by k, which is kε-DP and less than
+    randomised response of kε (docs/explanation/pairs.md). Beyond 1,000 records it is taken to be the latter
+    (``tight=False``).
 
     Args:
         epsilon: The ε that is known; may be infinite.
@@ -401,13 +399,17 @@ class PureDP(_Stated):
         check_not_negative("epsilon", self.epsilon, allow_inf=True)
 
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
-        return _randomised_response(self.epsilon * group, 0.0)
+        if group > LARGEST_GROUP or self.epsilon * group > LARGEST_RATIO:
+            return _randomised_response(self.epsilon * group, 0.0)
+        return _group_of_pure(self.epsilon, group)
 
     def is_tight(self, adjacency: str, group: int = 1) -> bool:
-        return self.epsilon * group <= LARGEST_RATIO or math.isinf(self.epsilon)
+        if math.isinf(self.epsilon):
+            return True
+        return group <= LARGEST_GROUP and self.epsilon * group <= LARGEST_RATIO
 
     def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
-        return _randomised_response(_within(self.epsilon * group), 0.0)
+        return _group_of_pure(*_within(self.epsilon, group))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -512,7 +514,7 @@ class ExponentialMechanism(_Stated):
         return None
 
     def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
-        return _randomised_response(_within(self.epsilon * group / 2), 0.0)
+        return _randomised_response(min(self.epsilon * group / 2, LARGEST_RATIO), 0.0)
 
     def renyi(self, adjacency: str, orders: np.ndarray[Any, Any], group: int = 1) -> np.ndarray[Any, Any] | None:
         return _bounded_range_renyi(self.epsilon * group, orders)
@@ -570,9 +572,29 @@ def _answers(epsilon: float, categories: int, group: int) -> Loss:
     return AtomsLoss(epsilon * np.arange(-group, group + 1, step), p, spacing=epsilon * step)
 
 
-def _within(epsilon: float) -> float:
-    """ε as it is, or the largest whose randomised response has numbers: a weaker one, for a lower bound."""
-    return epsilon if math.isinf(epsilon) else min(epsilon, LARGEST_RATIO)
+def _group_of_pure(epsilon: float, group: int, delta: float = 0.0) -> Loss:
+    """The worst group of records under ε-DP, with a failure of probability δ; for one record, randomised response."""
+    if group == 1 or not 0 < epsilon < math.inf or delta >= 1:
+        return _randomised_response(epsilon, delta)
+    loss = _moved_by(group, epsilon, epsilon * group)
+    return AtomsLoss(loss.values, loss.p * (1 - delta), delta, spacing=loss.spacing()) if delta else loss
+
+
+def _moved_by(shift: int, unit: float, epsilon: float) -> AtomsLoss:
+    """Discrete Laplace noise of scale 1/``unit`` on a whole number that moves by ``shift``; ε is their product."""
+    # k >= shift has the loss ε, k <= 0 the loss -ε, and between them it rises by two units from one to the next
+    tail = 1 / (1 + math.exp(-unit))
+    between = np.arange(1, shift)
+    inner = math.tanh(0.5 * unit) * np.exp((between - shift) * unit)
+    p = np.concatenate([[tail * math.exp(-epsilon)], inner, [tail]])
+    values = np.concatenate([[-epsilon], (2 * between - shift) * unit, [epsilon]])
+    return AtomsLoss(values, p, spacing=2 * epsilon if shift == 1 else 2 * unit)
+
+
+def _within(epsilon: float, group: int) -> tuple[float, int]:
+    """ε and the group as they are, or the largest whose pair has numbers: a weaker one, for a lower bound."""
+    seen = min(group, LARGEST_GROUP)
+    return (epsilon if math.isinf(epsilon) else min(epsilon, LARGEST_RATIO / seen)), seen
 
 
 def everything_revealed() -> Loss:

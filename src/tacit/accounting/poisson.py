@@ -119,7 +119,7 @@ class PoissonSampled(Mechanism):
         largest = self.mechanism.largest_loss("add-remove", direction)
         if not math.isfinite(largest):
             return None
-        return PureDP(amplified(largest, self.rate) * chain).pair("add-remove", direction)
+        return PureDP(amplified(largest, self.rate)).pair("add-remove", direction, chain)
 
     def _there_or_not(self, direction: str, group: int) -> Loss | None:
         """Records that are there or not: the theorem, with the number of sampled ones told if there are several."""
