@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from scipy.special import ndtr
 from tacit import accounting as acc
 from tacit.accounting.poisson import Accumulated
 from tests.catalogue import mechanisms as known
-from tests.catalogue.laws import Array, Pair, laplace, mixed, response
+from tests.catalogue.laws import Array, Pair, laplace, mixed
 
 #: Cells of the loss of a composition, and the probability that may lie beyond them for one law on either side.
 CELLS, BEYOND = 1 << 17, 1e-13
@@ -40,102 +41,154 @@ class Member:
     exact: tuple[str, ...] = acc.ADJACENCIES
 
 
+class NotForGroups(Exception):
+    """A mechanism has no price for groups, or what it releases of them is not known here."""
+
+
 def _uniform(rng: np.random.Generator, low: float, high: float) -> float:
     return float(np.exp(rng.uniform(math.log(low), math.log(high))))
 
 
-def _table(rng: np.random.Generator) -> Member:
+def _table(rng: np.random.Generator, group: int) -> Member:
     """A random table of outcomes, also read as a loss law."""
     p, q = (rng.dirichlet(np.full(5, 3.0)) for _ in range(2))
+    # a group is at least one record
+    exact = acc.ADJACENCIES if group == 1 else ()
     if rng.random() < 0.5:
-        return Member(acc.Outcomes(p, q), known._same((p, q)))
+        return Member(acc.Outcomes(p, q), known._same((p, q)), exact)
     one, other = (np.log(a / b) for a, b in ((p, q), (q, p)))
-    return Member(acc.LossLaw(one, p, 0.0, other, q), known._same((p, q)))
+    return Member(acc.LossLaw(one, p, 0.0, other, q), known._same((p, q)), exact)
 
 
-def _statement(rng: np.random.Generator) -> Member:
+def _statement(rng: np.random.Generator, group: int) -> Member:
     """Statements about randomised response, which meets them exactly, or Gaussian noise, which is within them."""
     e = _uniform(rng, 0.05, 1.5)
     kind = rng.integers(4)
+    exact = acc.ADJACENCIES if group == 1 else ()
     if kind == 0:
-        return Member(acc.ProfileDP([0.0, e], [math.tanh(e / 2), 0.0]), known._same(response(e)))
+        return Member(acc.ProfileDP([0.0, e], [math.tanh(e / 2), 0.0]), _chain(e, group), exact)
     if kind == 1:
         corner = 1 / (1 + math.exp(e))
-        return Member(acc.TradeoffDP([0.0, corner, 1.0], [1.0, corner, 0.0]), known._same(response(e)))
+        return Member(acc.TradeoffDP([0.0, corner, 1.0], [1.0, corner, 0.0]), _chain(e, group), exact)
     mu = e / 2
+    if kind == 2 and group > 1:
+        raise NotForGroups
     orders = np.concatenate([np.linspace(1.1, 10, 60), np.geomspace(11, 500, 40)])
     curve = acc.RenyiDP(orders, orders * mu * mu / 2) if kind == 2 else acc.ZCDP(mu * mu / 2)
-    return Member(curve, known._same(mixed({mu: 1.0}, {0.0: 1.0})), ())
+    return Member(curve, known._same(mixed({group * mu: 1.0}, {0.0: 1.0})), ())
 
 
-def _noise(rng: np.random.Generator) -> Member:
+def _noise(rng: np.random.Generator, group: int) -> Member:
     sigma, scale = _uniform(rng, 0.7, 8.0), _uniform(rng, 0.7, 10.0)
     kind = rng.integers(5)
     if kind == 0:
-        return Member(acc.Gaussian(sigma), known._gaussian(sigma))
+        return Member(acc.Gaussian(sigma), known._gaussian(sigma / group))
     if kind == 1:
-        return Member(acc.Laplace(scale), known._laplace(scale))
+        return Member(acc.Laplace(scale), known._laplace(scale / group))
     if kind == 2:
-        return Member(acc.DiscreteGaussian(sigma), known._discrete_gaussian(sigma, 1, 2))
+        return Member(acc.DiscreteGaussian(sigma), known._discrete_gaussian(sigma, group, 2 * group))
     if kind == 3:
-        return Member(acc.DiscreteLaplace(scale), known._discrete_laplace(scale, 1, 2))
-    return Member(acc.GDP(1 / sigma), known._same(mixed({1 / sigma: 1.0}, {0.0: 1.0})))
+        return Member(acc.DiscreteLaplace(scale), known._discrete_laplace(scale, group, 2 * group))
+    return Member(acc.GDP(1 / sigma), known._same(mixed({group / sigma: 1.0}, {0.0: 1.0})))
 
 
-def _bare(rng: np.random.Generator) -> Member:
+def _bare(rng: np.random.Generator, group: int) -> Member:
     e, d = _uniform(rng, 0.02, 1.5), _uniform(rng, 1e-9, 1e-3)
     kind = rng.integers(4)
     if kind == 0:
-        return Member(acc.PureDP(e), known._same(response(e)))
+        return Member(acc.PureDP(e), _chain(e, group))
     if kind == 1:
-        return Member(acc.ApproxDP(e, d), known._same(response(e, d)))
+        return Member(acc.ApproxDP(e, d), _chain(e, group, d), acc.ADJACENCIES if group == 1 else ())
     if kind == 2:
-        return Member(acc.ExponentialMechanism(e), known._bounded_range(e), ())
+        return Member(acc.ExponentialMechanism(e), known._bounded_range(group * e), ())
     categories = int(rng.integers(2, 6))
-    return Member(acc.RandomizedResponse(e, categories), known._answers(e, categories), ("replace-one",))
+    laws = _each(known._answers(e, categories), group)
+    return Member(acc.RandomizedResponse(e, categories), laws, ("replace-one",))
 
 
-def _sampled(rng: np.random.Generator) -> Member:
+def _sampled(rng: np.random.Generator, group: int) -> Member:
     rate, e = _uniform(rng, 1e-3, 0.6), _uniform(rng, 0.1, 2.0)
     sigma = _uniform(rng, 0.6, 4.0)
     kind = rng.integers(10)
-    there = ("add-remove",)
+    there = ("add-remove",) if group == 1 else ()
     if kind == 0:
-        return Member(acc.PoissonSampled(acc.Gaussian(sigma), rate), known._poisson(sigma, rate))
+        exact = acc.ADJACENCIES if group == 1 else known.THERE
+        return Member(acc.PoissonSampled(acc.Gaussian(sigma), rate), known._poisson(sigma, rate, times=group), exact)
     if kind == 1:
-        return Member(acc.PoissonSampled(acc.Laplace(1 / e), rate), known._poisson(1 / e, rate, laplace), known.THERE)
-    if kind == 2:
-        return Member(acc.PoissonSampled(acc.PureDP(e), rate), known._sampled_response(e, 0.0, rate), there)
-    if kind == 3:
-        return Member(acc.PoissonSampled(acc.ApproxDP(e, 1e-4), rate), known._sampled_response(e, 1e-4, rate), there)
+        laws = known._poisson(1 / e, rate, laplace, times=group)
+        return Member(acc.PoissonSampled(acc.Laplace(1 / e), rate), laws, known.THERE if group == 1 else ())
+    if kind in (2, 3):
+        d = 1e-4 * (kind == 3)
+        inner = acc.ApproxDP(e, d) if d else acc.PureDP(e)
+        return Member(acc.PoissonSampled(inner, rate), _sample(_counted(e, group, d), rate), there)
     if kind == 4:
-        inner = known._discrete_laplace(1 / e, 1, 2)("add-remove")[0]
-        return Member(acc.PoissonSampled(acc.DiscreteLaplace(1 / e), rate), _sample(inner, rate), there)
+        laws = _sample(_counted(e, group), rate)
+        return Member(acc.PoissonSampled(acc.DiscreteLaplace(1 / e), rate), laws, there)
     if kind == 5:
-        inner = known._discrete_gaussian(sigma, 1, 2)("add-remove")[0]
-        return Member(acc.PoissonSampled(acc.DiscreteGaussian(sigma), rate), _sample(inner, rate), there)
+        k = np.arange(-200, 201 + group)
+        many = [np.exp(-((k - j) ** 2) / (2 * sigma**2)) for j in range(group + 1)]
+        laws = _sample([law / law.sum() for law in many], rate)
+        return Member(acc.PoissonSampled(acc.DiscreteGaussian(sigma), rate), laws, there)
     if kind == 6:
-        return Member(acc.PoissonSampled(acc.GDP(1 / sigma), rate), _sample(mixed({1.0: 1.0}, {0.0: 1.0}, sigma), rate))
+        exact = ("add-remove",)
+        return Member(acc.PoissonSampled(acc.GDP(1 / sigma), rate), known._poisson(sigma, rate, times=group), exact)
     if kind == 7:
-        inner = mixed({1.0: 1.0}, {0.0: 1.0}, sigma)
-        return Member(acc.PoissonSampled(acc.ZCDP(0.5 / sigma**2), rate), _sample(inner, rate), ())
+        laws = known._poisson(sigma, rate, times=group)
+        return Member(acc.PoissonSampled(acc.ZCDP(0.5 / sigma**2), rate), laws, ())
     if kind == 8:  # everybody sees who answered
         one, other = known._answers(e, 3)("replace-one")[0]
         seen = tuple(np.append(rate * law, 1 - rate) for law in (one, other))
-        return Member(acc.PoissonSampled(acc.RandomizedResponse(e, 3), rate), known._same((seen[0], seen[1])), ())
-    inner = known._bounded_range(e)("add-remove")[7]
-    return Member(acc.PoissonSampled(acc.ExponentialMechanism(e), rate), _sample(inner, rate), ())
+        laws = _each(known._same((seen[0], seen[1])), group)
+        return Member(acc.PoissonSampled(acc.RandomizedResponse(e, 3), rate), laws, ())
+    # two outcomes; every record that is there makes one of them likelier, by ε in the logarithm of the odds
+    odds = np.exp(e * (np.arange(group + 1) - 0.5))
+    laws = _sample([np.array([x, 1.0]) / (1 + x) for x in odds], rate)
+    return Member(acc.PoissonSampled(acc.ExponentialMechanism(e), rate), laws, ())
 
 
-def _sample(pair: Pair, rate: float) -> Laws:
-    p, q = pair
-    return known._same(((1 - rate) * q + rate * p, q))
+def _counted(epsilon: float, group: int, delta: float = 0.0) -> list[Array]:
+    """An ε-DP count of 0 to ``group`` records that fails, and is told, with probability δ."""
+    decay, found = math.exp(-epsilon), []
+    for count in range(group + 1):
+        law = math.tanh(epsilon / 2) * decay ** np.abs(np.arange(group + 1) - count)
+        law[0] = decay**count / (1 + decay)  # and all below
+        law[-1] = decay ** (group - count) / (1 + decay)  # and all above
+        found.append(np.concatenate([(1 - delta) * law, delta * np.eye(group + 1)[count]]))
+    return found
 
 
-def _batches(rng: np.random.Generator) -> Member:
+def _chain(epsilon: float, group: int, delta: float = 0.0) -> Laws:
+    none, *_, all_of_them = _counted(epsilon, group, delta)
+    return known._same((all_of_them, none))
+
+
+def _each(laws: Laws, group: int) -> Laws:
+    """What ``group`` records show, each by itself."""
+
+    def together(adjacency: str) -> list[Pair]:
+        found = []
+        for one in laws(adjacency):
+            p, q = one
+            for _ in range(group - 1):
+                p, q = np.outer(p, one[0]).ravel(), np.outer(q, one[1]).ravel()
+            found.append((p, q))
+        return found
+
+    return together
+
+
+def _sample(laws: list[Array], rate: float) -> Laws:
+    """Laws with 0, 1, … records, of which each is sampled; or none of them is there."""
+    drawn = known.binomial(len(laws) - 1, rate).values()
+    return known._same((np.asarray(sum(p * law for p, law in zip(drawn, laws, strict=True))), laws[0]))
+
+
+def _batches(rng: np.random.Generator, group: int) -> Member:
     """Samplers with batches of their own kind."""
     sigma, rate = _uniform(rng, 0.8, 10.0), _uniform(rng, 0.01, 0.4)
     kind = rng.integers(7)
+    if group > 1 and kind in (0, 4, 5):
+        raise NotForGroups
     if kind == 0:
         batch = int(rng.integers(10, 400))
         return Member(
@@ -144,12 +197,14 @@ def _batches(rng: np.random.Generator) -> Member:
             ("add-remove",),
         )
     if kind == 1:
-        return Member(acc.Shuffled(acc.Gaussian(sigma), bins=int(rng.integers(2, 50))), known._gaussian(sigma), ())
+        return Member(
+            acc.Shuffled(acc.Gaussian(sigma), bins=int(rng.integers(2, 50))), known._gaussian(sigma / group), ()
+        )
     if kind == 2:
-        return Member(acc.Shuffled(acc.Laplace(sigma)), known._laplace(sigma), ())
+        return Member(acc.Shuffled(acc.Laplace(sigma)), known._laplace(sigma / group), ())
     if kind == 3:
         bins = int(rng.integers(3, 200))
-        return Member(acc.BallsInBins(acc.Gaussian(sigma), bins), known._balls(sigma, bins), ())
+        return Member(acc.BallsInBins(acc.Gaussian(sigma), bins), known._balls(sigma / group, bins), ())
     if kind == 4:
         return Member(acc.BallsInBins(acc.Gaussian(sigma), 2), known._balls(sigma, 2), known.THERE)
     if kind == 5:
@@ -162,22 +217,26 @@ def _batches(rng: np.random.Generator) -> Member:
     draws = int(rng.integers(2, 5))
     return Member(
         Accumulated(acc.PoissonSampled(acc.Gaussian(sigma), rate), draws),
-        known._poisson(sigma, rate, times=draws),
+        known._poisson(sigma, rate, times=draws * group),
         known.THERE,
     )
 
 
-def _votes(rng: np.random.Generator) -> Member:
+def _votes(rng: np.random.Generator, group: int) -> Member:
     noise = _uniform(rng, 3.0, 40.0)
     partition = str(rng.choice(["any", "keyed", "positions"]))
     kind = rng.integers(4)
+    if kind == 3 and group > 1:
+        raise NotForGroups
     if kind == 0:
-        return Member(acc.Votes(noise, partition=partition), known._votes(noise, partition, known._won, 2.0), ())
+        return Member(
+            acc.Votes(noise, partition=partition), known._votes(noise, partition, known._won, 2.0 * group), ()
+        )
     if kind == 1:
-        laws = known._votes(noise, partition, lambda x: float(ndtr(x)), 1.0)
+        laws = known._votes(noise, partition, lambda x: float(ndtr(x)), 1.0 * group)
         return Member(acc.VoteCheck(noise, partition=partition), laws, ())
     if kind == 2:
-        laws = known._votes(noise, partition, known._won_laplace, 2.0)
+        laws = known._votes(noise, partition, known._won_laplace, 2.0 * group)
         return Member(acc.LaplaceVotes(noise, partition=partition), laws, ())
     beta = _uniform(rng, 0.005, 0.05)
     return Member(
@@ -185,45 +244,50 @@ def _votes(rng: np.random.Generator) -> Member:
     )
 
 
-def _made_of_others(rng: np.random.Generator) -> Member:
+def _made_of_others(rng: np.random.Generator, group: int) -> Member:
     sigma, gamma = _uniform(rng, 2.0, 10.0), float(rng.uniform(0.15, 0.8))
     kind = rng.integers(5)
     base = acc.Gaussian(sigma)
+    near = sigma / group
     if kind == 0:
-        laws = known._best_of(sigma, known._negative_binomial(1.0, gamma))
+        laws = known._best_of(near, known._negative_binomial(1.0, gamma))
         return Member(acc.Selected(base, gamma=gamma), laws, ())
     if kind == 1:
-        laws = known._best_of(sigma, known._negative_binomial(0.0, gamma))
+        laws = known._best_of(near, known._negative_binomial(0.0, gamma))
         return Member(acc.Selected(base, eta=0.0, gamma=gamma), laws, ())
     if kind == 2:
         mean = float(rng.uniform(1.0, 6.0))
-        laws = known._best_of(sigma, lambda s: np.exp(mean * (s - 1)))
+        laws = known._best_of(near, lambda s: np.exp(mean * (s - 1)))
         return Member(acc.Selected(base, "poisson", mean=mean), laws, ())
     if kind == 3:
-        return Member(acc.Selected(base, "threshold", gamma=gamma), known._first_above(sigma, gamma), ())
+        return Member(acc.Selected(base, "threshold", gamma=gamma), known._first_above(near, gamma), ())
     share = float(rng.uniform(0.1, 0.9))
     return Member(
         acc.Either(base, acc.Laplace(sigma), share),
-        known._either(share, known._gaussian(sigma), known._laplace(sigma)),
+        known._either(share, known._gaussian(near), known._laplace(near)),
     )
 
 
 FAMILIES = (_noise, _bare, _sampled, _batches, _votes, _made_of_others, _table, _statement)
 
 
-def draw(rng: np.random.Generator) -> tuple[list[tuple[Member, int]], str]:
-    """One to four members, most of them once to three times, and an adjacency that all of them cover."""
+def draw(rng: np.random.Generator) -> tuple[list[tuple[Member, int]], str, int]:
+    """One to four members, most of them once to three times, an adjacency that all of them cover, and a group."""
+    group = 1 if rng.random() < 0.7 else int(rng.integers(2, 5))
     while True:
-        members = [
-            (
-                FAMILIES[rng.integers(len(FAMILIES))](rng),
-                int(rng.integers(1, 4)) if rng.random() < 0.9 else int(rng.integers(4, 40)),
-            )
-            for _ in range(rng.integers(1, 5))
-        ]
+        try:
+            members = [
+                (
+                    FAMILIES[rng.integers(len(FAMILIES))](rng, group),
+                    int(rng.integers(1, 4)) if rng.random() < 0.9 else int(rng.integers(4, 40)),
+                )
+                for _ in range(rng.integers(1, 5))
+            ]
+        except NotForGroups:
+            continue
         shared = [a for a in acc.ADJACENCIES if all(a in m.mechanism.adjacencies() for m, _ in members)]
         if shared:
-            return members, str(rng.choice(shared))
+            return members, str(rng.choice(shared)), group
 
 
 # -- what they release ----
@@ -282,7 +346,8 @@ def _finite(p: Array, q: Array, coarser: int) -> tuple[Array, Array, Array, floa
 def outside(seed: int) -> list[str]:
     """Where the price of the composition of this seed contradicts what it releases."""
     rng = np.random.default_rng(seed)
-    members, adjacency = draw(rng)
+    members, adjacency, group = draw(rng)
+    terms: dict[str, Any] = {"adjacency": adjacency, "group": group}
     laws = [(m.laws(adjacency), times) for m, times in members]
     chosen = [(pairs[rng.integers(len(pairs))], times) for pairs, times in laws]
     fine, *coarse = (Seen(chosen, coarser) for coarser in (1, 2, 4))
@@ -298,17 +363,17 @@ def outside(seed: int) -> list[str]:
         return here * (1 + close) + 3 * max(abs(here - twice), abs(here - more) / 3) + fine.unsure(epsilon)
 
     epsilon = 0.0 if rng.random() < 0.2 else _uniform(rng, 0.05, 4.0)
-    true, bound = fine.delta(epsilon), acc.delta(run, epsilon, adjacency=adjacency)
+    true, bound = fine.delta(epsilon), acc.delta(run, epsilon, **terms)
     if bound.upper < true * (1 - 1e-9) - 1e-11:
-        found.append(f"seed {seed}: δ({epsilon}) of {run!r}, {adjacency}: {bound!r}, and the truth is {true}")
+        found.append(f"seed {seed}: δ({epsilon}) of {run!r}, {terms}: {bound!r}, and the truth is {true}")
     if exact and bound.lower > most(epsilon):
-        found.append(f"seed {seed}: the lower end of δ({epsilon}) of {run!r}, {adjacency}: {bound!r}, truth {true}")
+        found.append(f"seed {seed}: the lower end of δ({epsilon}) of {run!r}, {terms}: {bound!r}, truth {true}")
     delta = _uniform(rng, 1e-8, 1e-2)
-    bound = acc.epsilon(run, delta, adjacency=adjacency)
+    bound = acc.epsilon(run, delta, **terms)
     if bound.upper < 20 and (true := fine.delta(bound.upper) - fine.unsure(bound.upper)) > delta * (1 + 1e-9):
-        found.append(f"seed {seed}: ε({delta}) of {run!r}, {adjacency}: {bound!r}, and δ there is {true}")
+        found.append(f"seed {seed}: ε({delta}) of {run!r}, {terms}: {bound!r}, and δ there is {true}")
     if exact and 0 < bound.lower < 20 and (true := most(bound.lower)) < delta:
-        found.append(f"seed {seed}: the lower end of ε({delta}) of {run!r}, {adjacency}: {bound!r}, δ there is {true}")
+        found.append(f"seed {seed}: the lower end of ε({delta}) of {run!r}, {terms}: {bound!r}, δ there is {true}")
     return found
 
 
