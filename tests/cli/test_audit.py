@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tacit.audit import runs
 from tacit.cli import build
 from tacit.ledger import Ledger
 from tacit.report import read_card
@@ -40,11 +41,18 @@ def run(tmp_path_factory):
 
 
 def audited(*words: str):
-    """An audit refutes a right run once in 200 times at most, and not three times in a row."""
-    for _ in range(3):
-        told = tacit("audit", *words)
-        if told.exit_code != 4:
-            break
+    """An audit of a right run, at levels at which its record fails less than once in a million times.
+
+    The record stays the same when it is audited again; what the audit itself runs does not, and fails three times in a
+    row with a probability of 1e-12.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "RECORD_ALARM", 1e-7)
+        patch.setattr(runs, "SCORES_ALARM", 1e-7)
+        for _ in range(3):
+            told = tacit("audit", *words)
+            if told.exit_code != 4:
+                break
     return told
 
 
@@ -120,7 +128,7 @@ def test_a_release_is_bound_and_stays_so_after_its_audit(bound, tmp_path):
     assert told.exit_code == 0, told.output
     found = json.loads(told.stdout)
     assert (found["verdict"], found["bound"]) == ("pass", True)
-    assert all(power["probability"] >= 0.95 for power in found["powers"])
+    assert all(power["probability"] >= 0.95 for power in found["powers"] if power["needed"])
     assert (run / "privacy.json").read_bytes() != before
     assert to_json(unaudited(read_card(run / "privacy.json"))).encode() == before
     assert {c.result for c in claims(run).values()} == {"agrees"}

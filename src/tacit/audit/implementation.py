@@ -15,13 +15,14 @@ and a batch that is clipped as a whole shows in no test of the noise.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+from scipy import special, stats
 
 from tacit import accounting as acc
 from tacit.audit import bounds, statistics
@@ -152,7 +153,7 @@ def check_fresh_keys(one: Floats, other: Floats) -> Finding:
     size = min(len(one), len(other))
     a, b = one[:size], other[:size]
     correlation = float((a * b).sum() / math.sqrt(max((a * a).sum() * (b * b).sum(), 1e-300)))
-    p = float(2 * special.ndtr(-abs(correlation) * math.sqrt(size)))
+    p = float(stats.beta.sf(min(1.0, correlation**2), 0.5, (size - 1) / 2))  # the law of a cosine
     return Finding("fresh keys", p, f"correlation {correlation:.4f} between the noise of two runs")
 
 
@@ -170,9 +171,13 @@ def check_sampling(masks: npt.NDArray[np.bool_], mechanism: acc.Mechanism, passe
     poisson = priced(mechanism, acc.PoissonSampled) + priced(mechanism, acc.TruncatedPoissonSampled)
     if poisson:
         rate = float(poisson[0][0].rate)
-        centred = (masks - rate) / math.sqrt(rate * (1 - rate)) if 0 < rate < 1 else np.zeros(masks.shape)
         hits = int(masks.sum())
-        return [
+        # Batches that are cut differ from those that are not only where one is cut.
+        cut = sum(
+            steps * float(stats.binom.sf(part.max_batch, part.examples, rate))
+            for part, _ in priced(mechanism, acc.TruncatedPoissonSampled)[:1]
+        )
+        found = [
             Finding(
                 "sampling rate",
                 statistics.frequency_p_value(hits, masks.size, rate),
@@ -192,10 +197,11 @@ def check_sampling(masks: npt.NDArray[np.bool_], mechanism: acc.Mechanism, passe
             ),
             Finding(
                 "independent choices",
-                statistics.repetition_p_value(centred) if 0 < rate < 1 else 1.0,
-                "largest correlation between the choices of two records or steps",
+                statistics.coincidence_p_value(masks, rate),
+                "how often two choices were made together, over all distances",
             ),
         ]
+        return [dataclasses.replace(one, p_value=min(1.0, one.p_value + cut)) for one in found]
     fixed = priced(mechanism, acc.FixedSizeSampled)
     if fixed:
         size = fixed[0][0].batch

@@ -1,7 +1,8 @@
 """Is this noise what it should be, and are these choices independent? Tests with p-values, and what they can see.
 
 Every function answers one question about numbers that an audit observed, as a p-value: how probable is something at
-least this odd where the implementation is right?
+least this odd where the implementation is right? It is below p with probability at most p, by an exact law or by an
+inequality that its docstring names; none rests on a limit theorem.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import fft, special, stats
+from scipy import fft, optimize, special, stats
 
 Floats = npt.NDArray[np.float64]
 #: A p-value below this is looked at again by simulation, with this many draws.
 SUSPECT, SIMULATED = 0.005, 20_000
+#: Probability that a sum of squares, or a number of hits, lies outside the range in which a bound is used.
+OUTSIDE = 1e-12
+#: Sizes of a sum, in standard deviations, for which :func:`overlap_p_value` has a bet each.
+BETS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0)
 #: Fewer expected overlaps than this say nothing.
 OVERLAPS = 25.0
 
@@ -42,37 +47,106 @@ def mean_p_value(standardised: Any) -> float:
 
 
 def shape_p_value(standardised: Any) -> float:
-    """Kolmogorov-Smirnov: whether numbers are standard normal."""
-    return float(stats.kstest(np.asarray(standardised, dtype=np.float64).ravel(), "norm").pvalue)
+    """Whether numbers are standard normal: the largest distance of their distribution, by Massart's inequality.
+
+    >>> rng = np.random.default_rng(0)
+    >>> shape_p_value(rng.standard_normal(20_000)) > 1e-3, shape_p_value(rng.uniform(-1.7, 1.7, 20_000)) < 1e-9
+    (True, True)
+    """
+    return _massart(np.asarray(standardised, dtype=np.float64).ravel(), 0.0)
+
+
+def normal_shape_p_value(values: Any) -> float:
+    """Whether numbers are normal with the deviation that they show, where 1 is the claimed one.
+
+    The distance from Φ(x/s) is at most the distance from Φ(x) and the distance between the two, which is taken off.
+    """
+    numbers = np.asarray(values, dtype=np.float64).ravel()
+    size = math.sqrt(float(np.mean(numbers**2)))
+    if size == 0 or not math.isfinite(size):
+        return 0.0
+    # Φ(sx) - Φ(x) is largest where both densities, s·φ(sx) and φ(x), are equal.
+    at = 1.0 if size == 1 else math.sqrt(2 * math.log(size) / (size**2 - 1))
+    return _massart(numbers / size, abs(float(special.ndtr(size * at) - special.ndtr(at))))
+
+
+def _massart(numbers: Floats, less: float) -> float:
+    if not np.isfinite(numbers).all():
+        return 0.0
+    below, count = special.ndtr(np.sort(numbers)), len(numbers)
+    steps = np.arange(count + 1) / count
+    distance = max(float((steps[1:] - below).max()), float((below - steps[:-1]).max())) - less
+    return min(1.0, 2 * math.exp(-2 * count * max(0.0, distance) ** 2))
 
 
 def repetition_p_value(sequence: Any, lags: int | None = None) -> float:
-    """Whether a sequence of independent standardised numbers repeats itself, at any distance up to half its length.
+    """Whether a sequence of independent normal numbers repeats itself, at any distance up to half its length.
 
-    The largest autocorrelation over all lags, with Bonferroni's correction. A stream used twice (the same noise at
-    every step, in every shard, in every worker, for two parameters) shows at the distance of its copies.
+    The largest correlation over all distances, of numbers of mean 0 and any deviation. A stream used twice (the same
+    noise at every step, in every shard, in every worker, for two parameters) shows at the distance of its copies.
+
+    Let S be the sum of x_i·x_(i+k), W that of x_i². Given what came before, x_(i+k) is normal, so exp(cS - c²W/2) has
+    mean 1, and S ≥ cW with W ≥ w has probability at most exp(-c²w/2). W is χ² and falls below w with probability 1e-12.
+    Bonferroni over distances and both signs.
 
     >>> rng = np.random.default_rng(0)
     >>> once = rng.standard_normal(1000)
-    >>> repetition_p_value(np.tile(once, 10)) < 1e-9, repetition_p_value(rng.standard_normal(10_000)) > 1e-3
+    >>> repetition_p_value(np.tile(once, 10)) < 1e-8, repetition_p_value(rng.standard_normal(10_000)) > 1e-3
     (True, True)
     """
     values = np.asarray(sequence, dtype=np.float64).ravel()
     count = len(values)
     if count < 20 or not np.isfinite(values).all():
         return 0.0 if count and not np.isfinite(values).all() else 1.0
-    spread = values.std()
-    if spread == 0:
+    if not values.any():
         return 0.0
-    values = (values - values.mean()) / spread
+    products, most = _at_distances(values, lags)
+    squares = np.cumsum(values**2)[count - 1 - np.arange(1, most + 1)]
+    least = stats.chi2.ppf(OUTSIDE / most, count - np.arange(1, most + 1, dtype=np.float64))
+    largest = float(np.max((products / np.maximum(squares, 1e-300)) ** 2 * least))
+    return min(1.0, OUTSIDE + 2 * most * math.exp(-largest / 2))
+
+
+def coincidence_p_value(choices: Any, rate: float) -> float:
+    """Whether independent choices, each made with probability ``rate``, repeat themselves or avoid each other.
+
+    Counts, at every distance k up to half the length, how often both of two choices were made. Of the choices that lie
+    k behind one that was made, any fixed number m are independent of probability ``rate``, because what was made before
+    says nothing about them (a selection rule cannot change the law of a fair game). So the count is at most a
+    Binomial(m, rate) number where m or fewer were made, and at least one where m or more were; m is the number that is
+    exceeded, or not reached, with probability 1e-12. Bonferroni over distances and both sides.
+
+    >>> rng = np.random.default_rng(0)
+    >>> once = rng.random(1000) < 0.02
+    >>> coincidence_p_value(np.tile(once, 10), 0.02) < 1e-8, coincidence_p_value(rng.random(10_000) < 0.02, 0.02) > 1e-3
+    (True, True)
+    """
+    made = np.asarray(choices, dtype=np.float64).ravel()
+    count = len(made)
+    if count < 20 or not 0 < rate < 1:
+        return 1.0
+    both, most = _at_distances(made, None)
+    both, trials = np.rint(both), count - np.arange(1, most + 1)
+    usual, spread = trials * rate**2, np.sqrt(trials * rate**2)
+    worst = 1.0
+    # Only the distances that stand out: a smaller set of them can only make the p-value larger.
+    for places in (np.argsort((usual - both) / spread)[:200], np.argsort((both - usual) / spread)[:200]):
+        high = stats.binom.isf(OUTSIDE / most, trials[places], rate)
+        low = stats.binom.ppf(OUTSIDE / most, trials[places], rate)
+        many = stats.binom.sf(both[places] - 1, high, rate)
+        few = stats.binom.cdf(both[places], np.maximum(low, 0), rate)
+        worst = min(worst, float(np.nanmin(many)), float(np.nanmin(few)))
+    return min(1.0, 2 * OUTSIDE + 2 * most * worst)
+
+
+def _at_distances(values: Floats, lags: int | None) -> tuple[Floats, int]:
+    """Sums of products of a sequence with itself, at distances from 1 to the largest, and the largest."""
+    count = len(values)
     most = min(lags or count // 2, count // 2)
     size = fft.next_fast_len(count + most + 1, real=True)
     spectrum = fft.rfft(values, size)
-    products = fft.irfft(spectrum * spectrum.conj(), size)[1 : most + 1]
-    pairs = count - np.arange(1, most + 1)
-    largest = float(np.max(np.abs(products) / np.sqrt(pairs)))
-    # Products of skewed numbers have heavier tails than a normal law: a hundredth in reserve for that.
-    return min(1.0, 100 * 2 * most * float(special.ndtr(-largest)))
+    found: Floats = fft.irfft(spectrum * spectrum.conj(), size)[1 : most + 1]
+    return found, most
 
 
 def frequency_p_value(hits: int, trials: int, rate: float) -> float:
@@ -86,10 +160,11 @@ def frequency_p_value(hits: int, trials: int, rate: float) -> float:
     return _two_sided(float(stats.binom.cdf(hits, trials, rate)), float(stats.binom.sf(hits - 1, trials, rate)))
 
 
-def dispersion_p_value(counts: Any, trials: int, rate: float, *, confirm: bool = True) -> float:
+def dispersion_p_value(counts: Any, trials: int, rate: float) -> float:
     """Whether counts scatter as independent Binomial(``trials``, ``rate``) counts do, neither more nor less.
 
-    ``confirm`` asks simulated counts before an alarm.
+    The sum T of squared deviations, by Chernoff's inequality with the exact law of one count: T is as large with
+    probability at most the smallest E[exp(a(x - mean)²)]^n·exp(-aT) over a > 0, and as small with the same over a < 0.
 
     >>> dispersion_p_value([10] * 500, 100, 0.1) < 1e-9
     True
@@ -97,36 +172,26 @@ def dispersion_p_value(counts: Any, trials: int, rate: float, *, confirm: bool =
     values = np.asarray(counts, dtype=np.float64)
     if not 0 < rate < 1:
         return float(bool((values == round(rate) * trials).all()))
-    variance = rate * (1 - rate)
-    # Cumulants of a binomial count, from them the mean, variance and skewness of its squared deviation, and for the
-    # sum over all counts a gamma law that is shifted to have these three.
-    k2, k3 = trials * variance, trials * variance * (1 - 2 * rate)
-    k4, k6 = trials * variance * (1 - 6 * variance), trials * variance * (1 - 30 * variance + 120 * variance**2)
-    fourth, sixth = k4 + 3 * k2**2, k6 + 15 * k4 * k2 + 10 * k3**2 + 15 * k2**3
-    spread = fourth - k2**2
-    if spread <= 0:  # one trial at rate ½: the squared deviation is a constant
-        return 1.0
-    skewness = (sixth - 3 * fourth * k2 + 2 * k2**3) / spread**1.5 / math.sqrt(len(values))
-    away = float(((values - trials * rate) ** 2).sum() - len(values) * k2) / math.sqrt(len(values) * spread)
-    found = _two_sided(*_shifted_gamma(away, skewness))
-    if found >= SUSPECT or not confirm:
-        return found
-    # Few and small counts are too coarse for a smooth law. Before an alarm, ask simulated counts: an honest one is
-    # further out than all of them once in so many times.
-    draws = int(min(SIMULATED, max(2000, 4e6 / len(values))))
-    rng, total = np.random.default_rng(), float(((values - trials * rate) ** 2).sum())
-    sums = np.zeros(draws)
-    for start in range(0, len(values), 64):
-        part = rng.binomial(trials, rate, (min(64, len(values) - start), draws))
-        sums += ((part - trials * rate) ** 2).sum(0)
-    beyond = min(int((sums >= total * (1 - 1e-12)).sum()), int((sums <= total * (1 + 1e-12)).sum()))
-    return found if beyond == 0 else max(found, min(1.0, 2 * (beyond + 1) / draws))
+    variance = trials * rate * (1 - rate)
+    support = np.arange(trials + 1)
+    law, squares = stats.binom.logpmf(support, trials, rate), (support - trials * rate) ** 2 / variance
+    likely = law > -700  # what is left out has no probability that a number of this kind can hold
+    law, squares = law[likely], squares[likely]
+    mean = float(((values - trials * rate) ** 2).mean()) / variance
+
+    def exponent(slope: float) -> float:
+        return float(special.logsumexp(law + slope * squares)) - slope * mean
+
+    sides = (0.0, 2.0) if mean > 1 else (-max(4.0, 4 / max(mean, 1e-6)), 0.0)
+    best = optimize.minimize_scalar(exponent, bounds=sides, method="bounded", options={"xatol": 1e-4}).fun
+    return min(1.0, 2 * math.exp(min(0.0, len(values) * float(best))))
 
 
 def bins_p_value(counts: Any, *, confirm: bool = True) -> float:
     """Whether records fall into the bins of each pass (``counts``: passes × bins) independently, each as probably.
 
-    Pearson's χ², both sides: equal batches scatter too little. ``confirm`` asks simulated passes before an alarm.
+    Pearson's χ², both sides: equal batches scatter too little. ``confirm`` asks 20,000 simulated ones before an alarm,
+    and a p-value below 1e-4 then needs one further out than all of them: that happens once in 10,000 honest runs.
 
     >>> rng = np.random.default_rng(0)
     >>> bins_p_value(rng.multinomial(200, [0.1] * 10, 50)) > 1e-3, bins_p_value(np.full((50, 10), 20)) < 1e-9
@@ -145,7 +210,7 @@ def bins_p_value(counts: Any, *, confirm: bool = True) -> float:
     found = _two_sided(float(stats.chi2.cdf(total, freedom)), float(stats.chi2.sf(total, freedom)))
     if found >= SUSPECT or not confirm:
         return found
-    draws, rng = int(min(SIMULATED, max(2000, 4e7 / values.size))), np.random.default_rng()
+    draws, rng = SIMULATED, np.random.default_rng()
     sums = np.concatenate(
         [
             away(rng.multinomial(inside, [1 / bins] * bins, (part, passes)))
@@ -160,16 +225,6 @@ def _pieces(count: int, most: int) -> list[int]:
     """``count`` in pieces of at most ``most``, which is taken for 1 or more."""
     most = max(1, most)
     return [most] * (count // most) + ([count % most] if count % most else [])
-
-
-def _shifted_gamma(x: float, skewness: float) -> tuple[float, float]:
-    """P[X ≤ x] and P[X ≥ x] of a gamma law that is shifted and scaled to mean 0, variance 1 and this skewness."""
-    if abs(skewness) < 1e-6:
-        return float(special.ndtr(x)), float(special.ndtr(-x))
-    shape, side = 4 / skewness**2, math.copysign(1.0, skewness)
-    at = max(0.0, shape + side * x * math.sqrt(shape))
-    below, above = float(special.gammainc(shape, at)), float(special.gammaincc(shape, at))
-    return (below, above) if side > 0 else (above, below)
 
 
 def cosine_p_value(vectors: Any) -> float:
@@ -199,8 +254,10 @@ def cosine_p_value(vectors: Any) -> float:
 def overlap_p_value(masks: Any) -> float:
     """Whether the same records take part together with earlier steps more, or less, often than independent steps give.
 
-    ``masks`` is steps × records. Given how many records a step has, each choice of so many is equally likely, so the
-    centred overlaps of two steps have mean 0 and variance v·w / (records - 1), and their sum is nearly normal.
+    ``masks`` is steps × records. Given how many records a step has, each choice of so many is equally likely. Draws
+    without replacement have no larger exponential moment than draws with it (Hoeffding 1963). So for every a that the
+    sizes of the batches fix, exp(a·S) over the product of these moments, S the centred overlaps with earlier steps, has
+    mean 1 at most; the mean over several a is a bet against independence, and pays 1/p with probability at most p.
 
     >>> rng = np.random.default_rng(0)
     >>> overlap_p_value(rng.random((40, 500)) < 0.1) > 1e-3
@@ -208,17 +265,39 @@ def overlap_p_value(masks: Any) -> float:
     >>> overlap_p_value(np.tile(np.eye(10, dtype=bool).repeat(50, 1), (4, 1))) < 1e-9  # once in each pass
     True
     """
-    chosen = np.asarray(masks, dtype=np.float64)
+    chosen = np.asarray(masks, dtype=bool)
     steps, count = chosen.shape
-    inside = chosen.sum(1) * (1 - chosen.sum(1) / count)
     sizes = chosen.sum(1)
-    if steps < 2 or count < 3 or (sizes.sum() ** 2 - (sizes**2).sum()) / 2 / count < OVERLAPS or inside.sum() == 0:
+    if steps < 2 or count < 3 or (sizes.sum() ** 2 - (sizes**2).sum()) / 2 / count < OVERLAPS:
         return 1.0
-    centred = chosen.sum(0) - chosen.sum() / count
-    together = (float(centred @ centred) - inside.sum()) / 2
-    variance = float(inside.sum() ** 2 - (inside**2).sum()) / 2 / (count - 1)
-    # The sum of products is skewed: a tenth in reserve for that.
-    return min(1.0, 10 * 2 * float(special.ndtr(-abs(together) / math.sqrt(max(variance, 1e-300)))))
+    fewer = np.minimum(sizes, count - sizes)  # a draw of most records is a draw of those that are left out
+    inside = sizes * (1 - sizes / count)
+    variance = float((fewer[1:] * np.cumsum(inside)[:-1]).sum()) / count
+    if variance <= 0:
+        return 1.0
+    slopes = np.array([sign * bet for sign in (1, -1) for bet in BETS]) / math.sqrt(variance)
+    won, before = np.zeros(len(slopes)), np.zeros(count, dtype=np.int64)
+    for step in range(steps):
+        if before.any() and 0 < sizes[step] < count:
+            times, number = np.unique(before, return_counts=True)
+            away = times - before.mean()
+            most = np.log(np.exp(slopes[:, None] * away) @ (number / count))
+            less = np.log(np.exp(-slopes[:, None] * away) @ (number / count))
+            moment = fewer[step] * (most if sizes[step] == fewer[step] else less)
+            won += slopes * float((before[chosen[step]] - before.mean()).sum()) - moment
+        before += chosen[step]
+    return min(1.0, math.exp(min(700.0, -float(special.logsumexp(won) - math.log(len(slopes))))))
+
+
+def hits_p_value(hits: int, trials: int, rate: float) -> float:
+    """Whether so many of draws without replacement hit: Chernoff's bound with replacement, which is larger (Hoeffding).
+
+    >>> hits_p_value(100, 1000, 0.1), hits_p_value(200, 1000, 0.1) < 1e-9
+    (1.0, True)
+    """
+    seen = hits / trials
+    apart = special.rel_entr(seen, rate) + special.rel_entr(1 - seen, 1 - rate)
+    return min(1.0, 2 * math.exp(-trials * float(apart)))
 
 
 def _two_sided(low: float, high: float) -> float:
