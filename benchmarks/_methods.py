@@ -14,7 +14,17 @@ from benchmarks._workloads import Workload, per_example
 
 #: How a private step is made, by the method that stands for it.
 COMPILE = {"tacit": False, "tacit-traced": "traced", "tacit-compiled": True}
-METHODS = ("plain", "plain-compiled", "tacit", "tacit-traced", "tacit-compiled", "vmap", "opacus", "opacus-ghost")
+METHODS = (
+    "plain",
+    "plain-compiled",
+    "plain-graphs",
+    "tacit",
+    "tacit-traced",
+    "tacit-compiled",
+    "vmap",
+    "opacus",
+    "opacus-ghost",
+)
 CLIP_NORM = 1.0
 Step = Callable[[], None]
 
@@ -33,14 +43,15 @@ def loss_of(work: Workload, device: torch.device) -> Callable[[nn.Module, Any], 
     return loss
 
 
-def plain_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor], compiled: bool) -> Step:
+def plain_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor], method: str) -> Step:
     model, optimizer = make(work, device)
     per_record = loss_of(work, device)
 
     def mean_loss(x: Tensor, y: Tensor) -> Tensor:
         return per_record(model, (x, y)).mean()
 
-    run = torch.compile(mean_loss) if compiled else mean_loss
+    modes = {"plain": None, "plain-compiled": "default", "plain-graphs": "reduce-overhead"}
+    run = mean_loss if modes[method] is None else torch.compile(mean_loss, mode=modes[method])
 
     def step() -> None:
         rows = torch.randint(len(data[0]), (work.batch,), device=data[0].device)
@@ -175,7 +186,7 @@ def ghost_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor]
 
 def prepare(method: str, work: Workload, device: torch.device, data: tuple[Tensor, Tensor]) -> Step:
     if method.startswith("plain"):
-        return plain_step(work, device, data, method.endswith("compiled"))
+        return plain_step(work, device, data, method)
     if method.startswith("tacit"):
         return tacit_step(work, device, data, COMPILE[method])
     peers = {"vmap": vmap_step, "opacus": opacus_step, "opacus-ghost": ghost_step}

@@ -187,6 +187,119 @@ class Tagger(nn.Module):
         return self.out(self.lstm(self.emb(x))[0])
 
 
+class Encoder(nn.Module):
+    """torch's own encoder, as people take it from the shelf."""
+
+    def __init__(self, d: int = 768, depth: int = 6, heads: int = 12, vocab: int = 8192, length: int = 128) -> None:
+        super().__init__()
+        self.tok, self.pos = nn.Embedding(vocab, d), nn.Parameter(0.02 * torch.randn(length, d))
+        layer = nn.TransformerEncoderLayer(d, heads, 4 * d, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.head = nn.Linear(d, 20)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(self.tok(x) + self.pos).mean(1))
+
+
+class Double(nn.Sequential):
+    """Two convolutions, each normalised by groups."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(
+            *(nn.Conv2d(a, b, 3, padding=1), nn.GroupNorm(8, b), nn.SiLU()),
+            *(nn.Conv2d(b, b, 3, padding=1), nn.GroupNorm(8, b), nn.SiLU()),
+        )
+
+
+class UNet(nn.Module):
+    """Down, and up again by transposed convolutions; one class for each pixel."""
+
+    def __init__(self, width: int = 32, classes: int = 4) -> None:
+        super().__init__()
+        w = width
+        self.down1, self.down2, self.middle = Double(3, w), Double(w, 2 * w), Double(2 * w, 4 * w)
+        self.up2, self.up1 = nn.ConvTranspose2d(4 * w, 2 * w, 2, 2), nn.ConvTranspose2d(2 * w, w, 2, 2)
+        self.join2, self.join1, self.head = Double(4 * w, 2 * w), Double(2 * w, w), nn.Conv2d(w, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.down1(x)
+        b = self.down2(F.max_pool2d(a, 2))
+        h = self.join2(torch.cat([self.up2(self.middle(F.max_pool2d(b, 2))), b], 1))
+        return self.head(self.join1(torch.cat([self.up1(h), a], 1))).flatten(2).transpose(1, 2)
+
+
+class Depthwise(nn.Module):
+    """A block of ConvNeXt: a 7 by 7 convolution of every channel alone, and two products."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.depth, self.norm = nn.Conv2d(d, d, 7, padding=3, groups=d), nn.LayerNorm(d)
+        self.up, self.down, self.scale = nn.Linear(d, 4 * d), nn.Linear(4 * d, d), nn.Parameter(0.1 * torch.ones(d))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.depth(x).permute(0, 2, 3, 1))
+        return x + (self.scale * self.down(F.gelu(self.up(h)))).permute(0, 3, 1, 2)
+
+
+class Mixer(nn.Module):
+    """A block of an MLP-Mixer: tokens are mixed, then channels."""
+
+    def __init__(self, tokens: int, d: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.tokens = nn.Sequential(nn.Linear(tokens, 2 * tokens), nn.GELU(), nn.Linear(2 * tokens, tokens))
+        self.channels = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
+        return x + self.channels(self.norm2(x))
+
+
+class Categories(nn.Module):
+    """Eight columns of categories, each with its embedding, and an MLP."""
+
+    def __init__(self, columns: int = 8, values: int = 1000, d: int = 16) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(values, d) for _ in range(columns))
+        self.mlp = nn.Sequential(
+            *(nn.Linear(columns * d, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 2)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(torch.cat([table(x[:, i]) for i, table in enumerate(self.tables)], 1))
+
+
+class Reader(nn.Module):
+    """A recurrent classifier of text."""
+
+    def __init__(self, d: int = 128, hidden: int = 256, kind: type[nn.Module] = nn.GRU) -> None:
+        super().__init__()
+        self.emb, self.rnn, self.out = nn.Embedding(5000, d), kind(d, hidden, batch_first=True), nn.Linear(hidden, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(self.emb(x))[0][:, -1])
+
+
+def convnext(d: int = 96, depth: int = 4) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, d, 4, 4), *(Depthwise(d) for _ in range(depth)),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(d), nn.Linear(d, 10),
+    )  # fmt: skip
+
+
+class Patches(nn.Module):
+    """Tokens of an image, and their mean at the end."""
+
+    def __init__(self, d: int = 256, depth: int = 6, size: int = 32, patch: int = 4) -> None:
+        super().__init__()
+        n = (size // patch) ** 2
+        self.patch, self.blocks = nn.Conv2d(3, d, patch, patch), nn.Sequential(*(Mixer(n, d) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.blocks(self.patch(x).flatten(2).transpose(1, 2))).mean(1))
+
+
 def mlp(width: int = 256, depth: int = 2) -> nn.Module:
     layers: list[nn.Module] = [nn.Linear(64, width), nn.ReLU()]
     for _ in range(depth - 1):
@@ -225,6 +338,14 @@ def tokens(length: int, vocab: int, tags: int | None = None) -> Callable[[int], 
     return lambda n: (torch.randint(vocab, (n, length)), torch.randint(tags or vocab, (n, length)))
 
 
+def words(length: int, vocab: int, classes: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+    return lambda n: (torch.randint(vocab, (n, length)), torch.randint(classes, (n,)))
+
+
+def pixels(channels: int, size: int, classes: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+    return lambda n: (torch.randn(n, channels, size, size), torch.randint(classes, (n, size * size)))
+
+
 def per_example(outputs: Tensor, targets: Tensor) -> Tensor:
     """One loss per record: the mean over its tokens, where it has several."""
     if outputs.dim() == 3:
@@ -253,6 +374,13 @@ WORKLOADS: dict[str, Workload] = {
     "lstm": Workload(Tagger, tokens(64, 500, 20), 512),
     "lora": gpt(256, 32, lora=8),
     "llama-1b": Workload(Llama, tokens(1024, 32000), 4, dtype=BF16),
+    # Models that nothing here was tuned for.
+    "encoder": Workload(Encoder, words(128, 8192, 20), 128, BF16),
+    "unet": Workload(UNet, pixels(3, 32, 4), 256, BF16),
+    "convnext": Workload(convnext, images(3, 32, 10), 1024, BF16),
+    "mixer": Workload(Patches, images(3, 32, 10), 1024, BF16),
+    "categories": Workload(Categories, words(8, 1000, 2), 8192),
+    "gru": Workload(Reader, words(64, 5000, 4), 512),
 }
 TITLES = {
     "mlp": "MLP 64-256-256-2",
@@ -265,6 +393,12 @@ TITLES = {
     "lstm": "LSTM 256, T=64",
     "lora": "GPT-2 with LoRA rank 8, T=256, bf16",
     "llama-1b": "Llama-style 1.0B, T=1024, bf16 weights",
+    "encoder": "torch's TransformerEncoder 6x768, T=128, bf16",
+    "unet": "U-Net with transposed convolutions, bf16",
+    "convnext": "ConvNeXt blocks, depth-wise 7x7, bf16",
+    "mixer": "MLP-Mixer 6x256, bf16",
+    "categories": "8 embeddings and an MLP",
+    "gru": "GRU 256, T=64",
 }
 
 GROWTH: dict[str, dict[int, Workload]] = {

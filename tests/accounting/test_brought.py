@@ -73,6 +73,19 @@ def test_a_trade_off_curve_is_randomised_response_where_it_is_that_curve() -> No
     assert acc.epsilon(curve, 1e-5).upper == pytest.approx(acc.epsilon(pure, 1e-5).upper, rel=1e-6)
 
 
+def test_corners_that_rounding_tells_apart_are_one() -> None:
+    no = 0.2115834428222444  # its two slopes, one the inverse of the other, have the same logarithm
+    curve = acc.TradeoffDP([0.0, no, 1.0], [1.0, no, 0.0])
+    assert acc.epsilon(curve, 0).upper == pytest.approx(math.log(1 / no - 1), rel=1e-9)
+
+
+def test_what_one_law_alone_has_is_an_infinite_loss_however_small() -> None:
+    alone = 2.0**-50
+    curve = acc.TradeoffDP([0.0, 0.25, 1 - alone], [1 - alone, 0.25, 0.0])
+    assert acc.epsilon(curve, alone / 2).upper == math.inf
+    assert acc.epsilon(curve, 1e-10).upper == pytest.approx(math.log(3), rel=1e-6)
+
+
 def test_a_group_is_bounded_by_a_chain_of_neighbours() -> None:
     pair = acc.Outcomes((0.75, 0.25), (0.25, 0.75))
     assert acc.epsilon(pair, 0, group=2).upper == pytest.approx(2 * math.log(3), rel=1e-6)

@@ -325,3 +325,13 @@ def test_a_very_small_delta_is_priced_with_a_longer_tail() -> None:
     price = acc.epsilon(acc.BallsInBins(acc.Gaussian(1.0), 10), 1e-30)
     assert price.width < 1e-3 * price.upper
     assert price.upper < 0.85 * acc.epsilon(acc.Gaussian(1.0), 1e-30).upper
+
+
+def test_a_tail_is_a_probability() -> None:
+    """Beside batches that are often cut, Chernoff's bound on δ is above 1, and the tail made of it was too."""
+    assert passes._tail(50.0) == 1e-20
+    cut = acc.TruncatedPoissonSampled(acc.Gaussian(0.86757), 0.0133587, 11, 5)
+    run = (
+        cut * 3 + acc.PoissonSampled(acc.PureDP(0.152517), 0.0123597) * 2 + acc.BallsInBins(acc.Gaussian(7.585), 2) * 3
+    )
+    assert 0 < acc.delta(run, 0.0).lower <= acc.delta(run, 0.0).upper < 1

@@ -17,7 +17,7 @@ from tacit.accounting import lattice
 from tacit.accounting.base import DIRECTIONS, Mechanism, check_positive
 from tacit.accounting.derived import reach, symmetric_law, upper_end
 from tacit.accounting.errors import AccountingError, optional
-from tacit.accounting.losses import Array, AtomsLoss, Loss
+from tacit.accounting.losses import ROUND, Array, AtomsLoss, Loss
 from tacit.accounting.mechanisms import _Stated
 from tacit.accounting.renyi import members_of, standing_pair
 
@@ -411,8 +411,10 @@ class TradeoffDP(_Brought):
         corners = np.unique(np.append(corners[np.isfinite(corners) & (corners > 1)], 1.0))
         one = (1 - beta - np.multiply.outer(corners, alpha)).max(axis=1)
         other = (1 - alpha - np.multiply.outer(corners, beta)).max(axis=1)
-        deltas = np.maximum(np.minimum(one, other), 0.0)
-        return symmetric_law(np.log(corners), np.where(deltas < 1e-15, 0.0, deltas))
+        deltas = np.maximum(np.minimum(one, other), 0.0) + 4 * ROUND
+        # from the steepest corner on, what one law alone has: exact, so that rounding makes no infinite loss
+        deltas[-1] = min(1 - beta[0], 1 - alpha[np.argmax(beta == 0)])
+        return symmetric_law(np.log(corners), deltas)
 
 
 # -- helpers and the way out ----

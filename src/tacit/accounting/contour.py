@@ -119,14 +119,27 @@ def _least_abscissa(parts: Parts, epsilon: float) -> float:
 
     Where δ(ε) is close to 1 the best Chernoff bound lies at c = 0. But aliases to the left fall like e^{-cY}, so Y
     would have no end. A c of one over the spread, or of ten over how far ε lies below the mean, costs ten digits at
-    most.
+    most; where rare losses are so large that they would be all the tilted law has, a smaller one is taken.
     """
     mean = variance = 0.0
     for loss, times in parts:
         _, _, one, two = loss.tilted(1e-9)
         mean, variance = mean + times * one, variance + times * two
     spread = math.sqrt(variance)
-    return -math.log(max(spread, (mean - epsilon) / 10)) if spread > 1e-12 and epsilon < mean + spread else -30.0
+    if not (spread > 1e-12 and epsilon < mean + spread):
+        return -30.0
+    least = -math.log(max(spread, (mean - epsilon) / 10))
+    while least > -30 and not _pull(parts, math.exp(least), epsilon) < 12:
+        least -= 0.5
+    return least
+
+
+def _pull(parts: Parts, c: float, epsilon: float) -> float:
+    """How far above ε the tilted mean lies, in units of 1/c: at most 11 for a normal law and the c made for it."""
+    try:
+        return c * (math.fsum(times * loss.tilted(c)[2] for loss, times in parts) - epsilon)
+    except OverflowError:
+        return math.inf
 
 
 def chernoff_period(

@@ -20,6 +20,8 @@ from tacit.accounting.losses import ROUND, Array, AtomsLoss, ComplexArray, Loss,
 
 #: What bounds on δ(ε) are raised by, so that rounding in the masses made of them stays on the safe side.
 RAISED = 1e-12
+#: Points whose ε differ by less than this, relative, are one point.
+SAME = 1e-12
 
 
 class DrawnLoss(Loss):
@@ -251,6 +253,11 @@ def law_of_profile(
     height: list[float] = []
     raised = np.clip(deltas * (1 + RAISED), 0.0, 1.0)
     for x, h in zip(epsilons.tolist(), raised.tolist(), strict=True):
+        if height and x - at[-1] <= SAME * (1 + abs(x)):  # one of the two: fewer points leave a larger function
+            if h >= height[-1]:
+                continue
+            at.pop()
+            height.pop()
         while height and _turns(at, height, x, h):
             at.pop()
             height.pop()

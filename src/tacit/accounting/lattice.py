@@ -452,7 +452,7 @@ class Refinement:
             if log_delta is not None:
                 break
             assert epsilon is not None
-            now = self.at.log_m - self.at.c * epsilon + log_kappa(self.at.c)
+            now = min(self.at.log_m - self.at.c * epsilon + log_kappa(self.at.c), 0.0)
             if now > size:  # the tails that were left out are small enough
                 size = max(size, now - 4)
                 break

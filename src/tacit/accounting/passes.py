@@ -164,7 +164,7 @@ def _tail(tail: float) -> float:
     """A round number at most a quarter of ``tail``, so that few laws serve all questions."""
     if not tail > 1e-270:
         raise OverflowError("the law of a pass is not computed that far out")
-    return math.pow(10.0, -20.0 * math.ceil(-math.log10(tail / 4) / 20))
+    return math.pow(10.0, -20.0 * max(1, math.ceil(-math.log10(tail / 4) / 20)))
 
 
 @functools.lru_cache(maxsize=128)

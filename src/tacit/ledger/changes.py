@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from tacit import accounting as acc
 from tacit.ledger.book import time_after
-from tacit.ledger.errors import AccessDenied, ChargeError, DatasetExists, TermsError
+from tacit.ledger.errors import AccessDenied, ChargeError, DatasetExists, FingerprintMismatch, TermsError
 from tacit.ledger.state import PERIODS, State, changed, periods, remade
 from tacit.ledger.store import Already, Ends
 from tacit.ledger.terms import check_text, is_number
@@ -21,6 +21,7 @@ from tacit.ledger.terms import check_text, is_number
 if TYPE_CHECKING:
     from tacit.ledger.charge import Charge
     from tacit.ledger.core import Ledger
+    from tacit.ledger.views import DatasetTerms
 
 
 class Changes:
@@ -183,7 +184,8 @@ class Changes:
 
         Raises:
             BudgetExceeded: If the schedule does not fit.
-            TermsError: If ``every`` or ``times`` is no schedule.
+            TermsError: If ``every`` or ``times`` is no schedule, or people leave the data (``window``): those who come
+                later would not have paid.
 
         Example:
             >>> from tacit.ledger import Ledger
@@ -194,12 +196,8 @@ class Changes:
             >>> ledger.budget("people").charges
             1
         """
-        if every not in PERIODS or isinstance(times, bool) or not isinstance(times, int) or times < 1:
-            raise TermsError(f"a schedule has every (one of {', '.join(PERIODS)}) and a positive number of times")
-        text = check_text("a purpose", purpose)
-        return self.charge(
-            dataset, mechanism * times, delta=delta, purpose=f"{text} [{times} runs, one a {every}]".strip()
-        )
+        schedule = check_schedule(self.dataset(dataset), mechanism, every, times)
+        return self._charge(dataset, mechanism * times, delta=delta, purpose=purpose, schedule=schedule)
 
     def draw(self: Ledger, dataset: str, plan: str, *, purpose: str = "", data: str | None = None) -> Charge:  # type: ignore[misc]
         """Take the next run of a schedule that was reserved with :meth:`plan`. It is paid for, so nothing is charged.
@@ -215,8 +213,21 @@ class Changes:
 
         Raises:
             ChargeError: If there is no such schedule, its runs are made, or the next one is not due.
+            FingerprintMismatch: If ``data`` are not registered under this name.
         """
         return _draw(self, dataset, plan, check_text("a purpose", purpose), data)
+
+
+def check_schedule(terms: DatasetTerms, mechanism: acc.Mechanism, every: str, times: int) -> dict[str, Any]:
+    """What the entry of a schedule says: how often, how many runs, and what one run does."""
+    if every not in PERIODS or isinstance(times, bool) or not isinstance(times, int) or times < 1:
+        raise TermsError(f"a schedule has every (one of {', '.join(PERIODS)}) and a positive number of times")
+    if terms.window is not None:
+        raise TermsError(
+            f"people come to {terms.name!r} and leave it (window={terms.window}): whoever comes later would not pay "
+            "for a schedule that is reserved now. Charge each run on its version"
+        )
+    return {"every": every, "times": times, "mechanism": mechanism.to_dict()}
 
 
 def _role(ledger: Ledger) -> dict[str, str]:
@@ -284,23 +295,26 @@ def _draw(ledger: Ledger, dataset: str, plan: str, purpose: str, data: str | Non
 
     def decide(ends: Ends) -> dict[str, Any]:
         state, when = ledger._state(ends), time_after(ends.last)
-        whole = ledger._record(dataset, plan, ends.find(f"charge:{plan}"))
-        [(mechanism, times)] = whole.mechanism.parts() if len(whole.mechanism.parts()) == 1 else [(whole.mechanism, 1)]
-        every = whole.purpose.rpartition("one a ")[2].rstrip("]")
-        done = len(ends.find(f"plan:{plan}"))
-        if every not in PERIODS:
+        found = ends.find(f"charge:{plan}")
+        ledger._own(ledger._record(dataset, plan, found))
+        whole = found[0].read()
+        if "schedule" not in whole:
             raise ChargeError(f"charge {plan} is no schedule: ledger.plan reserves one")
+        every, times, one = (whole["schedule"][name] for name in ("every", "times", "mechanism"))
+        done = len(ends.find(f"plan:{plan}"))
+        if data is not None and ledger.dataset(dataset).fingerprint is not None and not ends.find(f"data:{data}"):
+            raise FingerprintMismatch(f"a run on {dataset!r} names data that are not registered under this name")
         if state.frozen:
             raise ChargeError(f"the budget of {dataset!r} is frozen: {state.frozen}")
         if done >= times:
             raise ChargeError(f"all {times} runs of the schedule {plan} are made: another one needs its own charge")
-        if periods(whole.time, when["time"], every) < done:
+        if periods(whole["time"], when["time"], every) < done:
             raise ChargeError(f"run {done + 1} of the schedule {plan} is not due before its {every} begins")
         return {
             "kind": "draw",
             "charge": uuid.uuid4().hex,
             "plan": plan,
-            "mechanism": mechanism.to_dict(),
+            "mechanism": one,
             "purpose": purpose,
             "price": {"epsilon": 0.0, "delta": 0.0},
             "data": data,

@@ -330,6 +330,21 @@ class Ledger(Changes, Book):
             ChargeError: If ``number`` was used for something else.
             FingerprintMismatch: If ``data`` are not registered under this name.
         """
+        return self._charge(dataset, mechanism, delta=delta, purpose=purpose, number=number, data=data, version=version)
+
+    def _charge(
+        self,
+        dataset: str,
+        mechanism: acc.Mechanism,
+        *,
+        delta: float | None,
+        purpose: str,
+        number: str | None = None,
+        data: str | None = None,
+        version: int | None = None,
+        schedule: Mapping[str, Any] | None = None,
+    ) -> Charge:
+        """A charge, of one run or of the runs of a ``schedule``."""
         first = self._first(dataset)
         terms, price = self._priced(dataset, mechanism, delta)
         new = number or uuid.uuid4().hex
@@ -349,7 +364,8 @@ class Ledger(Changes, Book):
             if isinstance(after, str):
                 refused.append((state, after))
                 raise BudgetExceeded("")
-            about = {} if version is None else {"version": version}
+            about: dict[str, Any] = {} if version is None else {"version": version}
+            about |= {} if schedule is None else {"schedule": schedule}
             return {
                 "kind": "reserve",
                 "charge": new,
@@ -548,7 +564,7 @@ class Ledger(Changes, Book):
 
         def fits(other: acc.Mechanism) -> bool:
             try:
-                price_of = rule.price(other, price.delta, terms.adjacency)
+                price_of = terms.rule.price(other, price.delta, terms.adjacency)
                 return not isinstance(charged(terms, state, price_of, now(), team, None), str)
             except PriceError:  # what has no price is not offered
                 return False

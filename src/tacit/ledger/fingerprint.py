@@ -103,11 +103,14 @@ class RowHashes:
         texts = [part for part in parts if part.dtype.hasobject or part.dtype.kind in "USMm"]
         numbers = [_bytes_of(part) for part in parts if not any(part is text for text in texts)]
         fixed = np.concatenate(numbers, axis=1) if numbers else np.zeros((len(parts[0]), 0), np.uint8)
+        rest = _rest([part for part in parts if part.dtype.kind in "iu"])
         width, flat = fixed.shape[1], memoryview(np.ascontiguousarray(fixed).reshape(-1).data)
         start = _hash(self._key, b"tacit row")
         for i in range(len(fixed)):
             state = start.copy()
             state.update(flat[i * width : (i + 1) * width])
+            if i in rest:
+                state.update(rest[i])
             for part in texts:
                 # one cell of a column stays one, also where it holds a list
                 cells = part[i].ravel().tolist() if part.ndim > 1 else [part[i : i + 1].tolist()[0]]
@@ -222,8 +225,12 @@ def _array(data: Any) -> Part:
     found = found.reshape(1) if found.ndim == 0 else found
     if found.dtype.hasobject:
         try:
-            if all(isinstance(v, bool | int | float | np.number) for v in found.ravel().tolist()):
-                found = found.astype(np.float64)
+            values = found.ravel().tolist()
+            if all(isinstance(v, bool | int | float | np.number) for v in values):
+                if not any(isinstance(v, int) and abs(v) > 2**53 for v in values):
+                    found = found.astype(np.float64)
+                elif all(isinstance(v, int) for v in values):
+                    found = found.astype(np.int64)
         except (OverflowError, ValueError):
             return found
     return found
@@ -232,18 +239,25 @@ def _array(data: Any) -> Part:
 def _bytes_of(part: Part) -> npt.NDArray[np.uint8]:
     """The bytes of each row, the same whatever the type in which the numbers are stored."""
     flat = part.reshape(len(part), -1)
-    if flat.dtype.kind in "iu" and flat.size and _large(flat):
-        exact: Part = flat
-    elif flat.dtype.kind in "biuf":
+    exact: Part = flat
+    if flat.dtype.kind in "biuf":
         exact = flat.astype(np.float64) + 0.0  # -0 and 0 are one number
         exact[np.isnan(exact)] = np.nan
-    else:
-        exact = flat
     return np.ascontiguousarray(exact).view(np.uint8).reshape(len(part), -1)
 
 
-def _large(flat: Part) -> bool:
-    return bool(flat.max() > 2**53 or (flat.dtype.kind == "i" and flat.min() < -(2**53)))
+def _rest(parts: Sequence[Part]) -> dict[int, bytes]:
+    """For each row with integers that no 64-bit float is: what is missing, whatever stands in the other rows."""
+    found: dict[int, bytes] = {}
+    for number, part in enumerate(parts):
+        flat = part.reshape(len(part), -1)
+        if flat.size == 0 or not (flat.max() > 2**53 or flat.min() < -(2**53)):
+            continue
+        for i, j in zip(*np.nonzero((flat > 2**53) | (flat < -(2**53))), strict=True):
+            value = int(flat[i, j])
+            if missing := value - int(float(value)):
+                found[int(i)] = found.get(int(i), b"") + repr((number, int(j), missing)).encode()
+    return found
 
 
 def _unnamed(array: Part) -> Part:
@@ -268,7 +282,9 @@ def _record(value: Any) -> str:
         return "{" + ",".join(f"{name}:{_record(value[name])}" for name in sorted(value, key=str)) + "}"
     if hasattr(value, "__array__"):
         array = _array(value)
-        return f"{array.shape}{_bytes_of(array.reshape(1, -1)).tobytes().hex()}"
+        row = array.reshape(1, -1)
+        rest = _rest([row] if array.dtype.kind in "iu" else []).get(0, b"")
+        return f"{array.shape}{_bytes_of(row).tobytes().hex()}{rest.hex()}"
     if hasattr(value, "__array_interface__"):  # a picture
         return _record(np.asarray(value))
     if value is None or isinstance(value, str | bytes | bool | int | float | datetime.date | datetime.timedelta):

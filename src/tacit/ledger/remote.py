@@ -173,17 +173,32 @@ class RemoteLedger(Ledger):
         Returns:
             The charge, granted and recorded.
         """
+        return self._charge(dataset, mechanism, delta=delta, purpose=purpose, number=number, data=data, version=version)
+
+    def _charge(
+        self,
+        dataset: str,
+        mechanism: acc.Mechanism,
+        *,
+        delta: float | None,
+        purpose: str,
+        number: str | None = None,
+        data: str | None = None,
+        version: int | None = None,
+        schedule: Mapping[str, Any] | None = None,
+    ) -> Charge:
         check_mechanism(self.dataset(dataset), mechanism)
         told = self._ask(
             "charge",
             writes=True,
             dataset=dataset,
-            mechanism=mechanism.to_dict(),
+            mechanism=mechanism.to_dict() if schedule is None else schedule["mechanism"],
             delta=None if delta is None else float(delta),
             purpose=str(purpose),
             number=number or uuid.uuid4().hex,
             data=data,
             version=version,
+            **({} if schedule is None else {"schedule": {name: schedule[name] for name in ("every", "times")}}),
         )
         price = Price.from_dict(told["price"])
         made = Charge(self, dataset, told["charge"], mechanism, price, told["head"], str(purpose))

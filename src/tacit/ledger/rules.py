@@ -180,6 +180,8 @@ class RenyiRule:
     orders: tuple[float, ...]
     failure_share: float = FAILURE_SHARE
     name: str = dataclasses.field(default="renyi", init=False)
+    #: The ε at which failures were priced, where the budget was raised or renewed since; None for this one.
+    priced_at: float | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.delta > 0:
@@ -204,8 +206,10 @@ class RenyiRule:
 
     @property
     def failure_limit(self) -> float:
-        """The largest sum of failure probabilities allowed."""
-        return self.failure_share * self.delta
+        """The largest sum of failures allowed. Those priced at a smaller ε than this one cost more now: (1 + e^ε)·w."""
+        if self.priced_at is None or self.priced_at >= self.epsilon:
+            return self.failure_share * self.delta
+        return self.failure_share * self.delta * math.exp(self.priced_at - self.epsilon)
 
     def price(self, mechanism: acc.Mechanism, delta: float, adjacency: str) -> Price:
         """The divergence at each order, an upper bound, and the failures; (ε, δ) of the charge alone for the reader."""
@@ -316,7 +320,9 @@ def make_rule(
         if orders is None and delta > 0:
             orders = (best_order(epsilon, (1 - float(failure_share)) * delta),)
             if name == "tight":
-                orders = tight_orders(orders[0])
+                both, share = tight_orders(orders[0]), (1 - float(failure_share)) * delta / 2
+                # with a large δ the lower one may allow nothing: then it would only cost
+                orders = both if all(_limit(order, epsilon, share) > 0 for order in both) else orders
         for order in orders or ():
             if isinstance(order, bool) or not isinstance(order, numbers.Real):
                 raise TermsError(f"a Rényi order is a number above 1, not {order!r}")

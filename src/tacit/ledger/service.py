@@ -22,6 +22,7 @@ from typing import Any, TextIO
 
 from tacit import accounting as acc
 from tacit.ledger import signing
+from tacit.ledger.changes import check_schedule
 from tacit.ledger.core import Ledger
 from tacit.ledger.entries import Row, canonical, digest
 from tacit.ledger.errors import (
@@ -214,14 +215,20 @@ class Action:
 
 
 def _charge(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
-    made = ledger.charge(
+    mechanism, schedule = acc.from_dict(asked["mechanism"]), None
+    if asked.get("schedule") is not None:
+        every, times = asked["schedule"]["every"], asked["schedule"]["times"]
+        schedule = check_schedule(ledger.dataset(asked["dataset"]), mechanism, every, times)
+        mechanism = mechanism * times
+    made = ledger._charge(
         asked["dataset"],
-        acc.from_dict(asked["mechanism"]),
+        mechanism,
         delta=asked.get("delta"),
         purpose=asked.get("purpose", ""),
         number=asked["number"],
         data=asked.get("data"),
         version=asked.get("version"),
+        schedule=schedule,
     )
     return {"charge": made.number, "price": made.price.to_dict(), "head": made.head, "confirmed": made.confirmed}
 

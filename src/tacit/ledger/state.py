@@ -11,7 +11,7 @@ import datetime
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tacit.ledger.rules import Price, Rule, Totals, make_rule
+from tacit.ledger.rules import Price, RenyiRule, Rule, Totals, make_rule
 
 if TYPE_CHECKING:
     from tacit.ledger.views import DatasetTerms
@@ -82,7 +82,9 @@ def remade(rule: Rule, epsilon: float, delta: float) -> Rule:
     plain = rule.to_dict()
     orders = tuple(plain["orders"]) if "orders" in plain else None
     share = {"failure_share": plain["failure_share"]} if "failure_share" in plain else {}
-    return make_rule(plain["rule"], epsilon, delta, orders, **share)
+    made = make_rule(plain["rule"], epsilon, delta, orders, **share)
+    # charges are priced under the rule as it was registered
+    return dataclasses.replace(made, priced_at=rule.epsilon) if isinstance(made, RenyiRule) else made
 
 
 def periods(since: str, until: str, every: str) -> int:

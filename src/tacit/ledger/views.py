@@ -452,6 +452,8 @@ class _Replay:
         self.known: set[str] = set()
         self.confirmed: set[str] = set()
         self.released: dict[str, str] = {}
+        #: How many runs of each schedule are left.
+        self.runs: dict[str, int] = {}
 
     def feed(self, row: Row) -> None:
         """Take the next entry."""
@@ -484,6 +486,7 @@ class _Replay:
         self.state = found
         if kind in ("reserve", "draw"):
             self.known.add(entry["charge"])
+            self._run(at, entry)
             if self.reprice and kind == "reserve":
                 self.problems += _price_problems(at, self.terms, entry, Price.from_dict(entry["price"]))
         elif kind not in ENTRY_KINDS:
@@ -494,6 +497,14 @@ class _Replay:
             "state" in entry and State.from_entry(entry) != self.state
         ):
             self.problems.append(f"{at} does not carry the sum of the charges before it")
+
+    def _run(self, at: str, entry: dict[str, Any]) -> None:
+        if "schedule" in entry:
+            self.runs[entry["charge"]] = entry["schedule"]["times"]
+        if entry["kind"] == "draw":
+            left = self.runs[entry["plan"]] = self.runs.get(entry["plan"], 0) - 1
+            if left < 0:
+                self.problems.append(f"{at} is a run of the schedule {entry['plan']}, which has none left")
 
     def _about(self, at: str, kind: str, entry: dict[str, Any]) -> None:
         if entry["charge"] not in self.known:

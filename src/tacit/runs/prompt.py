@@ -127,6 +127,8 @@ class PromptTask:
     test: Any
     public: list[str]
     ledger: Ledger | None
+    #: What the private texts were read from, as the ledger knows it: the file, or the table of a known set.
+    source: Any = None
 
     @property
     def name(self) -> str:
@@ -237,7 +239,10 @@ def prepare(kind: str, given: dict[str, Any]) -> PromptTask:
     private, owners = rows(frame), _owners(given, frame)
     test = rows(_frame(_split(given), folder, "test")) if given.get("evaluate") else None
     asked = texts(_frame(given["public"], folder)) if kind == "pate" else []
-    return PromptTask(given, template, words, private, owners, test, asked, _ledger(given))
+    ledger, source = _ledger(given), Path(given["data"]) if Path(given["data"]).exists() else frame
+    if ledger is not None:
+        ledger.recognise(given["dataset"], source)  # now: nothing is made of other data
+    return PromptTask(given, template, words, private, owners, test, asked, ledger, source)
 
 
 def _check(kind: str, given: dict[str, Any]) -> None:
@@ -426,6 +431,7 @@ def tune(task: PromptTask, journal: Journal) -> list[OperatorView]:
             task.private,
             ledger=task.ledger,
             dataset=given.get("dataset"),
+            source=None if task.ledger is None else task.source,
             checkpoint=journal.private / "checkpoint.pt",
             checkpoint_every=given.get("checkpoint_every", 20),
             groups=task.owners,
@@ -517,6 +523,7 @@ def pate(task: PromptTask, journal: Journal) -> list[OperatorView]:
         delta=float(given["delta"]),
         ledger=task.ledger,
         dataset=given.get("dataset"),
+        data=None if task.ledger is None else task.ledger.recognise(given["dataset"], task.source),
         purpose="private prompt by teachers' votes",
     )
     answered, privacy = int(answers.answered.sum()), answers.privacy
