@@ -318,3 +318,72 @@ def test_batches_of_any_shape_are_trees():
     for inputs in ((x, s), [x, s], {"x": x, "scale": s}):
         found = sgd.clipped_grad(model, criterion, (inputs, y))
         assert difference(reference.sums, found.sums) == 0
+
+
+class Like(nn.Module):
+    """Casts a weight to the type of the data, by naming the data."""
+
+    def __init__(self, cast):
+        super().__init__()
+        self.weight, self.cast = nn.Parameter(torch.randn(3, 6)), cast
+
+    def forward(self, x):
+        return F.linear(x, self.cast(self.weight.exp(), x))
+
+
+@pytest.mark.parametrize("cast", [lambda w, x: w.to(x), lambda w, x: w.type_as(x), lambda w, x: w.to(x, copy=True)])
+def test_a_weight_that_takes_the_type_of_the_data_is_not_called_mixing(cast):
+    """BOFT of peft does that."""
+    agrees(Like(cast).double(), torch.randn(4, 6, dtype=torch.float64), 1e-10)
+
+
+class Rounded(nn.Module):
+    """Computes its weight in 32 bits, whatever its type is, as FourierFT of peft does."""
+
+    def __init__(self):
+        super().__init__()
+        self.spectrum = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x):
+        return F.linear(x, torch.fft.ifft2(self.spectrum.float()).real.to(x.dtype))
+
+
+def test_a_weight_made_in_a_narrower_type_is_compared_in_that_type():
+    torch.manual_seed(0)
+    agrees(Rounded().double(), torch.randn(4, 6, dtype=torch.float64), 1e-6)
+
+
+class Unit(nn.Module):
+    """Looks up directions: the row of padding has none."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 3)
+
+    def forward(self, text):
+        found = self.words(text)
+        return self.out(torch.where((text > 0).unsqueeze(-1), found / found.norm(dim=-1, keepdim=True), 0.0).sum(1))
+
+
+def test_a_gradient_that_is_no_number_at_the_row_of_padding_is_nobodys():
+    """Gemma 3n: autograd leaves such rows out, and so does the norm."""
+    text = torch.tensor([[1, 2, 0], [3, 0, 0], [4, 5, 6]])
+    agrees(Unit().double(), text, 1e-10)
+
+
+def agrees(model, x, tolerance):
+    """Norms and sums are those of one example at a time."""
+
+    def loss(model, batch):
+        return model(batch).square().sum(1)
+
+    found = sgd.clipped_grad(model, loss, x, clip_norm=0.5)
+    total = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    for k in range(len(x)):
+        grads = torch.autograd.grad(loss(model, x[k : k + 1]).sum(), list(model.parameters()))
+        size = math.sqrt(sum(float(g.square().sum()) for g in grads))
+        assert abs(float(found.norms[k]) - size) <= tolerance * size
+        for name, g in zip(total, grads, strict=True):
+            total[name] += g * min(1.0, 0.5 / size)
+    for name, wanted in total.items():
+        assert (found.sums[name] - wanted).norm() <= tolerance * (1 + wanted.norm())

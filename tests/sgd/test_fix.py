@@ -58,3 +58,28 @@ def test_no_map_of_one_pixel_becomes_a_constant(channels):
     out = model(x)
     assert (out[0] - out[1]).abs().max() > 1e-2
     assert torch.autograd.grad(model(x)[:, 0].sum(), x)[0].abs().max() > 1e-2
+
+
+def randomised():
+    return nn.Sequential(nn.Linear(6, 8), nn.RReLU(), nn.Linear(8, 3))
+
+
+def test_a_layer_that_draws_only_for_negative_numbers_is_not_called_mixing():
+    loss, batch = nn.CrossEntropyLoss(reduction="none"), (torch.randn(5, 6), torch.randint(3, (5,)))
+    model = randomised()
+    with pytest.raises(sgd.UncoveredUse, match=r"'1' \(RReLU\).*sgd\.fix\(model\)"):
+        sgd.clipped_grad(model, loss, batch)
+    assert sgd.fix(model) == {"1": "RReLU -> one that draws for each number"}
+    sgd.clipped_grad(model, loss, batch, check="always")
+    plain = randomised().eval()
+    sgd.clipped_grad(plain, loss, batch)  # nothing is drawn in evaluation mode
+
+
+def test_the_layer_in_its_place_has_the_same_law():
+    model, x = nn.Sequential(nn.RReLU(0.2, 0.6)), -torch.ones(200_000)
+    sgd.fix(model)
+    drawn = -model(x)
+    assert 0.2 <= drawn.min() < 0.21
+    assert 0.59 < drawn.max() <= 0.6
+    assert abs(float(drawn.mean()) - 0.4) < 6 * 0.4 / 12**0.5 / 200_000**0.5
+    assert torch.equal(model.eval()(x), nn.functional.rrelu(x, 0.2, 0.6))

@@ -48,8 +48,28 @@ class GroupNorm(nn.GroupNorm):
         return found
 
 
+class RReLU(nn.RReLU):
+    """A randomised leaky ReLU that draws a slope for every number.
+
+    Torch's own has the same law. It draws only where its input is negative, so that which draw an example gets depends
+    on how many negative numbers came before it in the batch.
+
+    >>> layer = RReLU(0.1, 0.3)
+    >>> found = layer(torch.tensor([2.0, -1.0]))
+    >>> bool(found[0] == 2), bool(-0.3 <= found[1] <= -0.1)
+    (True, True)
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Draw where the layer trains, and take the mean slope elsewhere, as torch does."""
+        if not self.training:
+            return super().forward(input)
+        slope = torch.empty_like(input).uniform_(self.lower, self.upper)
+        return torch.where(input >= 0, input, slope * input)
+
+
 def fix(model: nn.Module) -> dict[str, str]:
-    """Replace batch normalisation by group normalisation, in place.
+    """Replace batch normalisation by group normalisation, and ``RReLU`` by one that draws for each number, in place.
 
     The number of groups is the greatest common divisor of 32 and the number of channels; a layer that sees so small a
     map that a group would hold fewer than 16 numbers (1×1 maps, vectors) uses fewer, because the normalisation of one
@@ -77,9 +97,12 @@ def fix(model: nn.Module) -> dict[str, str]:
     changed: dict[str, str] = {}
     for prefix, parent in list(model.named_modules()):
         for key, child in list(parent.named_children()):
+            name = f"{prefix}.{key}" if prefix else key
+            if type(child) is nn.RReLU:
+                setattr(parent, key, RReLU(child.lower, child.upper).train(child.training))
+                changed[name] = "RReLU -> one that draws for each number"
             if not isinstance(child, BatchNorm):
                 continue
-            name = f"{prefix}.{key}" if prefix else key
             if not only_normalises(child):
                 warnings.warn(
                     f"{name!r} ({type(child).__name__}) does something else than batch normalisation followed by the "

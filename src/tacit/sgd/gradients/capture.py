@@ -43,6 +43,7 @@ from tacit.sgd.gradients.functions import (
     Derived,
     Operation,
     TorchCall,
+    batch_dim,
     only_selects,
     opened,
 )
@@ -218,7 +219,7 @@ class Capture(TorchFunctionMode):
         self._tainted_storages: dict[int, Any] = {}
         # Sequences that were sorted by length to be packed, with the index that sorted them.
         self._orders: dict[int, tuple[Any, Tensor]] = {}
-        self.unrolled = False
+        self.unrolled, self.types = False, set[torch.dtype]()  # types in which values were made of parameters
         #: what was done with the batch, function by function: a number that another sequence does not have
         self.trace = 0
         self._use_nodes: set[Any] = set()
@@ -265,7 +266,7 @@ class Capture(TorchFunctionMode):
         if rows <= 1:
             return
         worse = bool(self._mixed) and any(self.mixed(t) for t in inputs)
-        worse = worse or (name in ALONG and _batch_dim(inputs[0], rows) in _dims(call))
+        worse = worse or (name in ALONG and batch_dim(inputs[0], rows) in _dims(call))
         index = _row_index(call) if name in REARRANGING else None
         # Values of the batch that decide which of its rows are taken: those of others may be among them.
         worse = worse or (index is not None and self.tainted(index) and self.tainted(call.args[0]))
@@ -279,7 +280,7 @@ class Capture(TorchFunctionMode):
     def _pairs_rows(self, tensor: Tensor, inputs: list[Tensor]) -> bool:
         """Whether every row met every other: what has the batch in two dimensions, of tensors that have it in one."""
         rows = self.rows
-        if tensor.shape.count(rows) < 2 or tensor.shape[_batch_dim(tensor, rows)] != rows:
+        if tensor.shape.count(rows) < 2 or tensor.shape[batch_dim(tensor, rows)] != rows:
             return False  # or the batch is folded into another dimension
         private = [t for t in inputs if self.tainted(t)]
         return len(private) > 1 and not any(t.shape.count(rows) > 1 for t in private)
@@ -391,6 +392,10 @@ class Capture(TorchFunctionMode):
             return func(*args, **kwargs)
         if name in CONSTANT:
             return self._note(func(*args, **kwargs))
+        if name in CASTING and len(args) > 1 and isinstance(args[1], Tensor) and not self.sharded:
+            # Like another tensor: of that only type and device count, not whose it is.
+            func, name, args = Tensor.to, "to", (args[0], args[1].device, args[1].dtype, *args[2:])
+            operation = KNOWN.get(func) or Operation.of(func)
         inputs = tensors_in((args, kwargs) if kwargs else args)
         tainted, derived = self._facts(name, inputs)
         if not tainted and not derived:
@@ -493,6 +498,7 @@ class Capture(TorchFunctionMode):
         """Note what was made of parameters alone; ``several`` says that an operation gave more than one tensor."""
         params = frozenset().union(*(d.params for d in derived))
         for k, tensor in enumerate(results):
+            self.types.add(tensor.dtype)
             if tensor.requires_grad and not any(tensor is d.tensor for d in derived):
                 chain = _chain(call, derived, k if several else None)
                 self._derived[id(tensor)] = Derived(tensor, params, chain)
@@ -633,11 +639,6 @@ def _standing_alone(out: Any, inputs: list[Tensor]) -> Any:
     if whole is None or any(t is whole or base(t) is whole for t in inputs) or not out.requires_grad:
         return out
     return unsafe_view(out, out.shape)
-
-
-def _batch_dim(tensor: Tensor, rows: int) -> int:
-    """The dimension that most likely holds the rows of a batch."""
-    return next((d for d, size in enumerate(tensor.shape) if size % rows == 0), -1)
 
 
 def _row_index(call: TorchCall) -> Tensor | None:

@@ -188,7 +188,7 @@ class Pass:
     ) -> None:
         self.uses, self.losses, self.batch, self.context = uses, losses, batch, context
         self.doubt, self.rewind = doubt if batch > 1 else "", rewind
-        self.unrolled, self.trace = False, 0
+        self.unrolled, self.trace, self.types = False, 0, set[torch.dtype]()
 
     def outputs(self) -> Outputs:
         """The values of the outputs of the uses, without the graph behind them."""
@@ -494,7 +494,7 @@ class Engine:
         if doubt:
             self.doubted.setdefault(where, "")
         found = Pass(capture.uses, values, batch, context, doubt=doubt, rewind=rewind)
-        found.unrolled, found.trace = capture.unrolled, capture.trace
+        found.unrolled, found.trace, found.types = capture.unrolled, capture.trace, capture.types
         return found
 
     @staticmethod

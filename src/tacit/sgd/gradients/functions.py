@@ -193,3 +193,8 @@ def only_selects(call: TorchCall) -> bool:
     padding = options.get("padding_idx")
     unpadded = padding is None if functional else padding in (None, -1)
     return unpadded and options.get("max_norm") is None and not options.get("scale_grad_by_freq")
+
+
+def batch_dim(tensor: Tensor, rows: int) -> int:
+    """The dimension that most likely holds the rows of a batch."""
+    return next((d for d, size in enumerate(tensor.shape) if size % rows == 0), -1)

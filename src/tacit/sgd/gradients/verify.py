@@ -36,7 +36,7 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torc
 
 
 #: Layers that :func:`no_known_obstacles` may refuse.
-SUSPECTS = (BatchNorm, nn.Embedding, nn.EmbeddingBag)
+SUSPECTS = (BatchNorm, nn.Embedding, nn.EmbeddingBag, nn.RReLU)
 
 
 def check_when(check: Any) -> None:
@@ -61,6 +61,12 @@ def no_known_obstacles(model: nn.Module) -> None:
             raise UncoveredUse(
                 f"module {name!r} ({kind}) rescales the weights that the batch looks up, without noise: set "
                 "max_norm=None"
+            )
+        if type(module) is nn.RReLU and module.training:
+            raise UncoveredUse(
+                f"module {name!r} ({kind}) draws a slope only for negative numbers, so which one an example gets "
+                "depends on the rest of its batch. tacit.sgd.fix(model) replaces it by a layer of the same law that "
+                "draws for every number. See: tacit explain no-rule"
             )
 
 
@@ -188,7 +194,7 @@ def culprit(engine: Engine, request: Request, other: Request, example: int, rewi
 def precision(engine: Engine, run: Pass) -> torch.dtype:
     """The narrowest floating type anything was computed in."""
     types = {t for use in run.uses for t in use.types}
-    return narrowest([*types, *(p.dtype for p in engine.pieces)])
+    return narrowest([*types, *run.types, *(p.dtype for p in engine.pieces)])
 
 
 def narrowest(types: Iterable[torch.dtype], device: torch.device | None = None) -> torch.dtype:

@@ -30,7 +30,8 @@ def _looked_up(
     right = split.reshape(layout.batch, flat_index.shape[1], -1)
     flat_index = torch.where(flat_index < 0, flat_index + rows, flat_index)
     if padding is not None:
-        right = right * (flat_index != (padding % rows)).unsqueeze(-1)
+        # Filled, not multiplied: behind a norm, the gradient at a row of zeros is no number, and nobody takes it.
+        right = right.masked_fill((flat_index == (padding % rows)).unsqueeze(-1), 0.0)
     return [(known, OneHot(flat_index, right, rows))]
 
 
