@@ -46,6 +46,7 @@ from tacit.sgd.gradients.functions import (
     batch_dim,
     only_selects,
     opened,
+    told_type,
 )
 from tacit.sgd.sharding.shards import held, is_sharded, local
 from tacit.sgd.torch_compat import base, is_view, is_wrapped, storage_id, transforms, unsafe_view, unwrapped
@@ -369,6 +370,10 @@ class Capture(TorchFunctionMode):
                 "or compiled code), so its per-example gradient cannot be seen",
             )
 
+    def _transformed(self, name: str, derived: list[Derived]) -> None:
+        for k in {k for known in derived for k in known.params}:
+            self._unseen(k, f"{name!r} under a transform of torch.func")
+
     def finish(self, losses: Sequence[Tensor], rewind: Callable[[], None] = lambda: None) -> None:
         """Refuse a pass in which parameters went unseen, also into the losses themselves; ``rewind`` comes before."""
         self._facts("losses", list(losses))
@@ -392,10 +397,8 @@ class Capture(TorchFunctionMode):
             return func(*args, **kwargs)
         if name in CONSTANT:
             return self._note(func(*args, **kwargs))
-        if name in CASTING and len(args) > 1 and isinstance(args[1], Tensor) and not self.sharded:
-            # Like another tensor: of that only type and device count, not whose it is.
-            func, name, args = Tensor.to, "to", (args[0], args[1].device, args[1].dtype, *args[2:])
-            operation = KNOWN.get(func) or Operation.of(func)
+        if name in CASTING:
+            func, args = told_type(func, args)
         inputs = tensors_in((args, kwargs) if kwargs else args)
         tainted, derived = self._facts(name, inputs)
         if not tainted and not derived:
@@ -405,9 +408,7 @@ class Capture(TorchFunctionMode):
         if not (tainted and derived and torch.is_grad_enabled()):
             return self._pass(call, derived, tainted=tainted)
         if transforms() is not None:  # what meets inside vmap or torch.func.grad comes out as something else
-            for known in derived:
-                for k in known.params:
-                    self._unseen(k, f"{name!r} under a transform of torch.func")
+            self._transformed(name, derived)
             return func(*args, **kwargs)
         if name in self.decompose and operation.from_torch:
             self.unrolled = True

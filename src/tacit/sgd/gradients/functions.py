@@ -198,3 +198,10 @@ def only_selects(call: TorchCall) -> bool:
 def batch_dim(tensor: Tensor, rows: int) -> int:
     """The dimension that most likely holds the rows of a batch."""
     return next((d for d, size in enumerate(tensor.shape) if size % rows == 0), -1)
+
+
+def told_type(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A cast to what another tensor is, as one to its type and device: nothing else of it counts, nor whose it is."""
+    if len(args) > 1 and isinstance(args[1], Tensor):
+        return Tensor.to, (args[0], args[1].device, args[1].dtype, *args[2:])
+    return func, args
