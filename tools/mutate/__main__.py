@@ -78,7 +78,9 @@ def main() -> int:
     files = [file for file in record.test_files() if not some or file in covering or file.startswith(own)]
     until = time.monotonic() + (chosen.seconds or 1e9)
     work = judge.Judge(every, mutants, files, covered, results, chosen.longest, until, chosen.again)
-    forks.run(files, work.jobs, switch.make_tree(chosen.store / "tree", every), chosen.jobs)
+    known = {work.hints[one.id].test.split("::")[0] for one in mutants if one.id in work.hints}
+    collected = [file for file in record.test_files() if file in {*files, *known}]
+    forks.run(collected, work.jobs, switch.make_tree(chosen.store / "tree", every), chosen.jobs)
     return judge.report(mutants, results)
 
 

@@ -143,6 +143,7 @@ class Judge:
         self.longest, self.until, self.again = longest, until, again
         self.numbers = {one.id: number for number, one in enumerate(every)}
         self.hints = caught_by()
+        self.settled: set[str] = set()  # what was judged since this began
         self.clean: dict[str, bool] = {}  # whether a test passes alone over the source as it is
         self.more: deque[forks.Job] = deque()
         self.count = 0
@@ -160,6 +161,12 @@ class Judge:
         by_file: dict[str, list[str]] = {}
         for test in items:
             by_file.setdefault(test.split("::")[0], []).append(test)
+        for mutant in self.chosen:  # a test that caught it before is tried at once: that needs no record
+            hint = self.hints.get(mutant.id)
+            known = self.results.get(mutant) and not self.again
+            if hint and hint.test in items and not known and time.monotonic() < self.until:
+                yield from self._first(self._trying(mutant, [hint.test], {}, 0.0))
+        yield from self._rest()
         rooms = list(dict.fromkeys(one.room for one in self.chosen))
         for room in [*rooms, ""]:  # a last round, when all tests are recorded
             some = [one for one in self.chosen if room in ("", one.room)]
@@ -175,10 +182,14 @@ class Judge:
         while True:
             yield self.more.popleft() if self.more else None
 
-    def _first(self, job: forks.Job) -> Iterator[forks.Job]:
-        """A job, after those that what ended before has brought."""
+    def _rest(self) -> Iterator[forks.Job]:
+        """What the jobs that ended have brought."""
         while self.more:
             yield self.more.popleft()
+
+    def _first(self, job: forks.Job) -> Iterator[forks.Job]:
+        """A job, after those that what ended before has brought."""
+        yield from self._rest()
         yield job
 
     def _recording(self, file: str, tests: list[str], before: dict[str, Any] | None = None) -> forks.Job:
@@ -208,9 +219,10 @@ class Judge:
 
     def _judging(self, mutant: Mutant) -> forks.Job | None:
         entry = self.results.get(mutant)
-        if entry and entry["outcome"] in CAUGHT and not self.again:
+        again = self.again and mutant.id not in self.settled
+        if entry and entry["outcome"] in CAUGHT and not again:
             return None
-        passed = dict(entry["passed"]) if entry and not self.again else {}
+        passed = dict(entry["passed"]) if entry and not again else {}
         passed = {test: file for test, file in passed.items() if file == sha(test.split("::")[0])}
         tests, total = [], 0.0
         hint = self.hints.get(mutant.id)
@@ -287,6 +299,7 @@ class Judge:
 
     def _settle(self, mutant: Mutant, outcome: str, test: str, passed: dict[str, str], seconds: float) -> None:
         self.count += 1
+        self.settled.add(mutant.id)
         self.results.add(mutant, outcome, test, passed if outcome == "survived" else {}, seconds)
         print(f"{self.count:4} {outcome:8} {seconds:5.1f} s {len(passed):3}  {mutant.id}  {test}", flush=True)
 
