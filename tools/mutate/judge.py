@@ -90,6 +90,7 @@ class Results:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self.of: dict[str, dict[str, Any]] = {}
+        self.kept = caught_by()
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 entry = json.loads(line)
@@ -122,6 +123,21 @@ class Results:
         """
         entry = self.of.get(mutant.id)
         return entry if entry and entry["digest"] == mutant.digest else None
+
+    def known(self, mutant: Mutant) -> dict[str, Any] | None:
+        """What is known of a mutant here, or was kept by :func:`save` and still holds.
+
+        Args:
+            mutant: Which.
+
+        Returns:
+            Its entry; none where it was judged neither here nor when what was kept was written, or where its function
+            changed since. What was kept also does not hold where the file of the test changed.
+        """
+        kept = self.kept.get(mutant.id)
+        if (entry := self.get(mutant)) or not (kept and kept.same(mutant)):
+            return entry
+        return {"id": mutant.id, "digest": mutant.digest, "outcome": "caught", "test": kept.test, "passed": {}}
 
 
 class Judge:
@@ -163,7 +179,7 @@ class Judge:
             by_file.setdefault(test.split("::")[0], []).append(test)
         for mutant in self.chosen:  # a test that caught it before is tried at once: that needs no record
             hint = self.hints.get(mutant.id)
-            known = self.results.get(mutant) and not self.again
+            known = self.results.known(mutant) and not self.again
             if hint and hint.test in items and not known and time.monotonic() < self.until:
                 yield from self._first(self._trying(mutant, [hint.test], {}, 0.0))
         yield from self._rest()
@@ -218,9 +234,9 @@ class Judge:
         return {test: 6.0 + 8.0 * self.record.seconds.get(test, 2.0) for test in tests}
 
     def _judging(self, mutant: Mutant) -> forks.Job | None:
-        entry = self.results.get(mutant)
+        entry = self.results.known(mutant)
         again = self.again and mutant.id not in self.settled
-        if entry and entry["outcome"] in CAUGHT and not again:
+        if not again and ((entry and entry["outcome"] in CAUGHT) or mutant.id in explained()):
             return None
         passed = dict(entry["passed"]) if entry and not again else {}
         passed = {test: file for test, file in passed.items() if file == sha(test.split("::")[0])}
@@ -314,7 +330,7 @@ def save(mutants: list[Mutant], results: Results) -> int:
     Returns:
         0.
     """
-    found = {one: entry for one in mutants if (entry := results.get(one))}
+    found = {one: entry for one in mutants if (entry := results.known(one))}
     caught = {
         one.id: Catch(entry["test"], sha(entry["test"].split("::")[0]), one.digest)
         for one, entry in found.items()
@@ -446,7 +462,8 @@ def report(mutants: list[Mutant], results: Results) -> int:
         1 where one survived that is not explained, 0 otherwise.
     """
     reasons = explained()
-    judged = [(one, entry) for one in mutants if (entry := results.get(one))]
+    unknown = {"outcome": "survived", "passed": {}}  # what breaks nothing need not be run
+    judged = [(one, results.known(one) or unknown) for one in mutants if results.known(one) or one.id in reasons]
     by_room: dict[str, Counter[str]] = {}
     open_ = []
     for mutant, entry in judged:
