@@ -33,7 +33,9 @@ MADE = {
         AtomsLoss([0.5, 1.0], [0.5, 0.5], symmetric=False), 0.25, "add"
     ),
     "given that it is finite": GivenFinite(SampledLoss(REVEALING, 0.25, "remove")),
-    "noise given that it is finite": GivenFinite(SampledLoss(LaplaceLoss(1.0), 0.25, "remove")),
+    "noise given that it is finite": GivenFinite(
+        SampledLoss(DrawnLoss([(LaplaceLoss(1.0), 0.8), (AtomsLoss([], [], infinity=1.0), 0.2)]), 0.25, "remove")
+    ),
 }
 
 
