@@ -305,6 +305,8 @@ def make_rule(
 ) -> Rule:
     """The rule of this name for a budget.
 
+    Many branches: each refuses another mistake in the terms.
+
     >>> make_rule("renyi", 2.0, 1e-5, None).orders
     (10.22,)
     """
