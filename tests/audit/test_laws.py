@@ -15,7 +15,7 @@ from torch import nn
 
 from tacit import accounting as acc
 from tacit.audit import implementation, record, runs, statistics
-from tacit.audit.bounds import Errors, gaussian_accuracy
+from tacit.audit.bounds import Errors, gaussian_accuracy, gaussian_epsilon
 from tacit.audit.evidence import two_world_evidence
 from tacit.audit.pipeline import Pipeline, ReleasedStep, WatchedRun
 from tacit.sgd.training.canaries import Planted
@@ -26,6 +26,12 @@ def test_guessing_the_likelier_world_proves_nothing():
     # nobody who answers "without" each time has seen anything, however rare the other world is
     assert gaussian_accuracy(Errors(0, 900, 100, 100), 1e-5) == 0.0
     assert gaussian_accuracy(Errors(100, 100, 0, 900), 1e-5) == 0.0
+
+
+def test_the_errors_that_a_mechanism_has_do_not_refute_it():
+    # With one repeat in ten the best threshold between N(0, 1) and N(3, 1) lies at 2.232: these are its errors.
+    errors = Errors(round(900 * stats.norm.sf(2.232)), 900, round(100 * stats.norm.cdf(2.232 - 3)), 100)
+    assert gaussian_accuracy(errors, 1e-5) <= gaussian_epsilon(3.0, 1e-5)
 
 
 def test_scores_that_are_all_the_same_prove_nothing():
