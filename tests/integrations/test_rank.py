@@ -6,9 +6,9 @@ import types
 
 import pytest
 
-pl = pytest.importorskip("lightning.pytorch")
+pytest.importorskip("lightning", reason="needs Lightning: pip install 'tacit[lightning]'")
 
-from tacit.integrations import lightning  # noqa: E402
+from tacit.integrations import lightning
 
 
 class Shared(Exception):
