@@ -70,7 +70,9 @@ def make(work: Workload, device: torch.device) -> tuple[nn.Module, torch.optim.O
     return model, torch.optim.SGD(chosen, lr=1e-3, momentum=0.9)
 
 
-def tacit_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor], compiled: Any) -> Step:
+def tacit_step(
+    work: Workload, device: torch.device, data: tuple[Tensor, Tensor], compiled: Any, steps: int = 5000
+) -> Step:
     from tacit.sgd import Training
 
     model, optimizer = make(work, device)
@@ -87,7 +89,7 @@ def tacit_step(work: Workload, device: torch.device, data: tuple[Tensor, Tensor]
             data,
             batch_size=expected,
             sampler="fixed" if few else "poisson",
-            steps=5000,
+            steps=steps,
             noise_multiplier=1.0,
             delta=1e-6,
             clip_norm=CLIP_NORM,

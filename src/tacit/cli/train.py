@@ -91,7 +91,10 @@ def train(
     release: Annotated[str | None, option("For the card: what is released, to whom.")] = None,
     data_dir: Annotated[str | None, option("The folder of the known data sets.")] = None,
     device: Annotated[str | None, option("cpu or cuda.")] = None,
-    compile: Annotated[bool | None, option("Compile the step: slower to start, faster per step.", "--compile")] = None,
+    compile: Annotated[
+        bool | None,
+        option("Compile the step at the start, or never. Default: when it pays.", "--compile/--no-compile"),
+    ] = None,
     name: Annotated[str | None, option("The run's name. Default: the data's name and a number.")] = None,
     runs: Annotated[Path, typer.Option(help="The folder that holds all runs.")] = Path("runs"),
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,

@@ -182,7 +182,7 @@ def run(
         audit_canaries: How many canaries to plant, from which ``tacit audit`` proves a lower bound on ε. Such a run
             is not resumed.
         device: The torch device, such as ``"cpu"`` or ``"cuda"``.
-        compile: Whether to compile the step at the start.
+        compile: True compiles the step at the start, False never; None (default) does it when that pays.
 
     Returns:
         The run, with its ``folder``, ``model``, ``privacy``, ``metrics``, ``card`` and ``report``.

@@ -107,7 +107,7 @@ class Settings:
     checkpoint_every: int | None = None
     audit_canaries: int | None = None
     device: str = "cpu"
-    compile: bool = False
+    compile: bool | None = None
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))

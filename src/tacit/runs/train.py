@@ -154,7 +154,7 @@ def start(settings: Settings, private: Path, records: TableRecords, progress: Re
         own: dict[str, Any] = {
             "checkpoint": private / "checkpoint.pt",
             "checkpoint_every": settings.checkpoint_every or CHECKPOINT_EVERY,
-            "compile": settings.compile,
+            "compile": "auto" if settings.compile is None else settings.compile,
         }
         if settings.audit_canaries is not None:
             kind, own = AuditedTraining, {"canaries": settings.audit_canaries}

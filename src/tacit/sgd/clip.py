@@ -23,6 +23,8 @@ from tacit.sgd.gradients.verify import Check
 __all__ = ["Check", "ClippedGradients", "Compile", "Method", "clipped_grad", "compiled_by"]
 
 Compile = bool | Literal["traced"]
+#: The most forms of batches that a run traces without being asked to.
+MOST_FORMS = 4
 
 
 def clipped_grad(
@@ -107,8 +109,12 @@ def clipped_grad(
     )
 
 
-def compiled_by(compile: Compile) -> Callable[..., Any] | None:
-    """What makes and runs compiled programs of a step, if they are wanted (``Request.compiled``)."""
+def compiled_by(compile: Compile, *, asked: bool = True) -> Callable[..., Any] | None:
+    """What makes and runs compiled programs of a step, if they are wanted (``Request.compiled``).
+
+    Where nobody ``asked``, a step that cannot be compiled says nothing, and few forms of batches get a program.
+    """
     if compile not in (False, True, "traced"):
         raise ValueError(f"compile must be True, False or 'traced', not {compile!r}")
-    return functools.partial(cache.attempt, compiler=compile != "traced") if compile else None
+    most = None if asked else MOST_FORMS
+    return functools.partial(cache.attempt, compiler=compile != "traced", most=most) if compile else None

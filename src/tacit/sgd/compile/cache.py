@@ -43,15 +43,18 @@ def signature(engine: Engine, request: Request) -> Any:
     )
 
 
-def attempt(engine: Engine, request: Request, due: bool, *, compiler: bool = True) -> Result | None:
+def attempt(
+    engine: Engine, request: Request, due: bool, *, compiler: bool = True, most: int | None = None
+) -> Result | None:
     """The clipped sums by the compiled program for this batch, which is made and checked where there is none yet.
 
     Nothing, where this batch has to run uncompiled. ``due`` says that a check is, ``compiler=False`` asks for the
-    program as it is traced.
+    program as it is traced. With ``most`` nobody asked for programs: there are at most so many, and no warning says why
+    one cannot be made.
     """
     key = (compiler, signature(engine, request))
     program = engine.programs.get(key, _MISSING)
-    if program is None:
+    if program is None or (program is _MISSING and most is not None and len(engine.programs) >= most):
         return None
     expected: Expected | None = None
     short = False
@@ -74,7 +77,8 @@ def attempt(engine: Engine, request: Request, due: bool, *, compiler: bool = Tru
             return None
         except CannotCompile as why:
             engine.programs[key] = None
-            warnings.warn(f"the step runs uncompiled: {why}", NotCompiled, stacklevel=5)
+            if most is None:
+                warnings.warn(f"the step runs uncompiled: {why}", NotCompiled, stacklevel=5)
             return None
         finally:
             rewind()

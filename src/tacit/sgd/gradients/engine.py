@@ -577,6 +577,11 @@ class Engine:
         return plan
 
     @property
+    def uses(self) -> int:
+        """How often operations use parameters in a pass, as far as one was seen."""
+        return max((len(plan.uses) for plan in self.plans.values()), default=0)
+
+    @property
     def by_row(self) -> bool:
         """Whether some plan asks every batch whose its rows are."""
         return bool(self.rows)

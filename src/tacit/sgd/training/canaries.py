@@ -246,7 +246,7 @@ class AuditedTraining(Training):
         settings = RunSettings.of(values, keywords)
         if settings.persistence.checkpoint is not None:
             raise ValueError("a run with canaries cannot be resumed (its scores are not saved): leave out checkpoint")
-        if settings.execution.compile:
+        if settings.execution.compile not in ("auto", False):
             raise ValueError("a run with canaries looks into every step, and cannot be compiled: leave out compile")
         first = next(p for p in model.parameters() if p.requires_grad)
         if settings.sampling.groups is not None:

@@ -27,6 +27,7 @@ from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import Charge, ChargeError, Ledger, LedgerTampered
 from tacit.noise.keys import Key
 from tacit.sgd.sharding.shards import class_of
+from tacit.sgd.training.pace import Program
 from tacit.sgd.training.plan import Plan
 
 MAGIC = b"tacit checkpoint 1\n"
@@ -55,11 +56,13 @@ class RunState:
 
     ``step`` counts the steps that were made. ``begun`` says whether a batch may have been drawn, ``ended`` why the run
     ended and whether somebody looked at results to decide. ``ledger_entry`` is data set, number and head of the charge
-    (an empty head: about to be made). ``average`` are averaged weights, ``key_file`` is where the secret key lies.
+    (an empty head: about to be made). ``average`` are averaged weights, ``key_file`` is where the secret key lies,
+    ``program`` is what runs the next step.
     """
 
     clip_norm: float
     physical_batch: int
+    program: Program
     average: dict[str, Tensor] | None = None
     key_file: str | os.PathLike[str] | None = None
     step: int = 0
@@ -74,6 +77,7 @@ class RunState:
             "step": self.step,
             "clip_norm": self.clip_norm,
             "physical_batch": self.physical_batch,
+            "program": self.program,
             "key_file": str(self.key_file) if self.key_file is not None else None,
             "ledger": self.ledger_entry,
             "ended": list(self.ended) if self.ended is not None else None,

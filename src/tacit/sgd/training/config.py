@@ -17,7 +17,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 import numpy as np
 
@@ -245,8 +245,10 @@ class Execution(_Plain):
             shape), ``"always"``, ``"never"``, or a number of steps between two checks.
         method: ``"operations"`` (default), or ``"examples"``: one backward pass per example, slow, for models that the
             default refuses although they treat examples separately.
-        compile: ``True`` traces and compiles the step, ``"traced"`` only traces it, which takes seconds. Default:
-            ``False``. A model that cannot be compiled runs as it is, with a warning.
+        compile: ``"auto"`` (default) begins at once, and traces or compiles the step while the run goes on, if that
+            pays for what is left of it. A run whose ``key`` is given stays as it began. ``True`` traces and compiles
+            the step at the start, ``"traced"`` only traces it, which takes seconds, ``False`` does neither. A model
+            that cannot be compiled runs as it is; if you asked for it, with a warning.
         distributed: ``False``: this process trains alone. ``True``: all ranks train together. Default: together if
             ``torch.distributed`` is initialised.
 
@@ -263,7 +265,7 @@ class Execution(_Plain):
     views: int = 1
     check: Check = "first"
     method: Method = "operations"
-    compile: Compile = False
+    compile: Compile | Literal["auto"] = "auto"
     distributed: bool | None = None
 
     def __post_init__(self) -> None:
@@ -272,7 +274,8 @@ class Execution(_Plain):
         if self.views > 1 and self.augment is None:
             raise ValueError("views must be a positive whole number, and more than 1 needs augment=, which makes them")
         check_when(self.check)
-        compiled_by(self.compile)
+        if self.compile != "auto":
+            compiled_by(self.compile)
         if self.distributed not in (True, False, None):
             raise ValueError(f"distributed must be True, False or None, not {self.distributed!r}")
         if self.method not in ("operations", "examples"):
@@ -377,7 +380,7 @@ class TrainingKeywords(TypedDict, total=False):
     views: int
     check: Check
     method: Method
-    compile: Compile
+    compile: Compile | Literal["auto"]
     distributed: bool | None
     checkpoint: str | os.PathLike[str] | None
     checkpoint_every: int

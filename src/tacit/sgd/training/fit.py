@@ -211,13 +211,16 @@ def _bar(training: Training, wanted: bool) -> Iterator[Callable[[str], None]]:
         rich.BarColumn(),
         rich.MofNCompleteColumn(),
         rich.TimeRemainingColumn(),
+        rich.TextColumn("{task.fields[program]}"),
         rich.TextColumn("{task.fields[metric]}"),
     ]
     with rich.Progress(*columns, console=optional("rich.console", "a progress bar").Console(stderr=True)) as bar:
-        task = bar.add_task(claim, total=training.plan.steps, completed=training.steps_executed, metric="")
+        task = bar.add_task(
+            claim, total=training.plan.steps, completed=training.steps_executed, metric="", program=training.program
+        )
 
         def update(text: str) -> None:
             more = {"metric": text} if text else {}
-            bar.update(task, completed=training.steps_executed, **more)
+            bar.update(task, completed=training.steps_executed, program=training.program, **more)
 
         yield update

@@ -295,6 +295,9 @@ class Resumable(OneProcess):
         state, body, tag = checkpoints.read(sharded.manifest(path))
         charged = checkpoints.check_entry(path, state, self.ledger, self.dataset)
         changed = checkpoints.differences(state, self.plan, self._configuration)
+        # Other programs round otherwise: their sums must not share the noise of steps that were made before.
+        if self.settings.execution.compile != "auto" and state.get("program", self.state.program) != self.state.program:
+            changed.append("how the step is computed (compile)")
         if state["key_file"] is not None:
             Key.sweep(state["key_file"])
         if _nothing_drawn(state, changed):
@@ -412,6 +415,7 @@ class Resumable(OneProcess):
         if self.state.average is not None:
             self.state.average = {n: t.to(self.device) for n, t in average.items()}
         self.state.step, self.state.clip_norm = state["step"], state["clip_norm"]
+        self.state.program = state.get("program", self.state.program)
         if state["plan"]["earlier"] is not None:
             self.plan = dataclasses.replace(self.plan, earlier=acc.from_dict(state["plan"]["earlier"]))
         if state.get("ranks", 1) == self.ranks.world:  # a checkpoint of one process alone need not say so

@@ -16,6 +16,7 @@ import gc
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, Unpack
 
@@ -43,6 +44,7 @@ from tacit.sgd.training.augment import repeat, views_of
 from tacit.sgd.training.checkpoint import RunState
 from tacit.sgd.training.config import RunSettings, TrainingKeywords, Value, describes_keywords, shows_keywords
 from tacit.sgd.training.data import Batch, Physical, Table, records, units_of, weighted
+from tacit.sgd.training.pace import COMPILE, Pace, Program
 from tacit.sgd.training.plan import Plan, make_plan, size_in_words
 from tacit.sgd.training.prefetch import BackgroundDraw
 from tacit.sgd.training.probes import COMPILED_ON_GPU, EVERY, Probes
@@ -130,13 +132,13 @@ class Training(Resumable):
         validation.warn_about(self.plan, len(self.units or self.records), level=3)
         # Looked up once: a step asks for nothing but numbers.
         self.divisor, self.loss_of_units = self.plan.sampler.divisor, weighted(loss) if self.units is not None else loss
-        self.compiled = compiled_by(settings.execution.compile)
         self._handed: Batch | None = None
         self._broken = False
         self._drawn_early: Batch | None = None
         self._background = BackgroundDraw()
         self._early: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
         self.probes = self._probed()
+        self._pace: Pace | None = None
         self._stopped: ProbeFailed | None = None
         self._probe: tuple[int, int, int] | None = None
         #: Losses, norms, clipped ones and real ones of each piece of the last batch. They have no noise.
@@ -145,6 +147,7 @@ class Training(Resumable):
         whole = [*model.parameters(), *model.buffers()]
         self.ranks.begin_alike(t for t in whole if self.shards is None or not self.shards.holds(t))
         self._take_part(settings.persistence.key)
+        self._set_pace()
         self._quote()
         if self.ranks.active and self.ranks.rank == 0:
             sys.stderr.write(f"tacit: {self.layout}: one draw, one noise, one charge for all\n")
@@ -165,7 +168,7 @@ class Training(Resumable):
         execution = self.settings.execution
         if execution.check == "never" or self.shards is not None or self.plan.kind == "laplace":
             return None
-        fast = bool(execution.compile) and self.device.type == "cuda"
+        fast = execution.compile is not False and self.device.type == "cuda"
         return Probes(COMPILED_ON_GPU if fast else EVERY, self.divisor)
 
     def _read(self, data: Any) -> None:
@@ -218,6 +221,7 @@ class Training(Resumable):
         self.state = RunState(
             clip_norm=plan.clip[0],
             physical_batch=self.settings.execution.physical_batch or usual,
+            program=_program_of(self.settings.execution.compile),
             average={n: p.detach().clone() for n, p in self.parameters.items()} if self.ema is not None else None,
             key_file=self.settings.persistence.key_file,
         )
@@ -316,6 +320,7 @@ class Training(Resumable):
             )
         if self._stopped is not None:  # a run that a probe stopped stays stopped
             raise self._stopped
+        began = time.perf_counter()
         clipping = self.clip_at(batch.step)
         sums, inside = self.clipped_sums(batch, clipping)
         if self.ranks.active:
@@ -326,7 +331,10 @@ class Training(Resumable):
         self._broken = False
         if self.done:
             self.finish()
-        elif self.checkpoint is not None and self.state.step % self.settings.persistence.checkpoint_every == 0:
+            return
+        changed = self._pace is not None and self._changes_program(self._pace, time.perf_counter() - began)
+        due = self.state.step % self.settings.persistence.checkpoint_every == 0
+        if self.checkpoint is not None and (due or changed):
             self.save()
 
     def count_step(self) -> None:
@@ -413,6 +421,49 @@ class Training(Resumable):
             return OperatorView(step=self.steps_executed, records=0)
         losses, norms, clipped, mask = (torch.cat([part[i] for part in self.last_batch]) for i in range(4))
         return release.diagnostics(self.steps_executed, norms[mask], clipped[mask], losses[mask])
+
+    # -- which program -----------------------------------------------------------------------------------------------
+
+    @property
+    def program(self) -> Program:
+        """What runs the next step: ``"uncompiled"``, ``"traced"`` or ``"compiled"``."""
+        return self.state.program
+
+    def _set_pace(self) -> None:
+        """Run the program that a checkpoint names, or begin; and choose others later, if nobody said which."""
+        execution, target = self.settings.execution, self.settings.target
+        asked = execution.compile != "auto"
+        self.compiled = compiled_by(COMPILE[self.program], asked=asked)
+        possible = self.shards is None and target.mechanism == "gaussian" and execution.method == "operations"
+        if not asked and possible and self._own_key:
+            self._pace = Pace(gpu=self.device.type == "cuda", program=self.program)
+            # Steps behind the checkpoint may have been made before, with this program: they are made so again. There
+            # are none from the next checkpoint on, or it would have been there.
+            every = self.settings.persistence.checkpoint_every
+            self._fixed_until = (self.state.step // every + 1) * every if self.state.begun else 0
+
+    def _changes_program(self, pace: Pace, seconds: float) -> bool:
+        """Whether the next step has another program, because that pays. All ranks do what rank 0 finds out.
+
+        Guarantee: the checkpoint that is then written comes before the first step of the new program, so a resumed run
+        repeats each step with the program that made it. Two programs would give two sums, and the difference of the two
+        releases, which have one noise, would have none.
+        """
+        pace.took(seconds)
+        step = self.state.step
+        if step < self._fixed_until:
+            return False
+
+        def choose() -> tuple[Program, bool]:
+            return pace.choose(self.plan.steps - step, Engine.of(self.model).uses), pace.settled
+
+        program, settled = self.ranks.first(choose) if self.ranks.active else choose()
+        if settled:
+            self._pace = None
+        if program == self.state.program:
+            return False
+        self.state.program, self.compiled = program, compiled_by(COMPILE[program], asked=False)
+        return True
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -680,6 +731,11 @@ class Training(Resumable):
 
     def __repr__(self) -> str:
         return f"<Training: {self.steps_executed:,} of {self.plan.steps:,} steps, {self.plan.sampler.words}>"
+
+
+def _program_of(compile: bool | str) -> Program:
+    """The program that a run begins with."""
+    return "uncompiled" if compile in (False, "auto") else "compiled" if compile is True else "traced"
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

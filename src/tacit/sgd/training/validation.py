@@ -62,7 +62,7 @@ def check_ranks(ranks: Ranks, shards: ShardedParameters | None, mechanism: str, 
         )
     if mechanism != "gaussian":
         raise ValueError("Laplace noise is for small models, which every rank holds whole: leave out fully_shard")
-    if compile:
+    if compile not in ("auto", False):
         raise ValueError(
             f"compile=True traces a whole step, and the parameters of this model are {shards.words} and gathered layer "
             "by layer while it runs: leave out compile"
