@@ -135,28 +135,37 @@ def test_runs_that_somebody_may_want_to_repeat_bit_by_bit_do_not_change():
     assert made(method="examples")._pace is None
 
 
-def test_a_model_that_cannot_be_traced_runs_on_without_a_word(recwarn):
-    class Asks(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(5, 2)
+class Asks(nn.Module):
+    """Looks at its data."""
 
-        def forward(self, x):
-            return self.layer(x) if x.sum() > -1e9 else self.layer(-x)
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
 
+    def forward(self, x):
+        return self.layer(x) if x.sum() > -1e9 else self.layer(-x)
+
+
+def of_a_model_that_asks():
     x, y = torch.randn(50, 5), torch.randint(2, (50,))
     model = Asks()
-    training = sgd.Training(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        nn.CrossEntropyLoss(reduction="none"),
-        (x, y),
-        batch_size=10,
-        steps=200,
-        noise_multiplier=1.0,
-        delta=1e-5,
-    )
-    training._pace = At(2)
+    settings = {"batch_size": 10, "steps": 200, "noise_multiplier": 1.0, "delta": 1e-5}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return sgd.Training(model, optimizer, nn.CrossEntropyLoss(reduction="none"), (x, y), **settings)
+
+
+def test_a_model_that_cannot_be_traced_runs_on_without_a_word(recwarn):
+    training = of_a_model_that_asks()
+    training._pace = At(0)  # whatever is left
+    training._pace.choose = lambda left, uses: "traced"
     go_to(training, 4)
     assert training.program == "traced"
     assert not [w for w in recwarn if issubclass(w.category, sgd.NotCompiled)]
+
+
+def test_a_model_that_cannot_be_traced_is_not_tried():
+    training = of_a_model_that_asks()
+    training._pace = Pace(gpu=False)
+    training._pace._times, training._pace._untimed = [1e9] * pace.TIMED, 0
+    go_to(training, 1)
+    assert (training.program, training._pace) == ("uncompiled", None)

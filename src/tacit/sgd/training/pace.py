@@ -26,7 +26,7 @@ COST: Final[dict[Program, tuple[float, float]]] = {"traced": (0.1, 0.12), "compi
 #: The share of the rest of a run that making a program may cost. On a GPU every model that was measured gained more
 #: than a third by being traced; elsewhere a trial may gain nothing.
 SHARE: Final[dict[Program, float]] = {"traced": 0.01, "compiled": 0.01}
-SHARE_ON_GPU: Final[dict[Program, float]] = {"traced": 0.2, "compiled": 0.01}
+SHARE_ON_GPU: Final[dict[Program, float]] = {"traced": 0.25, "compiled": 0.01}
 #: A program is kept if a step takes at most this much of the time of the one before.
 GAIN = 0.98
 

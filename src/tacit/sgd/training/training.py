@@ -455,7 +455,10 @@ class Training(Resumable):
             return False
 
         def choose() -> tuple[Program, bool]:
-            return pace.choose(self.plan.steps - step, Engine.of(self.model).uses), pace.settled
+            engine = Engine.of(self.model)
+            # what can only run as it is has nothing to gain: as if it were over
+            left = self.plan.steps - step if engine.traceable else 0
+            return pace.choose(left, engine.uses), pace.settled
 
         program, settled = self.ranks.first(choose) if self.ranks.active else choose()
         if settled:
