@@ -115,6 +115,36 @@ def test_tensors_arrays_data_sets_and_lists_give_the_same_run():
         assert same(expected, finish(run(source=source)), 1e-12)
 
 
+class Counted(Items):
+    """Counts how often each item is read."""
+
+    def __init__(self):
+        super().__init__()
+        self.read = []
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return super().__getitem__(index)
+
+
+class Together(Counted):
+    """Reads many items at once, as data sets of Hugging Face do."""
+
+    def __getitems__(self, indices):
+        return [self[i] for i in indices]
+
+
+@pytest.mark.parametrize("kind", [Counted, Together])
+def test_an_item_is_read_once_for_a_batch_however_many_places_it_fills(kind):
+    source = kind()
+    training = run(source=source, physical_batch=64)
+    batch = next(iter(training))
+    source.read.clear()
+    pieces = list(batch.pieces(64))
+    assert sorted(source.read) == sorted(batch.rows.tolist())
+    assert [len(piece.data[0]) for piece in pieces] == [64]
+
+
 @pytest.mark.parametrize("package", ["pandas", "polars"])
 def test_frames_are_arrays_with_names(package):
     frames = pytest.importorskip(package)

@@ -67,7 +67,11 @@ class Records:
     def take(self, index: Numbers | Tensor) -> Any:
         """The rows of these numbers, as a tree of tensors. With numbers in pinned memory no GPU is waited for."""
         if self.tree is None:
-            found = [self.items[int(i)] for i in index]
+            numbers = [int(i) for i in index]
+            once = list(dict.fromkeys(numbers))  # what fills the empty places of a batch is not read again
+            many = getattr(self.items, "__getitems__", None)
+            items = dict(zip(once, many(once) if many is not None else map(self.items.__getitem__, once), strict=True))
+            found = [items[i] for i in numbers]
             try:
                 batch = plain(default_collate(found))
             except RuntimeError as error:
