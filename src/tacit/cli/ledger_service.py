@@ -80,6 +80,9 @@ def serve(
         if not known.all():
             fail(f"{tokens} holds no token: make one with tacit ledger token add {tokens} NAME --role owner")
         ledger = Ledger(where, key=key)
+        for given, missing in ((key, "--key: heads are not signed"), (anchor, "--anchor: a rollback goes unseen")):
+            if given is None:
+                typer.echo(f"tacit: warning: without {missing}", err=True)
         if anchor is not None and (anchor / "heads.jsonl" if anchor.is_dir() else anchor).exists():
             ledger.verify(anchors=[anchor]).require()
         with contextlib.ExitStack() as stack:
@@ -91,6 +94,7 @@ def serve(
                 port,
                 certificate=(tls_cert, tls_key),
                 anchor=(anchor, anchor_every),
+                behind_proxy=behind_proxy,
                 ready=typer.echo,
             )
 

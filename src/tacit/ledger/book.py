@@ -5,7 +5,6 @@ Whatever grants looks at the registration and the newest entries only, in the sa
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import os
 from collections.abc import Iterator, Sequence
@@ -14,10 +13,17 @@ from typing import Any
 from tacit.ledger import entries, signing
 from tacit.ledger.entries import Row, digest
 from tacit.ledger.errors import ChargeError, LedgerTampered, NotALedger, TermsError
-from tacit.ledger.rules import Price
-from tacit.ledger.state import State
+from tacit.ledger.state import State, after
 from tacit.ledger.store import Already, Decide, Ends, MemoryStore, Store
-from tacit.ledger.views import Budget, ChargeRecord, DatasetTerms, Verification, composition, verify_dataset
+from tacit.ledger.views import (
+    Budget,
+    ChangeRecord,
+    ChargeRecord,
+    DatasetTerms,
+    Verification,
+    composition,
+    verify_dataset,
+)
 
 #: Up to how many charges ``budget`` shows their exact composition without being asked: it reads all of them.
 EXACT = 200
@@ -29,6 +35,8 @@ class Book:
     _store: Store
     _by: dict[str, str]
     _request: dict[str, str] | None
+    #: The schedule whose runs this ledger's charges are; None where they are paid.
+    _plan: str | None
     #: The newest head of each data set that was seen here: what goes behind it was rolled back.
     _seen: dict[str, Row]
     _firsts: dict[str, Row]
@@ -59,14 +67,25 @@ class Book:
     def _follow(self, ends: Ends, kind: str, number: str) -> dict[str, Any]:
         return {"kind": kind, "charge": number, **time_after(ends.last), **self._state(ends).to_dict(), **self._who()}
 
-    def _state(self, ends: Ends) -> State:
+    def _now(self, dataset: str) -> tuple[Ends, State]:
+        """The ends of the chain and its state, read without the lock: others may write meanwhile."""
+        seen = self._seen.get(dataset)
+        ends = self._store.ends(dataset)
+        return ends, self._state(ends, seen)
+
+    def _state(self, ends: Ends, seen: Row | None = None) -> State:
         """What the newest entry carries, after the checks that take the same time however long the history is.
 
-        The entry and the registration are the ones that were hashed, they belong together, the sums follow from the
+        The entry and the registration are the ones that were hashed, they belong together, the state follows from the
         entry before, and nothing that was seen here is gone. Whether everything between is whole, ``verify`` says.
+
+        Args:
+            ends: The ends of the chain, read under its lock, unless ``seen`` is given.
+            seen: What had been seen before they were read.
         """
         first, before, last = ends.first, ends.before, ends.last
         dataset = last.dataset
+        seen = seen or self._seen.get(dataset)
         for row in (first, last, *([before] if before else [])):
             if digest(row.body) != row.hash:
                 raise self._tampered(dataset, f"entry {row.seq} was changed after it was written")
@@ -78,18 +97,12 @@ class Book:
         entry = last.read()
         if before is not None and entry["previous"] != before.hash:
             raise self._tampered(dataset, f"entry {last.seq} does not follow the entry before it")
-        seen = self._seen.get(dataset)
         if seen is not None and (last.seq < seen.seq or (last.seq == seen.seq and last.hash != seen.hash)):
             raise self._tampered(dataset, f"it was rolled back: entry {seen.seq} was here, and is gone")
         state = State.from_entry(entry)
-        if before is not None and entry["kind"] == "reserve":
-            price, was = Price.from_dict(entry["price"]), before.read()
-            if "state" in was and (
-                entry["state"]["charges"] != was["state"]["charges"] + 1 or not _follows(state, was, price)
-            ):
-                raise self._tampered(dataset, f"the sums of entry {last.seq} do not follow from the entry before it")
-        if seen is None:
-            self._seen[dataset] = last
+        if before is not None and not _follows(terms_of(first), before.read(), entry, state):
+            raise self._tampered(dataset, f"the sums of entry {last.seq} do not follow from the entry before it")
+        self._seen.setdefault(dataset, last)
         self._firsts.setdefault(dataset, first)
         return state
 
@@ -144,6 +157,17 @@ class Book:
         keys = [f"charge:{row.read()['charge']}" for row in page]
         return ChargeRecord.read(self._store.find(dataset, keys)) if keys else []
 
+    def changes(self, dataset: str) -> list[ChangeRecord]:
+        """What was decided about a data set: its registration, every change of its budget, its data and its key.
+
+        Args:
+            dataset: The name of the data set.
+
+        Returns:
+            One record for each, in order, with who decided it and why.
+        """
+        return [ChangeRecord.read(row) for row in self._store.find(dataset, ["change"])]
+
     def record(self, dataset: str, charge: str) -> ChargeRecord:
         """One charge as it stands, looked up without reading the others.
 
@@ -193,8 +217,8 @@ class Book:
         Returns:
             The budget; ``str()`` of it is the text that ``tacit ledger budget`` prints.
         """
-        ends = self._store.ends(dataset)
-        terms, state = terms_of(ends.first), self._state(ends)
+        ends, state = self._now(dataset)
+        terms = terms_of(ends.first)
         wanted = state.charges <= EXACT if exact is None else exact
         together = composition(terms, self.history(dataset)) if wanted else None
         return Budget.read(terms, state, ends.last.hash, now(), together)
@@ -250,9 +274,11 @@ class Book:
                 state = self._state(ends).to_dict()
                 return {"kind": "key", "public": signer.public, **time_after(ends.last), **state, **self._who()}
 
-            return self._append(dataset, decide).hash
+            head = self._append(dataset, decide).hash
         finally:
             store.signer = signer
+        store.seal_all(dataset)
+        return head
 
     def verify(
         self,
@@ -335,12 +361,13 @@ def time_after(last: Row) -> dict[str, str]:
     return {"time": shown} if shown >= before else {"time": before, "clock": shown}
 
 
-def _follows(state: State, was: dict[str, Any], price: Price) -> bool:
-    """Whether the sums are those of the entry before and one more price, where they are sums of all charges."""
-    last = State.from_entry(was)
-    again = dataclasses.replace(last.totals.plus(price), mode=state.totals.mode)
-    same = bool(state.cohorts) or (again == state.totals and last.totals.mode in ("", state.totals.mode))
-    return same and state.charges == last.charges + 1
+def _follows(terms: DatasetTerms, was: dict[str, Any], entry: dict[str, Any], state: State) -> bool:
+    """Whether an entry carries the state that follows from the entry before it; one of tacit 0.1 carries none."""
+    if "state" not in was:
+        return True
+    # a charge may be confirmed again, which counts once: whether it was before, these two entries do not say
+    confirmed = ({entry["charge"]}, set()) if entry["kind"] == "confirm" else (set[str](),)
+    return any(after(terms, State.from_entry(was), entry, known) == state for known in confirmed)
 
 
 def terms_of(row: Row) -> DatasetTerms:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from tacit import accounting as acc
 from tacit.ledger.book import time_after
 from tacit.ledger.errors import AccessDenied, ChargeError, DatasetExists, FingerprintMismatch, TermsError
-from tacit.ledger.state import PERIODS, State, changed, periods, remade
+from tacit.ledger.fingerprint import FORMER, PREFIX
+from tacit.ledger.state import PERIODS, State, changed, periods, remade, scheduled
 from tacit.ledger.store import Already, Ends
-from tacit.ledger.terms import check_text, is_number
+from tacit.ledger.terms import check_number, check_text, is_number
 
 if TYPE_CHECKING:
     from tacit.ledger.charge import Charge
@@ -118,7 +119,7 @@ class Changes:
             "their own. Raise that budget instead, if its owner says so"
         )
 
-    def accept(self: Ledger, dataset: str, data: Any, *, because: str) -> str:  # type: ignore[misc]
+    def accept(self: Ledger, dataset: str, data: Any, *, because: str, version: int | None = None) -> str:  # type: ignore[misc]
         """Register the same people in another form, on the owner's word: a derived table, another selection of columns.
 
         Charges on it count in the same budget.
@@ -127,14 +128,16 @@ class Changes:
             dataset: The name of the data set.
             data: The data in their other form, or a fingerprint.
             because: The public reason.
+            version: The version of growing data that these are. None means the newest.
 
         Returns:
             The fingerprint that is accepted from now on.
 
         Raises:
             AccessDenied: If this role may not add data.
+            TermsError: If there is no such version.
         """
-        return _add_data(self, dataset, "data", data, because)
+        return _add_data(self, dataset, "data", data, because, version)
 
     def new_version(self: Ledger, dataset: str, data: Any, *, because: str) -> int:  # type: ignore[misc]
         """Register the next version of growing data: the same people, some gone, some new.
@@ -199,7 +202,16 @@ class Changes:
         schedule = check_schedule(self.dataset(dataset), mechanism, every, times)
         return self._charge(dataset, mechanism * times, delta=delta, purpose=purpose, schedule=schedule)
 
-    def draw(self: Ledger, dataset: str, plan: str, *, purpose: str = "", data: str | None = None) -> Charge:  # type: ignore[misc]
+    def draw(  # type: ignore[misc]
+        self: Ledger,
+        dataset: str,
+        plan: str,
+        *,
+        purpose: str = "",
+        data: str | None = None,
+        number: str | None = None,
+        mechanism: acc.Mechanism | None = None,
+    ) -> Charge:
         """Take the next run of a schedule that was reserved with :meth:`plan`. It is paid for, so nothing is charged.
 
         Args:
@@ -207,6 +219,8 @@ class Changes:
             plan: The number of the schedule's charge.
             purpose: Why, for everybody to read.
             data: The fingerprint of the data that are read, as :meth:`recognise` returned it.
+            number: For work that survives a crash: a random number of your own, as in :meth:`charge`.
+            mechanism: What is about to run, which must be what was reserved. None trusts the caller.
 
         Returns:
             The charge of this run, of price 0.
@@ -215,7 +229,7 @@ class Changes:
             ChargeError: If there is no such schedule, its runs are made, or the next one is not due.
             FingerprintMismatch: If ``data`` are not registered under this name.
         """
-        return _draw(self, dataset, plan, check_text("a purpose", purpose), data)
+        return _draw(self, dataset, plan, check_text("a purpose", purpose), data, check_number(number), mechanism)
 
 
 def check_schedule(terms: DatasetTerms, mechanism: acc.Mechanism, every: str, times: int) -> dict[str, Any]:
@@ -262,7 +276,40 @@ def _change(
     ledger._append(dataset, decide)
 
 
-def _add_data(ledger: Ledger, dataset: str, kind: str, data: Any, because: str) -> str:
+def version_read(terms: DatasetTerms, state: State, ends: Ends, data: str | None, version: int | None) -> int | None:
+    """The version that a charge reads: the one its data were registered as, whatever the caller says.
+
+    Where people come and go (``window``), those of the version that was read pay. A charge that does not say which one
+    is refused there, once there are several.
+    """
+    if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
+        raise TermsError(f"a version is a whole number, not {version!r}")
+    known = None
+    if data is not None:
+        if not isinstance(data, str) or not data.startswith((PREFIX, FORMER)):
+            raise TermsError("data is a fingerprint, as ledger.recognise or ledger.fingerprint returns it")
+        found = ends.find(f"data:{data}")
+        if not found and terms.fingerprint is not None:
+            raise FingerprintMismatch(f"a charge on {terms.name!r} names data that are not registered under this name")
+        known = _version_of(found[0].read()) if found else None
+    if known is not None and version not in (None, known):
+        raise FingerprintMismatch(f"these data are version {known} of {terms.name!r}, not version {version}")
+    on = version if known is None else known
+    if on is None and terms.window is not None and state.version > 1:
+        raise TermsError(
+            f"there are {state.version} versions of {terms.name!r}, each with its own people: say which one is read, "
+            "by its data (data=ledger.recognise(…)) or by its number (version=)"
+        )
+    return on if state.version > 1 or version is not None else None
+
+
+def _version_of(entry: Mapping[str, Any]) -> int:
+    """The version of the data that an entry registers."""
+    newest = entry.get("state", {}).get("version", 1)
+    return int(entry.get("version", newest))
+
+
+def _add_data(ledger: Ledger, dataset: str, kind: str, data: Any, because: str, version: int | None = None) -> str:
     who, reason = _allow(ledger, ("owner",), "adding data"), check_text("a reason", because)
     if not reason:
         raise TermsError("say which data these are: because=, for everybody to read")
@@ -278,9 +325,12 @@ def _add_data(ledger: Ledger, dataset: str, kind: str, data: Any, because: str) 
         if there := ends.find(f"data:{found}"):
             raise Already(there[0])
         after = dataclasses.replace(state, version=state.version + 1) if kind == "version" else state
+        if version is not None and not (is_number(version) and version in range(1, state.version + 1)):
+            raise TermsError(f"{dataset!r} has versions 1 to {state.version}, not {version!r}")
         return {
             "kind": kind,
             "fingerprint": found,
+            **({} if version is None else {"version": int(version)}),
             "because": reason,
             **time_after(ends.last),
             **after.to_dict(),
@@ -291,19 +341,34 @@ def _add_data(ledger: Ledger, dataset: str, kind: str, data: Any, because: str) 
     return found
 
 
-def _draw(ledger: Ledger, dataset: str, plan: str, purpose: str, data: str | None) -> Charge:
-
+def _draw(
+    ledger: Ledger,
+    dataset: str,
+    plan: str,
+    purpose: str,
+    data: str | None,
+    number: str,
+    mechanism: acc.Mechanism | None,
+) -> Charge:
     def decide(ends: Ends) -> dict[str, Any]:
         state, when = ledger._state(ends), time_after(ends.last)
+        if number and (made := ends.find(f"charge:{number}")):
+            if made[0].read().get("plan") != plan:
+                raise ChargeError(f"charge {number} on {dataset!r} was for something else; this needs its own number")
+            return ledger._take_up(ends, made, mechanism or ledger._record(dataset, number, made).mechanism)
         found = ends.find(f"charge:{plan}")
         ledger._own(ledger._record(dataset, plan, found))
         whole = found[0].read()
         if "schedule" not in whole:
             raise ChargeError(f"charge {plan} is no schedule: ledger.plan reserves one")
         every, times, one = (whole["schedule"][name] for name in ("every", "times", "mechanism"))
-        done = len(ends.find(f"plan:{plan}"))
-        if data is not None and ledger.dataset(dataset).fingerprint is not None and not ends.find(f"data:{data}"):
-            raise FingerprintMismatch(f"a run on {dataset!r} names data that are not registered under this name")
+        if mechanism is not None and mechanism.to_dict() != one:
+            raise ChargeError(
+                f"the schedule {plan} on {dataset!r} is for {acc.from_dict(one)!r}, not for {mechanism!r}: "
+                "what is not reserved needs its own charge"
+            )
+        done = times - state.plans.get(plan, 0)
+        on = version_read(ledger.dataset(dataset), state, ends, data, None)
         if state.frozen:
             raise ChargeError(f"the budget of {dataset!r} is frozen: {state.frozen}")
         if done >= times:
@@ -312,14 +377,15 @@ def _draw(ledger: Ledger, dataset: str, plan: str, purpose: str, data: str | Non
             raise ChargeError(f"run {done + 1} of the schedule {plan} is not due before its {every} begins")
         return {
             "kind": "draw",
-            "charge": uuid.uuid4().hex,
+            "charge": number or uuid.uuid4().hex,
             "plan": plan,
             "mechanism": one,
             "purpose": purpose,
             "price": {"epsilon": 0.0, "delta": 0.0},
             "data": data,
+            **({} if on is None else {"version": on}),
             **when,
-            **state.to_dict(),
+            **scheduled(state, plan, state.plans[plan] - 1).to_dict(),
             **ledger._who(),
         }
 

@@ -21,7 +21,7 @@ from tacit import accounting as acc
 from tacit.ledger import advice as advising
 from tacit.ledger import entries
 from tacit.ledger.book import Book, now, terms_of, time_after
-from tacit.ledger.changes import Changes
+from tacit.ledger.changes import Changes, version_read
 from tacit.ledger.charge import Charge
 from tacit.ledger.entries import Row
 from tacit.ledger.errors import (
@@ -36,9 +36,9 @@ from tacit.ledger.errors import (
 )
 from tacit.ledger.fingerprint import FORMER, PREFIX, fingerprint, former_fingerprint
 from tacit.ledger.rules import FAILURE_SHARE, Price, make_rule, price_of
-from tacit.ledger.state import State, charged, rule_at
+from tacit.ledger.state import State, charged, rule_at, scheduled
 from tacit.ledger.store import WHY_NOT_COPIED, Already, Ends, MemoryStore
-from tacit.ledger.terms import check_growth, check_mechanism, check_terms, check_text, is_number
+from tacit.ledger.terms import check_growth, check_mechanism, check_number, check_terms, check_text, is_number
 from tacit.ledger.views import ChargeRecord, DatasetTerms
 
 #: How many charges δ is divided into unless the registration says otherwise.
@@ -91,6 +91,7 @@ class Ledger(Changes, Book):
         self._key_file = key
         self._by = {}
         self._request = None
+        self._plan = None
         self._seen = {}
         self._firsts = {}
         if where is None or where == ":memory:":
@@ -115,9 +116,38 @@ class Ledger(Changes, Book):
         Returns:
             The same ledger; the store is shared.
         """
+        other = self._alike()
+        other._by, other._request = dict(by), None if request is None else dict(request)
+        return other
+
+    def with_plan(self, plan: str) -> Ledger:
+        """The same ledger for the runs of a schedule: a charge takes the next run that is due and pays nothing.
+
+        Give it to ``Training``, an estimator or an integration in place of the ledger. What runs must be what was
+        reserved, with the same parameters.
+
+        Args:
+            plan: The number of the schedule's charge, as :meth:`plan` returned it.
+
+        Returns:
+            The same ledger; the store is shared.
+
+        Example:
+            >>> from tacit import accounting as acc
+            >>> ledger = Ledger()
+            >>> _ = ledger.register("people", epsilon=3.0, delta=1e-5)
+            >>> year = ledger.plan("people", acc.Gaussian(20.0), every="month", times=12)
+            >>> january = ledger.with_plan(year.number).charge("people", acc.Gaussian(20.0), purpose="January")
+            >>> ledger.budget("people").charges
+            1
+        """
+        other = self._alike()
+        other._plan = plan
+        return other
+
+    def _alike(self) -> Ledger:
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._by, other._request = dict(by), None if request is None else dict(request)
         return other
 
     # -- registering ---------------------------------------------------------------------------------------------------
@@ -196,21 +226,13 @@ class Ledger(Changes, Book):
                     f"{name!r} is registered in {self._store.place()} on other terms ({', '.join(differ)}); terms "
                     "are never changed. A second budget for the same data adds to the first"
                 ) from None
-        self._warn_of_twins(made)
+        warn_of_twins(name, self._twins(made))
         return made
 
-    def _warn_of_twins(self, made: DatasetTerms) -> None:
-        """Say aloud that the same data have a second budget under another name."""
+    def _twins(self, made: DatasetTerms) -> list[str]:
+        """The other names under which the same data are registered."""
         owners = [] if made.fingerprint is None else self._store.owners(f"data:{made.fingerprint}")
-        twins = [name for name in owners if name != made.name]
-        if twins:
-            warnings.warn(
-                f"the data of {made.name!r} are registered already, as {', '.join(map(repr, twins))}: what is spent "
-                "under each name adds up for the same people, and no budget here covers the sum. Charge the name that "
-                "was there first, unless two budgets are what everybody concerned was told",
-                acc.PrivacyWarning,
-                stacklevel=3,
-            )
+        return [name for name in owners if name != made.name]
 
     def fingerprint(self, data: Any) -> str:
         """The fingerprint of data under this ledger's secret. It may be published: it tells an outsider nothing.
@@ -318,7 +340,7 @@ class Ledger(Changes, Book):
                 computed must be what was computed before, with the same random numbers. None draws a new number.
             data: The fingerprint of the data that are read, as :meth:`recognise` returned it. The entry and the card
                 state it. None says nothing about the data.
-            version: The version of growing data that is read. None means the newest.
+            version: The version of growing data that is read. None means the one that ``data`` are, or the newest.
 
         Returns:
             The charge, granted and recorded.
@@ -345,9 +367,11 @@ class Ledger(Changes, Book):
         schedule: Mapping[str, Any] | None = None,
     ) -> Charge:
         """A charge, of one run or of the runs of a ``schedule``."""
+        if self._plan is not None and schedule is None:
+            return self.draw(dataset, self._plan, purpose=purpose, data=data, number=number, mechanism=mechanism)
         first = self._first(dataset)
         terms, price = self._priced(dataset, mechanism, delta)
-        new = number or uuid.uuid4().hex
+        new = check_number(number) or uuid.uuid4().hex
         text = check_text("a purpose", purpose)
         refused: list[tuple[State, str]] = []
 
@@ -356,16 +380,16 @@ class Ledger(Changes, Book):
             if ends.first != first:
                 raise self._tampered(dataset, "the registration was replaced")
             if number is not None and (found := ends.find(f"charge:{number}")):
-                return self._take_up(ends, found, mechanism, price)
-            if data is not None and terms.fingerprint is not None and not ends.find(f"data:{data}"):
-                raise FingerprintMismatch(f"a charge on {dataset!r} names data that are not registered under this name")
+                return self._take_up(ends, found, mechanism, price.delta)
+            on = version_read(terms, state, ends, data, version)
             when = time_after(ends.last)
-            after = charged(terms, state, price, when["time"], self._by.get("team", ""), version)
+            after = charged(terms, state, price, when["time"], self._by.get("team", ""), on)
             if isinstance(after, str):
                 refused.append((state, after))
                 raise BudgetExceeded("")
-            about: dict[str, Any] = {} if version is None else {"version": version}
-            about |= {} if schedule is None else {"schedule": schedule}
+            about: dict[str, Any] = {} if on is None else {"version": on}
+            if schedule is not None:
+                about, after = about | {"schedule": schedule}, scheduled(after, new, schedule["times"])
             return {
                 "kind": "reserve",
                 "charge": new,
@@ -389,7 +413,7 @@ class Ledger(Changes, Book):
     def _granted(self, dataset: str, row: Row, mechanism: acc.Mechanism | None = None) -> Charge:
         """The charge that a row is about, as it stands."""
         entry = row.read()
-        if entry["kind"] == "reserve" and mechanism is not None and self._request is None:
+        if entry["kind"] in ("reserve", "draw") and mechanism is not None and self._request is None:
             price = Price.from_dict(entry["price"])
             return Charge(self, dataset, entry["charge"], mechanism, price, row.hash, entry["purpose"])
         record = self.record(dataset, entry["charge"])
@@ -399,10 +423,10 @@ class Ledger(Changes, Book):
         made.confirmed = record.confirmed
         return made
 
-    def _take_up(self, ends: Ends, found: list[Row], mechanism: acc.Mechanism, price: Price) -> dict[str, Any]:
+    def _take_up(self, ends: Ends, found: list[Row], mechanism: acc.Mechanism, delta: float = 0.0) -> dict[str, Any]:
         """What follows where the charge of a caller's number was made before: it is taken up, once it is the same."""
         [record] = ChargeRecord.read(found)
-        if (record.mechanism, record.price.delta) != (mechanism, price.delta):
+        if (record.mechanism, record.price.delta) != (mechanism, delta):
             raise ChargeError(
                 f"charge {record.charge} on {ends.last.dataset!r} was for something else; this needs its own charge"
             )
@@ -430,7 +454,7 @@ class Ledger(Changes, Book):
             TermsError: If the mechanism does not match the data set's terms.
         """
         terms, price = self._priced(dataset, mechanism, delta)
-        state = self._state(self._store.ends(dataset))
+        _, state = self._now(dataset)
         after = charged(terms, state, price, now(), self._by.get("team", ""), None)
         if isinstance(after, str):
             raise self._refusal(terms, mechanism, price, state, after)
@@ -494,7 +518,7 @@ class Ledger(Changes, Book):
             >>> record.release == name, ledger.verify().ok
             (True, True)
         """
-        given = {str(name): str(digest) for name, digest in files.items()}
+        given = {check_text("the name of a file", name): str(digest) for name, digest in files.items()}
         if not given or not all(re.fullmatch("[0-9a-f]{64}", digest) for digest in given.values()):
             raise ChargeError("bind: give the SHA-256 of each file of the release, as 64 hexadecimal digits")
         release = entries.digest(entries.canonical(given))
@@ -597,7 +621,7 @@ class Ledger(Changes, Book):
     def __reduce__(self) -> tuple[Any, ...]:
         if isinstance(self._store, MemoryStore):
             raise CopyError(f"not pickled: {WHY_NOT_COPIED}")
-        return _opened, (self._store.address(), self._key_file)  # type: ignore[attr-defined]
+        return opened, (self._store.address(), self._key_file, self._plan)  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
         return f"Ledger({self._store.place()!r})"
@@ -606,8 +630,22 @@ class Ledger(Changes, Book):
 # -- helpers ---------------------------------------------------------------------------------------------------------
 
 
-def _opened(where: str, key: str | os.PathLike[str] | None) -> Ledger:
-    return Ledger(where, key=key)
+def opened(where: str, key: str | os.PathLike[str] | None, plan: str | None) -> Ledger:
+    """The ledger of a pickle."""
+    ledger = Ledger(where, key=key)
+    return ledger if plan is None else ledger.with_plan(plan)
+
+
+def warn_of_twins(name: str, twins: list[str]) -> None:
+    """Say aloud that the same data have a second budget under another name."""
+    if twins:
+        warnings.warn(
+            f"the data of {name!r} are registered already, as {', '.join(map(repr, twins))}: what is spent "
+            "under each name adds up for the same people, and no budget here covers the sum. Charge the name that "
+            "was there first, unless two budgets are what everybody concerned was told",
+            acc.PrivacyWarning,
+            stacklevel=4,
+        )
 
 
 def _already(row: Row) -> NoReturn:

@@ -93,14 +93,18 @@ def keys_of(entry: dict[str, Any]) -> list[str]:
     ['charge:3f', 'reserve']
     """
     keys = [f"charge:{entry['charge']}"] if "charge" in entry else []
-    if entry["kind"] == "reserve":
+    if entry["kind"] in ("reserve", "draw"):
         keys.append("reserve")
-    if entry["kind"] == "draw":
-        keys.append(f"plan:{entry['plan']}")
+    if entry["kind"] in CHANGES:
+        keys.append("change")
     if "request" in entry:
         keys.append(f"request:{entry['request']['key']}")
     fingerprint = entry["terms"].get("fingerprint") if entry["kind"] == "register" else entry.get("fingerprint")
     return keys + ([f"data:{fingerprint}"] if fingerprint else [])
+
+
+#: The kinds of entries that change a budget or its data, and are no charge.
+CHANGES = ("register", "budget", "data", "version", "key", "migrate")
 
 
 def chain_problems(dataset: str, rows: Iterable[Row], head: ChainHead | None) -> list[str]:

@@ -23,6 +23,7 @@ def migrate(connection: Connection, tables: sa.MetaData, triggers: list[str], na
     """Bring tables of version 1 up to version 2, inside the caller's transaction."""
     heads, rows_of, index = (tables.tables[f"tacit_{name}"] for name in ("heads", "entries", "index"))
     index.create(connection)
+    tables.tables["tacit_seals"].create(connection)
     connection.exec_driver_sql("ALTER TABLE tacit_heads ADD COLUMN signature TEXT")
     for name in names:
         found = connection.execute(sa.select(rows_of).where(rows_of.c.dataset == name).order_by(rows_of.c.seq))

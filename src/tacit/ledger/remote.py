@@ -14,15 +14,14 @@ import threading
 import time
 import urllib.parse
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tacit import accounting as acc
 from tacit.ledger import errors as kinds
-from tacit.ledger import signing
 from tacit.ledger.charge import Charge
-from tacit.ledger.core import CHARGES, Ledger
-from tacit.ledger.entries import ChainHead
+from tacit.ledger.core import CHARGES, Ledger, opened, warn_of_twins
+from tacit.ledger.entries import ChainHead, Row
 from tacit.ledger.errors import (
     AccessDenied,
     Advice,
@@ -35,7 +34,7 @@ from tacit.ledger.errors import (
 from tacit.ledger.rules import FAILURE_SHARE, Price
 from tacit.ledger.state import State
 from tacit.ledger.terms import check_mechanism
-from tacit.ledger.views import Budget, ChargeRecord, DatasetTerms, Verification
+from tacit.ledger.views import Budget, ChangeRecord, ChargeRecord, DatasetTerms
 
 #: The environment variable that holds the token.
 TOKEN = "TACIT_LEDGER_TOKEN"
@@ -74,6 +73,8 @@ class RemoteLedger(Ledger):
         self._data_secret: bytes | None = None
         self._terms: dict[str, DatasetTerms] = {}
         self._by: dict[str, str] = {}
+        self._plan = None
+        self._store: Any = _Written(self)  # verify reads what is written, and checks it here
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -144,9 +145,9 @@ class RemoteLedger(Ledger):
         read = None if fingerprint is None else self._named(fingerprint)
         orders = terms.pop("orders", None)
         asked = {**known, **terms, "fingerprint": read, "orders": list(orders) if orders else None}
-        self._ask("register", writes=True, dataset=name, terms=asked)
-        made = self.dataset(name)
-        return made
+        told = self._ask("register", writes=True, dataset=name, terms=asked)
+        warn_of_twins(name, told["twins"])
+        return self.dataset(name)
 
     def charge(
         self,
@@ -187,6 +188,8 @@ class RemoteLedger(Ledger):
         version: int | None = None,
         schedule: Mapping[str, Any] | None = None,
     ) -> Charge:
+        if self._plan is not None and schedule is None:
+            return self.draw(dataset, self._plan, purpose=purpose, data=data, number=number, mechanism=mechanism)
         check_mechanism(self.dataset(dataset), mechanism)
         told = self._ask(
             "charge",
@@ -234,7 +237,16 @@ class RemoteLedger(Ledger):
         """
         return self._made(dataset, self._ask("resume", writes=True, dataset=dataset, charge=number))
 
-    def draw(self, dataset: str, plan: str, *, purpose: str = "", data: str | None = None) -> Charge:
+    def draw(
+        self,
+        dataset: str,
+        plan: str,
+        *,
+        purpose: str = "",
+        data: str | None = None,
+        number: str | None = None,
+        mechanism: acc.Mechanism | None = None,
+    ) -> Charge:
         """As :meth:`Ledger.draw`.
 
         Args:
@@ -242,17 +254,23 @@ class RemoteLedger(Ledger):
             plan: The number of the schedule's charge.
             purpose: Why, for everybody to read.
             data: The fingerprint of the data that are read.
+            number: For work that survives a crash: a random number of your own.
+            mechanism: What is about to run, which must be what was reserved.
 
         Returns:
             The charge of this run.
         """
+        asked = {"purpose": purpose, "data": data, "number": number or uuid.uuid4().hex}
+        described = None if mechanism is None else mechanism.to_dict()
         return self._made(
-            dataset, self._ask("draw", writes=True, dataset=dataset, plan=plan, purpose=purpose, data=data)
+            dataset, self._ask("draw", writes=True, dataset=dataset, plan=plan, mechanism=described, **asked)
         )
 
     def _made(self, dataset: str, told: dict[str, Any]) -> Charge:
         record = ChargeRecord.from_dict(told["record"])
-        return Charge(self, dataset, record.charge, record.mechanism, record.price, told["head"], record.purpose)
+        made = Charge(self, dataset, record.charge, record.mechanism, record.price, told["head"], record.purpose)
+        made.confirmed = record.confirmed
+        return made
 
     def bind(self, dataset: str, charge: str, files: Mapping[str, str]) -> str:
         """As :meth:`Ledger.bind`.
@@ -312,18 +330,19 @@ class RemoteLedger(Ledger):
         """
         self._change(dataset, "thaw", because=because)
 
-    def accept(self, dataset: str, data: Any, *, because: str) -> str:
+    def accept(self, dataset: str, data: Any, *, because: str, version: int | None = None) -> str:
         """As :meth:`Ledger.accept`.
 
         Args:
             dataset: The name of the data set.
             data: The data in their other form, or a fingerprint.
             because: The public reason.
+            version: The version of growing data that these are.
 
         Returns:
             The fingerprint.
         """
-        return str(self._change(dataset, "accept", data=self._named(data), because=because))
+        return str(self._change(dataset, "accept", data=self._named(data), because=because, version=version))
 
     def new_version(self, dataset: str, data: Any, *, because: str) -> int:
         """As :meth:`Ledger.new_version`.
@@ -386,6 +405,17 @@ class RemoteLedger(Ledger):
                 return found
             after = found[-1].seq
 
+    def changes(self, dataset: str) -> list[ChangeRecord]:
+        """As :meth:`Ledger.changes`.
+
+        Args:
+            dataset: The name of the data set.
+
+        Returns:
+            One record for each decision.
+        """
+        return [ChangeRecord(**change) for change in self._ask("changes", dataset=dataset)["changes"]]
+
     def record(self, dataset: str, charge: str) -> ChargeRecord:
         """As :meth:`Ledger.record`.
 
@@ -424,7 +454,7 @@ class RemoteLedger(Ledger):
         terms = DatasetTerms.from_terms(dataset, told["first"]["terms"])
         bound = told["composition"]
         together = None if bound is None else acc.Bound(**{k: _number(v) for k, v in bound.items()})
-        return Budget.read(terms, State.from_entry(told["last"]), told["head"], told["last"]["time"], together)
+        return Budget.read(terms, State.from_entry(told["last"]), told["head"], told["time"], together)
 
     def head(self, dataset: str) -> str:
         """As :meth:`Ledger.head`.
@@ -452,53 +482,31 @@ class RemoteLedger(Ledger):
         """
         raise TermsError("a service signs with its own key: tacit ledger sign, where the database is")
 
-    def verify(
-        self,
-        dataset: str | None = None,
-        *,
-        heads: tuple[str, ...] | list[str] = (),
-        reprice: bool = False,
-        anchors: Sequence[str | os.PathLike[str]] = (),
-        public_key: str | None = None,
-    ) -> Verification:
-        """As :meth:`Ledger.verify`. The service checks its chain; signatures and anchors are checked here.
-
-        Args:
-            dataset: The name of one data set; None checks all of them.
-            heads: Hashes of ``dataset`` that were printed elsewhere.
-            reprice: Whether to ask the accountant for every price again.
-            anchors: Files or git repositories with heads that were written there earlier.
-            public_key: The public key of the ledger.
-
-        Returns:
-            What was checked, and every problem in words.
-        """
-        if heads and dataset is None:
-            raise TermsError("heads belong to one data set: give its name as dataset")
-        anchored: dict[str, list[str]] = {}
-        for place in anchors:
-            for line in signing.read_anchor(place, public_key):
-                anchored.setdefault(line["dataset"], []).append(line["hash"])
-        names = [dataset] if dataset is not None else self.datasets()
-        gone = sorted(set(anchored) - set(names)) if dataset is None else []
-        problems = [f"{name}: an anchor holds its head, and the whole data set is gone" for name in gone]
-        entries = 0
-        for name in names:
-            known = [*heads, *anchored.get(name, ())]
-            told = self._ask("verify", dataset=name, heads=known, reprice=reprice)
-            entries += told["entries"]
-            problems += told["problems"]
-            if public_key is not None and not signing.signed_by(public_key, name, *self._signature(name)):
-                problems.append(f"{name}: its head is not signed with the given key")
-        return Verification(tuple(names), entries, tuple(problems))
-
     def __reduce__(self) -> tuple[Any, ...]:
         if self._secret_token:
             _tokens[self._address] = self._secret_token
-        return RemoteLedger, (self._address,)
+        return opened, (self._address, None, self._plan)
 
     def __repr__(self) -> str:
         return f"Ledger({self._address!r})"
+
+
+class _Written:
+    """The entries of a service, for whoever verifies them: nothing is taken on its word."""
+
+    def __init__(self, ledger: RemoteLedger) -> None:
+        self._ledger = ledger
+
+    def head(self, dataset: str) -> ChainHead:
+        """The record of the head."""
+        return self._ledger._signature(dataset)[0]
+
+    def scan(self, dataset: str) -> Iterator[Row]:
+        """All rows in order, a page at a time."""
+        at = -1
+        while page := self._ledger._ask("entries", dataset=dataset, after=at)["rows"]:
+            yield from (Row(dataset, *row) for row in page)
+            at = page[-1][0]
 
 
 def split_address(where: str) -> tuple[str, str]:

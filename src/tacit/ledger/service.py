@@ -22,6 +22,7 @@ from typing import Any, TextIO
 
 from tacit import accounting as acc
 from tacit.ledger import signing
+from tacit.ledger.book import now
 from tacit.ledger.changes import check_schedule
 from tacit.ledger.core import Ledger
 from tacit.ledger.entries import Row, canonical, digest
@@ -121,7 +122,7 @@ class Service:
 
     def __init__(self, ledger: Ledger, tokens: Tokens, *, rate: float = 200.0, log: TextIO | None = None) -> None:
         self.ledger, self.tokens, self.limit, self._log = ledger, tokens, Limit(rate), log
-        self.failed = Limit(5.0)
+        self.failed, self._noting = Limit(5.0), threading.Lock()
         if hasattr(ledger._store, "append_all"):
             ledger._store = Grouped(ledger._store)
 
@@ -145,7 +146,7 @@ class Service:
                 status, answer = 200, self._act(action, token, key, asked)
         except LedgerError as error:
             status, answer = _status(error), _told(error)
-        except (ValueError, TypeError, KeyError, acc.AccountingError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError, acc.AccountingError) as error:
             text = str(error) if isinstance(error, acc.AccountingError) else type(error).__name__
             status, answer = 422, {"error": "TermsError", "message": f"the request cannot be understood ({text})"}
         self._note(start, token, action, dataset, status, peer)
@@ -155,14 +156,17 @@ class Service:
         known = ACTIONS.get(action)
         if known is None:
             raise TermsError(f"there is no action {action!r}")
-        require(token, action, known.roles, asked.get("dataset"))
+        require(token, action, known.roles, None if known.everywhere else asked.get("dataset", ""))
         request = None
         if known.writes:
             if not key or not key.isprintable() or len(key) > 100:
                 raise TermsError("a request that writes needs a key of its own: the header Idempotency-Key")
             # Only the same request of the same bearer is answered again.
             request = {"key": f"{token.name}:{key}", "body": digest(action + canonical(asked))}
-        return known.act(self.ledger.acting(token.by, request), asked)
+        answer = known.act(self.ledger.acting(token.by, request), asked)
+        if action == "datasets" and token.datasets:
+            answer["datasets"] = [name for name in answer["datasets"] if name in token.datasets]
+        return answer
 
     def _note(self, start: float, token: Token | None, action: str, dataset: Any, status: int, peer: str) -> None:
         if self._log is None:
@@ -176,8 +180,12 @@ class Service:
             "status": status,
             "ms": round((time.perf_counter() - start) * 1000, 1),
         }
-        self._log.write(json.dumps(line) + "\n")
-        self._log.flush()
+        try:
+            with self._noting:
+                self._log.write(json.dumps(line) + "\n")
+                self._log.flush()
+        except OSError as error:  # what was granted is granted: the answer goes out, and the operator is told
+            sys.stderr.write(f"tacit: the log cannot be written ({error.strerror}): {json.dumps(line)}\n")
 
 
 def _told(error: LedgerError) -> dict[str, Any]:
@@ -207,11 +215,12 @@ Act = Callable[[Ledger, dict[str, Any]], dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-    """What a request asks for, and who may."""
+    """What a request asks for, who may, whether it writes, and whether it is about no data set in particular."""
 
     roles: tuple[str, ...]
     act: Act
     writes: bool = False
+    everywhere: bool = False
 
 
 def _charge(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
@@ -244,12 +253,19 @@ def _resume(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _draw(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
-    made = ledger.draw(asked["dataset"], asked["plan"], purpose=asked.get("purpose", ""), data=asked.get("data"))
+    made = ledger.draw(
+        asked["dataset"],
+        asked["plan"],
+        purpose=asked.get("purpose", ""),
+        data=asked.get("data"),
+        number=asked.get("number"),
+        mechanism=None if asked.get("mechanism") is None else acc.from_dict(asked["mechanism"]),
+    )
     return {"head": made.head, "record": ledger.record(asked["dataset"], made.number).to_dict()}
 
 
 def _history(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
-    limit = min(int(asked.get("limit") or PAGE), PAGE)
+    limit = min(max(int(asked.get("limit") or PAGE), 1), PAGE)
     records = ledger.history(asked["dataset"], after=int(asked.get("after", -1)), limit=limit)
     return {"records": [record.to_dict() for record in records], "more": len(records) == limit}
 
@@ -258,17 +274,23 @@ def _budget(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
     found = ledger.budget(asked["dataset"], exact=asked.get("exact"))
     ends = ledger._store.ends(asked["dataset"])
     together = None if found.composition is None else found.composition.to_dict()
-    return {"first": ends.first.read(), "last": ends.last.read(), "head": ends.last.hash, "composition": together}
+    return {
+        "first": ends.first.read(),
+        "last": ends.last.read(),
+        "head": ends.last.hash,
+        "time": now(),
+        "composition": together,
+    }
 
 
-def _verify(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
-    found = ledger.verify(asked.get("dataset"), heads=asked.get("heads", ()), reprice=bool(asked.get("reprice")))
-    return {"datasets": found.datasets, "entries": found.entries, "problems": found.problems}
+def _entries(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
+    store: Any = ledger._store
+    return {"rows": [[row.seq, row.body, row.hash] for row in store.after(asked["dataset"], int(asked["after"]))]}
 
 
 def _register(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
     made = ledger.register(asked["dataset"], **asked["terms"])
-    return {"terms": made.to_terms()}
+    return {"terms": made.to_terms(), "twins": ledger._twins(made)}
 
 
 def _change(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
@@ -299,9 +321,9 @@ ACTIONS: dict[str, Action] = {
     "bind": Action(CHARGE, lambda led, a: {"release": led.bind(a["dataset"], a["charge"], a["files"])}, writes=True),
     "quote": Action(CHARGE, _quote),
     # whoever reads the data computes their fingerprints
-    "secret": Action(CHARGE, lambda led, a: {"secret": led.secret().hex()}),
+    "secret": Action(CHARGE, lambda led, a: {"secret": led.secret().hex()}, everywhere=True),
     "knows": Action(READ, lambda led, a: {"known": led._knows(a["dataset"], a["fingerprint"])}),
-    "datasets": Action(READ, lambda led, a: {"datasets": led.datasets()}),
+    "datasets": Action(READ, lambda led, a: {"datasets": led.datasets()}, everywhere=True),
     "dataset": Action(READ, lambda led, a: {"terms": led.dataset(a["dataset"]).to_terms()}),
     "record": Action(READ, lambda led, a: {"record": led.record(a["dataset"], a["charge"]).to_dict()}),
     "mentions": Action(READ, lambda led, a: {"mentions": led.mentions(a["dataset"], a["charge"])}),
@@ -309,7 +331,9 @@ ACTIONS: dict[str, Action] = {
     "budget": Action(READ, _budget),
     "head": Action(READ, lambda led, a: {"head": led.head(a["dataset"])}),
     "heads": Action(READ, lambda led, a: {"heads": signing.heads_of(led, a.get("dataset"))}),
-    "verify": Action(READ, _verify),
+    "changes": Action(READ, lambda led, a: {"changes": [c.to_dict() for c in led.changes(a["dataset"])]}),
+    # everybody who reads verifies for themselves: the service only hands out what is written
+    "entries": Action(READ, _entries),
 }
 
 
@@ -323,12 +347,15 @@ def listen(
     *,
     certificate: tuple[Path | None, Path | None] = (None, None),
     anchor: tuple[Path | None, float] = (None, 60.0),
+    behind_proxy: bool = False,
     ready: Callable[[str], None] = print,
 ) -> None:
     """Answer requests until the process is stopped; heads go to the anchor from time to time and at the end."""
     import uvicorn
 
-    options: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    # whoever is not behind a proxy could write any address into the log by a header
+    options: dict[str, Any] = {"log_level": "warning", "access_log": False, "proxy_headers": behind_proxy}
+    options["server_header"] = False
     if certificate[0] is not None:
         options |= {"ssl_certfile": str(certificate[0]), "ssl_keyfile": certificate[1] and str(certificate[1])}
     try:

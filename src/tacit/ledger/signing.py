@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import hashlib
 import json
 import os
 import stat
@@ -56,6 +57,7 @@ class SigningKey:
     def __init__(self, secret: bytes) -> None:
         ed25519, _, _ = _ed25519()
         self._private = ed25519.Ed25519PrivateKey.from_private_bytes(secret)
+        self._sealing = hashlib.blake2b(key=secret, digest_size=32, person=b"tacit seal")
 
     @classmethod
     def make(cls, path: str | os.PathLike[str]) -> SigningKey:
@@ -131,6 +133,20 @@ class SigningKey:
             Whether it is.
         """
         return signed_by(self.public, dataset, head, signature)
+
+    def seal(self, dataset: str, head: ChainHead) -> str:
+        """A keyed hash of an entry's place and hash, which only whoever holds the key can write or check.
+
+        Args:
+            dataset: The name of the data set.
+            head: The place and hash of the entry.
+
+        Returns:
+            64 hexadecimal digits.
+        """
+        state = self._sealing.copy()
+        state.update(_message(dataset, head))
+        return state.hexdigest()
 
     def __repr__(self) -> str:
         return f"<SigningKey {self.public[:16]}…>"

@@ -7,7 +7,8 @@ shared across a fork or between threads.
 
 SQLite uses a rollback journal, not a write-ahead log: between two charges the one file holds everything, so a copy of
 it never lacks the newest charges. Triggers forbid changing and replacing rows; if somebody removes them, the hash chain
-shows it. With a signer (:mod:`tacit.ledger.signing`) every head is signed as it is written and checked before use.
+shows it. With a signer (:mod:`tacit.ledger.signing`) every head is signed and every entry sealed as it is written, and
+both are checked before anything is granted on them: an old entry that was replaced is found when it is looked up.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from tacit.accounting.errors import PrivacyWarning
-from tacit.ledger.entries import ChainHead, Row, chained, digest, keys_of
+from tacit.ledger.entries import ChainHead, Row, chain_problems, chained, digest, keys_of
 from tacit.ledger.errors import (
     AccessDenied,
     DatasetExists,
@@ -42,6 +43,8 @@ try:
     import sqlalchemy as sa
     from sqlalchemy.engine import URL, Connection, Engine, make_url
     from sqlalchemy.pool import NullPool
+
+    from tacit.ledger.tables import ENTRIES, HEADS, INDEX, META, POSTGRES_TRIGGERS, SEALS, SQLITE_TRIGGERS, TABLES
 except ImportError as missing:  # pragma: no cover - a machine without the package
     raise LedgerError(
         "a ledger in a file or on a server needs SQLAlchemy: pip install sqlalchemy. See: tacit explain missing-extra"
@@ -55,86 +58,8 @@ _RETRIES = 20
 #: PostgreSQL's codes for "the transaction was rolled back because of others; do it again".
 _AGAIN = {"40001", "40P01"}
 
-_tables = sa.MetaData()
-_meta = sa.Table(
-    "tacit_meta",
-    _tables,
-    sa.Column("name", sa.String(64), primary_key=True),
-    sa.Column("value", sa.Text, nullable=False),
-)
-_entries = sa.Table(
-    "tacit_entries",
-    _tables,
-    sa.Column("dataset", sa.String(200), primary_key=True),
-    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("body", sa.Text, nullable=False),
-    sa.Column("hash", sa.String(64), nullable=False),
-)
-_heads = sa.Table(
-    "tacit_heads",
-    _tables,
-    sa.Column("dataset", sa.String(200), primary_key=True),
-    sa.Column("seq", sa.Integer, nullable=False),
-    sa.Column("hash", sa.String(64), nullable=False),
-    sa.Column("signature", sa.Text),
-)
-_index = sa.Table(
-    "tacit_index",
-    _tables,
-    sa.Column("dataset", sa.String(200), primary_key=True),
-    sa.Column("key", sa.String(400), primary_key=True),
-    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Index("tacit_index_by_key", "key"),
-)
 #: How many rows are read at once where all of them are.
 _PAGE = 2000
-
-_SQLITE_TRIGGERS = [
-    f"""CREATE TRIGGER IF NOT EXISTS tacit_{table}_{name} BEFORE {event} ON tacit_{table} {when}
-    BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"""
-    for table, name, event, when in (
-        ("entries", "kept", "DELETE", ""),
-        ("entries", "fixed", "UPDATE", ""),
-        ("heads", "kept", "DELETE", ""),
-        ("heads", "forward", "UPDATE", "WHEN NEW.dataset <> OLD.dataset OR NEW.seq <> OLD.seq + 1"),
-        ("meta", "kept", "DELETE", ""),
-        ("meta", "fixed", "UPDATE", "WHEN OLD.name <> 'schema_version' OR NEW.name <> OLD.name"),
-        ("index", "kept", "DELETE", ""),
-        ("index", "fixed", "UPDATE", ""),
-        # INSERT OR REPLACE is neither an update nor, for triggers, a deletion.
-        *(
-            (table, "new", "INSERT", f"WHEN EXISTS (SELECT 1 FROM tacit_{table} WHERE {same})")
-            for table, same in (
-                ("entries", "dataset = NEW.dataset AND seq = NEW.seq"),
-                ("heads", "dataset = NEW.dataset"),
-                ("meta", "name = NEW.name"),
-                ("index", "dataset = NEW.dataset AND key = NEW.key AND seq = NEW.seq"),
-            )
-        ),
-    )
-]
-_POSTGRES_TRIGGERS = [
-    """CREATE OR REPLACE FUNCTION tacit_append_only() RETURNS trigger LANGUAGE plpgsql AS
-    $$ BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$""",
-    *(
-        f"""CREATE OR REPLACE TRIGGER tacit_{table}_{name} BEFORE {event} ON tacit_{table}
-        {when} EXECUTE FUNCTION tacit_append_only()"""
-        for table, name, event, when in (
-            ("entries", "fixed", "UPDATE OR DELETE", "FOR EACH ROW"),
-            ("index", "fixed", "UPDATE OR DELETE", "FOR EACH ROW"),
-            ("heads", "kept", "DELETE", "FOR EACH ROW"),
-            (
-                "heads",
-                "forward",
-                "UPDATE",
-                "FOR EACH ROW WHEN (NEW.dataset <> OLD.dataset OR NEW.seq <> OLD.seq + 1)",
-            ),
-            ("meta", "kept", "DELETE", "FOR EACH ROW"),
-            ("meta", "fixed", "UPDATE", "FOR EACH ROW WHEN (OLD.name <> 'schema_version' OR NEW.name <> OLD.name)"),
-            *((table, "whole", "TRUNCATE", "") for table in ("entries", "heads", "meta", "index")),
-        )
-    ),
-]
 
 #: Parameters of an address that are secrets of libpq; all others are shown.
 _SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
@@ -150,6 +75,9 @@ class Signer(Protocol):
 
     def check(self, dataset: str, head: ChainHead, signature: str | None) -> bool:
         """Whether a signature is this signer's and of this head."""
+
+    def seal(self, dataset: str, head: ChainHead) -> str:
+        """What only this signer can write beside an entry, however old it is."""
 
 
 class SqlStore:
@@ -181,7 +109,7 @@ class SqlStore:
     def key(self) -> bytes:
         """The secret of the fingerprints; made with the ledger."""
         with self._transaction(create=True) as connection:
-            value = connection.execute(sa.select(_meta.c.value).where(_meta.c.name == "fingerprint_key")).scalar_one()
+            value = connection.execute(sa.select(META.c.value).where(META.c.name == "fingerprint_key")).scalar_one()
         return bytes.fromhex(value)
 
     def names(self) -> list[str]:
@@ -197,9 +125,9 @@ class SqlStore:
             raise unknown(dataset, [], f"{self.place()} (there is no such file yet)")
         with self._transaction() as connection:
             found = connection.execute(
-                sa.select(_entries).where(_entries.c.dataset == dataset).order_by(_entries.c.seq)
+                sa.select(ENTRIES).where(ENTRIES.c.dataset == dataset).order_by(ENTRIES.c.seq)
             ).all()
-            head = connection.execute(sa.select(_heads).where(_heads.c.dataset == dataset)).first()
+            head = connection.execute(sa.select(HEADS).where(HEADS.c.dataset == dataset)).first()
             if not found and head is None:
                 raise unknown(dataset, self._names(connection), self.place())
         return [Row(*row) for row in found], None if head is None else ChainHead(head.seq, head.hash)
@@ -207,19 +135,20 @@ class SqlStore:
     def scan(self, dataset: str) -> Iterator[Row]:
         """All rows in order, a page at a time: those that are appended meanwhile come too."""
         at = -1
-        while page := self._after(dataset, at):
+        while page := self.after(dataset, at):
             yield from page
             at = page[-1].seq
 
-    def _after(self, dataset: str, at: int) -> list[Row]:
+    def after(self, dataset: str, at: int) -> list[Row]:
+        """A page of the rows that stand after a place."""
         with self._reading(dataset) as connection:
-            some = sa.select(_entries).where(_entries.c.dataset == dataset, _entries.c.seq > at)
-            return [Row(*row) for row in connection.execute(some.order_by(_entries.c.seq).limit(_PAGE))]
+            some = sa.select(ENTRIES).where(ENTRIES.c.dataset == dataset, ENTRIES.c.seq > at)
+            return [Row(*row) for row in connection.execute(some.order_by(ENTRIES.c.seq).limit(_PAGE))]
 
     def head(self, dataset: str) -> ChainHead | None:
         """The record of the head."""
         with self._reading(dataset) as connection:
-            head = connection.execute(sa.select(_heads).where(_heads.c.dataset == dataset)).first()
+            head = connection.execute(sa.select(HEADS).where(HEADS.c.dataset == dataset)).first()
             if head is None:
                 self._require(connection, dataset)
         return None if head is None else ChainHead(head.seq, head.hash)
@@ -227,10 +156,24 @@ class SqlStore:
     def signature(self, dataset: str) -> tuple[ChainHead, str | None]:
         """The head with its signature."""
         with self._reading(dataset) as connection:
-            head = connection.execute(sa.select(_heads).where(_heads.c.dataset == dataset)).first()
+            head = connection.execute(sa.select(HEADS).where(HEADS.c.dataset == dataset)).first()
             if head is None:
-                raise unknown(dataset, self._names(connection), self.place())
+                self._require(connection, dataset)
+                raise LedgerTampered(f"the record of the head of {dataset!r} is missing")
         return ChainHead(head.seq, head.hash), head.signature
+
+    def seal_all(self, dataset: str) -> None:
+        """Seal the entries that were written before there was a key, if they lead to the head that is signed."""
+        with self._transaction(write=True) as connection:
+            last = self._ends(connection, dataset, lock=True).last
+            chosen = sa.select(ENTRIES).where(ENTRIES.c.dataset == dataset).order_by(ENTRIES.c.seq)
+            rows = [Row(*row) for row in connection.execute(chosen)]
+            if problems := chain_problems(dataset, rows, last.head):
+                raise LedgerTampered("\n".join(problems))
+            known = set(connection.execute(sa.select(SEALS.c.seq).where(SEALS.c.dataset == dataset)).scalars())
+            for row in rows:
+                if row.seq not in known:
+                    self._seal(connection, row)
 
     def ends(self, dataset: str) -> Ends:
         """The registration and the last rows."""
@@ -245,8 +188,8 @@ class SqlStore:
 
     def page(self, dataset: str, key: str, after: int, limit: int) -> list[Row]:
         """The first rows with this key that stand after a place."""
-        places = sa.select(_index.c.seq).where(_index.c.dataset == dataset, _index.c.key == key, _index.c.seq > after)
-        chosen = places.order_by(_index.c.seq).limit(limit)
+        places = sa.select(INDEX.c.seq).where(INDEX.c.dataset == dataset, INDEX.c.key == key, INDEX.c.seq > after)
+        chosen = places.order_by(INDEX.c.seq).limit(limit)
         with self._reading(dataset) as connection:
             return self._at(connection, dataset, list(connection.execute(chosen).scalars()))
 
@@ -255,7 +198,7 @@ class SqlStore:
         if self._absent():
             return []
         with self._transaction() as connection:
-            found = sa.select(_index.c.dataset).where(_index.c.key == key).distinct()
+            found = sa.select(INDEX.c.dataset).where(INDEX.c.key == key).distinct()
             return sorted(connection.execute(found).scalars())
 
     def first(self, dataset: str) -> Row:
@@ -270,10 +213,10 @@ class SqlStore:
         """Write the registration."""
         row = chained(dataset, None, entry)
         with self._transaction(create=True, write=True) as connection:
-            if connection.execute(sa.select(_heads.c.seq).where(_heads.c.dataset == dataset)).first():
+            if connection.execute(sa.select(HEADS.c.seq).where(HEADS.c.dataset == dataset)).first():
                 raise DatasetExists(f"{dataset!r} is registered already")
             self._insert(connection, row)
-            connection.execute(_heads.insert().values(dataset=dataset, **self._signed(row)))
+            connection.execute(HEADS.insert().values(dataset=dataset, **self._signed(row)))
         return row
 
     def append(self, dataset: str, decide: Decide) -> Row:
@@ -309,7 +252,7 @@ class SqlStore:
         except Already as before:
             return before.row
         self._insert(connection, row)
-        connection.execute(_heads.update().where(_heads.c.dataset == dataset).values(**self._signed(row)))
+        connection.execute(HEADS.update().where(HEADS.c.dataset == dataset).values(**self._signed(row)))
         return row
 
     # -- pieces ------------------------------------------------------------------------------------------------------
@@ -328,9 +271,9 @@ class SqlStore:
     def _ends(self, connection: Connection, dataset: str, *, lock: bool = False) -> Ends:
         # FOR UPDATE waits for whoever charges the same data set, then reads what they wrote; SQLite, which holds the
         # lock of the whole file already, leaves the words out.
-        wanted = sa.select(_heads).where(_heads.c.dataset == dataset)
+        wanted = sa.select(HEADS).where(HEADS.c.dataset == dataset)
         head = connection.execute(wanted.with_for_update() if lock else wanted).first()
-        newest = sa.select(_entries).where(_entries.c.dataset == dataset).order_by(_entries.c.seq.desc()).limit(2)
+        newest = sa.select(ENTRIES).where(ENTRIES.c.dataset == dataset).order_by(ENTRIES.c.seq.desc()).limit(2)
         rows = [Row(*row) for row in connection.execute(newest)]
         if head is None and not rows:
             raise unknown(dataset, self._names(connection), self.place())
@@ -352,11 +295,11 @@ class SqlStore:
         return Ends(first[0], before, rows[0], lambda key: self._find(connection, dataset, [key]))
 
     def _at(self, connection: Connection, dataset: str, places: list[int]) -> list[Row]:
-        chosen = sa.select(_entries).where(_entries.c.dataset == dataset, _entries.c.seq.in_(places))
-        return [Row(*row) for row in connection.execute(chosen.order_by(_entries.c.seq))]
+        chosen = sa.select(ENTRIES).where(ENTRIES.c.dataset == dataset, ENTRIES.c.seq.in_(places))
+        return [Row(*row) for row in connection.execute(chosen.order_by(ENTRIES.c.seq))]
 
     def _find(self, connection: Connection, dataset: str, keys: list[str]) -> list[Row]:
-        places = sa.select(_index.c.seq).where(_index.c.dataset == dataset, _index.c.key.in_(keys)).distinct()
+        places = sa.select(INDEX.c.seq).where(INDEX.c.dataset == dataset, INDEX.c.key.in_(keys)).distinct()
         rows = self._at(connection, dataset, list(connection.execute(places).scalars()))
         for row in rows:
             if digest(row.body) != row.hash or not set(keys) & set(keys_of(row.read())):
@@ -364,13 +307,33 @@ class SqlStore:
                     f"entry {row.seq} of {dataset!r} in {self.place()} was changed, or the index leads to a wrong one. "
                     "tacit ledger verify shows where"
                 )
+        self._check_seals(connection, rows)
         return rows
 
+    def _check_seals(self, connection: Connection, rows: list[Row]) -> None:
+        """Refuse entries that somebody wrote who does not hold the key; nothing to check without one."""
+        if self.signer is None or not rows:
+            return
+        places = SEALS.c.dataset == rows[0].dataset, SEALS.c.seq.in_([row.seq for row in rows])
+        seals = {seq: seal for seq, seal in connection.execute(sa.select(SEALS.c.seq, SEALS.c.seal).where(*places))}
+        for row in rows:
+            if not secrets.compare_digest(self.signer.seal(row.dataset, row.head), seals.get(row.seq, "")):
+                raise LedgerTampered(
+                    f"entry {row.seq} of {row.dataset!r} in {self.place()} was not written with this ledger's key: "
+                    "nothing is granted on it. tacit ledger verify shows where the record was changed"
+                )
+
+    def _seal(self, connection: Connection, row: Row) -> None:
+        if self.signer is not None:
+            seal = self.signer.seal(row.dataset, row.head)
+            connection.execute(SEALS.insert().values(dataset=row.dataset, seq=row.seq, seal=seal))
+
     def _insert(self, connection: Connection, row: Row) -> None:
-        connection.execute(_entries.insert().values(dataset=row.dataset, seq=row.seq, body=row.body, hash=row.hash))
+        connection.execute(ENTRIES.insert().values(dataset=row.dataset, seq=row.seq, body=row.body, hash=row.hash))
         keys = [{"dataset": row.dataset, "key": key, "seq": row.seq} for key in keys_of(row.read())]
         if keys:
-            connection.execute(_index.insert(), keys)
+            connection.execute(INDEX.insert(), keys)
+        self._seal(connection, row)
 
     def _signed(self, row: Row) -> dict[str, Any]:
         signature = self.signer.sign(row.dataset, row.head) if self.signer else None
@@ -378,7 +341,7 @@ class SqlStore:
 
     def _names(self, connection: Connection) -> list[str]:
         # Both tables: a data set whose head, or whose entries, somebody deleted must still be verified.
-        either = sa.union(sa.select(_heads.c.dataset), sa.select(_entries.c.dataset))
+        either = sa.union(sa.select(HEADS.c.dataset), sa.select(ENTRIES.c.dataset))
         return sorted(connection.execute(either).scalars())
 
     def _absent(self) -> bool:
@@ -469,7 +432,7 @@ class SqlStore:
             there = sa.inspect(connection).has_table("tacit_meta")
         if not there:
             return None
-        value = connection.execute(sa.select(_meta.c.value).where(_meta.c.name == "schema_version")).scalar()
+        value = connection.execute(sa.select(META.c.value).where(META.c.name == "schema_version")).scalar()
         return None if value is None else int(value)
 
     def _make_tables(self, connection: Connection) -> None:
@@ -484,11 +447,11 @@ class SqlStore:
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(8387230151)")
         try:
             if self._version(connection) is None:
-                _tables.create_all(connection)
-                for statement in _SQLITE_TRIGGERS if self._path else _POSTGRES_TRIGGERS:
+                TABLES.create_all(connection)
+                for statement in SQLITE_TRIGGERS if self._path else POSTGRES_TRIGGERS:
                     connection.exec_driver_sql(statement)
                 values = {"schema_version": str(SCHEMA_VERSION), "fingerprint_key": secrets.token_hex(32)}
-                connection.execute(_meta.insert(), [{"name": k, "value": v} for k, v in values.items()])
+                connection.execute(META.insert(), [{"name": k, "value": v} for k, v in values.items()])
             connection.exec_driver_sql("COMMIT")
         except BaseException:
             with contextlib.suppress(sa.exc.DBAPIError):
@@ -509,8 +472,8 @@ class SqlStore:
             if not self._path:
                 connection.exec_driver_sql("SELECT pg_advisory_xact_lock(8387230151)")
             if self._version(connection) != SCHEMA_VERSION:
-                triggers = _SQLITE_TRIGGERS if self._path else _POSTGRES_TRIGGERS
-                migrate(connection, _tables, triggers, self._names(connection), self.place())
+                triggers = SQLITE_TRIGGERS if self._path else POSTGRES_TRIGGERS
+                migrate(connection, TABLES, triggers, self._names(connection), self.place())
                 self._set_version(connection)
             connection.exec_driver_sql("COMMIT")
         except BaseException:
@@ -519,7 +482,7 @@ class SqlStore:
             raise
 
     def _set_version(self, connection: Connection) -> None:
-        connection.execute(_meta.update().where(_meta.c.name == "schema_version").values(value=str(SCHEMA_VERSION)))
+        connection.execute(META.update().where(META.c.name == "schema_version").values(value=str(SCHEMA_VERSION)))
 
     def _close_to_others(self) -> None:
         """Take the right to read from everybody in the world: a file that was made with mode 0644 holds the secret."""

@@ -43,6 +43,8 @@ class State:
     #: The newest version of the data.
     version: int = 1
     cohorts: Mapping[int, Totals] = dataclasses.field(default_factory=dict)
+    #: How many runs of each schedule are left.
+    plans: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for an entry: ``totals``, and ``state`` with what is not as at the start."""
@@ -53,6 +55,7 @@ class State:
         plain |= {"spent": {team: t.to_dict() for team, t in self.spent.items()}} if self.spent else {}
         plain |= {"version": self.version} if self.version > 1 else {}
         plain |= {"cohorts": {str(c): t.to_dict() for c, t in self.cohorts.items()}} if self.cohorts else {}
+        plain |= {"plans": dict(self.plans)} if self.plans else {}
         return {"totals": self.totals.to_dict(), "state": plain}
 
     @classmethod
@@ -103,13 +106,15 @@ def charged(terms: DatasetTerms, state: State, price: Price, time: str, team: st
     if state.frozen:
         return "frozen"
     on = state.version if version is None else version
+    if not 1 <= on <= state.version:
+        return "version"
     cohorts = dict(state.cohorts)
     if terms.window is None:
         totals = rule.add(state.totals, price)
     else:
         # The people of a version came with it or with one of the window before it; they pay for what is made of it.
         live = range(max(1, on - terms.window + 1), on + 1)
-        if not 1 <= on <= state.version or live[0] < state.version - 2 * terms.window:
+        if live[0] < state.version - 2 * terms.window:
             return "version"
         cohorts |= {c: rule.add(cohorts.get(c, Totals()), price) for c in live}
         totals = cohorts[live[0]]
@@ -134,7 +139,12 @@ def after(terms: DatasetTerms, state: State, entry: Mapping[str, Any], confirmed
         price = Price.from_dict(entry["price"])
         team = entry.get("by", {}).get("team", "")
         found = charged(terms, state, price, entry["time"], team, entry.get("version"))
-        return "was granted although it exceeds the budget" if isinstance(found, str) else found
+        if isinstance(found, str):
+            return "was granted although it exceeds the budget"
+        return found if "schedule" not in entry else scheduled(found, entry["charge"], entry["schedule"]["times"])
+    if kind == "draw":
+        left = state.plans.get(entry["plan"], 0)
+        return scheduled(state, entry["plan"], left - 1) if left else "is a run of a schedule that has none left"
     if kind == "confirm":
         new = entry["charge"] not in confirmed
         confirmed.add(entry["charge"])
@@ -144,6 +154,12 @@ def after(terms: DatasetTerms, state: State, entry: Mapping[str, Any], confirmed
     if kind == "version":
         return dataclasses.replace(state, version=state.version + 1)
     return state
+
+
+def scheduled(state: State, plan: str, left: int) -> State:
+    """The state with so many runs of a schedule left."""
+    others = {number: runs for number, runs in state.plans.items() if number != plan}
+    return dataclasses.replace(state, plans=others | ({plan: left} if left else {}))
 
 
 def changed(state: State, change: Mapping[str, Any]) -> State:

@@ -7,6 +7,7 @@ import fractions
 import json
 import math
 import numbers
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -56,11 +57,18 @@ def check_text(what: str, text: object) -> str:
     return plain
 
 
+def check_number(number: str | None) -> str:
+    """The number of a charge that a caller chose: letters, digits, dots and dashes; empty where there is none."""
+    if number is not None and not (isinstance(number, str) and re.fullmatch(r"[0-9A-Za-z._-]{1,100}", number)):
+        _refuse(f"the number of a charge is up to 100 letters and digits, not {str(number)[:80]!r}")
+    return number or ""
+
+
 def check_growth(renewal: Mapping[str, Any] | None, window: int | None, now: str) -> dict[str, Any]:
     """The rules for later, fixed at registration: how the budget grows, and how long people stay in the data."""
     found: dict[str, Any] = {}
     if renewal is not None:
-        known = {"every": "year", "epsilon": 0.0, "delta": 0.0, "times": 0, "since": now}
+        known = {"every": "year", "epsilon": 0.0, "delta": 0.0, "times": 0}
         given = {**known, **renewal}
         if set(given) != set(known) or given["every"] not in PERIODS:
             _refuse(f"renewal has every (one of {', '.join(PERIODS)}), epsilon, delta and times, not {dict(renewal)!r}")
@@ -68,7 +76,7 @@ def check_growth(renewal: Mapping[str, Any] | None, window: int | None, now: str
             _refuse("a renewal adds a positive ε, a whole number of times from 1 to 1000")
         if not (is_number(given["delta"]) and 0 <= given["delta"] < 1):
             _refuse("a renewal adds a δ in [0, 1)")
-        found["renewal"] = given | {"epsilon": float(given["epsilon"]), "delta": float(given["delta"])}
+        found["renewal"] = given | {"epsilon": float(given["epsilon"]), "delta": float(given["delta"]), "since": now}
     if window is not None:
         if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= 100:
             _refuse(f"window is the number of versions that one person can be in, from 1 to 100, not {window!r}")

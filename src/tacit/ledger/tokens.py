@@ -157,8 +157,8 @@ def _hash(secret: str) -> str:
 
 
 def require(token: Token, action: str, roles: tuple[str, ...], dataset: Any) -> None:
-    """Refuse what a token is not for."""
+    """Refuse what a token is not for. ``dataset`` is None for what is about no data set in particular."""
     if token.role not in roles:
         raise AccessDenied(f"{token.name} is {token.role} here; {action} is for the {' or the '.join(roles)}")
-    if token.datasets and dataset not in token.datasets:
+    if token.datasets and dataset is not None and dataset not in token.datasets:
         raise AccessDenied(f"the token of {token.name} is for {', '.join(token.datasets)} only")

@@ -107,6 +107,8 @@ class ChargeRecord:
         data: The keyed fingerprint of the data that were read for it; None if that was not said.
         by: Who charged it, as role, name and team; empty if that was not said.
         hashes: The hashes of its entries, in order. The first is the head just after it was granted.
+        plan: The number of the schedule that it is a run of, and that paid for it; empty if it paid for itself.
+        version: The version of growing data that was read; None if there was one only.
 
     Example:
         >>> from tacit import accounting as acc
@@ -131,6 +133,8 @@ class ChargeRecord:
     data: str | None = None
     by: dict[str, str] = dataclasses.field(default_factory=dict)
     hashes: tuple[str, ...] = ()
+    plan: str = ""
+    version: int | None = None
 
     @property
     def mechanism(self) -> acc.Mechanism:
@@ -193,6 +197,8 @@ class ChargeRecord:
             entry.get("data"),
             dict(entry.get("by", {})),
             tuple(row.hash for row, _ in found),
+            entry.get("plan", ""),
+            entry.get("version"),
         )
 
     @classmethod
@@ -218,6 +224,8 @@ class ChargeRecord:
             plain["data"],
             dict(plain["by"]),
             tuple(plain["hashes"]),
+            plain["plan"],
+            plain["version"],
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -234,8 +242,62 @@ class ChargeRecord:
             "data": self.data,
             "by": self.by,
             "hashes": list(self.hashes),
+            "plan": self.plan,
+            "version": self.version,
             **self.price.to_dict(),
         }
+
+
+@dataclasses.dataclass(frozen=True)
+class ChangeRecord:
+    """One decision about a data set: its registration, or a change of its budget, its data or its key.
+
+    Args:
+        seq: The place of the entry in the data set's chain.
+        time: When it was made, in UTC (ISO 8601).
+        kind: What was done: ``register``, ``raise``, ``split``, ``freeze``, ``thaw``, ``data`` (another form of the
+            data), ``version`` (a new version of them), ``key`` or ``migrate``.
+        because: The public reason.
+        by: Who did it, as role, name and team; empty if that was not said.
+        details: The rest of it, such as the new budget, the shares or the fingerprint.
+
+    Example:
+        >>> from tacit.ledger import Ledger
+        >>> ledger = Ledger()
+        >>> _ = ledger.register("people", epsilon=1.0, delta=1e-5)
+        >>> ledger.raise_budget("people", epsilon=2.0, delta=1e-5, because="the board agreed")
+        >>> [(change.kind, change.because) for change in ledger.changes("people")]
+        [('register', ''), ('raise', 'the board agreed')]
+    """
+
+    seq: int
+    time: str
+    kind: str
+    because: str
+    by: dict[str, str]
+    details: dict[str, Any]
+
+    @classmethod
+    def read(cls, row: Row) -> ChangeRecord:
+        """The change that a stored entry is.
+
+        Args:
+            row: The stored entry.
+
+        Returns:
+            The record of it.
+        """
+        entry = row.read()
+        about = {"kind": entry["kind"], **entry.get("change", entry.get("terms", {}))}
+        about |= {
+            name: entry[name] for name in ("because", "fingerprint", "version", "public", "from") if name in entry
+        }
+        kind, because = about.pop("kind"), about.pop("because", "")
+        return cls(row.seq, entry["time"], kind, because, dict(entry.get("by", {})), about)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -452,8 +514,6 @@ class _Replay:
         self.known: set[str] = set()
         self.confirmed: set[str] = set()
         self.released: dict[str, str] = {}
-        #: How many runs of each schedule are left.
-        self.runs: dict[str, int] = {}
 
     def feed(self, row: Row) -> None:
         """Take the next entry."""
@@ -480,13 +540,15 @@ class _Replay:
         found = after(self.terms, self.state, entry, self.confirmed)
         if isinstance(found, str):
             self.problems.append(f"{at} {found}")
-            price = Price.from_dict(entry["price"])
-            totals = self.terms.rule.add(self.state.totals, price)
-            found = dataclasses.replace(self.state, totals=totals, charges=self.state.charges + 1)
+            found = self.state
+            if kind == "reserve":
+                totals = self.terms.rule.add(self.state.totals, Price.from_dict(entry["price"]))
+                found = dataclasses.replace(self.state, totals=totals, charges=self.state.charges + 1)
         self.state = found
         if kind in ("reserve", "draw"):
+            if entry["charge"] in self.known:
+                self.problems.append(f"{at} grants charge {entry['charge']} a second time")
             self.known.add(entry["charge"])
-            self._run(at, entry)
             if self.reprice and kind == "reserve":
                 self.problems += _price_problems(at, self.terms, entry, Price.from_dict(entry["price"]))
         elif kind not in ENTRY_KINDS:
@@ -497,14 +559,6 @@ class _Replay:
             "state" in entry and State.from_entry(entry) != self.state
         ):
             self.problems.append(f"{at} does not carry the sum of the charges before it")
-
-    def _run(self, at: str, entry: dict[str, Any]) -> None:
-        if "schedule" in entry:
-            self.runs[entry["charge"]] = entry["schedule"]["times"]
-        if entry["kind"] == "draw":
-            left = self.runs[entry["plan"]] = self.runs.get(entry["plan"], 0) - 1
-            if left < 0:
-                self.problems.append(f"{at} is a run of the schedule {entry['plan']}, which has none left")
 
     def _about(self, at: str, kind: str, entry: dict[str, Any]) -> None:
         if entry["charge"] not in self.known:
@@ -534,6 +588,7 @@ def _price_problems(at: str, terms: DatasetTerms, entry: dict[str, Any], price: 
 
 def composition(dataset: DatasetTerms, records: Sequence[ChargeRecord]) -> acc.Bound | None:
     """The exact price of all these charges together, if no choice had depended on results; None if there is none."""
+    records = [record for record in records if not record.plan]  # its schedule is among them
     if not records or dataset.delta == 0:
         return None
     try:

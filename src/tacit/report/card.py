@@ -271,7 +271,7 @@ def _ledger(run: Run) -> Release | Public:
             "head": budget.head,
             "charge": run.charge,
             "confirmed": None if record is None else record.confirmed,
-            "budget": {"epsilon": terms.epsilon, "delta": terms.delta, "rule": terms.rule.name},
+            "budget": {"epsilon": budget.epsilon, "delta": budget.delta, "rule": terms.rule.name},
             "spent": {"epsilon": budget.spent_epsilon, "delta": budget.spent_delta},
             "charges": budget.charges,
         },

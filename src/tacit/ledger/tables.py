@@ -1,0 +1,99 @@
+"""Which tables hold a ledger, and what keeps their rows from being changed?
+
+Nothing is ever updated but the head, which goes forward by one. Triggers refuse everything else: update, delete,
+truncate, and an insert that would replace a row.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+TABLES = sa.MetaData()
+META = sa.Table(
+    "tacit_meta",
+    TABLES,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
+ENTRIES = sa.Table(
+    "tacit_entries",
+    TABLES,
+    sa.Column("dataset", sa.String(200), primary_key=True),
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("body", sa.Text, nullable=False),
+    sa.Column("hash", sa.String(64), nullable=False),
+)
+HEADS = sa.Table(
+    "tacit_heads",
+    TABLES,
+    sa.Column("dataset", sa.String(200), primary_key=True),
+    sa.Column("seq", sa.Integer, nullable=False),
+    sa.Column("hash", sa.String(64), nullable=False),
+    sa.Column("signature", sa.Text),
+)
+SEALS = sa.Table(
+    "tacit_seals",
+    TABLES,
+    sa.Column("dataset", sa.String(200), primary_key=True),
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("seal", sa.String(64), nullable=False),
+)
+INDEX = sa.Table(
+    "tacit_index",
+    TABLES,
+    sa.Column("dataset", sa.String(200), primary_key=True),
+    sa.Column("key", sa.String(400), primary_key=True),
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Index("tacit_index_by_key", "key"),
+)
+
+SQLITE_TRIGGERS = [
+    f"""CREATE TRIGGER IF NOT EXISTS tacit_{table}_{name} BEFORE {event} ON tacit_{table} {when}
+    BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"""
+    for table, name, event, when in (
+        ("entries", "kept", "DELETE", ""),
+        ("entries", "fixed", "UPDATE", ""),
+        ("heads", "kept", "DELETE", ""),
+        ("heads", "forward", "UPDATE", "WHEN NEW.dataset <> OLD.dataset OR NEW.seq <> OLD.seq + 1"),
+        ("meta", "kept", "DELETE", ""),
+        ("meta", "fixed", "UPDATE", "WHEN OLD.name <> 'schema_version' OR NEW.name <> OLD.name"),
+        ("index", "kept", "DELETE", ""),
+        ("index", "fixed", "UPDATE", ""),
+        ("seals", "kept", "DELETE", ""),
+        ("seals", "fixed", "UPDATE", ""),
+        # INSERT OR REPLACE is neither an update nor, for triggers, a deletion.
+        *(
+            (table, "new", "INSERT", f"WHEN EXISTS (SELECT 1 FROM tacit_{table} WHERE {same})")
+            for table, same in (
+                ("entries", "dataset = NEW.dataset AND seq = NEW.seq"),
+                ("heads", "dataset = NEW.dataset"),
+                ("meta", "name = NEW.name"),
+                ("index", "dataset = NEW.dataset AND key = NEW.key AND seq = NEW.seq"),
+                ("seals", "dataset = NEW.dataset AND seq = NEW.seq"),
+            )
+        ),
+    )
+]
+POSTGRES_TRIGGERS = [
+    """CREATE OR REPLACE FUNCTION tacit_append_only() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN RAISE EXCEPTION 'the ledger is append-only'; END $$""",
+    *(
+        f"""CREATE OR REPLACE TRIGGER tacit_{table}_{name} BEFORE {event} ON tacit_{table}
+        {when} EXECUTE FUNCTION tacit_append_only()"""
+        for table, name, event, when in (
+            ("entries", "fixed", "UPDATE OR DELETE", "FOR EACH ROW"),
+            ("index", "fixed", "UPDATE OR DELETE", "FOR EACH ROW"),
+            ("seals", "fixed", "UPDATE OR DELETE", "FOR EACH ROW"),
+            ("heads", "kept", "DELETE", "FOR EACH ROW"),
+            (
+                "heads",
+                "forward",
+                "UPDATE",
+                "FOR EACH ROW WHEN (NEW.dataset <> OLD.dataset OR NEW.seq <> OLD.seq + 1)",
+            ),
+            ("meta", "kept", "DELETE", "FOR EACH ROW"),
+            ("meta", "fixed", "UPDATE", "FOR EACH ROW WHEN (OLD.name <> 'schema_version' OR NEW.name <> OLD.name)"),
+            *((table, "whole", "TRUNCATE", "") for table in ("entries", "heads", "meta", "index", "seals")),
+        )
+    ),
+]
