@@ -56,6 +56,11 @@ HISTORY_EPILOG = """
 
     $ tacit ledger history people.db people --json | jq '.[].epsilon'
 """
+CHANGES_EPILOG = """
+[bold]Examples[/bold]
+
+    $ tacit ledger changes people.db people
+"""
 VERIFY_EPILOG = """
 The exit code is 1 if a problem is found. A head is the hash that a privacy card shows: with --head the check finds
 even a history that was rewritten from the start.
@@ -225,6 +230,32 @@ def history(
     _table(header, rows, title=f"{len(records)} charges on {name}")
 
 
+def changes(where: Where, name: Name, as_json: AsJson = False) -> None:
+    """List what was decided about a data set: terms, budget, shares, freezes, data; by whom and why."""
+    from tacit.ledger import LedgerError
+
+    ledger = open_ledger(where)
+    try:
+        records = ledger.changes(name)
+    except LedgerError as error:
+        fail(str(error))
+    if as_json:
+        typer.echo(json.dumps([record.to_dict() for record in records], indent=2))
+        return
+    header = ("time", "what", "by", "because", "details")
+    rows = [
+        (
+            r.time,
+            r.kind,
+            f"{r.by['name']} ({r.by['role']})" if r.by else "-",
+            r.because or "-",
+            ", ".join(f"{k}={v}" for k, v in r.details.items() if v is not None),
+        )
+        for r in records
+    ]
+    _table(header, rows, title=f"{len(records)} decisions about {name}")
+
+
 def verify(
     where: Where,
     name: SomeName = None,
@@ -306,6 +337,7 @@ def register(app: typer.Typer) -> None:
     group.command("show", epilog=SHOW_EPILOG)(show)
     group.command("budget", epilog=BUDGET_EPILOG)(budget)
     group.command("history", epilog=HISTORY_EPILOG)(history)
+    group.command("changes", epilog=CHANGES_EPILOG)(changes)
     group.command("verify", epilog=VERIFY_EPILOG)(verify)
     group.command("export", epilog=EXPORT_EPILOG)(export)
     app.add_typer(group, name="ledger")

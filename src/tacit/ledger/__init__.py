@@ -45,7 +45,7 @@ from tacit.ledger.release import (
     public,
 )
 from tacit.ledger.rules import Price
-from tacit.ledger.views import NOT_ADAPTIVE, Budget, ChargeRecord, DatasetTerms, Verification
+from tacit.ledger.views import NOT_ADAPTIVE, Budget, ChangeRecord, ChargeRecord, DatasetTerms, Verification
 
 __all__ = [
     "NOT_ADAPTIVE",
@@ -53,6 +53,7 @@ __all__ = [
     "Advice",
     "Budget",
     "BudgetExceeded",
+    "ChangeRecord",
     "Charge",
     "ChargeError",
     "ChargeRecord",

@@ -36,6 +36,7 @@ def export(ledger: Ledger, dataset: str) -> Release:
             "terms": public(terms, "declared at registration; the fingerprint is keyed"),
             "budget": public(plain, why),
             "charges": public(records, why),
+            "changes": public([change.to_dict() for change in ledger.changes(dataset)], "decisions of its owner"),
             "head": public(budget.head, "hash of public entries"),
         }
     )

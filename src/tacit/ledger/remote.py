@@ -107,20 +107,17 @@ class RemoteLedger(Ledger):
         raise _error(answer, self._address)
 
     def _send(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, Any]]:
-        connection, mine = getattr(self._local, "connection", (None, 0))
-        if connection is None or mine != os.getpid():
-            parts = urllib.parse.urlsplit(self._address)
-            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-            connection = kind(str(parts.hostname), parts.port, timeout=PATIENCE)
-            self._local.connection = connection, os.getpid()
+        line: _Line | None = getattr(self._local, "line", None)
+        if line is None or line.process != os.getpid():
+            line = self._local.line = _Line(self._address)
+        connection = line.connection
         prefix = urllib.parse.urlsplit(self._address).path.rstrip("/")
         try:
             connection.request("POST", prefix + path, body, headers)
             response = connection.getresponse()
             text = response.read()
         except BaseException:
-            connection.close()
-            self._local.connection = None, 0
+            self._local.line = None
             raise
         try:
             found = json.loads(text)
@@ -489,6 +486,18 @@ class RemoteLedger(Ledger):
 
     def __repr__(self) -> str:
         return f"Ledger({self._address!r})"
+
+
+class _Line:
+    """A connection of one thread in one process, closed when the thread or the ledger is gone."""
+
+    def __init__(self, address: str) -> None:
+        parts = urllib.parse.urlsplit(address)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self.connection, self.process = kind(str(parts.hostname), parts.port, timeout=PATIENCE), os.getpid()
+
+    def __del__(self) -> None:
+        self.connection.close()
 
 
 class _Written:

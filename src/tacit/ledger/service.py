@@ -146,6 +146,8 @@ class Service:
                 status, answer = 200, self._act(action, token, key, asked)
         except LedgerError as error:
             status, answer = _status(error), _told(error)
+            # where the database is, is nobody's business
+            answer["message"] = answer["message"].replace(self.ledger._store.place(), "this service")
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, acc.AccountingError) as error:
             text = str(error) if isinstance(error, acc.AccountingError) else type(error).__name__
             status, answer = 422, {"error": "TermsError", "message": f"the request cannot be understood ({text})"}
@@ -223,8 +225,15 @@ class Action:
     everywhere: bool = False
 
 
+def _mechanism(plain: Any) -> acc.Mechanism:
+    try:
+        return acc.from_dict(plain)
+    except (AttributeError, TypeError, KeyError):
+        raise TermsError("the mechanism of the request cannot be read") from None
+
+
 def _charge(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
-    mechanism, schedule = acc.from_dict(asked["mechanism"]), None
+    mechanism, schedule = _mechanism(asked["mechanism"]), None
     if asked.get("schedule") is not None:
         every, times = asked["schedule"]["every"], asked["schedule"]["times"]
         schedule = check_schedule(ledger.dataset(asked["dataset"]), mechanism, every, times)
@@ -243,7 +252,7 @@ def _charge(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _quote(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
-    price: Price = ledger.quote(asked["dataset"], acc.from_dict(asked["mechanism"]), delta=asked.get("delta"))
+    price: Price = ledger.quote(asked["dataset"], _mechanism(asked["mechanism"]), delta=asked.get("delta"))
     return {"price": price.to_dict()}
 
 
@@ -259,7 +268,7 @@ def _draw(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
         purpose=asked.get("purpose", ""),
         data=asked.get("data"),
         number=asked.get("number"),
-        mechanism=None if asked.get("mechanism") is None else acc.from_dict(asked["mechanism"]),
+        mechanism=None if asked.get("mechanism") is None else _mechanism(asked["mechanism"]),
     )
     return {"head": made.head, "record": ledger.record(asked["dataset"], made.number).to_dict()}
 
@@ -355,7 +364,8 @@ def listen(
 
     # whoever is not behind a proxy could write any address into the log by a header
     options: dict[str, Any] = {"log_level": "warning", "access_log": False, "proxy_headers": behind_proxy}
-    options["server_header"] = False
+    # a client that keeps its connection open does not keep the service from stopping
+    options |= {"server_header": False, "timeout_graceful_shutdown": 10}
     if certificate[0] is not None:
         options |= {"ssl_certfile": str(certificate[0]), "ssl_keyfile": certificate[1] and str(certificate[1])}
     try:
