@@ -374,6 +374,7 @@ class Ledger(Changes, Book):
         new = check_number(number) or uuid.uuid4().hex
         text = check_text("a purpose", purpose)
         refused: list[tuple[State, str]] = []
+        fresh: list[str] = []
 
         def decide(ends: Ends) -> dict[str, Any]:
             state = self._state(ends)
@@ -390,6 +391,7 @@ class Ledger(Changes, Book):
             about: dict[str, Any] = {} if on is None else {"version": on}
             if schedule is not None:
                 about, after = about | {"schedule": schedule}, scheduled(after, new, schedule["times"])
+            fresh.append(new)
             return {
                 "kind": "reserve",
                 "charge": new,
@@ -408,12 +410,14 @@ class Ledger(Changes, Book):
         except BudgetExceeded:
             # Looking for what would fit takes many prices: only now, after the lock is released.
             raise self._refusal(terms, mechanism, price, *refused[-1]) from None
-        return self._granted(dataset, row, mechanism)
+        return self._granted(dataset, row, mechanism, fresh=bool(fresh))
 
-    def _granted(self, dataset: str, row: Row, mechanism: acc.Mechanism | None = None) -> Charge:
-        """The charge that a row is about, as it stands."""
+    def _granted(
+        self, dataset: str, row: Row, mechanism: acc.Mechanism | None = None, *, fresh: bool = False
+    ) -> Charge:
+        """The charge that a row is about, as it stands; a ``fresh`` one was made by this row."""
         entry = row.read()
-        if entry["kind"] in ("reserve", "draw") and mechanism is not None and self._request is None:
+        if fresh and mechanism is not None:
             price = Price.from_dict(entry["price"])
             return Charge(self, dataset, entry["charge"], mechanism, price, row.hash, entry["purpose"])
         record = self.record(dataset, entry["charge"])
