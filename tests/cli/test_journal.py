@@ -367,3 +367,11 @@ def test_what_was_drawn_is_not_drawn_anew_where_its_secret_is_gone(tmp_path):
         (begun.private / "run.key").unlink()
         with pytest.raises(JournalError, match="cannot continue"):
             begun.secret("noise")
+
+
+@pytest.mark.parametrize("name", ["../../x", "/tmp/x", "a/../../x", "a\x1b[2J", ".", "..\\x"])
+def test_a_name_that_leads_out_of_the_folder_of_runs_is_refused(tmp_path, name):
+    for given, stem in ((name, "fine"), (None, name)):
+        with pytest.raises(JournalError, match="no name for a run"):
+            Journal.begin(tmp_path / "runs" / "deep", given, stem, {"config.toml": ""})
+    assert list(tmp_path.iterdir()) == []

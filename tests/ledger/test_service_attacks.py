@@ -29,6 +29,7 @@ from tacit.ledger import (
 from tacit.ledger.entries import canonical, digest
 from tacit.ledger.tokens import Tokens
 
+THREATS = Path(__file__).parents[2] / "docs/explanation/ledger-threats.md"
 PAGE = Path(__file__).parents[2] / "docs/howto/ledger-service.md"
 
 
@@ -38,6 +39,13 @@ def rewrite(path, seq, change):
         [body] = connection.execute("SELECT body FROM tacit_entries WHERE seq = ?", (seq,)).fetchone()
     text = canonical(json.loads(body) | change)
     sql(path, ("UPDATE tacit_entries SET body = ?, hash = ? WHERE seq = ?", (text, digest(text), seq)))
+
+
+def test_every_attack_on_the_page_names_a_test():
+    rows = re.findall(r"^\|.*\| `(\w+)` \|$", THREATS.read_text(), re.MULTILINE)
+    there = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
+    assert len(rows) >= 16
+    assert [name for name in rows if f"def test_{name}(" not in there] == []
 
 
 # -- an insider with the database --------------------------------------------------------------------------------------

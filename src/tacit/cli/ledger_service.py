@@ -212,6 +212,7 @@ def data(
     new_version: Annotated[
         bool, typer.Option("--new-version", help="The next version of growing data, not another form of the same.")
     ] = False,
+    form_of: Annotated[int | None, option("The version that it is another form of. Default: the newest.")] = None,
     key: KeyFile = None,
 ) -> None:
     """Say that data belong to a name: the same people in another form, or a new version."""
@@ -220,7 +221,7 @@ def data(
         if new_version:
             typer.echo(f"{name}: version {ledger.new_version(name, file, because=because)}")
         else:
-            typer.echo(f"{name}: {ledger.accept(name, file, because=because)}")
+            typer.echo(f"{name}: {ledger.accept(name, file, because=because, version=form_of)}")
 
 
 def plan(

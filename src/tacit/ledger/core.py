@@ -420,10 +420,11 @@ class Ledger(Changes, Book):
         if fresh and mechanism is not None:
             price = Price.from_dict(entry["price"])
             return Charge(self, dataset, entry["charge"], mechanism, price, row.hash, entry["purpose"])
-        record = self.record(dataset, entry["charge"])
-        made = Charge(
-            self, dataset, record.charge, mechanism or record.mechanism, record.price, row.hash, record.purpose
-        )
+        return self._taken(dataset, row, self.record(dataset, entry["charge"]))
+
+    def _taken(self, dataset: str, row: Row, record: ChargeRecord) -> Charge:
+        """A charge that was made before, after an entry about it."""
+        made = Charge(self, dataset, record.charge, record.mechanism, record.price, row.hash, record.purpose)
         made.confirmed = record.confirmed
         return made
 
@@ -481,17 +482,20 @@ class Ledger(Changes, Book):
             ChargeError: If there is no such charge, or it was confirmed.
         """
 
+        taken: list[ChargeRecord] = []
+
         def decide(ends: Ends) -> dict[str, Any]:
-            self._state(ends)
             record = self._record(dataset, number, ends.find(f"charge:{number}"))
             self._own(record)
             if record.confirmed:
                 raise ChargeError(
                     f"charge {number} was confirmed: what it paid for has been released. Make a new charge"
                 )
+            taken.append(record)
             return self._follow(ends, "resume", number)
 
-        return self._granted(dataset, self._append(dataset, decide))
+        row = self._append(dataset, decide)
+        return self._taken(dataset, row, taken[-1] if taken else self.record(dataset, number))
 
     def bind(self, dataset: str, charge: str, files: Mapping[str, str]) -> str:
         """Record what a charge released: the hash of each file. It changes no sum, and is never changed itself.

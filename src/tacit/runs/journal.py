@@ -73,6 +73,8 @@ class Journal:
 
         ``name`` under ``root``, or, where it is None, ``stem`` and the first number that is free.
         """
+        for given in (stem, name or stem):
+            _check_name(given)
         if name is not None and (root / name).exists():
             raise NameTaken(root / name)
         parent = (root / (name or stem)).parent
@@ -254,6 +256,13 @@ def _locked(folder: Path, path: Path) -> int:
             "run: choose another place with --runs"
         ) from None
     return descriptor
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name that leads out of the folder of runs, or that a terminal would not show as it is."""
+    parts = Path(name).parts
+    if name and (Path(name).is_absolute() or ".." in parts or not parts or not name.isprintable() or "\\" in name):
+        raise JournalError(f"{name!r} is no name for a run: give printable text that stays inside the folder of runs")
 
 
 def _moved(draft: Path, root: Path, name: str | None, stem: str) -> Path:
