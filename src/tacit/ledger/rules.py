@@ -320,17 +320,22 @@ def make_rule(
         if isinstance(failure_share, bool) or not isinstance(failure_share, numbers.Real) or not 0 <= failure_share < 1:
             raise TermsError(f"the share of δ kept for failures lies in [0, 1), not {failure_share!r}")
         if orders is None and delta > 0:
-            orders = (best_order(epsilon, (1 - float(failure_share)) * delta),)
-            if name == "tight":
-                both, share = tight_orders(orders[0]), (1 - float(failure_share)) * delta / 2
-                # with a large δ the lower one may allow nothing: then it would only cost
-                orders = both if all(_limit(order, epsilon, share) > 0 for order in both) else orders
+            orders = _default_orders(name, epsilon, (1 - float(failure_share)) * delta)
         for order in orders or ():
             if isinstance(order, bool) or not isinstance(order, numbers.Real):
                 raise TermsError(f"a Rényi order is a number above 1, not {order!r}")
         kind = RenyiRule if name == "renyi" else TightRule
         return kind(epsilon, delta, tuple(float(x) for x in orders or ()), float(failure_share))
     raise TermsError(f"unknown rule {name!r}; choose 'tight', 'renyi' or 'sum'")
+
+
+def _default_orders(name: str, epsilon: float, delta: float) -> tuple[float, ...]:
+    """The orders that are best for Gaussian noise, for the part of δ that is not kept for failures."""
+    best = best_order(epsilon, delta)
+    both = tight_orders(best)
+    # with a large δ the lower one may allow nothing: then it would only cost
+    helps = name == "tight" and all(_limit(order, epsilon, delta / 2) > 0 for order in both)
+    return both if helps else (best,)
 
 
 @functools.lru_cache(maxsize=256)
