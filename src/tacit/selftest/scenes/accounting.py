@@ -419,7 +419,7 @@ def stated_guarantees_compose(seed: int) -> list[Finding]:
             f"{group} people, pure",
             acc.PureDP(one),
             group * one * 0.9,
-            _reached(group * one, group * one * 0.9),
+            _delta(_two_sided_geometric(one, group), group * one * 0.9),
             group=group,
         )
     check("(ε, δ) twice", acc.ApproxDP(one, given) * 2, 2 * one, 1 - (1 - given) ** 2)
@@ -466,9 +466,11 @@ def stated_guarantees_compose(seed: int) -> list[Finding]:
     ]
 
 
-def _reached(epsilon: float, at: float) -> float:
-    side = math.exp(epsilon) / (1 + math.exp(epsilon))
-    return _delta((np.array([side, 1 - side]), np.array([1 - side, side])), at)
+def _two_sided_geometric(epsilon: float, moved: int) -> Pair:
+    """Geometric noise on a count, which is ε-DP for one person, where a group moves the count."""
+    k = np.arange(-400, 401)
+    law = math.tanh(epsilon / 2) * np.exp(-epsilon * np.abs(k))
+    return law, np.roll(law, moved)
 
 
 def _bounded_range(epsilon: float, order: float) -> float:
