@@ -54,6 +54,16 @@ LEFT_OUT = {
     "sgd/kernels": "runs on a GPU",
     "sgd/compile": "compiles programs and keeps them; each is compared with the step it replaces",
     "sgd/sharding": "runs in processes of its own; the scene `ranks` looks at what they release",
+    "sgd/training/prefetch.py": "draws batches beside a GPU; which records take part is drawn by the same function",
+    "sgd/training/config.py:shows_keywords": "describes keywords when it is imported",
+    "sgd/training/config.py:describes_keywords": "describes keywords when it is imported",
+    "sgd/training/config.py:_described": "describes keywords when it is imported",
+    "sgd/training/config.py:_section": "describes keywords when it is imported",
+    "sgd/gradients/contributions.py:rule": "lists rules when it is imported",
+    "sgd/gradients/contributions.py:rule.register": "lists rules when it is imported",
+    "sgd/gradients/contributions.py:Outer._aligned": "runs on a GPU",
+    "sgd/gradients/contributions.py:_sums_tokens": "runs on a GPU",
+    "sgd/gradients/planning.py:_give_back": "runs where the memory of a GPU does not suffice",
     "sgd/gradients/rules/convolution.py:ConvOuter.kernel_norms": "runs on a GPU",
     "sgd/gradients/rules/convolution.py:ConvOuter._image_gram": "runs on a GPU",
     "sgd/gradients/rules/convolution.py:ConvOuter._grad_gram": "runs on a GPU",
@@ -70,7 +80,8 @@ LEFT_OUT = {
     "accounting/attacks.py:plot": "draws a picture",
 }
 
-#: Calls of a function that are followed to the end; after that every sixteenth.
+#: Calls of a function that are followed to the end, in each ``with`` block and after each new line; after that every
+#: sixteenth.
 FOLLOWED = 64
 
 
@@ -122,6 +133,8 @@ class Tracer:
 
         def line(frame: FrameType, event: str, arg: Any) -> Any:
             if event == "line":
+                if frame.f_lineno in left:
+                    calls[0] = 0  # news: there may be more of it
                 seen.add(frame.f_lineno)
                 left.discard(frame.f_lineno)
             return line if left else None
@@ -142,6 +155,8 @@ class Tracer:
     def __enter__(self) -> Tracer:
         watch = self._monitoring
         if watch is None:
+            for _, _, calls in self._codes.values():
+                calls[0] = 0
             self._before = sys.gettrace()
             if self._before is None:  # a debugger or a coverage tool keeps its place
                 threading.settrace(self._call)
