@@ -528,7 +528,7 @@ def lightning_steps_are_draws(seed: int) -> list[Finding]:
 
 
 SCENES = (
-    Scene("Trainer: draws", "integrations", trainer_steps_are_draws, ("transformers", "accelerate"), long=True),
+    Scene("Trainer: draws", "integrations", trainer_steps_are_draws, ("transformers", "accelerate")),
     Scene("Trainer: charges", "integrations", trainer_pays, ("transformers", "accelerate"), long=True),
     Scene("Trainer: resumed", "integrations", trainers_go_on, ("transformers", "accelerate"), long=True),
     Scene("Trainer: losses", "integrations", losses_are_of_one_example),

@@ -409,9 +409,9 @@ def _fitted(seed: int, evaluate: Any = None) -> Finding:
 
 
 SCENES = (
-    Scene("kinds: samplers", "sgd", every_sampler_draws_what_it_prices),
+    Scene("kinds: samplers", "sgd", every_sampler_draws_what_it_prices, long=True),
     Scene("kinds: data", "sgd", forms_of_data_are_one, long=True),
-    Scene("kinds: canaries", "sgd", canaries_are_records),
-    Scene("kinds: estimators", "sgd", estimators_bound_their_rows),
+    Scene("kinds: canaries", "sgd", canaries_are_records, long=True),
+    Scene("kinds: estimators", "sgd", estimators_bound_their_rows, long=True),
     Scene("kinds: settings", "sgd", settings_mean_what_they_say),
 )

@@ -656,7 +656,7 @@ SCENES = (
     Scene("ledger: sums", "ledger", sums_are_sums),
     Scene("ledger: Rényi", "ledger", renyi_rules_hold, long=True),
     Scene("ledger: terms", "ledger", terms_are_kept),
-    Scene("ledger: refusals", "ledger", refusals_help),
+    Scene("ledger: refusals", "ledger", refusals_help, long=True),
     Scene("ledger: rows", "ledger", rows_cannot_be_changed),
     Scene("ledger: histories", "ledger", rewritten_histories_are_found),
     Scene("ledger: surroundings", "ledger", surroundings_are_seen),

@@ -485,7 +485,7 @@ def _again(data: Any) -> DataLoader[Any]:
 
 
 SCENES = (
-    Scene("loops: shapes", "opacus", loops_of_every_shape, long=True),
+    Scene("loops: shapes", "opacus", loops_of_every_shape),
     Scene("loops: objects", "opacus", objects_mean_what_they_say),
     Scene("loops: loaders", "opacus", loaders_and_targets),
 )

@@ -425,7 +425,7 @@ def _shown(epsilon: float) -> list[str]:
 
 SCENES = (
     Scene("report: cards", "report", cards_say_what_was_done),
-    Scene("runs: plans", "runs", plans_and_models),
+    Scene("runs: plans", "runs", plans_and_models, long=True),
     Scene("runs: folders", "runs", runs_publish_what_they_did, long=True),
-    Scene("runs: votes and searches", "runs", other_runs_publish_what_they_did, long=True),
+    Scene("runs: votes and searches", "runs", other_runs_publish_what_they_did),
 )

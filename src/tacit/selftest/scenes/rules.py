@@ -330,6 +330,6 @@ def single_gradients_are_single(seed: int) -> list[Finding]:
 
 
 SCENES = (
-    Scene("rules: layers", "sgd", layers_are_clipped, long=True),
+    Scene("rules: layers", "sgd", layers_are_clipped),
     Scene("rules: single gradients", "sgd", single_gradients_are_single),
 )

@@ -533,10 +533,10 @@ def answers_are_processing(seed: int) -> list[Finding]:
 
 
 SCENES = (
-    Scene("table: regressions", "linear_model", regressions_are_bounded, long=True),
-    Scene("table: variants", "linear_model", variants_are_bounded),
+    Scene("table: regressions", "linear_model", regressions_are_bounded),
+    Scene("table: variants", "linear_model", variants_are_bounded, long=True),
     Scene("table: classifiers", "linear_model", classifiers_are_bounded, long=True),
-    Scene("table: people", "linear_model", people_are_bounded),
+    Scene("table: people", "linear_model", people_are_bounded, long=True),
     Scene("table: objective perturbation", "linear_model", objective_perturbation_is_priced),
     Scene("table: files", "linear_model", streams_are_bounded),
     Scene("table: schema", "linear_model", schemas_bound_tables),

@@ -476,8 +476,8 @@ SCENES = (
     Scene("selection", "tuning", selection_is_charged),
     Scene("selection: scores", "tuning", scores_are_bounded),
     Scene("selection: choices", "tuning", choices_follow_their_law),
-    Scene("selection: adjacencies", "tuning", choices_under_each_adjacency),
-    Scene("selection: failed runs", "tuning", failed_runs_are_runs),
-    Scene("selection: methods", "tuning", searches_end_as_priced),
-    Scene("selection: searches", "tuning", searches_go_on, long=True),
+    Scene("selection: adjacencies", "tuning", choices_under_each_adjacency, long=True),
+    Scene("selection: failed runs", "tuning", failed_runs_are_runs, long=True),
+    Scene("selection: methods", "tuning", searches_end_as_priced, long=True),
+    Scene("selection: searches", "tuning", searches_go_on),
 )
