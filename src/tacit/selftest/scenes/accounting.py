@@ -68,10 +68,10 @@ def _renyi(pair: Pair, order: float) -> float:
     return found
 
 
-def _discrete(sigma: float, laplace: bool) -> Pair:
+def _discrete(sigma: float, laplace: bool, moved: int = 1) -> Pair:
     k = np.arange(-80, 81)
     law = np.exp(-np.abs(k) / sigma) if laplace else np.exp(-(k**2) / (2 * sigma**2))
-    return law / law.sum(), np.roll(law, 1) / law.sum()
+    return law / law.sum(), np.roll(law, moved) / law.sum()
 
 
 def _cases() -> dict[str, tuple[acc.Mechanism, str, int, Pair]]:
@@ -145,6 +145,15 @@ def _cases() -> dict[str, tuple[acc.Mechanism, str, int, Pair]]:
         "shuffled": (acc.Shuffled(gaussian(2.0)), "zero-out", 1, _line(_normal(0, 2), _normal(1, 2), 16, points)),
         "discrete Gaussian": (acc.DiscreteGaussian(3.0), "add-remove", 1, _discrete(3.0, False)),
         "discrete Laplace": (acc.DiscreteLaplace(3.0), "add-remove", 1, _discrete(3.0, True)),
+        "Laplace, replaced": (acc.Laplace(2.0), "replace-one", 1, _line(_laplace(0, 2), _laplace(2, 2), 40, points)),
+        "discrete Gaussian, replaced": (acc.DiscreteGaussian(3.0), "replace-one", 1, _discrete(3.0, False, 2)),
+        "discrete Laplace, replaced": (acc.DiscreteLaplace(3.0), "replace-one", 1, _discrete(3.0, True, 2)),
+        "discrete Laplace, two people who move it by two": (
+            acc.DiscreteLaplace(3.0, sensitivity=2),
+            "zero-out",
+            2,
+            _discrete(3.0, True, 4),
+        ),
         "randomized response": (acc.RandomizedResponse(0.7, 3), "replace-one", 1, answers),
         "ten answers": (
             acc.RandomizedResponse(0.4) * 10,
@@ -458,6 +467,11 @@ def stated_guarantees_compose(seed: int) -> list[Finding]:
             stated = float(acc.renyi(selected, [order])[0])
             if not stated >= _renyi(pair, order) * (1 - 1e-3):
                 low.append(f"Rényi of the best of a {law} number: {stated:.4f} of {_renyi(pair, order):.4f}")
+    for shape in (0.0, 0.5, 1.0, 2.0):
+        selected = acc.Selected.of(acc.PureDP(one), 8.0, distribution="negative-binomial", eta=shape)
+        # Up to (2 + η)ε, which the odds there nearly reach: the best outcome grows rarer, the one below it likelier.
+        for epsilon in (1.5 * one, (1.6 + shape) * one):
+            check(f"best of runs of shape {shape:g}", selected, epsilon, _best_of_three(one, shape, selected, epsilon))
     threshold = acc.Selected.of(acc.Gaussian(3.0), 5.0, distribution="threshold")
     check("the first good one", threshold, 0.5, _first_good(3.0, threshold.gamma, 0.5))
     return [
@@ -501,6 +515,32 @@ def _best_of(sigma: float, runs: float, law: str) -> Pair:
         else:
             pair.append(np.asarray(density * runs * np.exp(runs * (below - 1)) * step))
     return pair[0], pair[1]
+
+
+def _best_of_three(epsilon: float, shape: float, selected: acc.Selected, at: float) -> float:
+    """δ of the best of a number of runs of an ε-DP mechanism with three outcomes, over several odds of the best two."""
+
+    def below(s: float) -> float:
+        """The generating function of the number of runs: the chance that all of them have an outcome of chance s."""
+        inside = 1 - (1 - selected.gamma) * s
+        if shape == 0:
+            return math.log(inside) / math.log(selected.gamma)
+        return (inside**-shape - 1) / (selected.gamma**-shape - 1)
+
+    def law(best: float, second: float) -> Floats:
+        none, neither = below(1 - best), below(1 - best - second)
+        return np.array([1 - none, none - neither, neither])
+
+    grow = math.exp(epsilon)
+    # The third outcome keeps ε, too: its chance grows by no more than e^ε.
+    odds = [
+        (best, second)
+        for best in np.geomspace(0.005, 0.45, 12)
+        for second in np.geomspace(1e-4, 0.2, 8)
+        if 1 - best - second * grow <= grow * (1 - best * grow - second)
+    ]
+    pairs = [(law(best, second * grow), law(best * grow, second)) for best, second in odds]
+    return max(_delta(pair, at) for pair in pairs)
 
 
 def _first_good(sigma: float, gamma: float, epsilon: float) -> float:

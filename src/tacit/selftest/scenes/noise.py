@@ -143,6 +143,9 @@ def tensor_noise_is_a_function(seed: int) -> list[Finding]:
     noise.add_normal_(whole, Key(secret, repeatable=True), 2, "w", 1.0)
     long = noise.normal(Key(secret, repeatable=True), 2, "w", (400, 300))
     placed = np.array_equal(shard.numpy(), table.flatten().numpy()[places]) and torch.equal(lying, table)
+    pieces = [torch.zeros(24), torch.zeros(40)]
+    noise.add_normal_many_(pieces, Key(secret, repeatable=True), 1, ["w", "w"], 1.0, offsets=[0, 24])
+    apiece = np.array_equal(torch.cat(pieces).double().numpy(), base)
     into = torch.zeros(50)
     source = torch.ones(50)
     noise.add_normal_many_([source], key, 8, ["i"], 1.0, divisor=4.0, into=[into])
@@ -151,7 +154,7 @@ def tensor_noise_is_a_function(seed: int) -> list[Finding]:
         holds("tensor noise: a function", same, "the same key, step, name and place give the same number"),
         # 64 pairs of independent normals: a correlation above 0.72 has probability below 1e-9, four times.
         holds("tensor noise: of all four", alike < 0.75, f"largest correlation {alike:.3f} where one of them differs"),
-        holds("tensor noise: by place", piece, "a piece is the piece of the whole"),
+        holds("tensor noise: by place", piece and apiece, "a piece is the piece of the whole"),
         holds("tensor noise: in any order", placed and torch.equal(whole, long), "shards and transposed tensors"),
         holds("tensor noise: added", sums < 1e-4, f"{sums:.2g} from what is stated"),
         Finding(

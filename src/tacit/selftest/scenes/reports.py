@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -20,6 +21,8 @@ from tacit.audit import bounds
 from tacit.audit.findings import Finding, holds
 from tacit.ledger import BudgetExceeded, Ledger
 from tacit.linear_model import LinearRegression
+from tacit.noise import Key
+from tacit.noise.keys import KeyFileError
 from tacit.pate import ConfidentGNMax
 from tacit.report import Run, describe, describe_fit, make_card, make_page, read_card, write_card
 from tacit.report.operator import make_operator_page, read_log
@@ -91,6 +94,17 @@ def _texts(folder: Path) -> dict[str, str]:
 
 def _closed(count: int) -> float:
     return bounds.gaussian_epsilon(math.sqrt(count) / NOISE, DELTA)
+
+
+def _keys(folder: Path) -> list[str]:
+    """Files that hold a key: whoever finds one can take the noise of the run away."""
+    found = []
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with contextlib.suppress(KeyFileError, OSError):
+                Key.load(path)
+                found.append(str(path.relative_to(folder)))
+    return found
 
 
 def runs_publish_what_they_did(seed: int) -> list[Finding]:
@@ -169,6 +183,7 @@ def runs_publish_what_they_did(seed: int) -> list[Finding]:
             )
             for name, result in {"public": public, "by ε": by_epsilon, "regression": regression}.items()
         }
+        keys = _keys(Path(folder))
         private = done.folder / "private"
         modes = [private.stat().st_mode & 0o077] if private.exists() else []
         alike = again.privacy.upper == done.privacy.upper
@@ -187,6 +202,7 @@ def runs_publish_what_they_did(seed: int) -> list[Finding]:
             f"{claims}",
         ),
         holds("runs: private files", not any(modes), "closed to others"),
+        holds("runs: keys", not keys, f"left behind: {keys}"),
         holds("runs: ended", alike, "a run that has ended is not made again"),
         holds("runs: refused runs cost nothing", untouched == 0.0, f"ε = {untouched}"),
         wrong,
@@ -249,6 +265,7 @@ validation_every = 5
         search = carry_out(searches.read(place / "tune.toml"), RunFolder(place / "runs", "search", None), quiet)
         search_card = read_card(search.folder / "privacy.json")
         texts = _texts(votes.folder) | _texts(search.folder)
+        keys = _keys(place)
         spent = {name: charged(books, DELTA, dataset=name) for name in ("votes", "search")}
         counts = {name: books.budget(name).charges for name in spent}
     told = {
@@ -279,6 +296,7 @@ validation_every = 5
             f"the card claims {told['search']:.4f}, charged {spent['search']:.4f} in {counts['search']} charges",
         ),
         holds("runs: private values of others", not leaks, f"found in {leaks}"),
+        holds("runs: keys of others", not keys, f"left behind: {keys}"),
     ]
 
 

@@ -237,6 +237,11 @@ def _scenes(seed: int) -> dict[str, tuple[nn.Module, tuple[Tensor, Tensor]]]:
             ),
             (rows, y),
         ),
+        # Far more tokens than a vector has numbers, and few different ones: most of them come again.
+        "long texts": (
+            Made(lambda m, x: m.inner[1](m.inner[0](x).tanh().sum(1)), nn.Embedding(5, 2), nn.Linear(2, CLASSES)),
+            (torch.randint(5, (10, 30), generator=generator), y),
+        ),
         "bag of words": (
             nn.Sequential(nn.EmbeddingBag(models.VOCABULARY, 7, mode="sum"), nn.Linear(7, CLASSES)),
             (tokens, y),

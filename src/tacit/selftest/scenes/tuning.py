@@ -129,11 +129,18 @@ def choices_follow_their_law(seed: int) -> list[Finding]:
             moved = max(moved, max(abs(float(x - y)) for x, y in zip(one, other, strict=True)))
     hits = sum(generalised_exponential_mechanism([0.0, 400.0], [1.0, 2.0], epsilon) == 1 for _ in range(50))
     # Each comparison moves by at most 1; with both in the exponent the choice keeps ε with half of it.
+    # Scores 0 and 8 of sensitivity 1: the first falls short by (8 - 0)/2 comparisons.
+    short = sum(generalised_exponential_mechanism([0.0, 8.0], [1.0, 1.0], epsilon) == 1 for _ in range(many))
     even = sum(generalised_exponential_mechanism([5.0, 5.0], [1.0, 1.0], epsilon) == 1 for _ in range(many))
     return [
         *found,
         holds("choice: comparisons", moved <= 1 + 1e-9, f"one person moves a comparison by {moved:.4f}"),
         holds("choice: generalised", hits == 50, f"the far better score was chosen {hits} of 50 times"),
+        Finding(
+            "choice: generalised, its law",
+            statistics.frequency_p_value(short, many, 1 / (1 + math.exp(-epsilon / 2 * 4))),
+            f"the better score was chosen {short} of {many} times",
+        ),
         Finding("choice: equal scores", statistics.frequency_p_value(even, many, 0.5), f"{even} of {many}"),
         refused(
             "choice: refusals",
