@@ -22,7 +22,7 @@ EPILOG = """
 First every scene is run against tacit as it is: what is released, charged and refused in each room, seen from outside.
 The table shows what share of the statements of each room was run. Then tacit is broken in many ways that have been
 seen in real libraries, one at a time, and a scene must catch each. A false alarm has probability below 1e-6.
-The whole takes minutes; --quick leaves out the mutants and the scenes that take more than about two seconds.
+The whole takes minutes; --quick leaves out the mutants and the scenes that add least for their time.
 
 [bold]Examples[/bold]
 

@@ -89,7 +89,7 @@ def examine(
     Args:
         seed: Seed of the made-up data; noise is always fresh.
         names: Parts of the names of scenes to run; None runs them all.
-        quick: Whether to leave out the scenes that take more than about two seconds. Every room keeps some.
+        quick: Whether to leave out the long scenes, which add least for their time. Every room keeps some.
         reach: Whether to count which statements are run. Counting takes some time on Python 3.11.
         tell: Called with the name of each scene before it is run.
 

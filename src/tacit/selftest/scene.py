@@ -26,8 +26,7 @@ Check = Callable[[int], list[Finding]]
 class Scene:
     """One check: its name, the room whose promise it checks, the check, and the packages that it needs.
 
-    ``long`` says that it takes more than about two seconds of one core: ``--quick`` leaves it out. Every room has
-    others.
+    ``long`` says that it adds little to the others for its time: ``--quick`` leaves it out. Every room has others.
     """
 
     name: str

@@ -525,7 +525,7 @@ def _best_of_three(epsilon: float, shape: float, selected: acc.Selected, at: flo
         inside = 1 - (1 - selected.gamma) * s
         if shape == 0:
             return math.log(inside) / math.log(selected.gamma)
-        return (inside**-shape - 1) / (selected.gamma**-shape - 1)
+        return float((inside**-shape - 1) / (selected.gamma**-shape - 1))
 
     def law(best: float, second: float) -> Floats:
         none, neither = below(1 - best), below(1 - best - second)
