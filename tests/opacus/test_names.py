@@ -276,3 +276,9 @@ def test_the_model_has_both_names_and_its_own_state():
 def test_a_state_goes_to_the_accountant_it_came_from():
     with pytest.raises(ValueError, match="accountant='rdp'"):
         create_accountant("prv").load_state_dict(create_accountant("rdp").state_dict())
+
+
+def test_fixing_a_model_logs_what_was_replaced(caplog):
+    with caplog.at_level("INFO"):
+        ModuleValidator.fix(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8)))
+    assert caplog.messages == ["Replaced sub_module 1 with GroupNorm(8, 8)"]

@@ -166,6 +166,52 @@ def test_a_collate_function_through_which_records_reach_each_other_is_refused(co
         padding.alone(collate, records, collate(records))
 
 
+def in_the_second_dimension(records):
+    x, y = padded_right(records)
+    return x.T, y
+
+
+def labels_from_the_smallest(records):
+    x, y = in_the_second_dimension(records)
+    return x, y - y.min()
+
+
+def test_labels_are_a_vector_where_the_records_lie_in_the_second_dimension():
+    records = [Texts([3, 4, 20, 5] * 2)[k] for k in range(1, 8)]
+    found = padding.alone(in_the_second_dimension, records, in_the_second_dimension(records), 1)
+    assert found is not None
+    assert found.sizes[0][0] == 20
+    records = [one for one in records if one[1] > 0]  # none has the smallest label of all
+    with pytest.raises(BatchMixing, match="collate"):
+        padding.alone(labels_from_the_smallest, records, labels_from_the_smallest(records), 1)
+
+
+def test_a_loop_trains_on_texts_in_the_second_dimension():
+    class Second(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Pooling(masked=True)
+
+        def forward(self, x):
+            return self.inner(x.T)
+
+    torch.manual_seed(0)
+    model = Second()
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(Texts([3, 4, 5, 3, 4, 20] * 8), batch_size=12, collate_fn=in_the_second_dimension),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        batch_first=False,
+    )
+    for x, y in loader:
+        optimizer.zero_grad()
+        if len(y):
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
 def test_a_collate_function_may_draw_at_random_and_pad_several_fields():
     records = [Texts([2, 4, 20, 5] * 2)[k] for k in range(8)]
     torch.manual_seed(0)

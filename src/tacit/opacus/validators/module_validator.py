@@ -7,6 +7,7 @@ run through the model (examples mixed by code) is found by the self-check of the
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -21,6 +22,8 @@ from tacit.opacus.validators.errors import (
 )
 from tacit.sgd import fix
 from tacit.sgd.torch_compat import BatchNorm, InstanceNorm
+
+logger = logging.getLogger(__name__)
 
 
 class ModuleValidator:
@@ -94,7 +97,8 @@ class ModuleValidator:
             _replace(holder, lambda part: cls._fixed(part, kwargs))
         if groups is not None or instances:
             _replace(holder, lambda part: _normalised(part, groups))
-        fix(holder)
+        for name, change in fix(holder).items():
+            logger.info("Replaced sub_module %s with %s", name.removeprefix("0."), change.partition(" -> ")[2])
         for part in holder.modules():
             if isinstance(part, InstanceNorm) and part.track_running_stats:
                 part.track_running_stats = False

@@ -123,8 +123,9 @@ def _compared(
     single = leaves(collate([records[k]]))
     pairs, owned = [], dict[int, list[int]]()
     for one, many in zip(single, together, strict=False):
-        if one.dim() == many.dim() > dim and one.shape[dim] == 1 and many.shape[dim] == len(records):
-            pairs.append((one.select(dim, 0), many.movedim(dim, 0)))
+        at = min(dim, many.dim() - 1)  # a vector has a single place for the records
+        if one.dim() == many.dim() > 0 and one.shape[at] == 1 and many.shape[at] == len(records):
+            pairs.append((one.select(at, 0), many.movedim(at, 0)))
             if not _note_sizes(owned, *pairs[-1]):
                 return None  # two fields were padded to one size: another record, or batch, tells
         elif not _same(one, many):
