@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 STATE = ROOT / "benchmarks" / "results" / "opacus-suite.json"
 PAGE = ROOT / "docs" / "results" / "opacus-suite.md"
 BEGIN, END = "<!-- the tables are made by python -m tools.opacus_suite -->", "<!-- end of the tables -->"
-COLUMNS = ("passed", "skipped", "no network", "internals", "on purpose", "open")
+COLUMNS = ("passed", "skipped", "no network", "internals", "on purpose", "open", "not run")
 #: Where a test that fails belongs: words of its name and error. The first that matches counts; the rest is open.
 GROUPS = (
     ("no network", r"URLError"),
@@ -239,7 +239,8 @@ def main() -> int:
         tests = {n: dict(zip(("result", "message"), found.get(n, lost), strict=True)) for n in names}
         if wish.only:
             kept = json.loads(STATE.read_text(encoding="utf-8"))
-            tests = {n: one if n in found else kept["tests"].get(n, one) for n, one in tests.items()}
+            later = {"result": "not run", "message": ""}
+            tests = {n: one if n in found else kept["tests"].get(n, later) for n, one in tests.items()}
             commit = ", ".join(dict.fromkeys([*kept["commit"].split(", "), commit]))
         known = {"opacus": _commit(wish.checkout), "commit": commit, "tests": tests}
         for one in tests.values():
