@@ -38,6 +38,7 @@ from tacit.ledger import (
 )
 from tacit.ledger.service import Service, app
 from tacit.ledger.signing import SigningKey, anchor, heads_of
+from tacit.ledger.state import State, rule_at
 from tacit.ledger.tokens import Tokens
 from tacit.selftest.scene import Scene, refused
 
@@ -122,12 +123,13 @@ def _frozen(ledger: Ledger) -> Iterator[tuple[str, int, int]]:
 
 
 def _renewed(ledger: Ledger) -> Iterator[tuple[str, int, int]]:
+    ledger.register("renewed", epsilon=1.0, delta=0.0, renewal={"every": "day", "epsilon": 0.25, "times": 2})
+    yield "before a renewal", _granted(lambda: ledger.charge("renewed", EIGHTH)), 8
     now = datetime.datetime.now(datetime.UTC)
     for days, right in ((0, 8), (1, 10), (2, 12), (9, 12)):
-        name, since = f"renewed {days}", (now - datetime.timedelta(days=days, hours=1)).isoformat(timespec="seconds")
-        renewal = {"every": "day", "epsilon": 0.25, "times": 2, "since": since}
-        ledger.register(name, epsilon=1.0, delta=0.0, renewal=renewal)
-        yield f"{days} days after, at most two renewals", _granted(lambda n=name: ledger.charge(n, EIGHTH)), right  # type: ignore[misc]
+        later = (now + datetime.timedelta(days=days, hours=1)).isoformat(timespec="seconds")
+        eighths = rule_at(ledger.dataset("renewed"), State(), later).epsilon * 8
+        yield f"{days} days after, at most two renewals", round(eighths * 1000), right * 1000
 
 
 def _numbered(ledger: Ledger) -> Iterator[tuple[str, int, int]]:
@@ -174,6 +176,12 @@ def _refused_changes(ledger: Ledger, kind: str) -> Finding:
         ),
         "a renewal of nothing": (
             lambda: ledger.register("r", epsilon=1.0, delta=0.0, renewal={**daily, "epsilon": 0.0}),
+            TermsError,
+        ),
+        "a renewal that began before": (
+            lambda: ledger.register(
+                "r", epsilon=1.0, delta=0.0, renewal={**daily, "since": "2020-01-01T00:00:00+00:00"}
+            ),
             TermsError,
         ),
         "a renewal of δ = 1": (
