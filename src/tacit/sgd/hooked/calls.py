@@ -208,10 +208,13 @@ class Call:
 
     # -- running it again -------------------------------------------------------------------------------------------
 
-    def surrogate(self, leaves: list[Any]) -> Callable[[], Tensor]:
-        """One value per example whose gradient is that of the example's loss at the weights as they are."""
+    def surrogate(self, leaves: list[Any], of: Tensor | None = None) -> Callable[[], Tensor]:
+        """One value per example whose gradient is that of the example's loss at the weights as they are.
 
-        return lambda: self.values_of(self.outputs(leaves))[0]
+        ``of`` says which example of the batch lies in each place, where they were picked.
+        """
+
+        return lambda: self.values_of(self.outputs(leaves), of=of)[0]
 
     def outputs(self, leaves: list[Any]) -> list[Tensor]:
         """The outputs of the module on these inputs."""
@@ -219,15 +222,18 @@ class Call:
         with self._precision():
             return live(self.module(*args, **kwargs))
 
-    def values_of(self, outs: list[Tensor], *, overlap: bool = False) -> tuple[Tensor, Any]:
+    def values_of(self, outs: list[Tensor], *, overlap: bool = False, of: Tensor | None = None) -> tuple[Tensor, Any]:
         """One value per example: its outputs, weighed by what arrived at them; and the shapes of the outputs.
 
-        With ``overlap`` outputs may be longer or shorter than those at which it arrived.
+        With ``overlap`` outputs may be longer or shorter than those at which it arrived. ``of`` says which example of
+        the batch lies in each place: it is weighed by what arrived at its own outputs.
         """
         total: Tensor | None = None
         for k, cotangent in self.cotangents.items():
             dim = self.watch.place_of(self, k, self.rows)
             assert dim is not None
+            if of is not None:
+                cotangent = cotangent.index_select(dim, of.to(cotangent.device))
             out, kind = outs[k], wide(outs[k].dtype)
             if overlap:
                 out, cotangent = self.overlapping(out, cotangent)

@@ -432,7 +432,10 @@ class Watch:
                     one, two = call.overlapping(one, part[k].detach().double())
                     one, weight = call.overlapping(one, weight)
                     two, weight = call.overlapping(two, weight)
-                    if not bool(((one - two) * weight).norm() <= self.tolerance(call) * (one * weight).norm() + 1e-12):
+                    # An example that is not finite counts as zero; it must not reach one that is.
+                    fine = torch.isfinite(one * weight)
+                    moved, size = (torch.where(fine, t * weight, 0.0).norm() for t in (one - two, one))
+                    if not bool(moved <= self.tolerance(call) * size + 1e-12):
                         raise BatchMixing(company.RESIZED)
             except company.REFUSED as error:
                 if isinstance(error, ClippingError | torch.OutOfMemoryError):
@@ -484,12 +487,13 @@ class Watch:
         False where nothing is finite.
         """
         engine, rows = self.engine, call.rows
+        of: Tensor | None = None  # which example lies in each place, where those that are not finite are replaced
 
         def forward(leaves: list[Any]) -> Pass:
             call.rewind()
             data = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
             with torch.enable_grad():
-                return engine.forward(call.surrogate(leaves), data, rows, call.key, named=True)
+                return engine.forward(call.surrogate(leaves, of), data, rows, call.key, named=True)
 
         after = remember(call.device)
         try:
@@ -498,14 +502,12 @@ class Watch:
             if not verify.is_finite(engine, run):
                 good: list[int] = []
                 for k in torch.isfinite(run.losses.detach()).nonzero().flatten().tolist():
-                    single = call.picked(torch.full((rows,), k), square=False)
+                    of = torch.full((rows,), k)
+                    single = call.picked(of, square=False)
                     if single is not None and len(good) < 2 and verify.is_finite(engine, forward(single)):
                         good.append(k)
-                mended = (
-                    call.picked(torch.tensor([good[k % len(good)] for k in range(rows)]), square=False)
-                    if good
-                    else None
-                )
+                of = torch.tensor([good[k % len(good)] for k in range(rows)]) if good else None
+                mended = call.picked(of, square=False) if of is not None else None
                 if mended is None:
                     return False
                 leaves = mended
@@ -514,7 +516,8 @@ class Watch:
             outputs: Outputs | None = None
             if rows > 1:
                 for example in reversed(chosen):
-                    outputs = self._isolated(call, forward, run, leaves, example)
+                    who = example if of is None else int(of[example])
+                    outputs = self._isolated(call, forward, run, leaves, example, who)
             with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
                 plan, gradients = make_plan(engine, run, outputs, chosen[0], original, by_row=True)
                 if self.check:
@@ -527,10 +530,13 @@ class Watch:
             after()
 
     def _isolated(
-        self, call: Call, forward: Callable[[list[Any]], Pass], run: Pass, leaves: list[Any], example: int
+        self, call: Call, forward: Callable[[list[Any]], Pass], run: Pass, leaves: list[Any], example: int, who: int
     ) -> Outputs | None:
-        """The values of all operations when every other example is replaced; the example itself must not notice."""
-        everyone = torch.full((call.rows,), example)
+        """The values of all operations when every other example is replaced; the example itself must not notice.
+
+        ``who`` of the batch lies in its place.
+        """
+        everyone = torch.full((call.rows,), who)
         narrow = verify.precision(self.engine, run)
         before = run.losses[example].detach().double()
         for square in (False, True):
