@@ -296,8 +296,8 @@ def draw(rng: np.random.Generator) -> tuple[list[tuple[Member, int]], str, int]:
 class Seen:
     """The sums of cell numbers of a composition: their laws under P and Q, and the masses that only one of them has."""
 
-    def __init__(self, laws: list[tuple[Pair, int]], coarser: int) -> None:
-        finite = [(_finite(p, q, coarser), times) for (p, q), times in laws]
+    def __init__(self, laws: list[tuple[Pair, int]], coarser: int, shift: int = 0) -> None:
+        finite = [(_finite(p, q, coarser, shift), times) for (p, q), times in laws]
         length = sum(times * (high - low) for (_, _, _, low, high), times in finite)
         step = max(length, 1e-9) / (CELLS // coarser - sum(times for _, times in finite) - 2)
         transforms: list[NDArray[np.complex128]] = [np.ones(1, complex), np.ones(1, complex)]
@@ -316,24 +316,28 @@ class Seen:
         ]
 
     def delta(self, epsilon: float) -> float:
-        """The larger of both orders; what may be rounding of the transforms is left out."""
+        """The larger of both orders."""
+        return float(self.orders(epsilon).max())
+
+    def orders(self, epsilon: float) -> Array:
+        """δ of both orders; what may be rounding of the transforms is left out."""
         grow = math.exp(epsilon)
         found = []
         for p, q, only in ((self.p, self.q, self.only[0]), (self.q, self.p, self.only[1])):
             over = p - grow * q
             found.append(max(only - 1e-12, 0.0) + float(over[over > 4e-16 * (1 + grow)].sum()))
-        return max(found)
+        return np.array(found)
 
     def unsure(self, epsilon: float) -> float:
         """What rounding may have taken away."""
         return 4e-16 * (1 + math.exp(epsilon)) * float(np.count_nonzero(self.p + self.q > 1e-18)) + 1e-11
 
 
-def _finite(p: Array, q: Array, coarser: int) -> tuple[Array, Array, Array, float, float]:
+def _finite(p: Array, q: Array, coarser: int, shift: int) -> tuple[Array, Array, Array, float, float]:
     """Outcomes that both laws have, their losses, and where all but a negligible part of these lie."""
     if coarser > 1 and len(p) > 500:  # a continuous output, seen through wider bins
-        spare = -len(p) % coarser
-        p, q = (np.append(law, np.zeros(spare)).reshape(-1, coarser).sum(axis=1) for law in (p, q))
+        spare = -(len(p) + shift) % coarser
+        p, q = (np.pad(law, (shift, spare)).reshape(-1, coarser).sum(axis=1) for law in (p, q))
     both = (p > 0) & (q > 0)
     p, q = p[both], q[both]
     loss = np.log(p) - np.log(q)
@@ -350,7 +354,8 @@ def outside(seed: int) -> list[str]:
     terms: dict[str, Any] = {"adjacency": adjacency, "group": group}
     laws = [(m.laws(adjacency), times) for m, times in members]
     chosen = [(pairs[rng.integers(len(pairs))], times) for pairs, times in laws]
-    fine, *coarse = (Seen(chosen, coarser) for coarser in (1, 2, 4))
+    # in which part of a wide bin ε lies changes what the bin hides: bins of three begin at each of three places
+    fine, *coarse = (Seen(chosen, *bins) for bins in ((1,), (2,), (4,), (3, 0), (3, 1), (3, 2)))
     exact = all(adjacency in m.exact and len(pairs) == 1 for (m, _), (pairs, _) in zip(members, laws, strict=True))
     run = sum((m.mechanism * times for m, times in members), acc.nothing())
     found = []
@@ -359,8 +364,9 @@ def outside(seed: int) -> list[str]:
 
     def most(epsilon: float) -> float:
         """The truth is not above this: the error falls with the square of the width of the cells."""
-        here, twice, more = (one.delta(epsilon) for one in (fine, *coarse))
-        return here * (1 + close) + 3 * max(abs(here - twice), abs(here - more) / 3) + fine.unsure(epsilon)
+        here, twice, *more = (one.orders(epsilon) for one in (fine, *coarse))
+        hidden = np.max([3 * abs(here - twice), *(abs(here - one) for one in more)], axis=0)
+        return float((here * (1 + close) + hidden).max()) + fine.unsure(epsilon)
 
     epsilon = 0.0 if rng.random() < 0.2 else _uniform(rng, 0.05, 4.0)
     true, bound = fine.delta(epsilon), acc.delta(run, epsilon, **terms)

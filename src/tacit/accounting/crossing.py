@@ -97,8 +97,10 @@ class Crossing:
             value, slope = self._aim(x)
             if value > 0:
                 too_low = max(too_low, x)
-            else:
+            elif value < 0:
                 too_high = min(too_high, x)
+            else:
+                break
             y = _newton(x, value, slope, too_low, too_high)
             if x == 0 and value <= 0:
                 break
@@ -112,7 +114,7 @@ class Crossing:
 
     def _above(self, x: float) -> float:
         """A point at or above ``x``, as near as one is found, where δ is surely at most what was asked."""
-        least, margin = 0.0, max(1e-14 * x, 1e-18)
+        least, margin = self._margin(x, self._between(x)[1])
         while self._between(x + margin)[1] > self.delta:
             least, margin = margin, 2 * margin
             if margin > 4 * (x + 1) + 100:
@@ -121,12 +123,24 @@ class Crossing:
 
     def _below(self, x: float) -> float:
         """A point below ``x``, as near as one is found, where δ is surely at least what was asked."""
-        least, margin = 0.0, max(1e-14 * x, 1e-18)
+        least, margin = self._margin(x, self._between(x)[0])
         while margin < x:
             if self._between(x - margin)[0] >= self.delta:
                 return x - self._halved(least, margin, lambda m: self._between(x - m)[0] >= self.delta)
             least, margin = margin, 2 * margin
         return 0.0
+
+    def _margin(self, x: float, end: float) -> tuple[float, float]:
+        """From which margin to which one end of δ is as far from what was asked as it is at ``x``, by its slope there.
+
+        That is where to look first; what is found is checked.
+        """
+        smallest = max(1e-14 * x, 1e-18)
+        value, slope = self._aim(x)
+        if not (end > 0 and math.isfinite(value) and slope < 0):
+            return 0.0, smallest
+        guess = 1.05 * abs(math.log(end / self.delta) / slope)
+        return (0.9 * guess, guess) if smallest < guess < 0.5 * x else (0.0, smallest)
 
     def _halved(self, short: float, enough: float, good: Callable[[float], bool]) -> float:
         """A margin between one that is too short and one that is enough, within a tenth of the shortest."""

@@ -22,8 +22,8 @@ from tacit.accounting.losses import ROUND, Array, AtomsLoss, Loss
 
 #: Sizes of the first and the largest transform that are tried until the interval is narrow enough.
 FIRST_SIZE, LAST_SIZE = 1 << 12, 1 << 20
-#: More lattice points than this are refused, for one loss and for the composition: some 200 MB at once.
-MAX_CELLS = 1 << 21
+#: More lattice points than this are refused, for all losses together and for the composition: some 200 MB at once.
+MAX_CELLS = LAST_SIZE
 #: The part of δ, over all steps, that may lie above the lattices.
 TAIL = 1e-8
 #: The tilt between neighbouring lattice points is at most e to this.
@@ -209,13 +209,18 @@ class LatticeCurve:
     def __init__(self, parts: Parts, at: Abscissa, log_delta: float, size: int, period: float, guide: Parts) -> None:
         """``guide`` is a coarse law of the same losses, by which good abscissas are found cheaply."""
         self.step = choose_step(parts, period / size)
+        if period / self.step > MAX_CELLS:  # a step that carries all atoms may be up to twice as fine as was asked for
+            self.step = choose_step(parts, 2 * period / size)
         self.size = 1 << max(4, math.ceil(math.log2(period / self.step)))
         if self.size > MAX_CELLS:
             raise OverflowError(f"a lattice of {self.size} points")
         tail = math.exp(max(log_delta, -600.0)) * TAIL / max(1, sum(times for _, times in parts))
         self.misplaced = MISPLACED * self.step * sum(times for loss, times in parts if len(loss.atoms()[0]))
-        upper = [(dominating(loss, self.step, tail), times) for loss, times in parts]
-        below = [(seen(loss, self.step, tail), times) for loss, times in parts]
+        upper = []
+        for loss, times in parts:
+            upper.append((dominating(loss, self.step, tail), times))
+            if (points := sum(len(law.k) for law, _ in upper)) > MAX_CELLS:
+                raise OverflowError(f"lattices of {points} points")
         c, centre = at.c, at.epsilon
         if c * self.step > STEEPEST:
             # a tilt that only the topmost lattice point would feel
@@ -223,6 +228,8 @@ class LatticeCurve:
             centre = sum(times * law.tilted(c)[2] for law, times in upper)
         self.start = centre
         self.upper = _Composed(upper, c, self.step, self.size, centre, guide)
+        upper.clear()  # the memory is needed for the others
+        below = [(seen(loss, self.step, tail), times) for loss, times in parts]
         self.of_p = _Composed([(pair[0], times) for pair, times in below], c, self.step, self.size, centre, guide)
         self.of_q = _Composed([(pair[1], times) for pair, times in below], c, self.step, self.size, centre, None)
 
@@ -248,7 +255,6 @@ class _Composed:
     ) -> None:
         """``guide`` is None where nothing need be known of what lies outside the window."""
         self.c, self.step = c, step
-        self.parts: Parts = [(law, times) for law, times in parts]
         self.log_m = self.log_m_error = 0.0
         self.above = 0.0
         offset = 0.0
@@ -270,7 +276,7 @@ class _Composed:
                 break
         self.bottom, self.top = float(self.values[0]), float(self.values[-1])
         if guide is not None:
-            self._outside(guide)
+            self._outside(parts, guide)
         # sums from the right, for all ε at once
         self.origin = centre
         excess = self.values - centre
@@ -305,10 +311,10 @@ class _Composed:
         noise = 2 * wrong.sum() / size + 8 * levels * unit * size_of.sum() / size
         return np.fft.irfft(power, size), float(noise)
 
-    def _outside(self, guide: Parts) -> None:
+    def _outside(self, parts: list[tuple[LatticeLaw, int]], guide: Parts) -> None:
         """Bounds on log E[e^{cL}; L > top], log E[e^{cL}; L < bottom] and log P[L > top]."""
         c = self.c
-        spread = math.sqrt(max(sum(times * law.tilted(c)[3] for law, times in self.parts), 1e-300))
+        spread = math.sqrt(max(sum(times * law.tilted(c)[3] for law, times in parts), 1e-300))
 
         def bound(law: Parts, offset: float, edge: float) -> float:
             if c + offset <= 0:
@@ -320,11 +326,11 @@ class _Composed:
             """The abscissa that is best for the guide bounds E[e^{cL}] beyond an edge for the law itself."""
             offsets = [side * 40 / spread / 1.4**power for power in range(24)]
             best = min(offsets, key=lambda offset: bound(guide, offset, edge))
-            return bound(self.parts, best, edge)
+            return bound([*parts], best, edge)
 
         right, left = beyond(1.0, self.top), beyond(-1.0, self.bottom)
         tail = right - c * self.top  # P[L > top] <= E[e^{cL}; L > top] e^{-c top}
-        mass = sum(times * math.log(float(law.p.sum())) for law, times in self.parts if isinstance(law, LatticeLaw))
+        mass = sum(times * math.log(float(law.p.sum())) for law, times in parts)
         left = min(left, mass + c * self.bottom)
         self.log_right, self.log_left, self.log_tail = right, left, tail
 

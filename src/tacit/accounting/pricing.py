@@ -342,6 +342,7 @@ class _Question:
             exact = not isinstance(curve, LargestLoss) or one_low >= curve.second
             if exact and (high - low <= wanted or high <= enough or (claim and 0 <= gained <= wanted)):
                 break
+            curve = None  # its memory is needed for the next
             curve = candidates.send((high - low) / wanted)
         return low, high
 
@@ -372,8 +373,8 @@ class _Question:
                         missing = yield levels.Levels(parts, log_delta=log_delta, epsilon=epsilon)
         try:
             refinement = lattice.Refinement(parts, log_delta=log_delta, epsilon=epsilon)
-            while (curve := refinement.next(missing)) is not None:
-                missing = yield curve
+            while True:
+                missing = yield refinement.next(missing)
         except OverflowError:
             pass
         yield None
@@ -452,6 +453,7 @@ class _Question:
             wanted = self.tolerance if self.tolerance is not None else 1e-4 * low + NOTHING
             if high - low <= wanted or (claim and 0 <= gained <= wanted and high < 1):
                 break
+            curve = None  # its memory is needed for the next
             curve = candidates.send((high - low) / wanted)
         low, high = together(infinite, low, high)
         return max(0.0, low - slack), min(1.0, high + slack)
