@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tacit import accounting as acc
 from tacit.accounting.derived import DrawnLoss, SampledLoss, law_of_profile, symmetric_law
@@ -84,6 +86,42 @@ def test_strengthening_a_part_never_raises_any_whole(index: int) -> None:
             for delta in (1e-9, 1e-6, 1e-3):
                 less, more = (acc.epsilon(beside + part * times, delta) for part in (strong, weak))
                 assert less.upper <= more.upper * (1 + 1e-4) + 1e-5, (strong, weak, beside, times, delta)
+
+
+def _families(e: float, rate: float) -> list[tuple[acc.Mechanism, acc.Mechanism]]:
+    """Statements of one ε, each with a weaker one about the same mechanism."""
+    sampled = acc.PoissonSampled
+    return [
+        (acc.ExponentialMechanism(e), acc.PureDP(e)),
+        (acc.Laplace(1 / e), acc.PureDP(e)),
+        (acc.PureDP(e), acc.ApproxDP(e, 1e-8)),
+        (acc.Gaussian(1 / e), acc.ZCDP(e * e / 2)),
+        (acc.Outcomes([1 / (1 + math.exp(-e)), 1 / (1 + math.exp(e))], [0.5, 0.5]), acc.PureDP(e)),
+        (sampled(acc.Gaussian(1 / e), rate), sampled(acc.Gaussian(1 / e), min(1.0, 1.3 * rate))),
+        (sampled(acc.Gaussian(1 / e), rate), sampled(acc.ZCDP(e * e / 2), rate)),
+        (sampled(acc.Laplace(1 / e), rate), sampled(acc.PureDP(e), rate)),
+        (sampled(acc.DiscreteLaplace(1 / e), rate), sampled(acc.PureDP(e), rate)),
+        (sampled(acc.ExponentialMechanism(e), rate), sampled(acc.PureDP(e), rate)),
+    ]
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None)
+@given(
+    st.floats(math.log(0.03), math.log(1.5)).map(math.exp),
+    st.floats(-3, -0.5).map(lambda x: 10.0**x),
+    st.integers(0, 9),
+    st.integers(1, 12),
+    st.sampled_from(BESIDE),
+    st.floats(-9, -3).map(lambda x: 10.0**x),
+)
+def test_strengthening_a_part_never_raises_the_whole_whatever_the_parameters(
+    e: float, rate: float, family: int, times: int, beside: acc.Mechanism, delta: float
+) -> None:
+    strong, weak = _families(e, rate)[family]
+    less, more = (acc.epsilon(beside + part * times, delta) for part in (strong, weak))
+    assert less.lower <= more.upper
+    assert less.upper <= more.upper + max(less.width if less.tight else 0.0, 1e-4 * more.upper + 1e-5)
 
 
 # -- the pairs themselves ----
