@@ -22,7 +22,7 @@ from tacit.accounting.base import unit_of
 from tacit.cluster import Ray, backend_of
 from tacit.ledger import Charge, surroundings
 from tacit.linear_model import cluster_moments, guarantee, stream
-from tacit.linear_model.bounds import WHY, Features, as_table, features_of, from_origin, scale, target_of
+from tacit.linear_model.bounds import WHY, Features, as_table, by_norm, features_of, from_origin, scale, target_of
 from tacit.linear_model.rows import Rows, make_rows
 from tacit.linear_model.sensitivity import Shape
 from tacit.schema import Numeric, Schema, SchemaError
@@ -123,13 +123,14 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         else:
             x, target, features = self._from_numbers(X, y)
         scaled, middle, half_width, assumed = self._encode_target(target)
+        weights, max_weight = self._weights(scaled, sample_weight)
         rows = make_rows(
             x,
             scaled,
             features,
             intercept=self.fit_intercept,
-            weights=sample_weight,
-            max_weight=self.max_weight,
+            weights=weights,
+            max_weight=max_weight,
             groups=groups,
             max_rows=self.max_rows,
         )
@@ -184,7 +185,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         self.feature_names_in_ = np.array([column.name for column in schema.features], dtype=object)
 
     def _from_numbers(self, X: Any, y: Any) -> tuple[Floats, Any, Features]:
-        if self.bounds is None:
+        if self.bounds is None and self._row_norm() is None:
             features_of(None, 0, None)
         if isinstance(y, str):  # the target is a column of the table, as with a file
             column = _fetch(X, y)
@@ -201,8 +202,22 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
                 multi_output=False,
             )
         names = tuple(self.feature_names_in_) if hasattr(self, "feature_names_in_") else None
-        features = features_of(self.bounds, X.shape[1], names, self.fill, intercept=self.fit_intercept)
+        if self._row_norm() is not None:
+            features = by_norm(self._row_norm(), X.shape[1], names, self.fill)
+        else:
+            features = features_of(self.bounds, X.shape[1], names, self.fill, intercept=self.fit_intercept)
         return self._encode(X, features), y, features
+
+    def _row_norm(self) -> Any:
+        """The public bound of a row's L2 norm, where it stands for bounds of the columns."""
+        row_norm = getattr(self, "row_norm", None)
+        if row_norm is not None and self.bounds is not None:
+            raise ValueError("give bounds= of the columns or row_norm= of whole rows, not both")
+        return row_norm
+
+    def _weights(self, target: Floats, sample_weight: Any) -> tuple[Any, float | None]:
+        """Weights of the rows and the public largest one."""
+        return sample_weight, self.max_weight
 
     def _encode(self, X: Floats, features: Features) -> Floats:
         x = features.encode(X)
@@ -214,6 +229,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         return x
 
     def _stream(self, X: Any, y: Any, epsilon: float, delta: float, cluster: Ray | None) -> Task:
+        if self._row_norm() is not None:
+            raise ValueError("row_norm= needs the whole table in memory: give an array, or bounds= with a file")
         if self.bounds is None:
             features_of(None, 0, None)
         if cluster is not None and not stream.is_ray(X):

@@ -32,6 +32,7 @@ class Features:
     ``scalars`` and ``blocks`` are the counts that sensitivities are made of. ``fill`` stands in for missing values.
     ``centre`` is there where the model has no constant: 0 has to stay 0, so ``middle`` is 0 and ``half_width`` the
     largest absolute bound, and ``centre`` holds middle and half width of the bounds, to which values are clipped.
+    ``shortened`` says that scaled rows have an L2 norm of 1 at most; longer ones are shortened to it.
     """
 
     names: tuple[str, ...]
@@ -42,6 +43,7 @@ class Features:
     schema: Schema | None = None
     fill: Floats | None = None
     centre: tuple[Floats, Floats] | None = None
+    shortened: bool = False
 
     def encode(self, table: Any, columns: tuple[str, ...] | None = None) -> Floats:
         """Rows x coefficients in [-1, 1], on the grid of :mod:`tacit.linear_model.moments`; each row by itself."""
@@ -51,6 +53,8 @@ class Features:
         x = np.asarray(table, dtype=np.float64)
         if self.fill is not None:
             x = np.where(np.isnan(x), self.fill, x)
+        if self.shortened:
+            return shorten(x / self.half_width)
         return self.from_origin(scale(x, *(self.centre or (self.middle, self.half_width))))
 
     def from_origin(self, scaled: Floats, part: int | slice = slice(None)) -> Floats:
@@ -60,11 +64,41 @@ class Features:
         middle, half_width = self.centre
         return from_origin(scaled, middle[part], half_width[part], self.half_width[part])
 
+    def block_masks(self) -> list[Floats]:
+        """Which coefficients belong to each categorical column: ones and zeros."""
+        masks: list[Floats] = []
+        place = 0
+        for column in self.schema.features if self.schema is not None else ():
+            if isinstance(column, Categorical):
+                mask = np.zeros(len(self.names))
+                mask[place : place + column.width] = 1.0
+                masks.append(mask)
+            place += column.width
+        return masks
+
     def uncentred(self) -> Features:
         """The same columns, scaled so that 0 stays 0: for a model without a constant."""
         peak = np.maximum(np.abs(self.middle - self.half_width), np.abs(self.middle + self.half_width))
         centre = (self.middle, self.half_width)
         return dataclasses.replace(self, middle=np.zeros_like(peak), half_width=peak, centre=centre)
+
+
+def shorten(scaled: Floats) -> Floats:
+    """Rows of an L2 norm of 1 at most, each by itself, cut to the grid.
+
+    >>> shorten(np.array([[3.0, 4.0], [0.5, 0.0]])).round(5).tolist()
+    [[0.6, 0.8], [0.5, 0.0]]
+    """
+    norms = np.linalg.norm(scaled, axis=1)
+    return to_grid(scaled * np.minimum(1.0, (1 - 2.0**-40) / np.maximum(norms, 2.0**-40))[:, None])
+
+
+def by_norm(row_norm: Any, width: int, names: tuple[str, ...] | None, fill: Any = None) -> Features:
+    """The scaling of features of which only the largest L2 norm of a row is known."""
+    if isinstance(row_norm, bool) or not isinstance(row_norm, (int, float, np.number)) or not 0 < row_norm < np.inf:
+        raise ValueError(f"row_norm must be a positive number, the largest L2 norm of a row, not {row_norm!r}")
+    features = _centred((-float(row_norm), float(row_norm)), width, names, fill)
+    return dataclasses.replace(features, shortened=True)
 
 
 def scale(values: Floats, middle: Floats | float, half_width: Floats | float) -> Floats:

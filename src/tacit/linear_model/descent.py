@@ -8,7 +8,8 @@
    with a public guess of how long the coefficient vector is. Where there is little noise, this is a Newton
    step followed by averaging; where noise hides a direction, the coefficient stays near zero instead of blowing up.
 
-Steps 2 and 4 use released values alone. The filter's covariance is also what intervals are made of.
+Steps 2 and 4 use released values alone. Clipping moves the line where errors are skewed, so no intervals are made of
+what comes out (:mod:`tacit.linear_model.inference`).
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ import numpy.typing as npt
 
 from tacit import accounting as acc
 from tacit.linear_model import releases
-from tacit.linear_model.moments import bounded_sum, clipped_sum, to_grid
+from tacit.linear_model.moments import clipped_sum, to_grid
 from tacit.linear_model.rows import Rows
 from tacit.linear_model.sensitivity import Shape
 
 Floats = npt.NDArray[np.float64]
+#: Residuals, rows x outputs, from scores and targets.
+Residual = Callable[[Floats, Floats], Floats]
 
 #: The settings, fixed before any data were seen: parts of μ², number of steps, and the clip norm in units of a typical
 #: whitened row times half the range of the target.
-GRAM_SHARE, SPREAD_SHARE, STEPS, CLIP = 0.3, 0.02, 15, 0.75
+GRAM_SHARE, STEPS, CLIP = 0.3, 15, 0.75
 #: Steps at full gain, which forget a clipped or badly preconditioned start, before averaging begins.
 WARM_UP = 3
 #: Eigenvalues are floored at this part of the noise's spectral edge 2√D·s/√2.
@@ -55,7 +58,7 @@ class DescentBudget:
     """How noisy each release is: multipliers of the sensitivity of adding a row, for a total of μ = 1/``noise``.
 
     >>> DescentBudget(8.0, "add-remove").mechanism("record")
-    Gaussian(14.6059, replace=1.41421) + Gaussian(37.5735) * 15 + Gaussian(56.5685, replace=1)
+    Gaussian(14.6059, replace=1.41421) + Gaussian(37.0328) * 15
     """
 
     noise: float
@@ -72,65 +75,76 @@ class DescentBudget:
     @property
     def step(self) -> float:
         """Of each step."""
-        return self._of((1 - GRAM_SHARE - SPREAD_SHARE) / STEPS, 2.0)
-
-    @property
-    def spread(self) -> float:
-        """Of the sum of squared residuals."""
-        return self._of(SPREAD_SHARE, 1.0)
+        return self._of((1 - GRAM_SHARE) / STEPS, 2.0)
 
     def mechanism(self, unit: str) -> acc.Mechanism:
         """What is priced and charged."""
         return (
             acc.Gaussian(self.gram, replace=math.sqrt(2), unit=unit)
             + acc.Gaussian(self.step, replace=2.0, unit=unit) * STEPS
-            + acc.Gaussian(self.spread, replace=1.0, unit=unit)
         )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Descent:
-    """What came out: coefficients (features x outputs), the covariance of the noise, and what was released on the way.
-
-    ``gram`` is the released matrix with its eigenvalues floored, ``count`` the number of rows (noisy where it is
-    private), ``spread`` the noisy mean of the squared residuals.
+class Start:
+    """What is known before the steps, from released values: the Gram matrix with noise ``scale`` on its diagonal, the
+    number of rows, the coefficients and their covariance.
     """
 
+    gram: Floats
+    scale: float
+    count: float
     theta: Floats
     covariance: Floats
-    gram: Floats
-    count: float
-    spread: float
 
 
 def descend(
     source: RowSource,
-    residual: Callable[[Floats, Floats], Floats],
+    residual: Residual,
     budget: DescentBudget,
     *,
     count: int | None,
     outputs: int = 1,
     curvature: float = 1.0,
-    clip: float = CLIP,
     guess: float = 1.0,
     penalty: Floats | None = None,
-) -> Descent:
-    """Minimise a loss whose gradient of a row is residual(xᵀθ, y)·x.
+) -> Floats:
+    """Minimise a loss whose gradient of a row is residual(xᵀθ, y)·x: coefficients, features x outputs.
 
     ``residual`` gives rows x outputs. ``count`` is the number of rows where it is public. ``curvature`` is a typical
     second derivative of the loss, ``guess`` the public guess of the length of θ, ``penalty`` the diagonal of a ridge.
 
     Guarantee: what ``budget.mechanism`` states. Releases: the Gram matrix (Frobenius sensitivity R² for adding a row,
-    √2 R² for replacing one), each clipped sum (C, 2C), the sum of squared residuals in [0, 1] (1, 1).
+    √2 R² for replacing one) and each clipped sum (C, 2C).
     """
     gram, count_here, scale = _gram(source, budget, count)
     size = len(gram)
-    whitening, effective, typical = _whitening(gram, scale, count_here, source.shape)
+    start = Start(gram, scale, count_here, np.zeros((size, outputs)), np.eye(size) * guess**2 / size)
+    return steps(source, residual, start, budget.step, curvature=curvature, penalty=penalty)
+
+
+def steps(
+    source: RowSource,
+    residual: Residual,
+    start: Start,
+    multiplier: float,
+    *,
+    curvature: float = 1.0,
+    penalty: Floats | None = None,
+    warm_up: int = WARM_UP,
+) -> Floats:
+    """The steps from ``start`` on, each with noise ``multiplier``.
+
+    Guarantee: ``STEPS`` Gaussian releases of sums of vectors of length C at most (sensitivity C, replacing a row 2C),
+    where C follows from what was released before.
+    """
+    gram, scale = start.gram, start.scale
+    size = len(gram)
+    whitening, effective, typical = _whitening(gram, scale, start.count, source.shape)
     hessian = curvature * effective + (0.0 if penalty is None else np.diag(penalty))
-    clip_norm = clip * typical
-    step_noise = source.shape.clipped_sum(clip_norm, "add-remove") * budget.step
-    prior = np.eye(size) * guess**2 / size
-    theta, covariance = np.zeros((size, outputs)), prior
+    clip_norm = CLIP * typical
+    step_noise = source.shape.clipped_sum(clip_norm, "add-remove") * multiplier
+    theta, covariance = start.theta, start.covariance
     gain_matrix = whitening @ hessian
     for step in range(STEPS):
         wrong = (curvature * scale) ** 2 / 2  # the Gram matrix is off by E: Cov(E e) = s²/2 (|e|² I + e eᵀ)
@@ -138,17 +152,15 @@ def descend(
         inside = gain_matrix @ covariance @ gain_matrix.T + step_noise**2 * np.eye(size) + uncertain
         gain = np.linalg.solve(inside, gain_matrix @ covariance).T
         gradient = _gradient(source, theta, residual, whitening, clip_norm)
-        noisy = releases.gaussian_sum(gradient, source.shape.clipped_sum(clip_norm, "add-remove"), budget.step)
+        noisy = releases.gaussian_sum(gradient, source.shape.clipped_sum(clip_norm, "add-remove"), multiplier)
         if penalty is not None:
             noisy = noisy + whitening @ (penalty[:, None] * theta)
         theta = theta - gain @ noisy
-        if step >= WARM_UP:
+        if step >= warm_up:
             kept = np.eye(size) - gain @ gain_matrix
             covariance = kept @ covariance
             covariance = (covariance + covariance.T) / 2
-    spread = sum(bounded_sum(_squares(rows, theta, residual), 1.0) for rows in source.batches())
-    noisy_spread = float(releases.gaussian_sum(np.array(spread), source.shape.bounded_sum(1.0), budget.spread))
-    return Descent(theta, covariance, effective, count_here, max(noisy_spread, 0.0) / count_here)
+    return theta
 
 
 def _gram(source: RowSource, budget: DescentBudget, count: int | None) -> tuple[Floats, float, float]:
@@ -187,24 +199,19 @@ def _whitening(gram: Floats, scale: float, count: float, shape: Shape) -> tuple[
 
 
 def _gradient(
-    source: RowSource, theta: Floats, residual: Callable[[Floats, Floats], Floats], whitening: Floats, clip_norm: float
+    source: RowSource, theta: Floats, residual: Residual, whitening: Floats, clip_norm: float
 ) -> Floats:
     total = np.zeros(theta.shape)
     for rows in source.batches():
-        errors = _errors(rows, theta, residual)
+        errors = errors_of(rows, theta, residual)
         vectors = (rows.x @ whitening)[:, :, None] * errors[:, None, :]
         total += clipped_sum(vectors.reshape(len(rows), -1), clip_norm).reshape(theta.shape)
     return total
 
 
-def _errors(rows: Rows, theta: Floats, residual: Callable[[Floats, Floats], Floats]) -> Floats:
+def errors_of(rows: Rows, theta: Floats, residual: Residual) -> Floats:
     """Residuals, rows x outputs; with weights, times the root that x was scaled by too."""
     if rows.root is None:
         return residual(rows.x @ theta, rows.y)
     safe = np.where(rows.root > 0, rows.root, 1.0)
     return residual((rows.x / safe[:, None]) @ theta, rows.y) * rows.root[:, None]
-
-
-def _squares(rows: Rows, theta: Floats, residual: Callable[[Floats, Floats], Floats]) -> Floats:
-    errors = _errors(rows, theta, residual)
-    return np.asarray(np.minimum((errors**2).sum(axis=1), 1.0))

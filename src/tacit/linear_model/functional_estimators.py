@@ -12,7 +12,10 @@ from tacit.linear_model import functional
 from tacit.linear_model.base import PrivateEstimator, Task
 from tacit.linear_model.linear import LinearBase
 from tacit.linear_model.logistic import LinearClassifier
-from tacit.linear_model.solve import REPAIRS, Solution, covariance, solve
+from tacit.linear_model.solve import REPAIRS, Solution, solve
+
+
+QUADRATIC = "the quadratic loss stands for the logistic one. Use LogisticRegression"
 
 
 class _Functional(PrivateEstimator):
@@ -24,7 +27,7 @@ class _Functional(PrivateEstimator):
     split: Any
     privacy_: Any
 
-    def _released(self, task: Task, what: str) -> tuple[Solution, functional.FunctionalPlan]:
+    def _released(self, task: Task, what: str) -> tuple[Solution, functional.FunctionalPlan, Any, Any]:
         guess = self.coef_norm
         if not (is_number(guess) and 0 < guess < math.inf):
             raise ValueError(f"coef_norm must be a positive number, not {guess!r}")
@@ -45,7 +48,8 @@ class _Functional(PrivateEstimator):
         self.privacy_ = self._guarantee(
             task, mechanism, f"functional mechanism, {self.sensitivity} sensitivities", charge
         )
-        return solve(gram, vector, plan.noises, repair=self.repair, guess=guess, intercept=self.fit_intercept), plan
+        solution = solve(gram, vector, plan.noises, repair=self.repair, guess=guess, intercept=self.fit_intercept)
+        return solution, plan, gram, vector
 
 
 class FunctionalLinearRegression(_Functional, LinearBase):
@@ -92,8 +96,8 @@ class FunctionalLinearRegression(_Functional, LinearBase):
     Attributes:
         coef_: The coefficients, in the units of the table.
         intercept_: The constant, in the unit of y.
-        covariance_: Covariance of intercept and coefficients. No residuals are paid for, so it assumes the variance of
-            a target spread evenly over its bounds: intervals are wide.
+        covariance_: Covariance of intercept and coefficients, NaN where the noise hides one. No residuals are paid for,
+            so it assumes the largest errors that the bounds allow: intervals are wide.
         privacy_: What the fit cost, a :class:`tacit.accounting.Privacy`.
 
     Example:
@@ -149,10 +153,9 @@ class FunctionalLinearRegression(_Functional, LinearBase):
             BudgetExceeded: If the ledger has not enough budget left. Nothing is released then.
         """
         task = self._task(X, y, sample_weight, groups)
-        solution, plan = self._released(task, "functional mechanism")
-        variance = 1.0 / 3  # not paid for: that of a target spread evenly over its bounds
-        spread = covariance(solution, solution.matrix, variance, plan.noises)
-        self._publish(task, solution.theta, spread)
+        solution, plan, gram, vector = self._released(task, "functional mechanism")
+        found = self._estimated(task, gram, vector, plan.noises, self._most(task, gram), None)
+        self._publish(task, solution.theta, found)
         return self
 
 
@@ -257,8 +260,8 @@ class FunctionalLogisticRegression(_Functional, LinearClassifier):
             BudgetExceeded: If the ledger has not enough budget left. Nothing is released then.
         """
         task = self._task(X, y, sample_weight, groups)
-        solution, _ = self._released(task, "functional mechanism")
-        self._publish(task, 2 * solution.theta[:, None])
+        solution, *_ = self._released(task, "functional mechanism")
+        self._publish(task, 2 * solution.theta[:, None], None, QUADRATIC)
         return self
 
     def scale_target(self, y: Any) -> Any:

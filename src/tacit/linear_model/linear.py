@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import norm
+from scipy.stats import chi2, norm
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
@@ -15,11 +15,14 @@ from tacit import accounting as acc
 from tacit.accounting.base import is_number
 from tacit.cluster import Ray
 from tacit.ledger import Ledger
-from tacit.linear_model import functional, releases
+from tacit.linear_model import functional, inference, releases
 from tacit.linear_model.base import PrivateEstimator, Task, unscale
-from tacit.linear_model.descent import DescentBudget, descend
+from tacit.linear_model.descent import STEPS, DescentBudget, Start, descend, steps
+from tacit.linear_model.inference import Estimate
+from tacit.linear_model.intervals import WithIntervals
 from tacit.linear_model.moments import ROUNDING
-from tacit.linear_model.solve import Noise, covariance, solve
+from tacit.linear_model.second_moments import Known, Sums
+from tacit.linear_model.solve import Noise, Solution, noise_covariance, solve
 from tacit.linear_model.stream import Stream
 
 Floats = npt.NDArray[np.float64]
@@ -27,9 +30,20 @@ Floats = npt.NDArray[np.float64]
 #: Parts of μ² for the smallest eigenvalue, the Gram matrix and Σyx; the first needs little.
 ADASSP_SHARES = (0.05, 0.475, 0.475)
 METHODS = ("auto", "gradient-descent", "adassp", "sufficient-statistics", "functional")
+#: Parts of μ² in the default: a first look at the second moments, and what the errors' shape does to the intervals.
+#: The rest goes to more of the same, or to gradient steps.
+FIRST_SHARE, SCORE_SHARE = 0.4, 0.05
+#: The noise of second moments may add this part of the errors' variance to that of a prediction. Above it, steps follow.
+TOLERATED = 0.005
+#: Steps are believed unless second moments contradict them with this confidence.
+CONTRADICTED = 0.999
+CLIPS = (
+    "gradient descent clips large errors, so its coefficients can be off by more than any interval made of them would "
+    "say. Use method='auto' or 'sufficient-statistics'"
+)
 
 
-class LinearBase(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
+class LinearBase(RegressorMixin, WithIntervals, PrivateEstimator):  # type: ignore[misc]
     """Coefficients in the units of the table, predictions and intervals."""
 
     coef_: Floats
@@ -37,14 +51,14 @@ class LinearBase(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
     covariance_: Floats
     privacy_: acc.Privacy
 
-    def _publish(self, task: Task, theta: Floats, spread: Floats) -> None:
-        """Store released values: coefficients and their covariance (the constant first) in the table's units."""
+    def _publish(self, task: Task, theta: Floats, found: Estimate | None, why: str = "") -> None:
+        """Store released values in the table's units: coefficients, and what intervals are made of."""
         matrix = unscale(theta, task.features, task.middle, task.half_width, intercept=self.fit_intercept)
-        found = matrix @ theta
+        values = matrix @ theta
         self._set_names(task.features)
-        self.coef_ = found[1:]
-        self.intercept_ = float(found[0]) + task.middle
-        self.covariance_ = matrix @ spread @ matrix.T
+        self.coef_ = values[1:]
+        self.intercept_ = float(values[0]) + task.middle
+        self._keep_intervals(matrix, found, why, np.r_[task.middle, np.zeros(len(values) - 1)])
         # Predictions are made in scaled units, where rows are clipped as in the fit.
         self._theta, self._middle, self._half_width = theta, task.middle, task.half_width
 
@@ -64,32 +78,26 @@ class LinearBase(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
             value = x @ self._theta
         return np.asarray(self._middle + self._half_width * value)
 
-    def confidence_interval(self, level: float = 0.95, *, intercept: bool = False) -> Floats:
-        """Intervals for the coefficients that cover the uncertainty of the sample and of the noise.
+    def _estimated(
+        self, task: Task, gram: Floats, vector: Floats, noise: Noise, squares: float, penalty: Floats | None
+    ) -> Estimate:
+        """Unshrunk coefficients with the widest intervals that errors of any shape, with ``squares`` in all, ask for."""
+        found = inference.estimate(
+            gram,
+            vector,
+            noise.matrix,
+            noise.vector,
+            open_=inference.open_directions(task.features, task.width),
+            guess=self.coef_norm,
+            penalty=penalty,
+        )
+        ratios = inference.widest(found, gram, squares, task.shape, task.features)
+        return inference.with_sample(found, gram, ratios)
 
-        They are computed from released values, so they cost nothing. They are normal approximations.
-
-        Gradient descent clips large errors. If the shape of the errors changes with the features (incomes, counts), it
-        fits a slightly different line, and these intervals are about that line. For inference about least squares use
-        ``method="sufficient-statistics"``, which clips nothing within the bounds.
-
-        Args:
-            level: The coverage, between 0 and 1; 0.95 by default.
-            intercept: Whether the first row is the interval of the intercept. By default only coefficients are listed.
-
-        Returns:
-            One row (lower, upper) for each coefficient, in the order of ``coef_``.
-
-        Raises:
-            ValueError: If ``level`` is not between 0 and 1.
-        """
-        check_is_fitted(self)
-        if not 0 < level < 1:
-            raise ValueError(f"level must be between 0 and 1, not {level!r}")
-        half = norm.ppf(0.5 + level / 2) * np.sqrt(np.maximum(np.diag(self.covariance_), 0.0))
-        centre = np.r_[self.intercept_, self.coef_]
-        both = np.column_stack([centre - half, centre + half])
-        return both if intercept else both[1:]
+    def _most(self, task: Task, gram: Floats) -> float:
+        """The largest Σ r² of least squares where nothing was paid for it: |y| is at most 1, and r = y for θ = 0."""
+        count: float = task.count or (float(gram[0, 0]) if self.fit_intercept else float(np.trace(gram)))
+        return max(count, 1.0)
 
 
 class LinearRegression(LinearBase):
@@ -196,6 +204,7 @@ class LinearRegression(LinearBase):
         if not (is_number(self.coef_norm) and 0 < self.coef_norm < math.inf):
             raise ValueError(f"coef_norm must be a positive number, not {self.coef_norm!r}")
         {
+            "adaptive": self._adaptive,
             "gradient-descent": self._descent,
             "adassp": self._adassp,
             "sufficient-statistics": self._statistics,
@@ -213,7 +222,8 @@ class LinearRegression(LinearBase):
             return str(self.method)
         if task.delta == 0:
             return "functional"
-        return "sufficient-statistics" if isinstance(task.source, Stream) else "gradient-descent"
+        counted = self.fit_intercept or task.count is not None
+        return "sufficient-statistics" if isinstance(task.source, Stream) or not counted else "adaptive"
 
     def _penalty(self, task: Task) -> Floats | None:
         """The diagonal of a ridge in scaled units; none here."""
@@ -231,51 +241,116 @@ class LinearRegression(LinearBase):
         if isinstance(task.source, Stream):
             task.source.check_passes()
         with self._paid(task, mechanism, "gradient descent") as charge:
-            result = descend(
+            theta = descend(
                 task.source,
-                lambda value, target: value - target[:, None],
+                _residual,
                 DescentBudget(noise, task.adjacency),
                 count=task.count,
                 guess=self.coef_norm,
                 penalty=self._penalty(task),
             )
-        rows = max(result.count - task.width, 1.0)
-        variance = result.spread * result.count / rows
-        sampled = np.linalg.inv(result.gram)
-        self._publish(task, result.theta[:, 0], result.covariance + variance * sampled)
+        self._publish(task, theta[:, 0], None, CLIPS)
         self.privacy_ = self._guarantee(task, mechanism, "whitened DP gradient descent", charge)
 
     def _statistics(self, task: Task) -> None:
-        factor = _target_factor(task.shape.norm_squared, self.coef_norm)
-        release = releases.GaussianMatrix(task.shape, task.width + 1, factor)
-        shift = release.replace if task.adjacency == "replace-one" else 1.0
-        noise, mechanism = releases.calibrated(
-            lambda noise: acc.Gaussian(noise * shift, replace=release.replace, unit=task.unit),
-            task.epsilon,
-            task.delta,
-            task.adjacency,
-        )
+        """Second moments once, and what the errors' shape does to intervals where the rows can be read again."""
+        sums = Sums(task.shape, task.width, self.coef_norm)
+        again = _again(task)
+        shift = math.sqrt(2) if task.adjacency == "replace-one" else 1.0
+        parts = (1 - SCORE_SHARE, SCORE_SHARE) if again else (1.0,)
+
+        def family(noise: float) -> acc.Mechanism:
+            each = [acc.Gaussian(releases.share(noise, part, shift), replace=math.sqrt(2), unit=task.unit) for part in parts]
+            return each[0] + each[1] if again else each[0]
+
+        noise, mechanism = releases.calibrated(family, task.epsilon, task.delta, task.adjacency)
         with self._paid(task, mechanism, "second moments") as charge:
             exact = releases.moments(task.source, target=True)
-            scaling = np.r_[np.ones(task.width), factor]  # a power of two: exact
-            noisy = release.release(exact * np.outer(scaling, scaling), noise * shift) / np.outer(scaling, scaling)
-        scale = release.scale(noise * shift)
-        size = task.width
-        gram, vector, square = noisy[:size, :size], noisy[:size, size], float(noisy[size, size])
-        self._solved(task, gram, vector, square, Noise(scale / math.sqrt(2), scale / math.sqrt(2) / factor))
+            known = sums.release(exact, releases.share(noise, parts[0], shift))
+            solution = self._solution(known, self._penalty(task))
+            score = releases.share(noise, parts[1], shift) if again else None
+            found = self._intervals(task, known, solution.theta, score)
+        self._publish(task, solution.theta, found)
         self.privacy_ = self._guarantee(task, mechanism, "second moments with symmetric Gaussian noise", charge)
 
-    def _solved(self, task: Task, gram: Floats, vector: Floats, square: float, noise: Noise) -> None:
+    def _adaptive(self, task: Task) -> None:
+        """A first look at second moments; then more of them, or gradient steps where their noise would cost accuracy.
+
+        Guarantee: the first release and whichever second one it leads to are Gaussian; both second ones have the same
+        μ under the task's adjacency, so that their composition costs the same either way. The choice follows from
+        released values alone.
+        """
+        sums = Sums(task.shape, task.width, self.coef_norm)
+        replaced = task.adjacency == "replace-one"
+        shift, rest = math.sqrt(2) if replaced else 1.0, 1 - FIRST_SHARE - SCORE_SHARE
+
+        def family(noise: float) -> acc.Mechanism:
+            return (
+                acc.Gaussian(releases.share(noise, FIRST_SHARE, shift), replace=math.sqrt(2), unit=task.unit)
+                # Steps move by 2 under replace-one, and moments by √2: the dearer one under each adjacency.
+                + acc.Gaussian(releases.share(noise, rest, shift), replace=shift if replaced else 2.0, unit=task.unit)
+                + acc.Gaussian(releases.share(noise, SCORE_SHARE, shift), replace=math.sqrt(2), unit=task.unit)
+            )
+
+        noise, mechanism = releases.calibrated(family, task.epsilon, task.delta, task.adjacency)
         penalty = self._penalty(task)
-        solution = solve(gram, vector, noise, guess=self.coef_norm, intercept=self.fit_intercept, penalty=penalty)
-        theta = solution.theta
-        count: float = task.count or (float(gram[0, 0]) if self.fit_intercept else math.nan)
-        if not count >= task.width + 1:  # unknown, or hidden by the noise: as many as the target's square allows
-            count = max(square, task.width + 1.0)
-        squares = max(float(square - 2 * theta @ vector + theta @ gram @ theta), 0.0)
-        variance = min(squares / max(count - task.width, 1.0), 1.0)
-        plain = solution.matrix if penalty is None else solution.matrix - np.diag(penalty)
-        self._publish(task, theta, covariance(solution, plain, variance, noise))
+        with self._paid(task, mechanism, "second moments, then moments or steps") as charge:
+            exact = releases.moments(task.source, target=True)
+            known = sums.release(exact, releases.share(noise, FIRST_SHARE, shift))
+            first = self._solution(known, penalty)
+            if self._precise(task, known, first, FIRST_SHARE / (FIRST_SHARE + rest)):
+                more = sums.release(exact, releases.share(noise, rest, shift))
+                known = known.mixed(more, rest / (FIRST_SHARE + rest))
+                theta = self._solution(known, penalty).theta
+            else:
+                multiplier = releases.share(noise, rest / STEPS, 2.0 if replaced else 1.0)
+                theta = self._stepped(task, known, first, multiplier, penalty)
+            found = self._intervals(task, known, theta, releases.share(noise, SCORE_SHARE, shift))
+        self._publish(task, theta, found)
+        self.privacy_ = self._guarantee(task, mechanism, "second moments, then more of them or gradient steps", charge)
+
+    def _solution(self, known: Known, penalty: Floats | None) -> Solution:
+        """The shrunk solution, for predictions."""
+        return solve(
+            known.gram, known.vector, known.noise, guess=self.coef_norm, intercept=self.fit_intercept, penalty=penalty
+        )
+
+    def _precise(self, task: Task, known: Known, solution: Solution, part: float) -> bool:
+        """Whether second moments with ``part`` of the present noise variance predict about as well as least squares."""
+        count = known.count(task.count, intercept=self.fit_intercept)
+        risk = part * float(np.trace(solution.matrix @ noise_covariance(solution, known.noise))) / count
+        return risk <= TOLERATED * known.squares(solution.theta) / count
+
+    def _stepped(
+        self, task: Task, known: Known, first: Solution, multiplier: float, penalty: Floats | None
+    ) -> Floats:
+        """Gradient steps from the first solution on, unless second moments contradict where they lead."""
+        start = Start(
+            known.gram,
+            known.noise.matrix * math.sqrt(2),
+            known.count(task.count, intercept=self.fit_intercept),
+            first.theta[:, None],
+            noise_covariance(first, known.noise),
+        )
+        theta = steps(task.source, _residual, start, multiplier, penalty=penalty)[:, 0]
+        seen = self._estimated(task, known.gram, known.vector, known.noise, 0.0, penalty)
+        apart = seen.theta - (np.eye(len(theta)) - seen.hidden) @ theta
+        rank = np.linalg.matrix_rank(seen.noise, hermitian=True)
+        distance = float(apart @ np.linalg.pinv(seen.noise, hermitian=True) @ apart)
+        return first.theta if rank and distance > chi2.ppf(CONTRADICTED, rank) else theta
+
+    def _intervals(self, task: Task, known: Known, theta: Floats, score: float | None) -> Estimate:
+        """Unshrunk estimates with noise and sample; ``score`` is the noise multiplier of a release about the errors."""
+        penalty = self._penalty(task)
+        count = known.count(task.count, intercept=self.fit_intercept)
+        squares = known.squares(theta)
+        found = self._estimated(task, known.gram, known.vector, known.noise, squares, penalty)
+        if score is None:
+            return found
+        spread = squares / max(count - task.width, 1.0)
+        middle = spread * known.gram
+        ratios = inference.score_sums(task.source, _residual, theta, found, known.gram, spread, count, score)
+        return inference.with_sample(found, middle, ratios)
 
     def _adassp(self, task: Task) -> None:
         """Wang (2018), with Gaussian noise calibrated exactly and the noise's own spectral edge as the ridge wanted."""
@@ -314,14 +389,11 @@ class LinearRegression(LinearBase):
         ridge = max(edge - surely, 0.0)
         noises = Noise(scale / math.sqrt(2), linear * three)
         penalty = self._penalty(task)
-        solution = solve(gram, vector, noises, repair="positive", ridge=ridge, penalty=penalty)
-        # No sum of y² was paid for: the variance of y is at most 1 in scaled units, and the fit explains the rest.
-        # Without a constant a private number of rows is not known: then nothing counts as explained.
-        count: float = task.count or (max(float(gram[0, 0]), 1.0) if self.fit_intercept else math.inf)
-        explained = float(solution.theta @ gram @ solution.theta) / count
-        variance = min(max(1.0 - explained, 0.0), 1.0)
-        plain = solution.matrix if penalty is None else solution.matrix - np.diag(penalty)
-        self._publish(task, solution.theta, covariance(solution, plain, variance, noises))
+        # Where the smallest eigenvalue is large and the noise has hidden it all the same, half the edge stands for it.
+        floor = max(edge / 2, surely)
+        solution = solve(gram, vector, noises, repair="positive", ridge=ridge, penalty=penalty, floor=floor)
+        found = self._estimated(task, gram, vector, noises, self._most(task, gram), penalty)
+        self._publish(task, solution.theta, found)
         self.privacy_ = self._guarantee(task, mechanism, "AdaSSP", charge)
 
     def _functional(self, task: Task) -> None:
@@ -337,8 +409,8 @@ class LinearRegression(LinearBase):
             intercept=self.fit_intercept,
             penalty=self._penalty(task),
         )
-        variance = 1.0 / 3  # not paid for: that of a target spread evenly over its bounds
-        self._publish(task, solution.theta, covariance(solution, solution.matrix, variance, plan.noises))
+        found = self._estimated(task, gram, vector, plan.noises, self._most(task, gram), self._penalty(task))
+        self._publish(task, solution.theta, found)
         self.privacy_ = self._guarantee(task, mechanism, "functional mechanism, exact sensitivities", charge)
 
 
@@ -425,7 +497,10 @@ class Ridge(LinearRegression):
         return np.r_[0.0, diagonal] if self.fit_intercept else diagonal
 
 
-def _target_factor(norm_squared: float, guess: float) -> float:
-    """The power of two nearest to the c that minimises (R² + c²)²(1/c² + |θ|²), the noise in the gradient."""
-    best = (math.sqrt(1 + 8 * guess**2 * norm_squared) - 1) / (4 * guess**2)
-    return 2.0 ** round(math.log2(math.sqrt(best)))
+def _residual(value: Floats, target: Floats) -> Floats:
+    return np.asarray(value - target[:, None])
+
+
+def _again(task: Task) -> bool:
+    """Whether the rows can be read once more."""
+    return not isinstance(task.source, Stream) or (task.source.cluster is None and task.source.passes != 1)

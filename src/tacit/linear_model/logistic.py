@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,15 @@ from sklearn.utils.multiclass import check_classification_targets
 from tacit import accounting as acc
 from tacit.accounting.base import is_number
 from tacit.ledger import Ledger
-from tacit.linear_model import releases
+from tacit.linear_model import inference, releases
 from tacit.linear_model.base import PrivateEstimator, Task, unscale
-from tacit.linear_model.descent import DescentBudget, descend
-from tacit.linear_model.objective import Slope, minimise, perturb
-from tacit.linear_model.rows import Rows
+from tacit.linear_model.descent import DescentBudget, RowSource, descend
+from tacit.linear_model.inference import Estimate
+from tacit.linear_model.intervals import WithIntervals
+from tacit.linear_model.moments import to_grid
+from tacit.linear_model.objective import MOST_EPSILON, Further, Perturbation, Slope, curvature, either, minimise, perturb
+from tacit.linear_model.rows import Rows, check_weights
+from tacit.linear_model.solve import Noise, solve
 from tacit.linear_model.stream import Stream
 from tacit.schema import Boolean, Numeric, Schema, Unit
 
@@ -29,9 +35,28 @@ METHODS = ("auto", "gradient-descent", "objective-perturbation", "dp-sgd")
 GUESS = 2.0
 #: The typical second derivative of the logistic loss; p(1-p) is at most 1/4 and .2 at p = .28.
 CURVATURE = 0.2
+#: What follows objective perturbation: numbers of rows in each class, the Hessian, and what the shape of the errors does
+#: to intervals. Parts of μ².
+COUNTS, HESSIAN, SCORES = Further(0.01, math.sqrt(2)), Further(0.2, math.sqrt(2)), Further(0.04, math.sqrt(2))
+#: The parts of ε and δ that are left to count the rows by which the default chooses its method.
+CHOICE_EPSILON, CHOICE_DELTA = 0.02, 0.1
+#: Objective perturbation may be expected to add this much to the log-loss of a prediction; above it, steps are taken.
+TOLERATED = 0.001
+#: Newton's method for K classes has this many coefficients at most; beyond it the default is gradient descent.
+MOST_COEFFICIENTS = 500
+CLIPS = (
+    "gradient descent clips large errors, and DP-SGD clips and stops early. Use method='auto' or "
+    "'objective-perturbation'"
+)
+FEW = (
+    "there are too few rows for so many coefficients at this epsilon, so the default took gradient descent, which "
+    "predicts better but clips. method='objective-perturbation' has intervals, for the price of another fit"
+)
+PURE = "they need a release of the Hessian with Gaussian noise. Use delta > 0"
+SEVERAL = "they are there for two classes. Fit one class against the others, each for its own part of the budget"
 
 
-class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
+class LinearClassifier(ClassifierMixin, WithIntervals, PrivateEstimator):  # type: ignore[misc]
     """Public class names, coefficients in the units of the table, and predictions."""
 
     _target = "class"
@@ -105,12 +130,13 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
             )
         return numbers
 
-    def _publish(self, task: Task, theta: Floats) -> None:
+    def _publish(self, task: Task, theta: Floats, found: Estimate | None, why: str = "") -> None:
         """θ is features x 1 (binary) or features x classes."""
         matrix = unscale(theta, task.features, 0.0, 1.0, intercept=self.fit_intercept)
-        found = matrix @ theta
+        values = matrix @ theta
         self._set_names(task.features)
-        self.coef_, self.intercept_ = found[1:].T.copy(), found[0].copy()
+        self.coef_, self.intercept_ = values[1:].T.copy(), values[0].copy()
+        self._keep_intervals(matrix, found, why, np.zeros(len(matrix)))
         self._theta = theta
 
     def decision_function(self, X: Any) -> Floats:
@@ -188,9 +214,15 @@ class LogisticRegression(LinearClassifier):
             names to pairs. Rows are clipped to them. Required.
         classes: The public labels, at least two. None takes those of the schema's target, else 0 and 1; other labels
             found in y are then treated as public, and ``privacy_`` says so.
-        method: ``"gradient-descent"`` (whitened, 15 steps), ``"objective-perturbation"`` (Gaussian, or pure ε at
-            ``delta=0``) or ``"dp-sgd"`` (200 steps; add-remove, no weights or groups). ``"auto"`` takes objective
-            perturbation at δ = 0, else gradient descent.
+        row_norm: Public bound of the L2 norm of a row's features, in place of ``bounds``: for embeddings. Longer rows
+            are shortened to it. Noise then grows with this norm, not with the number of columns.
+        class_weight: None counts every row once. A mapping gives each class a public weight, at no further price: the
+            largest weight counts as one row, the others as less. ``"balanced"`` weighs by one over the classes' numbers
+            of rows, which are counted with noise for 1% of the budget.
+        method: ``"objective-perturbation"`` (Gaussian, or pure ε at ``delta=0``; without bias for two classes),
+            ``"gradient-descent"`` (whitened, 15 steps; it clips) or ``"dp-sgd"`` (200 steps; add-remove, no weights or
+            groups). ``"auto"`` takes objective perturbation, unless several classes have more than 500 coefficients
+            and δ > 0. The data never decide.
         adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``. None takes the ledger's, or add-remove without
             a ledger.
         alpha: Weight of a public ridge (α/2)|θ|² on the scaled coefficients, 0 or more. Objective perturbation needs a
@@ -214,6 +246,7 @@ class LogisticRegression(LinearClassifier):
         coef_: The coefficients, in the units of the table: 1 x features, or classes x features.
         intercept_: One constant, or one for each class.
         classes_: The labels, in the order of the probabilities.
+        covariance_: Covariance of intercept and coefficients, the intercept first; NaN where there is no interval.
         privacy_: What the fit cost, a :class:`tacit.accounting.Privacy`.
 
     Example:
@@ -230,6 +263,8 @@ class LogisticRegression(LinearClassifier):
         *,
         bounds: Any = None,
         classes: Any = None,
+        row_norm: float | None = None,
+        class_weight: Any = None,
         method: str = "auto",
         adjacency: str | None = None,
         alpha: float = 0.0,
@@ -250,7 +285,7 @@ class LogisticRegression(LinearClassifier):
         Args:
             X: The private table: an array, a data frame or, with a schema, anything that :meth:`Schema.encode
                 <tacit.schema.Schema.encode>` reads. Or a path, a polars ``LazyFrame`` or a
-                pyarrow source that can be read 17 times, for gradient descent.
+                pyarrow source that can be read many times.
             y: The target, one label for each row, or the name of its column. None takes the target of the schema.
             sample_weight: One weight for each row, 0 or more. Needs ``max_weight``.
             groups: The id of the unit that owns each row, none missing. Needs ``max_rows``. Leave it out if the schema
@@ -269,21 +304,88 @@ class LogisticRegression(LinearClassifier):
             good = is_number(value) and (value > 0 or (least and value == 0)) and value < math.inf
             if not good:
                 raise ValueError(f"{name} must be a number, {'0 or more' if least else 'above 0'}, not {value!r}")
-        if self.method not in METHODS:
-            raise ValueError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
-        method = self.method
-        if method == "auto":
-            method = "objective-perturbation" if task.delta == 0 else "gradient-descent"
-        if task.delta == 0 and method != "objective-perturbation":
-            raise ValueError(f"method={method!r} uses Gaussian noise, which needs delta > 0")
-        if isinstance(task.source, Stream) and (method != "gradient-descent" or task.source.passes == 1):
-            raise ValueError("a file or stream needs method='gradient-descent' and a source that can be read 17 times")
+        method = self._chosen(task)
         {
+            "adaptive": self._adaptive,
             "gradient-descent": self._descent,
             "objective-perturbation": self._objective,
             "dp-sgd": self._sgd,
         }[method](task)
         return self
+
+    def _weights(self, target: Floats, sample_weight: Any) -> tuple[Any, float | None]:
+        given = self.class_weight
+        if given is None or given == "balanced":
+            return sample_weight, self.max_weight
+        if not isinstance(given, Mapping) or set(given) != set(self.classes_.tolist()):
+            raise ValueError(
+                f"class_weight must be 'balanced' or a public weight for each of the classes, not {given!r}"
+            )
+        each = np.array([given[label] for label in self.classes_.tolist()], dtype=np.float64)
+        if not (np.isfinite(each).all() and (each > 0).all()):
+            raise ValueError("class_weight must be positive and finite for every class")
+        largest = float(each.max()) * (1.0 if sample_weight is None else float(self.max_weight or 0.0))
+        weights = each[target.astype(int)]
+        if sample_weight is not None:
+            weights = weights * np.minimum(check_weights(sample_weight, len(target), self.max_weight), 1.0)
+            weights = weights * float(self.max_weight)
+        return weights, largest
+
+    def _chosen(self, task: Task) -> str:
+        """The method, by the budget, the kind of source and the number of coefficients alone."""
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
+        method = str(self.method)
+        if method == "auto":
+            large = len(self.classes_) > 2 and task.width * len(self.classes_) > MOST_COEFFICIENTS
+            method = "gradient-descent" if large and task.delta > 0 else "adaptive"
+            if task.delta == 0 or self.class_weight == "balanced":
+                method = "objective-perturbation"
+        if task.delta == 0 and method != "objective-perturbation":
+            raise ValueError(f"method={method!r} uses Gaussian noise, which needs delta > 0")
+        if isinstance(task.source, Stream) and (method == "dp-sgd" or task.source.passes == 1):
+            raise ValueError(
+                "a file or stream needs method='objective-perturbation' or 'gradient-descent', and a source that can be "
+                "read many times"
+            )
+        if self.class_weight is not None and isinstance(task.source, Stream):
+            raise ValueError("class_weight needs the whole table in memory: give a data frame instead of a file")
+        if self.class_weight == "balanced" and (method != "objective-perturbation" or task.delta == 0):
+            raise ValueError(
+                "class_weight='balanced' counts the classes privately, which needs method='objective-perturbation' and "
+                "delta > 0. Give public weights instead: class_weight={label: weight, …}"
+            )
+        return method
+
+    def _adaptive(self, task: Task) -> None:
+        """Count the rows privately; then objective perturbation, or gradient steps where its noise would cost accuracy.
+
+        Guarantee: the count is one Gaussian release (sensitivity 1 for adding a row, 0 for replacing one, charged as
+        1). What follows is charged as the dearer of both methods at every ε, and chosen by the count and public numbers.
+        """
+        epsilon, delta = task.epsilon * (1 - CHOICE_EPSILON), task.delta * (1 - CHOICE_DELTA)
+        made = self._perturbation(task, epsilon, delta)
+        inner = min(epsilon, MOST_EPSILON)
+        steps, gaussian = releases.calibrated(
+            lambda noise: DescentBudget(noise, task.adjacency).mechanism(task.unit), inner, delta, task.adjacency
+        )
+        del gaussian  # its price is that of a Gaussian release of 1/steps in all, under this adjacency
+        second = either(made, 1 / steps, inner, task.adjacency, task.unit)
+        total = min(task.epsilon, MOST_EPSILON / (1 - CHOICE_EPSILON))
+        counting, mechanism = releases.calibrated(
+            lambda noise: acc.Gaussian(noise, replace=1.0, unit=task.unit) + second, total, task.delta, task.adjacency
+        )
+        with self._paid(task, mechanism, "objective perturbation or gradient descent") as charge:
+            rows = sum((float(len(piece)) for piece in task.source.batches()), 0.0)
+            noisy = float(releases.gaussian_sum(np.array(rows), task.shape.bounded_sum(1.0), counting))
+            size, norm = task.width, task.shape.norm_squared
+            added = made.sigma**2 * size**2 / (2 * max(noisy, 1.0) ** 2 * norm * CURVATURE)
+            if added <= TOLERATED:
+                theta, found, why = self._perturbed(task, made)
+            else:
+                theta, found, why = self._stepped(task, steps), None, FEW
+        self._publish(task, theta, found, why)
+        self.privacy_ = self._guarantee(task, mechanism, "objective perturbation or whitened gradient descent", charge)
 
     def _descent(self, task: Task) -> None:
         noise, mechanism = releases.calibrated(
@@ -292,34 +394,111 @@ class LogisticRegression(LinearClassifier):
             task.delta,
             task.adjacency,
         )
-        classes = len(self.classes_)
-        binary = classes == 2
         with self._paid(task, mechanism, "gradient descent") as charge:
-            result = descend(
-                task.source,
-                _binary_residual if binary else _softmax_residual,
-                DescentBudget(noise, task.adjacency),
-                count=task.count,
-                outputs=1 if binary else classes,
-                curvature=CURVATURE if binary else 0.8 / classes,
-                guess=self.coef_norm,
-                penalty=np.full(task.width, float(self.alpha)) if self.alpha else None,
-            )
-        self._publish(task, result.theta)
+            theta = self._stepped(task, noise)
+        self._publish(task, theta, None, CLIPS)
         self.privacy_ = self._guarantee(task, mechanism, "whitened DP gradient descent", charge)
 
+    def _stepped(self, task: Task, noise: float) -> Floats:
+        """Coefficients by whitened gradient descent."""
+        classes = len(self.classes_)
+        binary = classes == 2
+        return descend(
+            task.source,
+            _binary_residual if binary else _softmax_residual,
+            DescentBudget(noise, task.adjacency),
+            count=task.count,
+            outputs=1 if binary else classes,
+            curvature=CURVATURE if binary else 0.8 / classes,
+            guess=self.coef_norm,
+            penalty=np.full(task.width, float(self.alpha)) if self.alpha else None,
+        )
+
     def _objective(self, task: Task) -> None:
-        assert isinstance(task.source, Rows)
-        slots = task.shape.rows * (2 if task.adjacency == "replace-one" else 1)
-        slope = Slope(task.shape.norm_squared, len(self.classes_), slots, task.shape.rows)
-        made = perturb(slope, task.epsilon, task.delta, task.adjacency, task.unit, float(self.alpha))
+        made = self._perturbation(task, task.epsilon, task.delta)
         with self._paid(task, made.mechanism, "objective perturbation") as charge:
-            noise = made.noise(task.width * (1 if slope.classes == 2 else slope.classes))
-            theta = minimise(task.source, noise, made.ridge, made.tolerance, slope.classes)
-            theta = made.hide(theta)
-        self._publish(task, theta)
+            theta, found, why = self._perturbed(task, made)
+        self._publish(task, theta, found, why)
         kind = "pure-ε" if task.delta == 0 else "Gaussian"
         self.privacy_ = self._guarantee(task, made.mechanism, f"{kind} objective perturbation", charge)
+
+    def _perturbation(self, task: Task, epsilon: float, delta: float) -> Perturbation:
+        """The price and the noise of objective perturbation with what follows it."""
+        slots = task.shape.rows * (2 if task.adjacency == "replace-one" else 1)
+        slope = Slope(task.shape.norm_squared, len(self.classes_), slots, task.shape.rows)
+        debiased, balanced = delta > 0 and slope.classes == 2, self.class_weight == "balanced"
+        further = (COUNTS, HESSIAN, SCORES) if debiased else (COUNTS,) if balanced else ()
+        return perturb(slope, epsilon, delta, task.adjacency, task.unit, float(self.alpha), further)
+
+    def _perturbed(self, task: Task, made: Perturbation) -> tuple[Floats, Estimate | None, str]:
+        """Objective perturbation and, for two classes and δ > 0, what takes its ridge away and makes intervals.
+
+        Guarantee: ``made.mechanism`` composes the minimiser's privacy profile with the Gaussian releases that follow:
+        the classes' numbers of rows (sensitivity 1 for adding a row, √2 for replacing one), Σ4p(1-p)xxᵀ (R², √2 R²)
+        and the clipped shares in the variances (C, √2 C).
+        """
+        source: RowSource = task.source
+        classes = len(self.classes_)
+        counts = self._counts(source, made.further[0]) if made.further else np.zeros(0)
+        if self.class_weight == "balanced":
+            assert isinstance(source, Rows)
+            source = _balanced(source, counts, 3 * made.further[0] * task.shape.rows)
+        noise = made.noise(task.width * (1 if classes == 2 else classes))
+        theta = made.hide(minimise(source, noise, made.ridge, made.tolerance, classes))
+        if made.pure or classes > 2:
+            return theta, None, PURE if made.pure else SEVERAL
+        return *self._debiased(task, source, made, theta, float(counts.sum())), ""
+
+    def _counts(self, source: RowSource, multiplier: float) -> Floats:
+        """Noisy numbers of rows in the classes.
+
+        Guarantee: one Gaussian release; adding a row moves one number by 1, replacing one moves two.
+        """
+        size = len(self.classes_)
+        exact = sum((np.bincount(rows.y.astype(int), minlength=size) for rows in source.batches()), np.zeros(size))
+        return releases.gaussian_sum(np.asarray(exact, dtype=np.float64), source.shape.bounded_sum(1.0), multiplier)
+
+    def _debiased(
+        self, task: Task, source: RowSource, made: Perturbation, theta: Floats, count: float
+    ) -> tuple[Floats, Estimate]:
+        """Coefficients without the pull of the ridge that objective perturbation needs, and what intervals are made of.
+
+        With H = Σp(1-p)xxᵀ, the minimiser without ridge λ and noise b is θ* = θ + H⁻¹(λθ + b) to first order.
+        """
+        _, hessian, scores = made.further
+        release = releases.GaussianMatrix(task.shape, task.width)
+        noisy = release.release(curvature(source, theta), hessian) / 4
+        noise = Noise(release.scale(hessian) / 4 / math.sqrt(2), made.sigma)
+        alpha = float(self.alpha)
+        penalty = np.full(task.width, alpha) if alpha else None
+        pulled = (made.ridge - alpha) * theta[:, 0]
+        edge = 2 * math.sqrt(task.width) * noise.matrix
+        values, vectors = np.linalg.eigh(noisy)
+        floored = (vectors * np.maximum(values, max(edge / 2, 1e-9))) @ vectors.T
+        moved = float(np.linalg.norm(np.linalg.solve(floored + alpha * np.eye(task.width), pulled)))
+        solution = solve(
+            floored,
+            (floored + made.ridge * np.eye(task.width)) @ theta[:, 0],
+            noise,
+            guess=self.coef_norm,
+            intercept=self.fit_intercept,
+            penalty=penalty,
+            moved=moved,
+        )
+        found = inference.estimate(
+            noisy,
+            noisy @ theta[:, 0] + made.ridge * theta[:, 0],
+            noise.matrix,
+            noise.vector,
+            moved=theta[:, 0],
+            open_=inference.open_directions(task.features, task.width),
+            guess=self.coef_norm,
+            penalty=penalty,
+        )
+        rows = max(count, task.width + 1.0)
+        middle = np.asarray(noisy)
+        ratios = inference.score_sums(source, _binary_residual, theta[:, 0], found, middle, 1.0, rows, scores)
+        return solution.theta[:, None], inference.with_sample(found, middle, ratios)
 
     def _sgd(self, task: Task) -> None:
         from tacit.linear_model import by_sgd
@@ -330,8 +509,17 @@ class LogisticRegression(LinearClassifier):
         theta, privacy = by_sgd.train(
             task, len(self.classes_), float(self.alpha), self.ledger, f"{type(self).__name__}: DP-SGD"
         )
-        self._publish(task, theta)
+        self._publish(task, theta, None, CLIPS)
         self.privacy_ = privacy
+
+
+def _balanced(rows: Rows, counts: Floats, least: float) -> Rows:
+    """Rows weighted by one over the (noisy) number of their class, the largest weight being 1."""
+    each = 1 / np.maximum(counts, least)
+    root = np.sqrt(each / each.max())[rows.y.astype(int)]
+    old = np.ones(len(rows)) if rows.root is None else rows.root
+    shape = dataclasses.replace(rows.shape, whole=False)
+    return Rows(to_grid(rows.x * root[:, None]), rows.y, shape, old * root)
 
 
 def _binary_residual(score: Floats, y: Floats) -> Floats:

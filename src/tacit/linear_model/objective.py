@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_ndtr, logsumexp
+from scipy.special import expit, log_ndtr, logsumexp
 
 from tacit import accounting as acc
+from tacit.linear_model.descent import RowSource
+from tacit.linear_model.moments import Moments, to_grid
 from tacit.linear_model.rows import Rows
 from tacit.noise import add_gaussian, add_laplace
 
@@ -30,8 +31,12 @@ TOLERANCE = 1e-6
 JACOBIAN_SHARE = 0.25
 #: λ is at least this many times R², so that the minimiser exists within reach of the solver at any ε.
 LEAST_RIDGE = 1e-3
-#: The parts of ε and δ that pay for the output noise.
-OUTPUT_EPSILON, OUTPUT_DELTA = 0.01, 0.05
+#: The part that pays for the output noise: of ε where the guarantee is pure, else of μ².
+OUTPUT_SHARE = 0.01
+#: More ε than this is not spent: the noise is negligible by then.
+MOST_EPSILON = 200.0
+#: Points of the privacy profile that is composed with what else a fit releases.
+POINTS = 300
 #: Noise is drawn to this many bits below its scale, so that its rounding is part of τ.
 FINE = 2.0**-64
 
@@ -104,26 +109,23 @@ def _gaussian(epsilon: float, mu: float) -> float:
     return math.exp(one) * -math.expm1(min(two - one, 0.0))
 
 
-def calibrate_sigma(epsilon: float, delta: float, ridge: float, slope: Slope) -> float:
-    """The least σ with δ(ε) at most ``delta``, from above."""
-    if slope.jacobian(ridge) >= epsilon:
-        raise ValueError("the ridge is too small for this epsilon: the Jacobian alone would spend it")
-    low, high = 1e-6, 1.0
-    while gaussian_delta(epsilon, high, ridge, slope) > delta:
-        low, high = high, 2 * high
-        if high > 1e12:
-            raise ValueError(f"no noise reaches epsilon={epsilon:g} at delta={delta:g} here")
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if gaussian_delta(epsilon, middle, ridge, slope) > delta else (low, middle)
-    return high
+def profile(sigma: float, ridge: float, slope: Slope, adjacency: str, unit: str) -> acc.Mechanism:
+    """The exact minimiser as a mechanism: δ(ε) at many ε, as it composes with further releases.
+
+    Guarantee: :func:`gaussian_delta` holds at each ε, so all of them hold at once.
+    """
+    mu = slope.reach / sigma
+    epsilons = np.linspace(0.0, slope.jacobian(ridge) + mu * mu / 2 + 12 * mu, POINTS)
+    deltas = [gaussian_delta(float(epsilon), sigma, ridge, slope) for epsilon in epsilons]
+    return acc.ProfileDP(epsilons.tolist(), deltas, adjacency=adjacency, unit=unit)
 
 
 @dataclasses.dataclass(frozen=True)
 class Perturbation:
     """A priced objective perturbation: the ridge λ, the noise on the objective and on the output.
 
-    ``sigma`` is the Gaussian's (δ > 0), or ``rate`` the η of the density exp(-η|b|) (pure ε).
+    ``sigma`` is the Gaussian's (δ > 0), or ``rate`` the η of the density exp(-η|b|) (pure ε). ``further`` are the noise
+    multipliers of the releases that follow.
     """
 
     ridge: float
@@ -132,6 +134,12 @@ class Perturbation:
     rate: float
     output: float
     mechanism: acc.Mechanism
+    further: tuple[float, ...] = ()
+
+    @property
+    def pure(self) -> bool:
+        """Whether δ = 0."""
+        return self.sigma == 0
 
     @property
     def tolerance(self) -> float:
@@ -154,48 +162,93 @@ class Perturbation:
         return np.asarray(add_laplace(theta, self.output * moved * math.sqrt(theta.size)))
 
 
+@dataclasses.dataclass(frozen=True)
+class Further:
+    """A Gaussian release of the same fit: its part of μ², and by how much replacing a row moves it against adding one."""
+
+    share: float
+    replace: float
+
+
 def perturb(
-    slope: Slope, epsilon: float, delta: float, adjacency: str, unit: str, least_ridge: float = 0.0
+    slope: Slope,
+    epsilon: float,
+    delta: float,
+    adjacency: str,
+    unit: str,
+    least_ridge: float = 0.0,
+    further: tuple[Further, ...] = (),
 ) -> Perturbation:
     """Price an objective perturbation for (ε, δ); δ = 0 gives pure ε.
 
-    A quarter of ε pays for the Jacobian, which decides λ (at least ``least_ridge``); the rest, for the noise.
+    A quarter of ε pays for the Jacobian, which decides λ (at least ``least_ridge``); the rest, for the noise of the
+    objective, of the output and of what is released ``further``, in parts of μ².
 
     >>> made = perturb(Slope(norm_squared=14.0), 1.0, 1e-6, "add-remove", "record")
     >>> acc.epsilon(made.mechanism, 1e-6).upper <= 1.0
     True
     """
-    inner = epsilon * (1 - OUTPUT_EPSILON)
-    ridge = max(slope.ridge(JACOBIAN_SHARE * inner), least_ridge, LEAST_RIDGE * slope.norm_squared)
-    stated = {"adjacency": adjacency, "unit": unit}
+    epsilon = min(epsilon, MOST_EPSILON)
+    ridge = max(slope.ridge(JACOBIAN_SHARE * epsilon), least_ridge, LEAST_RIDGE * slope.norm_squared)
     if delta == 0:
+        inner = epsilon * (1 - OUTPUT_SHARE)
         rate = (inner - slope.jacobian(ridge)) / slope.reach * (1 - 1e-12)
-        output = 1 / (epsilon * OUTPUT_EPSILON) * (1 + 1e-9)
-        mechanism = acc.PureDP(inner, **stated) + acc.Laplace(output, replace=1.0, unit=unit)
-        return Perturbation(ridge, slope, 0.0, rate, output, mechanism)
-    inner_delta = delta * (1 - OUTPUT_DELTA)
-    objective = acc.ApproxDP(inner, inner_delta, **stated)
+        output = 1 / (epsilon * OUTPUT_SHARE) * (1 + 1e-9)
+        stated = acc.PureDP(inner, adjacency=adjacency, unit=unit)
+        return Perturbation(ridge, slope, 0.0, rate, output, stated + acc.Laplace(output, replace=1.0, unit=unit))
+    left = 1 - OUTPUT_SHARE - sum(one.share for one in further)
+
+    def sizes(noise: float) -> tuple[float, float, tuple[float, ...]]:
+        """σ, the multiplier of the output's noise, and those of the further releases for adding a row."""
+        moved = [one.replace if adjacency == "replace-one" else 1.0 for one in further]
+        each = tuple(noise * by / math.sqrt(one.share) for one, by in zip(further, moved, strict=True))
+        return slope.reach * noise / math.sqrt(left), noise / math.sqrt(OUTPUT_SHARE), each
 
     def family(noise: float) -> acc.Mechanism:
-        return objective + acc.Gaussian(noise, replace=1.0, unit=unit)
+        sigma, output, each = sizes(noise)
+        whole = profile(sigma, ridge, slope, adjacency, unit) + acc.Gaussian(output, replace=1.0, unit=unit)
+        for one, multiplier in zip(further, each, strict=True):
+            whole = whole + acc.Gaussian(multiplier, replace=one.replace, unit=unit)
+        return whole
 
-    output = acc.calibrate(family, epsilon=epsilon, delta=delta, adjacency=adjacency)
-    sigma = calibrate_sigma(inner, inner_delta, ridge, slope)
-    return Perturbation(ridge, slope, sigma, 0.0, output, family(output))
+    noise = acc.calibrate(family, epsilon=epsilon, delta=delta, adjacency=adjacency)
+    sigma, output, each = sizes(noise)
+    return Perturbation(ridge, slope, sigma, 0.0, output, family(noise), each)
+
+
+def either(perturbation: Perturbation, mu: float, epsilon: float, adjacency: str, unit: str) -> acc.Mechanism:
+    """What an objective perturbation or Gaussian releases of ``mu`` in all cost, whichever of the two runs.
+
+    Guarantee: at each of some ε, the larger of both δ holds for both; so the choice may depend on releases before.
+    """
+    parts = ((0.0, 0.9, 8), (0.9, 1.1, 24), (1.1, 3.0, 12))
+    grid = np.unique(np.concatenate([np.linspace(low, high, count) for low, high, count in parts])) * epsilon
+    made = acc.profile(perturbation.mechanism, grid, adjacency=adjacency).upper
+    deltas = [max(float(one), _gaussian(float(e), mu) * (1 + 1e-9)) for e, one in zip(grid, made, strict=True)]
+    return acc.ProfileDP(grid.tolist(), np.minimum(deltas, 1.0).tolist(), adjacency=adjacency, unit=unit)
 
 
 # -- the minimiser -----------------------------------------------------------------------------------------------------
 
 
-def minimise(rows: Rows, noise: Floats, ridge: float, tolerance: float, classes: int) -> Floats:
+def minimise(source: RowSource, noise: Floats, ridge: float, tolerance: float, classes: int) -> Floats:
     """The minimiser of the perturbed logistic (or softmax) loss by Newton's method, to a gradient of ``tolerance``/2.
 
     The other half of the tolerance is room for the rounding of the gradient itself, which is far smaller.
     """
     columns = 1 if classes == 2 else classes
-    linear = noise.reshape(rows.width, columns)
-    theta = np.zeros((rows.width, columns))
-    loss = logistic(rows, linear, ridge) if columns == 1 else softmax(rows, linear, ridge)
+    linear = noise.reshape(source.width, columns)
+    theta = np.zeros((source.width, columns))
+
+    def loss(theta: Floats) -> tuple[float, Floats, Floats]:
+        size = theta.size
+        value, gradient, hessian = 0.0, np.zeros(theta.shape), np.zeros((size, size))
+        for rows in source.batches():
+            more = logistic(rows, theta) if columns == 1 else softmax(rows, theta)
+            value, gradient, hessian = value + more[0], gradient + more[1], hessian + more[2]
+        value += ridge / 2 * float((theta**2).sum()) + float((linear * theta).sum())
+        return value, gradient + ridge * theta + linear, hessian + ridge * np.eye(size)
+
     value, gradient, hessian = loss(theta)
     for _ in range(200):
         if np.linalg.norm(gradient) <= tolerance / 2:
@@ -214,49 +267,48 @@ def minimise(rows: Rows, noise: Floats, ridge: float, tolerance: float, classes:
     raise ArithmeticError("the solver did not reach its tolerance, so nothing is released")
 
 
-Loss = Callable[[Floats], tuple[float, Floats, Floats]]
-
-
-def logistic(rows: Rows, linear: Floats, ridge: float) -> Loss:
-    """Value, gradient and Hessian of the perturbed logistic loss; y is 0 or 1."""
+def logistic(rows: Rows, theta: Floats) -> tuple[float, Floats, Floats]:
+    """Value, gradient and Hessian of the logistic loss of some rows; y is 0 or 1."""
     x, weight = _plain(rows)
     y = rows.y
-
-    def loss(theta: Floats) -> tuple[float, Floats, Floats]:
-        score = x @ theta[:, 0]
-        value = float((weight * (np.logaddexp(0.0, score) - y * score)).sum())
-        probability = 1 / (1 + np.exp(-np.clip(score, -700, 700)))
-        gradient = x.T @ (weight * (probability - y))
-        hessian = (x * (weight * probability * (1 - probability))[:, None]).T @ x
-        value += ridge / 2 * float((theta**2).sum()) + float((linear * theta).sum())
-        return value, gradient[:, None] + ridge * theta + linear, hessian + ridge * np.eye(len(theta))
-
-    return loss
+    score = x @ theta[:, 0]
+    value = float((weight * (np.logaddexp(0.0, score) - y * score)).sum())
+    probability = expit(score)
+    gradient = x.T @ (weight * (probability - y))
+    hessian = (x * (weight * probability * (1 - probability))[:, None]).T @ x
+    return value, gradient[:, None], hessian
 
 
-def softmax(rows: Rows, linear: Floats, ridge: float) -> Loss:
+def softmax(rows: Rows, theta: Floats) -> tuple[float, Floats, Floats]:
     """The same for K classes; y is the class's number."""
     x, weight = _plain(rows)
-    classes = linear.shape[1]
+    classes = theta.shape[1]
     truth = np.eye(classes)[rows.y.astype(int)]
+    scores = x @ theta
+    total = logsumexp(scores, axis=1)
+    value = float((weight * (total - (scores * truth).sum(axis=1))).sum())
+    p = np.exp(scores - total[:, None])
+    gradient = x.T @ (weight[:, None] * (p - truth))
+    hessian = np.zeros((len(theta), classes, len(theta), classes))
+    for j in range(classes):
+        for k in range(j, classes):
+            block = (x * (weight * p[:, j] * ((j == k) - p[:, k]))[:, None]).T @ x
+            hessian[:, j, :, k] = block
+            hessian[:, k, :, j] = block
+    return value, gradient, hessian.reshape(theta.size, theta.size)
 
-    def loss(theta: Floats) -> tuple[float, Floats, Floats]:
-        scores = x @ theta
-        total = logsumexp(scores, axis=1)
-        value = float((weight * (total - (scores * truth).sum(axis=1))).sum())
-        p = np.exp(scores - total[:, None])
-        gradient = x.T @ (weight[:, None] * (p - truth))
-        size = theta.size
-        hessian = np.zeros((len(theta), classes, len(theta), classes))
-        for j in range(classes):
-            for k in range(j, classes):
-                block = (x * (weight * p[:, j] * ((j == k) - p[:, k]))[:, None]).T @ x
-                hessian[:, j, :, k] = block
-                hessian[:, k, :, j] = block
-        value += ridge / 2 * float((theta**2).sum()) + float((linear * theta).sum())
-        return value, gradient + ridge * theta + linear, hessian.reshape(size, size) + ridge * np.eye(size)
 
-    return loss
+def curvature(source: RowSource, theta: Floats) -> Floats:
+    """The exact sum of 4p(1-p)·xxᵀ over the rows, at the probabilities of released coefficients.
+
+    Each row is scaled by itself and cut to the grid, so its length stays below R: the sensitivity is that of Σxxᵀ.
+    """
+    total = Moments(source.width)
+    for rows in source.batches():
+        x, _ = _plain(rows)
+        probability = expit(x @ theta[:, 0])
+        total.add(to_grid(rows.x * (2 * np.sqrt(probability * (1 - probability)))[:, None]))
+    return total.total()
 
 
 def _plain(rows: Rows) -> tuple[Floats, Floats]:

@@ -86,7 +86,8 @@ def make_rows(
     if root is not None:
         x = to_grid(x * root[:, None])
     whole = weights is None and groups is None
-    shape = Shape(features.scalars, features.blocks, intercept, whole, max_rows or 1)
+    norm = 1.0 if features.shortened else None
+    shape = Shape(features.scalars, features.blocks, intercept, whole, max_rows or 1, norm)
     return Rows(x, y, shape, root)
 
 

@@ -20,7 +20,7 @@ class Shape:
 
     ``intercept`` says whether x begins with the constant 1. ``whole`` is False where a row may be absent or be scaled
     down (several rows a person, or weights in [0, 1]): its first entry then is anything in [0, 1]. ``rows`` is the most
-    rows that one person owns.
+    rows that one person owns. ``norm`` is the largest L2 norm of a row's features where a public bound limits it.
 
     >>> Shape(scalars=14).size, Shape(scalars=2, blocks=3).norm_squared
     (15, 6)
@@ -31,6 +31,7 @@ class Shape:
     intercept: bool = True
     whole: bool = True
     rows: int = 1
+    norm: float | None = None
 
     @property
     def size(self) -> int:
@@ -38,9 +39,9 @@ class Shape:
         return self.scalars + self.blocks + self.intercept
 
     @property
-    def norm_squared(self) -> int:
-        """The largest squared L2 norm of a row, R²; the same number as :attr:`size`."""
-        return self.size
+    def norm_squared(self) -> float:
+        """The largest squared L2 norm of a row, R²: the same number as :attr:`size`, unless ``norm`` says less."""
+        return self.size if self.norm is None else min(float(self.size), self.intercept + self.norm**2)
 
     # -- Laplace noise: L1 --------------------------------------------------------------------------------------------
 

@@ -47,11 +47,14 @@ def solve(
     intercept: bool = False,
     penalty: Floats | None = None,
     ridge: float = 0.0,
+    floor: float = 0.0,
+    moved: float | None = None,
 ) -> Solution:
     """Minimise θᵀÂθ - 2b̂ᵀθ (+ a ridge ``penalty``), after repairing Â.
 
     ``guess`` is the public guess of |θ|; with ``intercept`` the first entry, which also takes up where the columns are
-    centred, may be twice as large as the others.
+    centred, may be twice as large as the others. ``floor`` is the least eigenvalue under ``"positive"``;
+    ``moved`` is the length of what the noise of Â acts on where it is not θ itself.
 
     >>> solve(np.eye(2) * 100, np.array([50.0, 0.0]), Noise(1.0, 1.0)).theta.round(2).tolist()
     [0.5, 0.0]
@@ -72,32 +75,45 @@ def solve(
     elif repair == "trim":
         values = np.maximum(values, edge)
     elif repair == "positive":
-        values = np.maximum(values, tiny)
+        values = np.maximum(values, max(floor, tiny))
     elif repair == "shrink":
         values = np.maximum(values, max(edge / 2, tiny))
     values = values + ridge
     repaired = (vectors * values) @ vectors.T
     full = repaired if penalty is None else repaired + np.diag(penalty)
     if repair == "shrink":
-        variance = noise.vector**2 + noise.matrix**2 * guess**2
+        variance = noise.vector**2 + (noise.matrix * (guess if moved is None else moved)) ** 2
+        prior[int(intercept) :] *= _evident(full, vector, variance, prior, int(intercept))
         solver = np.linalg.solve(full @ full + variance * np.diag(1 / prior), full)
     else:
         solver = np.linalg.pinv(full, hermitian=True)
     return Solution(solver @ vector, solver, full, prior)
 
 
-def covariance(
-    solution: Solution,
-    gram: Floats,
-    residual_variance: float,
-    noise: Noise,
-) -> Floats:
-    """The covariance of θ: of the sample, of the noise in b̂ and in Â (times θ), and of what shrinking hides.
+def _evident(matrix: Floats, vector: Floats, variance: float, prior: Floats, first: int) -> float:
+    """By how much to lower the prior variances of all coefficients but the constant: the most likely factor in (0, 1].
 
-    Â⁻¹[σ²A + σ_b² I + σ_A² (|θ|² I + θθᵀ)]Â⁻¹ where nothing is shrunk.
+    Where b̂ looks like noise alone, coefficients of the guessed length would be noise alone too.
+    """
+    best, likely = 1.0, -math.inf
+    for factor in 4.0 ** np.arange(0, -9, -1):
+        scaled = prior.copy()
+        scaled[first:] *= factor
+        spread = (matrix * scaled) @ matrix + variance * np.eye(len(matrix))
+        _, log_determinant = np.linalg.slogdet(spread)
+        found = -0.5 * float(log_determinant + vector @ np.linalg.solve(spread, vector))
+        if found > likely:
+            best, likely = float(factor), found
+    return best
+
+
+def noise_covariance(solution: Solution, noise: Noise) -> Floats:
+    """The covariance of θ about the exact solution: of the noise in b̂ and in Â (times θ), and of what shrinking hides.
+
+    The noise of b̂ adds σ_b² I, that of Â σ_A² (|θ|² I + θθᵀ).
     """
     theta, size = solution.theta, len(solution.theta)
-    inside = residual_variance * gram + noise.vector**2 * np.eye(size)
+    inside = noise.vector**2 * np.eye(size)
     inside = inside + noise.matrix**2 * (theta @ theta * np.eye(size) + np.outer(theta, theta))
     hidden = np.eye(size) - solution.solver @ solution.matrix
     spread = solution.solver @ inside @ solution.solver.T + (hidden * solution.prior) @ hidden.T

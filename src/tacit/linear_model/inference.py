@@ -1,0 +1,177 @@
+"""Which intervals may be stated? Estimates without clipping or shrinkage from noisy moments, or a reason to refuse.
+
+A fit releases a matrix Â = A + E and a vector b̂ = Aθ + e, with noise of known size. Predictions use a shrunk solution
+(:mod:`tacit.linear_model.solve`). Intervals need one that is not pulled towards anything, so this module solves
+Âθ = b̂ as it stands, but only in directions in which Â stands out of its own noise. A coefficient that depends on the
+other directions gets no interval. Directions that the encoding itself leaves open (the categories of a column add up to
+the constant) are known to everybody and are left out: coefficients are then those of least norm.
+
+Everything here is post-processing of released values, except :func:`score_sums`, which says what it releases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from tacit.linear_model import releases
+from tacit.linear_model.bounds import Features
+from tacit.linear_model.descent import Residual, RowSource, errors_of
+from tacit.linear_model.moments import clipped_sum
+from tacit.linear_model.sensitivity import Shape
+
+Floats = npt.NDArray[np.float64]
+
+#: A direction counts as seen where its eigenvalue is this many times the spectral edge of the noise. There the noise
+#: moves an eigenvalue by about a tenth, so that an inverse is close to normal.
+SEEN = 3.0
+#: A coefficient is refused where more than this part of it lies in directions that the noise hides.
+HIDDEN = 0.1
+#: Rows' shares of the variances are clipped at this many times their typical length.
+CLIP = 8.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Estimate:
+    """θ in scaled units without shrinkage, and its uncertainty: ``noise`` of the mechanism, ``sample`` of the rows.
+
+    ``inverse`` maps Aθ to θ (a pseudo-inverse on the directions that are seen). ``hidden`` projects on the directions
+    that are not.
+    """
+
+    theta: Floats
+    inverse: Floats
+    hidden: Floats
+    noise: Floats
+    sample: Floats
+    guess: float
+
+    @property
+    def covariance(self) -> Floats:
+        """Of sample, noise and what little of a hidden direction a coefficient may have."""
+        size = max(self.guess, float(np.linalg.norm(self.theta)))
+        return self.noise + self.sample + size**2 * self.hidden
+
+    def refused(self, functionals: Floats) -> npt.NDArray[np.bool_]:
+        """Which of these linear functionals of θ (one a row) the noise hides."""
+        part = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", functionals, self.hidden, functionals), 0.0))
+        return np.asarray(part > HIDDEN * np.linalg.norm(functionals, axis=1))
+
+
+def open_directions(features: Features, width: int) -> Floats:
+    """Directions in which θ can move without any prediction changing, whatever the data: one a row.
+
+    The categories of a column add up to 1 in every row, as the constant does.
+    """
+    start = width - len(features.names)
+    ones = [np.eye(width)[0]] if start else []
+    ones += [np.r_[np.zeros(start), mask] for mask in features.block_masks()]
+    return np.array([one - ones[0] for one in ones[1:]]).reshape(-1, width)
+
+
+def estimate(
+    matrix: Floats,
+    vector: Floats,
+    matrix_noise: float,
+    vector_noise: float,
+    *,
+    moved: Floats | None = None,
+    open_: Floats,
+    guess: float,
+    penalty: Floats | None = None,
+) -> Estimate:
+    """Solve Âθ = b̂ (or (Â + penalty)θ = b̂) where Â is seen.
+
+    ``matrix_noise`` and ``vector_noise`` are standard deviations, the first beside Â's diagonal. The noise of Â acts
+    on ``moved``, which is θ where b̂ does not depend on Â. The sample's part is still zero: :func:`with_sample`.
+
+    >>> found = estimate(np.diag([900.0, 1.0]), np.array([450.0, 1.0]), 1.0, 1.0, open_=np.zeros((0, 2)), guess=1.0)
+    >>> found.theta.tolist(), found.refused(np.eye(2)).tolist()
+    ([0.5, 0.0], [False, True])
+    """
+    size = len(matrix)
+    basis = _complement(open_, size)
+    full = matrix if penalty is None else matrix + np.diag(penalty)
+    values, vectors = np.linalg.eigh(basis.T @ full @ basis)
+    seen = values > max(SEEN * 2 * math.sqrt(len(values)) * matrix_noise, 1e-12 * float(np.abs(values).max(initial=0)))
+    directions = basis @ vectors
+    inverse = (directions[:, seen] / values[seen]) @ directions[:, seen].T
+    hidden = directions[:, ~seen] @ directions[:, ~seen].T
+    theta = inverse @ vector
+    by = theta if moved is None else theta - moved
+    inside = (vector_noise**2 + matrix_noise**2 * (float(by @ by) + _unseen(moved, seen, guess))) * np.eye(size)
+    inside += matrix_noise**2 * np.outer(by, by)
+    return Estimate(theta, inverse, hidden, inverse @ inside @ inverse, np.zeros((size, size)), guess)
+
+
+def _unseen(moved: Floats | None, seen: npt.NDArray[np.bool_], guess: float) -> float:
+    """What the part of θ that the noise hides may add to |θ|²."""
+    return 0.0 if seen.all() or moved is not None else guess**2
+
+
+def _complement(directions: Floats, size: int) -> Floats:
+    """An orthonormal basis of what is orthogonal to ``directions``, one a column."""
+    if not len(directions):
+        return np.eye(size)
+    found, _, _ = np.linalg.svd(directions.T, full_matrices=True)
+    return np.asarray(found[:, len(directions) :])
+
+
+def with_sample(found: Estimate, middle: Floats, ratios: Floats) -> Estimate:
+    """Add the sample's uncertainty: inverse · ``middle`` · inverse, times ``ratios`` for each coefficient."""
+    plain = found.inverse @ middle @ found.inverse
+    root = np.sqrt(ratios)
+    return dataclasses.replace(found, sample=(plain + plain.T) / 2 * np.outer(root, root))
+
+
+def widest(found: Estimate, middle: Floats, squares: float, shape: Shape, features: Features) -> Floats:
+    """Ratios for :func:`with_sample` that hold for errors of any shape: Σ r²(aᵀx)² is at most Σ r² · max (aᵀx)².
+
+    ``squares`` is Σ r² or more; the maximum is over every row that the bounds allow.
+    """
+    plain = np.einsum("ij,jk,ik->i", found.inverse, middle, found.inverse)
+    start = int(shape.intercept)
+    inside = np.abs(found.inverse)
+    masks = features.block_masks()
+    single = np.ones(len(features.names), dtype=bool)
+    most = inside[:, :start].sum(axis=1)
+    for mask in masks:
+        single &= mask == 0
+        most = most + np.where(mask > 0, inside[:, start:], 0.0).max(axis=1)
+    most = most + inside[:, start:][:, single].sum(axis=1)
+    return np.asarray(np.maximum(squares * most**2 / np.maximum(plain, 1e-300), 1.0))
+
+
+def score_sums(
+    source: RowSource,
+    residual: Residual,
+    theta: Floats,
+    found: Estimate,
+    middle: Floats,
+    spread: float,
+    count: float,
+    multiplier: float,
+) -> Floats:
+    """Ratios for :func:`with_sample` that are paid for: what Σ r²(aᵀx)² is, against Σ r² · mean (aᵀx)².
+
+    Errors that are larger where a feature is far from its middle make a coefficient less certain than errors of equal
+    variance would. Each row gives one number for each coefficient, and the vector is clipped; a ratio below 1 counts
+    as 1.
+
+    Guarantee: one Gaussian release of noise ``multiplier`` of a sum of vectors without negative entries, of length C at
+    most each: sensitivity C for adding a row, √2·C for replacing one.
+    """
+    size = len(theta)
+    plain = np.maximum(np.einsum("ij,jk,ik->i", found.inverse, middle, found.inverse), 1e-300)
+    scale = found.inverse / np.sqrt(plain)[:, None] * math.sqrt(count)
+    limit = CLIP * max(spread, 1e-9) * math.sqrt(size)
+    total = np.zeros(size)
+    for rows in source.batches():
+        scores = (rows.x @ scale.T) * errors_of(rows, theta[:, None], residual)
+        total += clipped_sum(scores**2, limit)
+    sensitivity = source.shape.clipped_sum(limit, "add-remove")
+    noisy = releases.gaussian_sum(total, sensitivity, multiplier) + sensitivity * multiplier
+    return np.asarray(np.maximum(noisy / (count * max(spread, 1e-9)), 1.0))
