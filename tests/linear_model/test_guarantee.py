@@ -37,6 +37,7 @@ from tacit.linear_model import (
     releases,
 )
 from tacit.linear_model import objective as op
+from tacit.linear_model.second_moments import _target_factor
 from tacit.linear_model.sensitivity import Shape
 from tests.linear_model.common import BOUNDS, labels, numbers
 
@@ -75,11 +76,15 @@ def test_every_fit_costs_at_most_what_was_asked_and_nearly_that(estimator, adjac
 def test_noise_is_as_large_as_the_price_says_under_both_adjacencies():
     # μ of tables: replace-one at ε = 1, δ = 1e-6 is .236704 for one Gaussian release (reference/tables.md).
     one = LinearRegression(1.0, 1e-6, method="sufficient-statistics", adjacency="replace-one", **BOUNDS)
-    mechanism = one.fit(*numbers(100)).privacy_.mechanism
-    assert np.sqrt(2) / mechanism.noise_multiplier == pytest.approx(0.236704, abs=2e-6)
-    for epsilon, mu in [(0.1, 0.027545), (0.5, 0.124106), (2.0, 0.448335), (5.0, 1.020357)]:
+
+    def mu(fitted, shift):
+        parts = [part for part, _ in fitted.privacy_.mechanism.parts()]
+        return float(np.sqrt(sum((shift / part.noise_multiplier) ** 2 for part in parts)))
+
+    assert mu(one.fit(*numbers(100)), np.sqrt(2)) == pytest.approx(0.236704, abs=2e-6)
+    for epsilon, wanted in [(0.1, 0.027545), (0.5, 0.124106), (2.0, 0.448335), (5.0, 1.020357)]:
         other = clone(one).set_params(epsilon=epsilon, adjacency="add-remove").fit(*numbers(100))
-        assert 1 / other.privacy_.mechanism.noise_multiplier == pytest.approx(mu, abs=2e-6)
+        assert mu(other, 1.0) == pytest.approx(wanted, abs=2e-6)
 
 
 @pytest.mark.parametrize(("adjacency", "gram", "step"), [("add-remove", 1.0, 1.0), ("replace-one", 2**0.5, 2.0)])
@@ -98,14 +103,43 @@ def test_the_noise_that_is_drawn_in_a_fit_adds_up_to_the_budget(monkeypatch, adj
 
     monkeypatch.setattr(releases, "add_gaussian", noise)
     monkeypatch.setattr(descent, "clipped_sum", clip)
-    LinearRegression(1.0, 1e-6, adjacency=adjacency, **BOUNDS).fit(*numbers(300))
-    (diagonal, s), (triangle, beside), *steps, (one, spread) = drawn
-    assert (diagonal, triangle, one, len(steps), len(clipped)) == (4, 6, 1, 15, 1)
+    LinearRegression(1.0, 1e-6, method="gradient-descent", adjacency=adjacency, **BOUNDS).fit(*numbers(300))
+    (diagonal, s), (triangle, beside), *steps = drawn
+    assert (diagonal, triangle, len(steps), len(clipped)) == (4, 6, 15, 1)
     assert beside == pytest.approx(s / 2**0.5)
     norm_squared = 4  # the constant and three features
     parts = [gram * norm_squared / s, *(step * clip_norm / sigma for clip_norm in clipped for _, sigma in steps)]
-    mu = float(np.sqrt(np.sum(np.square([*parts, 1 / spread]))))
+    mu = float(np.sqrt(np.sum(np.square(parts))))
     assert 0.999 * 0.236704 < mu <= 0.236705  # of ε = 1 at δ = 1e-6
+
+
+@pytest.mark.parametrize("rows", [60, 20_000])
+@pytest.mark.parametrize(("adjacency", "gram", "step"), [("add-remove", 1.0, 1.0), ("replace-one", 2**0.5, 2.0)])
+def test_the_default_spends_the_budget_whichever_way_it_goes(monkeypatch, adjacency, gram, step, rows):
+    """Few rows lead to gradient steps, many to more second moments; μ² adds up to the same."""
+    drawn, lengths = [], []
+    real_noise, real_sum = releases.add_gaussian, releases.gaussian_sum
+
+    def noise(values, sigma):
+        drawn.append((np.size(values), sigma))
+        return real_noise(values, sigma)
+
+    def total(exact, sensitivity, multiplier):
+        lengths.append(sensitivity)
+        return real_sum(exact, sensitivity, multiplier)
+
+    monkeypatch.setattr(releases, "add_gaussian", noise)
+    monkeypatch.setattr(releases, "gaussian_sum", total)
+    fitted = LinearRegression(1.0, 1e-6, adjacency=adjacency, **BOUNDS).fit(*numbers(rows))
+    moments = [sigma for size, sigma in drawn if size == 5]  # diagonals of Σzzᵀ with z = (1, three features, y)
+    sums = [sigma for size, sigma in drawn if size == 4]
+    assert (len(moments), len(sums)) == ((1, 16) if rows == 60 else (2, 1))
+    factor = _target_factor(4.0, 1.0)
+    spent = sum((gram * (4 + factor**2) / s) ** 2 for s in moments)
+    spent += sum((step * c / s) ** 2 for c, s in zip(lengths[:-1], sums[:-1], strict=True))
+    spent += (gram * lengths[-1] / sums[-1]) ** 2  # entries without a sign: replacing a row moves √2 times as much
+    assert 0.999 * 0.236704 < np.sqrt(spent) <= 0.236705
+    assert fitted.privacy_.upper <= 1.0
 
 
 def test_two_rows_that_disagree_move_a_clipped_sum_by_twice_the_norm():
@@ -255,8 +289,8 @@ def test_nothing_unpaid_is_stored():
     assert b"997" not in pickle.dumps({k: v for k, v in vars(fitted).items() if isinstance(v, int)})
     before = LinearRegression(1.0, **BOUNDS)
     names = set(vars(fitted)) - set(vars(before))
-    paid = {"coef_", "intercept_", "covariance_", "privacy_", "_theta"}
-    public = {"n_features_in_", "features_", "_middle", "_half_width"}
+    paid = {"coef_", "intercept_", "covariance_", "privacy_", "_theta", "_centre"}
+    public = {"n_features_in_", "features_", "_middle", "_half_width", "_why"}
     assert names == paid | public
     kept = vars(fitted)["features_"]
     assert kept.middle.tolist() == [5.0] * 3
@@ -289,9 +323,7 @@ def test_no_row_changes_the_determinant_or_the_gradient_more_than_stated(classes
         base = generator.normal(size=(4 * columns, 4 * columns)) * generator.choice([0.0, 0.5])
         without = ridge * np.eye(4 * columns) + base @ base.T
         row = op.Rows(x[None], np.array([float(generator.integers(classes))]), None)
-        nothing = np.zeros((4, columns))
-        loss = op.logistic(row, nothing, 0.0) if classes == 2 else op.softmax(row, nothing, 0.0)
-        _, gradient, hessian = loss(theta)
+        _, gradient, hessian = op.logistic(row, theta) if classes == 2 else op.softmax(row, theta)
         assert np.linalg.norm(gradient) <= slope.lipschitz * (1 + 1e-12)
         change = np.linalg.slogdet(without + hessian)[1] - np.linalg.slogdet(without)[1]
         assert -1e-9 <= change <= slope.jacobian(ridge) + 1e-9
@@ -327,7 +359,8 @@ def test_the_solver_reaches_the_tolerance_that_the_proof_uses():
     rows = op.Rows(features, y.astype(float), None)
     noise = made.noise(4)
     theta = op.minimise(rows, noise, made.ridge, made.tolerance, 2)
-    _, gradient, _ = op.logistic(rows, noise[:, None], made.ridge)(theta)
+    _, gradient, _ = op.logistic(rows, theta)
+    gradient = gradient + made.ridge * theta + noise[:, None]
     assert np.linalg.norm(gradient) <= made.tolerance / 2
     scale = made.output * 2 * made.tolerance / made.ridge
     moved = np.std([made.hide(np.zeros(1000)) for _ in range(3)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -42,6 +43,8 @@ COUNTS, HESSIAN, SCORES = Further(0.01, math.sqrt(2)), Further(0.2, math.sqrt(2)
 CHOICE_EPSILON, CHOICE_DELTA = 0.02, 0.1
 #: Objective perturbation may be expected to add this much to the log-loss of a prediction; above it, steps are taken.
 TOLERATED = 0.001
+#: The typical change of a row's log-odds by the noise, up to which the loss counts as quadratic.
+MOST_ODDS = 0.2
 #: Newton's method for K classes has this many coefficients at most; beyond it the default is gradient descent.
 MOST_COEFFICIENTS = 500
 CLIPS = (
@@ -52,6 +55,7 @@ FEW = (
     "there are too few rows for so many coefficients at this epsilon, so the default took gradient descent, which "
     "predicts better but clips. method='objective-perturbation' has intervals, for the price of another fit"
 )
+NOISY = "the noise moves log-odds by more than normal intervals allow for. Use a larger epsilon, or fewer columns"
 PURE = "they need a release of the Hessian with Gaussian noise. Use delta > 0"
 SEVERAL = "they are there for two classes. Fit one class against the others, each for its own part of the budget"
 
@@ -363,17 +367,8 @@ class LogisticRegression(LinearClassifier):
         Guarantee: the count is one Gaussian release (sensitivity 1 for adding a row, 0 for replacing one, charged as
         1). What follows is charged as the dearer of both methods at every ε, and chosen by the count and public numbers.
         """
-        epsilon, delta = task.epsilon * (1 - CHOICE_EPSILON), task.delta * (1 - CHOICE_DELTA)
-        made = self._perturbation(task, epsilon, delta)
-        inner = min(epsilon, MOST_EPSILON)
-        steps, gaussian = releases.calibrated(
-            lambda noise: DescentBudget(noise, task.adjacency).mechanism(task.unit), inner, delta, task.adjacency
-        )
-        del gaussian  # its price is that of a Gaussian release of 1/steps in all, under this adjacency
-        second = either(made, 1 / steps, inner, task.adjacency, task.unit)
-        total = min(task.epsilon, MOST_EPSILON / (1 - CHOICE_EPSILON))
-        counting, mechanism = releases.calibrated(
-            lambda noise: acc.Gaussian(noise, replace=1.0, unit=task.unit) + second, total, task.delta, task.adjacency
+        made, steps, counting, mechanism = _choice(
+            self._slope(task), task.epsilon, task.delta, task.adjacency, task.unit, float(self.alpha)
         )
         with self._paid(task, mechanism, "objective perturbation or gradient descent") as charge:
             rows = sum((float(len(piece)) for piece in task.source.batches()), 0.0)
@@ -415,20 +410,19 @@ class LogisticRegression(LinearClassifier):
         )
 
     def _objective(self, task: Task) -> None:
-        made = self._perturbation(task, task.epsilon, task.delta)
+        slope = self._slope(task)
+        further = _further(slope, task.delta) or ((COUNTS,) if self.class_weight == "balanced" else ())
+        made = perturb(slope, task.epsilon, task.delta, task.adjacency, task.unit, float(self.alpha), further)
         with self._paid(task, made.mechanism, "objective perturbation") as charge:
             theta, found, why = self._perturbed(task, made)
         self._publish(task, theta, found, why)
         kind = "pure-ε" if task.delta == 0 else "Gaussian"
         self.privacy_ = self._guarantee(task, made.mechanism, f"{kind} objective perturbation", charge)
 
-    def _perturbation(self, task: Task, epsilon: float, delta: float) -> Perturbation:
-        """The price and the noise of objective perturbation with what follows it."""
+    def _slope(self, task: Task) -> Slope:
+        """What one person can do to the gradient of the loss."""
         slots = task.shape.rows * (2 if task.adjacency == "replace-one" else 1)
-        slope = Slope(task.shape.norm_squared, len(self.classes_), slots, task.shape.rows)
-        debiased, balanced = delta > 0 and slope.classes == 2, self.class_weight == "balanced"
-        further = (COUNTS, HESSIAN, SCORES) if debiased else (COUNTS,) if balanced else ()
-        return perturb(slope, epsilon, delta, task.adjacency, task.unit, float(self.alpha), further)
+        return Slope(task.shape.norm_squared, len(self.classes_), slots, task.shape.rows)
 
     def _perturbed(self, task: Task, made: Perturbation) -> tuple[Floats, Estimate | None, str]:
         """Objective perturbation and, for two classes and δ > 0, what takes its ridge away and makes intervals.
@@ -447,7 +441,10 @@ class LogisticRegression(LinearClassifier):
         theta = made.hide(minimise(source, noise, made.ridge, made.tolerance, classes))
         if made.pure or classes > 2:
             return theta, None, PURE if made.pure else SEVERAL
-        return *self._debiased(task, source, made, theta, float(counts.sum())), ""
+        theta, found = self._debiased(task, source, made, theta, float(counts.sum()))
+        odds = math.sqrt(float(np.trace(found.noise)) * task.shape.norm_squared / task.width)
+        # The Hessian is that of noisy coefficients: beyond this, the same noise would choose what is seen.
+        return (theta, found, "") if odds <= MOST_ODDS else (theta, None, NOISY)
 
     def _counts(self, source: RowSource, multiplier: float) -> Floats:
         """Noisy numbers of rows in the classes.
@@ -511,6 +508,29 @@ class LogisticRegression(LinearClassifier):
         )
         self._publish(task, theta, None, CLIPS)
         self.privacy_ = privacy
+
+
+def _further(slope: Slope, delta: float) -> tuple[Further, ...]:
+    """What follows objective perturbation for intervals: nothing for several classes or pure ε."""
+    return (COUNTS, HESSIAN, SCORES) if delta > 0 and slope.classes == 2 else ()
+
+
+@functools.lru_cache(maxsize=64)
+def _choice(
+    slope: Slope, epsilon: float, delta: float, adjacency: str, unit: str, alpha: float
+) -> tuple[Perturbation, float, float, acc.Mechanism]:
+    """Objective perturbation, the noise of descent and of the count that chooses between both, and the whole price."""
+    most = min(epsilon, MOST_EPSILON)
+    inner, inner_delta = most * (1 - CHOICE_EPSILON), delta * (1 - CHOICE_DELTA)
+    made = perturb(slope, inner, inner_delta, adjacency, unit, alpha, _further(slope, delta))
+    steps, _ = releases.calibrated(
+        lambda noise: DescentBudget(noise, adjacency).mechanism(unit), inner, inner_delta, adjacency
+    )
+    second = either(made, 1 / steps, inner, adjacency, unit)
+    counting, mechanism = releases.calibrated(
+        lambda noise: acc.Gaussian(noise, replace=1.0, unit=unit) + second, most, delta, adjacency
+    )
+    return made, steps, counting, mechanism
 
 
 def _balanced(rows: Rows, counts: Floats, least: float) -> Rows:

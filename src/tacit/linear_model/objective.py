@@ -11,6 +11,7 @@ docs/explanation/objective-perturbation.md has the proof.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -170,6 +171,7 @@ class Further:
     replace: float
 
 
+@functools.lru_cache(maxsize=64)
 def perturb(
     slope: Slope,
     epsilon: float,

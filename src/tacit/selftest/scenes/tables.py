@@ -78,7 +78,8 @@ def _neighbours(seed: int, adjacency: str, classes: int = 0) -> list[tuple[Table
 
 def _released(model: Any) -> list[Floats]:
     names = ("coef_", "intercept_", "covariance_")
-    return [np.asarray(getattr(model, name), dtype=np.float64) for name in names if hasattr(model, name)]
+    found = [np.asarray(getattr(model, name), dtype=np.float64) for name in names if hasattr(model, name)]
+    return [np.nan_to_num(one, nan=-1e300) for one in found]  # where there is no interval, on both sides there is none
 
 
 def _fit(make: Make, adjacency: str, table: Table) -> Callable[[], Any]:
@@ -140,6 +141,11 @@ def regressions_are_bounded(seed: int) -> list[Finding]:
     """Every method of linear regression, under each adjacency."""
     found = []
     cases: list[tuple[str, Make]] = [
+        ("the default, few rows", _regression("auto")),
+        (
+            "the default, little noise",
+            lambda a: LinearRegression(60.0, DELTA, bounds=(-1, 1), target_bounds=(-1, 1), adjacency=a),
+        ),
         ("gradient descent", _regression("gradient-descent")),
         ("AdaSSP", _regression("adassp")),
         ("second moments", _regression("sufficient-statistics", coef_norm=3.0)),
@@ -247,7 +253,8 @@ def objective_perturbation_is_priced(seed: int) -> list[Finding]:
                     adjacency=adjacency,
                 ).fit(base, labels)
             )
-            theta, direction = draws[-1].value.ravel(), draws[0].outcome.ravel()
+            noise, hiding = (draws[0], draws[-1]) if pure else (draws[1], draws[2])  # the classes are counted first
+            theta, direction = hiding.value.ravel(), noise.outcome.ravel()
             gradient = x.T @ (1 / (1 + np.exp(-x @ theta)) - labels)
             # The gradient of the loss, of the ridge and of the noise together are nothing at the minimiser.
             (ridge, size), *_ = np.linalg.lstsq(np.column_stack([theta, direction]), -gradient, rcond=None)
@@ -257,11 +264,11 @@ def objective_perturbation_is_priced(seed: int) -> list[Finding]:
                 rate = float(np.abs(draws[1].outcome).sum()) / (size * float(np.linalg.norm(direction)))
                 need = jacobian + rate * slots * length
             else:
-                mu = slots * length / (size * draws[0].scale)
+                mu = slots * length / (size * noise.scale)
                 need = jacobian + bounds.gaussian_epsilon(mu, delta / 2**slots)
             text = f"ridge {ridge:.4g}: ε = {need:.4f} of a claim of {model.privacy_.upper:.4f}"
             found.append(holds(f"{name}: price", bool(ridge > 0 and need <= model.privacy_.upper * (1 + SLACK)), text))
-            hidden = draws[-1].scale * ridge / (2 * max(left, 1e-300))
+            hidden = hiding.scale * ridge / (2 * max(left, 1e-300))
             found.append(
                 holds(
                     f"{name}: minimiser",
@@ -328,8 +335,8 @@ def streams_are_bounded(seed: int) -> list[Finding]:
                 ),
                 "no such column": (lambda: _regression("auto")("add-remove").fit(path, "z"), ValueError),
                 "no target": (lambda: _regression("auto")("add-remove").fit(path), ValueError),
-                "objective perturbation of a file": (
-                    lambda: _logit(method="objective-perturbation")("add-remove").fit(path, "y"),
+                "class weights of a file": (
+                    lambda: _logit(class_weight={0: 1, 1: 2})("add-remove").fit(path, "y"),
                     ValueError,
                 ),
             },
