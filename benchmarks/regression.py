@@ -3,8 +3,9 @@
     python -m benchmarks regression [--only linear,logistic,...] [--repeats 20] [--peer-python PATH] [--out FOLDER]
 
 Parts: ``linear`` (log income), ``logistic`` (employed), ``split`` (how the functional mechanism's ε is divided),
-``census`` (the functional mechanism on acs2018 and brazil2010), ``coverage`` (of the 95% interval), ``stream`` (one
-pass over generated Parquet). Tables go to the terminal, plots and results to the folder (default: runs/regression).
+``census`` (the functional mechanism on acs2018 and brazil2010), ``stream`` (one pass over generated Parquet). Tables go
+to the terminal, plots and results to the folder (default: runs/regression). Coverage of the intervals is
+``python -m benchmarks coverage``.
 
 The data are those of TACIT_DATA. diffprivlib 0.6.6 does not import under scikit-learn 1.9 and gets an environment of
 its own:
@@ -50,7 +51,7 @@ Floats = npt.NDArray[np.float64]
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 5.0)
 DELTA = 1e-6
 FIRST_SEED = 160
-PARTS = ("linear", "logistic", "split", "census", "coverage", "stream")
+PARTS = ("linear", "logistic", "split", "census", "stream")
 INCOME = (math.log(1e3), math.log(1e6))
 #: Measured elsewhere on the same table (20 splits, δ = 1e-6); docs/results/regression.md shows two of them.
 REFERENCE_LINEAR = {
@@ -350,37 +351,6 @@ def census(repeats: int, out: Path) -> dict[str, Any]:
     return found
 
 
-# -- intervals ---------------------------------------------------------------------------------------------------------
-
-
-def coverage(simulations: int) -> dict[str, Any]:
-    """How often the 95% interval holds the true coefficient."""
-    truth = np.array([1.0, -0.5, 0.0, 0.25])
-    epsilons = (0.5, 1.0, 5.0)
-    rows: dict[str, Sequence[float]] = {}
-    for method in ("gradient-descent", "sufficient-statistics"):
-        for adjacency in ("add-remove", "replace-one"):
-            shares = []
-            for epsilon in epsilons:
-                hits = 0
-                for simulation in range(simulations):
-                    generator = np.random.default_rng(simulation)
-                    x = generator.uniform(-1, 1, (2000, 4))
-                    y = 0.3 + x @ truth + 0.5 * generator.normal(size=2000)
-                    fitted = LinearRegression(
-                        epsilon, DELTA, bounds=(-1, 1), target_bounds=(-3, 3), method=method, adjacency=adjacency
-                    ).fit(x, y)
-                    interval = fitted.confidence_interval(0.95)
-                    hits += int(((interval[:, 0] <= truth) & (truth <= interval[:, 1])).sum())
-                shares.append(100 * hits / simulations / len(truth))
-                print(f"  {method} {adjacency} ε={epsilon:g}: {shares[-1]:.2f}%", file=sys.stderr, flush=True)
-            rows[f"{method} ({adjacency})"] = shares
-    show(f"coverage of the 95% interval, %, {simulations} simulations of 2,000 rows, 4 coefficients", epsilons, rows, 2)
-    good = all(93 <= value <= 97 for values in rows.values() for value in values)
-    print("reached" if good else "NOT REACHED", "between 93 and 97%")
-    return {"rows": rows, "reached": good}
-
-
 # -- larger than memory ------------------------------------------------------------------------------------------------
 
 
@@ -503,7 +473,6 @@ def main(argv: Sequence[str]) -> int:
         "--only", default=",".join(PARTS), help=f"parts, separated by commas (default: {','.join(PARTS)})"
     )
     parser.add_argument("--repeats", type=int, default=20, help="splits (default: 20)")
-    parser.add_argument("--simulations", type=int, default=1000, help="simulations of coverage (default: 1000)")
     parser.add_argument("--peer-python", help="a Python with diffprivlib 0.6.6 and scikit-learn 1.5.2")
     parser.add_argument("--stream-rows", type=float, default=1e7, help="rows of the generated file (default: 1e7)")
     parser.add_argument("--stream-turns", type=int, default=3, help="times each way is measured (default: 3)")
@@ -522,7 +491,6 @@ def main(argv: Sequence[str]) -> int:
         "logistic": lambda: logistic(options.repeats, peer, options.out),
         "split": lambda: divide(options.repeats, options.out),
         "census": lambda: census(options.repeats, options.out),
-        "coverage": lambda: coverage(options.simulations),
         "stream": lambda: _streamed(options),
     }
     results = {}

@@ -33,7 +33,7 @@ SEEDS = 20
 SHORT_SEEDS = 5
 DELTA = 1e-6
 EPSILONS = (0.1, 1.0)
-METHODS = ("gradient-descent", "sufficient-statistics", "functional")
+METHODS = ("auto", "sufficient-statistics", "functional")
 INCOME = (math.log(1e3), math.log(1e6))  # public bounds: log dollars
 TOWN, VICTIMS, WORLDS = 1_000, 100, 500  # people of the attacked fits; reconstructed ones; fits with and without one
 

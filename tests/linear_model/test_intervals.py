@@ -80,7 +80,9 @@ def test_intervals_that_took_equal_errors_for_granted_would_miss():
         errors = y - private.predict(x)
         wrong = 2 * 1.96 * np.std(errors) / np.sqrt((x[:, 0] ** 2).sum())
         fits.append((private.coef_[0], truth[0], right, wrong))
-    inside = [sum(abs(found - true) <= width / 2 for found, true, *widths in fits for width in [widths[i]]) for i in (0, 1)]
+    inside = [
+        sum(abs(found - true) <= width / 2 for found, true, *widths in fits for width in [widths[i]]) for i in (0, 1)
+    ]
     assert inside[0] >= binom.ppf(1e-6, 40, 0.93)
     assert np.mean([right for *_, right, _ in fits]) > 1.2 * np.mean([wrong for *_, wrong in fits])
 
@@ -182,7 +184,9 @@ def outcomes(constant, slopes, rows, seed):
     return x, (generator.random(rows) < 1 / (1 + np.exp(-constant - x @ slopes))).astype(int)
 
 
-@pytest.mark.parametrize(("constant", "slopes", "rows", "epsilon"), [(0, [1, 0.5], 5000, 1), (-4.7, [2, 0], 20_000, 16)])
+@pytest.mark.parametrize(
+    ("constant", "slopes", "rows", "epsilon"), [(0, [1, 0.5], 5000, 1), (-4.7, [2, 0], 20_000, 16)]
+)
 def test_logistic_regression_is_unbiased_and_covers(constant, slopes, rows, epsilon):
     fits = []
     for seed in range(24):

@@ -59,8 +59,7 @@ def test_every_source_gives_the_sums_of_the_table_in_memory(source, table, monke
     in_memory = LinearRegression(20.0, method="sufficient-statistics", **SETTINGS).fit(table[NAMES], table["y"])
     assert (seen[0] == seen[1]).all()
     assert private.coef_ == pytest.approx(COEFFICIENTS, abs=0.1)
-    if not hasattr(source, "read_next_batch"):  # a source that is read once has no second pass to pay for
-        assert private.privacy_.mechanism == in_memory.privacy_.mechanism
+    assert private.privacy_.upper == pytest.approx(in_memory.privacy_.upper, abs=1e-4)
     assert private.feature_names_in_.tolist() == NAMES
     assert private.predict(table[NAMES]).shape == (30_000,)
 

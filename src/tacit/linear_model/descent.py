@@ -198,9 +198,7 @@ def _whitening(gram: Floats, scale: float, count: float, shape: Shape) -> tuple[
     return root, (vectors * floored) @ vectors.T, min(max(typical, 1e-3 * longest), longest)
 
 
-def _gradient(
-    source: RowSource, theta: Floats, residual: Residual, whitening: Floats, clip_norm: float
-) -> Floats:
+def _gradient(source: RowSource, theta: Floats, residual: Residual, whitening: Floats, clip_norm: float) -> Floats:
     total = np.zeros(theta.shape)
     for rows in source.batches():
         errors = errors_of(rows, theta, residual)

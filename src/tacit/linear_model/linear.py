@@ -117,9 +117,11 @@ class LinearRegression(LinearBase):
             names to pairs. Rows are clipped to them. Required.
         target_bounds: Public bounds (lower, upper) of y, to which it is clipped. Required unless ``bounds`` is a schema
             with a numeric target.
-        method: ``"gradient-descent"`` (whitened, 15 steps), ``"adassp"``, ``"sufficient-statistics"`` (one pass) or
-            ``"functional"`` (pure ε). ``"auto"`` takes the functional mechanism at δ = 0, else sufficient statistics
-            for a file or stream, else gradient descent. The data never decide.
+        method: ``"sufficient-statistics"`` (one pass), ``"adassp"``, ``"gradient-descent"`` (whitened, 15 steps; it
+            predicts well at small ε, but clips and has no intervals) or ``"functional"`` (pure ε). ``"auto"`` takes the
+            functional mechanism at δ = 0 and sufficient statistics for a file or stream. Else it spends 40% of the
+            budget on second moments, which intervals are made of, and lets them decide whether the rest goes to more of
+            them or to gradient steps. That choice is part of the price.
         adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``. None takes the ledger's, or add-remove without
             a ledger.
         fit_intercept: Whether to fit a constant. If False, columns are divided by their largest absolute bound and not
@@ -142,7 +144,8 @@ class LinearRegression(LinearBase):
     Attributes:
         coef_: The coefficients, in the units of the table.
         intercept_: The constant, in the unit of y.
-        covariance_: Covariance of intercept and coefficients, the intercept first; sample and noise together.
+        covariance_: Covariance of intercept and coefficients without shrinkage, the intercept first; sample and noise
+            together. NaN where there is no interval.
         privacy_: What the fit cost, a :class:`tacit.accounting.Privacy`.
 
     Example:
@@ -185,7 +188,7 @@ class LinearRegression(LinearBase):
         Args:
             X: The private table: an array, a data frame or, with a schema, anything that :meth:`Schema.encode
                 <tacit.schema.Schema.encode>` reads. Or a path (Parquet, CSV, Arrow), a polars
-                ``LazyFrame`` or a pyarrow source, read in one pass or, by gradient descent, 17.
+                ``LazyFrame`` or a pyarrow source, read in one pass or, by gradient descent, 16.
             y: The target, one number for each row, or the name of its column. None takes the target of the schema.
             sample_weight: One weight for each row, 0 or more. Needs ``max_weight``.
             groups: The id of the unit that owns each row, none missing. Needs ``max_rows``. Leave it out if the schema
@@ -253,14 +256,16 @@ class LinearRegression(LinearBase):
         self.privacy_ = self._guarantee(task, mechanism, "whitened DP gradient descent", charge)
 
     def _statistics(self, task: Task) -> None:
-        """Second moments once, and what the errors' shape does to intervals where the rows can be read again."""
+        """Second moments once, and what the errors' shape does to intervals where the rows are in memory."""
         sums = Sums(task.shape, task.width, self.coef_norm)
-        again = _again(task)
+        again = not isinstance(task.source, Stream)  # one pass over a file is enough
         shift = math.sqrt(2) if task.adjacency == "replace-one" else 1.0
         parts = (1 - SCORE_SHARE, SCORE_SHARE) if again else (1.0,)
 
         def family(noise: float) -> acc.Mechanism:
-            each = [acc.Gaussian(releases.share(noise, part, shift), replace=math.sqrt(2), unit=task.unit) for part in parts]
+            each = [
+                acc.Gaussian(releases.share(noise, part, shift), replace=math.sqrt(2), unit=task.unit) for part in parts
+            ]
             return each[0] + each[1] if again else each[0]
 
         noise, mechanism = releases.calibrated(family, task.epsilon, task.delta, task.adjacency)
@@ -321,9 +326,7 @@ class LinearRegression(LinearBase):
         risk = part * float(np.trace(solution.matrix @ noise_covariance(solution, known.noise))) / count
         return risk <= TOLERATED * known.squares(solution.theta) / count
 
-    def _stepped(
-        self, task: Task, known: Known, first: Solution, multiplier: float, penalty: Floats | None
-    ) -> Floats:
+    def _stepped(self, task: Task, known: Known, first: Solution, multiplier: float, penalty: Floats | None) -> Floats:
         """Gradient steps from the first solution on, unless second moments contradict where they lead."""
         start = Start(
             known.gram,
@@ -499,8 +502,3 @@ class Ridge(LinearRegression):
 
 def _residual(value: Floats, target: Floats) -> Floats:
     return np.asarray(value - target[:, None])
-
-
-def _again(task: Task) -> bool:
-    """Whether the rows can be read once more."""
-    return not isinstance(task.source, Stream) or (task.source.cluster is None and task.source.passes != 1)

@@ -23,7 +23,16 @@ from tacit.linear_model.descent import DescentBudget, RowSource, descend
 from tacit.linear_model.inference import Estimate
 from tacit.linear_model.intervals import WithIntervals
 from tacit.linear_model.moments import to_grid
-from tacit.linear_model.objective import MOST_EPSILON, Further, Perturbation, Slope, curvature, either, minimise, perturb
+from tacit.linear_model.objective import (
+    MOST_EPSILON,
+    Further,
+    Perturbation,
+    Slope,
+    curvature,
+    either,
+    minimise,
+    perturb,
+)
 from tacit.linear_model.rows import Rows, check_weights
 from tacit.linear_model.solve import Noise, solve
 from tacit.linear_model.stream import Stream

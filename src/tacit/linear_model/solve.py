@@ -82,29 +82,32 @@ def solve(
     repaired = (vectors * values) @ vectors.T
     full = repaired if penalty is None else repaired + np.diag(penalty)
     if repair == "shrink":
-        variance = noise.vector**2 + (noise.matrix * (guess if moved is None else moved)) ** 2
-        prior[int(intercept) :] *= _evident(full, vector, variance, prior, int(intercept))
+        prior, variance = _evident(full, vector, noise, prior, int(intercept), moved)
         solver = np.linalg.solve(full @ full + variance * np.diag(1 / prior), full)
     else:
         solver = np.linalg.pinv(full, hermitian=True)
     return Solution(solver @ vector, solver, full, prior)
 
 
-def _evident(matrix: Floats, vector: Floats, variance: float, prior: Floats, first: int) -> float:
-    """By how much to lower the prior variances of all coefficients but the constant: the most likely factor in (0, 1].
+def _evident(
+    matrix: Floats, vector: Floats, noise: Noise, prior: Floats, first: int, moved: float | None
+) -> tuple[Floats, float]:
+    """The prior variances, all but the constant's lowered by the most likely factor in (0, 1], and b̂'s noise variance.
 
     Where b̂ looks like noise alone, coefficients of the guessed length would be noise alone too.
     """
-    best, likely = 1.0, -math.inf
+    best: tuple[float, Floats, float] = (-math.inf, prior, 0.0)
     for factor in 4.0 ** np.arange(0, -9, -1):
         scaled = prior.copy()
         scaled[first:] *= factor
+        length = float(scaled.sum()) if moved is None else moved**2
+        variance = noise.vector**2 + noise.matrix**2 * length
         spread = (matrix * scaled) @ matrix + variance * np.eye(len(matrix))
         _, log_determinant = np.linalg.slogdet(spread)
-        found = -0.5 * float(log_determinant + vector @ np.linalg.solve(spread, vector))
-        if found > likely:
-            best, likely = float(factor), found
-    return best
+        likely = -0.5 * float(log_determinant + vector @ np.linalg.solve(spread, vector))
+        if likely > best[0]:
+            best = (likely, scaled, variance)
+    return best[1], best[2]
 
 
 def noise_covariance(solution: Solution, noise: Noise) -> Floats:

@@ -144,14 +144,14 @@ class Stream:
         return 1 if _lazy(self.data) is None else 0
 
     def check_passes(self) -> None:
-        """Refuse a source that gradient descent cannot read 17 times."""
+        """Refuse a source that gradient descent cannot read 16 times."""
         if self.cluster is not None:
             raise ValueError(
                 "a cluster sums second moments in one pass: use method='sufficient-statistics', 'adassp' or "
                 "'functional', or backend='local'"
             )
         if self.passes == 1:
-            raise ValueError("gradient descent reads the rows 17 times, and this source can be read once: use a file")
+            raise ValueError("gradient descent reads the rows 16 times, and this source can be read once: use a file")
 
     def batches(self) -> Iterator[Rows]:
         """The rows, encoded, in pieces that stay in the processor's cache; a bar on a terminal shows the progress."""
