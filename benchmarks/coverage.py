@@ -2,8 +2,8 @@
 
     python -m benchmarks coverage [--fits 1000] [--only NAME;…] [--methods NAME,…] [--out FILE]
 
-ε = 1, δ = 1e-6 (0 for the functional mechanism), 5,000 rows unless a table says otherwise. Each fit has a new table. The
-truth is what the same fit without noise has on the population: exact where the table is made of a line, else from a
+ε = 1, δ = 1e-6 (0 for the functional mechanism), 5,000 rows unless a table says otherwise. Each fit has a new table.
+The truth is what the same fit without noise has on the population: exact where the table is made of a line, else from a
 plain fit to two million rows. An interval may be refused, for one coefficient or for all; ``stated`` is the share that
 was not, and the coverage is that of the stated ones. Results are appended to a file of JSON lines.
 """

@@ -14,7 +14,6 @@ from tacit.linear_model.linear import LinearBase
 from tacit.linear_model.logistic import LinearClassifier
 from tacit.linear_model.solve import REPAIRS, Solution, solve
 
-
 QUADRATIC = "the quadratic loss stands for the logistic one. Use LogisticRegression"
 
 

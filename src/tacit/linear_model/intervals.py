@@ -70,8 +70,8 @@ class WithIntervals:
         if hidden:
             more = f" and {len(hidden) - 3} more" if len(hidden) > 3 else ""
             warnings.warn(
-                f"the noise hides {', '.join(map(str, hidden[:3]))}{more}: too few rows tell about it at this epsilon, or "
-                "it nearly equals a combination of other columns. Its interval is everything; use a larger epsilon, "
+                f"the noise hides {', '.join(map(str, hidden[:3]))}{more}: too few rows tell about it at this epsilon, "
+                "or it nearly equals a combination of other columns. Its interval is everything; use a larger epsilon, "
                 "tighter bounds or fewer columns",
                 PrivacyWarning,
                 stacklevel=2,

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import chi2, norm
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import check_is_fitted
 
 from tacit import accounting as acc
 from tacit.accounting.base import is_number
@@ -33,7 +32,7 @@ METHODS = ("auto", "gradient-descent", "adassp", "sufficient-statistics", "funct
 #: Parts of μ² in the default: a first look at the second moments, and what the errors' shape does to the intervals.
 #: The rest goes to more of the same, or to gradient steps.
 FIRST_SHARE, SCORE_SHARE = 0.4, 0.05
-#: The noise of second moments may add this part of the errors' variance to that of a prediction. Above it, steps follow.
+#: The noise of second moments may add this part of the errors' variance to a prediction's. Above it, steps follow.
 TOLERATED = 0.005
 #: Steps are believed unless second moments contradict them with this confidence.
 CONTRADICTED = 0.999
@@ -81,7 +80,7 @@ class LinearBase(RegressorMixin, WithIntervals, PrivateEstimator):  # type: igno
     def _estimated(
         self, task: Task, gram: Floats, vector: Floats, noise: Noise, squares: float, penalty: Floats | None
     ) -> Estimate:
-        """Unshrunk coefficients with the widest intervals that errors of any shape, with ``squares`` in all, ask for."""
+        """Unshrunk coefficients with the widest intervals that errors with ``squares`` in all can ask for."""
         found = inference.estimate(
             gram,
             vector,
@@ -260,7 +259,7 @@ class LinearRegression(LinearBase):
         sums = Sums(task.shape, task.width, self.coef_norm)
         again = not isinstance(task.source, Stream)  # one pass over a file is enough
         shift = math.sqrt(2) if task.adjacency == "replace-one" else 1.0
-        parts = (1 - SCORE_SHARE, SCORE_SHARE) if again else (1.0,)
+        parts = [1 - SCORE_SHARE, SCORE_SHARE] if again else [1.0]
 
         def family(noise: float) -> acc.Mechanism:
             each = [

@@ -45,8 +45,8 @@ METHODS = ("auto", "gradient-descent", "objective-perturbation", "dp-sgd")
 GUESS = 2.0
 #: The typical second derivative of the logistic loss; p(1-p) is at most 1/4 and .2 at p = .28.
 CURVATURE = 0.2
-#: What follows objective perturbation: numbers of rows in each class, the Hessian, and what the shape of the errors does
-#: to intervals. Parts of μ².
+#: What follows objective perturbation: numbers of rows in each class, the Hessian, and what the shape of the errors
+#: does to intervals. Parts of μ².
 COUNTS, HESSIAN, SCORES = Further(0.01, math.sqrt(2)), Further(0.2, math.sqrt(2)), Further(0.04, math.sqrt(2))
 #: The parts of ε and δ that are left to count the rows by which the default chooses its method.
 CHOICE_EPSILON, CHOICE_DELTA = 0.02, 0.1
@@ -358,8 +358,8 @@ class LogisticRegression(LinearClassifier):
             raise ValueError(f"method={method!r} uses Gaussian noise, which needs delta > 0")
         if isinstance(task.source, Stream) and (method == "dp-sgd" or task.source.passes == 1):
             raise ValueError(
-                "a file or stream needs method='objective-perturbation' or 'gradient-descent', and a source that can be "
-                "read many times"
+                "a file or stream needs method='objective-perturbation' or 'gradient-descent', and a source that can "
+                "be read many times"
             )
         if self.class_weight is not None and isinstance(task.source, Stream):
             raise ValueError("class_weight needs the whole table in memory: give a data frame instead of a file")
@@ -374,7 +374,7 @@ class LogisticRegression(LinearClassifier):
         """Count the rows privately; then objective perturbation, or gradient steps where its noise would cost accuracy.
 
         Guarantee: the count is one Gaussian release (sensitivity 1 for adding a row, 0 for replacing one, charged as
-        1). What follows is charged as the dearer of both methods at every ε, and chosen by the count and public numbers.
+        1). What follows is charged as the dearer of both methods at every ε, and chosen by the count and public facts.
         """
         made, steps, counting, mechanism = _choice(
             self._slope(task), task.epsilon, task.delta, task.adjacency, task.unit, float(self.alpha)

@@ -118,7 +118,7 @@ def profile(sigma: float, ridge: float, slope: Slope, adjacency: str, unit: str)
     mu = slope.reach / sigma
     epsilons = np.linspace(0.0, slope.jacobian(ridge) + mu * mu / 2 + 12 * mu, POINTS)
     deltas = [gaussian_delta(float(epsilon), sigma, ridge, slope) for epsilon in epsilons]
-    return acc.ProfileDP(epsilons.tolist(), deltas, adjacency=adjacency, unit=unit)
+    return acc.ProfileDP(tuple(epsilons.tolist()), tuple(deltas), adjacency=adjacency, unit=unit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Perturbation:
 
 @dataclasses.dataclass(frozen=True)
 class Further:
-    """A Gaussian release of the same fit: its part of μ², and by how much replacing a row moves it against adding one."""
+    """A Gaussian release of the same fit: its part of μ², and how far replacing a row moves it against adding one."""
 
     share: float
     replace: float
@@ -227,7 +227,7 @@ def either(perturbation: Perturbation, mu: float, epsilon: float, adjacency: str
     grid = np.unique(np.concatenate([np.linspace(low, high, count) for low, high, count in parts])) * epsilon
     made = acc.profile(perturbation.mechanism, grid, adjacency=adjacency).upper
     deltas = [max(float(one), _gaussian(float(e), mu) * (1 + 1e-9)) for e, one in zip(grid, made, strict=True)]
-    return acc.ProfileDP(grid.tolist(), np.minimum(deltas, 1.0).tolist(), adjacency=adjacency, unit=unit)
+    return acc.ProfileDP(tuple(grid.tolist()), tuple(np.minimum(deltas, 1.0).tolist()), adjacency=adjacency, unit=unit)
 
 
 # -- the minimiser -----------------------------------------------------------------------------------------------------
