@@ -20,7 +20,7 @@ from tacit.linear_model.descent import STEPS, DescentBudget, Start, descend, ste
 from tacit.linear_model.inference import Estimate
 from tacit.linear_model.intervals import WithIntervals
 from tacit.linear_model.moments import ROUNDING
-from tacit.linear_model.second_moments import Known, Sums
+from tacit.linear_model.second_moments import Known, MomentsOf
 from tacit.linear_model.solve import Noise, Solution, noise_covariance, solve
 from tacit.linear_model.stream import Stream
 
@@ -256,7 +256,7 @@ class LinearRegression(LinearBase):
 
     def _statistics(self, task: Task) -> None:
         """Second moments once, and what the errors' shape does to intervals where the rows are in memory."""
-        sums = Sums(task.shape, task.width, self.coef_norm)
+        sums = MomentsOf(task.shape, task.width, self.coef_norm)
         again = not isinstance(task.source, Stream)  # one pass over a file is enough
         shift = math.sqrt(2) if task.adjacency == "replace-one" else 1.0
         parts = [1 - SCORE_SHARE, SCORE_SHARE] if again else [1.0]
@@ -284,7 +284,7 @@ class LinearRegression(LinearBase):
         μ under the task's adjacency, so that their composition costs the same either way. The choice follows from
         released values alone.
         """
-        sums = Sums(task.shape, task.width, self.coef_norm)
+        sums = MomentsOf(task.shape, task.width, self.coef_norm)
         replaced = task.adjacency == "replace-one"
         shift, rest = math.sqrt(2) if replaced else 1.0, 1 - FIRST_SHARE - SCORE_SHARE
 

@@ -118,7 +118,20 @@ def profile(sigma: float, ridge: float, slope: Slope, adjacency: str, unit: str)
     mu = slope.reach / sigma
     epsilons = np.linspace(0.0, slope.jacobian(ridge) + mu * mu / 2 + 12 * mu, POINTS)
     deltas = [gaussian_delta(float(epsilon), sigma, ridge, slope) for epsilon in epsilons]
-    return acc.ProfileDP(tuple(epsilons.tolist()), tuple(deltas), adjacency=adjacency, unit=unit)
+    return _stated(epsilons, np.array(deltas), adjacency, unit)
+
+
+def _stated(epsilons: Floats, deltas: Floats, adjacency: str, unit: str) -> acc.Mechanism:
+    """A mechanism with these guarantees: one of bounded loss, and a failure of the probability that is left at the end.
+
+    Guarantee: with d the last δ, bounded guarantees (δ - d)/(1 - d) and a failure of probability d have δ together. A
+    ledger that adds up Rényi divergences counts failures by themselves, and can grant both.
+    """
+    last = float(deltas[-1])
+    bounded = np.clip((deltas - last) / (1 - last) * (1 + 1e-12), 0.0, 1.0)
+    bounded[-1] = 0.0
+    whole = acc.ProfileDP(tuple(epsilons.tolist()), tuple(bounded.tolist()), adjacency=adjacency, unit=unit)
+    return whole + acc.ApproxDP(0.0, last, adjacency=adjacency, unit=unit) if last > 0 else whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,11 +236,11 @@ def either(perturbation: Perturbation, mu: float, epsilon: float, adjacency: str
 
     Guarantee: at each of some ε, the larger of both δ holds for both; so the choice may depend on releases before.
     """
-    parts = ((0.0, 0.9, 8), (0.9, 1.1, 24), (1.1, 3.0, 12))
+    parts = ((0.0, 0.9, 24), (0.9, 1.1, 24), (1.1, 2.6, 16))
     grid = np.unique(np.concatenate([np.linspace(low, high, count) for low, high, count in parts])) * epsilon
     made = acc.profile(perturbation.mechanism, grid, adjacency=adjacency).upper
     deltas = [max(float(one), _gaussian(float(e), mu) * (1 + 1e-9)) for e, one in zip(grid, made, strict=True)]
-    return acc.ProfileDP(tuple(grid.tolist()), tuple(np.minimum(deltas, 1.0).tolist()), adjacency=adjacency, unit=unit)
+    return _stated(grid, np.minimum(deltas, 1.0), adjacency, unit)
 
 
 # -- the minimiser -----------------------------------------------------------------------------------------------------

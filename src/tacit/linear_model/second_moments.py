@@ -53,7 +53,7 @@ class Known:
         return found if found >= size + 1 else max(self.square, size + 1.0)
 
 
-class Sums:
+class MomentsOf:
     """The exact second moments of (x, c·y), and their release with symmetric Gaussian noise.
 
     Guarantee: that of :class:`tacit.linear_model.releases.GaussianMatrix` for each :meth:`release`.
