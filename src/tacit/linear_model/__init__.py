@@ -7,7 +7,7 @@
 >>> private.fit(ages, 2 * ages[:, 0]).coef_.round(1).tolist()
 [2.0]
 >>> private.privacy_
-ε in [0.99..., 0.99...] at δ=1e-06, add/remove one record; method: whitened DP gradient descent; noise: exact, ...
+ε in [0.99..., 0.99...] at δ=1e-06, add/remove one record; method: second moments, then ...; noise: exact, ...
 """
 
 from tacit.accounting.errors import PrivacyWarning as PrivacyWarning
