@@ -41,7 +41,9 @@ CHECKED = [
     pytest.param(LogisticRegression(1e5, 0.0, **SIZES), marks=pytest.mark.slow),
 ]
 #: Checks that fit twice and ask for the same result: noise comes from the operating system and differs.
+#: One weighs 50 rows by 1000 and 0.0001: what is left of a class is less than the noise.
 NOT_FOR_NOISE = {
+    "check_class_weight_classifiers",
     "check_classifier_data_not_an_array",
     "check_fit_idempotent",
     "check_pipeline_consistency",
