@@ -9,6 +9,7 @@ from torch import nn
 from tacit import sgd
 from tacit.noise import Key
 from tacit.sgd.training import pace
+from tacit.sgd.training.canaries import AuditedTraining
 from tacit.sgd.training.checkpoint import CheckpointError
 from tacit.sgd.training.pace import Pace
 
@@ -133,6 +134,15 @@ def test_runs_that_somebody_may_want_to_repeat_bit_by_bit_do_not_change():
     assert made(key=Key.generate())._pace is None
     assert made(compile=False)._pace is None
     assert made(method="examples")._pace is None
+
+
+def test_a_run_with_canaries_which_looks_into_every_step_does_not_change():
+    x, y = torch.randn(200, 5), torch.randint(2, (200,))
+    model = nn.Linear(5, 2)
+    settings = {"batch_size": 20, "steps": 5, "noise_multiplier": 1.0, "delta": 1e-5}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = nn.CrossEntropyLoss(reduction="none")
+    assert AuditedTraining(model, optimizer, loss, (x, y), canaries=4, **settings)._pace is None
 
 
 class Asks(nn.Module):

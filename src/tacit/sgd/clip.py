@@ -20,7 +20,7 @@ from tacit.sgd.gradients.bounds import ClippedGradients, Clipping
 from tacit.sgd.gradients.engine import Engine, Method, Request
 from tacit.sgd.gradients.verify import Check
 
-__all__ = ["Check", "ClippedGradients", "Compile", "Method", "clipped_grad", "compiled_by"]
+__all__ = ["Check", "ClippedGradients", "Compile", "Method", "clipped_grad", "compiled_by", "uses_to_trace"]
 
 Compile = bool | Literal["traced"]
 #: The most forms of batches that a run traces without being asked to.
@@ -107,6 +107,13 @@ def clipped_grad(
             compiled=compiled_by(compile),
         )
     )
+
+
+def uses_to_trace(engine: Engine) -> int | None:
+    """How often operations use parameters in a step; None where it is known that the step cannot be traced."""
+    if engine.doubted or engine.mutable or engine.apart or engine.by_row or engine.shards is not None:
+        return None
+    return max((len(plan.uses) for plan in engine.plans.values()), default=0)
 
 
 def compiled_by(compile: Compile, *, asked: bool = True) -> Callable[..., Any] | None:

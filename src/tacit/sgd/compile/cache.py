@@ -72,17 +72,11 @@ def attempt(
         del gradients, losses
     if program is _MISSING:
         try:
-            program = Program(engine, request, compiler=compiler)
-        except Unsettled:
-            return None
-        except CannotCompile as why:
-            engine.programs[key] = None
-            if most is None:
-                warnings.warn(f"the step runs uncompiled: {why}", NotCompiled, stacklevel=5)
-            return None
+            program = _made(engine, request, key, compiler=compiler, told=most is None)
         finally:
             rewind()
-        engine.programs[key] = program
+        if program is None:
+            return None
         program.proven = request.check == "never" or _draws_apart(program)
     program.proven = program.proven or short
     if expected is None or _draws_apart(program):
@@ -99,6 +93,20 @@ def attempt(
         if request.while_it_runs is not None:  # only now: it may use the sums up
             request.while_it_runs(result.sums)
     return result
+
+
+def _made(engine: Engine, request: Request, key: Any, *, compiler: bool, told: bool) -> Program | None:
+    """A new program, which is kept; nothing where there can be none, or not yet."""
+    try:
+        engine.programs[key] = Program(engine, request, compiler=compiler)
+    except Unsettled:
+        return None
+    except CannotCompile as why:
+        engine.programs[key] = None
+        if told:
+            warnings.warn(f"the step runs uncompiled: {why}", NotCompiled, stacklevel=6)
+    made: Program | None = engine.programs[key]
+    return made
 
 
 def _draws_apart(program: Program) -> bool:

@@ -577,16 +577,6 @@ class Engine:
         return plan
 
     @property
-    def uses(self) -> int:
-        """How often operations use parameters in a pass, as far as one was seen."""
-        return max((len(plan.uses) for plan in self.plans.values()), default=0)
-
-    @property
-    def traceable(self) -> bool:
-        """Whether nothing is known yet for which a step cannot be traced."""
-        return not (self.doubted or self.mutable or self.apart or self.by_row or self.shards)
-
-    @property
     def by_row(self) -> bool:
         """Whether some plan asks every batch whose its rows are."""
         return bool(self.rows)

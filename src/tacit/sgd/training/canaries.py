@@ -248,6 +248,7 @@ class AuditedTraining(Training):
             raise ValueError("a run with canaries cannot be resumed (its scores are not saved): leave out checkpoint")
         if settings.execution.compile not in ("auto", False):
             raise ValueError("a run with canaries looks into every step, and cannot be compiled: leave out compile")
+        settings = dataclasses.replace(settings, execution=dataclasses.replace(settings.execution, compile=False))
         first = next(p for p in model.parameters() if p.requires_grad)
         if settings.sampling.groups is not None:
             if self.canaries.kind == "input":

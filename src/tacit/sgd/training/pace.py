@@ -82,3 +82,8 @@ class Pace:
     def _change(self, program: Program, before: tuple[Program, float] | None) -> None:
         self.program, self._before = program, before
         self._times, self._untimed = [], UNTIMED
+
+
+def program_of(compile: bool | str) -> Program:
+    """The program that a run begins with."""
+    return "uncompiled" if compile in (False, "auto") else "compiled" if compile is True else "traced"

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import uuid
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from tacit.ledger import Charge, Ledger
 from tacit.ledger.fingerprint import former_fingerprint
 from tacit.noise.keys import Key
 from tacit.noise.process import OneProcess
+from tacit.sgd.clip import compiled_by, uses_to_trace
+from tacit.sgd.gradients.engine import Engine
 from tacit.sgd.gradients.randomness import random_state, set_random_state
 from tacit.sgd.sharding import checkpoints as sharded
 from tacit.sgd.sharding.ranks import Ranks
@@ -31,6 +34,7 @@ from tacit.sgd.training import identity
 from tacit.sgd.training.checkpoint import CheckpointError, ForkWarning, RunState
 from tacit.sgd.training.config import RunSettings
 from tacit.sgd.training.data import Records, Units
+from tacit.sgd.training.pace import COMPILE, Pace, Program
 from tacit.sgd.training.plan import Plan
 from tacit.sgd.training.prefetch import BackgroundDraw
 
@@ -83,6 +87,10 @@ class Resumable(OneProcess):
     _parts: identity.Parts
     _background: BackgroundDraw
     _retired: Key | None = None
+    #: what makes the program of a step, and what chooses another while that is open
+    compiled: Callable[..., Any] | None = None
+    _pace: Pace | None = None
+    _fixed_until: int = 0
 
     def _use(self, key: Key) -> None:
         self.keys = RunKeys.of(key)
@@ -423,6 +431,52 @@ class Resumable(OneProcess):
             random = state["random"]
             mine = random[self.ranks.rank] if isinstance(random, list) else random
             set_random_state(mine, self.device)
+
+    # -- which program -----------------------------------------------------------------------------------------------
+
+    @property
+    def program(self) -> Program:
+        """What runs the next step: ``"uncompiled"``, ``"traced"`` or ``"compiled"``."""
+        return self.state.program
+
+    def _set_pace(self) -> None:
+        """Run the program that a checkpoint names, or begin; and choose others later, if nobody said which."""
+        execution, target = self.settings.execution, self.settings.target
+        asked = execution.compile != "auto"
+        self.compiled = compiled_by(COMPILE[self.program], asked=asked)
+        possible = self.shards is None and target.mechanism == "gaussian" and execution.method == "operations"
+        if not asked and possible and self._own_key:
+            self._pace = Pace(gpu=self.device.type == "cuda", program=self.program)
+            # Steps behind the checkpoint may have been made before, with this program: they are made so again. There
+            # are none from the next checkpoint on, or it would have been there.
+            every = self.settings.persistence.checkpoint_every
+            self._fixed_until = (self.state.step // every + 1) * every if self.state.begun else 0
+
+    def _changes_program(self, pace: Pace, seconds: float) -> bool:
+        """Whether the next step has another program, because that pays. All ranks do what rank 0 finds out.
+
+        Guarantee: the checkpoint that is then written comes before the first step of the new program, so a resumed run
+        repeats each step with the program that made it. Two programs would give two sums, and the difference of the two
+        releases, which have one noise, would have none.
+        """
+        pace.took(seconds)
+        step = self.state.step
+        if step < self._fixed_until:
+            return False
+
+        def choose() -> tuple[Program, bool]:
+            uses = uses_to_trace(Engine.of(self.model))
+            # what can only run as it is has nothing to gain: as if it were over
+            left = 0 if uses is None else self.plan.steps - step
+            return pace.choose(left, uses or 0), pace.settled
+
+        program, settled = self.ranks.first(choose) if self.ranks.active else choose()
+        if settled:
+            self._pace = None
+        if program == self.state.program:
+            return False
+        self.state.program, self.compiled = program, compiled_by(COMPILE[program], asked=False)
+        return True
 
     # -- ending ------------------------------------------------------------------------------------------------------
 

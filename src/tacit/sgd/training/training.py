@@ -28,7 +28,6 @@ from tacit.ledger import OperatorView
 from tacit.noise import process
 from tacit.noise.keys import Key
 from tacit.sgd import release
-from tacit.sgd.clip import compiled_by
 from tacit.sgd.errors import ProbeFailed
 from tacit.sgd.gradients import laplace, probe
 from tacit.sgd.gradients.batches import Loss
@@ -44,7 +43,7 @@ from tacit.sgd.training.augment import repeat, views_of
 from tacit.sgd.training.checkpoint import RunState
 from tacit.sgd.training.config import RunSettings, TrainingKeywords, Value, describes_keywords, shows_keywords
 from tacit.sgd.training.data import Batch, Physical, Table, records, units_of, weighted
-from tacit.sgd.training.pace import COMPILE, Pace, Program
+from tacit.sgd.training.pace import program_of
 from tacit.sgd.training.plan import Plan, make_plan, size_in_words
 from tacit.sgd.training.prefetch import BackgroundDraw
 from tacit.sgd.training.probes import COMPILED_ON_GPU, EVERY, Probes
@@ -138,7 +137,6 @@ class Training(Resumable):
         self._background = BackgroundDraw()
         self._early: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
         self.probes = self._probed()
-        self._pace: Pace | None = None
         self._stopped: ProbeFailed | None = None
         self._probe: tuple[int, int, int] | None = None
         #: Losses, norms, clipped ones and real ones of each piece of the last batch. They have no noise.
@@ -221,7 +219,7 @@ class Training(Resumable):
         self.state = RunState(
             clip_norm=plan.clip[0],
             physical_batch=self.settings.execution.physical_batch or usual,
-            program=_program_of(self.settings.execution.compile),
+            program=program_of(self.settings.execution.compile),
             average={n: p.detach().clone() for n, p in self.parameters.items()} if self.ema is not None else None,
             key_file=self.settings.persistence.key_file,
         )
@@ -421,52 +419,6 @@ class Training(Resumable):
             return OperatorView(step=self.steps_executed, records=0)
         losses, norms, clipped, mask = (torch.cat([part[i] for part in self.last_batch]) for i in range(4))
         return release.diagnostics(self.steps_executed, norms[mask], clipped[mask], losses[mask])
-
-    # -- which program -----------------------------------------------------------------------------------------------
-
-    @property
-    def program(self) -> Program:
-        """What runs the next step: ``"uncompiled"``, ``"traced"`` or ``"compiled"``."""
-        return self.state.program
-
-    def _set_pace(self) -> None:
-        """Run the program that a checkpoint names, or begin; and choose others later, if nobody said which."""
-        execution, target = self.settings.execution, self.settings.target
-        asked = execution.compile != "auto"
-        self.compiled = compiled_by(COMPILE[self.program], asked=asked)
-        possible = self.shards is None and target.mechanism == "gaussian" and execution.method == "operations"
-        if not asked and possible and self._own_key:
-            self._pace = Pace(gpu=self.device.type == "cuda", program=self.program)
-            # Steps behind the checkpoint may have been made before, with this program: they are made so again. There
-            # are none from the next checkpoint on, or it would have been there.
-            every = self.settings.persistence.checkpoint_every
-            self._fixed_until = (self.state.step // every + 1) * every if self.state.begun else 0
-
-    def _changes_program(self, pace: Pace, seconds: float) -> bool:
-        """Whether the next step has another program, because that pays. All ranks do what rank 0 finds out.
-
-        Guarantee: the checkpoint that is then written comes before the first step of the new program, so a resumed run
-        repeats each step with the program that made it. Two programs would give two sums, and the difference of the two
-        releases, which have one noise, would have none.
-        """
-        pace.took(seconds)
-        step = self.state.step
-        if step < self._fixed_until:
-            return False
-
-        def choose() -> tuple[Program, bool]:
-            engine = Engine.of(self.model)
-            # what can only run as it is has nothing to gain: as if it were over
-            left = self.plan.steps - step if engine.traceable else 0
-            return pace.choose(left, engine.uses), pace.settled
-
-        program, settled = self.ranks.first(choose) if self.ranks.active else choose()
-        if settled:
-            self._pace = None
-        if program == self.state.program:
-            return False
-        self.state.program, self.compiled = program, compiled_by(COMPILE[program], asked=False)
-        return True
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -734,11 +686,6 @@ class Training(Resumable):
 
     def __repr__(self) -> str:
         return f"<Training: {self.steps_executed:,} of {self.plan.steps:,} steps, {self.plan.sampler.words}>"
-
-
-def _program_of(compile: bool | str) -> Program:
-    """The program that a run begins with."""
-    return "uncompiled" if compile in (False, "auto") else "compiled" if compile is True else "traced"
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
