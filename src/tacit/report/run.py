@@ -334,7 +334,7 @@ def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:
         >>> x = np.linspace(0, 1, 200)[:, None]
         >>> fitted = LinearRegression(epsilon=1.0, bounds=(0, 1), target_bounds=(0, 2)).fit(x, x[:, 0])
         >>> describe_fit(fitted, "slope").method
-        'LinearRegression, whitened DP gradient descent'
+        'LinearRegression, second moments, then more of them or gradient steps'
     """
     privacy, said = fitted.privacy_, fitted.privacy_.details
     hidden = ("ledger", "dataset", "backend", "bounds", "epsilon", "delta", "adjacency", "unit")

@@ -32,6 +32,7 @@ from tacit.sgd.gradients.functions import (
     CASTING,
     CONSTANT,
     ESCAPES,
+    HERE,
     JOINING,
     KNOWN,
     OPENED,
@@ -43,24 +44,16 @@ from tacit.sgd.gradients.functions import (
     Derived,
     Operation,
     TorchCall,
-    batch_dim,
     only_selects,
     opened,
-    told_type,
+    storage_of,
 )
 from tacit.sgd.sharding.shards import held, is_sharded, local
-from tacit.sgd.torch_compat import base, is_view, is_wrapped, storage_id, transforms, unsafe_view, unwrapped
+from tacit.sgd.torch_compat import base, is_view, transforms, unsafe_view
 from tacit.sgd.torch_compat import version as version_of
 
 #: What sizes alone make one think; who owns what may show that it is not so.
 BY_SIZE = "a value computed from the whole batch goes into the losses"
-
-
-class Placeholder:
-    """Stands for the derived value among the recorded arguments of an operation."""
-
-
-HERE = Placeholder()
 
 
 @dataclass(eq=False)
@@ -245,21 +238,21 @@ class Capture(TorchFunctionMode):
             return True
         if self.sharded and is_sharded(tensor):
             return self.tainted(held(tensor))
-        return bool(self._tainted_storages) and _storage(tensor) in self._tainted_storages
+        return bool(self._tainted_storages) and storage_of(tensor) in self._tainted_storages
 
     def rearranged(self, tensor: Tensor) -> bool:
         """Whether data-dependent indexing decided where the elements of this tensor are."""
         known = self._tainted.get(id(tensor))
         if known is not None and known[1] and known[0]() is tensor:
             return True
-        return bool(self._tainted_storages) and self._tainted_storages.get(_storage(tensor), (None, False))[1]
+        return bool(self._tainted_storages) and self._tainted_storages.get(storage_of(tensor), (None, False))[1]
 
     def mixed(self, tensor: Tensor) -> bool:
         """Whether a value without room for one element per row of the batch went into this tensor."""
         known = self._mixed.get(id(tensor))
         if known is not None and known() is tensor:
             return True
-        return bool(self._mixed_storages) and _storage(tensor) in self._mixed_storages
+        return bool(self._mixed_storages) and storage_of(tensor) in self._mixed_storages
 
     def _mix(self, call: TorchCall, results: list[Tensor]) -> None:
         """Note results that may hold something of several rows: elements along the batch, or two rows, have met."""
@@ -267,7 +260,7 @@ class Capture(TorchFunctionMode):
         if rows <= 1:
             return
         worse = bool(self._mixed) and any(self.mixed(t) for t in inputs)
-        worse = worse or (name in ALONG and batch_dim(inputs[0], rows) in _dims(call))
+        worse = worse or (name in ALONG and _batch_dim(inputs[0], rows) in _dims(call))
         index = _row_index(call) if name in REARRANGING else None
         # Values of the batch that decide which of its rows are taken: those of others may be among them.
         worse = worse or (index is not None and self.tainted(index) and self.tainted(call.args[0]))
@@ -275,13 +268,13 @@ class Capture(TorchFunctionMode):
             alone = any(size % rows == 0 for size in tensor.shape)
             if worse or not alone or (len(inputs) > 1 and self._pairs_rows(tensor, inputs)):
                 self._mixed[id(tensor)] = weakref.ref(tensor)
-                if self._tainted_storages and _storage(tensor) in self._tainted_storages:  # written in place
-                    self._mixed_storages.add(_storage(tensor))
+                if self._tainted_storages and storage_of(tensor) in self._tainted_storages:  # written in place
+                    self._mixed_storages.add(storage_of(tensor))
 
     def _pairs_rows(self, tensor: Tensor, inputs: list[Tensor]) -> bool:
         """Whether every row met every other: what has the batch in two dimensions, of tensors that have it in one."""
         rows = self.rows
-        if tensor.shape.count(rows) < 2 or tensor.shape[batch_dim(tensor, rows)] != rows:
+        if tensor.shape.count(rows) < 2 or tensor.shape[_batch_dim(tensor, rows)] != rows:
             return False  # or the batch is folded into another dimension
         private = [t for t in inputs if self.tainted(t)]
         return len(private) > 1 and not any(t.shape.count(rows) > 1 for t in private)
@@ -326,7 +319,7 @@ class Capture(TorchFunctionMode):
     def _taint_memory(self, tensor: Tensor, *, rearranged: bool) -> None:
         """Taint a tensor that was written to, and everything that shares its memory."""
         self._taint(tensor, rearranged=rearranged)
-        self._tainted_storages[_storage(tensor)] = (tensor.untyped_storage(), rearranged)
+        self._tainted_storages[storage_of(tensor)] = (tensor.untyped_storage(), rearranged)
 
     def _rearranges(self, name: str, inputs: list[Tensor]) -> bool:
         if name in SORTING or any(self.rearranged(t) for t in inputs):
@@ -398,7 +391,7 @@ class Capture(TorchFunctionMode):
         if name in CONSTANT:
             return self._note(func(*args, **kwargs))
         if name in CASTING:
-            func, args = told_type(func, args)
+            func, args = _told_type(func, args)
         inputs = tensors_in((args, kwargs) if kwargs else args)
         tainted, derived = self._facts(name, inputs)
         if not tainted and not derived:
@@ -431,7 +424,7 @@ class Capture(TorchFunctionMode):
                 if not known_taint[2] and tensor.grad_fn is not None:
                     self._foreign(tensor)
                 continue
-            if self._tainted_storages and _storage(tensor) in self._tainted_storages:
+            if self._tainted_storages and storage_of(tensor) in self._tainted_storages:
                 tainted = True
                 continue
             known = self._derived.get(id(tensor))
@@ -656,6 +649,17 @@ def _row_index(call: TorchCall) -> Tensor | None:
     return index if isinstance(index, Tensor) else None
 
 
+def _batch_dim(tensor: Tensor, rows: int) -> int:  # which most likely holds the rows of a batch
+    return next((d for d, size in enumerate(tensor.shape) if size % rows == 0), -1)
+
+
+def _told_type(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A cast to what another tensor is, as one to its type and device: nothing else of it counts, nor whose it is."""
+    if len(args) > 1 and isinstance(args[1], Tensor):
+        return Tensor.to, (args[0], args[1].device, args[1].dtype, *args[2:])
+    return func, args
+
+
 def _dims(call: TorchCall) -> tuple[int, ...]:
     """The dimensions along which an operation brings elements together; none where it is not told."""
     given = next((call.kwargs[k] for k in ("dim", "dims", "axis") if k in call.kwargs), None)
@@ -686,12 +690,6 @@ def _chain(call: TorchCall, derived: list[Derived], item: int | None) -> Any:
         return None
     kept_args, kept_kwargs = substitute((args, kwargs), lambda t: HERE if t is source else t)
     return (*derived[0].chain, (func, name, kept_args, kept_kwargs, item))
-
-
-def _storage(tensor: Tensor) -> int:
-    while is_wrapped(tensor):
-        tensor = unwrapped(tensor)
-    return storage_id(tensor.untyped_storage())
 
 
 def _autocast(device: str) -> tuple[str, torch.dtype] | None:

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tacit.sgd.gradients.capture import Placeholder, substitute, tensors_in
+from tacit.sgd.gradients.capture import substitute, tensors_in
 from tacit.sgd.gradients.contributions import Aligned, Contribution, Dense, Layout, flip, to_dense, wide
-from tacit.sgd.gradients.functions import CASTING, Derived
+from tacit.sgd.gradients.functions import CASTING, Derived, Placeholder
 
 _TRANSPOSES = frozenset(["t", "T", "mT", "H", "mH", "adjoint"])
 CHUNK_ELEMENTS = 1 << 26

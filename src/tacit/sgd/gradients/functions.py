@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tacit.sgd.torch_compat import is_wrapped, storage_id, unwrapped
+
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -195,13 +197,15 @@ def only_selects(call: TorchCall) -> bool:
     return unpadded and options.get("max_norm") is None and not options.get("scale_grad_by_freq")
 
 
-def batch_dim(tensor: Tensor, rows: int) -> int:
-    """The dimension that most likely holds the rows of a batch."""
-    return next((d for d, size in enumerate(tensor.shape) if size % rows == 0), -1)
+class Placeholder:
+    """Stands for the derived value among the recorded arguments of an operation."""
 
 
-def told_type(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A cast to what another tensor is, as one to its type and device: nothing else of it counts, nor whose it is."""
-    if len(args) > 1 and isinstance(args[1], Tensor):
-        return Tensor.to, (args[0], args[1].device, args[1].dtype, *args[2:])
-    return func, args
+HERE = Placeholder()
+
+
+def storage_of(tensor: Tensor) -> int:
+    """The memory that a tensor lies in."""
+    while is_wrapped(tensor):
+        tensor = unwrapped(tensor)
+    return storage_id(tensor.untyped_storage())
