@@ -232,13 +232,22 @@ class LatticeCurve:
         below = [(seen(loss, self.step, tail), times) for loss, times in parts]
         self.of_p = _Composed([(pair[0], times) for pair, times in below], c, self.step, self.size, centre, guide)
         self.of_q = _Composed([(pair[1], times) for pair, times in below], c, self.step, self.size, centre, None)
+        # the loss that a total of cell numbers stands for, where its masses have digits
+        one, two = self.of_p, self.of_q
+        known = (one.p > 10 * one.noise) & (two.p > 10 * two.noise)
+        self.totals = one.values[known]
+        self.means = self.totals + np.log(one.p[known] / two.p[known]) + (one.log_m - two.log_m)
 
     def interval(self, epsilon: float) -> tuple[float, float]:
         """A certified interval that contains δ(ε)."""
         high = min(1.0, self.upper.delta(epsilon - self.misplaced))
-        # P - e^ε Q of any set of cells is a lower bound; the best one begins near ε
+        # P - e^ε Q of any set of cells is a lower bound; the best one begins where the loss that they stand for is ε
         before = self.step / 2 if self.step * (self.of_p.c + 1) < 30 else 0.0
-        at = (epsilon - before, epsilon, epsilon + self.step / 2)
+        at = [epsilon - before, epsilon, epsilon + self.step / 2]
+        if len(self.totals):
+            start = float(self.totals[np.argmin(np.abs(self.means - epsilon))]) - before
+            if (self.of_p.c + 1) * (epsilon - start) < 300:
+                at.append(start)
         low = max(self.of_p.least(epsilon, x) - self.of_q.most(epsilon, x) for x in at)
         return min(max(low, 0.0), high), high
 

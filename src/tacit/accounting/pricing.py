@@ -330,17 +330,21 @@ class _Question:
         return self._direction_epsilon(parts, min(delta * (1 + 1e-9), 0.5 * (1 + delta)))[0]
 
     def _narrowed(self, infinite: Ends, finite: Parts, delta: float, rest: float, enough: float, claim: bool) -> Ends:
-        """The best interval that the curves give, each costlier than the one before, until it is narrow enough."""
+        """The best interval that the curves give, each costlier than the one before, until it is narrow enough.
+
+        Of the lower end of what is not tight (``enough`` is infinite) two digits are enough.
+        """
         low, high = 0.0, math.inf
+        rough = 0.02 if math.isinf(enough) else 0.0
         candidates = self._candidates(finite, log_delta=math.log(rest))
         curve = next(candidates)
         while curve is not None:
             one_low, one_high = Crossing(curve, infinite, self.extra, delta).interval()
             gained = high - one_high
             low, high = max(low, one_low), min(high, one_high)
-            wanted = self.tolerance if self.tolerance is not None else 0.95e-4 * low + 0.95e-5
+            wanted = max(rough * low, self.tolerance if self.tolerance is not None else 0.95e-4 * low + 0.95e-5)
             exact = not isinstance(curve, LargestLoss) or one_low >= curve.second
-            if exact and (high - low <= wanted or high <= enough or (claim and 0 <= gained <= wanted)):
+            if exact and (high - low <= wanted or (high <= enough and not rough) or (claim and 0 <= gained <= wanted)):
                 break
             curve = None  # its memory is needed for the next
             curve = candidates.send((high - low) / wanted)
