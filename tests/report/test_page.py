@@ -43,7 +43,7 @@ class Reader(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         for name, value in attrs:
-            if name in ("src", "href") and not (value or "").startswith("data:"):
+            if name in ("src", "href") and not (value or "").startswith(("data:", "#")):
                 self.outside.append(f"{name}={value}")
         if tag not in self.VOID:
             self.stack.append((tag, dict(attrs).get("data-from")))

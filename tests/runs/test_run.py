@@ -114,7 +114,13 @@ def test_the_result_holds_model_privacy_card_report_and_metrics(clinic, capsys):
     assert (result.privacy.delta, result.privacy.unit, result.privacy.adjacency) == (1e-5, "patient", "zero-out")
     assert result.privacy.at(1e-6).claim > result.privacy.claim
     assert result.privacy.details["steps_executed"] == 4
-    assert result.metrics.keys() == {"accuracy", "share of back = true"}
+    assert result.metrics.keys() == {
+        "accuracy",
+        "AUC",
+        "recall of back = true",
+        "calibration error",
+        "share of back = true",
+    }
     assert {r["group"] for r in result.results} == {"", "ward = north", "ward = south"}
     weights = torch.load("runs/a/model.pt", weights_only=True)
     assert torch.equal(result.model.weight, weights["weight"])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tacit.cli.common import fail
+from tacit.cli.common import EXIT_USAGE, fail, option
+
+if TYPE_CHECKING:
+    from tacit.ledger import Release
 
 EPILOG = """
 The report shows charged and public values only. The operator's page shows diagnostics that the guarantee does not
@@ -17,6 +21,10 @@ cover: it is written into the private folder of the run, and only its owner can 
 [bold]Examples[/bold]
 
     $ tacit report runs/labsup-1
+
+    $ tacit report runs/labsup-1 --language de --pdf
+
+    $ tacit report runs/labsup-1 --registry entry.yaml --curator "Statistics Office" --region Georgia --author "A. Lee"
 
     $ tacit report runs/labsup-1 --operator
 
@@ -30,42 +38,82 @@ def report(
         bool, typer.Option("--operator", help="Also write the operator's page, with diagnostics that are not covered.")
     ] = False,
     output: Annotated[Path | None, typer.Option(help="Where to write. Default: report.html beside the card.")] = None,
+    language: Annotated[str, typer.Option(help="en or de; another than en is written to report.de.html.")] = "en",
+    pdf: Annotated[bool, typer.Option("--pdf", help="Also print the report to a PDF, with Chromium.")] = False,
+    registry: Annotated[Path | None, option("Write the entry for the public registry of deployments (YAML).")] = None,
+    curator: Annotated[list[str] | None, option("For the registry: who publishes. May be repeated.")] = None,
+    region: Annotated[str, typer.Option(help="For the registry: which region the data describe.")] = "",
+    author: Annotated[list[str] | None, option("For the registry: who fills it in. May be repeated.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON.")] = False,
 ) -> None:
     """Check a privacy card, and write report.html from it."""
     from tacit.ledger import PrivateValueError
     from tacit.report import CardError, read_card, write_page
+    from tacit.report.pdf import NoPrinter, write_pdf
+    from tacit.report.texts import UnknownLanguage, check_language
 
     path = run / "privacy.json" if run.is_dir() else run
     if run.is_dir() and not path.exists():
         fail(f"{run} has no privacy.json: the run has not ended. Continue with: tacit train --resume {run}")
     told: dict[str, object] = {}
     try:
+        named = "report.html" if check_language(language) == "en" else f"report.{language}.html"
         card = read_card(path)
-        told = {"report": str(write_page(card, output or path.with_name("report.html")))}
+        page = write_page(card, output or path.with_name(named), language)
+        told = {"report": str(page)}
+        if pdf:
+            told["pdf"] = str(write_pdf(page, page.with_suffix(".pdf")))
+        if registry is not None:
+            told["registry"] = _register(card, registry, (tuple(curator or ()), region, tuple(author or ())))
         if operator:
             from tacit.report.operator import read_log, write_operator_page
 
             private = path.parent / "private"
             views = read_log(private / "operator.jsonl")
             told["operator"] = str(write_operator_page(card, views, private / "operator.html"))
-    except (CardError, PrivateValueError) as error:
+    except UnknownLanguage as error:
+        fail(f"--language: {error}", EXIT_USAGE)
+    except (CardError, PrivateValueError, NoPrinter) as error:
         fail(str(error))
     except OSError as error:
         fail(f"cannot write {error.filename}: {error.strerror}")
+    _say(card, told, as_json=as_json)
+
+
+def _register(card: Release, path: Path, given: tuple[tuple[str, ...], str, tuple[str, ...]]) -> str:
+    """The registry's entry; what a card cannot know is asked for on a terminal, and marked elsewhere."""
+    from tacit.report.registry import OPEN, RegistryAnswers, write_record
+
+    curators, region, authors = given
+    if sys.stdin.isatty():
+        curators = curators or _several(typer.prompt("Who publishes (curators, separated by commas)", default=""))
+        region = region or typer.prompt("Which region do the data describe", default="")
+        authors = authors or _several(typer.prompt("Who fills in this entry (authors)", default=""))
+    answers = RegistryAnswers(curators, region, authors)
+    written = write_record(card, path, answers)
+    if missing := answers.open():
+        typer.echo(f"tacit: {path}: fill in {', '.join(missing)}, marked {OPEN!r}", err=True)
+    return str(written)
+
+
+def _several(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _say(card: Release, told: dict[str, object], *, as_json: bool) -> None:
+    """What was written, and the claim."""
     guarantee = card["guarantee"]
-    told["epsilon"], told["delta"] = guarantee["epsilon"]["claimed"], guarantee["delta"]
-    told["neighbours"] = guarantee["neighbours"]
+    shown, delta, neighbours = guarantee["epsilon"]["claimed"], guarantee["delta"], guarantee["neighbours"]
     if as_json:
-        typer.echo(json.dumps(told, indent=2, ensure_ascii=False))
+        plain = told | {"epsilon": shown, "delta": delta, "neighbours": neighbours}
+        typer.echo(json.dumps(plain, indent=2, ensure_ascii=False))
         return
-    shown = guarantee["epsilon"]["claimed"]
-    typer.echo(
-        f"ε = {shown if isinstance(shown, str) else f'{shown:.10g}'} at δ = {told['delta']:g}, {told['neighbours']}"
-    )
+    typer.echo(f"ε = {shown if isinstance(shown, str) else f'{shown:.10g}'} at δ = {delta:g}, {neighbours}")
     typer.echo(guarantee["claim"])
-    typer.echo(told["report"])
-    if operator:
+    for name in ("report", "pdf", "registry"):
+        if name in told:
+            typer.echo(told[name])
+    if "operator" in told:
         typer.echo(f"{told['operator']} (private: not covered by the guarantee)")
 
 

@@ -15,7 +15,7 @@ public.
 from tacit.report.card import CardError, make_card, read_card, sources, to_json, write_card
 from tacit.report.check import schema
 from tacit.report.page import make_page, write_page
-from tacit.report.run import Evaluation, PublicSource, Run, Statement, describe, describe_fit
+from tacit.report.run import Evaluation, PublicSource, Run, Statement, columns_of, describe, describe_fit
 
 __all__ = [
     "CardError",
@@ -23,6 +23,7 @@ __all__ = [
     "PublicSource",
     "Run",
     "Statement",
+    "columns_of",
     "describe",
     "describe_fit",
     "make_card",

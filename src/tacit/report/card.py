@@ -31,6 +31,9 @@ from tacit.report.run import NOT_STATED, Run
 CHOSEN = "chosen before the data were seen"
 PRICE = "price of the mechanism, computed without the data"
 STATED = "stated by the user"
+BOUNDS = "public bounds and categories, written by a person without the data"
+#: What is assumed of a run that samples.
+DRAWN = "Batches are drawn as the sampler above says; the sampler that ran is the object that was priced."
 #: What is added to the reason of a value that follows from the number of records too.
 COUNTED = "; it also follows from the number of records, which is public: these neighbours have it in common"
 LEDGER = "entry of the ledger: how the data were used, not what they contain"
@@ -89,6 +92,7 @@ def make_card(run: Run) -> Release:
             ),
             "ledger": _ledger(run),
             "data": _data(run),
+            "released": run.released or public(None, "no coefficients are listed"),
             "evaluation": Release({str(i): _evaluation(e) for i, e in enumerate(run.evaluations)}),
             "statement": _all(dataclasses.asdict(run.statement), STATED),
         }
@@ -196,7 +200,7 @@ def _mechanism(run: Run) -> Release:
 def _accountant(run: Run) -> Release:
     assumptions = [
         "The attacker sees everything that is listed as covered, and knows every other record.",
-        "Batches are drawn as the sampler above says; the sampler that ran is the object that was priced.",
+        *([] if run.sampler.startswith("none") else [DRAWN]),
         "Without its key, the noise cannot be told from true randomness. Nothing else limits the attacker's computing.",
         *run.assumed,
     ]
@@ -299,6 +303,7 @@ def _data(run: Run) -> Release:
         {
             "name": public(run.data, STATED),
             "schema": public(run.schema or NOT_STATED, "written by a person, without the data"),
+            "columns": public(None if run.columns is None else [dict(c) for c in run.columns], BOUNDS),
             "fingerprint": public(keyed, "keyed with a secret of the ledger: tells an outsider nothing"),
         }
     )

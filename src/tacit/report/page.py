@@ -11,17 +11,19 @@ import html
 import json
 import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tacit.ledger import PrivateValueError, Release
 from tacit.ledger.release import json_values
-from tacit.report import audited, plots
+from tacit.report import audited, officer, plots
 from tacit.report.card import sources
 from tacit.report.elements import entry, figure, listed, numbers, opening, shown, table, value
 from tacit.report.files import write_whole
 from tacit.report.plots import Axis, Line
+from tacit.report.texts import translated
 from tacit.report.words import number, rounded
 
 FOOT = """
@@ -32,11 +34,13 @@ the checklists of NIST SP&nbsp;800-226 and of Ponomareva et al., <i>How to DP-fy
 </body>
 </html>
 """
+#: A mechanism as a program writes it, which is for programs.
+_REPR = re.compile(r"\b[A-Z]\w*\([^)]*\)")
 #: What stands in the card's table in place of a long list.
 LONG = 400
 
 
-def make_page(card: Release) -> str:
+def make_page(card: Release, language: str = "en") -> str:
     """The report of a card, as one HTML page that works offline.
 
     Guarantee:
@@ -44,11 +48,13 @@ def make_page(card: Release) -> str:
 
     Args:
         card: The privacy card, from :func:`make_card` or :func:`read_card`.
+        language: ``"en"`` (default) or ``"de"``. What people wrote stays as they wrote it.
 
     Returns:
         The HTML text.
 
     Raises:
+        ValueError: If there is no such language.
         PrivateValueError: If ``card`` is not a release.
 
     Example:
@@ -60,17 +66,20 @@ def make_page(card: Release) -> str:
     """
     if not isinstance(card, Release):
         raise PrivateValueError(f"a report is made from a Release, not from {type(card).__name__}")
-    body = [_header(card), headline(card), _facts(card), _curves(card), _accuracy(card), audited.section(card)]
-    body += [_coverage(card), _card(card)]
-    return opening(f"Privacy report: {card['run']['name']}") + "\n".join(body) + FOOT
+    body = [_header(card), headline(card), officer.columns(card), officer.released(card), officer.much(card)]
+    body += [_facts(card), _curves(card), _accuracy(card), audited.section(card), _coverage(card)]
+    body += [officer.retention(), officer.questions(card), _card(card)]
+    page = opening(f"Privacy report: {card['run']['name']}") + "\n".join(body) + FOOT
+    return translated(page, language)
 
 
-def write_page(card: Release, path: str | os.PathLike[str]) -> Path:
+def write_page(card: Release, path: str | os.PathLike[str], language: str = "en") -> Path:
     """Write the report of a card to a file, completely or not at all.
 
     Args:
         card: The privacy card.
         path: The file to write, usually ``report.html``. An existing file is replaced.
+        language: ``"en"`` (default) or ``"de"``.
 
     Returns:
         The path of the file.
@@ -83,7 +92,7 @@ def write_page(card: Release, path: str | os.PathLike[str]) -> Path:
         >>> write_page(card, pathlib.Path(tempfile.mkdtemp(), "report.html")).name
         'report.html'
     """
-    return write_whole(path, make_page(card))
+    return write_whole(path, make_page(card, language))
 
 
 # -- the sections ------------------------------------------------------------------------------------------------------
@@ -100,13 +109,14 @@ def _header(card: Release) -> str:
 def headline(card: Release) -> str:
     """The guarantee: ε with its terms, to quote, to check, and against an attacker."""
     return (
-        '<section class="sheet headline" aria-label="The guarantee"><div class="epsilon">'
+        '<section class="sheet headline" id="guarantee" aria-label="The guarantee"><div class="epsilon">'
         f"ε = {value(card, 'guarantee.epsilon.claimed')}"
         f"<small>at δ = {value(card, 'guarantee.delta')}</small>"
         f"<small>{value(card, 'guarantee.neighbours')}</small></div><div>"
-        f'<span class="tag">To quote</span><p class="quote">{value(card, "guarantee.claim")}</p>'
-        f'<span class="tag">To check</span><p>{value(card, "guarantee.formula")}</p>'
-        f'<span class="tag">Against an attacker</span><p style="margin:0">{value(card, "guarantee.attacker")}</p>'
+        f'<span class="tag">In one sentence</span><p class="quote">{value(card, "guarantee.claim")}</p>'
+        f'<span class="tag">Against an attacker</span><p>{value(card, "guarantee.attacker")}</p>'
+        f"{officer.lawyer(card)}"
+        f'<span class="tag">For an engineer</span><p style="margin:0">{value(card, "guarantee.formula")}</p>'
         "</div></section>"
     )
 
@@ -130,10 +140,13 @@ def _facts(card: Release) -> str:
         "checks.audit": lambda audit: str(audit["verdict"]),
         "guarantee.other_adjacencies": _others,
     }
+    if entry(card, "mechanism.steps_planned") is None:  # the method has no steps
+        pairs = [(name, path) for name, path in pairs if "steps" not in path]
+    special["mechanism.words"] = lambda _: officer.mechanism(card)
     cells = "".join(
         f"<div><dt>{name}</dt><dd>{value(card, path, special.get(path, shown))}</dd></div>" for name, path in pairs
     )
-    return f'<h2>At a glance</h2><section class="sheet"><dl class="facts">{cells}</dl></section>'
+    return f'<h2 id="glance">At a glance</h2><section class="sheet"><dl class="facts">{cells}</dl></section>'
 
 
 def _others(found: Any) -> str:
@@ -235,7 +248,9 @@ def _percent(found: Any) -> str:
 def _accuracy(card: Release) -> str:
     results = card["evaluation"]
     if not len(results):
-        return "<h2>Accuracy</h2><p>Nothing was evaluated on public data, and no evaluation was charged.</p>"
+        return (
+            '<h2 id="accuracy">Accuracy</h2><p>Nothing was evaluated on public data, and no evaluation was charged.</p>'
+        )
     whole = [key for key in results if not results[key]["group"]]
     parts = [key for key in results if results[key]["group"]]
     rows = []
@@ -256,7 +271,7 @@ def _accuracy(card: Release) -> str:
             ]
         )
     body = table([("model", ""), ("metric", ""), ("value", "n"), ("rows", "n")], rows)
-    text = f'<h2>Accuracy</h2><section class="sheet">{body}'
+    text = f'<h2 id="accuracy">Accuracy</h2><section class="sheet">{body}'
     if parts:
         text += "<h3>By subgroup</h3>" + _groups(card, parts)
     why = card["evaluation"][whole[0] if whole else parts[0]].source("value")
@@ -319,7 +334,7 @@ def _coverage(card: Release) -> str:
     note = f" {value(card, 'accesses.tuning_note')}" if entry(card, "accesses.tuning_note") else ""
     tuned = "accesses.tuning_words" if "tuning_words" in card["accesses"] else "accesses.tuning"  # older cards
     return (
-        '<h2>What the number covers</h2><section class="sheet">'
+        '<h2 id="covers">What the number covers</h2><section class="sheet">'
         f"<h3 style='margin-top:0'>Covered</h3>{listed(card, 'accesses.covered', 'Nothing is stated.')}"
         f"<h3>Released, but not covered</h3>{listed(card, 'accesses.uncovered', 'Nothing, as stated by the user.')}"
         f"<h3>Hyper-parameter tuning</h3><p>{value(card, tuned)}.{note}</p>"
@@ -341,7 +356,7 @@ def _comparison(card: Release) -> str:
         [
             html.escape(r["accountant"]),
             "" if r["epsilon"] is None else shown(rounded(r["epsilon"], up=not r["kind"].startswith("approx"))),
-            html.escape(r["kind"]),
+            html.escape(_REPR.sub("this mechanism", r["kind"])),
         ]
         for r in found
     ]
@@ -355,17 +370,17 @@ def _comparison(card: Release) -> str:
 def _card(card: Release) -> str:
     rows = []
     for path, why in sources(card).items():
-        found = entry(card, path)
+        found = officer.mechanism(card) if path == "mechanism.words" else entry(card, path)
         found = json_values(found)  # as the card holds it, so that the page can be made again from its file
         text = json.dumps(found, ensure_ascii=False, default=str) if isinstance(found, dict | list) else shown(found)
         if isinstance(found, dict | list) and len(text) > LONG:
             text = f"{len(found)} entries; see privacy.json"
         elif isinstance(found, float):
-            text = repr(found)
+            text = f"{found:.17g}" if math.isfinite(found) else shown(found)
         rows.append(
             [
                 f"<code>{html.escape(path)}</code>",
-                f'<span data-from="{html.escape(path)}">{html.escape(text)}</span>',
+                f'<span data-from="{html.escape(path)}" translate="no">{html.escape(text)}</span>',
                 html.escape(why),
             ]
         )

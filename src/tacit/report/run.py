@@ -9,14 +9,18 @@ what :meth:`tacit.ledger.EvaluationData.metric` returns.
 from __future__ import annotations
 
 import dataclasses
+import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tacit import accounting as acc
 from tacit.ledger import Ledger, OperatorView, PrivateValueError
-from tacit.ledger.release import Charged, Public
+from tacit.ledger.release import Charged, Public, public
 from tacit.report import words
-from tacit.schema import Numeric
+from tacit.schema import Boolean, Numeric, Schema
 
 if TYPE_CHECKING:
     from tacit.linear_model.base import PrivateEstimator
@@ -157,6 +161,10 @@ class Run:
         audit: The result of an audit, as :meth:`tacit.audit.Audit.to_dict` gives it; None if there was none.
         data: The name of the data.
         schema: The name of the public schema.
+        columns: The columns with their public bounds or categories, as :func:`columns_of` lists them; None if they are
+            not known.
+        released: The coefficients that were released, with intervals, marked as charged or public; None if there are
+            none.
         fingerprint: The keyed fingerprint of the data. Empty takes the ledger's.
         ledger: The ledger that the run was charged to; None if it was not charged.
         dataset: The data's name in the ledger.
@@ -200,6 +208,8 @@ class Run:
     audit: Mapping[str, Any] | None = None
     data: str = NOT_STATED
     schema: str = ""
+    columns: tuple[Mapping[str, Any], ...] | None = None
+    released: Charged | Public | None = None
     fingerprint: str = ""
     ledger: Ledger | None = None
     dataset: str | None = None
@@ -358,6 +368,8 @@ def describe_fit(fitted: PrivateEstimator, name: str, **rest: Any) -> Run:
         "uncovered": uncovered or None,
         "records_public": counted,
         "schema": scaled.schema.name if scaled.schema is not None else "",
+        "columns": _columns_of_fit(fitted),
+        "released": _coefficients(fitted, said["charge"]),
     }
     if "sampling" in said["method"]:  # DP-SGD; every other method uses all rows
         usual["sampler"] = said["method"].rpartition(", ")[2]
@@ -383,3 +395,92 @@ def _bounds(scaled: Features) -> dict[str, Any]:
     middle, half_width = scaled.centre or (scaled.middle, scaled.half_width)
     ends = zip(scaled.names, (middle - half_width).tolist(), (middle + half_width).tolist(), strict=True)
     return {name: [low, high] for name, low, high in ends}
+
+
+def columns_of(schema: Schema, *, target: bool = True) -> tuple[dict[str, Any], ...]:
+    """The columns of a schema as a card lists them: bounds or categories, what missing values become, and why.
+
+    Args:
+        schema: The public schema.
+        target: Whether the target is listed too (default).
+
+    Returns:
+        One entry for each column.
+
+    Example:
+        >>> from tacit.schema import Unit
+        >>> found = columns_of(Schema((Numeric("age", 0, 100, description="the form allows no more"),), Unit("person")))
+        >>> found[0]["bounds"], found[0]["why"]
+        ([0.0, 100.0], 'the form allows no more')
+    """
+    return tuple(
+        _column(
+            column.name,
+            column.kind,
+            role="target" if column.target else "feature",
+            bounds=[float(column.lower), float(column.upper)] if isinstance(column, Numeric) else None,
+            labels=[str(label) for label in getattr(column, "labels", ())] or None,
+            missing=_filled(column),
+            why=column.description,
+        )
+        for column in schema.columns
+        if target or not column.target
+    )
+
+
+def _filled(column: Any) -> str:
+    fill = getattr(column, "fill", None)
+    if fill is None:
+        return "refused"
+    return str(fill).lower() if isinstance(column, Boolean) else str(fill)
+
+
+def _column(name: str, kind: str, *, role: str = "feature", **rest: Any) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "role": role, "bounds": None, "labels": None, "missing": "refused"} | rest
+
+
+def _columns_of_fit(fitted: PrivateEstimator) -> tuple[dict[str, Any], ...]:
+    """The columns of a fit: those of its schema, or what its parameters said about each."""
+    scaled = fitted.features_
+    if scaled.schema is not None:
+        return columns_of(scaled.schema)
+    why = "given to the estimator; no reason is stated"
+    found = [_column(str(name), "numeric", bounds=ends, why=why) for name, ends in _bounds(scaled).items()]
+    if (target := getattr(fitted, "target_bounds", None)) is not None:
+        found.append(_column("y", "numeric", role="target", bounds=[float(end) for end in target], why=why))
+    if (classes := getattr(fitted, "classes_", None)) is not None:
+        found.append(_column("y", "categorical", role="target", labels=[str(c) for c in classes], why=why))
+    return tuple(found)
+
+
+def _coefficients(fitted: PrivateEstimator, charge: str | None, level: float = 0.95) -> Charged | Public | None:
+    """The released coefficients with their intervals. They are outputs of the mechanism that the card prices."""
+    rows = np.atleast_2d(getattr(fitted, "coef_", np.zeros((0, 0))))
+    if not rows.size:
+        return None
+    firsts = np.broadcast_to(np.atleast_1d(fitted.intercept_), len(rows))
+    ends, note = None, "this method states no intervals"
+    if len(rows) == 1 and hasattr(fitted, "confidence_interval"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", acc.PrivacyWarning)  # the report says it: hidden by the noise
+            try:
+                ends = fitted.confidence_interval(level, intercept=True)
+                note = "intervals cover the uncertainty of the sample and of the noise; they are normal approximations"
+            except ValueError as error:
+                note = str(error)
+    classes = [str(c) for c in getattr(fitted, "classes_", ())]
+    listed = []
+    for k, (first, row) in enumerate(zip(firsts, rows, strict=True)):
+        of = f" ({classes[k]})" if len(rows) > 1 else ""
+        values = [first, *row] if fitted.fit_intercept else list(row)
+        names = ["intercept", *map(str, fitted.features_.names)][-len(values) :]
+        pairs = ends[-len(values) :] if ends is not None else [(math.inf, math.inf)] * len(values)
+        for name, value, (low, high) in zip(names, values, pairs, strict=True):
+            known = math.isfinite(low) and math.isfinite(high)
+            interval = {"lower": float(low), "upper": float(high)} if known else {"lower": None, "upper": None}
+            listed.append({"name": name + of, "value": float(value), **interval})
+    told = {"level": level if ends is not None else None, "note": note, "coefficients": listed}
+    dataset = _charged_to(fitted, charge).get("dataset")
+    if charge is not None and dataset is not None:
+        return Charged(told, dataset, charge)
+    return public(told, "output of the mechanism that the stated guarantee covers")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import decimal
 import fractions
 import math
+import re
 
 import numpy as np
 
@@ -157,3 +158,54 @@ def attacker(curve: acc.Tradeoff | None, alpha: float = 0.01) -> str:
         f"An attacker who tests whether one {curve.unit} was in the data, and wrongly accuses {at:.0%} of those who "
         f"were not, finds at most {found:g}% of those who were. Blind guessing finds {at:.0%}."
     )
+
+
+def mechanism(described: acc.Mechanism) -> str:
+    """A mechanism as people say it.
+
+    >>> mechanism(acc.PoissonSampled(acc.Gaussian(1.1), 0.01) * 500)
+    '500 times: Gaussian noise of 1.1 times the sensitivity on a sample in which each record is with probability 0.01'
+    """
+    parts = [_times(part, times) for part, times in described.parts()]
+    return "; then ".join(parts) if parts else "nothing"
+
+
+def _times(part: acc.Mechanism, times: int) -> str:
+    return _one(part) if times == 1 else f"{times:,} times: {_one(part)}"
+
+
+def _one(part: acc.Mechanism) -> str:
+    unit, sampled = part.unit, getattr(part, "mechanism", None)
+    inner = mechanism(sampled) if isinstance(sampled, acc.Mechanism) else ""
+    match part:
+        case acc.Gaussian():
+            return f"Gaussian noise of {_short(part.noise_multiplier)} times the sensitivity"
+        case acc.Laplace():
+            return f"Laplace noise of {_short(part.scale)} times the sensitivity"
+        case acc.DiscreteGaussian():
+            return f"discrete Gaussian noise of standard deviation {_short(part.sigma)}"
+        case acc.DiscreteLaplace():
+            return f"discrete Laplace noise of scale {_short(part.scale)}"
+        case acc.PoissonSampled():
+            return f"{inner} on a sample in which each {unit} is with probability {_short(part.rate)}"
+        case acc.TruncatedPoissonSampled():
+            return (
+                f"{inner} on a sample in which each {unit} is with probability {_short(part.rate)}, cut at "
+                f"{part.max_batch:,}"
+            )
+        case acc.FixedSizeSampled():
+            return f"{inner} on {part.batch:,} of {part.examples:,} {unit}s, drawn without replacement"
+        case acc.BallsInBins():
+            return f"{inner} on each of {part.bins:,} batches, each {unit} in a random one"
+        case acc.Shuffled():
+            return f"{inner} on each of {part.bins:,} batches of a shuffled pass"
+    named = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(part).__name__)
+    hidden = ("version", "kind", "unit", "adjacency")
+    plain = {k: v for k, v in part.to_dict().items() if k not in hidden and isinstance(v, int | float | str)}
+    said = ", ".join(f"{k.replace('_', ' ')} {v if isinstance(v, str) else _short(v)}" for k, v in plain.items())
+    return f"{named} ({said})" if said else named
+
+
+def _short(value: float) -> str:
+    """A number to four digits, for a sentence; the card has all of them."""
+    return number(float(f"{value:.4g}")) if isinstance(value, float) else number(value)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from tacit.ledger import EvaluationData, OperatorView
@@ -110,6 +111,36 @@ def _shares(records: TableRecords, model: nn.Module, data: EvaluationData) -> li
     ]
 
 
+#: Bins of the model's probabilities in which they are compared with what happened.
+BINS = 10
+
+
+def _quality(records: TableRecords, model: nn.Module, data: EvaluationData) -> list[Evaluation]:
+    """How well a yes/no model ranks, finds and knows its own chances: AUC, recall and calibration on public rows."""
+    assert records.test is not None
+    (x, y), target = records.test, records.schema.target
+    if not isinstance(target, Boolean) or not 0 < int((y == 1).sum()) < len(y):
+        return []
+    chances, yes = _outputs(model, x).double().softmax(1)[:, 1], y == 1
+    bins = (chances * BINS).long().clamp(0, BINS - 1)
+    gaps = torch.zeros(BINS, dtype=torch.double).index_add(0, bins, chances - yes.double())
+    found = int((chances[yes] > 0.5).sum())
+    least, most = share_interval(found / int(yes.sum()), int(yes.sum()))
+    ranked = float(roc_auc_score(yes.numpy(), chances.numpy()))
+    values = {
+        "AUC": (ranked, "chance that a yes is ranked above a no; 0.5 is a guess"),
+        f"recall of {target.name} = {target.true}": (
+            found / int(yes.sum()),
+            f"of the {int(yes.sum()):,} rows that are yes, those found; 95% interval {least:.1%} to {most:.1%}",
+        ),
+        "calibration error": (
+            float(gaps.abs().sum()) / len(y),
+            f"mean distance of the model's probability from what happened, in {BINS} bins; 0 is best",
+        ),
+    }
+    return [Evaluation(n, data.metric(n, v), "private", "", len(y), note) for n, (v, note) in values.items()]
+
+
 def _fit_plainly(settings: Settings, records: TableRecords, x: Tensor, y: Tensor) -> nn.Module:
     """The same model without clipping and noise, on rows that are public."""
     model = build(settings.model, records.form)
@@ -190,7 +221,7 @@ def evaluate(
             value, interval = _metric(predicted[rows], y[rows], records.schema)
             said = interval if group or not note else f"{note}; {interval}"
             found.append(Evaluation(metric, data.metric(metric, value), name, group, int(rows.sum()), said))
-    return found + _shares(records, model, data), []
+    return found + _quality(records, model, data) + _shares(records, model, data), []
 
 
 def public_sources(settings: Settings, records: TableRecords) -> tuple[PublicSource, ...]:

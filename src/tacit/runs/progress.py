@@ -6,6 +6,9 @@ marked; in a pipe or a file, which others may read, only the step and ε are wri
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import os
 import shutil
 import sys
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 #: Seconds between two looks of the line.
 EVERY = 0.1
 BAR = 14
+#: Where a run says how far it is, in its private folder.
+PROGRESS = "progress.json"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -66,6 +71,42 @@ class Told:
 def on_terminal(stream: TextIO) -> bool:
     """Whether a line can be written over on this stream."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class Kept:
+    """How far a run is, in a small file of its private folder, for whoever watches it from outside.
+
+    Every second, or more seldom where a price takes long: the step, ε so far, seconds, and which program runs. Nothing
+    in it is computed from the data, and no run fails because the file cannot be written.
+    """
+
+    def __init__(self, training: Training, path: Path) -> None:
+        self.training, self.path = training, path
+        self.began, self.first, self.next = time.monotonic(), training.steps_executed, 0.0
+
+    def update(self) -> None:
+        """Write where the run is, if it is time."""
+        now, step, steps = time.monotonic(), self.training.steps_executed, self.training.plan.steps
+        if now < self.next and step < steps:
+            return
+        bound = self.training.plan.stated.price(step)
+        told = {
+            "step": step,
+            "steps": steps,
+            "epsilon": bound.upper if math.isfinite(bound.upper) else None,
+            "delta": self.training.plan.delta,
+            "terms": bound.terms,
+            "program": str(self.training.program),
+            "seconds": now - self.began,
+            "steps_here": step - self.first,
+            "time": time.time(),
+        }
+        beside = self.path.with_name(self.path.name + ".new")
+        with contextlib.suppress(OSError):
+            beside.write_text(json.dumps(told), encoding="utf-8")
+            os.replace(beside, self.path)
+        ended = time.monotonic()
+        self.next = ended + max(1.0, 20 * (ended - now))
 
 
 class Live:

@@ -15,7 +15,7 @@ import torch
 from tacit.accounting.base import owner_numbers
 from tacit.cluster import Ray
 from tacit.ledger import BudgetExceeded, OperatorView
-from tacit.report import Run, Statement
+from tacit.report import Run, Statement, columns_of
 from tacit.runs import publish
 from tacit.runs.evaluate import evaluate, predict, public_sources
 from tacit.runs.folder import taken_back
@@ -227,6 +227,7 @@ class SearchRun:
             pretrained=None if ":" in settings.model else (),
             data=records.name,
             schema=schema_words(settings, records),
+            columns=columns_of(records.schema),
             ledger=search.ledger,
             dataset=search.dataset,
             charge=charge.number if charge is not None else None,

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from tacit.ledger import Ledger, OperatorLog, OperatorView
-from tacit.report import PublicSource, Statement, describe
+from tacit.report import PublicSource, Statement, columns_of, describe
 from tacit.report.files import write_whole
 from tacit.runs import publish
 from tacit.runs.evaluate import evaluate, public_sources
 from tacit.runs.folder import as_it_was, resolved, taken_back
 from tacit.runs.journal import Journal
 from tacit.runs.models import ModelRefused, build, loss_for
-from tacit.runs.progress import Interrupted, Reporter
+from tacit.runs.progress import PROGRESS, Interrupted, Kept, Reporter
 from tacit.runs.read import TableRecords, Tables, read
 from tacit.runs.settings import CONFIG, IN_MEMORY, SCHEMA, Settings, SettingsError
 from tacit.sgd import NotCompiled, PrivacyWarning, Training
@@ -253,13 +253,14 @@ def drive(training: Training, private: Path, progress: Reporter) -> None:
     A run with canaries has no checkpoint, and is over then.
     """
     log = OperatorLog(private / "operator.jsonl")
-    live = progress.follow(training)
+    live, kept = progress.follow(training), Kept(training, private / PROGRESS)
     every = max(1, training.plan.steps // LOGGED)
     ratio = _Ratio(training)
     with _interrupts() as asked, _told_in_a_line(progress):
         try:
             for batch in training:
                 training.step(batch)
+                kept.update()
                 last = training.done
                 if live.terminal or last or training.steps_executed % every == 0:
                     seen = training.diagnostics().reveal()
@@ -358,6 +359,7 @@ def release(settings: Settings, journal: Journal, records: TableRecords, trainin
         journal.folder.name,
         data=records.name,
         schema=schema_words(settings, records),
+        columns=columns_of(records.schema),
         tuning=settings.tuning,
         tuning_note=settings.tuning_note,
         uncovered=settings.uncovered,

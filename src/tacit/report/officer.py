@@ -1,0 +1,336 @@
+"""What must an officer find on the report? Columns and releases, the guarantee for three readers, how much ε is,
+who may see what, and twenty questions of NIST SP 800-226 and of a data-protection impact assessment, by line.
+
+Everything here is computed from the card. Values stand in elements that name their entry; the rest is fixed text.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tacit import accounting as acc
+from tacit.ledger import Release
+from tacit.report import words
+from tacit.report.elements import entry, listed, shown, table, value
+from tacit.report.words import number
+
+#: What ε means to the best guesser of a coin flip, under pure differential privacy: e^ε / (1 + e^ε).
+LADDER = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
+
+
+def has(card: Release, path: str) -> bool:
+    """Whether a card, which may be older, has an entry and states something there."""
+    at: Any = card
+    for part in path.split("."):
+        if not isinstance(at, Release) or part not in at:
+            return False
+        at = at[part]
+    return at is not None
+
+
+def mechanism(card: Release) -> str:
+    """The mechanism in words; its written form where this version does not know it."""
+    try:
+        return words.mechanism(acc.from_dict(entry(card, "mechanism.description")))
+    except (acc.AccountingError, KeyError, TypeError, ValueError, AttributeError):
+        return str(entry(card, "mechanism.words"))
+
+
+def lawyer(card: Release) -> str:
+    """The guarantee in the terms of the law."""
+    return (
+        '<span class="tag">For a lawyer</span><p>Whether somebody can be identified depends on all the means '
+        "reasonably likely to be used (GDPR, recital 26). Whatever means and other data an attacker has, what was "
+        f"released adds at most this to what can be found out about any one {value(card, 'guarantee.unit')}, by "
+        "singling out, linking or inferring: "
+        f"ε = {value(card, 'guarantee.epsilon.claimed')}, δ = {value(card, 'guarantee.delta')}. It is a technical "
+        "measure (Art. 25 and 32) for the assessment of Art. 35(7)(d). Whether the release is anonymous in the sense "
+        "of recital 26 is decided by the controller, not by this report.</p>"
+    )
+
+
+# -- what was used -----------------------------------------------------------------------------------------------------
+
+
+def columns(card: Release) -> str:
+    """Which columns were used, with which bounds, and why those."""
+    head = '<h2 id="used">What was used</h2><section class="sheet">'
+    if not has(card, "data.columns"):
+        return head + "<p>The columns are not listed on this card.</p></section>"
+    path, rows = "data.columns", []
+    for one in entry(card, path):
+        limits = _range(one)
+        why = html.escape(one["why"]) if one["why"] else "no reason is stated"
+        role = "<b>target</b>" if one["role"] == "target" else "feature"
+        missing = "refused" if one["missing"] == "refused" else _as_written(one["missing"])
+        rows.append([_as_written(one["name"]), role, limits, missing, why])
+    heads = ("column", "role", "public bounds or categories", "missing values", "why these")
+    body = table([(head, "w" if head == "role" else "") for head in heads], rows)
+    told = (
+        f"<p>Protected unit: {value(card, 'guarantee.unit')}. Bounds and categories were written down without looking "
+        "at the data. Values beyond a bound are moved to it, so that no single value counts for more.</p>"
+    )
+    return f'{head}{told}<div data-from="{path}">{body}</div></section>'
+
+
+def _range(one: dict[str, Any]) -> str:
+    if one["bounds"] is not None:
+        low, high = one["bounds"]
+        return _as_written(f"{number(low)} … {number(high)}")
+    if one["labels"]:
+        most, labels = 12, one["labels"]
+        more = f" … (+{len(labels) - most})" if len(labels) > most else ""
+        return _as_written(", ".join(labels[:most]) + more)
+    return "any text"
+
+
+def _as_written(text: str) -> str:
+    """A name or a value that no language changes."""
+    return f'<span translate="no">{html.escape(text)}</span>'
+
+
+def released(card: Release) -> str:
+    """What left the house: coefficients with intervals, and the model's file."""
+    head = '<h2 id="released">What was released</h2><section class="sheet">'
+    parts = [f"<p>To whom, as stated: {value(card, 'statement.release')}.</p>"]
+    if has(card, "run.model"):
+        parts.append(f"<p>The model, by the hash of its file:</p><pre>{value(card, 'run.model')}</pre>")
+    if has(card, "released"):
+        parts.append(_coefficients(card))
+    if len(card["evaluation"]):
+        parts.append('<p><a href="#accuracy">How accurate it is</a> is measured below.</p>')
+    if len(parts) == 1:
+        parts.append("<p>The outputs of the mechanism below; this card lists no coefficients and names no file.</p>")
+    return head + "".join(parts) + "</section>"
+
+
+def _coefficients(card: Release) -> str:
+    told, rows = entry(card, "released"), []
+    level = told["level"]
+    for one in told["coefficients"]:
+        if level is None:
+            interval = "–"
+        elif one["lower"] is None:
+            interval = "hidden by the noise"
+        else:
+            interval = f"{one['lower']:.4g} … {one['upper']:.4g}"
+        size = one["value"] if isinstance(one["value"], str) else f"{one['value']:.4g}"
+        rows.append([_as_written(one["name"]), size, interval])
+    named = "interval" if level is None else f"{level:.0%} interval"
+    body = table([("coefficient", ""), ("value", "n"), (named, "n")], rows)
+    note = f'<p class="muted" style="margin:10px 0 0">{html.escape(told["note"])}</p>'
+    return f'<div data-from="released">{body}{note}</div>'
+
+
+# -- is it much --------------------------------------------------------------------------------------------------------
+
+
+def guesses(card: Release) -> float | None:
+    """The largest share of right guesses whether one unit was in the data, (1 + δ(0))/2 rounded up; or None."""
+    profile = entry(card, "guarantee.profile")
+    if profile is None or not profile["epsilon"] or profile["epsilon"][0] != 0:
+        return None
+    return math.ceil((0.5 + float(profile["upper"][0]) / 2) * 1000) / 1000
+
+
+def much(card: Release) -> str:
+    """Is this ε much? In guesses, beside a ladder of round ε."""
+    head = '<h2 id="much">Is this ε much?</h2><section class="sheet">'
+    claimed, right = entry(card, "guarantee.epsilon.claimed"), guesses(card)
+    rows = [[f"ε = {step:g}", f"{1 / (1 + math.exp(-step)):.2%}"] for step in LADDER]
+    if right is None:
+        own = "<p>This run claims no finite ε: it is no protection.</p>"
+    else:
+        share = f"{min(right, 1.0):.1%}"
+        own = (
+            "<p>Somebody was in the data or not, each with probability one half. The best attacker that there can be "
+            f"guesses which, after seeing everything released, and is right at most this often: <b>"
+            f'<span data-from="guarantee.profile">{share}</span></b>. A coin is right in 50% of cases.</p>'
+        )
+        rows.append([f'<b>this run, <span data-from="guarantee.epsilon.claimed">ε = {shown(claimed)}</span></b>',
+                     f'<b data-from="guarantee.profile">{share}</b>'])  # fmt: skip
+    text = (
+        own + table([("", ""), ("right guesses, at most", "n")], rows) + '<p class="muted" style="margin:14px 0 0">'
+        "For the round values: e^ε/(1 + e^ε), the most under pure differential privacy (δ = 0). A run is often well "
+        "below that of its ε, because its ε is reached only in rare cases. Compare with others only where unit and "
+        "neighbours are the same; what others published is in the public registry of deployments (OpenDP, "
+        "opendp/deployments-registry-data). tacit report RUN --registry writes the entry of this run.</p>"
+    )
+    return head + text + "</section>"
+
+
+# -- who may see what --------------------------------------------------------------------------------------------------
+
+KEPT = (
+    (
+        "privacy.json, report.html, the model",
+        "whoever the release is meant for",
+        "as long as you like: ε does not grow with time or readers",
+    ),
+    ("config.toml, schema.toml", "may be published: settings and public bounds, no row", "with the release"),
+    (
+        "private/: checkpoint, operator log, operator's page",
+        "the operator alone (readable by their account only)",
+        "until the operator deletes it; outside the guarantee",
+    ),
+    ("the key of the noise", "nobody: whoever has it can take the noise away", "destroyed when the run ends"),
+    ("the ledger", "owner, analyst and auditor, each by role", "kept: what was spent stays spent"),
+    (
+        "the private rows",
+        "whoever held them before; tacit keeps no copy",
+        "decided by the controller, outside this report",
+    ),
+)
+
+
+def retention() -> str:
+    """Who may see what, and for how long it is kept."""
+    body = table([("what", ""), ("who may see it", ""), ("how long", "")], KEPT)
+    return f'<h2 id="retention">Who may see what, and how long</h2><section class="sheet">{body}</section>'
+
+
+# -- twenty questions --------------------------------------------------------------------------------------------------
+
+
+def _names(found: Any) -> str:
+    return "not stated" if found is None else ("none" if not found else "; ".join(one["name"] for one in found))
+
+
+def _verdict(found: Any) -> str:
+    return str(found["verdict"])
+
+
+def _pair(found: Any) -> str:
+    return f"ε = {shown(found['epsilon'])}, δ = {number(found['delta'])}"
+
+
+def _listed(found: Any) -> str:
+    return "; ".join(one["name"] for one in found) or "none"
+
+
+#: A question, who asks it, the entries that answer it, how each is shown, and the part of the page with the rest.
+QUESTIONS: tuple[tuple[str, str, tuple[tuple[str, Callable[[Any], str] | None], ...], str], ...] = (
+    (
+        "Who is protected, and between which data sets?",
+        "NIST: unit of privacy",
+        (("guarantee.unit", shown), ("guarantee.neighbours", shown)),
+        "used",
+    ),
+    (
+        "How strong is the protection?",
+        "NIST: ε and δ",
+        (("guarantee.epsilon.claimed", lambda e: f"ε = {shown(e)}"), ("guarantee.delta", lambda d: f"δ = {number(d)}")),
+        "guarantee",
+    ),
+    (
+        "What can the best attacker find out?",
+        "NIST: strength; GDPR Art. 35(7)(c)",
+        (("guarantee.attacker", shown),),
+        "much",
+    ),
+    ("How was the number computed?", "NIST: accounting", (("accountant.method", shown),), "covers"),
+    ("Which algorithm ran?", "NIST: algorithm", (("run.method", shown),), "glance"),
+    ("How were records drawn?", "NIST: algorithm", (("mechanism.sampler", shown),), "glance"),
+    (
+        "How is noise drawn, and can its bits leak?",
+        "NIST: implementation",
+        (("mechanism.noise_generator", shown),),
+        "glance",
+    ),
+    (
+        "Which data were used, and who chose the bounds?",
+        "GDPR Art. 35(7)(a)",
+        (("data.name", shown), ("data.columns", _listed)),
+        "used",
+    ),
+    ("What for?", "GDPR Art. 35(7)(a): purpose", (("run.purpose", shown),), "guarantee"),
+    (
+        "What was released, and to whom?",
+        "GDPR Art. 35(7)(a); NIST: release",
+        (("statement.release", shown),),
+        "released",
+    ),
+    (
+        "Which uses of the data does the number cover?",
+        "NIST: what is covered",
+        (("accesses.covered", None),),
+        "covers",
+    ),
+    ("What was released without cover?", "NIST: invariants", (("accesses.uncovered", None),), "covers"),
+    ("Were settings tuned on private data?", "NIST: tuning", (("accesses.tuning_words", shown),), "covers"),
+    (
+        "Is the number of records treated as public?",
+        "NIST: unit of privacy",
+        (("accesses.records_public", shown),),
+        "covers",
+    ),
+    (
+        "Can public data or a pre-trained model contain the same people?",
+        "NIST: data collection",
+        (("accesses.public_data", _names), ("accesses.pretrained", _names)),
+        "covers",
+    ),
+    (
+        "What else was spent on these data?",
+        "NIST: composition; GDPR Art. 5(1)(e)",
+        (("ledger.spent", _pair), ("ledger.budget", _pair)),
+        "covers",
+    ),
+    (
+        "Who is trusted with the raw data?",
+        "NIST: trust model; GDPR Art. 32",
+        (("statement.trust_model", shown),),
+        "retention",
+    ),
+    (
+        "Is it accurate enough for its purpose, and for whom?",
+        "NIST: utility and bias; GDPR Art. 35(7)(b)",
+        (),
+        "accuracy",
+    ),
+    ("Which risks remain?", "GDPR Art. 35(7)(c)", (("accesses.limits", None),), "covers"),
+    (
+        "Was it checked, and whom can I ask?",
+        "NIST: evaluation; GDPR Art. 35(2)",
+        (("checks.audit", _verdict), ("statement.contact", shown)),
+        "covers",
+    ),
+)
+
+
+def questions(card: Release) -> str:
+    """Twenty questions, each with its answer and the place of the rest."""
+    rows = []
+    for i, (question, who, paths, place) in enumerate(QUESTIONS, 1):
+        answers = [_answer(card, path, show) for path, show in paths] or [_accuracy(card)]
+        link = f' <a href="#{place}">more</a>'
+        rows.append([f"{i}", f'{question}<br><span class="muted">{who}</span>', "".join(answers) + link])
+    body = table([("", "n"), ("question", ""), ("answer", "")], rows, "questions")
+    return (
+        '<h2 id="questions">Twenty questions of an officer</h2><section class="sheet"><p>From NIST SP 800-226 and from '
+        f"the parts of an impact assessment (GDPR, Art. 35).</p>{body}</section>"
+    )
+
+
+def _answer(card: Release, path: str, show: Callable[[Any], str] | None) -> str:
+    if show is None:
+        return listed(card, path, "nothing")
+    return value(card, path, show, "div") if has(card, path) else "<div>not stated</div>"
+
+
+def _accuracy(card: Release) -> str:
+    results = card["evaluation"]
+    whole = [key for key in results if not results[key]["group"] and results[key]["model"] in ("private", "release")]
+    if not whole:
+        return "<div>nothing was measured on public rows or charged</div>"
+    return "".join(
+        f"<div>{value(card, f'evaluation.{key}.metric')}: {value(card, f'evaluation.{key}.value', _share)}</div>"
+        for key in whole[:6]
+    )
+
+
+def _share(found: Any) -> str:
+    return f"{found:.1%}" if isinstance(found, float) and 0 <= found <= 1 else str(shown(found))
