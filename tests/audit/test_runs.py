@@ -15,12 +15,15 @@ from tacit.audit.attacks import lira, logit_confidence, rmia
 from tacit.audit.pipeline import Pipeline
 from tacit.ledger import OperatorView, PrivateValueError
 from tacit.ledger.release import json_values
+from tacit.noise.keys import Key
 from tacit.report import describe, make_card, make_page, read_card, write_card
 from tacit.selftest.mutants import MUTANTS
 from tacit.sgd import fit
 from tacit.sgd.training.canaries import AuditedTraining, Canaries, Planted
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
+#: The audit of an implementation accuses a right one this often; its default is once in 10,000 times.
+SELDOM = {"significance": 1e-9}
 
 
 def model(width: int = 60) -> nn.Module:
@@ -43,7 +46,8 @@ def planted_run(canaries=1000, **settings):
 
 @pytest.fixture(scope="module")
 def planted():
-    return planted_run()
+    """An honest run fails its audit once in 400 times, so its key is fixed."""
+    return planted_run(key=Key(bytes(range(32)), repeatable=True))
 
 
 def test_a_correct_run_at_epsilon_4_certifies_what_a_white_box_attack_can(planted):
@@ -76,8 +80,6 @@ def test_canaries_are_kept_and_read_back(planted, tmp_path):
 
 def test_scores_of_gradient_canaries_hold_nothing_of_the_data():
     """The same key on other data gives the same scores: they are noise and coins."""
-    from tacit.noise.keys import Key
-
     found = []
     for seed in (0, 1):
         net, generator = model(), torch.Generator().manual_seed(seed)
@@ -105,8 +107,10 @@ def test_scores_of_gradient_canaries_hold_nothing_of_the_data():
 
 def test_input_canaries_are_trained_on_and_scored_by_their_loss():
     x, y = mislabelled(data(60), 4, seed=2)
-    # Large inputs that little noise hides: in twelve runs the means lay 4.4 to 6.9 standard errors apart.
-    done = planted_run((4 * x, y), noise_multiplier=0.1, epsilon=None, batch_size=200, steps=100, clip_norm=5.0)
+    # Large inputs that little noise hides: in twelve runs the means lay 4.4 to 6.9 standard errors apart. The key is
+    # fixed, because that could be 2 in one run of some thousands.
+    key = Key(bytes(32), repeatable=True)
+    done = planted_run((4 * x, y), noise_multiplier=0.1, epsilon=None, batch_size=200, steps=100, clip_norm=5.0, key=key)
     assert done.canaries.kind == "input"
     member, scores = done.canaries.member, done.canaries.scores
     inside, outside = scores[member], scores[~member]
@@ -144,7 +148,7 @@ def test_people_with_several_records_can_be_audited():
 
 def test_the_implementation_audit_passes_a_correct_model_and_catches_wrong_ones():
     settings = {"batch_size": 256, "size": 2000, "epochs": 1, "epsilon": 3.0, "delta": 1e-6, "clip_norm": 0.7}
-    found = audit_implementation(model(), LOSS, data(30), **settings)
+    found = audit_implementation(model(), LOSS, data(30), **settings, **SELDOM)
     assert found.verdict == "pass", found.sentence
     assert {"sensitivity", "sum", "noise variance", "sampling rate", "price"} <= {f.check for f in found.findings}
     assert any("too small" in f.best for f in found.findings)
@@ -159,13 +163,13 @@ def test_the_implementation_audit_passes_a_correct_model_and_catches_wrong_ones(
 @pytest.mark.parametrize("sampler", ["shuffle", "fixed"])
 def test_other_samplers_are_audited_for_what_they_are(sampler):
     settings = {"batch_size": 50, "size": 500, "steps": 20, "noise_multiplier": 3.0, "delta": 1e-5, "sampler": sampler}
-    found = audit_implementation(model(), LOSS, data(500), **settings)
+    found = audit_implementation(model(), LOSS, data(500), **settings, **SELDOM)
     assert found.verdict == "pass", found.sentence
 
 
 def test_a_run_with_laplace_noise_is_underpowered_and_not_wrong():
     settings = {"batch_size": 20, "size": 200, "steps": 5, "noise_multiplier": 20.0, "mechanism": "laplace"}
-    found = audit_implementation(nn.Linear(20, 4), LOSS, data(10), **settings)
+    found = audit_implementation(nn.Linear(20, 4), LOSS, data(10), **settings, **SELDOM)
     assert found.verdict == "underpowered", found.sentence
 
 
@@ -173,7 +177,7 @@ def test_a_run_with_laplace_noise_is_underpowered_and_not_wrong():
 def test_a_sampler_is_no_reason_to_accuse_an_honest_run(sampler):
     """The price of every pass as if batches were known accused balls in bins, and truncated batches were refused."""
     settings = {"batch_size": 100, "size": 1000, "epochs": 4, "epsilon": 3.0, "delta": 1e-5, "adjacency": "zero-out"}
-    found = audit_implementation(model(), LOSS, data(24), sampler=sampler, **settings)
+    found = audit_implementation(model(), LOSS, data(24), sampler=sampler, **settings, **SELDOM)
     assert found.verdict == "pass", found.sentence
 
 

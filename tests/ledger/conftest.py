@@ -54,9 +54,11 @@ class Server:
         self._run(
             "initdb", "-D", str(self.data), "-U", "team", "-A", "scram-sha-256", f"--pwfile={secret}", "-E", "UTF8"
         )
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        # Bound and never listening: the port is this server's also while it is down, and nobody else's.
+        self.reserved = socket.socket()
+        self.reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.reserved.bind(("127.0.0.1", 0))
+        self.port = self.reserved.getsockname()[1]
         self._databases = 0
         self.start()
 

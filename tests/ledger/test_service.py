@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -50,9 +51,11 @@ class Service:
             )
         }  # fmt: skip
         self.public = SigningKey.make(folder / "ledger.key").public
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        # Bound and never listening: the port is the service's also while it is down, and nobody else's.
+        self.reserved = socket.socket()
+        self.reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.reserved.bind(("127.0.0.1", 0))
+        self.port = self.reserved.getsockname()[1]
         self.start()
 
     def start(self) -> None:
@@ -69,7 +72,7 @@ class Service:
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(how)
-        self.process.wait(20)
+        self.process.wait(60)
         assert self.process.stdout is not None
         self.process.stdout.close()
 
@@ -78,7 +81,7 @@ class Service:
 
     def post(self, action, secret, body, key="k"):
         """A request as somebody would send it who holds a captured one."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         headers = {"Authorization": f"Bearer {secret}", "Idempotency-Key": key}
         connection.request("POST", f"/v1/{action}", json.dumps(body), headers)
         answer = connection.getresponse()
@@ -419,18 +422,24 @@ def test_a_token_that_asks_too_often_waits(tmp_path, monkeypatch):
     tokens = Tokens(tmp_path / "t.json")
     secret = tokens.add("ana", "analyst")
     inside = Inside(Ledger(tmp_path / "l.db"), tokens, rate=3.0)
-    found = [inside.answer("datasets", secret, None, b"", "here")[0] for _ in range(5)]
-    assert found[:3] == [200, 200, 200]
-    assert found[-1] == 429
+    clock = [0.0]
+    monkeypatch.setattr("tacit.ledger.service.time", SimpleNamespace(**vars(time) | {"monotonic": lambda: clock[0]}))
+
+    def asks(times):
+        return [inside.answer("datasets", secret, None, b"", "here")[0] for _ in range(times)]
+
+    assert asks(5) == [200, 200, 200, 429, 429]
+    clock[0] = 0.5  # enough for one request more, at three a second
+    assert asks(2) == [200, 429]
 
 
 def test_a_service_that_is_gone_is_a_message(service, monkeypatch):
     monkeypatch.setattr(remote, "PATIENCE", 0.2)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with pytest.raises(tacit.ledger.ServerUnreachable, match="is the service running"):
-        tacit.Ledger(f"http://:t@127.0.0.1:{port}").datasets()
     monkeypatch.delenv("TACIT_LEDGER_TOKEN", raising=False)
-    with pytest.raises(AccessDenied, match="TACIT_LEDGER_TOKEN"):
-        tacit.Ledger(f"http://127.0.0.1:{port}").datasets()
+    with socket.socket() as silent:  # bound, not listening: nobody else gets the port
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        with pytest.raises(tacit.ledger.ServerUnreachable, match="is the service running"):
+            tacit.Ledger(f"http://:t@127.0.0.1:{port}").datasets()
+        with pytest.raises(AccessDenied, match="TACIT_LEDGER_TOKEN"):
+            tacit.Ledger(f"http://127.0.0.1:{port}").datasets()

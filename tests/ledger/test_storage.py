@@ -239,11 +239,11 @@ def test_a_missing_database_is_its_own_error(postgres):
 
 def test_a_server_that_does_not_answer_is_its_own_error():
     pytest.importorskip("psycopg")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with pytest.raises(ServerUnreachable, match="is it running") as told:
-        Ledger(f"postgresql://team:pony@127.0.0.1:{port}/people").charge("people", CHARGE)
+    with socket.socket() as silent:  # bound, not listening: nobody else gets the port
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        with pytest.raises(ServerUnreachable, match="is it running") as told:
+            Ledger(f"postgresql://team:pony@127.0.0.1:{port}/people").charge("people", CHARGE)
     assert "pony" not in str(told.value)
 
 

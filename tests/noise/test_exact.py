@@ -25,8 +25,8 @@ def test_the_noise_has_the_distribution_it_is_named_after(add, law, seeded):
 
 @pytest.mark.parametrize(("add", "law"), MECHANISMS)
 def test_the_operating_systems_randomness_gives_the_same_distribution(add, law):
-    # Real entropy: the threshold makes a false alarm a one-in-a-million event.
-    assert stats.kstest(add(np.zeros(50_000), 1.0), law.cdf).pvalue > 1e-6
+    # Real entropy: the threshold makes a false alarm a one-in-a-billion event.
+    assert stats.kstest(add(np.zeros(50_000), 1.0), law.cdf).pvalue > 1e-9
 
 
 @pytest.mark.parametrize(("add", "law"), MECHANISMS)

@@ -44,8 +44,9 @@ def test_the_rate_is_batch_size_over_records_and_not_one_over_batches():
 def test_poisson_batches_have_the_rate_that_is_charged():
     _, _, loader = private(net(), data(500), batch_size=50)
     sizes = torch.tensor([float(len(x)) for _ in range(40) for x, _ in loader])
-    assert abs(float(sizes.mean()) - 50) < 4 * math.sqrt(45 / len(sizes))
-    assert 30 < float(sizes.var()) < 65
+    # Six standard deviations each. Batches of one size have variance 0.
+    assert abs(float(sizes.mean()) - 50) < 6 * math.sqrt(45 / len(sizes))
+    assert abs(float(sizes.var()) - 45) < 6 * 45 * math.sqrt(2 / len(sizes))
 
 
 def passes(noise, *, shuffle, batch_size=8, records=48):
@@ -150,7 +151,7 @@ def test_the_noise_has_the_size_that_is_charged():
             optimizer.step()
             values += [p.grad.flatten() for p in model.parameters()]
     noise = torch.cat(values)
-    assert float(noise.std()) == pytest.approx(3.0 * 0.5 / 8, rel=4 / math.sqrt(2 * len(noise)))
+    assert float(noise.std()) == pytest.approx(3.0 * 0.5 / 8, rel=6 / math.sqrt(2 * len(noise)))
 
 
 def test_adaptive_clipping_moves_the_bound_and_pays_for_the_count():

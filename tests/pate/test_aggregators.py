@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tacit import accounting as acc
 from tacit.accounting.renyi import convert
 from tacit.ledger import BudgetExceeded, Ledger, OperatorView, PrivateValueError, Release, public
+from tacit.noise.entropy import expanded
 from tacit.pate import ConfidentGNMax, GNMax, InteractiveGNMax, LNMax, VoteCounts, bounds, exact
 
 PAPER = ConfidentGNMax(threshold=200, check_noise=150, vote_noise=40, classes=10)
@@ -178,10 +179,11 @@ def test_a_sanitised_price_is_charged_and_publishable():
 def test_the_sanitised_price_is_right_on_average():
     table = votes(20)
     truth, found = [], []
-    for seed in range(24):
-        accounts = PAPER.answer(table, queries=20, source=Words(seed)).accounts
-        truth.append(accounts.renyi([8.0]).divergences[0, 0])
-        found.append(accounts.sanitise(order=8.0, beta=0.02, noise=2.0).renyi)
+    with expanded(bytes(range(32))):  # the same noise each time: the mean of 24 is four spreads off once in 1,800 times
+        for seed in range(24):
+            accounts = PAPER.answer(table, queries=20, source=Words(seed)).accounts
+            truth.append(accounts.renyi([8.0]).divergences[0, 0])
+            found.append(accounts.sanitise(order=8.0, beta=0.02, noise=2.0).renyi)
     spread = np.std(np.array(found) - truth) / np.sqrt(24)
     assert np.mean(found) == pytest.approx(np.mean(truth), abs=4 * spread)
     assert np.std(found) > 0

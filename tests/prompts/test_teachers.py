@@ -320,13 +320,20 @@ def test_an_endpoint_in_trouble_is_asked_again_and_nothing_is_charged(language, 
     ledger.register("reviews", epsilon=100.0, delta=1e-5)
     vote = ConfidentGNMax(threshold=3, check_noise=8, vote_noise=5, classes=2)
     with serving(language) as server:
-        endpoint = Endpoint(
-            server.url, "tiny", top=1000, timeout=0.5, attempts=3, pause=0.01, parallel=1, key="a secret of the user"
-        )
-        teachers = PromptTeachers(endpoint, ASK, WORDS, tiny.reviews(40), 1, 4, key=key)
+
+        def patient(**patience):
+            return Endpoint(
+                server.url, "tiny", top=1000, pause=0.01, parallel=1, key="a secret of the user", **patience
+            )
+
         server.trouble = [503, "slow", None, "drop", "nonsense"]
         expected = PromptTeachers(language, ASK, WORDS, tiny.reviews(40), 1, 4, key=key).vote(QUERIES)
-        assert (teachers.vote(QUERIES).counts == expected.counts).all()
+        # On a busy machine a good answer may be late, too; it is then asked for once more.
+        hurried = PromptTeachers(patient(timeout=0.5, attempts=8), ASK, WORDS, tiny.reviews(40), 1, 4, key=key)
+        assert (hurried.vote(QUERIES).counts == expected.counts).all()
+        assert not server.trouble
+        endpoint = patient(timeout=60.0, attempts=3)
+        teachers = PromptTeachers(endpoint, ASK, WORDS, tiny.reviews(40), 1, 4, key=key)
         # For good: two teachers are done, then nothing answers.
         server.trouble = [*([None] * 2 * len(QUERIES)), *([500] * 100)]
         with pytest.raises(EndpointError, match="no usable answer in 3 attempts; the last trouble was: 500") as told:

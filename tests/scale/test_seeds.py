@@ -102,8 +102,8 @@ def test_inside_one_secret_everything_repeats_and_outside_nothing_does():
         pass
     with expanded(secret):
         values = add_gaussian(np.zeros(4000), 1.0)
-    assert abs(np.mean(values)) < 5 / np.sqrt(4000)
-    assert abs(np.std(values) - 1) < 5 / np.sqrt(2 * 4000)
+    assert abs(np.mean(values)) < 6 / np.sqrt(4000)
+    assert abs(np.std(values) - 1) < 6 / np.sqrt(2 * 4000)
 
 
 @settings(max_examples=25)

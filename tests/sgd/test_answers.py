@@ -73,9 +73,9 @@ def test_two_runs_in_two_threads_get_their_own_answers():
     def run(k: int) -> int:
         answers[k].expect(nothing)
         with answers[k].awaited():
-            met.wait(10)  # both await now
+            met.wait(60)  # both await now
             tell(torch.tensor(k == 0), torch.ones(1))
-            met.wait(10)
+            met.wait(60)
         return int(answers[k].byte[0])
 
     with ThreadPoolExecutor(2) as pool:

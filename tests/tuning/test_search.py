@@ -171,13 +171,13 @@ def test_the_selected_candidate_follows_the_exact_law() -> None:
 
     expected = [below(1 / 3), below(2 / 3) - below(1 / 3), 1 - below(2 / 3)]
     seen = [drawn["bad"], drawn["fair"], drawn["good"]]
-    assert stats.chisquare(seen, [total * p for p in expected]).pvalue > 1e-5
+    assert stats.chisquare(seen, [total * p for p in expected]).pvalue > 1e-9
 
 
 def test_ties_are_broken_by_lot() -> None:
     same = search(score=_Constant(lambda model: 0.0, noise=20.0), runs=3)
     drawn = Counter(str(same.run().model) for _ in range(300))
-    assert stats.chisquare([drawn["bad"], drawn["fair"], drawn["good"]]).pvalue > 1e-5
+    assert stats.chisquare([drawn["bad"], drawn["fair"], drawn["good"]]).pvalue > 1e-9
 
 
 class _Constant(Score):
@@ -190,7 +190,7 @@ def test_a_threshold_stops_at_the_first_good_run_or_with_nothing() -> None:
     drawn = Counter(str(made.run().model) for _ in range(600))
     assert set(drawn) == {"good", "None"}
     passed = (1 / 3) / (1 / 4 + 3 / 4 * 1 / 3)  # p / (γ + (1-γ)p)
-    assert drawn["good"] / 600 == pytest.approx(passed, abs=0.08)
+    assert drawn["good"] / 600 == pytest.approx(passed, abs=0.12)  # six standard deviations
     assert made.run().privacy.upper <= 8.0
 
 
@@ -215,7 +215,8 @@ def test_the_exponential_mechanism_trains_every_candidate_and_releases_no_score(
 
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_runs_go_on_side_by_side(executor: str) -> None:
-    made = search(workers=2, executor=executor, method="poisson", runs=40)  # never few, as a geometric number may be
+    # Poisson, as a geometric number may be one; that the best of three is never drawn has probability exp(-80/3).
+    made = search(workers=2, executor=executor, method="poisson", runs=80, epsilon=2.0)
     assert {made.run().model for _ in range(3)} == {"good"}
 
 
@@ -393,7 +394,7 @@ def test_failures_are_outcomes_like_any_other() -> None:
             raise RuntimeError("this one never works")
         return str(candidate["which"])
 
-    models = {search(train=train, method="poisson", runs=40).run().model for _ in range(5)}
+    models = {search(train=train, method="poisson", runs=80, epsilon=2.0).run().model for _ in range(5)}
     assert models == {"fair"}
     assert search(train=train, method="exponential", choice_epsilon=0.5).run().model == "fair"
     with pytest.raises(SearchFailed, match=r"RuntimeError \(its text may hold rows\)"):
@@ -405,7 +406,7 @@ def test_a_score_that_is_not_a_number_loses() -> None:
         def __call__(self, model: Any) -> float:
             return math.nan if model == "good" else points(model)
 
-    assert search(score=Odd(points), method="poisson", runs=50).run().model == "fair"
+    assert search(score=Odd(points), method="poisson", runs=80, epsilon=2.0).run().model == "fair"
 
 
 # -- what is refused ----
