@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -14,6 +15,16 @@ from tests.skips import pytest_collectreport, pytest_runtest_logreport, pytest_s
 # Contributors draw new examples every time; a submission is judged on the same ones each time.
 hypothesis.settings.register_profile("tacit", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("tacit")
+
+# Large libraries are imported once and live to the end: the collector of cycles need not look at them again and again,
+# which took a tenth of the time of all tests.
+gc.set_threshold(10_000, 20, 20)
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test lives to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -109,8 +109,8 @@ def test_input_canaries_are_trained_on_and_scored_by_their_loss():
     x, y = mislabelled(data(60), 4, seed=2)
     # Large inputs that little noise hides: in twelve runs the means lay 4.4 to 6.9 standard errors apart. The key is
     # fixed, because that could be 2 in one run of some thousands.
-    key = Key(bytes(32), repeatable=True)
-    done = planted_run((4 * x, y), noise_multiplier=0.1, epsilon=None, batch_size=200, steps=100, clip_norm=5.0, key=key)
+    settings = {"noise_multiplier": 0.1, "epsilon": None, "batch_size": 200, "steps": 100, "clip_norm": 5.0}
+    done = planted_run((4 * x, y), key=Key(bytes(32), repeatable=True), **settings)
     assert done.canaries.kind == "input"
     member, scores = done.canaries.member, done.canaries.scores
     inside, outside = scores[member], scores[~member]

@@ -93,12 +93,13 @@ def test_a_text_is_not_data():
 
 
 def training(ledger, x, y, **more):
+    """Whole batches, whose card is priced by a closed form and so in no time."""
     model = nn.Linear(3, 1)
     loss = nn.MSELoss(reduction="none")
     data = (torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)[:, None])
     return sgd.Training(
         model, torch.optim.SGD(model.parameters(), lr=0.1), loss, data,
-        batch_size=10, steps=2, noise_multiplier=5.0, delta=1e-6, ledger=ledger, dataset="people", **more,
+        batch_size=60, steps=2, noise_multiplier=5.0, delta=1e-6, ledger=ledger, dataset="people", **more,
     )  # fmt: skip
 
 

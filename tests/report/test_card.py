@@ -179,7 +179,7 @@ def test_a_run_that_was_stopped_says_on_which_basis_it_claims():
         model = nn.Linear(2, 2)
         data = torch.randn(200, 2), torch.randint(2, (200,))
         run = Training(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss(reduction="none"), data,
-                       batch_size=20, steps=10, noise_multiplier=2.0, delta=1e-5)  # fmt: skip
+                       batch_size=200, steps=10, noise_multiplier=20.0, delta=1e-5)  # fmt: skip
         for batch in run:
             run.step(batch)
             if run.steps_executed == 4:
