@@ -34,6 +34,7 @@ from tacit.linear_model import (
     Ridge,
     SearchRefused,
     descent,
+    inference,
     releases,
 )
 from tacit.linear_model import objective as op
@@ -133,11 +134,13 @@ def test_the_default_spends_the_budget_whichever_way_it_goes(monkeypatch, adjace
     fitted = LinearRegression(1.0, 1e-6, adjacency=adjacency, **BOUNDS).fit(*numbers(rows, noise=3.0))
     moments = [sigma for size, sigma in drawn if size == 5]  # diagonals of Σzzᵀ with z = (1, three features, y)
     sums = [sigma for size, sigma in drawn if size == 4]
-    assert (len(moments), len(sums)) == ((1, 16) if rows == 60 else (2, 1))
+    levels = len(inference.LEVELS)
+    assert (len(moments), len(sums)) == ((1, 15 + levels) if rows == 60 else (2, levels))
     factor = _target_factor(4.0, 1.0)
     spent = sum((gram * (4 + factor**2) / s) ** 2 for s in moments)
-    spent += sum((step * c / s) ** 2 for c, s in zip(lengths[:-1], sums[:-1], strict=True))
-    spent += (gram * lengths[-1] / sums[-1]) ** 2  # entries without a sign: replacing a row moves √2 times as much
+    spent += sum((step * c / s) ** 2 for c, s in zip(lengths[:-levels], sums[:-levels], strict=True))
+    ends = zip(lengths[-levels:], sums[-levels:], strict=True)
+    spent += sum((gram * c / s) ** 2 for c, s in ends)  # entries without a sign: replacing a row moves √2 times as much
     assert 0.999 * 0.236704 < np.sqrt(spent) <= 0.236705
     assert fitted.privacy_.upper <= 1.0
 
@@ -202,11 +205,33 @@ def test_every_copy_of_an_estimator_is_charged_to_the_one_ledger():
 def test_a_search_that_nobody_counts_is_refused():
     x, y = numbers(300)
     search = GridSearchCV(Ridge(epsilon=0.5, **BOUNDS), {"alpha": [0.1, 1]}, cv=3)
-    with pytest.raises(ValueError, match=r"private\W+tuning"):
+    with pytest.raises(SearchRefused, match="PrivateSearchCV"):
         search.fit(x, y)
     with pytest.raises(SearchRefused, match="ledger="):
-        cross_val_score(LinearRegression(**BOUNDS), x, y, error_score="raise")
+        cross_val_score(LinearRegression(**BOUNDS), x, y)
     LinearRegression(**BOUNDS).fit(x, y)  # the same fit by itself is fine
+
+
+@pytest.mark.parametrize("rule", ["renyi", "sum"])
+@pytest.mark.parametrize("name", ["linear", "logistic", "pure"])
+def test_a_refusal_names_the_epsilon_that_would_fit(name, rule):
+    made = {
+        "linear": lambda epsilon, ledger: LinearRegression(epsilon, ledger=ledger, **BOUNDS).fit(*numbers(300)),
+        "logistic": lambda epsilon, ledger: LogisticRegression(epsilon, bounds=(0, 10), ledger=ledger).fit(
+            *labels(300)
+        ),
+        "pure": lambda epsilon, ledger: FunctionalLinearRegression(epsilon, ledger=ledger, **BOUNDS).fit(*numbers(300)),
+    }[name]
+    ledger = Ledger()
+    ledger.register("people", epsilon=1.0, delta=1e-5, rule=rule)
+    made(0.4, ledger)
+    with pytest.raises(BudgetExceeded, match=r"epsilon=0\.\d+ would fit") as refused:
+        made(3.0, ledger)
+    assert ledger.budget("people").charges == 1  # asking is not charging
+    assert refused.value.advice.epsilon > 0.05
+    with pytest.raises(BudgetExceeded):
+        made(1.25 * refused.value.advice.epsilon, ledger)
+    made(refused.value.advice.epsilon, ledger)
 
 
 REPEATED = [

@@ -49,12 +49,18 @@ def table(kind, seed, rows=5000):
     if kind == "a rare category":
         x[:, 2] = generator.random(rows) < 0.005
         return x, x @ [0.3, 0.2, 0.1] + 0.1 * generator.normal(size=rows), np.array([0.3, 0.2, 0.1])
+    if kind == "errors by category":
+        x[:, 2] = generator.random(rows) < 0.05
+        scale = np.where(x[:, 2] > 0, 0.3, 0.03)
+        return x, x @ [0.3, 0.1, 0.1] + scale * generator.normal(size=rows), np.array([0.3, 0.1, 0.1])
     errors = np.abs(x[:, 0]) ** 3 * generator.uniform(-0.7, 0.7, rows)
     return x, 0.3 * x[:, 0] + errors, np.array([0.3, 0, 0])
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 10.0])
-@pytest.mark.parametrize("kind", ["a rare outcome", "collinear columns", "a rare category", "uneven errors"])
+@pytest.mark.parametrize(
+    "kind", ["a rare outcome", "collinear columns", "a rare category", "uneven errors", "errors by category"]
+)
 def test_the_default_covers_or_refuses(kind, epsilon):
     fits = []
     for seed in range(40):

@@ -144,7 +144,11 @@ def test_a_classifier_by_objective_perturbation_draws_what_it_priced():
     counts, hessian, _ = wanted.further
     scales = [counts, wanted.sigma, wanted.output * 2 * wanted.tolerance / wanted.ridge, 3 * hessian]
     assert [one.scale[0] for one in found[:4]] == pytest.approx(scales, rel=1e-5)
-    assert [len(one.values) for one in found] == [2, 3, 3, 3, 3, 3]  # the Hessian's diagonal and triangle; the scores
+    levels = len(inference.LEVELS)
+    assert [len(one.values) for one in found] == [
+        2,
+        *[3] * (4 + levels),
+    ]  # the Hessian's diagonal and triangle; the scores
 
 
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
@@ -162,8 +166,8 @@ def test_no_row_moves_what_follows_objective_perturbation_by_more_than_was_price
         found = inference.Estimate(theta[:, 0], *(np.eye(3) * 0.1,) * 4, 1.0)
         with watched() as seen:
             inference.score_sums(rows_, logistic._binary_residual, theta[:, 0], found, np.eye(3), 1.0, 40.0, 2.0)
-        scores = seen.drawn[0].values * seen.drawn[0].scale
-        return op.curvature(rows_, theta), scores, seen.drawn[0].scale[0] / 2.0
+        # In units of each level's noise: a neighbour moves them all together by one release of noise 2 at most.
+        return op.curvature(rows_, theta), 2.0 * np.concatenate([drawn.values for drawn in seen.drawn])
 
     before = sums([])
     moved = 1.0 if adjacency == "add-remove" else math.sqrt(2)
@@ -172,7 +176,7 @@ def test_no_row_moves_what_follows_objective_perturbation_by_more_than_was_price
     farthest = [0.0, 0.0]
     for one, other in pairs:
         farthest[0] = max(farthest[0], float(np.linalg.norm(one[0] - other[0])))
-        farthest[1] = max(farthest[1], float(np.linalg.norm(one[1] - other[1])) / one[2])
+        farthest[1] = max(farthest[1], float(np.linalg.norm(one[1] - other[1])))
     assert 0.3 * moved * 3.0 < farthest[0] <= moved * 3.0 * (1 + 1e-5)
     assert 0 < farthest[1] <= moved * (1 + 1e-5)
 

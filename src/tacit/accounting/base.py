@@ -28,6 +28,8 @@ ADJACENCIES = ("add-remove", "replace-one", "zero-out")
 #: The two sides of a neighbouring pair that must both be priced: P has the record, or P lacks it.
 DIRECTIONS = ("remove", "add")
 DEFAULT_UNIT = "record"
+#: A mechanism with more numbers in a row than this is written by the first and the last of them.
+MOST_SHOWN = 8
 MISSING_IDS = "groups has missing ids: every row needs the id of its owner. See: tacit explain missing-ids"
 #: A count beyond this is a slip of the pen.
 MOST_TIMES = 10**18
@@ -217,10 +219,19 @@ class Mechanism:
                 f.default is not dataclasses.MISSING and value == f.default
             ):
                 continue
-            text = f"{value:.6g}" if isinstance(value, float) else repr(value)
+            text = _in_words(value)
             shown.append(text if f.name in positional else f"{f.name}={text}")
         shown.sort(key=lambda text: "=" in text.split("(")[0])
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _in_words(value: Any) -> str:
+    """A field of a mechanism; of a long list of numbers, its ends."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, tuple) and len(value) > MOST_SHOWN and all(isinstance(one, float) for one in value):
+        return f"({value[0]:.6g}, …{len(value)} numbers…, {value[-1]:.6g})"
+    return repr(value)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

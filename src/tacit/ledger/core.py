@@ -354,6 +354,30 @@ class Ledger(Changes, Book):
         """
         return self._charge(dataset, mechanism, delta=delta, purpose=purpose, number=number, data=data, version=version)
 
+    def fits(self, dataset: str, mechanism: acc.Mechanism, *, delta: float | None = None) -> bool:
+        """Whether a charge would be granted now. Nothing is charged, and another process may charge meanwhile.
+
+        Args:
+            dataset: The name of a registered data set.
+            mechanism: What would be computed.
+            delta: This charge's part of the data set's δ. None takes the registered share.
+
+        Returns:
+            True if :meth:`charge` would grant it.
+
+        Raises:
+            TermsError: If the mechanism does not match the data set's unit, adjacency, size or δ.
+            UnknownDataset: If no data set of this name is registered.
+
+        Example:
+            >>> ledger = Ledger()
+            >>> _ = ledger.register("people", epsilon=1.0, delta=1e-5)
+            >>> ledger.fits("people", acc.Laplace(1.0)), ledger.fits("people", acc.Laplace(0.5))
+            (True, False)
+        """
+        terms, price = self._priced(dataset, mechanism, delta)
+        return not isinstance(charged(terms, self._now(dataset)[1], price, now(), self._by.get("team", ""), None), str)
+
     def _charge(
         self,
         dataset: str,

@@ -41,6 +41,7 @@ class Advice:
         repeats: How many repeats would fit at the same noise; None if that was not found.
         noise: The noise with which all repeats would fit, if the charge has one kind of mechanism; else None.
         noise_factor: The factor by which all noise would have to grow for all repeats to fit; None if none was found.
+        epsilon: The ε with which the same fit of a table would be granted; None if that was not found, or it is no fit.
 
     Example:
         >>> from tacit import accounting as acc, ledger
@@ -62,6 +63,7 @@ class Advice:
     repeats: int | None = None
     noise: float | None = None
     noise_factor: float | None = None
+    epsilon: float | None = None
 
 
 class UnknownDataset(LedgerError, KeyError):

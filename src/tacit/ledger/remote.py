@@ -173,6 +173,22 @@ class RemoteLedger(Ledger):
         """
         return self._charge(dataset, mechanism, delta=delta, purpose=purpose, number=number, data=data, version=version)
 
+    def fits(self, dataset: str, mechanism: acc.Mechanism, *, delta: float | None = None) -> bool:
+        """As :meth:`Ledger.fits`; not answered by a service, whose answer to a charge is the only one that counts.
+
+        Args:
+            dataset: The name of a registered data set.
+            mechanism: What would be computed.
+            delta: This charge's part of the data set's δ.
+
+        Returns:
+            Nothing.
+
+        Raises:
+            StorageError: Always.
+        """
+        raise StorageError("a service says what fits by granting or refusing a charge: make the charge")
+
     def _charge(
         self,
         dataset: str,

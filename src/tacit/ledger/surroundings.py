@@ -120,6 +120,21 @@ def refuse_uncounted_search(ledger: Ledger | None, name: str) -> None:
         count_or_refuse(ledger, name, scored=scored, level=5)
 
 
+class RefusesSearch:
+    """A private estimator that a search without a ledger cannot even copy.
+
+    scikit-learn catches what goes wrong inside the fits of a search and says that the model is misconfigured. It copies
+    the estimator before, and what is raised there is shown as it is.
+    """
+
+    ledger: Ledger | None
+
+    def __sklearn_clone__(self) -> Any:
+        if self.ledger is None and fits_many_times()[0]:
+            count_or_refuse(None, type(self).__name__, scored=True)
+        return super().__sklearn_clone__()  # type: ignore[misc]  # of scikit-learn's BaseEstimator
+
+
 def count_or_refuse(ledger: Ledger | None, name: str, *, scored: bool, level: int = 3) -> None:
     """One of many fits is about to be made; ``scored`` says that they are compared by results on private rows.
 
@@ -130,7 +145,8 @@ def count_or_refuse(ledger: Ledger | None, name: str, *, scored: bool, level: in
         raise SearchRefused(
             f"a search, cross-validation or ensemble around {name} fits many times on the same people: each fit costs "
             "epsilon again, and the scores that a search compares are not private. Choose hyper-parameters with "
-            "private tuning (tacit.tuning) or on public data, or give ledger= and dataset=: every fit is then charged. "
+            "private tuning (tacit.tuning.PrivateSearchCV takes the place of GridSearchCV) or on public data, or give "
+            "ledger= and dataset=: every fit is then charged. "
             "See: tacit explain repeated-fits"
         )
     if scored:

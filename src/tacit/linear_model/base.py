@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from tacit import accounting as acc
 from tacit.accounting.base import unit_of
 from tacit.cluster import Ray, backend_of
-from tacit.ledger import Charge, surroundings
+from tacit.ledger import BudgetExceeded, Charge, surroundings
 from tacit.linear_model import cluster_moments, guarantee, stream
 from tacit.linear_model.bounds import WHY, Features, as_table, by_norm, features_of, from_origin, scale, target_of
 from tacit.linear_model.rows import Rows, make_rows
@@ -46,6 +46,8 @@ class Task:
     assumed: tuple[str, ...] = ()
     #: The fingerprint of the table under the ledger's secret; None without a ledger.
     data: str | None = None
+    #: Whether only the price is asked for: the fit then ends in :class:`Priced`, before any charge or release.
+    asking: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -70,6 +72,14 @@ class Task:
         return len(self.source)
 
 
+class Priced(Exception):
+    """What a fit would run, which is all that was asked for."""
+
+    def __init__(self, mechanism: acc.Mechanism) -> None:
+        super().__init__()
+        self.mechanism = mechanism
+
+
 class _Request:
     """scikit-learn's method for metadata routing with a text of our own: its own refers to scikit-learn's glossary."""
 
@@ -82,7 +92,7 @@ class _Request:
         return function
 
 
-class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
+class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: ignore[misc]
     """What every estimator of this room does with its table and its budget."""
 
     _target = "number"
@@ -344,13 +354,36 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _paid(self, task: Task, mechanism: acc.Mechanism, what: str) -> Iterator[Charge | None]:
+        if task.asking:
+            raise Priced(mechanism)
         delta = 0.0 if _pure(mechanism) else task.delta
         cluster = task.source.cluster if isinstance(task.source, stream.Stream) else None
         with contextlib.ExitStack() as stack:
             if cluster is not None:  # a cluster that is not there costs nothing
                 stack.enter_context(cluster.ready())
             purpose = f"{type(self).__name__}: {what}"
-            yield stack.enter_context(guarantee.paid(self.ledger, task, mechanism, delta, purpose))
+            try:
+                charge = stack.enter_context(guarantee.paid(self.ledger, task, mechanism, delta, purpose))
+            except BudgetExceeded as error:
+                raise guarantee.with_smaller(
+                    error, task.epsilon, lambda epsilon: self._would_fit(task, epsilon)
+                ) from None
+            yield charge
+
+    def _carry_out(self, task: Task) -> None:
+        """Charge, release and publish what the task says."""
+        raise NotImplementedError
+
+    def _would_fit(self, task: Task, epsilon: float) -> bool:
+        """Whether the ledger would grant the same fit at another ε. Nothing is computed from the data."""
+        assert self.ledger is not None
+        assert task.dataset is not None
+        try:
+            self._carry_out(dataclasses.replace(task, epsilon=epsilon, asking=True))
+        except Priced as found:
+            delta = 0.0 if _pure(found.mechanism) else task.delta
+            return self.ledger.fits(task.dataset, found.mechanism, delta=delta)
+        return False
 
     def _set_names(self, features: Features) -> None:
         self.features_ = features

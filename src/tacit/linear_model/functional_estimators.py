@@ -152,10 +152,13 @@ class FunctionalLinearRegression(_Functional, LinearBase):
             BudgetExceeded: If the ledger has not enough budget left. Nothing is released then.
         """
         task = self._task(X, y, sample_weight, groups)
+        self._carry_out(task)
+        return self
+
+    def _carry_out(self, task: Task) -> None:
         solution, plan, gram, vector = self._released(task, "functional mechanism")
         found = self._estimated(task, gram, vector, plan.noises, self._most(task, gram), None)
         self._publish(task, solution.theta, found)
-        return self
 
 
 class FunctionalLogisticRegression(_Functional, LinearClassifier):
@@ -259,9 +262,12 @@ class FunctionalLogisticRegression(_Functional, LinearClassifier):
             BudgetExceeded: If the ledger has not enough budget left. Nothing is released then.
         """
         task = self._task(X, y, sample_weight, groups)
+        self._carry_out(task)
+        return self
+
+    def _carry_out(self, task: Task) -> None:
         solution, *_ = self._released(task, "functional mechanism")
         self._publish(task, 2 * solution.theta[:, None], None, QUADRATIC)
-        return self
 
     def scale_target(self, y: Any) -> Any:
         """The labels as -1 and +1, each by itself.

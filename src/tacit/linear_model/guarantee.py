@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tacit import accounting as acc
 from tacit.accounting.base import is_number
-from tacit.ledger import Charge, FingerprintMismatch, Ledger
+from tacit.ledger import BudgetExceeded, Charge, FingerprintMismatch, Ledger, StorageError
 
 if TYPE_CHECKING:
     from tacit.linear_model.base import Task
 
+#: The search for an ε that would fit is a kindness, and ends after so many seconds.
+PATIENCE = 5.0
 GENERATOR = "exact, on a grid, from the operating system's entropy (tacit.noise)"
 
 
@@ -74,6 +78,27 @@ def paid(
         return
     with ledger.charge(task.dataset, mechanism, delta=delta, purpose=purpose, data=task.data) as charge:
         yield charge
+
+
+def with_smaller(error: BudgetExceeded, epsilon: float, fits: Callable[[float], bool]) -> BudgetExceeded:
+    """The refusal of a fit, with the largest ε at which the ledger would grant it, to two digits."""
+    until, low, high = time.monotonic() + PATIENCE, 0.0, epsilon
+    try:
+        while time.monotonic() < until and high > epsilon * 1e-3 and (high - low) > 0.005 * high:
+            middle = high / 4 if low == 0 else (low + high) / 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+    except StorageError:  # a service, or a file that is gone meanwhile: the refusal itself is what counts
+        return error
+    if low == 0:
+        return error
+    digits = 1 - math.floor(math.log10(low))
+    shown = math.floor(low * 10.0**digits + 1e-9) / 10.0**digits
+    if not 0 < shown <= low * (1 + 1e-12):
+        return error
+    before, see, page = str(error).rpartition(" See: ")
+    text = f"{before or page} epsilon={shown:g} would fit.{see}{page if see else ''}"
+    advice = error.advice and dataclasses.replace(error.advice, epsilon=shown)
+    return BudgetExceeded(text, advice)
 
 
 def recognised(ledger: Ledger | None, dataset: str | None, X: Any, y: Any) -> str | None:

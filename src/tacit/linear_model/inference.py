@@ -30,8 +30,11 @@ Floats = npt.NDArray[np.float64]
 SEEN = 3.0
 #: A coefficient is refused where more than this part of it lies in directions that the noise hides.
 HIDDEN = 0.1
-#: Rows' shares of the variances are clipped at this many times their typical length.
-CLIP = 8.0
+#: Rows' shares of the variances are clipped at these many times their typical size, each for a part of μ². A few rows
+#: can hold most of a variance, so that one level alone would hide it, or drown it in noise.
+LEVELS, PARTS = (8.0, 64.0, 512.0, 4096.0), (0.4, 0.2, 0.2, 0.2)
+#: A higher level counts if it finds this many standard deviations more than the lowest.
+FOUND = 2.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,8 +60,13 @@ class Estimate:
 
     def refused(self, functionals: Floats) -> npt.NDArray[np.bool_]:
         """Which of these linear functionals of θ (one a row) the noise hides."""
-        part = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", functionals, self.hidden, functionals), 0.0))
+        part = np.sqrt(np.maximum(forms(functionals, self.hidden), 0.0))
         return np.asarray(part > HIDDEN * np.linalg.norm(functionals, axis=1))
+
+
+def forms(rows: Floats, matrix: Floats) -> Floats:
+    """aᵀMa for each row a."""
+    return np.asarray(np.einsum("ij,ij->i", rows @ matrix, rows))
 
 
 def open_directions(features: Features, width: int) -> Floats:
@@ -132,7 +140,7 @@ def widest(found: Estimate, middle: Floats, squares: float, shape: Shape, featur
 
     ``squares`` is Σ r² or more; the maximum is over every row that the bounds allow.
     """
-    plain = np.einsum("ij,jk,ik->i", found.inverse, middle, found.inverse)
+    plain = forms(found.inverse, middle)
     start = int(shape.intercept)
     inside = np.abs(found.inverse)
     masks = features.block_masks()
@@ -158,20 +166,26 @@ def score_sums(
     """Ratios for :func:`with_sample` that are paid for: what Σ r²(aᵀx)² is, against Σ r² · mean (aᵀx)².
 
     Errors that are larger where a feature is far from its middle make a coefficient less certain than errors of equal
-    variance would. Each row gives one number for each coefficient, and the vector is clipped; a ratio below 1 counts
-    as 1.
+    variance would. Each row gives one number for each coefficient, clipped at every level; a ratio below 1 counts as 1.
 
-    Guarantee: one Gaussian release of noise ``multiplier`` of a sum of vectors without negative entries, of length C at
-    most each: sensitivity C for adding a row, √2·C for replacing one.
+    Guarantee: Gaussian releases that cost together what one of noise ``multiplier`` costs (their μ² add up). Each is a
+    sum of vectors without negative entries, of length C at most: sensitivity C for adding a row, √2·C for replacing.
     """
     size = len(theta)
-    plain = np.maximum(np.einsum("ij,jk,ik->i", found.inverse, middle, found.inverse), 1e-300)
+    plain = np.maximum(forms(found.inverse, middle), 1e-300)
     scale = found.inverse / np.sqrt(plain)[:, None] * math.sqrt(count)
-    limit = CLIP * max(spread, 1e-9) * math.sqrt(size)
-    total = np.zeros(size)
+    typical = max(spread, 1e-9)
+    limits = [level * typical for level in LEVELS]
+    totals = np.zeros((len(LEVELS), size))
     for rows in source.batches():
-        scores = (rows.x @ scale.T) * errors_of(rows, theta[:, None], residual)
-        total += clipped_sum(scores**2, limit)
-    sensitivity = source.shape.clipped_sum(limit, "add-remove")
-    noisy = releases.gaussian_sum(total, sensitivity, multiplier) + sensitivity * multiplier
-    return np.asarray(np.maximum(noisy / (count * max(spread, 1e-9)), 1.0))
+        scores = ((rows.x @ scale.T) * errors_of(rows, theta[:, None], residual)) ** 2
+        for total, limit in zip(totals, limits, strict=True):
+            total += clipped_sum(np.minimum(scores, limit), limit * math.sqrt(size))
+    noisy, noises = np.zeros_like(totals), np.zeros((len(LEVELS), 1))
+    for i, (limit, part) in enumerate(zip(limits, PARTS, strict=True)):
+        sensitivity = source.shape.clipped_sum(limit * math.sqrt(size), "add-remove")
+        noises[i] = sensitivity * multiplier / math.sqrt(part)
+        noisy[i] = releases.gaussian_sum(totals[i], sensitivity, multiplier / math.sqrt(part))
+    counts = (noisy - noisy[0] > FOUND * noises) | (np.arange(len(LEVELS)) == 0)[:, None]
+    highest = np.where(counts, noisy + noises, 0.0).max(axis=0)
+    return np.asarray(np.maximum(highest / (count * typical), 1.0))

@@ -202,17 +202,19 @@ class LinearRegression(LinearBase):
             BudgetExceeded: If the ledger has not enough budget left. Nothing is released then.
         """
         task = self._task(X, y, sample_weight, groups)
-        method = self._chosen(task)
         if not (is_number(self.coef_norm) and 0 < self.coef_norm < math.inf):
             raise ValueError(f"coef_norm must be a positive number, not {self.coef_norm!r}")
+        self._carry_out(task)
+        return self
+
+    def _carry_out(self, task: Task) -> None:
         {
             "adaptive": self._adaptive,
             "gradient-descent": self._descent,
             "adassp": self._adassp,
             "sufficient-statistics": self._statistics,
             "functional": self._functional,
-        }[method](task)
-        return self
+        }[self._chosen(task)](task)
 
     def _chosen(self, task: Task) -> str:
         """The method, by the budget and the kind of source alone."""

@@ -317,14 +317,16 @@ class LogisticRegression(LinearClassifier):
             good = is_number(value) and (value > 0 or (least and value == 0)) and value < math.inf
             if not good:
                 raise ValueError(f"{name} must be a number, {'0 or more' if least else 'above 0'}, not {value!r}")
-        method = self._chosen(task)
+        self._carry_out(task)
+        return self
+
+    def _carry_out(self, task: Task) -> None:
         {
             "adaptive": self._adaptive,
             "gradient-descent": self._descent,
             "objective-perturbation": self._objective,
             "dp-sgd": self._sgd,
-        }[method](task)
-        return self
+        }[self._chosen(task)](task)
 
     def _weights(self, target: Floats, sample_weight: Any) -> tuple[Any, float | None]:
         given = self.class_weight

@@ -24,7 +24,7 @@ _validation = optional("sklearn.utils.validation", "an estimator of tacit.sgd")
 _multiclass = optional("sklearn.utils.multiclass", "an estimator of tacit.sgd")
 
 
-class _Estimator(_base.BaseEstimator):  # type: ignore[name-defined,misc]
+class _Estimator(surroundings.RefusesSearch, _base.BaseEstimator):  # type: ignore[name-defined,misc]
     """What classifier and regressor share."""
 
     def _scaled(self, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
