@@ -13,6 +13,7 @@
 from tacit.accounting.errors import PrivacyWarning as PrivacyWarning
 from tacit.ledger.surroundings import SearchRefused
 from tacit.linear_model.encoder import SchemaEncoder
+from tacit.linear_model.file import from_json, to_json
 from tacit.linear_model.functional_estimators import FunctionalLinearRegression, FunctionalLogisticRegression
 from tacit.linear_model.linear import LinearRegression, Ridge
 from tacit.linear_model.logistic import LogisticRegression
@@ -25,4 +26,6 @@ __all__ = [
     "Ridge",
     "SchemaEncoder",
     "SearchRefused",
+    "from_json",
+    "to_json",
 ]

@@ -53,7 +53,7 @@ CHOICE_EPSILON, CHOICE_DELTA = 0.02, 0.1
 #: Objective perturbation may be expected to add this much to the log-loss of a prediction; above it, steps are taken.
 TOLERATED = 0.001
 #: The typical change of a row's log-odds by the noise, up to which the loss counts as quadratic.
-MOST_ODDS = 0.2
+MOST_ODDS = 0.1
 #: Newton's method for K classes has this many coefficients at most; beyond it the default is gradient descent.
 MOST_COEFFICIENTS = 500
 CLIPS = (
