@@ -106,6 +106,11 @@ def from_json(text: str) -> Any:
 
     Raises:
         ValueError: If the text is no model of this form.
+
+    Example:
+        >>> from_json("{}")
+        Traceback (most recent call last):
+        ValueError: this is no tacit table model of version 1, as 'tacit fit' writes it
     """
     try:
         found = json.loads(text)

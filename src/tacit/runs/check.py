@@ -29,7 +29,7 @@ CLIPPED = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class Mismatch:
     """One thing about one column: ``refused`` where a fit would be."""
 
     column: str
@@ -43,11 +43,11 @@ def check(path: Path, schema: Schema) -> OperatorView:
     Guarantee: none. The result is computed from the rows without noise and stays with the operator.
     """
     table = read_table(path, texts=True)
-    found: list[Finding] = []
+    found: list[Mismatch] = []
     for column in schema.columns:
         if column.name not in table.columns:
             near = _nearest(column.name, table.columns)
-            found.append(Finding(column.name, f"not in the table{near}", refused=True))
+            found.append(Mismatch(column.name, f"not in the table{near}", refused=True))
         elif isinstance(column, Numeric) and not column.shape:
             found += _numeric(column, table)
         elif isinstance(column, Categorical):
@@ -55,7 +55,7 @@ def check(path: Path, schema: Schema) -> OperatorView:
         elif isinstance(column, Boolean):
             found += _truths(column, _texts(table[column.name]))
         elif isinstance(column, Text):
-            found.append(Finding(column.name, "text has no encoding: a fit takes it only --without this column", True))
+            found.append(Mismatch(column.name, "text has no encoding: a fit takes it only --without this column", True))
     found += _units(schema, table)
     found += _unnamed(schema, table)
     return OperatorView(rows=table.height, findings=found)
@@ -68,17 +68,17 @@ def _texts(values: pl.Series) -> pl.Series:
     return pl.Series(values.name, [None if v is None else canonical(v) for v in values.to_list()], dtype=pl.String)
 
 
-def _missing(column: Any, values: pl.Series) -> list[Finding]:
+def _missing(column: Any, values: pl.Series) -> list[Mismatch]:
     absent = int(values.is_null().sum()) + int((values == "").fill_null(False).sum())
     if not absent:
         return []
     told = f"{absent:,} missing values"
     if column.fill is None:
-        return [Finding(column.name, f"{told}, and no fill = … in the schema", refused=True)]
-    return [Finding(column.name, f"{told} become {column.fill}")]
+        return [Mismatch(column.name, f"{told}, and no fill = … in the schema", refused=True)]
+    return [Mismatch(column.name, f"{told} become {column.fill}")]
 
 
-def _numeric(column: Numeric, table: pl.DataFrame) -> list[Finding]:
+def _numeric(column: Numeric, table: pl.DataFrame) -> list[Mismatch]:
     texts = table[column.name].cast(pl.String, strict=False).str.strip_chars()
     found = _missing(column, texts)
     numbers = texts.cast(pl.Float64, strict=False).fill_nan(None)
@@ -87,7 +87,7 @@ def _numeric(column: Numeric, table: pl.DataFrame) -> list[Finding]:
     if len(wrong):
         dates = _share_of_dates(wrong) > 0.9
         what = "dates; give days since a public day" if dates else f"text, such as {_some(wrong)}"
-        return [*found, Finding(column.name, f"{len(wrong):,} values are {what}", refused=True)]
+        return [*found, Mismatch(column.name, f"{len(wrong):,} values are {what}", refused=True)]
     numbers = numbers.drop_nulls()
     if not len(numbers):
         return found
@@ -97,12 +97,12 @@ def _numeric(column: Numeric, table: pl.DataFrame) -> list[Finding]:
     ):
         share = int(beyond.sum()) / len(numbers)
         if share >= CLIPPED:
-            found.append(Finding(column.name, f"{share:.1%} of the values lie {word} {bound:g} and are clipped to it"))
+            found.append(Mismatch(column.name, f"{share:.1%} of the values lie {word} {bound:g} and are clipped to it"))
     low, high = (float(numbers.quantile(q, "linear") or 0.0) for q in (0.01, 0.99))
     part = (min(high, column.upper) - max(low, column.lower)) / (column.upper - column.lower)
     if part < FILLED:
         found.append(
-            Finding(
+            Mismatch(
                 column.name,
                 f"98% of the values fill {max(part, 0):.1%} of the bounds ({column.lower:g} to {column.upper:g}): "
                 "noise is made for all of it",
@@ -111,7 +111,7 @@ def _numeric(column: Numeric, table: pl.DataFrame) -> list[Finding]:
     return found
 
 
-def _categories(column: Categorical, values: pl.Series) -> list[Finding]:
+def _categories(column: Categorical, values: pl.Series) -> list[Mismatch]:
     found = _missing(column, values)
     counts = values.drop_nulls().value_counts(sort=True)
     known, unknown = set(column.categories), []
@@ -121,48 +121,48 @@ def _categories(column: Categorical, values: pl.Series) -> list[Finding]:
     for value, count in unknown[:SHOWN]:
         near = _nearest(value, column.categories)
         where = "go to 'other'" if column.other else "are refused"
-        found.append(Finding(column.name, f"{count:,} rows say {value!r}{near}; they {where}", not column.other))
+        found.append(Mismatch(column.name, f"{count:,} rows say {value!r}{near}; they {where}", not column.other))
     if len(unknown) > SHOWN:
         rest = sum(count for _, count in unknown[SHOWN:])
         found.append(
-            Finding(column.name, f"{len(unknown) - SHOWN:,} more unknown values in {rest:,} rows", not column.other)
+            Mismatch(column.name, f"{len(unknown) - SHOWN:,} more unknown values in {rest:,} rows", not column.other)
         )
     absent = [one for one in column.categories if one not in set(counts[values.name].to_list())]
     if absent:
         more = f" and {len(absent) - SHOWN} more" if len(absent) > SHOWN else ""
-        found.append(Finding(column.name, f"no row has {', '.join(map(repr, absent[:SHOWN]))}{more}"))
+        found.append(Mismatch(column.name, f"no row has {', '.join(map(repr, absent[:SHOWN]))}{more}"))
     return found
 
 
-def _truths(column: Boolean, values: pl.Series) -> list[Finding]:
+def _truths(column: Boolean, values: pl.Series) -> list[Mismatch]:
     found, words = _missing(column, values), {word.lower() for word in column.words()}
     strange = values.drop_nulls()
     strange = strange.filter(~strange.str.to_lowercase().is_in([*words, "1.0", "0.0", ""]))
     if len(strange):
         told = f"{len(strange):,} rows are neither {column.true!r} nor {column.false!r}, such as {_some(strange)}"
-        found.append(Finding(column.name, told, refused=column.fill is None))
+        found.append(Mismatch(column.name, told, refused=column.fill is None))
     return found
 
 
-def _units(schema: Schema, table: pl.DataFrame) -> list[Finding]:
+def _units(schema: Schema, table: pl.DataFrame) -> list[Mismatch]:
     """Rows per unit, where the schema names ids; else columns that look as if they held them."""
     unit, ids = schema.unit.name, schema.unit.column
     if ids is not None:
         if ids not in table.columns:
-            return [Finding(ids, f"the ids of each {unit} are not in the table{_nearest(ids, table.columns)}", True)]
+            return [Mismatch(ids, f"the ids of each {unit} are not in the table{_nearest(ids, table.columns)}", True)]
         counts = table[ids].value_counts()["count"]
         typical, most = int(np.median(counts.to_numpy())), int(counts.to_numpy().max())
         lost = 1 - counts.clip(upper_bound=1).sum() / table.height
         told = f"{len(counts):,} different ids of a {unit}: a median of {typical} rows each, {most} at most"
         more = f"; with --max-rows 1 {lost:.0%} of the rows are left out" if most > 1 else ""
-        return [Finding(ids, told + more)]
+        return [Mismatch(ids, told + more)]
     used = {column.name for column in schema.columns}
     found = []
     for name in table.columns:
         distinct = table[name].n_unique()
         if name not in used and name.lower().endswith("id") and 1 < distinct < table.height:
             found.append(
-                Finding(
+                Mismatch(
                     name,
                     f"looks like ids that repeat ({distinct:,} in {table.height:,} rows), and the schema says that "
                     f"each row is a different {unit}: if it is one {unit} with several rows, name it as unit.column",
@@ -171,7 +171,7 @@ def _units(schema: Schema, table: pl.DataFrame) -> list[Finding]:
     return found
 
 
-def _unnamed(schema: Schema, table: pl.DataFrame) -> list[Finding]:
+def _unnamed(schema: Schema, table: pl.DataFrame) -> list[Mismatch]:
     """What columns are that the schema leaves out."""
     used = {column.name for column in schema.columns} | {schema.unit.column}
     found = []
@@ -187,7 +187,7 @@ def _unnamed(schema: Schema, table: pl.DataFrame) -> list[Finding]:
             what = "free text"
         else:
             what = "ignored"
-        found.append(Finding(name, f"not in the schema: {what}"))
+        found.append(Mismatch(name, f"not in the schema: {what}"))
     return found
 
 
