@@ -26,7 +26,7 @@ from tacit.sgd.sharding.shards import sharding_of
 
 pytestmark = pytest.mark.skipif(not possible(), reason="needs torch.distributed and fork")
 
-WAIT = 120.0  # seconds on a busy machine; a quiet one needs two
+WAIT = 300.0  # seconds on a busy machine; a quiet one needs two
 
 
 def run_of(data=None, loss=None, width=3, **settings):

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import random
+import re
 import stat
 import sys
 import warnings
@@ -276,7 +277,7 @@ def test_the_terminal_shows_elapsed_time_and_nothing_else(monkeypatch: pytest.Mo
 
         time.sleep(1.2)
     shown = screen.getvalue().replace("\r", "").replace("\033[K", "")
-    assert shown.strip() == "searching  0:01"
+    assert re.fullmatch(r"(searching  0:0\d)+", shown.strip())  # a busy machine may come to the next second
 
 
 # -- the ledger, and going on ----
