@@ -337,4 +337,4 @@ def test_tokens_travel_encrypted_and_only_to_whom_the_machine_trusts(tmp_path, m
             ledger.register("people", epsilon=1.0, delta=0.0)
             assert ledger.datasets() == ["people"]
         finally:
-            running.terminate()
+            running.kill()  # asked to end, it waits ten seconds for the encrypted connection of the ledger above
