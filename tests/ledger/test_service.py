@@ -144,7 +144,7 @@ def test_training_and_estimators_charge_a_service(service):
     model = nn.Linear(2, 1)
     run = sgd.Training(
         model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(reduction="none"),
-        (torch.rand(50, 2), torch.rand(50, 1)), batch_size=5, steps=2, noise_multiplier=5.0, delta=1e-6,
+        (torch.rand(50, 2), torch.rand(50, 1)), batch_size=50, steps=2, noise_multiplier=5.0, delta=1e-6,
         ledger=ana, dataset="bound", source=(x, y),
     )  # fmt: skip
     for batch in run:
