@@ -71,6 +71,8 @@ def serve(
     """Serve a ledger over HTTP, with tokens and roles."""
     from tacit.ledger import Ledger
     from tacit.ledger.service import Service, listen
+    from tacit.ledger.signing import HEADS, check_anchor, heads_of
+    from tacit.ledger.signing import anchor as write
     from tacit.ledger.tokens import Tokens
 
     if tls_cert is None and not behind_proxy and host not in ("127.0.0.1", "localhost", "::1"):
@@ -83,8 +85,10 @@ def serve(
         for given, missing in ((key, "--key: heads are not signed"), (anchor, "--anchor: a rollback goes unseen")):
             if given is None:
                 typer.echo(f"tacit: warning: without {missing}", err=True)
-        if anchor is not None and (anchor / "heads.jsonl" if anchor.is_dir() else anchor).exists():
-            ledger.verify(anchors=[anchor]).require()
+        if anchor is not None:
+            if (anchor / HEADS if anchor.is_dir() else anchor).exists():
+                check_anchor(ledger, anchor)
+            write(heads_of(ledger), anchor)  # an anchor that cannot be written is found now
         with contextlib.ExitStack() as stack:
             out: Any = stack.enter_context(open(log, "a", encoding="utf-8")) if log is not None else sys.stderr
             service = Service(ledger, known, rate=rate, log=out)

@@ -221,7 +221,7 @@ class Book:
         terms = terms_of(ends.first)
         wanted = state.charges <= EXACT if exact is None else exact
         together = composition(terms, self.history(dataset)) if wanted else None
-        return Budget.read(terms, state, ends.last.hash, now(), together)
+        return Budget.read(terms, state, ends.last.hash, time_after(ends.last)["time"], together)
 
     def head(self, dataset: str) -> str:
         """The newest hash of a data set's chain. Printed on a card, it fixes the whole history before it.

@@ -73,6 +73,8 @@ class Changes:
             TermsError: If the shares are no shares.
             AccessDenied: If this role may not split budgets.
         """
+        if not isinstance(shares, Mapping):
+            raise TermsError(f"shares are the part of the budget of each team, by its name, not {shares!r}")
         given = {check_text("a team", team): share for team, share in shares.items()}
         fine = all(team and is_number(share) and 0 <= share <= 1 for team, share in given.items())
         if not fine or len(given) > 50 or sum(given.values()) > 1 + 1e-12:

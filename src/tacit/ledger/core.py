@@ -262,7 +262,7 @@ class Ledger(Changes, Book):
             return data
         return self.fingerprint(data)
 
-    def recognise(self, name: str, data: Any) -> str:
+    def recognise(self, name: str, data: Any) -> str | None:
         """The fingerprint to charge with, after checking that these are the data registered under this name.
 
         Every entry point of tacit calls it on what it reads. If no fingerprint was registered there is nothing to
@@ -270,15 +270,23 @@ class Ledger(Changes, Book):
 
         Args:
             name: The name of the data set.
-            data: What was read, or its fingerprint.
+            data: What was read, or its fingerprint. None if the caller does not know.
 
         Returns:
-            The fingerprint, for ``charge(..., data=...)``.
+            The fingerprint, for ``charge(..., data=...)``; None for None.
 
         Raises:
-            FingerprintMismatch: If a fingerprint is registered, and the data have another one.
+            FingerprintMismatch: If a fingerprint is registered, and the data have another one, or nobody says which
+                data they are.
         """
         terms = self.dataset(name)
+        if data is None:
+            if terms.fingerprint is not None:
+                raise FingerprintMismatch(
+                    f"{name!r} is registered with a fingerprint, and nothing says which data are read here: give them "
+                    "(source= or data=, as the call has it). See: tacit explain fingerprint"
+                )
+            return None
         former = terms.fingerprint is not None and terms.fingerprint.startswith(FORMER)
         if former and not isinstance(data, str) and former_fingerprint(data, self.secret()) == terms.fingerprint:
             return str(terms.fingerprint)  # registered by tacit 0.1, by bytes in their order
@@ -397,10 +405,11 @@ class Ledger(Changes, Book):
         terms, price = self._priced(dataset, mechanism, delta)
         new = check_number(number) or uuid.uuid4().hex
         text = check_text("a purpose", purpose)
-        refused: list[tuple[State, str]] = []
+        refused: list[tuple[State, str, str]] = []
         fresh: list[str] = []
 
         def decide(ends: Ends) -> dict[str, Any]:
+            fresh.clear()  # where the database asks for a second try
             state = self._state(ends)
             if ends.first != first:
                 raise self._tampered(dataset, "the registration was replaced")
@@ -410,7 +419,7 @@ class Ledger(Changes, Book):
             when = time_after(ends.last)
             after = charged(terms, state, price, when["time"], self._by.get("team", ""), on)
             if isinstance(after, str):
-                refused.append((state, after))
+                refused.append((state, when["time"], after))
                 raise BudgetExceeded("")
             about: dict[str, Any] = {} if on is None else {"version": on}
             if schedule is not None:
@@ -483,10 +492,11 @@ class Ledger(Changes, Book):
             TermsError: If the mechanism does not match the data set's terms.
         """
         terms, price = self._priced(dataset, mechanism, delta)
-        _, state = self._now(dataset)
-        after = charged(terms, state, price, now(), self._by.get("team", ""), None)
+        ends, state = self._now(dataset)
+        time = time_after(ends.last)["time"]
+        after = charged(terms, state, price, time, self._by.get("team", ""), None)
         if isinstance(after, str):
-            raise self._refusal(terms, mechanism, price, state, after)
+            raise self._refusal(terms, mechanism, price, state, time, after)
         return price
 
     def resume(self, dataset: str, number: str) -> Charge:
@@ -550,7 +560,8 @@ class Ledger(Changes, Book):
             >>> record.release == name, ledger.verify().ok
             (True, True)
         """
-        given = {check_text("the name of a file", name): str(digest) for name, digest in files.items()}
+        named = files.items() if isinstance(files, Mapping) else ()
+        given = {check_text("the name of a file", name): str(digest) for name, digest in named}
         if not given or not all(re.fullmatch("[0-9a-f]{64}", digest) for digest in given.values()):
             raise ChargeError("bind: give the SHA-256 of each file of the release, as 64 hexadecimal digits")
         release = entries.digest(entries.canonical(given))
@@ -603,9 +614,9 @@ class Ledger(Changes, Book):
         return terms, price
 
     def _refusal(
-        self, terms: DatasetTerms, mechanism: acc.Mechanism, price: Price, state: State, why: str
+        self, terms: DatasetTerms, mechanism: acc.Mechanism, price: Price, state: State, time: str, why: str
     ) -> BudgetExceeded:
-        name, rule, totals = terms.name, rule_at(terms, state, now()), state.totals
+        name, rule, totals = terms.name, rule_at(terms, state, time), state.totals
         left_epsilon, left_delta = rule.left(totals)
         blank = Advice(name, price.epsilon, price.delta, left_epsilon, left_delta, asked_repeats=1)
         if why == "frozen":
@@ -621,7 +632,7 @@ class Ledger(Changes, Book):
         def fits(other: acc.Mechanism) -> bool:
             try:
                 price_of = terms.rule.price(other, price.delta, terms.adjacency)
-                return not isinstance(charged(terms, state, price_of, now(), team, None), str)
+                return not isinstance(charged(terms, state, price_of, time, team, None), str)
             except PriceError:  # what has no price is not offered
                 return False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from typing import Any
 
 from tacit.ledger.core import Ledger
@@ -54,8 +55,9 @@ def to_csv(release: Release) -> str:
 
 
 def _cell(value: Any) -> Any:
-    # A spreadsheet runs a text that begins like a formula, also behind blanks, tabs and line ends.
+    # A spreadsheet runs a text that begins like a formula, also behind blanks, tabs and line ends, in wide letters, and
+    # behind a semicolon, where that ends a cell.
     if not isinstance(value, str):
         return value
     plain = "".join(" " if not c.isprintable() else c for c in value)
-    return "'" + plain if plain.lstrip()[:1] in ("=", "+", "-", "@", "|", "%") else plain
+    return re.sub(r"(^|;)(\s*)(?=[=+\-@|%\uff1d\uff0b\uff0d\uff20])", r"\1'\2", plain)

@@ -566,7 +566,8 @@ def _error(answer: dict[str, Any], address: str) -> LedgerError:
         return StorageError(f"{address} gave an answer that this version of tacit does not understand")
     if kind is BudgetExceeded:
         advice = answer.get("advice")
-        return BudgetExceeded(message, None if advice is None else Advice(**advice))
+        told = None if advice is None else Advice(**{k: v if k == "dataset" else _number(v) for k, v in advice.items()})
+        return BudgetExceeded(message, told)
     if kind is AccessDenied:
         return AccessDenied(f"{address}: {message}")
     return kind(message)

@@ -7,6 +7,7 @@ Charges that arrive together are written in one transaction, on disk before any 
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -16,16 +17,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+import traceback
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from tacit import accounting as acc
 from tacit.ledger import signing
-from tacit.ledger.book import now
+from tacit.ledger.book import time_after
 from tacit.ledger.changes import check_schedule
 from tacit.ledger.core import Ledger
-from tacit.ledger.entries import Row, canonical, digest
+from tacit.ledger.entries import Row, canonical, digest, encode
 from tacit.ledger.errors import (
     AccessDenied,
     BudgetExceeded,
@@ -39,10 +41,13 @@ from tacit.ledger.errors import (
 )
 from tacit.ledger.rules import Price
 from tacit.ledger.store import Decide
+from tacit.ledger.terms import check_name
 from tacit.ledger.tokens import Token, Tokens, require
 
 #: The largest body of a request, in bytes.
 LARGEST = 1 << 20
+#: How many seconds a request may take to arrive.
+SLOWEST = 20.0
 #: How many charges one answer of ``history`` holds at most.
 PAGE = 1000
 
@@ -140,7 +145,7 @@ class Service:
                 status, answer = 429, {"error": "LedgerBusy", "message": f"{token.name} asks too often; try again"}
             else:
                 asked = json.loads(body or b"{}")
-                if not isinstance(asked, dict):
+                if not isinstance(asked, dict) or b"\\u0000" in body:  # no database holds this character in a text
                     raise ValueError
                 dataset = asked.get("dataset")
                 status, answer = 200, self._act(action, token, key, asked)
@@ -151,6 +156,10 @@ class Service:
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, acc.AccountingError) as error:
             text = str(error) if isinstance(error, acc.AccountingError) else type(error).__name__
             status, answer = 422, {"error": "TermsError", "message": f"the request cannot be understood ({text})"}
+        except Exception as error:  # noqa: BLE001 - a fault of the service: its operator sees where, the client does not
+            traceback.print_exc()
+            told = f"the service failed ({type(error).__name__}); its operator sees why in its standard error"
+            status, answer = 500, {"error": "StorageError", "message": told}
         self._note(start, token, action, dataset, status, peer)
         return status, answer
 
@@ -158,10 +167,14 @@ class Service:
         known = ACTIONS.get(action)
         if known is None:
             raise TermsError(f"there is no action {action!r}")
-        require(token, action, known.roles, None if known.everywhere else asked.get("dataset", ""))
+        dataset = None if known.everywhere else asked.get("dataset")
+        if not known.everywhere and not (dataset is None and known.optional and not token.datasets):
+            check_name(dataset)
+        require(token, action, known.roles, dataset)
         request = None
         if known.writes:
-            if not key or not key.isprintable() or len(key) > 100:
+            # a colon ends the name of the bearer
+            if not key or not key.isprintable() or len(key) > 100 or ":" in key:
                 raise TermsError("a request that writes needs a key of its own: the header Idempotency-Key")
             # Only the same request of the same bearer is answered again.
             request = {"key": f"{token.name}:{key}", "body": digest(action + canonical(asked))}
@@ -193,7 +206,8 @@ class Service:
 def _told(error: LedgerError) -> dict[str, Any]:
     told: dict[str, Any] = {"error": type(error).__name__, "message": str(error)}
     if isinstance(error, BudgetExceeded) and error.advice is not None:
-        told["advice"] = dataclasses.asdict(error.advice)
+        advice = dataclasses.asdict(error.advice)
+        told["advice"] = {name: encode(v) if isinstance(v, float) else v for name, v in advice.items()}
     return told
 
 
@@ -217,12 +231,16 @@ Act = Callable[[Ledger, dict[str, Any]], dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-    """What a request asks for, who may, whether it writes, and whether it is about no data set in particular."""
+    """What a request asks for, who may, whether it writes, and whether it is about no data set in particular.
+
+    One that is ``optional`` may leave the data set out, for all of them.
+    """
 
     roles: tuple[str, ...]
     act: Act
     writes: bool = False
     everywhere: bool = False
+    optional: bool = False
 
 
 def _mechanism(plain: Any) -> acc.Mechanism:
@@ -275,7 +293,7 @@ def _draw(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
 
 def _history(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
     limit = min(max(int(asked.get("limit") or PAGE), 1), PAGE)
-    records = ledger.history(asked["dataset"], after=int(asked.get("after", -1)), limit=limit)
+    records = ledger.history(asked["dataset"], after=_place(asked), limit=limit)
     return {"records": [record.to_dict() for record in records], "more": len(records) == limit}
 
 
@@ -287,14 +305,19 @@ def _budget(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
         "first": ends.first.read(),
         "last": ends.last.read(),
         "head": ends.last.hash,
-        "time": now(),
+        "time": time_after(ends.last)["time"],
         "composition": together,
     }
 
 
 def _entries(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
     store: Any = ledger._store
-    return {"rows": [[row.seq, row.body, row.hash] for row in store.after(asked["dataset"], int(asked["after"]))]}
+    return {"rows": [[row.seq, row.body, row.hash] for row in store.after(asked["dataset"], _place(asked))]}
+
+
+def _place(asked: dict[str, Any]) -> int:
+    """The place after which entries are asked for, as a number that every database takes."""
+    return min(max(int(asked.get("after", -1)), -1), 2**31 - 1)
 
 
 def _register(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
@@ -339,7 +362,7 @@ ACTIONS: dict[str, Action] = {
     "history": Action(READ, _history),
     "budget": Action(READ, _budget),
     "head": Action(READ, lambda led, a: {"head": led.head(a["dataset"])}),
-    "heads": Action(READ, lambda led, a: {"heads": signing.heads_of(led, a.get("dataset"))}),
+    "heads": Action(READ, lambda led, a: {"heads": signing.heads_of(led, a.get("dataset"))}, optional=True),
     "changes": Action(READ, lambda led, a: {"changes": [c.to_dict() for c in led.changes(a["dataset"])]}),
     # everybody who reads verifies for themselves: the service only hands out what is written
     "entries": Action(READ, _entries),
@@ -365,7 +388,7 @@ def listen(
     # whoever is not behind a proxy could write any address into the log by a header
     options: dict[str, Any] = {"log_level": "warning", "access_log": False, "proxy_headers": behind_proxy}
     # a client that keeps its connection open does not keep the service from stopping
-    options |= {"server_header": False, "timeout_graceful_shutdown": 10}
+    options |= {"server_header": False, "timeout_graceful_shutdown": 10, "http": "h11", "ws": "none"}
     if certificate[0] is not None:
         options |= {"ssl_certfile": str(certificate[0]), "ssl_keyfile": certificate[1] and str(certificate[1])}
     try:
@@ -376,16 +399,31 @@ def listen(
         raise StorageError(f"cannot listen on {host} port {port}: {error.strerror}") from None
     ready(f"{'https' if certificate[0] else 'http'}://{host}:{door.getsockname()[1]}")
     sys.stdout.flush()
-    uvicorn.Server(uvicorn.Config(app(service, *anchor), **options)).run(sockets=[door])
+    open_ = uvicorn.server.ServerState()
+    server = uvicorn.Server(uvicorn.Config(app(service, *anchor, open_.connections), **options))
+    server.server_state = open_
+    server.run(sockets=[door])
 
 
-def app(service: Service, anchor: Path | None = None, every: float = 60.0) -> Any:
+async def hang_up(connections: Collection[Any]) -> None:
+    """Close connections on which nothing was asked for some time, such as those that send a header letter by letter."""
+    before: dict[Any, Any] = {}
+    while True:
+        await asyncio.sleep(SLOWEST)
+        waiting = {one: one.cycle for one in connections if one.cycle is None or one.cycle.response_complete}
+        for one, cycle in waiting.items():
+            if one in before and before[one] is cycle:
+                one.transport.abort()
+        before = waiting
+
+
+def app(service: Service, anchor: Path | None = None, every: float = 60.0, connections: Collection[Any] = ()) -> Any:
     """The service as an application of Starlette; heads go to the anchor from time to time and at the end."""
     try:
         from starlette.applications import Starlette
         from starlette.concurrency import run_in_threadpool
         from starlette.requests import Request
-        from starlette.responses import JSONResponse
+        from starlette.responses import Response
         from starlette.routing import Route
     except ImportError:
         raise LedgerError(
@@ -393,39 +431,50 @@ def app(service: Service, anchor: Path | None = None, every: float = 60.0) -> An
             "See: tacit explain missing-extra"
         ) from None
 
-    async def act(request: Request) -> JSONResponse:
+    async def act(request: Request) -> Response:
         body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > LARGEST:
-                return JSONResponse({"error": "TermsError", "message": "the request is too large"}, 413)
+        try:
+            async with asyncio.timeout(SLOWEST):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > LARGEST:
+                        return said({"error": "TermsError", "message": "the request is too large"}, 413)
+        except TimeoutError:
+            return said({"error": "TermsError", "message": f"the request took more than {SLOWEST:g} s to arrive"}, 408)
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         peer = request.client.host if request.client else ""
         key = request.headers.get("idempotency-key")
         status, answer = await run_in_threadpool(
             service.answer, request.path_params["action"], secret if scheme.lower() == "bearer" else "", key, body, peer
         )
-        return JSONResponse(answer, status)
+        return said(answer, status)
 
-    async def alive(request: Request) -> JSONResponse:
-        return JSONResponse({"service": "tacit ledger", "version": 1})
+    async def alive(request: Request) -> Response:
+        return said({"service": "tacit ledger", "version": 1})
+
+    def said(answer: dict[str, Any], status: int = 200) -> Response:
+        # in ASCII: what a client wrote and cannot be encoded comes back as it was
+        return Response(json.dumps(answer, allow_nan=False), status, media_type="application/json")
 
     @contextlib.asynccontextmanager
     async def life(_: Any) -> AsyncIterator[None]:
         stop = threading.Event()
 
         def keep() -> None:
-            ended = anchor is None
+            ended, known = anchor is None, None
             while not ended:
                 ended = stop.wait(every)
                 try:
-                    signing.anchor(signing.heads_of(service.ledger), str(anchor))
+                    heads = signing.heads_of(service.ledger)
+                    signing.anchor(heads, str(anchor), known)
+                    known = heads
                 except LedgerError as error:  # told, and tried again: charges go on
                     sys.stderr.write(f"tacit: {error}\n")
 
-        keeper = threading.Thread(target=keep, daemon=True)
+        keeper, sweeper = threading.Thread(target=keep, daemon=True), asyncio.create_task(hang_up(connections))
         keeper.start()
         yield
+        sweeper.cancel()
         stop.set()
         keeper.join()
 

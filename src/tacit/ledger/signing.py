@@ -15,9 +15,9 @@ import os
 import stat
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from tacit.ledger.entries import ChainHead, canonical
+from tacit.ledger.entries import ChainHead, canonical, digest
 from tacit.ledger.errors import LedgerError, LedgerTampered, StorageError, TermsError
 
 if TYPE_CHECKING:
@@ -184,21 +184,33 @@ def heads_of(ledger: Ledger, dataset: str | None = None) -> list[dict[str, Any]]
     return found
 
 
-def anchor(heads: list[dict[str, Any]], place: str | os.PathLike[str]) -> int:
+def anchor(
+    heads: list[dict[str, Any]], place: str | os.PathLike[str], known: list[dict[str, Any]] | None = None
+) -> int:
     """Write heads to a file, or commit them to a git repository. Those that stand there already are left out.
+
+    Args:
+        heads: The heads, as :func:`heads_of` gives them.
+        place: The file or the folder of the repository.
+        known: Heads that were written there before; None reads what stands there.
 
     Returns:
         How many were new.
     """
     folder = Path(place)
     file = folder / HEADS if folder.is_dir() else folder
-    there = {(line["dataset"], line["hash"]) for line in read_anchor(file)} if file.exists() else set()
+    if known is None:
+        known = read_anchor(file) if file.exists() else []
+    there = {(line["dataset"], line["hash"]) for line in known}
     new = [line for line in heads if (line["dataset"], line["hash"]) not in there]
     if not new:
         return 0
     try:
-        with open(file, "a", encoding="utf-8") as out:
-            out.writelines(canonical(line) + "\n" for line in new)
+        with open(file, "a+b") as out:
+            text = "".join(canonical(line) + "\n" for line in new).encode()
+            torn = _torn(out)
+            out.truncate(out.seek(0, os.SEEK_END) - torn)
+            out.write(text)
             out.flush()
             os.fsync(out.fileno())
     except OSError as error:
@@ -219,7 +231,11 @@ def read_anchor(place: str | os.PathLike[str], public: str | None = None) -> lis
     path = Path(place)
     file = path / HEADS if path.is_dir() else path
     try:
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        with open(file, "rb") as there:
+            torn = _torn(there)
+            there.seek(0)
+            text = there.read()
+        lines = [json.loads(line) for line in text[: len(text) - torn].decode().splitlines() if line.strip()]
         known = [{**line, "head": ChainHead(line["seq"], line["hash"])} for line in lines]
     except OSError as error:
         raise StorageError(f"cannot read the anchor {file}: {error.strerror}") from None
@@ -229,3 +245,29 @@ def read_anchor(place: str | os.PathLike[str], public: str | None = None) -> lis
         if public is not None and not signed_by(public, line["dataset"], line["head"], line.get("signature")):
             raise LedgerTampered(f"{file} holds a head of {line['dataset']!r} that is not signed with the given key")
     return known
+
+
+def _torn(file: BinaryIO) -> int:
+    """The length of what follows the last end of a line: its writer was stopped, or the disk was full."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - (1 << 16)))
+    return len(file.read().rpartition(b"\n")[2])
+
+
+def check_anchor(ledger: Ledger, place: str | os.PathLike[str]) -> None:
+    """Check that the newest head of each data set in an anchor is still in the ledger, however long its history is.
+
+    Guarantee: nothing that was anchored was cut off or rolled back. Whether older entries are whole, ``verify`` says.
+    """
+    newest = {line["dataset"]: line["head"] for line in read_anchor(place)}
+    names, store = set(ledger.datasets()), ledger._store
+    for name, head in newest.items():
+        if name not in names:
+            raise LedgerTampered(f"{place} holds a head of {name!r}, and the whole data set is gone")
+        rows = store.after(name, head.seq - 1)  # type: ignore[attr-defined]
+        if not rows or rows[0].head != head or digest(rows[0].body) != head.hash:
+            raise LedgerTampered(
+                f"{place} holds head {head.hash} of {name!r}, which is not in the chain: history was rewritten, cut or "
+                "rolled back. tacit ledger verify --anchor shows more"
+            )
+        ledger._now(name)

@@ -520,6 +520,8 @@ class SqlStore:
         original = error.orig
         if isinstance(original, sqlite3.Error):
             return self._sqlite_error(original, writing=writing)
+        if isinstance(error, sa.exc.DataError):
+            return StorageError(f"{self.place()} cannot hold such a text or number; nothing was granted")
         return self._postgres_error(original)
 
     def _sqlite_error(self, error: sqlite3.Error, *, writing: bool) -> Exception:

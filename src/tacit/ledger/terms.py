@@ -23,8 +23,7 @@ def check_terms(
     name: str, unit: str, adjacency: str, epsilon: float, delta: float, charges: int, *, size_public: bool
 ) -> dict[str, Any]:
     """The terms of a registration as plain values; refuses those that contradict each other."""
-    if not isinstance(name, str) or not name or name != name.strip() or len(name) > 200 or not name.isprintable():
-        raise TermsError(f"a data set's name is a short printable text, not {name!r}")
+    check_name(name)
     if not isinstance(unit, str) or not check_text("a unit", unit):
         raise TermsError("name the unit of privacy: 'record', 'person', 'household', …")
     if adjacency not in acc.ADJACENCIES:
@@ -47,6 +46,13 @@ def check_terms(
         "delta": float(delta),
         "charge_delta": share_of(float(delta), int(charges)),
     }
+
+
+def check_name(name: object) -> str:
+    """The name of a data set: a short printable text."""
+    if not isinstance(name, str) or not name or name != name.strip() or len(name) > 200 or not name.isprintable():
+        _refuse(f"a data set's name is a short printable text, not {str(name)[:80]!r}")
+    return name
 
 
 def check_text(what: str, text: object) -> str:

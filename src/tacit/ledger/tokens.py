@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -14,11 +15,12 @@ import json
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tacit.ledger.errors import AccessDenied, StorageError, TermsError
-from tacit.ledger.terms import check_text
+from tacit.ledger.terms import check_name, check_text
 
 ROLES = ("owner", "analyst", "auditor")
 
@@ -105,13 +107,17 @@ class Tokens:
         """
         if role not in ROLES:
             raise TermsError(f"unknown role {role!r}; choose one of {', '.join(ROLES)}")
-        if not check_text("a name", name) or any(token.name == name for token in self.all()):
-            raise TermsError(f"a token needs a name of its own, and {name!r} is taken or empty")
-        secret = "tacit_" + secrets.token_urlsafe(32)
-        ends = ""
+        secret, ends = "tacit_" + secrets.token_urlsafe(32), ""
         if days is not None:
+            if not 0 < days < 36525:
+                raise TermsError(f"a token ends after a number of days above 0, at most a hundred years, not {days!r}")
             ends = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)).isoformat(timespec="seconds")
-        self._write([*self.all(), Token(name, role, _hash(secret), check_text("a team", team), tuple(datasets), ends)])
+        named = tuple(check_name(dataset) for dataset in datasets)
+        made = Token(name, role, _hash(secret), check_text("a team", team), named, ends)
+        with self._alone():
+            if not check_text("a name", name) or any(token.name == name for token in self.all()):
+                raise TermsError(f"a token needs a name of its own, and {name!r} is taken or empty")
+            self._write([*self.all(), made])
         return secret
 
     def revoke(self, name: str) -> None:
@@ -120,10 +126,11 @@ class Tokens:
         Args:
             name: Whose it is.
         """
-        rest = [token for token in self.all() if token.name != name]
-        if len(rest) == len(self.all()):
-            raise TermsError(f"there is no token of {name!r}")
-        self._write(rest)
+        with self._alone():
+            rest = [token for token in self.all() if token.name != name]
+            if len(rest) == len(self.all()):
+                raise TermsError(f"there is no token of {name!r}")
+            self._write(rest)
 
     def check(self, secret: str) -> Token | None:
         """The token that this secret belongs to; None if there is none, or it has ended.
@@ -139,12 +146,31 @@ class Tokens:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return found[0] if found and (not found[0].expires or now < found[0].expires) else None
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else changes the file meanwhile: a token that was revoked does not come back with another change."""
+        try:
+            descriptor = os.open(self.path.with_name(self.path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError as error:
+            raise StorageError(f"cannot write {self.path}: {error.strerror}") from None
+        try:
+            with contextlib.suppress(ImportError):  # not on Windows
+                import fcntl
+
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            self._read = None
+            yield
+        finally:
+            os.close(descriptor)
+
     def _write(self, tokens: list[Token]) -> None:
         new = self.path.with_name(self.path.name + ".new")
         try:
             descriptor = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, stat.S_IRUSR | stat.S_IWUSR)
             with open(descriptor, "w", encoding="utf-8") as file:
                 json.dump([dataclasses.asdict(token) for token in tokens], file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(new, self.path)
         except OSError as error:
             raise StorageError(f"cannot write {self.path}: {error.strerror}") from None

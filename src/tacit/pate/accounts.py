@@ -247,12 +247,15 @@ class Accounts:
         if ledger is not None:
             if dataset is None:
                 raise ValueError("give dataset=, the name of the data set in the ledger")
+            before = self.charge if self.charge is not None and self.charge.dataset == dataset else None
+            read = None if before is None else before.ledger.record(dataset, before.number).data
             self.release_charge = ledger.charge(
                 dataset,
                 mechanism,
                 delta=delta,
                 purpose="sanitised data-dependent price of teachers' votes",
                 number=number,
+                data=read,
             )
         # A constant floor keeps it a smooth bound, and the noise above zero.
         scale = max(smooth.smooth_sensitivity(local, mechanism.beta), GRID)

@@ -171,7 +171,7 @@ class Aggregator:
         charge_delta: float | None = None,
         purpose: str = "labels by teachers' noisy votes",
         number: str | None = None,
-        data: str | None = None,
+        data: Any = None,
         source: Source | None = None,
     ) -> Answers:
         """Ask the first queries of ``votes`` and release the noisy answers.
@@ -204,8 +204,8 @@ class Aggregator:
             purpose: The text of the charge.
             number: The number of a charge that was kept before a crash, so that the same answers are not charged twice
                 (:meth:`tacit.ledger.Ledger.charge`). None makes a new charge.
-            data: The fingerprint of the data that the teachers learned from, as
-                :meth:`tacit.ledger.Ledger.recognise` returned it. None says nothing about the data.
+            data: The data that the teachers learned from (a path, a table), or their fingerprint. None takes the rows
+                that :class:`Teachers` were given; votes from elsewhere say nothing about the data.
             source: Where random bits come from; None is the operating system's entropy. Another source is for tests.
 
         Returns:
@@ -214,6 +214,7 @@ class Aggregator:
         Raises:
             ValueError: If both or neither of ``queries`` and ``epsilon`` are given, if only one of ``ledger`` and
                 ``dataset`` is, or if a value is out of range.
+            FingerprintMismatch: If a fingerprint is registered in the ledger, and these are other data.
         """
         table = given(votes, self.classes, teachers, unit)
         if (queries is None) == (epsilon is None):
@@ -237,7 +238,8 @@ class Aggregator:
         mechanism, limit, most, fits = self._budget(table, limit, most, epsilon, delta, adjacency)
         charge = None
         if ledger is not None and dataset is not None:
-            charge = ledger.charge(dataset, mechanism, delta=charge_delta, purpose=purpose, number=number, data=data)
+            read = ledger.recognise(dataset, table.learned if data is None else data)
+            charge = ledger.charge(dataset, mechanism, delta=charge_delta, purpose=purpose, number=number, data=read)
         asked = table[:limit]
         shown = None if public is None else public[:limit]
         labels, answered = self._draw(asked, shown, most, fits, source)

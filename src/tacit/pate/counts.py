@@ -22,7 +22,7 @@ Counts = NDArray[np.int64]
 class VoteCounts:
     """How many teachers gave each public query each label. :meth:`Teachers.vote` makes it.
 
-    Everything but ``counts`` is public.
+    Everything but ``counts`` and ``learned`` is public.
 
     Args:
         counts: A table of whole numbers: ``counts[j, i]`` teachers gave query j the label i. Private.
@@ -32,6 +32,8 @@ class VoteCounts:
         unit: The name of the unit of privacy, such as ``"record"`` or ``"person"``.
         x: The public queries, one per row of ``counts``, kept for the student. None keeps none.
         complete: Whether there is a column for every public class. If not, the aggregator adds the missing ones.
+        learned: The private rows that the teachers learned from, for their fingerprint where a ledger is charged; they
+            are not written. None if they are not known.
 
     Raises:
         ValueError: If ``counts`` is not a table of whole numbers of 0 or more, if a row has more votes than there are
@@ -48,6 +50,7 @@ class VoteCounts:
     unit: str = "record"
     x: Any = None
     complete: bool = True
+    learned: Any = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "counts", as_counts(self.counts))

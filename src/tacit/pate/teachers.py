@@ -293,6 +293,7 @@ class Teachers:
                 self.unit,
                 x,
                 self.classes is not None,
+                (self.x, self.y),
             )
         said = self._predict(x)
         silent = self._silent()
@@ -309,7 +310,8 @@ class Teachers:
         rows = np.arange(said.shape[1])
         for labels in said:
             counts[rows, labels] += 1
-        return VoteCounts(counts, self.n, self.partition, self.unit, x, self.classes is not None)
+        known = self.classes is not None
+        return VoteCounts(counts, self.n, self.partition, self.unit, x, known, (self.x, self.y))
 
     def _silent(self) -> list[int]:
         """Teachers without data, or that failed."""

@@ -89,7 +89,7 @@ class PromptTeachers:
             raise PromptError(f"calibration must be one of {', '.join(CALIBRATIONS)}, not {calibration!r}")
         if shots < 1 or n < 1:
             raise PromptError("shots and n must be positive whole numbers")
-        rows = examples(private, self.verbalizer)
+        self._private, rows = private, examples(private, self.verbalizer)
         needed = n * shots * (len(self.verbalizer.classes) if per_class else 1)
         if len(rows) < needed:
             raise PromptError(
@@ -159,7 +159,7 @@ class PromptTeachers:
                 advance()
         for ballot in kept.values():
             counts[np.arange(len(asked)), ballot] += 1
-        return VoteCounts(counts, self.n, "keyed", self.unit, asked)
+        return VoteCounts(counts, self.n, "keyed", self.unit, asked, learned=self._private)
 
     def _ballot(self, shown: tuple[Example, ...], queries: list[str]) -> Ballot:
         """The classes that one teacher gives the queries.

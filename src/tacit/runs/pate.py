@@ -106,9 +106,7 @@ def _answer(journal: Journal, given: dict[str, Any], jobs: int, backend: str | R
         asked["purpose"] = f"labels by the votes on {Path(source).name}"
         # now: teachers that nobody can pay for, or that would learn from other data, are not trained
         asked["ledger"].dataset(given["dataset"])
-        asked["data"] = None
-        if Path(source).exists():
-            asked["data"] = asked["ledger"].recognise(given["dataset"], Path(source))
+        asked["data"] = asked["ledger"].recognise(given["dataset"], _learned(given))
 
     def count() -> VoteCounts:
         if source.endswith(".npz"):
@@ -125,6 +123,16 @@ def _answer(journal: Journal, given: dict[str, Any], jobs: int, backend: str | R
         except (LedgerError, ValueError) as error:  # the labels are drawn and paid for: they are not thrown away
             unsanitised = {"unsanitised": [str(error), 3 if isinstance(error, BudgetExceeded) else 1]}  # an exit code
     _release(journal, found, votes, given, unsanitised)
+
+
+def _learned(given: dict[str, Any]) -> Any:
+    """What the teachers learn from, for its fingerprint: a file, or the rows where there are several files or none."""
+    source = given["source"]
+    files = datasets.load(source, given.get("data_dir")).files if is_known(source) else [Path(source)]
+    if len(files) == 1:
+        return files[0] if files[0].exists() else None
+    _, rows, _ = _rows(given)
+    return np.asarray(rows.features), np.asarray(rows.target)
 
 
 def _teach(given: dict[str, Any], jobs: int, backend: str | Ray, key: Key) -> VoteCounts:

@@ -561,7 +561,7 @@ class PrivateSearch:
         if state["charge"] is None:  # known before it is made: killed between the two, a search is charged once
             state["charge"] = uuid.uuid4().hex
             scratch.save(state)
-        read = None if self.source is None else self.ledger.recognise(self.dataset, self.source)
+        read = self.ledger.recognise(self.dataset, self.source)
         return self.ledger.charge(
             self.dataset, self.mechanism, delta=self.delta, purpose=self.purpose, number=state["charge"], data=read
         )
