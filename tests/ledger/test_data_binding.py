@@ -189,3 +189,19 @@ def test_a_charge_by_hand_names_registered_data_only():
     with pytest.raises(FingerprintMismatch, match="not registered under this name"):
         ledger.charge("people", acc.PureDP(0.1), data=ledger.fingerprint(Y))
     assert ledger.charge("people", acc.PureDP(0.1), data=ledger.recognise("people", X)).confirmed is False
+
+
+@pytest.mark.parametrize("kind", ["Classifier", "Regressor"])
+def test_an_estimator_of_sgd_is_bound_to_the_table_as_it_was_given(kind):
+    """The wrong version compared the rows after scaling: the registered table itself was refused."""
+    ledger, frame = Ledger(), pl.DataFrame({"a": X[:, 0], "b": X[:, 1], "y": (Y > 0.5).astype(int)})
+    ledger.register("people", epsilon=50.0, delta=1e-3, fingerprint=frame)
+    estimator = getattr(sgd, kind)(1.0, 1e-6, epochs=1, bounds=(0, 2), ledger=ledger, dataset="people")
+    estimator.fit(frame[["a", "b"]], frame["y"])
+    [record] = ledger.history("people")
+    assert record.data == ledger.dataset("people").fingerprint
+    with pytest.raises(FingerprintMismatch):
+        estimator.fit(frame[["a", "b"]] * 0.5, frame["y"])
+    with pytest.raises(FingerprintMismatch):
+        estimator.fit(frame[["a", "b"]], 1 - frame["y"])
+    assert len(ledger.history("people")) == 1

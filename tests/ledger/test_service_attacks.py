@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from pathlib import Path
 
@@ -319,6 +320,10 @@ def certificate(folder):
 
 def test_tokens_travel_encrypted_and_only_to_whom_the_machine_trusts(tmp_path, monkeypatch):
     certificate(tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nif 'serve' in sys.argv:\n    from tacit.ledger import service\n    service.SLOWEST = 0.5\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", ":".join([str(tmp_path), *sys.path]))
     secret = Tokens(tmp_path / "tokens.json").add("olga", "owner")
     command = [sys.executable, "-m", "tacit", "ledger", "serve", str(tmp_path / "people.db"), "--port", "0"]
     command += ["--tokens", str(tmp_path / "tokens.json")]
@@ -336,5 +341,8 @@ def test_tokens_travel_encrypted_and_only_to_whom_the_machine_trusts(tmp_path, m
             ledger = tacit.Ledger(address)
             ledger.register("people", epsilon=1.0, delta=0.0)
             assert ledger.datasets() == ["people"]
+            time.sleep(1.5)  # whoever trains for hours finds the line closed, and goes on all the same
+            ledger.charge("people", acc.PureDP(0.25)).confirm()
+            assert ledger.budget("people").spent_epsilon == 0.25
         finally:
             running.kill()  # asked to end, it waits ten seconds for the encrypted connection of the ledger above

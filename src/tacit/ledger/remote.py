@@ -94,7 +94,9 @@ class RemoteLedger(Ledger):
                 if not again or time.monotonic() > until:
                     break
             except (OSError, http.client.HTTPException) as error:
-                if isinstance(error, ssl.SSLError) or time.monotonic() > until:
+                # a line that the service closed meanwhile ends without a word: that is no fault of its certificate
+                ended = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError)
+                if (isinstance(error, ssl.SSLError) and not ended) or time.monotonic() > until:
                     raise ServerUnreachable(
                         f"no answer from {self._address} ({type(error).__name__}): is the service running, and is the "
                         "address right? Whether the last request was granted is not known; sent again with the same "

@@ -388,7 +388,13 @@ def listen(
     # whoever is not behind a proxy could write any address into the log by a header
     options: dict[str, Any] = {"log_level": "warning", "access_log": False, "proxy_headers": behind_proxy}
     # a client that keeps its connection open does not keep the service from stopping
-    options |= {"server_header": False, "timeout_graceful_shutdown": 10, "http": "h11", "ws": "none"}
+    options |= {
+        "server_header": False,
+        "timeout_graceful_shutdown": 10,
+        "timeout_keep_alive": SLOWEST,
+        "http": "h11",
+        "ws": "none",
+    }
     if certificate[0] is not None:
         options |= {"ssl_certfile": str(certificate[0]), "ssl_keyfile": certificate[1] and str(certificate[1])}
     try:

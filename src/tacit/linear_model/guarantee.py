@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tacit import accounting as acc
 from tacit.accounting.base import is_number
 from tacit.ledger import BudgetExceeded, Charge, FingerprintMismatch, Ledger, StorageError
+from tacit.ledger.fingerprint import table_of
 
 if TYPE_CHECKING:
     from tacit.linear_model.base import Task
@@ -104,24 +103,19 @@ def with_smaller(error: BudgetExceeded, epsilon: float, fits: Callable[[float], 
 def recognised(ledger: Ledger | None, dataset: str | None, X: Any, y: Any) -> str | None:
     """The fingerprint of the table that a fit reads, after comparing it with the one that is registered.
 
-    A frame and a named target are one table, as a file with the target in it is. A data set of a cluster is not read
-    here: it has no fingerprint, and is refused where one is registered.
+    A data set of a cluster is not read here: it has no fingerprint, and is refused where one is registered.
     """
     if ledger is None or dataset is None:
         return None
     if isinstance(X, str | os.PathLike):
         return ledger.recognise(dataset, pathlib.Path(X))
-    named = getattr(y, "name", None)
-    table: Any = X if y is None else (X, y)
-    if hasattr(X, "columns") and isinstance(named, str) and named not in X.columns:
-        table = {**{str(name): X[name] for name in X.columns}, named: y}
-    elif y is not None:
-        table = (X if hasattr(X, "__array__") else np.asarray(X), np.asarray(y))
-    elif not hasattr(X, "__array__"):
+    if y is not None:
+        return ledger.recognise(dataset, table_of(X, y))
+    if not hasattr(X, "__array__"):
         if ledger.dataset(dataset).fingerprint is not None:
             raise FingerprintMismatch(
                 f"{dataset!r} is registered with a fingerprint, and {type(X).__name__} is not read here, so it cannot "
                 "be compared: give the file, or register the data without a fingerprint. See: tacit explain fingerprint"
             )
         return None
-    return ledger.recognise(dataset, table)
+    return ledger.recognise(dataset, X)

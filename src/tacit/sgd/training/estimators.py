@@ -16,6 +16,7 @@ from torch import nn
 from tacit import accounting as acc
 from tacit.accounting.base import owner_numbers, unit_of
 from tacit.ledger import Ledger, surroundings
+from tacit.ledger.fingerprint import table_of
 from tacit.sgd.training.data import optional
 from tacit.sgd.training.training import Training
 
@@ -51,6 +52,10 @@ class _Estimator(surroundings.RefusesSearch, _base.BaseEstimator):  # type: igno
         surroundings.refuse_uncounted_search(self.ledger, type(self).__name__)
         return surroundings.note_pipeline()
 
+    def _read(self, X: Any, y: Any) -> str | None:
+        """The fingerprint of the table as it was given, before it is scaled; None without a ledger."""
+        return None if self.ledger is None else self.ledger.fingerprint(table_of(X, y))
+
     def _train(
         self,
         x: npt.NDArray[Any],
@@ -59,6 +64,7 @@ class _Estimator(surroundings.RefusesSearch, _base.BaseEstimator):  # type: igno
         outputs: int,
         loss: nn.Module,
         noted: tuple[str, ...],
+        read: Any,
     ) -> None:
         if self.random_state is not None:
             seed = np.random.RandomState(self.random_state) if isinstance(self.random_state, int) else self.random_state
@@ -83,6 +89,7 @@ class _Estimator(surroundings.RefusesSearch, _base.BaseEstimator):  # type: igno
             ema=0.95,
             ledger=self.ledger,
             dataset=self.dataset,
+            source=read,
             groups=groups,
             max_rows=self.max_rows,
             unit=unit_of(self.unit, owned=groups is not None, ids="Give their ids: fit(X, y, groups=ids)"),
@@ -187,6 +194,7 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
             ValueError: If there is only one class, or a label is not among ``classes``.
         """
         noted = self._around()
+        given = X, y
         with surroundings.messages_without_values():
             X, y = _validation.validate_data(self, X, y)
         _multiclass.check_classification_targets(y)
@@ -196,7 +204,8 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
         place = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
         if (self.classes_[place] != y).any():
             raise ValueError("y has labels that are not among classes. (This message is for the operator only.)")
-        self._train(X, place.astype(np.int64), groups, len(self.classes_), nn.CrossEntropyLoss(reduction="none"), noted)
+        loss = nn.CrossEntropyLoss(reduction="none")
+        self._train(X, place.astype(np.int64), groups, len(self.classes_), loss, noted, self._read(*given))
         return self
 
     def decision_function(self, X: Any) -> npt.NDArray[np.float64]:
@@ -321,13 +330,14 @@ class Regressor(_base.RegressorMixin, _Estimator):  # type: ignore[name-defined,
             ValueError: If the lower of ``target_bounds`` is not below the upper.
         """
         noted = self._around()
+        given = X, y
         with surroundings.messages_without_values():
             X, y = _validation.validate_data(self, X, y, y_numeric=True)
         low, high = self.target_bounds
         if not low < high:
             raise ValueError("target_bounds must be (lower, upper), lower below upper")
         scaled = (2 * (np.clip(np.asarray(y, dtype=np.float64), low, high) - low) / (high - low) - 1).astype(np.float32)
-        self._train(X, scaled[:, None], groups, 1, nn.MSELoss(reduction="none"), noted)
+        self._train(X, scaled[:, None], groups, 1, nn.MSELoss(reduction="none"), noted, self._read(*given))
         return self
 
     def predict(self, X: Any) -> npt.NDArray[np.float64]:
