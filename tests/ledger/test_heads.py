@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -223,9 +224,27 @@ def test_a_ledger_of_tacit_0_1_is_brought_up_to_date(old):
     assert len(after) == len(before) + 2
     with pytest.raises(BudgetExceeded):
         ledger.charge("people", acc.PureDP(9.0, unit="person"))
+    assert [change.kind for change in ledger.changes("people")] == ["register", "migrate"]
     ledger.resume("people", "f" * 32).confirm()
     ledger.charge("visits", acc.Gaussian(9.0)).confirm()
     assert Ledger(old).verify(reprice=True).ok
+
+
+@pytest.mark.postgres
+def test_a_ledger_of_tacit_0_1_in_postgres_is_brought_up_to_date(postgres):
+    import psycopg
+
+    address = postgres.new_database()
+    dump = (Path(__file__).parent / "data/people-0.1.0.sql").read_text()
+    with psycopg.connect(address, autocommit=True) as connection:
+        for statement in re.findall(r"^(?:CREATE TABLE|INSERT).*?;$", dump, re.MULTILINE | re.DOTALL):
+            connection.execute(statement)
+    ledger = Ledger(address)
+    assert ledger.budget("people").charges == 4
+    ledger.charge("visits", acc.Gaussian(9.0)).confirm()
+    ledger.verify(reprice=True).require()
+    with psycopg.connect(address) as connection, pytest.raises(psycopg.errors.Error, match="append-only"):
+        connection.execute("TRUNCATE tacit_seals")
 
 
 def test_a_changed_ledger_of_tacit_0_1_is_not_brought_up_to_date(old):

@@ -29,6 +29,7 @@ from tacit.ledger import (
     book,
     signing,
 )
+from tacit.ledger.entries import chained
 from tacit.ledger.export import _cell
 from tacit.ledger.service import ACTIONS, Service, hang_up
 from tacit.ledger.signing import SigningKey, anchor, check_anchor, heads_of, read_anchor
@@ -376,3 +377,66 @@ def test_a_disk_that_is_full_under_an_anchor_is_a_message_and_the_anchor_goes_on
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     anchor(heads_of(ledger), place)
     assert [line["seq"] for line in read_anchor(place)] == [0, 1]
+
+
+# -- whoever owns the tables in PostgreSQL -----------------------------------------------------------------------------
+
+
+@pytest.mark.postgres
+def test_the_owner_of_the_tables_in_postgres_is_found_too(postgres, tmp_path):
+    import psycopg
+
+    address = postgres.new_database()
+    running = Running(tmp_path, address)
+    names = [f"tacit_{table}" for table in ("entries", "heads", "index", "seals", "meta")]
+
+    def sql(*statements):
+        with psycopg.connect(address) as connection:
+            for name in names:
+                connection.execute(f"ALTER TABLE {name} DISABLE TRIGGER ALL")
+            for statement, *values in statements:
+                connection.execute(statement, values)
+
+    def put_back(copy):
+        sql(*((f"DELETE FROM {name}; INSERT INTO {name} SELECT * FROM {copy}_{name}",) for name in names))
+
+    try:
+        running.ledger("olga").register("people", epsilon=1.0, delta=0.0)
+        ana = running.ledger("ana")
+        ana.charge("people", acc.PureDP(0.25)).confirm()
+        with psycopg.connect(address) as connection:
+            for statement in (
+                "INSERT INTO tacit_meta VALUES ('fingerprint_key', '') ON CONFLICT (name) DO UPDATE SET value = ''",
+                "UPDATE tacit_heads SET seq = 0",
+                "TRUNCATE tacit_entries",
+            ):
+                with pytest.raises(psycopg.errors.Error, match="append-only"), connection.transaction():
+                    connection.execute(statement)
+        sql(*((f"CREATE TABLE old_{name} AS SELECT * FROM {name}",) for name in names))
+        ana.charge("people", acc.PureDP(0.25))
+        sql(*((f"CREATE TABLE new_{name} AS SELECT * FROM {name}",) for name in names))
+        [first] = [row for row in Ledger(address)._store.rows("people")[0] if row.seq == 0]
+        generous = chained("people", None, first.read() | {"terms": first.read()["terms"] | {"epsilon": 1000.0}})
+        sql(("UPDATE tacit_entries SET body = %s, hash = %s WHERE seq = 0", generous.body, generous.hash))
+        with pytest.raises(LedgerTampered, match="registration"):
+            ana.charge("people", acc.PureDP(100.0))
+        put_back("new")
+        sql(
+            ("DELETE FROM tacit_entries WHERE seq > 0",),
+            ("DELETE FROM tacit_index WHERE seq > 0",),
+            ("UPDATE tacit_heads SET seq = 0, hash = %s", first.hash),
+        )
+        with pytest.raises(LedgerTampered, match="not signed"):
+            ana.charge("people", acc.PureDP(1.0))
+        put_back("old")
+        with pytest.raises(LedgerTampered, match="rolled back"):
+            ana.charge("people", acc.PureDP(0.5))
+        put_back("new")
+        ana.charge("people", acc.PureDP(0.5))
+        running.stop()
+        put_back("old")  # while nobody looks: the anchor knows
+        with pytest.raises(LedgerTampered, match="cut or rolled back"):
+            check_anchor(Ledger(address, key=tmp_path / "ledger.key"), tmp_path / "heads.jsonl")
+    finally:
+        if running.process.poll() is None:
+            running.stop()

@@ -246,3 +246,22 @@ def test_under_renyi_a_cut_batch_pays_its_own_divergence_and_not_that_of_a_plain
     price = terms.rule.price(cut * 3, 1e-3, "add-remove")
     assert price.renyi == pytest.approx(tuple(3 * acc.renyi(cut, [2.0, 4.0])), rel=1e-6)
     assert price.renyi[1] > 3 * 3 * acc.renyi(cut.poisson(), [4.0])[0]
+
+
+def test_three_runs_for_which_the_sum_asks_more_than_twice_what_they_cost_get_half_of_it_back():
+    """The sum asks 6.39, the exact composition would be 2.50, and the default rule grants them within 3.03."""
+    run = acc.PoissonSampled(acc.Gaussian(0.948), 0.01) * 500
+    ledgers = {}
+    for rule, epsilon in (("sum", 6.4), ("tight", 3.03), ("sum again", 6.37)):
+        ledgers[rule] = Ledger()
+        ledgers[rule].register("people", epsilon=epsilon, delta=1e-5, rule=rule.split()[0])
+        for _ in range(2):
+            ledgers[rule].charge("people", run)
+    with pytest.raises(BudgetExceeded):
+        ledgers.pop("sum again").charge("people", run)
+    for ledger in ledgers.values():
+        ledger.charge("people", run)
+        budget = ledger.budget("people")
+        assert (round(budget.spent_epsilon, 2), round(budget.composition.upper, 2)) == (6.39, 2.5)
+    default = Ledger()
+    assert default.register("people", epsilon=3.03, delta=1e-5).rule == ledgers["tight"].dataset("people").rule

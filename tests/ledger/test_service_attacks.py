@@ -30,7 +30,8 @@ from tacit.ledger import (
 from tacit.ledger.entries import canonical, digest
 from tacit.ledger.tokens import Tokens
 
-THREATS = Path(__file__).parents[2] / "docs/explanation/ledger-threats.md"
+PAGES = [Path(__file__).parents[2] / f"docs/explanation/ledger-{name}.md" for name in ("threats", "checklist")]
+TESTS = Path(__file__).parents[1]
 PAGE = Path(__file__).parents[2] / "docs/howto/ledger-service.md"
 
 
@@ -42,11 +43,12 @@ def rewrite(path, seq, change):
     sql(path, ("UPDATE tacit_entries SET body = ?, hash = ? WHERE seq = ?", (text, digest(text), seq)))
 
 
-def test_every_attack_on_the_page_names_a_test():
-    rows = re.findall(r"^\|.*\| `(\w+)` \|$", THREATS.read_text(), re.MULTILINE)
-    there = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
-    assert len(rows) >= 16
-    assert [name for name in rows if f"def test_{name}(" not in there] == []
+@pytest.mark.parametrize(("page", "least"), [(PAGES[0], 20), (PAGES[1], 21)], ids=["threats", "checklist"])
+def test_every_row_of_the_pages_names_a_test(page, least):
+    rows = re.findall(r"^\|.*\| (`[\w`, ]+`) \|$", page.read_text(), re.MULTILINE)
+    there = "".join(file.read_text() for room in ("ledger", "cli") for file in TESTS.glob(f"{room}/test_*.py"))
+    assert len(rows) >= least
+    assert [name for row in rows for name in re.findall(r"\w+", row) if f"def test_{name}(" not in there] == []
 
 
 # -- an insider with the database --------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def migrate(connection: Connection, tables: sa.MetaData, triggers: list[str], na
                 + "\n".join(problems)
             )
         row = chained(name, rows[-1], migrated(rows))
-        if keys := [{"dataset": name, "key": key, "seq": r.seq} for r in rows for key in keys_of(r.read())]:
+        if keys := [{"dataset": name, "key": key, "seq": r.seq} for r in (*rows, row) for key in keys_of(r.read())]:
             connection.execute(index.insert(), keys)
         connection.execute(rows_of.insert().values(dataset=name, seq=row.seq, body=row.body, hash=row.hash))
         connection.execute(heads.update().where(heads.c.dataset == name).values(seq=row.seq, hash=row.hash))
