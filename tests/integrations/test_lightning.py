@@ -148,7 +148,7 @@ def test_two_processes_train_the_model_that_one_trains(tmp_path):
         folder = tmp_path / str(processes)
         folder.mkdir()
         command = [sys.executable, "-m", "tests.integrations.lightning_run", str(folder), str(processes)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr
         told[processes] = [torch.load(folder / f"rank{rank}.pt") for rank in range(processes)]
     (one,), (first, second) = told[1], told[2]
