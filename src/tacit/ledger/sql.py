@@ -14,6 +14,7 @@ both are checked before anything is granted on them: an old entry that was repla
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 import secrets
@@ -89,7 +90,6 @@ class SqlStore:
         self._path: pathlib.Path | None = None
         if self._url.get_backend_name() == "sqlite":
             self._path = pathlib.Path(str(self._url.database))
-        self._engine_process: tuple[Engine, int] | None = None
         self._ready = False
         #: Signs the heads, where somebody holds a key; then a head without its signature is refused.
         self.signer: Signer | None = None
@@ -351,27 +351,13 @@ class SqlStore:
     # -- connections -------------------------------------------------------------------------------------------------
 
     def _engine(self) -> Engine:
-        if self._engine_process is None or self._engine_process[1] != os.getpid():
-            if self._path:
-                arguments: dict[str, Any] = {"timeout": PATIENCE, "check_same_thread": True}
-            else:
-                arguments = {"connect_timeout": 10, "application_name": "tacit ledger", **self._secrets}
-            try:
-                # AUTOCOMMIT: transactions are begun below in the words of each database.
-                engine = sa.create_engine(
-                    self._url if self._path else self._url.set(drivername="postgresql+psycopg"),
-                    poolclass=NullPool,
-                    connect_args=arguments,
-                    isolation_level="AUTOCOMMIT",
-                    hide_parameters=True,
-                )
-            except ModuleNotFoundError as missing:
-                raise StorageError(
-                    f"{missing.name} is not installed; a ledger in PostgreSQL needs it: pip install 'tacit[postgres]'. "
-                    "See: tacit explain missing-extra"
-                ) from None
-            self._engine_process = engine, os.getpid()
-        return self._engine_process[0]
+        try:
+            return _engine(self._url, tuple(self._secrets.items()), PATIENCE, os.getpid())
+        except ModuleNotFoundError as missing:
+            raise StorageError(
+                f"{missing.name} is not installed; a ledger in PostgreSQL needs it: pip install 'tacit[postgres]'. "
+                "See: tacit explain missing-extra"
+            ) from None
 
     @contextlib.contextmanager
     def _transaction(self, *, write: bool = False, create: bool = False) -> Iterator[Connection]:
@@ -576,6 +562,20 @@ class SqlStore:
 
 class _Again(LedgerBusy):
     """The transaction was rolled back because of others, and can be done again."""
+
+
+@functools.lru_cache(maxsize=32)
+def _engine(url: URL, secret: tuple[tuple[str, str], ...], patience: float, process: int) -> Engine:
+    """The engine of an address, one for each process: the statements that it compiled serve every ledger there."""
+    if url.get_backend_name() == "sqlite":
+        arguments: dict[str, Any] = {"timeout": patience, "check_same_thread": True}
+    else:
+        url = url.set(drivername="postgresql+psycopg")
+        arguments = {"connect_timeout": 10, "application_name": "tacit ledger", **dict(secret)}
+    # AUTOCOMMIT: transactions are begun in the words of each database.
+    return sa.create_engine(
+        url, poolclass=NullPool, connect_args=arguments, isolation_level="AUTOCOMMIT", hide_parameters=True
+    )
 
 
 def public_address(where: str | os.PathLike[str]) -> str:
