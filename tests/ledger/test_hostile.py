@@ -87,11 +87,12 @@ def inside(tmp_path, request):
 
 
 @pytest.mark.parametrize("inside", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)], indirect=True)
-def test_no_field_of_any_request_makes_the_service_fail(inside, capfd):
+def test_no_field_of_any_request_makes_the_service_fail(inside, capfd, request):
     """Lists and numbers for names, letters that cannot be stored, numbers without end: 4xx, and nothing is granted."""
+    few = [True, 10**400, "a\x00b", "\ud800", ["people"]]  # what the two databases answer differently
     for action, body in REQUESTS.items():
         for field in body:
-            for strange in STRANGE:
+            for strange in few if "postgres" in request.node.name else STRANGE:
                 status, told = inside(action, body | {field: strange})
                 assert status < 500, (action, field, strange, told)
     for shares in (None, [], 1, "a"):
