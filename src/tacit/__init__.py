@@ -17,6 +17,7 @@ __version__ = "0.2.0"
 
 _ROOMS = (
     "accounting",
+    "additive",
     "audit",
     "datasets",
     "integrations",

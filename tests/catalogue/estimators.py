@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tacit import accounting as acc
-from tacit import linear_model, opacus, pate, sgd, tuning
+from tacit import additive, linear_model, opacus, pate, sgd, tuning
 from tacit.ledger import Ledger
 from tacit.noise.entropy import expanded
 from tests.catalogue.seam import Moved, Watched, alike, moved, watched
@@ -210,6 +210,12 @@ TABLES = {
     "linear_model.LogisticRegression": [
         LM.LogisticRegression(1.0, DELTA, classes=[0, 1], **BOUNDS),
     ],
+    "additive.AdditiveRegressor": [
+        additive.AdditiveRegressor(1.0, DELTA, **BOUNDS, **TARGET),
+        additive.AdditiveRegressor(1.0, DELTA, pairs=[("x0", "x2")], **BOUNDS, **TARGET),
+        additive.AdditiveRegressor(1.0, DELTA, edges={"x0": [5.0]}, **BOUNDS, **TARGET),
+    ],
+    "additive.AdditiveClassifier": [additive.AdditiveClassifier(1.0, DELTA, classes=[0, 1], **BOUNDS)],
     "linear_model.FunctionalLogisticRegression": [LM.FunctionalLogisticRegression(1.0, classes=[0, 1], **BOUNDS)],
 }
 
@@ -376,7 +382,10 @@ REGRESSOR = sgd.Regressor(2.0, DELTA, **TARGET, **QUICK)
 
 ENTRIES: dict[str, list[Entry]] = {
     **{
-        name: [Entry(_fitted(one), _classification if "Logistic" in name else _regression) for one in made]
+        name: [
+            Entry(_fitted(one), _classification if "Logistic" in name or "Classifier" in name else _regression)
+            for one in made
+        ]
         for name, made in TABLES.items()
     },
     **{name: [Entry(run, _votes)] for name, run in VOTES.items()},
@@ -402,6 +411,7 @@ PUBLIC = "takes public settings or public data only"
 
 #: Public names that release nothing, with the reason.
 RELEASES_NOTHING: dict[str, str] = {
+    "additive.ColumnCurve": RESULT,
     "linear_model.SchemaEncoder": "row by row, by public bounds; learns nothing from rows",
     "pate.Aggregator": "what the aggregators share; it adds no noise itself",
     "pate.Answers": RESULT,
@@ -479,7 +489,7 @@ CHECKED_ELSEWHERE: dict[str, str] = {
 }
 
 #: Rooms that take private data; what they make public is found here.
-ROOMS = ("linear_model", "pate", "tuning", "prompts", "sgd", "opacus", "integrations")
+ROOMS = ("linear_model", "additive", "pate", "tuning", "prompts", "sgd", "opacus", "integrations")
 
 
 def public() -> set[str]:

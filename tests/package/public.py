@@ -30,6 +30,7 @@ MODULES = (
     "tacit.datasets",
     "tacit.sgd",
     "tacit.linear_model",
+    "tacit.additive",
     "tacit.pate",
     "tacit.prompts",
     "tacit.tuning",

@@ -134,15 +134,8 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
             x, target, features = self._from_numbers(X, y)
         scaled, middle, half_width, assumed = self._encode_target(target)
         weights, max_weight = self._weights(scaled, sample_weight)
-        rows = make_rows(
-            x,
-            scaled,
-            features,
-            intercept=self.fit_intercept,
-            weights=weights,
-            max_weight=max_weight,
-            groups=groups,
-            max_rows=self.max_rows,
+        rows = self._rows(
+            x, scaled, features, weights=weights, max_weight=max_weight, groups=groups, max_rows=self.max_rows
         )
         unit = self._unit(grouped=groups is not None)
         adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)
@@ -170,7 +163,7 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
         features = features_of(schema, 0, None, self.fill, intercept=self.fit_intercept)
         table = as_table(X, schema)
         self._remember_columns(schema)
-        x = features.encode(table)
+        x = self._encode(table, features)
         if y is None or isinstance(y, str):
             y = self._column(table, y)
         if len(y) != len(x):
@@ -200,7 +193,7 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
         if isinstance(y, str):  # the target is a column of the table, as with a file
             column = _fetch(X, y)
             X, y = X.drop(columns=[y]) if hasattr(X, "iloc") else X.drop(y), column
-        finite: bool | str = True if self.fill is None else "allow-nan"
+        finite: bool | str = "allow-nan" if self._allows_missing() else True
         with surroundings.messages_without_values():
             X, y = validate_data(
                 self,
@@ -225,11 +218,18 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
             raise ValueError("give bounds= of the columns or row_norm= of whole rows, not both")
         return row_norm
 
+    def _rows(self, x: Floats, target: Any, features: Features, **who: Any) -> Rows:
+        """Rows as the fit reads them; ``who`` says with which weights and of which units."""
+        return make_rows(x, target, features, intercept=self.fit_intercept, **who)
+
+    def _allows_missing(self) -> bool:
+        return self.fill is not None
+
     def _weights(self, target: Floats, sample_weight: Any) -> tuple[Any, float | None]:
         """Weights of the rows and the public largest one."""
         return sample_weight, self.max_weight
 
-    def _encode(self, X: Floats, features: Features) -> Floats:
+    def _encode(self, X: Any, features: Features) -> Floats:
         x = features.encode(X)
         if self.fill is not None and np.isnan(x).any():
             column = int(np.flatnonzero(np.isnan(x).any(axis=0))[0])
@@ -404,15 +404,15 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
         """New rows, scaled and clipped by the bounds of the fit."""
         check_is_fitted(self)
         if self.features_.schema is not None:
-            return self.features_.encode(X)
-        finite: bool | str = True if self.features_.fill is None else "allow-nan"
+            return self._encode(X, self.features_)
+        finite: bool | str = "allow-nan" if self._allows_missing() else True
         with surroundings.messages_without_values():
             X = validate_data(self, X, dtype=np.float64, ensure_all_finite=finite, reset=False)
         return self._encode(X, self.features_)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = self.fill is not None
+        tags.input_tags.allow_nan = self._allows_missing()
         return tags
 
 

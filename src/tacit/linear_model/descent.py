@@ -138,6 +138,20 @@ def steps(
     Guarantee: ``STEPS`` Gaussian releases of sums of vectors of length C at most (sensitivity C, replacing a row 2C),
     where C follows from what was released before.
     """
+    return walk(source, residual, start, multiplier, curvature=curvature, penalty=penalty, warm_up=warm_up)[0]
+
+
+def walk(
+    source: RowSource,
+    residual: Residual,
+    start: Start,
+    multiplier: float,
+    *,
+    curvature: float = 1.0,
+    penalty: Floats | None = None,
+    warm_up: int = WARM_UP,
+) -> tuple[Floats, Floats]:
+    """The coefficients of :func:`steps`, which states the guarantee, and the covariance that the noise leaves them."""
     gram, scale = start.gram, start.scale
     size = len(gram)
     whitening, effective, typical = _whitening(gram, scale, start.count, source.shape)
@@ -160,7 +174,7 @@ def steps(
             kept = np.eye(size) - gain @ gain_matrix
             covariance = kept @ covariance
             covariance = (covariance + covariance.T) / 2
-    return theta
+    return theta, covariance
 
 
 def _gram(source: RowSource, budget: DescentBudget, count: int | None) -> tuple[Floats, float, float]:

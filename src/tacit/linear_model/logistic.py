@@ -69,12 +69,11 @@ PURE = "they need a release of the Hessian with Gaussian noise. Use delta > 0"
 SEVERAL = "they are there for two classes. Fit one class against the others, each for its own part of the budget"
 
 
-class LinearClassifier(ClassifierMixin, WithIntervals, PrivateEstimator):  # type: ignore[misc]
-    """Public class names, coefficients in the units of the table, and predictions."""
+class PrivateClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
+    """Public class names, and predictions from scores that are linear in what rows are encoded to."""
 
     _target = "class"
-    coef_: Floats
-    intercept_: Floats
+    _theta: Floats
     classes_: npt.NDArray[Any]
     privacy_: acc.Privacy
 
@@ -143,15 +142,6 @@ class LinearClassifier(ClassifierMixin, WithIntervals, PrivateEstimator):  # typ
             )
         return numbers
 
-    def _publish(self, task: Task, theta: Floats, found: Estimate | None, why: str = "") -> None:
-        """θ is features x 1 (binary) or features x classes."""
-        matrix = unscale(theta, task.features, 0.0, 1.0, intercept=self.fit_intercept)
-        values = matrix @ theta
-        self._set_names(task.features)
-        self.coef_, self.intercept_ = values[1:].T.copy(), values[0].copy()
-        self._keep_intervals(matrix, found, why, np.zeros(len(matrix)))
-        self._theta = theta
-
     def decision_function(self, X: Any) -> Floats:
         """Scores of new rows, clipped to the bounds as in the fit.
 
@@ -207,6 +197,22 @@ class LinearClassifier(ClassifierMixin, WithIntervals, PrivateEstimator):  # typ
         scores = self.decision_function(X)
         best = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[best])
+
+
+class LinearClassifier(WithIntervals, PrivateClassifier):
+    """Coefficients in the units of the table, and intervals."""
+
+    coef_: Floats
+    intercept_: Floats
+
+    def _publish(self, task: Task, theta: Floats, found: Estimate | None, why: str = "") -> None:
+        """θ is features x 1 (binary) or features x classes."""
+        matrix = unscale(theta, task.features, 0.0, 1.0, intercept=self.fit_intercept)
+        values = matrix @ theta
+        self._set_names(task.features)
+        self.coef_, self.intercept_ = values[1:].T.copy(), values[0].copy()
+        self._keep_intervals(matrix, found, why, np.zeros(len(matrix)))
+        self._theta = theta
 
 
 class LogisticRegression(LinearClassifier):
@@ -411,7 +417,7 @@ class LogisticRegression(LinearClassifier):
         binary = classes == 2
         return descend(
             task.source,
-            _binary_residual if binary else _softmax_residual,
+            binary_residual if binary else softmax_residual,
             DescentBudget(noise, task.adjacency),
             count=task.count,
             outputs=1 if binary else classes,
@@ -505,7 +511,7 @@ class LogisticRegression(LinearClassifier):
         )
         rows = max(count, task.width + 1.0)
         middle = np.asarray(noisy)
-        ratios = inference.score_sums(source, _binary_residual, theta[:, 0], found, middle, 1.0, rows, scores)
+        ratios = inference.score_sums(source, binary_residual, theta[:, 0], found, middle, 1.0, rows, scores)
         return solution.theta[:, None], inference.with_sample(found, middle, ratios)
 
     def _sgd(self, task: Task) -> None:
@@ -553,11 +559,11 @@ def _balanced(rows: Rows, counts: Floats, least: float) -> Rows:
     return Rows(to_grid(rows.x * root[:, None]), rows.y, shape, old * root)
 
 
-def _binary_residual(score: Floats, y: Floats) -> Floats:
+def binary_residual(score: Floats, y: Floats) -> Floats:
     return np.asarray(expit(score) - y[:, None])
 
 
-def _softmax_residual(scores: Floats, y: Floats) -> Floats:
+def softmax_residual(scores: Floats, y: Floats) -> Floats:
     p = softmax(scores, axis=1)
     p[np.arange(len(p)), y.astype(int)] -= 1.0
     return np.asarray(p)
@@ -572,4 +578,4 @@ def _by_schema(schema: Schema, labels: npt.NDArray[Any]) -> Floats:
     return np.asarray(encoded.target, dtype=np.float64)
 
 
-__all__ = ["LinearClassifier", "LogisticRegression"]
+__all__ = ["LinearClassifier", "LogisticRegression", "PrivateClassifier"]

@@ -74,13 +74,7 @@ def make_rows(
     Weights are clipped to [0, ``max_weight``] and divided by it: a row with the largest weight counts as one row
     without weights. Of each person the first ``max_rows`` rows of the table are kept.
     """
-    root = None if weights is None else np.sqrt(check_weights(weights, len(x), max_weight))
-    if groups is not None:
-        kept = first_rows(groups, len(x), max_rows)
-        x, y = x[kept], y[kept]
-        root = None if root is None else root[kept]
-    elif max_rows is not None:
-        raise ValueError("max_rows= limits the rows of one person: give their ids too, fit(X, y, groups=ids)")
+    x, y, root = taking_part(x, y, weights=weights, max_weight=max_weight, groups=groups, max_rows=max_rows)
     if intercept:
         x = np.column_stack([np.ones(len(x)), x])
     if root is not None:
@@ -89,6 +83,19 @@ def make_rows(
     norm = 1.0 if features.shortened else None
     shape = Shape(features.scalars, features.blocks, intercept, whole, max_rows or 1, norm)
     return Rows(x, y, shape, root)
+
+
+def taking_part(
+    x: Floats, y: Floats, *, weights: Any, max_weight: float | None, groups: Any, max_rows: int | None
+) -> tuple[Floats, Floats, Floats | None]:
+    """The rows that :func:`make_rows` keeps, as they are, and the square roots of their weights."""
+    root = None if weights is None else np.sqrt(check_weights(weights, len(x), max_weight))
+    if groups is not None:
+        kept = first_rows(groups, len(x), max_rows)
+        return x[kept], y[kept], None if root is None else root[kept]
+    if max_rows is not None:
+        raise ValueError("max_rows= limits the rows of one person: give their ids too, fit(X, y, groups=ids)")
+    return x, y, root
 
 
 def first_rows(groups: Any, count: int, max_rows: int | None) -> npt.NDArray[np.intp]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tacit.selftest.scene import Scene
 from tacit.selftest.scenes import (
     accounting,
+    curves,
     dropin,
     integrations,
     kinds,
@@ -41,6 +42,7 @@ FILES = (
     rules,
     ranks,
     tables,
+    curves,
     pate,
     prompts,
     tuning,

@@ -30,6 +30,7 @@ ROOMS = (
     "ledger",
     "sgd",
     "linear_model",
+    "additive",
     "pate",
     "prompts",
     "tuning",
@@ -78,6 +79,10 @@ LEFT_OUT = {
     "prompts/models.py:_smollm2": "fetches a public model",
     "prompts/models.py:prepare": "fetches a public model",
     "accounting/attacks.py:plot": "draws a picture",
+    "additive/curves.py:draw": "draws a picture",
+    "additive/estimators.py:AdditiveModel.plot": "draws a picture",
+    "additive/estimators.py:AdditiveModel._axis": "draws a picture",
+    "additive/estimators.py:AdditiveRegressor._axis": "draws a picture",
 }
 
 #: Calls of a function that are followed to the end, in each ``with`` block and after each new line; after that every

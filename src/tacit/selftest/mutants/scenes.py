@@ -197,6 +197,41 @@ def every_row() -> Iterator[None]:
         yield
 
 
+@mutant("edges of curves are not paid for", "accounting", room="additive", scenes=("curves: neighbours",))
+def edges_unpaid() -> Iterator[None]:
+    """The histogram has its noise, and is left out of the price."""
+    from tacit.additive.estimators import CurveBudget
+
+    plain = CurveBudget.mechanism
+
+    def rest(self: Any, unit: str) -> acc.Mechanism:
+        return plain(dataclasses.replace(self, counts=False), unit)
+
+    with replaced(CurveBudget, "mechanism", rest), replaced(CurveBudget, "count", property(lambda self: self.noise)):
+        yield
+
+
+@mutant("a pair of columns makes no row longer", "sensitivity", room="additive", scenes=("curves: neighbours",))
+def pairs_free() -> Iterator[None]:
+    """Products of columns are added to a row, whose length is taken without them."""
+    from tacit.additive.basis import Basis
+
+    plain = Basis.shape
+
+    with replaced(Basis, "shape", lambda self, rows: plain(dataclasses.replace(self, pairs=()), rows)):
+        yield
+
+
+@mutant("a person's rows count once in the bins", "sensitivity", room="additive", scenes=("curves: people",))
+def bins_once() -> Iterator[None]:
+    """The histogram's noise is that of one row, whatever a person owns."""
+    from tacit.additive import estimators
+    from tacit.linear_model.sensitivity import Shape
+
+    with replaced(estimators, "Shape", lambda *args, **more: Shape(*args, **(more | {"rows": 1}))):
+        yield
+
+
 # -- votes -------------------------------------------------------------------------------------------------------------
 
 

@@ -79,6 +79,7 @@ def _neighbours(seed: int, adjacency: str, classes: int = 0) -> list[tuple[Table
 def _released(model: Any) -> list[Floats]:
     names = ("coef_", "intercept_", "covariance_")
     found = [np.asarray(getattr(model, name), dtype=np.float64) for name in names if hasattr(model, name)]
+    found += [curve.value for curve in getattr(model, "curves_", {}).values()]
     return [np.nan_to_num(one, nan=-1e300) for one in found]  # where there is no interval, on both sides there is none
 
 
