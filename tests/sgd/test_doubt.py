@@ -64,6 +64,16 @@ def test_a_loss_that_is_not_finite_does_not_hide_that_another_one_moved():
     assert not company.stays(losses, (before, shapes), "batch", "other", stay, nn.Identity(), 1e-3)
 
 
+@pytest.mark.parametrize("examples", [2, 3, 6, 17])
+def test_any_two_examples_are_apart_in_one_of_the_halvings(examples):
+    apart = torch.zeros(examples, examples, dtype=torch.bool)
+    for stay, index in company.halves(examples, every_two=True):
+        assert index[stay].equal(stay)
+        gone = index != torch.arange(examples)
+        apart |= (~gone).unsqueeze(1) & gone
+    assert apart.sum() == examples * (examples - 1)
+
+
 def test_a_refusal_while_examples_are_exchanged_stays_a_refusal():
     asked = []
 
@@ -75,7 +85,7 @@ def test_a_refusal_while_examples_are_exchanged_stays_a_refusal():
 
     known = torch.ones(4).double(), []
     with pytest.raises(ClippingError, match="mixed"):
-        list(company.compared(losses, known, None, lambda index: index, 4, nn.Identity(), 1e-3))
+        list(company.compared(losses, known, None, lambda index: index, company.halves(4), nn.Identity(), 1e-3))
 
 
 class Refusing(nn.Module):

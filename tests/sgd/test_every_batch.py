@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from tacit import sgd
+from tacit import opacus, sgd
+from tacit.noise.keys import Key
 from tacit.sgd.gradients import company
 
 LENGTH, WIDTH, ROWS = 6, 5, 8
@@ -238,6 +240,7 @@ LEAKS = {
     "row of another, by data": lambda m, x: m(x) * (1 + F.relu(x[(x @ x.T).argmax(1)][:, :1] - 2).detach()),
     "scripted number": lambda m, x: m(x) * (1 + scripted_count(x)),
     "state of the model": lambda m, x: m(x),
+    "a column that is sorted": lambda m, x: m(x) * (1 + F.relu(x[:, 0].sort().values - 2)).unsqueeze(1),
 }
 
 
@@ -257,6 +260,97 @@ def test_a_value_of_the_batch_that_quiet_batches_hide_is_refused_when_it_shows(k
     loud[1:, 0] += 1.0
     with pytest.raises(sgd.BatchMixing):
         sgd.clipped_grad(model, loss, (loud, y))
+
+
+class Remembering(nn.Module):
+    """Sets each batch against the one before."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.inner, self.how = nn.Linear(WIDTH, 3), how
+        self.value, self.row, self.rows = 0.0, None, []
+
+    def forward(self, x):
+        z = self.inner(x)
+        mean = z.detach().mean(0)
+        if self.how == "number":
+            z, self.value = z - self.value, float(mean[0])
+        elif self.how == "tensor":
+            z, self.row = z if self.row is None else z - self.row, mean
+        elif self.how == "list":
+            z = z - self.rows[-1] if self.rows else z
+            self.rows.append(mean)
+        else:
+            z, self.later = z - getattr(self, "later", 0.0), mean
+        return z
+
+
+LOOPS = ("clipped_grad", "Training", "the drop-in")
+
+
+@pytest.mark.filterwarnings("ignore::tacit.sgd.PrivacyWarning")
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("how", ["number", "tensor", "list", "new attribute"])
+def test_what_a_model_keeps_of_a_batch_does_not_reach_the_next(how, loop):
+    """Without noise it would be released with the next step: three steps are those of a model that forgets."""
+    torch.manual_seed(0)
+    x, y = torch.randn(18, WIDTH), torch.arange(18) % 3
+    model, forgetful, criterion = Remembering(how), nn.Linear(WIDTH, 3), nn.CrossEntropyLoss(reduction="none")
+    forgetful.load_state_dict(model.inner.state_dict())
+    with pytest.warns(UserWarning, match="keeps values of its batches"):
+        steps(model, loop, x, y, criterion)
+    steps(forgetful, loop, x, y, criterion)
+    assert (model.value, model.row, model.rows) == (0.0, None, [])
+    assert not hasattr(model, "later")
+    assert torch.allclose(model.inner.weight, forgetful.weight, atol=1e-6)
+
+
+def steps(model, loop, x, y, criterion):
+    """Three steps of plain gradient descent, on batches in order and without noise."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    if loop == "clipped_grad":
+        for k in range(0, 18, 6):
+            sums, _ = sgd.clipped_grad(model, criterion, (x[k : k + 6], y[k : k + 6]))
+            for name, parameter in model.named_parameters():
+                parameter.grad = sums[name] / 6
+            optimizer.step()
+    elif loop == "Training":
+        key = Key(b"k" * 32, repeatable=True)
+        settings = {"batch_size": 6, "steps": 3, "noise_multiplier": 0.0, "delta": 1e-5, "sampler": "fixed", "key": key}
+        training = sgd.Training(model, optimizer, criterion, (x, y), **settings)
+        for batch in training:
+            training.step(batch)
+    else:
+        loader = DataLoader(TensorDataset(x, y), batch_size=6)
+        private, optimizer, loader = opacus.PrivacyEngine().make_private(
+            module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=0.0, max_grad_norm=1.0,
+            poisson_sampling=False,
+        )  # fmt: skip
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(private(inputs), labels).backward()
+            optimizer.step()
+
+
+class Ranked(nn.Module):
+    """Each example is set against the largest number in its column, where that is large."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        return self.inner(x) * (1 + F.relu(x[:, 0].sort().values - 2)).unsqueeze(1)
+
+
+@pytest.mark.filterwarnings("ignore::tacit.sgd.PrivacyWarning")
+def test_the_drop_in_compares_every_batch_where_owners_could_not_be_followed():
+    torch.manual_seed(0)
+    x, y = torch.randn(18, WIDTH) * 0.1, torch.arange(18) % 3
+    steps(Ranked(), "the drop-in", x, y, None)
+    x[14] = 6.0  # in the last batch
+    with pytest.raises(sgd.BatchMixing):
+        steps(Ranked(), "the drop-in", x, y, None)
 
 
 def by_hook(model, batch):

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -14,7 +15,9 @@ from tacit import opacus, sgd
 from tacit.sgd.gradients import fallback, randomness, verify
 from tacit.sgd.gradients.engine import Engine
 
-pytestmark = pytest.mark.filterwarnings("ignore::tacit.sgd.PassPerExample", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::tacit.sgd.PassPerExample", "ignore::DeprecationWarning", "ignore:The PyTorch API of nested:UserWarning"
+)
 
 
 class Opaque(torch.autograd.Function):
@@ -93,6 +96,14 @@ class Sparse(Around):
         return torch.sparse.mm(matrix, x.mT).mT
 
 
+class Nested(Around):
+    """Nested tensors of the old layout, which do not say how large they are."""
+
+    def hidden(self, x):
+        rows = torch.nested.as_nested_tensor([row[: 2 + int(row[0] > 0)].unsqueeze(1) for row in x])
+        return torch.nested.to_padded_tensor(F.linear(rows, self.w[:1].mT), 0.0, (len(x), 3, 3)).sum(1)
+
+
 class Scripted(Around):
     def __init__(self, dropout=0.0):
         super().__init__(dropout)
@@ -130,6 +141,7 @@ CASES = {
     "grad of torch.func": (Slope, squares, {"w"}),
     "complex": (Complex, squares, {"w"}),
     "sparse": (Sparse, squares, {"w"}),
+    "nested": (Nested, squares, {"w"}),
     "scripted": (Scripted, squares, {"inner.0.weight", "inner.0.bias"}),
     "penalty": (lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)), penalty, {"0.weight", "2.weight"}),
 }
@@ -285,7 +297,7 @@ def one_step(model, x, y, *, noise=0.0):
         optimizer.step()
 
 
-@pytest.mark.parametrize("kind", [Around, Straight, Vmapped, Complex, Scripted])
+@pytest.mark.parametrize("kind", [Around, Straight, Vmapped, Complex, Scripted, Nested])
 def test_the_drop_in_falls_back(kind):
     torch.manual_seed(0)
     model, x, y = kind(), torch.randn(8, 5), torch.randint(2, (8,))
@@ -298,6 +310,31 @@ def test_the_drop_in_falls_back(kind):
             {n: start[n] - p.detach() for n, p in model.named_parameters()}, {n: s / 8 for n, s in wanted.sums.items()}
         )
     assert all(bool((p != start[n]).any()) for n, p in model.named_parameters())
+
+
+class Jagged(nn.Module):
+    """Nested tensors of the new layout, in the middle of a model."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(1, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        rows = torch.nested.as_nested_tensor(
+            [row[: 2 + int(row[0] > 0)].unsqueeze(1) for row in x], layout=torch.jagged
+        )
+        return self.last(torch.nested.to_padded_tensor(self.first(rows).tanh(), 0.0, (len(x), 3, 4)).sum(1))
+
+
+def test_nested_tensors_in_a_loop_need_no_pass_of_each_example():
+    torch.manual_seed(0)
+    model, x, y = Jagged(), torch.randn(8, 5), torch.randint(2, (8,))
+    loss = nn.CrossEntropyLoss(reduction="none")
+    sums, _ = by_hand(model, lambda m, one: loss(m(one), y[(x == one).all(1)]), x, 0.3)
+    start = {n: p.detach().clone() for n, p in model.named_parameters()}
+    one_step(model, x, y)
+    assert close({n: 8 * (start[n] - p.detach()) for n, p in model.named_parameters()}, sums)
+    assert not Engine.of(model).apart
 
 
 def test_the_drop_in_refuses_what_mixes_and_repeats_dropout():

@@ -10,10 +10,11 @@ from torch.nn import functional as F
 from tacit import sgd
 from tacit.sgd.gradients import planning
 from tacit.sgd.gradients.bounds import Clipping
-from tacit.sgd.gradients.engine import Engine, Request, remember
+from tacit.sgd.gradients.engine import Engine, Request
 from tacit.sgd.gradients.ownership import rules
 from tacit.sgd.gradients.ownership.ids import DTYPE, MIXED
 from tacit.sgd.gradients.ownership.tracker import OwnershipMode
+from tacit.sgd.gradients.randomness import remember
 from tacit.sgd.torch_compat import pytree
 
 EXAMPLES = 3

@@ -29,7 +29,7 @@ from tacit.ledger import Ledger
 from tacit.ledger.surroundings import count_or_refuse
 from tacit.opacus.data_loader import DPDataLoader
 from tacit.sgd.gradients import company
-from tacit.sgd.gradients.engine import remember
+from tacit.sgd.gradients.randomness import remember
 from tacit.sgd.hooked.draws import PrivateBatches
 from tacit.sgd.hooked.loop import warn_about_noise
 from tacit.sgd.training.sampling import Poisson

@@ -22,7 +22,8 @@ from tacit.sgd.gradients import company, fallback, verify
 from tacit.sgd.gradients.batches import Loss, take
 from tacit.sgd.gradients.bounds import Clipping, Gradients, exact_products
 from tacit.sgd.gradients.contributions import Group, to_dense, wide
-from tacit.sgd.gradients.engine import Engine, Method, Request, remember
+from tacit.sgd.gradients.engine import Engine, Method, Request
+from tacit.sgd.gradients.randomness import remember
 from tacit.sgd.gradients.verify import Check
 
 __all__ = ["ExampleGradients", "example_gradients", "formed"]

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tacit.sgd.compile.comparison import Expected
 from tacit.sgd.compile.program import CannotCompile, NotCompiled, Program, Result, Unsettled, flat
-from tacit.sgd.gradients.engine import Engine, Request, remember
+from tacit.sgd.gradients.engine import Engine, Request
+from tacit.sgd.gradients.randomness import remember
 from tacit.sgd.kernels import products
 
 _MISSING = object()

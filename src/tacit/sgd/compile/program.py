@@ -48,6 +48,7 @@ from tacit.sgd.errors import ClippingError
 from tacit.sgd.gradients import frames
 from tacit.sgd.gradients.bounds import Clipping, clip
 from tacit.sgd.gradients.engine import Engine, Pass, Request
+from tacit.sgd.gradients.outside import Attributes
 from tacit.sgd.gradients.planning import PassPlan
 from tacit.sgd.kernels import products, weighted
 from tacit.sgd.kernels.products import full_precision
@@ -187,7 +188,8 @@ class Program:
             with torch.no_grad(), torch.autocast(self.device.type, enabled=False), full_precision():
                 return self._clipped(engine, run, grads, plan, request.clipping, mask, bounds, data, marks)
 
-        graph = self._traced(step, inputs)
+        with Attributes(engine.model):
+            graph = self._traced(step, inputs)
         for node in filter(writes, graph.graph.nodes):
             target = node.args[0] if node.args else None
             if isinstance(target, Node) and target.op in ("get_attr", "placeholder"):

@@ -265,7 +265,7 @@ class Capture(TorchFunctionMode):
         # Values of the batch that decide which of its rows are taken: those of others may be among them.
         worse = worse or (index is not None and self.tainted(index) and self.tainted(call.args[0]))
         for tensor in results:
-            alone = any(size % rows == 0 for size in tensor.shape)
+            alone = not tensor.is_nested and any(size % rows == 0 for size in tensor.shape)
             if worse or not alone or (len(inputs) > 1 and self._pairs_rows(tensor, inputs)):
                 self._mixed[id(tensor)] = weakref.ref(tensor)
                 if self._tainted_storages and storage_of(tensor) in self._tainted_storages:  # written in place
@@ -360,12 +360,12 @@ class Capture(TorchFunctionMode):
                 k,
                 f"parameter {self.names[k]!r} is consumed by {what} in {self._place()}, which runs outside torch's "
                 "dispatch (a custom autograd function, a gradient inside the loss, a transform of torch.func, scripted "
-                "or compiled code), so its per-example gradient cannot be seen",
+                "code, nested tensors without layout=torch.jagged), so its per-example gradient cannot be seen",
             )
 
-    def _transformed(self, name: str, derived: list[Derived]) -> None:
+    def _hidden(self, what: str, derived: list[Derived]) -> None:
         for k in {k for known in derived for k in known.params}:
-            self._unseen(k, f"{name!r} under a transform of torch.func")
+            self._unseen(k, what)
 
     def finish(self, losses: Sequence[Tensor], rewind: Callable[[], None] = lambda: None) -> None:
         """Refuse a pass in which parameters went unseen, also into the losses themselves; ``rewind`` comes before."""
@@ -401,7 +401,7 @@ class Capture(TorchFunctionMode):
         if not (tainted and derived and torch.is_grad_enabled()):
             return self._pass(call, derived, tainted=tainted)
         if transforms() is not None:  # what meets inside vmap or torch.func.grad comes out as something else
-            self._transformed(name, derived)
+            self._hidden(f"{name!r} under a transform of torch.func", derived)
             return func(*args, **kwargs)
         if name in self.decompose and operation.from_torch:
             self.unrolled = True
@@ -557,10 +557,9 @@ class Capture(TorchFunctionMode):
         moved: bool,
     ) -> None:
         """Keep a use. Many branches: pieces of larger tensors, nested ones, and values that no rule reads."""
-        live = [t for t in results if t.requires_grad]
-        if not live:
+        if not (live := [t for t in results if t.requires_grad]):
             return
-        edges = [get_gradient_edge(t) for t in live]
+        edges = list(map(get_gradient_edge, live))
         self._use_nodes.update(edge.node for edge in edges)
         if self.apart and self._all_apart(derived):
             return
@@ -572,6 +571,8 @@ class Capture(TorchFunctionMode):
             args, kwargs, derived, placements = own_part(self._place(), name, *kept, derived, live, self.tainted)
             kept = (args, kwargs)
             live = [local(t) for t in live]
+        if any(t.is_nested and t.layout is torch.strided for t in (*tensors_in(kept), *live)):
+            return self._hidden(f"{name!r} on a nested tensor", derived)
         if any(t.is_nested for t in live):
             kept, live = substitute(kept, rows_of_nested), [rows_of_nested(t) for t in live]
         if not self.needs_values(name):
@@ -650,7 +651,7 @@ def _row_index(call: TorchCall) -> Tensor | None:
 
 
 def _batch_dim(tensor: Tensor, rows: int) -> int:  # which most likely holds the rows of a batch
-    return next((d for d, size in enumerate(tensor.shape) if size % rows == 0), -1)
+    return -1 if tensor.is_nested else next((d for d, size in enumerate(tensor.shape) if size % rows == 0), -1)
 
 
 def _told_type(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:

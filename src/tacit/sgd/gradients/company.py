@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,8 @@ from tacit.sgd.torch_compat import pytree
 if TYPE_CHECKING:
     from tacit.sgd.gradients.engine import Engine, Pass, Request
 
+#: Those who stay, and whom each place of a batch holds then.
+Halves = Iterable[tuple[Tensor, Tensor]]
 #: Losses of a batch, and shapes on the way to them.
 Values = Callable[[Any], tuple[Tensor, Any]]
 
@@ -53,24 +55,23 @@ def in_company(engine: Engine, request: Request, run: Pass) -> None:
 
     known = run.losses.detach().double(), [use.shapes for use in run.uses]
     tolerance = verify.TOLERANCE[verify.precision(engine, run)]
+    apart = list(halves(request.examples, every_two=engine.doubted_as(run.context) in engine.meeting))
     with kept(run.losses.device):
-        if _unmoved(engine, request, run):
+        if _unmoved(engine, request, run, apart):
             return
-        for stay, other, fine in compared(
-            losses, known, request, request.picked, request.examples, engine.model, tolerance
-        ):
+        for stay, other, fine in compared(losses, known, request, request.picked, apart, engine.model, tolerance):
             if not fine:
                 raise verify.mixing(verify.culprit(engine, request, other, int(stay[0]), run.rewind))
 
 
-def _unmoved(engine: Engine, request: Request, run: Pass) -> bool:
+def _unmoved(engine: Engine, request: Request, run: Pass, apart: Halves) -> bool:
     """Whether no half notices, by passes that nobody watches; False where that is not sure.
 
     Others are replaced and not left out: what is shared among a batch, by number or by rank, may come to the same for
     each half of it.
     """
     known = run.losses.detach().double()
-    for stay, index in halves(request.examples):
+    for stay, index in apart:
         run.rewind()
         try:
             losses = engine.losses(request.picked(index)).detach().double()
@@ -101,7 +102,7 @@ def of_loss(
     before = known.detach().double(), [t.shape for t in leaves(batch)]
     tolerance = verify.TOLERANCE[verify.narrowest([p.dtype for p in model.parameters()], known.device)]
     with kept(known.device):
-        for _, _, fine in compared(losses, before, batch, pick, rows, model, tolerance):
+        for _, _, fine in compared(losses, before, batch, pick, halves(rows), model, tolerance):
             if not fine:
                 raise verify.mixing("the loss function")
 
@@ -111,15 +112,15 @@ def compared(
     known: tuple[Tensor, Any],
     batch: Any,
     pick: Callable[[Tensor], Any],
-    examples: int,
+    apart: Halves,
     model: nn.Module,
     tolerance: float,
 ) -> Iterator[tuple[Tensor, Any, bool]]:
     """Those who stay, the batch in which all others are replaced, and whether they notice; for each half.
 
-    ``pick`` makes a batch of the examples of these numbers.
+    ``pick`` makes a batch of the examples of these numbers; ``apart`` are the :func:`halves`.
     """
-    for stay, index in halves(examples):
+    for stay, index in apart:
         other = pick(index)
         try:
             yield stay, other, stays(losses, known, batch, other, stay, model, tolerance)
@@ -127,20 +128,27 @@ def compared(
             if isinstance(error, ClippingError | torch.OutOfMemoryError):
                 raise
             # A batch that has to be sorted, say: with one of it in all places it always is.
-            other = pick(torch.full((examples,), int(stay[0])))
+            other = pick(torch.full_like(index, int(stay[0])))
             yield stay[:1], other, stays(losses, known, batch, other, stay[:1], model, tolerance)
 
 
-def halves(examples: int) -> Iterator[tuple[Tensor, Tensor]]:
+def halves(examples: int, *, every_two: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
     """Each of two halves of the examples, at random, and all places with one of it in place of every other example.
 
-    So whoever reaches all others is replaced once, whoever it is.
+    So whoever reaches all others is replaced once, whoever it is; with ``every_two`` so is whoever reaches a single
+    other: any two examples are apart in one of as many halvings as the number of examples has digits to base two.
     """
     order = torch.tensor(verify.a_few(examples, examples))
-    for stay in (order[: examples // 2], order[examples // 2 :]):
-        index = torch.full((examples,), int(stay[0]))
-        index[stay] = stay
-        yield stay, index
+    place = torch.arange(examples)
+    cuts = [place < examples // 2]
+    if every_two:
+        cuts = [(place >> digit) % 2 == 0 for digit in range((examples - 1).bit_length())]
+    for cut in cuts:
+        for stay in (order[cut], order[~cut]):
+            if len(stay):
+                index = torch.full((examples,), int(stay[0]))
+                index[stay] = stay
+                yield stay, index
 
 
 def stays(

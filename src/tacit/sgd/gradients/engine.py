@@ -41,17 +41,17 @@ from tacit.sgd.gradients.bounds import HIDDEN, ClippedGradients, Clipping, Gradi
 from tacit.sgd.gradients.capture import Capture, Constants, Use, rows_of_nested
 from tacit.sgd.gradients.contributions import Aligned, Contributions, Group, NotCovered, Rule
 from tacit.sgd.gradients.frames import Frame
-from tacit.sgd.gradients.outlines import MovingRows, signature
-from tacit.sgd.gradients.outside import Attributes, Scalars, as_written, module_names
+from tacit.sgd.gradients.outside import Attributes, MovingRows, Scalars, as_written, module_names, signature
 from tacit.sgd.gradients.padding import Lengths
 from tacit.sgd.gradients.pieces import in_pieces
 from tacit.sgd.gradients.planning import PassPlan, UsePlan
+from tacit.sgd.gradients.randomness import remember
 from tacit.sgd.gradients.rows import Unowned
 from tacit.sgd.gradients.rules import DECOMPOSE, RULES, SHAPE_ONLY
 from tacit.sgd.gradients.rules.generic import generic
 from tacit.sgd.gradients.verify import Check
 from tacit.sgd.sharding.shards import ShardedParameters, cut_alike, local, sharding_of
-from tacit.sgd.torch_compat import compiled_call, own_buffers, own_modules, own_parameters
+from tacit.sgd.torch_compat import compiled_call, own_buffers, own_modules, own_parameters, watchers
 from tacit.sgd.torch_compat import version as version_of
 
 Method = Literal["operations", "examples"]
@@ -153,19 +153,6 @@ class ModelState:
             table = own_buffers(module)
             self.buffers += [(table, key, b) for key, b in table.items() if b is not None]
             stack += [child for child in own_modules(module).values() if child is not None]
-
-
-def remember(device: torch.device) -> Callable[[], None]:
-    """A function that rewinds the random state to what it is now."""
-    cpu = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def rewind() -> None:
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda, device)
-
-    return rewind
 
 
 class Pass:
@@ -275,6 +262,8 @@ class Engine:
         }
         #: contexts in which a pass was to be doubted, and why every pass is, where single ones do not show it
         self.doubted: dict[Any, str] = {}
+        #: those in which values of several examples were seen to meet on the way to a loss
+        self.meeting: set[Any] = set()
         #: contexts in which the model hears that it is compiled, because it then does not look at its data
         self.hushed: dict[Any, bool] = {}
         #: outputs of uses with rows that are found in every batch, by the outline of a pass: use, output, dimension
@@ -478,24 +467,37 @@ class Engine:
         capture = self.capture(data, max((len(t) for t in data if t.dim()), default=batch), named=named)
         scalars = Scalars() if named and self.shards is None else nullcontext()
         where = self.doubted_as(context)
-        state = Attributes(self.model) if where in self.doubted else nullcontext()
+        # A trace is made of a pass that ran before.
+        state = Attributes(self.model) if where in self.doubted or not watchers() else None
         names = module_names(self.model, capture.where) if named else nullcontext()
         hushed, compiled = self.hushed.get(where, False), self.state.compiled
         plainly = as_written(compiled=compiled, hushed=hushed) if hushed or compiled else nullcontext()
-        with state:
+        doubt = "it did not end"
+        try:
             with self.protected_buffers(), plainly, torch.enable_grad(), names, scalars, capture:
                 values = losses()
                 if views is not None:
                     values = verify.per_example(values, batch, views)
             capture.finish([values], rewind)
-        if isinstance(scalars, Scalars) and scalars.read and not capture.doubt:  # by scripted code, say
-            self.doubted[where] = "the model reads values of the batch"
-        doubt = capture.doubts([values]) or self.doubted.get(where, "")
+            if isinstance(scalars, Scalars) and scalars.read and not capture.doubt:  # by scripted code, say
+                self.doubted[where] = "the model reads values of the batch"
+            doubt = capture.doubts([values]) or self.doubted.get(where, "")
+        finally:
+            if state is not None:
+                self.forgotten(state, capture, doubt)
         if doubt:
             self.doubted.setdefault(where, "")
         found = Pass(capture.uses, values, batch, context, doubt=doubt, rewind=rewind)
         found.unrolled, found.trace, found.types = capture.unrolled, capture.trace, capture.types
         return found
+
+    def forgotten(self, state: Attributes, capture: Capture, doubt: str) -> None:
+        """Put back what modules kept of a batch: everything, where a pass may have read its values."""
+        names = state.restore(None if doubt else capture.tainted)
+        if names:
+            told = ", ".join(map(repr, sorted(set(names))[:3]))
+            why = f"the model keeps values of its batches in {told}, which would reach later steps without noise: they "
+            warn_once(f"{why}are put back after every pass, as buffers are", self.said, UserWarning)
 
     @staticmethod
     def doubted_as(context: Any) -> Any:

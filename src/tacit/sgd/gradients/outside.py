@@ -1,19 +1,26 @@
 """What else is there to know about a pass, besides its operations?
 
 Values that unwatched code reads (:class:`Scalars`), what modules keep from one pass to the next (:class:`Attributes`),
-and which module is running (:func:`module_names`).
+which module is running (:func:`module_names`), and what has to be the same in two passes for what is known of one to
+hold for the other (:func:`signature`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from tacit.sgd.torch_compat import DispatchMode, as_compiled, own_modules, read_scalar, without_function_modes
+from tacit.sgd.gradients import frames
+from tacit.sgd.gradients.contributions import Layout
+from tacit.sgd.gradients.rows import ByRow
+from tacit.sgd.torch_compat import DispatchMode, as_compiled, own_modules, pytree, read_scalar, without_function_modes
+
+if TYPE_CHECKING:
+    from tacit.sgd.gradients.engine import Pass
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
@@ -48,41 +55,92 @@ OWN = frozenset(vars(nn.Module()))
 class Attributes:
     """What modules keep beside their parameters and buffers, as it is now; inside ``with``, put back at the end.
 
-    A model that reads its data may keep what it read, and the next pass would depend on it: such a pass begins and ends
-    as the one before. Kept are numbers, words, nothing (``None``), small tensors, and lists, sets and dictionaries with
-    the items they have.
+    A model that reads its data may keep what it read. The next pass would depend on it, and so would the next step,
+    without noise: a pass begins and ends as the one before. Kept are numbers, words, nothing (``None``), small tensors,
+    and lists, sets and dictionaries with the items they have.
     """
 
     MOST = 4096
 
     def __init__(self, model: nn.Module) -> None:
-        self._held: list[tuple[dict[str, Any], str, Any, Any]] = []
-        for module in modules_of(model):
-            for name, value in vars(module).items():
-                if isinstance(value, Tensor) and value.numel() <= self.MOST and not value.requires_grad:
-                    self._held.append((vars(module), name, value, value.detach().clone()))
-                elif isinstance(value, int | float | str | None) and name != "training":
-                    self._held.append((vars(module), name, value, None))
-                elif type(value) in (list, set, dict) and name not in OWN:
-                    self._held.append((vars(module), name, value, value.copy()))
+        # Those of torch keep their settings and nothing else.
+        tables = [vars(m) for m in modules_of(model) if not type(m).__module__.startswith("torch.nn.modules.")]
+        self._held = [(table, {name: table[name] for name in table.keys() - OWN}) for table in tables]
+        self._copies: dict[tuple[int, str], Any] = {}
+        for table, before in self._held:
+            for name, value in before.items():
+                if type(value) in (list, set, dict):
+                    self._copies[id(table), name] = value.copy()
+                elif isinstance(value, Tensor) and value.numel() <= self.MOST and not value.requires_grad:
+                    self._copies[id(table), name] = value.detach().clone()
 
-    def restore(self) -> None:
-        """Put them back."""
-        for owner, name, value, copy in self._held:
-            if name not in owner:
-                continue
-            owner[name] = value
-            if isinstance(copy, Tensor):
-                value.data.copy_(copy)
-            elif copy is not None and value != copy:
-                value.clear()
-                (value.extend if isinstance(value, list) else value.update)(copy)
+    def restore(self, private: Callable[[Tensor], bool] | None = None) -> list[str]:
+        """Put them back; only those that hold a ``private`` tensor, if it is said which are.
+
+        Many branches: an attribute may be unchanged, of another kind, public, new or written in place.
+
+        Returns:
+            The names of those that had changed.
+        """
+        changed = []
+        for table, before in self._held:
+            for name in table.keys() - OWN:
+                now = table[name]
+                if name in before and now is before[name] and (id(table), name) not in self._copies:
+                    continue
+                if not isinstance(now, KEPT) or isinstance(now, nn.Parameter):
+                    continue
+                if private is not None and not any(map(private, _tensors(now))):
+                    continue
+                if name not in before:
+                    del table[name]
+                elif now is not before[name] or self._other(table, name, now):
+                    self._put_back(table, name, before[name])
+                else:
+                    continue
+                changed.append(name)
+        return changed
+
+    def _other(self, table: dict[str, Any], name: str, now: Any) -> bool:
+        """Whether the same object holds something else than before."""
+        copy = self._copies.get((id(table), name))
+        if copy is None:
+            return False
+        if isinstance(copy, Tensor):
+            return not torch.equal(now, copy)
+        return len(now) != len(copy) or any(a is not b for a, b in zip(_items(now), _items(copy), strict=True))
+
+    def _put_back(self, table: dict[str, Any], name: str, value: Any) -> None:
+        table[name] = value
+        copy = self._copies.get((id(table), name))
+        if isinstance(copy, Tensor):
+            value.data.copy_(copy)
+        elif copy is not None:
+            value.clear()
+            (value.extend if isinstance(value, list) else value.update)(copy)
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *error: object) -> None:
         self.restore()
+
+
+#: What may hold a value of the batch.
+KEPT = (int, float, complex, str, type(None), Tensor, list, tuple, set, dict)
+
+
+def _items(value: Any) -> list[Any]:
+    return [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)] if isinstance(value, HOLDERS) else []
+
+
+HOLDERS = (list, tuple, set, dict)
 
 
 def as_written(*, compiled: bool, hushed: bool = False) -> AbstractContextManager[Any]:
@@ -120,3 +178,55 @@ def module_names(model: nn.Module, where: list[str]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+# -- what two passes have in common -----------------------------------------------------------------------------------
+
+#: Dimensions that hold rows which are found in every batch: use, output, dimension.
+MovingRows = list[tuple[int, int, int]]
+
+
+def moving_rows(layouts: list[list[Layout | None]]) -> MovingRows:
+    """Where a plan says nothing about how many rows there are."""
+    return [
+        (k, j, layout.dim) for k, use in enumerate(layouts) for j, layout in enumerate(use) if isinstance(layout, ByRow)
+    ]
+
+
+def outline(run: Pass, grads: list[list[Tensor | None]]) -> Any:
+    """A signature without sizes: what has to be the same for layouts to be those of another batch size."""
+    return (
+        run.context,
+        tuple(
+            (
+                use.name,
+                tuple(len(shape) for shape in use.shapes),
+                tuple(g is None for g in grad),
+                tuple((tuple(sorted(d.params)), d.tensor.dim()) for d in use.derived),
+            )
+            for use, grad in zip(run.uses, grads, strict=True)
+        ),
+    )
+
+
+def signature(run: Pass, grads: list[list[Tensor | None]], rows: dict[Any, MovingRows]) -> Any:
+    """What has to be the same for a plan, and the checks of it, to hold; ``rows`` may be of any number, by outline."""
+    shapes: list[list[Any]] = [list(use.shapes) for use in run.uses]
+    for k, j, dim in rows.get(outline(run, grads), ()) if rows else ():
+        shapes[k][j] = (*shapes[k][j][:dim], "rows", *shapes[k][j][dim + 1 :])
+    return (
+        run.context,
+        run.batch,
+        tuple(
+            (
+                use.name,
+                tuple(sizes),
+                tuple(g is None for g in grad),
+                tuple(
+                    (tuple(sorted(d.params)), d.tensor.shape, frames.chain_key(d) if d.chain else d.chain)
+                    for d in use.derived
+                ),
+            )
+            for use, sizes, grad in zip(run.uses, shapes, grads, strict=True)
+        ),
+    )

@@ -27,7 +27,7 @@ from tacit.sgd.gradients.bounds import Gradients
 from tacit.sgd.gradients.capture import BY_SIZE, Use
 from tacit.sgd.gradients.contributions import Contributions, Group, Layout, NotCovered, wide
 from tacit.sgd.gradients.frames import Frame, chain_key, chain_tensors
-from tacit.sgd.gradients.outlines import moving_rows, outline
+from tacit.sgd.gradients.outside import moving_rows, outline
 from tacit.sgd.gradients.owners import (
     OwnerEvidence,
     candidates,
@@ -63,6 +63,8 @@ SEVERAL = (
     "rows whose places depend on the data belong to several examples: examples are mixed there, and no per-example "
     "bound exists. See: tacit explain mixing"
 )
+
+NOT_SHOWN = "whose the losses are could not be followed through all operations"
 
 #: The fewest examples that say where examples are.
 FEWEST = 2
@@ -101,6 +103,14 @@ class PassPlan:
     def certain(self, run: Pass) -> bool:
         """Whether it was shown, for every batch with which a pass does what this one did, that examples do not mix."""
         return self.proof is not None and self.proof.steady and self.proof.trace == run.trace
+
+    def remember(self, engine: Engine, context: Any) -> None:
+        """Let every later pass be doubted where it was not shown that examples are by themselves."""
+        if self.proof is not None and not self.proof.holds:
+            where = engine.doubted_as(context)
+            engine.doubted[where] = engine.doubted.get(where) or NOT_SHOWN
+            if self.proof.meeting:
+                engine.meeting.add(where)
 
     def dispels(self, run: Pass) -> bool:
         """Whether a pass was doubted for what was shown not to be so; it is not from here on."""
@@ -280,6 +290,10 @@ def _made_and_checked(
             if check:
                 verify.isolated(engine, request, run, losses, example, rewind)
 
+    def plainly() -> Pass:
+        rewind()
+        return engine.forward(*engine.asked(request))
+
     def planned(run: Pass, *, by_row: bool) -> PassPlan:
         with torch.no_grad(), torch.autocast(run.losses.device.type, enabled=False):
             known = engine.plans.get(engine.signature(run, run.output_gradients(retain=True)))
@@ -297,9 +311,12 @@ def _made_and_checked(
     del run  # one pass at a time
     if check and engine.shards is None and request.examples > 1:
         try:
-            plan.proof = prove(engine, request, rewind, [use.layouts for use in plan.uses])
+            rows = request.examples * request.views
+            data = [(t, 0 if t.dim() and len(t) == rows else None) for t in request.data]
+            plan.proof = prove(engine, plainly, data, [use.layouts for use in plan.uses], request.views)
         except torch.OutOfMemoryError:
-            plan.proof = None  # what was not shown is checked batch by batch
+            plan.proof = None
+        plan.remember(engine, engine.context_of(request))
     if moving and engine.shards is None and not (plan.proof is not None and plan.proof.steady):
         # In another batch the data may put examples elsewhere: whose a row is has to be asked each time.
         outputs, proof = None, plan.proof

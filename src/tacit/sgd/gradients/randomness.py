@@ -7,7 +7,7 @@ pass of the example alone (:meth:`Draws.of`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -112,3 +112,16 @@ class Draws(DispatchMode):
             raise NotRepeated("which random numbers of a batch belong to an example cannot be told")
         size = drawn.shape[other[0]]
         return whole.narrow(other[0], example * size, size)
+
+
+def remember(device: torch.device) -> Callable[[], None]:
+    """A function that rewinds the random state to what it is now."""
+    cpu = torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def rewind() -> None:
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda, device)
+
+    return rewind

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from tacit.sgd.errors import ClippingError, UncoveredUse
 from tacit.sgd.gradients.batches import numbers
-from tacit.sgd.gradients.capture import Use
+from tacit.sgd.gradients.capture import Use, rows_of_nested
 from tacit.sgd.gradients.contributions import wide
-from tacit.sgd.gradients.engine import remember
 from tacit.sgd.gradients.outside import Attributes, modules_of
 from tacit.sgd.gradients.owners import owner_weights
 from tacit.sgd.gradients.padding import Padded
-from tacit.sgd.gradients.randomness import random_state
+from tacit.sgd.gradients.randomness import random_state, remember
 from tacit.sgd.torch_compat import pytree
 
 if TYPE_CHECKING:
@@ -49,13 +48,11 @@ class Call:
                 self.leaves[k] = self.linked[-1][1]
         self.device = next(iter(watch.engine.parameters.values())).device
         drawn = remember(self.device)
-        doubted = watch.engine.doubted_as(("loop", id(module))) in watch.engine.doubted
-        state = Attributes(watch.engine.model) if doubted else None
+        self.state = state = Attributes(watch.engine.model)
 
         def rewind() -> None:
             drawn()
-            if state is not None:
-                state.restore()
+            state.restore()
 
         self.rewind = rewind
         #: the random state before, and whether the call drew from it
@@ -143,7 +140,8 @@ class Call:
             told = torch.autograd.grad(outs, targets, list(cotangents.values()), retain_graph=retain, allow_unused=True)
         found, at = [], 0
         for use in self.uses:
-            found.append([None if g is None else g.detach() for g in told[at : at + len(use.edges)]])
+            here = told[at : at + len(use.edges)]
+            found.append([None if g is None else rows_of_nested(g.detach()) for g in here])
             at += len(use.edges)
         return found, list(told[at:])
 

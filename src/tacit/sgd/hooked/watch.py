@@ -27,8 +27,9 @@ from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.gradients import company, fallback, padding, verify
 from tacit.sgd.gradients.bounds import Gradients
 from tacit.sgd.gradients.capture import Capture
-from tacit.sgd.gradients.engine import Engine, ModelState, Outputs, Pass, remember
+from tacit.sgd.gradients.engine import Engine, ModelState, Outputs, Pass
 from tacit.sgd.gradients.outside import Attributes, as_written
+from tacit.sgd.gradients.ownership.proof import prove
 from tacit.sgd.gradients.planning import (
     SEVERAL,
     PassPlan,
@@ -40,7 +41,7 @@ from tacit.sgd.gradients.planning import (
     merged,
     outline,
 )
-from tacit.sgd.gradients.randomness import random_state, same_state
+from tacit.sgd.gradients.randomness import random_state, remember, same_state
 from tacit.sgd.gradients.rows import Unowned
 from tacit.sgd.hooked import alone
 from tacit.sgd.hooked.calls import MIXES, Border, Call, live
@@ -273,6 +274,7 @@ class Watch:
             call.doubt = call.doubt or "numbers for each example came in that no tensor holds"
         if call.doubt:
             self.engine.doubted.setdefault(where, "")
+        self.engine.forgotten(call.state, capture, call.doubt)
         originals = (original for original, _ in call.linked)
         cut = Border.apply(call, self._anchor, *originals)  # type: ignore[no-untyped-call]  # torch's has no types
         return pytree.tree_map(
@@ -395,9 +397,10 @@ class Watch:
         if call.picked(torch.arange(call.rows), square=False) is None:
             return
         pick = functools.partial(call.picked, square=False)
+        apart = company.halves(call.rows, every_two=self.engine.doubted_as(call.key) in self.engine.meeting)
         try:
             for stay, other, fine in company.compared(
-                losses, known, leaves, pick, call.rows, self.engine.model, self.tolerance(call)
+                losses, known, leaves, pick, apart, self.engine.model, self.tolerance(call)
             ):
                 if not fine:
                     raise BatchMixing(MIXES.format(type(call.module).__name__))
@@ -422,7 +425,10 @@ class Watch:
             return
         with company.evaluating(self.engine.model):
             try:
-                whole, part = call.outputs(leaves), call.outputs(half)
+                call.state.restore()
+                whole = call.outputs(leaves)
+                call.state.restore()
+                part = call.outputs(half)
                 for k, cotangent in call.cotangents.items():
                     dim = self.place_of(call, k, call.rows)
                     assert dim is not None
@@ -484,7 +490,8 @@ class Watch:
     def _survey(self, call: Call) -> bool:
         """Make the plan for a call and check it, as :func:`tacit.sgd.gradients.planning.survey` does.
 
-        False where nothing is finite.
+        False where nothing is finite. Many branches: a batch may have one example, values that are not finite, or rows
+        that cannot be exchanged.
         """
         engine, rows = self.engine, call.rows
         of: Tensor | None = None  # which example lies in each place, where those that are not finite are replaced
@@ -523,11 +530,25 @@ class Watch:
                 if self.check:
                     verify.agree(engine, run, gradients, chosen)
                 plan.checked = True
+            if self.check and rows > 1:
+                self._followed(call, leaves, forward, plan)
             if self.check and not call.whole:
                 self._resized(call)
             return True
         finally:
             after()
+            call.state.restore()
+
+    def _followed(self, call: Call, leaves: list[Any], forward: Callable[[list[Any]], Pass], plan: PassPlan) -> None:
+        """Follow who owns what: where examples are not shown to be by themselves, every batch is compared."""
+        data = [(leaf, self.dim_of(leaf, call.rows)) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+        data += [(t, self.place_of(call, k, call.rows)) for k, t in call.cotangents.items()]
+        try:
+            plan.proof = prove(self.engine, lambda: forward(leaves), data, [use.layouts for use in plan.uses])
+        except torch.OutOfMemoryError:
+            return
+        plan.remember(self.engine, call.key)
+        call.doubt = call.doubt or self.engine.doubted.get(self.engine.doubted_as(call.key), "")
 
     def _isolated(
         self, call: Call, forward: Callable[[list[Any]], Pass], run: Pass, leaves: list[Any], example: int, who: int

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import FingerprintMismatch, Ledger
 from tacit.sgd.gradients.engine import trainable
+from tacit.sgd.gradients.outside import Attributes
 from tacit.sgd.sharding.ranks import DistributedError, Ranks
 from tacit.sgd.sharding.shards import ShardedParameters
 from tacit.sgd.training.data import Records
@@ -92,7 +93,7 @@ def check_labels(model: nn.Module, loss: Any, records: Records, device: torch.de
         # On a blank of the same shape: a model that writes what it sees into a buffer must not see a record here.
         blank = torch.zeros_like(inputs).to(device)
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-        with torch.no_grad():
+        with torch.no_grad(), Attributes(model):
             classes = model(blank).shape[1]
             for buffer, before in buffers:
                 buffer.copy_(before)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from tacit.sgd.errors import BatchMixing
+from tacit.sgd.gradients.outside import Attributes
 from tacit.sgd.gradients.ownership.ids import DTYPE, MIXED, PUBLIC, together
 from tacit.sgd.gradients.ownership.tracker import Happening, OwnershipMode
 
 if TYPE_CHECKING:
     from tacit.sgd.gradients.contributions import Layout
-    from tacit.sgd.gradients.engine import Engine, Request
+    from tacit.sgd.gradients.engine import Engine, Pass
 
 
 @dataclass(frozen=True)
@@ -24,33 +25,43 @@ class Proof:
 
     ``holds``: the loss of an example, and the gradient at every element that a plan gives to it, are functions of this
     example and of what is public. ``steady``: so they are for every batch with which the pass does the same. ``trace``
-    tells what it did. ``place`` is where examples met first, if they did.
+    tells what it did. ``place`` is where examples met first, if they did. ``meeting`` says that they did by operators
+    whose rules are known and whose results nobody read, so that a loss may well be of several.
     """
 
     holds: bool
     steady: bool
     trace: int
     place: Happening | None = None
+    meeting: bool = False
 
 
-def prove(engine: Engine, request: Request, rewind: Callable[[], None], layouts: list[list[Layout | None]]) -> Proof:
-    """Follow who owns what through one pass over the batch, and compare it with the layouts of a plan."""
-    rewind()
+def prove(
+    engine: Engine,
+    forward: Callable[[], Pass],
+    data: Iterable[tuple[Tensor, int | None]],
+    layouts: list[list[Layout | None]],
+    views: int = 1,
+) -> Proof:
+    """Follow who owns what through one pass over the batch, and compare it with the layouts of a plan.
+
+    ``data`` are the tensors of the batch with the dimension that holds its rows; without one, all are of several.
+    Many branches: each is one way in which a proof fails.
+    """
     tracker = OwnershipMode()
-    rows = request.examples * request.views
-    for tensor in request.data:
-        if tensor.dim() and len(tensor) == rows:
-            tracker.own(tensor, views=request.views)
-        else:
+    for tensor, dim in data:
+        if dim is None:
             tracker.write(tensor, torch.full(tensor.shape, MIXED, dtype=DTYPE, device=tensor.device))
+        else:
+            tracker.own(tensor, dim, views)
     for parameter in engine.parameters.values():
         tracker.vary(parameter)
-    with tracker:
-        run = engine.forward(*engine.asked(request))
+    with Attributes(engine.model), tracker:
+        run = forward()
         weights = torch.ones_like(run.losses)
         tracker.own(weights)
         grads = run.output_gradients(weights)
-    number = torch.arange(1, request.examples + 1, dtype=DTYPE, device=run.losses.device)
+    number = torch.arange(1, run.batch + 1, dtype=DTYPE, device=run.losses.device)
     found = tracker.owners(run.losses)
     holds = not tracker.lost and found is not None and bool((found == number).all()) and len(grads) == len(layouts)
     for row, known in zip(grads, layouts, strict=False):
@@ -64,7 +75,8 @@ def prove(engine: Engine, request: Request, rewind: Callable[[], None], layouts:
             "exists. Let each token choose its experts. See: tacit explain mixing"
         )
     place = next(iter(tracker.unknown or tracker.mixes), None) if not holds else None
-    return Proof(holds, holds and not tracker.reads and not tracker.unsteady, run.trace, place)
+    meeting = not (holds or tracker.unknown or tracker.lost or tracker.reads)
+    return Proof(holds, holds and not tracker.reads and not tracker.unsteady, run.trace, place, meeting)
 
 
 def _as_planned(owners: Tensor | None, grad: Tensor, layout: Layout | None) -> bool:

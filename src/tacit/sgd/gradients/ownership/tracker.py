@@ -85,7 +85,7 @@ class OwnershipMode(DispatchMode):
 
     def write(self, tensor: Tensor, owners: Tensor | None) -> None:
         """Note the owners of what was written into a tensor."""
-        if tensor.layout is not torch.strided or not tensor.numel():
+        if not plain(tensor) or not tensor.numel():
             return
         flat = self._flat(tensor)
         if flat is None:
@@ -108,7 +108,7 @@ class OwnershipMode(DispatchMode):
         place.copy_(owners)
 
     def _flat(self, tensor: Tensor) -> Tensor | None:
-        if tensor.layout is not torch.strided:
+        if not plain(tensor):
             return None
         key = storage_id(tensor.untyped_storage())
         known = self._known.get(key)
@@ -141,7 +141,7 @@ class OwnershipMode(DispatchMode):
         and each is a line or two.
         """
         inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        if any(t.layout is not torch.strided for t in inputs):
+        if not all(map(plain, inputs)):
             self.lost = True
             return func(*args, **kwargs)
         if not any(self._flat(t) is not None for t in inputs):
@@ -156,7 +156,7 @@ class OwnershipMode(DispatchMode):
             self.read(name)
         out = func(*args, **kwargs)
         results = [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
-        if any(t.layout is not torch.strided for t in results):
+        if not all(map(plain, results)):
             self.lost = True
             return out
         writes = [a.name for a in declared.arguments if a.alias_info is not None and a.alias_info.is_write]
@@ -190,14 +190,14 @@ class OwnershipMode(DispatchMode):
 
     def varies(self, tensor: Tensor) -> bool:
         """Whether a public tensor may have other values in the next pass."""
-        known = self._varying.get(storage_id(tensor.untyped_storage())) if tensor.layout is torch.strided else None
+        known = self._varying.get(storage_id(tensor.untyped_storage())) if plain(tensor) else None
         return known is not None and not known.expired()
 
     def _vary(self, func: Any, inputs: list[Tensor], out: Any) -> Any:
         """Follow what is drawn at random, or made of parameters, through public operations."""
         if torch.Tag.nondeterministic_seeded in func.tags or any(map(self.varies, inputs)):
             for tensor in pytree.tree_leaves(out):
-                if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
+                if isinstance(tensor, Tensor) and plain(tensor):
                     self.vary(tensor)
         return out
 
@@ -212,10 +212,8 @@ class OwnershipMode(DispatchMode):
 
     @staticmethod
     def _views(results: list[Tensor], inputs: list[Tensor]) -> bool:
-        there = {storage_id(t.untyped_storage()) for t in inputs if t.layout is torch.strided}
-        return bool(results) and all(
-            t.layout is torch.strided and storage_id(t.untyped_storage()) in there for t in results
-        )
+        there = {storage_id(t.untyped_storage()) for t in inputs if plain(t)}
+        return bool(results) and all(plain(t) and storage_id(t.untyped_storage()) in there for t in results)
 
     def _note(self, name: str, inputs: list[Tensor], owners: Owners) -> None:
         """Tell where examples met: in results of what was still apart."""
@@ -240,6 +238,11 @@ class OwnershipMode(DispatchMode):
     def _tell(self, places: list[Happening], name: str) -> None:
         if len(places) < self.MOST:
             places.append(Happening(name, _line()))
+
+
+def plain(tensor: Tensor) -> bool:
+    """Whether strides say where each element lies: not of sparse tensors, nor of nested ones."""
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
