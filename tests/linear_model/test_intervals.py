@@ -153,6 +153,7 @@ def test_categories_that_add_up_to_the_constant_are_told_apart():
         y = 0.04 * (age - 5) + 0.3 * ward + 0.1 * generator.normal(size=8000)
         private = LinearRegression(2.0, bounds=schema).fit({"age": age, "ward": np.array(["a", "b"])[ward], "y": y})
         fits.append((private, np.array([0.04, -0.1, 0.2])))  # 0.1 for the constant: the shortest of all that fit
+        assert private.coef_ == pytest.approx(private.confidence_interval().mean(axis=1), abs=0.05)  # not shifted
     assert open_directions(private.features_, 4).tolist() == [[-1, 0, 1, 1]]
     hits, total, refused = covered(fits)
     assert total == 90

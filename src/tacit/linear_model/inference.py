@@ -80,6 +80,15 @@ def open_directions(features: Features, width: int) -> Floats:
     return np.array([one - ones[0] for one in ones[1:]]).reshape(-1, width)
 
 
+def least_norm(theta: Floats, features: Features) -> Floats:
+    """The shortest coefficients with the predictions of ``theta``: those that intervals are about."""
+    directions = open_directions(features, len(theta))
+    if not len(directions):
+        return theta
+    basis, _ = np.linalg.qr(directions.T)
+    return np.asarray(theta - basis @ (basis.T @ theta))
+
+
 def estimate(
     matrix: Floats,
     vector: Floats,

@@ -52,6 +52,7 @@ class LinearBase(RegressorMixin, WithIntervals, PrivateEstimator):  # type: igno
 
     def _publish(self, task: Task, theta: Floats, found: Estimate | None, why: str = "") -> None:
         """Store released values in the table's units: coefficients, and what intervals are made of."""
+        theta = inference.least_norm(theta, task.features)
         matrix = unscale(theta, task.features, task.middle, task.half_width, intercept=self.fit_intercept)
         values = matrix @ theta
         self._set_names(task.features)

@@ -207,6 +207,7 @@ class LinearClassifier(WithIntervals, PrivateClassifier):
 
     def _publish(self, task: Task, theta: Floats, found: Estimate | None, why: str = "") -> None:
         """θ is features x 1 (binary) or features x classes."""
+        theta = inference.least_norm(theta, task.features)
         matrix = unscale(theta, task.features, 0.0, 1.0, intercept=self.fit_intercept)
         values = matrix @ theta
         self._set_names(task.features)
