@@ -58,9 +58,7 @@ def table(kind, seed, rows=5000):
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 10.0])
-@pytest.mark.parametrize(
-    "kind", ["a rare outcome", "collinear columns", "a rare category", "uneven errors", "errors by category"]
-)
+@pytest.mark.parametrize("kind", ["a rare outcome", "collinear columns", "a rare category", "uneven errors"])
 def test_the_default_covers_or_refuses(kind, epsilon):
     fits = []
     for seed in range(40):
@@ -74,6 +72,16 @@ def test_the_default_covers_or_refuses(kind, epsilon):
         assert middle == pytest.approx(fits[0][1], abs=0.02)
     if kind == "collinear columns":
         assert refused == 80  # nobody can tell the two apart at this ε; the third has its interval
+
+
+def test_errors_that_few_rows_hold_are_seen():
+    """One clip level for the errors' shape hid them: of these intervals, about half covered."""
+    hits = 0
+    for seed in range(90):
+        x, y, truth = table("errors by category", seed)
+        low, high = LinearRegression(10.0, **UNIT).fit(x, y).confidence_interval()[2]
+        hits += int(low <= truth[2] <= high)
+    assert hits >= binom.ppf(1e-6, 90, 0.93), hits
 
 
 def test_intervals_that_took_equal_errors_for_granted_would_miss():
