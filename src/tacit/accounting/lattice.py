@@ -246,7 +246,7 @@ class LatticeCurve:
         at = [epsilon - before, epsilon, epsilon + self.step / 2]
         if len(self.totals):
             start = float(self.totals[np.argmin(np.abs(self.means - epsilon))]) - before
-            if (self.of_p.c + 1) * (epsilon - start) < 300:
+            if (self.of_p.c + 1) * (epsilon - start) < 150:  # within what the sums hold
                 at.append(start)
         low = max(self.of_p.least(epsilon, x) - self.of_q.most(epsilon, x) for x in at)
         return min(max(low, 0.0), high), high
