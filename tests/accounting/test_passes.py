@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -12,7 +13,7 @@ from scipy.special import ndtr
 from scipy.stats import norm
 
 from tacit import accounting as acc
-from tacit.accounting import passes
+from tacit.accounting import even_sums, passes
 from tacit.accounting.batches import BlankedLoss, DisplacedLoss
 from tacit.accounting.passes import PassLoss
 from tacit.accounting.pricing import delta_of_orders
@@ -216,6 +217,118 @@ def test_what_no_theorem_covers_is_priced_as_if_the_batch_were_known() -> None:
 def test_extreme_noise_and_many_bins_have_a_price(sigma: float, bins: int) -> None:
     price = acc.epsilon(acc.BallsInBins(acc.Gaussian(sigma), bins), 1e-6, tolerance=0.1)
     assert 0 <= price.lower <= price.upper <= acc.epsilon(acc.Gaussian(sigma), 1e-6).upper * (1 + 1e-6)
+
+
+# -- the same law by FFT ----
+
+
+def even(sigma: float, bins: int, *, mixture_is_p: bool) -> tuple[passes.FinitePair, passes.FinitePair]:
+    passes._even_pairs.cache_clear()
+    even_sums.even_laws.cache_clear()
+    found = passes._even_pairs(sigma, bins, 1e-12, 0, mixture_is_p)
+    assert found is not None
+    return found[:2]
+
+
+def misses_the_formula(sigma: float, epsilon: float) -> bool:
+    """Whether what is said of two bins contradicts the formula."""
+    wrong = False
+    for mixture_is_p, wanted in zip((True, False), two_bins(sigma, epsilon), strict=True):
+        above, below = even(sigma, 2, mixture_is_p=mixture_is_p)
+        low, high = below.hockey_stick(epsilon)[0], above.hockey_stick(epsilon)[1]
+        wrong = wrong or not low * (1 - 1e-9) <= wanted + 1e-12 or not wanted <= high * (1 + 1e-9)
+    return wrong
+
+
+@pytest.mark.parametrize("sigma", [1.0, 1.5, 6.0])
+@pytest.mark.parametrize("epsilon", [0.05, 0.7, 2.0, 4.0])
+def test_even_sums_of_two_bins_have_the_delta_of_a_formula(sigma: float, epsilon: float) -> None:
+    assert not misses_the_formula(sigma, epsilon)
+    if sigma < 6 or epsilon < 0.5:
+        wanted = two_bins(sigma, epsilon)[0]
+        above, below = even(sigma, 2, mixture_is_p=True)
+        assert above.hockey_stick(epsilon)[1] < wanted * 1.01 + 1e-11
+        assert below.hockey_stick(epsilon)[0] > wanted * 0.98 - 1e-11
+
+
+def contradiction(seed: int) -> bool:
+    """Whether sums on an even grid and those on a geometric one contradict each other, for random noise and bins."""
+    rng = np.random.default_rng(seed)
+    sigma, bins = float(np.exp(rng.uniform(math.log(0.65), math.log(12)))), int(np.exp(rng.uniform(2.1, 5.5)))
+    largest = 3.0 / sigma / math.sqrt(bins)
+    for mixture_is_p in (True, False):
+        one = even(sigma, bins, mixture_is_p=mixture_is_p)
+        other = PassLoss(sigma, bins, mixture_is_p=mixture_is_p).ends(1000, 1e-20)
+        for epsilon in (0.0, 0.2 * largest, largest, 3 * largest):
+            (_, high), (low, _) = one[0].hockey_stick(epsilon), one[1].hockey_stick(epsilon)
+            (_, other_high), (other_low, _) = other[0].hockey_stick(epsilon), other[1].hockey_stick(epsilon)
+            if low > other_high or other_low > high:
+                return True
+            if other_low > 1e-7 and epsilon > 0 and high - low > other_high - other_low:
+                return True  # it is there because it is narrower
+    return False
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_even_sums_agree_with_those_on_a_geometric_grid(seed: int) -> None:
+    assert not contradiction(seed)
+
+
+def test_even_sums_that_are_wrong_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = even_sums._cells
+
+    def down(*args: Any) -> Any:  # everything to the lower end of its cell
+        cells = real(*args)
+        return dataclasses.replace(cells, down=cells.q, up=np.zeros_like(cells.up))
+
+    def large_ones_forgotten(*args: Any) -> Any:
+        cells = real(*args)
+        kept = np.arange(len(cells.q)) < cells.large
+        return dataclasses.replace(cells, down=cells.down * kept, up=cells.up * kept)
+
+    def record_forgotten(*args: Any) -> Any:  # from below: a large term that is the record's, twice
+        cells = real(*args)
+        more = np.where(np.arange(len(cells.q)) < cells.large, 1.0, 1.2)
+        return dataclasses.replace(cells, p=cells.p * more)
+
+    for wrong in (down, large_ones_forgotten, record_forgotten):
+        monkeypatch.setattr(even_sums, "_cells", wrong)
+        assert any(misses_the_formula(1.0, epsilon) for epsilon in (0.05, 0.7, 2.0, 4.0)), wrong
+    monkeypatch.setattr(even_sums, "_cells", real)
+    monkeypatch.setattr(even_sums, "_several", lambda *args: (0.0, 0.0))  # two large ones cost nothing, at any size
+    assert even_sums._cells(1.0, 2, 1e-12, 0).large < real(1.0, 2, 1e-12, 0).edges[-1]
+    assert any(misses_the_formula(1.0, epsilon) for epsilon in (0.05, 0.7, 2.0))
+
+
+def test_the_rounding_of_transforms_is_bounded() -> None:
+    """A sum of thirty terms by FFT against the same by convolution, where no terms are large; and a bound that is too
+    small for it is noticed."""
+    rng = np.random.default_rng(0)
+    places = np.arange(60)
+    mass = rng.dirichlet(np.full(60, 0.3))
+    exact = np.ones(1, dtype=np.longdouble)
+    for _ in range(30):
+        exact = np.convolve(exact, mass.astype(np.longdouble))
+    exact = np.append(exact, np.zeros(4096 - len(exact)))
+    found, noise = even_sums._composed(even_sums._Transform(places, mass, 4096, 30), 30, 0)
+    off = float(np.abs(found - exact).max())
+    assert 0 < off <= noise < 1e-13
+    beside, noise = even_sums._composed(
+        even_sums._Transform(places, mass, 4096, 30), 29, 100, even_sums._Transform(places, mass, 4096, 30)
+    )
+    assert float(np.abs(np.roll(beside, 100) - exact).max()) <= noise
+
+
+def test_a_price_does_not_depend_on_what_was_asked_before() -> None:
+    loss = PassLoss(1.0, 20, mixture_is_p=True)
+    fine = [loss.between(step, 1e-14)[0].profile(0.5) for step in (1e-5, 1e-2, 1e-5)]
+    assert fine[0] == fine[2]
+    run = acc.BallsInBins(acc.Gaussian(0.9), 40) * 4
+    first = acc.epsilon(run, 1e-5), acc.epsilon(run, 1e-9), acc.delta(run, 0.7)
+    for function in (passes._even_pairs, even_sums.even_laws, passes._pair, passes._sum):
+        function.cache_clear()
+    again = acc.delta(run, 0.7), acc.epsilon(run, 1e-9), acc.epsilon(run, 1e-5)
+    assert first == again[::-1]
 
 
 # -- batches of a fixed or a largest size ----

@@ -61,12 +61,13 @@ class LatticeLaw(AtomsLoss):
 def span(loss: Loss, tail: float) -> tuple[float, float]:
     """An interval outside which the continuous part of P has at most ``tail`` on either side; it holds every atom."""
     values, _ = loss.atoms()
+    least = tail + loss.infinity * (1 + 1e-12)  # which counts as above everything
     low, high = -1.0, 1.0
     for _ in range(80):
         p, _ = loss.cells(np.array([low, high]))
-        if p[0] <= tail and p[2] <= tail:
+        if p[0] <= tail and p[2] <= least:
             break
-        if p[2] > tail:
+        if p[2] > least:
             high *= 1.6
         if p[0] > tail:
             low *= 1.6
@@ -76,7 +77,7 @@ def span(loss: Loss, tail: float) -> tuple[float, float]:
         p, _ = loss.cells(middle)
         below, above = np.cumsum(p)[:-1], np.cumsum(p[::-1])[::-1][1:]
         new_low = float(middle[below <= tail].max(initial=low))
-        new_high = float(middle[above <= tail].min(initial=high))
+        new_high = float(middle[above <= least].min(initial=high))
         if new_high <= new_low:  # no continuous part at all
             break
         moved = (new_low - low) + (high - new_high)
@@ -203,6 +204,11 @@ def _to_upper_edge(p: Array, q: Array, lower: Array, step: float) -> Array:
     return np.asarray(np.clip(up, 0.0, p))
 
 
+def _tail(log_delta: float, parts: Parts) -> float:
+    """What one use of a loss may have above its lattice."""
+    return math.exp(max(log_delta, -600.0)) * TAIL / max(1, sum(times for _, times in parts))
+
+
 class LatticeCurve:
     """δ(ε) of a composition from its dominating and dominated lattice laws."""
 
@@ -214,7 +220,7 @@ class LatticeCurve:
         self.size = 1 << max(4, math.ceil(math.log2(period / self.step)))
         if self.size > MAX_CELLS:
             raise OverflowError(f"a lattice of {self.size} points")
-        tail = math.exp(max(log_delta, -600.0)) * TAIL / max(1, sum(times for _, times in parts))
+        tail = _tail(log_delta, parts)
         self.misplaced = MISPLACED * self.step * sum(times for loss, times in parts if len(loss.atoms()[0]))
         upper = []
         for loss, times in parts:
@@ -334,8 +340,14 @@ class _Composed:
         def beyond(side: float, edge: float) -> float:
             """The abscissa that is best for the guide bounds E[e^{cL}] beyond an edge for the law itself."""
             offsets = [side * 40 / spread / 1.4**power for power in range(24)]
-            best = min(offsets, key=lambda offset: bound(guide, offset, edge))
-            return bound([*parts], best, edge)
+            first = min(range(len(offsets)), key=lambda i: bound(guide, offsets[i], edge))
+            best, hoped = bound([*parts], offsets[first], edge), bound(guide, offsets[first], edge)
+            # where the law reaches farther than the guide, a smaller one may be better
+            for offset in offsets[first + 1 :]:
+                if best <= hoped + 1 or (value := bound([*parts], offset, edge)) >= best:
+                    break
+                best = value
+            return best
 
         right, left = beyond(1.0, self.top), beyond(-1.0, self.bottom)
         tail = right - c * self.top  # P[L > top] <= E[e^{cL}; L > top] e^{-c top}
@@ -457,9 +469,9 @@ class Refinement:
         for _ in range(5):
             coarse: Parts = []
             longest = 0.0
-            tail = math.exp(max(size, -600.0)) * TAIL / sum(times for _, times in parts)
+            tail = _tail(size, parts)
             for loss, times in parts:
-                low, high = span(loss, tail)
+                low, high = span(loss.between(math.inf, tail)[0], tail)
                 longest = max(longest, high - low)
                 step = choose_step([(loss, times)], max(high - low, 1e-12) / 2048)
                 coarse.append((dominating(loss, step, tail), times))
@@ -476,6 +488,7 @@ class Refinement:
         self.period = max(chernoff_period(coarse, self.at, size, digits=20.0)[0] * 2.2, longest / 2)
         self.size = FIRST_SIZE
         self._last = math.inf
+        self._finest = max(loss.resolution(_tail(size, parts)) for loss, _ in parts)
 
     def curve(self, size: int) -> LatticeCurve:
         """The curve on a lattice of about this size."""
@@ -489,6 +502,8 @@ class Refinement:
             factor = max(4.0, 1.2 * math.sqrt(missing)) if math.isfinite(missing) else 16.0
             factor = min(factor, LAST_SIZE / FIRST_SIZE)
             self.size = 1 << math.ceil(math.log2(self.size * factor))
+        if self._last <= self._finest:
+            return None
         if self.size > LAST_SIZE and self._last <= self.period / LAST_SIZE * 1.01:
             return None
         curve = self.curve(min(self.size, LAST_SIZE))

@@ -219,7 +219,7 @@ class Between:
                 above.append((loss, times))
                 below.append((loss, times))
                 continue
-            low, high = lattice.span(loss, tail)
+            low, high = lattice.span(loss.between(math.inf, tail)[0], tail)
             step = lattice.choose_step([(loss, times)], max(high - low, 1e-12) / STANDING)
             law = lattice.dominating(loss, step, tail)
             self.left_out += times * law.above * (1 + 1e-12)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +73,15 @@ class Loss:
         They are the loss itself unless its law is only known between two others; those may leave out ``tail`` of P.
         """
         return self, self
+
+    def resolution(self, tail: float) -> float:
+        """A lattice finer than this makes what :meth:`between` gives no better; 0 for a loss that is known exactly."""
+        return 0.0
+
+    def total_variation(self) -> float:
+        """An upper bound on δ(0) of one use."""
+        value, error = self.profile(0.0)
+        return min(1.0, value + error + sys.float_info.min)
 
     def tilted(self, c: float) -> tuple[float, float, float, float]:
         """K(c), its error bound, and (without a bound) the mean K'(c) and variance K''(c) of the tilted loss."""

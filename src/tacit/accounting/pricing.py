@@ -309,7 +309,7 @@ class _Question:
         if rest <= 0:
             # where δ is just the mass of infinite loss, all of the finite losses must be covered
             return self._no_delta_left(parts, delta), best if rest == 0 and not self.extra else math.inf
-        if not self.extra and math.fsum(times * _total_variation(loss) for loss, times in finite) <= rest:
+        if not self.extra and math.fsum(times * loss.total_variation() for loss, times in finite) <= rest:
             return 0.0, 0.0  # total variations add up, and δ(0) is the total variation
         if not infinite[1] and not self.extra and _surely_below(finite, enough, rest):
             return 0.0, enough
@@ -581,11 +581,6 @@ class LargestLoss:
             return -math.inf, -1.0
         share = -math.expm1(epsilon - self.largest)
         return self.log_mass + math.log(share), (share - 1) / share
-
-
-def _total_variation(loss: Loss) -> float:
-    """An upper bound on δ(0) of one use."""
-    return OneStep(loss).interval(0.0)[1]
 
 
 def _split(parts: Parts) -> tuple[tuple[float, float], Parts]:
