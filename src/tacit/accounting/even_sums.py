@@ -82,7 +82,8 @@ class _Cells:
 def even_laws(sigma: float, bins: int, tail: float, fine: int) -> tuple[EvenLaw, EvenLaw, EvenLaw] | None:
     """The law of R from above, and from below for removing and for adding.
 
-    Rounding takes from the first law of the pair and gives to the second. None where the grid would be too long or have too few digits.
+    Rounding takes from the first law of the pair and gives to the second. None where the grid would be too long or have
+    too few digits.
 
     Args:
         sigma: The noise multiplier.

@@ -8,9 +8,9 @@ from below. Here the law of R is computed twice, by adding halves of the sum on 
 - from above: a sum that lies between two grid points moves to both, so that its mean stays;
 - from below: all sums that belong to one grid point are replaced by their common mean.
 
-Where δ is far above the unit round-off, even_sums.py does the same faster and finer by FFT. Both errors are of second order in g. All terms are positive, so every mass has a bounded *relative* rounding error.
-What is left out beyond the ends counts as an infinite loss from above, and as nothing from below. Proofs:
-docs/explanation/passes.md.
+Both errors are of second order in g. All terms are positive, so every mass has a bounded *relative* rounding error.
+What is left out beyond the ends counts as an infinite loss from above, and as nothing from below. Where δ is far above
+the unit round-off, even_sums.py does the same faster and finer, by FFT. Proofs: docs/explanation/passes.md.
 """
 
 from __future__ import annotations
