@@ -177,6 +177,15 @@ class Mechanism:
         """
         return 0.0
 
+    def uncut(self, adjacency: str, group: int = 1) -> Loss | None:
+        """A loss that dominates without :meth:`extra_delta`, in both directions; None where none is known.
+
+        Args:
+            adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
+            group: How many records one neighbour changes together (default 1).
+        """
+        return None
+
     def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
         """The largest privacy loss there is, which is ε at δ = 0.
 

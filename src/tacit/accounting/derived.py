@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tacit.accounting.losses import ROUND, Array, AtomsLoss, ComplexArray, Loss, log_sum
+from tacit.accounting.losses import MANY, ROUND, Array, AtomsLoss, ComplexArray, Loss, log_sum
 
 #: What bounds on δ(ε) are raised by, so that rounding in the masses made of them stays on the safe side.
 RAISED = 1e-12
@@ -161,7 +161,11 @@ class SampledLoss(Loss):
     @functools.cached_property
     def _atoms(self) -> tuple[Array, Array]:
         values, p = self.base.atoms()
-        image = np.array([self._image(float(x)) for x in values])
+        if len(values) > MANY and np.abs(values).max() < 700:
+            sign = 1 if self.removing else -1
+            image = sign * np.log1p(self.rate * np.expm1(sign * values))
+        else:
+            image = np.array([self._image(float(x)) for x in values])
         if self.removing:
             with np.errstate(over="ignore"):
                 mass = (1 - self.rate) * p * np.exp(-values) + self.rate * p
@@ -315,10 +319,10 @@ def least_of(losses: Sequence[Loss], *, points: int = 600) -> Loss:
 
 
 def reach(losses: Sequence[Loss], least: float = 1e-40) -> float:
-    """The smallest loss at which one of these has a δ of at most ``least``, or that none exceeds."""
+    """The smallest loss at which one of these has a δ of at most ``least`` more than at any, or that none exceeds."""
     top = min(loss.supremum for loss in losses)
     high = min(1e-6, top)
-    while high < top and high < 700 and min(upper_end(loss, high) for loss in losses) > least:
+    while high < top and high < 700 and min(sum(loss.profile(high)) for loss in losses) > least:
         high *= 1.3
     return min(high, top)
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tacit.accounting.contour import Abscissa, Parts, best_abscissa, chernoff_period, log_kappa, log_mgf_real
-from tacit.accounting.losses import ROUND, Array, AtomsLoss, Loss
+from tacit.accounting.losses import ROUND, Array, AtomsLoss, Loss, suffix_sums
 
 #: Sizes of the first and the largest transform that are tried until the interval is narrow enough.
 FIRST_SIZE, LAST_SIZE = 1 << 12, 1 << 20
@@ -296,8 +296,8 @@ class _Composed:
         self.origin = centre
         excess = self.values - centre
         # (what is cut off is too far away for :meth:`_sums` to use it, or adds less than the rounding of one term)
-        self.first_sum = _suffix_sums(self.p * np.exp(np.clip(-c * excess, -745.0, 600.0)))
-        self.second_sum = _suffix_sums(self.p * np.exp(np.clip(-(c + 1) * excess, -745.0, 600.0)))
+        self.first_sum = suffix_sums(self.p * np.exp(np.clip(-c * excess, -745.0, 600.0)))
+        self.second_sum = suffix_sums(self.p * np.exp(np.clip(-(c + 1) * excess, -745.0, 600.0)))
 
     def _compose(
         self, parts: list[tuple[LatticeLaw, int]], size: int, kind: type[np.floating[Any]]
@@ -426,18 +426,6 @@ class _Composed:
         if one - two <= 0:
             return -math.inf, -self.c
         return self.log_m - self.c * epsilon + math.log(one - two), -two / (one - two)
-
-
-def _suffix_sums(terms: Array) -> Array:
-    """Σ_{j>=i} terms[j] for every i, by blocks, so that no partial sum is longer than 2·√n additions."""
-    width = max(1, math.isqrt(len(terms)))
-    rows = -(-len(terms) // width)
-    padded = np.zeros(rows * width)
-    padded[: len(terms)] = terms
-    table = padded.reshape(rows, width)
-    inside = np.cumsum(table[:, ::-1], axis=1)[:, ::-1]
-    after = np.append(np.cumsum(inside[::-1, 0])[::-1][1:], 0.0)
-    return np.asarray((inside + after[:, None]).ravel()[: len(terms)])
 
 
 def choose_step(parts: Parts, step: float) -> float:

@@ -32,6 +32,10 @@ ROUND = 2.0**-53
 #: Relative error of a distribution function at a rounded argument.
 ACCURACY = 1e-12
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(40)
+#: From so many values on, tails of a loss are kept.
+MANY = 2000
+#: A sum of masses that is larger than this has all its digits, even if some of the masses have few.
+SMALL = 1e-280
 #: Numbers in one temporary table: larger ones are made in blocks.
 BLOCK = 1_000_000
 
@@ -114,9 +118,42 @@ class Loss:
     def beyond(self, x: float) -> tuple[float, float]:
         """log P and log Q of {L > x}."""
         p, q = self.cells(np.array([x]))
+        if self._tails is not None:
+            one, other = self._atoms_beyond(x)
+            return _log(float(p[1]) + math.exp(one)), _log(float(q[1]) + math.exp(other))
         values, mass = self.atoms()
         above = values > x
         return _log(float(p[1] + mass[above].sum())), _log(float(q[1] + (mass[above] * np.exp(-values[above])).sum()))
+
+    @functools.cached_property
+    def _tails(self) -> tuple[Array, Array, Array] | None:
+        """The atoms in order, and P and Q of each with all above, where they are many."""
+        values, p = self.atoms()
+        if len(values) < MANY:
+            return None
+        order = np.argsort(values, kind="stable")
+        values, p = values[order], p[order]
+        with np.errstate(over="ignore", under="ignore"):
+            q = np.exp(np.log(p) - values)
+        if not np.isfinite(q).all():
+            return None
+        return values, suffix_sums(p), suffix_sums(q)
+
+    def _atoms_beyond(self, x: float) -> tuple[float, float]:
+        """log P and log Q of the atoms above x."""
+        if self._tails is not None:
+            values, p, q = self._tails
+            first = int(np.searchsorted(values, x, side="right"))
+            if first == len(values):
+                return -math.inf, -math.inf
+            if min(p[first], q[first]) > SMALL:
+                return math.log(p[first]), math.log(q[first])
+        values, mass = self.atoms()
+        above = values > x
+        if not above.any():
+            return -math.inf, -math.inf
+        logs = np.log(mass[above])
+        return log_sum(logs)[1], log_sum(logs - values[above])[1]
 
     def profile(self, epsilon: float) -> tuple[float, float]:
         """δ(ε) = P[L > ε] - e^ε Q[L > ε] of one use, and a bound on its error."""
@@ -217,11 +254,7 @@ class AtomsLoss(Loss):
         return rest if rest > 1e-11 else 0.0
 
     def beyond(self, x: float) -> tuple[float, float]:
-        above = self.values > x
-        if not above.any():
-            return -math.inf, -math.inf
-        logs = np.log(self.p[above])
-        return log_sum(logs)[1], log_sum(logs - self.values[above])[1]
+        return self._atoms_beyond(x)
 
     def spacing(self) -> float | None:
         return self._spacing
@@ -279,6 +312,18 @@ def log_sum(exponent: Array) -> tuple[float, float, Array]:
     weights = np.exp(exponent - top)
     total = float(weights.sum())
     return top, top + math.log(total), weights / total
+
+
+def suffix_sums(terms: Array) -> Array:
+    """Σ_{j>=i} terms[j] for every i, by blocks, so that no partial sum is longer than 2·√n additions."""
+    width = max(1, math.isqrt(len(terms)))
+    rows = -(-len(terms) // width)
+    padded = np.zeros(rows * width)
+    padded[: len(terms)] = terms
+    table = padded.reshape(rows, width)
+    inside = np.cumsum(table[:, ::-1], axis=1)[:, ::-1]
+    after = np.append(np.cumsum(inside[::-1, 0])[::-1][1:], 0.0)
+    return np.asarray((inside + after[:, None]).ravel()[: len(terms)])
 
 
 def _common_step(values: Array) -> float | None:

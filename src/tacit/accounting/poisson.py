@@ -188,7 +188,7 @@ class PoissonSampled(Mechanism):
         if isinstance(inner, Gaussian) and adjacency == "replace-one" and inner.noise_multiplier > 0:
             # two records as far apart as they may be, on either side of the middle
             return _either_side(inner.noise_multiplier, inner.replace / 2, self.rate, group)
-        if isinstance(inner, NOISE) and not isinstance(inner, Gaussian) and group <= 64:
+        if isinstance(inner, NOISE) and not isinstance(inner, Gaussian) and group <= 64 and inner.is_tight(adjacency):
             return _seen(inner, self.rate, adjacency, direction, group)
         below = inner.floor("add-remove", direction) if adjacency != "replace-one" else None
         return SampledLoss(below, self.rate, direction) if below is not None else None

@@ -9,6 +9,7 @@ Mechanisms of which only Rényi bounds are known are priced by the best order.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import sys
@@ -173,13 +174,21 @@ class _Question:
         self.upper = [self._losses(d, upper=True) for d in DIRECTIONS]
         self.tight = self.tight and not self.stated
 
-    def _losses(self, direction: str, *, upper: bool) -> Parts:
-        """The losses of the composition, Gaussians merged into one; parts without a pair are collected apart."""
+    def _losses(self, direction: str, *, upper: bool, uncut: bool = False) -> Parts:
+        """The losses of the composition, Gaussians merged into one; parts without a pair are collected apart.
+
+        With ``uncut`` samplers that may cut a batch are priced without amplification, and so without a failure.
+        """
         parts: list[tuple[Loss, int]] = []
         mu_square = 0.0
         for part, times in self.members:
             ask = part.pair if upper else part.floor
-            loss = ask(self.adjacency, direction, self.group)
+            if uncut and part.extra_delta(self.group):
+                loss = part.uncut(self.adjacency, self.group)
+                if loss is None:
+                    raise Unsuitable
+            else:
+                loss = ask(self.adjacency, direction, self.group)
             if loss is None:
                 if upper and (part, times) not in self.stated:
                     self.stated.append((part, times))
@@ -194,6 +203,18 @@ class _Question:
                 self.tight = False
             parts.append((gaussian_loss(mu) if upper else gaussian_floor(mu), 1))
         return parts
+
+    def _uncut(self) -> _Question | None:
+        """The same question where no batch is cut, if that is another and can be asked; only its upper end counts."""
+        if not self.extra or self.stated:
+            return None
+        other = copy.copy(self)
+        other.extra = 0.0
+        try:
+            other.upper = [self._losses(d, upper=True, uncut=True) for d in DIRECTIONS]
+        except Unsuitable:
+            return None
+        return other
 
     # -- ε at δ ----------------------------------------------------------------------------------------------------
 
@@ -243,6 +264,8 @@ class _Question:
                 low = max(low, self._direction_epsilon(lower, delta, enough=math.inf)[0])
             if all(loss.symmetric for loss, _ in upper + lower):
                 break
+        if (uncut := self._uncut()) is not None:
+            high = min(high, max(uncut._direction_epsilon(parts, delta)[1] for parts in uncut.upper))
         return min(low, high), high
 
     def _stated_epsilon(self, delta: float) -> Ends:
@@ -423,6 +446,9 @@ class _Question:
             if all(loss.symmetric for loss, _ in upper + lower):
                 found.append(found[0])
                 break
+        if (uncut := self._uncut()) is not None:
+            plain = [uncut._direction_delta(parts, epsilon)[1] for parts in uncut.upper]
+            found = [(min(low, most), min(high, most)) for (low, high), most in zip(found, plain, strict=True)]
         first, second = found
         high = max(first[1], second[1])
         return (min(max(first[0], second[0], least), high), high), first, second

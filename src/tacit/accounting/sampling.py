@@ -169,6 +169,14 @@ class TruncatedPoissonSampled(Mechanism):
             return 0.0
         return binomial_tail(self.examples + group, self.rate, self.max_batch)
 
+    def uncut(self, adjacency: str, group: int = 1) -> Loss | None:
+        # Without amplification: in one random order of all records, those that come or go displace as many at most
+        inner = self.mechanism
+        if not isinstance(inner, Gaussian) or not 0 < inner.noise_multiplier < math.inf:
+            return None
+        moved = {"add-remove": 2.0, "replace-one": max(inner.replace, 1.0), "zero-out": 1.0}[adjacency] * group
+        return gaussian_loss(moved / inner.noise_multiplier)
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class FixedSizeSampled(Mechanism):

@@ -179,7 +179,8 @@ class Joint:
         positive = self.epsilons[self.epsilons >= 0]
         lines = np.unique(np.concatenate([_lattice(0.0, max(low, 1e-3 * high), _LINES), positive]))
         heights = np.array([base(float(x)) for x in lines])
-        slope = np.concatenate([np.exp(lines[::-1]), np.exp(-lines)])
+        with np.errstate(over="ignore"):
+            slope = np.concatenate([np.exp(lines[::-1]), np.exp(-lines)])
         start = np.concatenate([heights[::-1], 1 - np.exp(-lines) * (1 - heights)])
         self.start, self.slope, self.edges = _lowest(start, slope)
 
@@ -189,7 +190,12 @@ class Joint:
         y = y[: max(int(np.searchsorted(y, 1 + 1e-9)), 1)]
         psi = self._psi(y)
         # From the origin (where δ is 1) through the corners; beyond the last one the slope is at most 1.
-        slopes = np.concatenate([[0.0], np.diff(np.concatenate([[0.0], psi])) / np.diff(np.concatenate([[0.0], y]))])
+        with np.errstate(invalid="ignore"):
+            slopes = np.concatenate(
+                [[0.0], np.diff(np.concatenate([[0.0], psi])) / np.diff(np.concatenate([[0.0], y]))]
+            )
+        if not np.isfinite(slopes).all():
+            return 1.0  # losses so large that their exponentials have no number
         changes = np.maximum(np.diff(np.concatenate([slopes, [1.0]])), 0.0)
         deltas = np.concatenate([[1.0], self.deltas[: len(y)]])
         return min(1.0, float(self.top * (changes @ deltas)) * (1 + 1e-12))
