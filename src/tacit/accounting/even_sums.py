@@ -75,7 +75,7 @@ class _Cells:
     def at_edges(self, *, large: bool) -> Array:
         """The masses of Q from above at the edges, of the X_i that are large or of those that are not."""
         kept = slice(self.large, None) if large else slice(self.large)
-        return np.append(self.down[kept], 0.0) + np.append(0.0, self.up[kept])
+        return np.asarray(np.append(self.down[kept], 0.0) + np.append(0.0, self.up[kept]))
 
 
 @functools.lru_cache(maxsize=16)
@@ -145,11 +145,13 @@ def _cells(sigma: float, bins: int, tail: float, fine: int) -> _Cells | None:
     value = np.exp(points / sigma - centre)
     low, high = step * whole[:-1], step * whole[1:]
     share = np.clip((value - low[cell, None]) / (high - low)[cell, None], 0.0, 1.0)
-    q, p, down, up = (np.bincount(cell, x.sum(axis=1)) for x in (mass, mass * value, mass * (1 - share), mass * share))
-    outside = float(ndtr(z[0])) * (1 + 1e-9)
+    q, p, down, up = (
+        np.asarray(np.bincount(cell, x.sum(axis=1)), dtype=float)
+        for x in (mass, mass * value, mass * (1 - share), mass * share)
+    )
     down, up = down + ROUNDED * q, up + ROUNDED * q
-    for one in (down, up, q):  # what lies left of the first point is in its cell
-        one[0] += outside
+    for one, at in ((down, 0.0), (up, 0.0), (q, 0.0), (p, 1 / sigma)):  # left of the first point is in its cell
+        one[0] += float(ndtr(z[0] - at)) * (1 + 1e-9)
     beyond = (float(ndtr(-z[-1])) * (1 + 1e-9), float(ndtr(1 / sigma - z[-1])) * (1 + 1e-9))
     return _Cells(step, whole, large or len(q), q, p, down, up, beyond)
 
@@ -231,8 +233,8 @@ def _composed(law: _Transform, times: int, first: int, other: _Transform | None 
     parts, wrong = [], 0.0
     for exact in (True, False):
         unit = FINEST if exact else ROUND
-        power: NDArray[Any] | float = 1.0
-        relative, log_ceiling = 0.0, 0.0
+        power = np.ones(1, dtype=law.exact.dtype if exact else law.rough.dtype)
+        relative, log_ceiling = np.zeros(1), np.zeros(1)
         for one, n in ((law, times), (other, 1)):
             if one is None:
                 continue
@@ -244,7 +246,7 @@ def _composed(law: _Transform, times: int, first: int, other: _Transform | None 
             log_ceiling = log_ceiling + n * np.log(modulus + error)
         length = np.abs(power).astype(float)
         off = np.where(relative < 1, length * np.expm1(np.minimum(relative, 1.0)), length + np.exp(log_ceiling))
-        parts.append(np.asarray(power).astype(complex))
+        parts.append(power.astype(complex))
         wrong += 2 * float(off.sum()) + 8 * math.log2(size) * ROUND * float(length.sum())
     masses = np.maximum(np.fft.irfft(np.concatenate(parts), size), 0.0)
     return np.roll(masses, -(first % size)), wrong / size * (1 + 1e-9)
@@ -307,7 +309,6 @@ def _below(cells: _Cells, bins: int, first: int, size: int) -> tuple[EvenLaw, Ev
         others = [
             _Groups(*law, wide) for law in (_composed(of_q, bins - 1, first), _composed(of_q, bins - 2, first, of_p))
         ]
-        one_q, one_p = (np.append(x[large], y)[:, None] for x, y in zip((cells.q, cells.p), cells.beyond, strict=True))
         at = np.append(places[large], cells.edges[-1])[:, None] + (number[wide] + 0.5 * coarse)
         where = np.minimum(np.floor((np.log(at) - low) / step).astype(np.int64), POINTS + 1).ravel()
     found = []
@@ -317,11 +318,15 @@ def _below(cells: _Cells, bins: int, first: int, size: int) -> tuple[EvenLaw, Ev
             for one, side in zip(none, (of_first, -of_first), strict=True)
         )
         if some:
-            less, more = (others[0].ends(side) for side in (-of_first, of_first))
-            # the large one is that of the record, or another
-            with_record = one_p * less + (bins - 1) * one_q * others[1].ends(-of_first)
-            p += np.bincount(where, with_record.ravel(), len(p))
-            q += np.bincount(where, (bins * one_q * more).ravel(), len(q))
+            # one large X_i: that of the record, or another; behind the last cell only what is counted from above
+            for law, side in ((p, -of_first), (q, of_first)):
+                one_q, one_p = (
+                    np.append(x[large], y if side > 0 else 0.0)[:, None]
+                    for x, y in zip((cells.q, cells.p), cells.beyond, strict=True)
+                )
+                rest, rest_p = (one.ends(side) for one in others)
+                masses = bins * one_q * rest if law is q else one_p * rest + (bins - 1) * one_q * rest_p
+                law += np.bincount(where, masses.ravel(), len(law))
         found.append(EvenLaw(np.empty(0), p * (1 - of_first * error), q * (1 + of_first * error), (0.0, 0.0), step))
     return found[0], found[1], rounding
 
