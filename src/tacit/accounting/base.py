@@ -178,11 +178,14 @@ class Mechanism:
         return 0.0
 
     def uncut(self, adjacency: str, group: int = 1) -> Loss | None:
-        """A loss that dominates without :meth:`extra_delta`, in both directions; None where none is known.
+        """A pair that dominates without :meth:`extra_delta`, for samplers that may cut a batch.
 
         Args:
             adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``.
             group: How many records one neighbour changes together (default 1).
+
+        Returns:
+            The law of the privacy loss, the same in both directions; None if no such pair is known.
         """
         return None
 
