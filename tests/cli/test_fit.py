@@ -54,7 +54,7 @@ def run(*arguments, code=0):
 
 def test_a_fit_is_charged_priced_and_written_without_code(clinic):
     ledger = Ledger(clinic / "my.db")
-    ledger.register("clinic", epsilon=3.0, delta=1e-5, unit="patient")
+    ledger.register("clinic", epsilon=3.0, delta=1e-5, unit="patient", fingerprint=clinic / "clinic.csv")
     said = run(
         "fit", "clinic.csv", "--schema", "clinic.toml", "--epsilon", 2, "--ledger", "my.db", "--dataset", "clinic"
     )
@@ -64,6 +64,7 @@ def test_a_fit_is_charged_priced_and_written_without_code(clinic):
     assert card["guarantee"]["epsilon"]["upper"] <= 2.0
     assert [type(part).__name__ for part, _ in acc.from_dict(card["mechanism"]["description"]).parts()][-1] == "Laplace"
     assert ledger.budget("clinic").charges == 2
+    assert {record.data for record in ledger.history("clinic")} == {ledger.dataset("clinic").fingerprint}
     assert card["ledger"]["charge"] == ledger.history("clinic")[0].charge
     assert "ledger 'clinic'" in card["evaluation"]["0"].source("value") or "charge" in card["evaluation"]["0"].source(
         "value"

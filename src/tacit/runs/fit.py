@@ -135,6 +135,9 @@ class FitRun:
         with taken_back(journal, lambda _: _charges(ledger, self.settings.dataset) != before):
             part = self.settings.accuracy
             fitted = estimator(self.settings, schema, self.settings.epsilon * (1 - part), ledger)
+            fitted._origin = Path(
+                self.settings.data
+            )  # the table was read by the schema: the file is what is registered
             fitted.fit(table)
             run = _described(self.settings, journal.folder.name, schema, fitted)
             if part:
@@ -192,7 +195,10 @@ def _with_accuracy(run: Run, fitted: Any, table: Any, schema: Schema, epsilon: f
     shares = _by_unit(_answers(fitted, table, schema), table, schema)
     paid: Any = contextlib.nullcontext()
     if run.ledger is not None and run.dataset is not None:
-        paid = run.ledger.charge(run.dataset, mechanism, delta=0.0, purpose="accuracy of the fit on its own rows")
+        read = None if run.charge is None else run.ledger.record(run.dataset, run.charge).data
+        paid = run.ledger.charge(
+            run.dataset, mechanism, delta=0.0, purpose="accuracy of the fit on its own rows", data=read
+        )
     with paid as charge:
         good, bad = (float(n) for n in add_laplace(sums(shares), scale))
     total = max(good + bad, 1.0)
