@@ -15,7 +15,7 @@ import re
 import uuid
 import warnings
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from tacit import accounting as acc
 from tacit.ledger import advice as advising
@@ -576,7 +576,7 @@ class Ledger(Changes, Book):
             record = self._record(dataset, charge, found)
             self._own(record)
             if record.release == release:
-                return _already(found[-1])
+                raise Already(found[-1])
             if record.release is not None:
                 raise ChargeError(
                     f"charge {charge} on {dataset!r} is bound to another release: what it paid for has been released. "
@@ -689,10 +689,6 @@ def warn_of_twins(name: str, twins: list[str]) -> None:
             acc.PrivacyWarning,
             stacklevel=4,
         )
-
-
-def _already(row: Row) -> NoReturn:
-    raise Already(row)
 
 
 def _comparable(terms: dict[str, Any]) -> dict[str, Any]:
