@@ -41,6 +41,7 @@ from tacit.accounting.renyi import renyi
 from tacit.accounting.samplers import SamplerPrices, compare_samplers
 from tacit.accounting.sampling import (
     BallsInBins,
+    CyclicPoissonSampled,
     FixedSizeSampled,
     Shuffled,
     TruncatedPoissonSampled,
@@ -60,6 +61,7 @@ __all__ = [
     "Bound",
     "Comparison",
     "Composed",
+    "CyclicPoissonSampled",
     "DiscreteGaussian",
     "DiscreteLaplace",
     "Either",

@@ -49,7 +49,13 @@ def train(
     without: Annotated[list[str] | None, option("Leave this column out. May be repeated.")] = None,
     model: Annotated[str | None, option("linear, mlp, cnn, or your own module:factory.")] = None,
     epsilon: Annotated[float | None, option("The ε to stay within.")] = None,
-    noise: Annotated[float | None, option("The noise multiplier, instead of --epsilon.")] = None,
+    noise: Annotated[
+        str | None,
+        option(
+            "The noise multiplier, instead of --epsilon; or, beside --epsilon, banded: a step takes back noise of "
+            "earlier ones (also banded:8 for 8 bands, and banded-inverse with --sampler chunks)."
+        ),
+    ] = None,
     delta: Annotated[float | None, option("The δ of (ε, δ), such as 1e-6.")] = None,
     epochs: Annotated[int | None, option("Passes over the data.")] = None,
     steps: Annotated[int | None, option("The number of steps, instead of --epochs.")] = None,
@@ -108,6 +114,12 @@ def train(
     }
     from tacit.runs import settings as reading
     from tacit.runs.progress import Told
+
+    if noise is not None:
+        try:
+            given["noise"] = float(noise)
+        except ValueError:
+            given["correlated"] = given.pop("noise")
 
     progress = Told(quiet=quiet or as_json)
     with exits("train", progress):

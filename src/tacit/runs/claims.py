@@ -31,6 +31,7 @@ from tacit.runs.models import build
 from tacit.runs.publish import CANARIES, digest
 from tacit.runs.read import Form, schema_of
 from tacit.runs.settings import CONFIG, SCHEMA, Settings, SettingsError
+from tacit.sgd.correlation import INDEPENDENT, Correlation
 from tacit.sgd.training.canaries import Planted
 from tacit.sgd.training.plan import Plan
 from tacit.sgd.training.sampling import make_sampler, run_length
@@ -247,13 +248,17 @@ def _plan(card: Release) -> Plan | None:
     guarantee, shown = card["guarantee"], card["mechanism"]["parameters"]
     try:
         given = dict(shown["sampler"])
-        sampler = make_sampler(given["name"], given["size"], given["batch_size"], given.get("max_batch"))
+        sampler = make_sampler(
+            given["name"], given["size"], given["batch_size"], given.get("max_batch"), given.get("groups")
+        )
         planned = int(card["mechanism"]["steps_planned"])
         if any(sum(int(times) for _, times in shown[name]) != planned for name in ("noise", "clip")):
             return None
         noise = tuple(itertools.chain.from_iterable(itertools.repeat(z, int(times)) for z, times in shown["noise"]))
         clip = tuple(itertools.chain.from_iterable(itertools.repeat(c, int(times)) for c, times in shown["clip"]))
         terms = {"unit": guarantee["unit"], "kind": shown["kind"], "tail": float(shown["tail_delta"])}
+        if shown.get("correlation") is not None:
+            terms["correlation"] = Correlation(**shown["correlation"])
         return Plan(sampler, noise, clip, float(guarantee["delta"]), **terms)
     except (KeyError, TypeError, ValueError, MemoryError, OverflowError):
         return None
@@ -273,7 +278,8 @@ def _settings(folder: Folder) -> Iterator[Claim]:
     pairs = {
         "delta": (chosen.delta, plan.delta),
         "batch": (chosen.batch, plan.sampler.batch_size),
-        "sampler": (chosen.sampler, plan.sampler.name),
+        "sampler": (chosen.sampler, "poisson" if plan.sampler.name == "cyclic" else plan.sampler.name),
+        "correlated": (chosen.correlated is not None, chosen.correlated is not None or plan.correlation != INDEPENDENT),
         "steps": (run_length(chosen.steps, chosen.epochs, plan.sampler), plan.steps),
         "clip_norm": ([chosen.clip_norm], sorted(set(plan.clip))),
         "size": (plan.sampler.size if chosen.size is None else chosen.size + planted, plan.sampler.size),

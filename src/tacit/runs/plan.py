@@ -18,6 +18,7 @@ from tacit.runs.models import build, loss_for
 from tacit.runs.read import Form
 from tacit.schema import Schema
 from tacit.sgd import Training
+from tacit.sgd.correlation import choose_bands
 
 #: Steps that are timed, after one to warm up.
 TIMED = 3
@@ -127,7 +128,20 @@ def _changes(case: Case, spread: float, parameters: int, linear: int) -> list[di
             continue
         after = other.spread(other.noise(), count)
         rows.append({"change": name, "noise_of_the_run": after, "times": after / spread, "costs": price})
+    if case.adjacency != "replace-one":
+        rows += _correlated(case, spread)
     return sorted(rows, key=lambda row: row["times"])
+
+
+def _correlated(case: Case, spread: float) -> list[dict[str, Any]]:
+    """What noise that takes back noise of earlier steps is predicted to do, where that helps."""
+    best = choose_bands(
+        case.examples, case.batch, case.steps, epsilon=case.epsilon, delta=case.delta, adjacency=case.adjacency
+    )[0]
+    if best.bands == 1:
+        return []
+    name, costs = f"--noise banded ({best.bands} bands)", f"no privacy; memory for {best.bands - 1} more gradients"
+    return [{"change": name, "noise_of_the_run": spread * best.error, "times": best.error, "costs": costs}]
 
 
 def _measure(case: Case, schema: Schema, model: str, noise: float) -> dict[str, Any]:

@@ -147,6 +147,8 @@ def run(
             ``"module:factory"``). It is called with the numbers of inputs and outputs.
         epsilon: The ε to keep. Give this or ``noise``.
         noise: The noise multiplier. Give this or ``epsilon``.
+        correlated: ``"banded"`` or ``"banded-inverse"`` (with ``:8`` for 8 bands): noise that takes back noise of
+            earlier steps. None gives independent noise.
         delta: The δ of (ε, δ), well below 1 / number of records, such as 1e-6. Required.
         epochs: Passes over the data. Give this or ``steps``.
         steps: The number of steps. Give this or ``epochs``.

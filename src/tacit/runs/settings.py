@@ -78,6 +78,7 @@ class Settings:
     model: str = "mlp"
     epsilon: float | None = None
     noise: float | None = None
+    correlated: str | None = None
     delta: float | None = None
     epochs: int | None = None
     steps: int | None = None
@@ -127,6 +128,13 @@ class Settings:
             raise SettingsError("data: name a table (a .csv or .parquet file) or a known data set (tacit data list)")
         if (self.epsilon is None) == (self.noise is None):
             raise SettingsError("epsilon: give epsilon or noise, one of the two: each decides the other")
+        if self.correlated is not None:
+            from tacit.sgd.correlation import noise_kind  # torch is imported where it is needed
+
+            try:
+                noise_kind(self.correlated)
+            except ValueError as error:
+                raise SettingsError(f"correlated: {error}") from None
         if self.delta is None:
             raise SettingsError("delta: give delta, well below 1 / number of records, such as 1e-6")
         if (self.epochs is None) == (self.steps is None):

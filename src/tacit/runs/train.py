@@ -32,6 +32,7 @@ from tacit.runs.progress import PROGRESS, Interrupted, Kept, Reporter
 from tacit.runs.read import TableRecords, Tables, read
 from tacit.runs.settings import CONFIG, IN_MEMORY, SCHEMA, Settings, SettingsError
 from tacit.sgd import NotCompiled, PrivacyWarning, Training
+from tacit.sgd.correlation import noise_kind
 from tacit.sgd.release import signal_to_noise
 from tacit.sgd.training.canaries import AuditedTraining
 
@@ -171,6 +172,7 @@ def start(settings: Settings, private: Path, records: TableRecords, progress: Re
             delta=settings.delta,
             clip_norm=settings.clip_norm,
             sampler=settings.sampler,
+            noise=noise_kind(settings.correlated),
             adjacency=settings.adjacency,
             # Canaries take slots beside the records, of which size is the number.
             size=None if settings.size is None else settings.size + (settings.audit_canaries or 0),

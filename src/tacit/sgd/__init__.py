@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tacit.accounting.errors import PrivacyWarning as PrivacyWarning
 from tacit.sgd.clip import ClippedGradients, clipped_grad
 from tacit.sgd.compile.program import NotCompiled
+from tacit.sgd.correlation import Banded, BandedInverse, choose_bands
 from tacit.sgd.errors import (
     BatchMixing,
     ClippingError,
@@ -41,6 +42,7 @@ from tacit.sgd.training.data import records, table
 from tacit.sgd.training.fit import Fit, fit
 from tacit.sgd.training.optimizers import DPAdam
 from tacit.sgd.training.plan import Plan
+from tacit.sgd.training.sampling import CyclicPoisson
 from tacit.sgd.training.training import Training
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdaptiveClipping",
+    "Banded",
+    "BandedInverse",
     "BatchMixing",
     "Charging",
     "Check",
@@ -56,6 +60,7 @@ __all__ = [
     "ClippedGradients",
     "Clipping",
     "ClippingError",
+    "CyclicPoisson",
     "DPAdam",
     "ExampleGradients",
     "Execution",
@@ -74,6 +79,7 @@ __all__ = [
     "Training",
     "UncoveredUse",
     "check",
+    "choose_bands",
     "clipped_grad",
     "example_gradients",
     "fit",

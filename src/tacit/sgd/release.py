@@ -16,8 +16,9 @@ from torch import Tensor
 from tacit.ledger import OperatorView
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_laplace_many_, add_normal_many_, normal
+from tacit.sgd.correlation import Correlation
 from tacit.sgd.sharding.shards import ShardedParameters, add_noise_
-from tacit.sgd.torch_compat import foreach_copy_, foreach_div_, foreach_norm
+from tacit.sgd.torch_compat import foreach_add_, foreach_copy_, foreach_div_, foreach_neg_, foreach_norm
 
 #: The noise of the adaptive clip norm's count; an integer cannot be the name of a parameter.
 COUNT = 0
@@ -29,6 +30,8 @@ FURTHEST = 1e6
 class ReleaseNoise:
     """The noise of one release: its ``scale`` (Gaussian: standard deviation) on the sum, which is then divided.
 
+    ``growth`` is the variance of correlated noise in units of that of independent noise of this scale.
+
     >>> ReleaseNoise(2.0, divisor=4.0).variance, ReleaseNoise(2.0, divisor=4.0, mechanism="laplace").variance
     (0.25, 0.5)
     """
@@ -36,11 +39,12 @@ class ReleaseNoise:
     scale: float
     divisor: float
     mechanism: str = "gaussian"
+    growth: float = 1.0
 
     @property
     def variance(self) -> float:
         """The variance of the noise in each coordinate of the released gradient, a public number."""
-        return (2 if self.mechanism == "laplace" else 1) * (self.scale / self.divisor) ** 2
+        return (2 if self.mechanism == "laplace" else self.growth) * (self.scale / self.divisor) ** 2
 
 
 def noisy_gradients(
@@ -50,15 +54,17 @@ def noisy_gradients(
     step: int,
     noise: ReleaseNoise,
     shards: ShardedParameters | None = None,
+    earlier: EarlierNoise | None = None,
 ) -> dict[str, Tensor]:
     """Gradients for the optimizer: the sums with noise, divided, in the types of the parameters.
 
     The sums are used up: they hold these gradients, or what nobody may see. ``shards`` says which piece of each sum
-    this rank holds, where the model is spread over ranks.
+    this rank holds, where the model is spread over ranks, and ``earlier`` which noise of earlier steps is taken back.
 
     Guarantee: the Gaussian mechanism on sums of L2 sensitivity C (the Laplace mechanism on sums of L1 sensitivity C)
     with noise multiplier ``noise.scale`` / C, for the adjacency for which C was stated; the rest is post-processing.
-    Each (key, step) serves one release.
+    Each (key, step) serves one release. With ``earlier`` the guarantee is that of all steps together, as
+    :class:`tacit.sgd.training.plan.Plan` states it.
 
     >>> sums = {"weight": torch.zeros(3)}
     >>> found = noisy_gradients(sums, {"weight": torch.zeros(3)}, Key(bytes(32)), 0, ReleaseNoise(2.0, divisor=4.0))
@@ -69,11 +75,13 @@ def noisy_gradients(
     sums = {name: torch.view_as_real(s) if s.is_complex() else s for name, s in sums.items()}
     values = list(sums.values())
     found = {name: _room(sums[name], p.dtype.to_real()) for name, p in parameters.items()}
-    if noise.scale > 0 and noise.mechanism == "gaussian" and shards is None:
+    if noise.scale > 0 and earlier is not None:
+        earlier.add_(sums, key, step, noise.scale, shards)
+    elif noise.scale > 0 and noise.mechanism == "gaussian" and shards is None:
         targets = [found[name] for name in sums]
         add_normal_many_(values, key, step, list(sums), noise.scale, divisor=noise.divisor, into=targets)
         return found
-    if noise.scale > 0 and shards is not None:
+    elif noise.scale > 0 and shards is not None:
         add_noise_(shards, sums, key, step, noise.scale)
     elif noise.scale > 0:
         add_laplace_many_(values, key, step, noise.scale)
@@ -82,6 +90,74 @@ def noisy_gradients(
     if cast:
         foreach_copy_([found[name] for name in cast], [sums[name] for name in cast])
     return found if shards is None else {n: shards.gradient(n, g) for n, g in found.items()}
+
+
+class EarlierNoise:
+    """Noise that takes back noise of earlier steps: x_t of C x = z, as a function of (key, step) alone.
+
+    For a banded C, x_t = (z_t - Σ_j c_j x_{t-j})/c_0: the last x are kept, in memory only, because they reveal what
+    earlier releases hid. A resumed run computes them again from the key. For a banded inverse, x_t = Σ_j a_j z_{t-j} is
+    drawn anew from the key, and nothing is kept.
+
+    >>> one, key = EarlierNoise(Correlation((0.8, 0.6))), Key(bytes(32))
+    >>> sums = [{"w": torch.zeros(3)}, {"w": torch.zeros(3)}]
+    >>> for step, some in enumerate(sums):
+    ...     one.add_(some, key, step, 1.0, None)
+    >>> z = normal(key, 1, "w", 3)  # C x is independent noise
+    >>> bool(torch.allclose(0.8 * sums[1]["w"] + 0.6 * sums[0]["w"], z, atol=1e-6))
+    True
+    """
+
+    def __init__(self, correlation: Correlation) -> None:
+        self.correlation = correlation
+        self._kept: dict[int, dict[str, Tensor]] = {}
+        self._key: Key | None = None
+
+    def add_(
+        self, sums: dict[str, Tensor], key: Key, step: int, scale: float, shards: ShardedParameters | None
+    ) -> None:
+        """Add ``scale`` times x_t to the sums, in place. A step may be asked for again."""
+        if self.correlation.inverse:
+            self._draw_again(sums, key, step, scale, shards)
+            return
+        if self._key is not key:
+            self._key, self._kept = key, {}
+        have = max((s for s in self._kept if s <= step), default=-1)
+        for number in range(have + (have < step), step + 1):  # all steps from the first, where nothing is kept
+            self._make(number, sums, key, shards)
+        foreach_add_(list(sums.values()), [self._kept[step][name] for name in sums], alpha=scale)
+
+    def _make(self, step: int, like: dict[str, Tensor], key: Key, shards: ShardedParameters | None) -> None:
+        if step in self._kept:
+            return
+        first, *rest = self.correlation.coefficients
+        found = {name: torch.zeros_like(value) for name, value in like.items()}
+        for j, c in enumerate(rest[:step], 1):
+            foreach_add_(list(found.values()), [self._kept[step - j][name] for name in found], alpha=-c / first)
+        _add_normal(found, key, step, 1 / first, shards)
+        self._kept[step] = found
+        self._kept.pop(step - len(rest), None)
+
+    def _draw_again(
+        self, sums: dict[str, Tensor], key: Key, step: int, scale: float, shards: ShardedParameters | None
+    ) -> None:
+        numbers = list(enumerate(self.correlation.coefficients[: step + 1]))
+        values = list(sums.values())
+        for sign in (-1.0, 1.0):  # a scale has no sign: what is taken away is added to the negative
+            if sign < 0:
+                foreach_neg_(values)
+            for j, a in numbers:
+                if a * sign > 0:
+                    _add_normal(sums, key, step - j, abs(a) * scale, shards)
+            if sign < 0:
+                foreach_neg_(values)
+
+
+def _add_normal(sums: dict[str, Tensor], key: Key, step: int, scale: float, shards: ShardedParameters | None) -> None:
+    if shards is not None:
+        add_noise_(shards, sums, key, step, scale)
+    else:
+        add_normal_many_(list(sums.values()), key, step, list(sums), scale)
 
 
 def hand_over(

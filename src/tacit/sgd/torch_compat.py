@@ -38,6 +38,7 @@ foreach_div = torch._foreach_div
 foreach_div_ = torch._foreach_div_
 foreach_lerp_ = torch._foreach_lerp_
 foreach_mul = torch._foreach_mul
+foreach_neg_ = torch._foreach_neg_
 foreach_norm = torch._foreach_norm
 
 # -- tensors -----------------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from torch import Tensor, nn
 from tacit.accounting.base import owner_numbers
 from tacit.noise.keys import Key
 from tacit.noise.sampling import bernoulli_mask
+from tacit.sgd.correlation import INDEPENDENT
 from tacit.sgd.gradients.batches import Loss, row_losses
 from tacit.sgd.torch_compat import pytree
 from tacit.sgd.training.config import RunSettings, TrainingKeywords, Value, shows_keywords
@@ -266,6 +267,8 @@ class AuditedTraining(Training):
         super().__init__(model, optimizer, loss, slots, *settings.values, scheduler=scheduler, ema=ema)
         if self.ranks.world > 1 or self.shards is not None:
             raise ValueError("a run with canaries must be a single process: give distributed=False")
+        if self.plan.correlation != INDEPENDENT:
+            raise ValueError("canaries test independent noise: leave out noise=, or canaries")
         if self.canaries.kind == "gradient":
             self._place_directions()
             self._hook = optimizer.register_step_pre_hook(self._look)

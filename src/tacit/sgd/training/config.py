@@ -25,6 +25,7 @@ from tacit.accounting.base import check_adjacency, unit_of
 from tacit.ledger import Ledger
 from tacit.noise.keys import Key
 from tacit.sgd.clip import Check, Compile, Method, compiled_by
+from tacit.sgd.correlation import NoiseKind
 from tacit.sgd.gradients.bounds import check_kind
 from tacit.sgd.gradients.verify import check_when
 from tacit.sgd.release import AdaptiveClipping
@@ -72,8 +73,12 @@ class PrivacyTarget(_Plain):
             at δ = 0. Laplace noise is for small models.
         adjacency: Which data sets are neighbours: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``. Default: that
             of the ledger's data set; without a ledger, that of the sampler.
+        noise: A :class:`~tacit.sgd.Banded` or :class:`~tacit.sgd.BandedInverse`: the noise of a step takes back noise
+            of earlier ones, which gives more accuracy at the same ε where data are many and passes few. Default:
+            independent noise.
 
     Raises:
+        TypeError: If ``noise`` is something else.
         ValueError: If both or neither of ``epsilon`` and ``noise_multiplier`` are given, or a value is out of range.
 
     Example:
@@ -87,9 +92,12 @@ class PrivacyTarget(_Plain):
     noise_schedule: Schedule = 1.0
     mechanism: str = "gaussian"
     adjacency: str | None = None
+    noise: NoiseKind | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.noise, NoiseKind | None):
+            raise TypeError(f"noise must be a Banded() or a BandedInverse(), not {self.noise!r}")
         if self.mechanism not in ("gaussian", "laplace"):
             raise ValueError(f"mechanism must be 'gaussian' or 'laplace', not {self.mechanism!r}")
         if self.adjacency is not None:
@@ -363,6 +371,7 @@ class TrainingKeywords(TypedDict, total=False):
     noise_schedule: Schedule
     mechanism: str
     adjacency: str | None
+    noise: NoiseKind | None
     batch_size: int
     epochs: int | None
     steps: int | None

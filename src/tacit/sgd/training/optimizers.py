@@ -13,6 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tacit.sgd.correlation import SUMS, Workload
+
+
+def workload_of(optimizer: torch.optim.Optimizer) -> Workload:
+    """What an optimizer makes of gradients, as far as that is a filter: plain SGD's momentum and decay, else sums.
+
+    >>> workload_of(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1, momentum=0.9, weight_decay=0.1))
+    Workload(momentum=0.9, decay=0.01...)
+    """
+    if type(optimizer) is not torch.optim.SGD:
+        return SUMS
+    group = optimizer.param_groups[0]
+    rate = float(group.get("initial_lr", group["lr"]))  # a schedule may have begun to change it
+    decay = rate * float(group["weight_decay"])
+    return Workload(float(group["momentum"]), decay if decay < 1 else 0.0)
+
 
 class DPAdam(torch.optim.Optimizer):
     """Adam with bias correction for the noise: DP-AdamBC (Tang, Shpilevskiy and Lécuyer 2024).

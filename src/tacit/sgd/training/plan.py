@@ -18,10 +18,13 @@ from typing import Any
 from tacit import accounting as acc
 from tacit.noise.stream import UNRESOLVED_PAIR
 from tacit.noise.tensor import GENERATOR, tail_delta
+from tacit.sgd.correlation import INDEPENDENT, Banded, BandedInverse, Correlation, NoiseKind, Workload, choose_bands
 from tacit.sgd.release import AdaptiveClipping
-from tacit.sgd.training.sampling import Sampler
+from tacit.sgd.training.sampling import CyclicPoisson, Poisson, Sampler
 
 Schedule = float | Sequence[float] | Callable[[int], float]
+#: Bands of noise where more of them cost memory but no privacy.
+USUAL_BANDS = 16
 
 
 def schedule(values: Schedule, steps: int, name: str) -> tuple[float, ...]:
@@ -65,9 +68,11 @@ class Plan:
         tail: What the unresolved tail of the noise generator adds to δ. Default: 0.
         size_given: Whether the number of units was given in advance rather than counted. Default: ``False``.
         earlier: What was spent on the weights that the run starts from, if it is a fork. Default: nothing.
+        correlation: How the noise of steps hangs together. Default: it is independent.
 
     Raises:
-        ValueError: If noise and clip norms differ in number, there is no step, or a value is out of range.
+        ValueError: If noise and clip norms differ in number, there is no step, a value is out of range, or the noise
+            hangs together over more steps than lie between two in which a unit takes part.
 
     Example:
         >>> from tacit.sgd.training.sampling import Poisson
@@ -90,6 +95,7 @@ class Plan:
     tail: float = 0.0
     size_given: bool = False
     earlier: acc.Mechanism | None = None
+    correlation: Correlation = INDEPENDENT
 
     def __post_init__(self) -> None:
         if len(self.noise) != len(self.clip):
@@ -107,6 +113,35 @@ class Plan:
             )
         if self.kind not in ("gaussian", "laplace"):
             raise ValueError(f"mechanism must be 'gaussian' or 'laplace', not {self.kind!r}")
+        if self.correlation != INDEPENDENT:
+            self._check_correlation()
+
+    def _check_correlation(self) -> None:
+        """Refuse what the price of correlated noise does not cover."""
+        one = len(set(self.noise)) == len(set(self.clip)) == 1
+        if self.kind != "gaussian" or self.adaptive is not None or not one:
+            raise ValueError(
+                "correlated noise needs Gaussian noise of one noise multiplier and one clip norm for all steps: leave "
+                "out adaptive=, noise_schedule= and schedules"
+            )
+        if self.correlation.inverse and self.sampler.name != "chunks":
+            raise ValueError("BandedInverse has no amplification by sampling: use sampler='chunks', or Banded()")
+        if not self.correlation.inverse and self.correlation.bands > self.sampler.apart:
+            raise ValueError(
+                f"noise of {self.correlation.bands} bands needs as many steps between two in which a unit takes part; "
+                f"sampler={self.sampler.name!r} has {self.sampler.apart}. Use sampler='poisson' (which becomes "
+                "CyclicPoisson) or 'chunks'"
+            )
+        if not self.correlation.inverse and self.correlation.squared_sensitivity(self.steps) > 1 + 1e-9:
+            raise ValueError("the columns of a banded matrix must have norm 1 or less: let Banded make them")
+
+    @functools.cached_property
+    def moved(self) -> float:
+        """What a unit of clip norm 1 moves, seen through C, in units of what the price of a step or a run assumes."""
+        if not self.correlation.inverse:
+            return 1.0  # columns do not overlap and have norm at most 1
+        passes = -(-self.steps // self.sampler.apart)
+        return math.sqrt(self.correlation.squared_sensitivity(self.steps, passes, self.sampler.apart)) * (1 + 1e-15)
 
     @property
     def steps(self) -> int:
@@ -124,7 +159,9 @@ class Plan:
         """
         kind = acc.Gaussian if self.kind == "gaussian" else acc.Laplace
         made = {z: kind(z, unit=self.unit) for z in set(self.noise[:steps])}
-        mechanism = self.sampler.describe([made[z] for z in self.noise[:steps]]) if steps else acc.nothing(self.unit)
+        # noise that hangs together over all steps is scaled so that the whole run is one Gaussian mechanism
+        counted = self.noise[: 1 if self.correlation.inverse and steps else steps]
+        mechanism = self.sampler.describe([made[z] for z in counted]) if steps else acc.nothing(self.unit)
         if self.tail and steps:
             mechanism = mechanism + acc.ApproxDP(0.0, self.tail, unit=self.unit)
         return mechanism
@@ -173,6 +210,8 @@ class Plan:
     @functools.cached_property
     def gradient_noise(self) -> tuple[float, ...]:
         """The multiplier of the gradient's own noise at each step."""
+        if self.correlation.inverse:
+            return tuple(z * self.moved for z in self.noise)
         return tuple(map(self.adaptive.gradient_noise, self.noise)) if self.adaptive else self.noise
 
     def to_dict(self) -> dict[str, Any]:
@@ -196,11 +235,15 @@ class Plan:
             "elements": self.elements,
             "mechanism": self.mechanism.to_dict(),
             "earlier": self.earlier.to_dict() if self.earlier is not None else None,
+            "correlation": dataclasses.asdict(self.correlation) if self.correlation != INDEPENDENT else None,
         }
 
     @property
     def generator(self) -> str:
         """Where the noise comes from, for the card."""
+        if self.correlation != INDEPENDENT:
+            how = "a banded inverse" if self.correlation.inverse else "a banded matrix"
+            return f"{GENERATOR}, correlated over {self.correlation.bands} steps by {how}"
         return GENERATOR if self.kind == "gaussian" else "exact Laplace on a grid, bits from ChaCha12"
 
     def digest(self) -> str:
@@ -212,6 +255,41 @@ class Plan:
 def size_in_words(unit: str, *, given: bool) -> str:
     """What a guarantee says about the number of units."""
     return "given in advance" if given else f"number of {unit}s treated as public"
+
+
+def correlated(
+    noise: NoiseKind | None, sampler: Sampler, steps: int, adjacency: str, target: Any, workload: Workload
+) -> tuple[Sampler, Correlation]:
+    """The sampler and the correlation of a run: what was asked for, with what was left open chosen by public numbers.
+
+    >>> from types import SimpleNamespace
+    >>> target = SimpleNamespace(epsilon=2.0, delta=1e-5)
+    >>> sampler, found = correlated(Banded(), Poisson(50_000, 500), 2000, "zero-out", target, Workload())
+    >>> sampler.groups, found.bands
+    (8, 8)
+    """
+    if noise is None:
+        return sampler, INDEPENDENT
+    if isinstance(noise, BandedInverse):
+        return sampler, noise.correlation(steps, workload)
+    if noise.bands is None:
+        noise = Banded(bands=_bands_for(sampler, steps, adjacency, target, workload))
+    assert noise.bands is not None
+    if noise.bands > 1 and type(sampler) is Poisson:
+        sampler = CyclicPoisson(sampler.size, sampler.batch_size, noise.bands)
+    return sampler, noise.correlation(steps, workload)
+
+
+def _bands_for(sampler: Sampler, steps: int, adjacency: str, target: Any, workload: Workload) -> int:
+    if type(sampler) is not Poisson:
+        return min(sampler.apart, steps, USUAL_BANDS)  # the price does not depend on them
+    if target.epsilon is None:
+        raise ValueError("Banded() chooses its bands for an epsilon: give epsilon=, or the number, Banded(bands=8)")
+    size, batch = sampler.size, sampler.batch_size
+    found = choose_bands(
+        size, batch, steps, epsilon=target.epsilon, delta=target.delta, adjacency=adjacency, workload=workload
+    )
+    return found[0].bands
 
 
 def make_plan(

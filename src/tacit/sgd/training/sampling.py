@@ -38,6 +38,11 @@ class Sampler:
     #: whether the number of units must be exactly ``size``, which is then public
     exact: ClassVar[bool] = True
 
+    @property
+    def apart(self) -> int:
+        """How many steps lie between two in which a unit takes part, at least: 1 where it may be in every step."""
+        return 1
+
     def __post_init__(self) -> None:
         for name in ("size", "batch_size"):
             value = getattr(self, name)
@@ -109,7 +114,12 @@ class _EachStep(Sampler):
 
 
 class _EachPass(Sampler):
-    """Samplers in which every unit takes part exactly once in a pass over the data."""
+    """Samplers in which every unit takes part at most once in a pass over the data."""
+
+    @property
+    def pass_length(self) -> int:
+        """The number of steps in a pass."""
+        return self.steps_per_epoch
 
     def passed(self, step: acc.Mechanism) -> acc.Mechanism:
         raise NotImplementedError
@@ -119,8 +129,8 @@ class _EachPass(Sampler):
         if not steps:
             return acc.nothing()
         counts: dict[acc.Mechanism, int] = {}
-        for start in range(0, len(steps), self.steps_per_epoch):
-            weakest = min(steps[start : start + self.steps_per_epoch], key=_noise)
+        for start in range(0, len(steps), self.pass_length):
+            weakest = min(steps[start : start + self.pass_length], key=_noise)
             counts[weakest] = counts.get(weakest, 0) + 1
         return acc.Composed(tuple((self.passed(step), count) for step, count in counts.items()), unit=steps[0].unit)
 
@@ -239,6 +249,10 @@ class Chunks(_EachPass):
     name: ClassVar[str] = "chunks"
     adjacency: ClassVar[str] = "zero-out"
 
+    @property
+    def apart(self) -> int:
+        return self.steps_per_epoch
+
     def draw(self, key: Key, step: int, units: int) -> Indices:
         place = step % self.steps_per_epoch
         return np.sort(
@@ -261,6 +275,10 @@ class Shuffle(Chunks):
     """Shuffled anew before each pass and cut into batches, as plain data loaders do: priced with no amplification."""
 
     name: ClassVar[str] = "shuffle"
+
+    @property
+    def apart(self) -> int:
+        return 1  # last in one pass and first in the next
 
     def _order(self, key: Key, epoch: int, units: int) -> Indices:
         return np.argsort(uniform(key, epoch, units), kind="stable").astype(np.int64)
@@ -308,6 +326,72 @@ class RandomBins(_EachPass):
         return f"balls in {self.steps_per_epoch} bins a pass"
 
 
+@dataclasses.dataclass(frozen=True)
+class CyclicPoisson(_EachPass):
+    """Poisson sampling from one of ``groups`` groups in turn, for noise that hangs together over so many steps.
+
+    A keyed hash of its number puts every unit into a group, once for the whole run. Step t draws each unit of group t
+    modulo ``groups`` with probability ``groups * batch_size / size``. So a unit takes part at most once in ``groups``
+    steps, and batches are as large as those of :class:`Poisson`.
+
+    Guarantee: add/remove-one or zero-out of one unit, as :class:`tacit.accounting.CyclicPoissonSampled` prices it. The
+    groups depend on no data, and on nothing that another unit could change.
+
+    Args:
+        size: The public number of units.
+        batch_size: The expected number of units in a step.
+        groups: The number of groups. Default: 1, which is Poisson sampling.
+
+    Raises:
+        ValueError: If a group has fewer units than a step draws.
+
+    Example:
+        >>> sampler = CyclicPoisson(size=60_000, batch_size=600, groups=8)
+        >>> sampler.rate, sampler.apart
+        (0.08, 8)
+    """
+
+    groups: int = 1
+    name: ClassVar[str] = "cyclic"
+    exact: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        groups = self.groups
+        if isinstance(groups, bool) or not isinstance(groups, int | np.integer) or groups < 1:
+            raise ValueError(f"groups must be a positive whole number, not {groups!r}")
+        object.__setattr__(self, "groups", int(groups))
+        if self.groups * self.batch_size > self.size:
+            raise ValueError(
+                f"{self.groups} groups of {self.size:,} units have fewer than batch_size={self.batch_size:,} each: at "
+                f"most {self.size // self.batch_size} groups (bands) fit"
+            )
+
+    @property
+    def rate(self) -> float:
+        """The probability with which a unit takes part in a step of its group."""
+        return self.groups * self.batch_size / self.size
+
+    @property
+    def apart(self) -> int:
+        return self.groups
+
+    @property
+    def pass_length(self) -> int:
+        return self.groups
+
+    def draw(self, key: Key, step: int, units: int) -> Indices:
+        drawn = taking_part(key, step, units, self.rate)
+        return drawn[bins_of(key.derive("groups"), 0, units, self.groups)[drawn] == step % self.groups]
+
+    def passed(self, step: acc.Mechanism) -> acc.Mechanism:
+        return acc.CyclicPoissonSampled(step, self.rate, self.groups)  # type: ignore[arg-type]
+
+    @property
+    def words(self) -> str:
+        return f"Poisson sampling at rate {self.rate:.6g} from one of {self.groups} groups in turn"
+
+
 def bins_of(key: Key, number: int, units: int, bins: int) -> npt.NDArray[np.uint64]:
     """The bin of every unit in a pass, each with probability exactly 1/bins.
 
@@ -332,12 +416,16 @@ SAMPLERS: dict[str, type[Sampler]] = {
 }
 
 
-def make_sampler(name: str, size: int, batch_size: int, max_batch: int | None = None) -> Sampler:
-    """The sampler of this name.
+def make_sampler(
+    name: str, size: int, batch_size: int, max_batch: int | None = None, groups: int | None = None
+) -> Sampler:
+    """The sampler of this name; ``groups`` are those of a cyclic one, which comes with correlated noise.
 
     >>> make_sampler("fixed", 1000, 10)
     FixedSize(size=1000, batch_size=10)
     """
+    if name == CyclicPoisson.name and groups is not None:
+        return CyclicPoisson(size, batch_size, groups)
     check_sampler(name, max_batch)
     if name == "truncated":
         return TruncatedPoisson(size, batch_size, max_batch or 0)
@@ -346,6 +434,8 @@ def make_sampler(name: str, size: int, batch_size: int, max_batch: int | None = 
 
 def check_sampler(name: str, max_batch: int | None) -> None:
     """Refuse a name that no sampler has, and ``max_batch`` for a sampler that cuts no batches."""
+    if name == CyclicPoisson.name:
+        raise ValueError("sampler='cyclic' comes with noise=tacit.sgd.Banded(), or as a CyclicPoisson with its groups")
     if name not in SAMPLERS:
         raise ValueError(f"there is no sampler {name!r}: choose one of {', '.join(SAMPLERS)}")
     if max_batch is not None and name != "truncated":

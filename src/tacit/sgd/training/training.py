@@ -28,6 +28,7 @@ from tacit.ledger import OperatorView
 from tacit.noise import process
 from tacit.noise.keys import Key
 from tacit.sgd import release
+from tacit.sgd.correlation import INDEPENDENT
 from tacit.sgd.errors import ProbeFailed
 from tacit.sgd.gradients import laplace, probe
 from tacit.sgd.gradients.batches import Loss
@@ -43,8 +44,9 @@ from tacit.sgd.training.augment import repeat, views_of
 from tacit.sgd.training.checkpoint import RunState
 from tacit.sgd.training.config import RunSettings, TrainingKeywords, Value, describes_keywords, shows_keywords
 from tacit.sgd.training.data import Batch, Physical, Table, records, units_of, weighted
+from tacit.sgd.training.optimizers import workload_of
 from tacit.sgd.training.pace import program_of
-from tacit.sgd.training.plan import Plan, make_plan, size_in_words
+from tacit.sgd.training.plan import Plan, correlated, make_plan, size_in_words
 from tacit.sgd.training.prefetch import BackgroundDraw
 from tacit.sgd.training.probes import COMPILED_ON_GPU, EVERY, Probes
 from tacit.sgd.training.resume import Resumable
@@ -131,6 +133,10 @@ class Training(Resumable):
         validation.warn_about(self.plan, len(self.units or self.records), level=3)
         # Looked up once: a step asks for nothing but numbers.
         self.divisor, self.loss_of_units = self.plan.sampler.divisor, weighted(loss) if self.units is not None else loss
+        self._earlier, self._growth = None, None
+        if self.plan.correlation != INDEPENDENT:
+            self._earlier = release.EarlierNoise(self.plan.correlation)
+            self._growth = self.plan.correlation.growth(self.plan.steps).tolist()
         self._handed: Batch | None = None
         self._broken = False
         self._drawn_early: Batch | None = None
@@ -196,16 +202,19 @@ class Training(Resumable):
         self.data_name = self.ranks.first(
             lambda: validation.recognised(self.ledger, self.dataset, self.records, charging.source)
         )
-        kind = clipping.clipping
+        kind, steps = clipping.clipping, run_length(sampling.steps, sampling.epochs, sampler)
+        adjacency = found or sampler.adjacency
+        sampler, correlation = correlated(target.noise, sampler, steps, adjacency, target, workload_of(self.optimizer))
         plan = make_plan(
             sampler,
-            steps=run_length(sampling.steps, sampling.epochs, sampler),
+            steps=steps,
             epsilon=target.epsilon,
             noise_multiplier=target.noise_multiplier,
             noise_schedule=target.noise_schedule,
             clip_norm=clipping.clip_norm,
             delta=target.delta,
-            adjacency=found or sampler.adjacency,
+            adjacency=adjacency,
+            correlation=correlation,
             elements=sum(p.numel() * (1 + p.is_complex()) for p in self.parameters.values())
             + (clipping.adaptive is not None),
             adaptive=clipping.adaptive,
@@ -643,12 +652,13 @@ class Training(Resumable):
             Its scale on the sum, and what the sum is divided by.
         """
         scale = self.plan.gradient_noise[step] * self.clip_at(step).sensitivity
-        return release.ReleaseNoise(scale, self.divisor, self.plan.kind)
+        growth = 1.0 if self._growth is None else self._growth[step]
+        return release.ReleaseNoise(scale, self.divisor, self.plan.kind, growth)
 
     def _noisy(self, sums: dict[str, Tensor], step: int) -> dict[str, Tensor]:
         assert self.keys is not None
         noise = self.noise_at(step)
-        return release.noisy_gradients(sums, self.parameters, self.keys.noise, step, noise, self.shards)
+        return release.noisy_gradients(sums, self.parameters, self.keys.noise, step, noise, self.shards, self._earlier)
 
     def _release(self, sums: dict[str, Tensor], inside: Tensor | float, step: int) -> None:
         """Add noise to the sums and let the optimizer step. The guarantee covers everything from here on."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tacit.accounting.errors import PrivacyWarning
 from tacit.ledger import FingerprintMismatch, Ledger
+from tacit.sgd.correlation import INDEPENDENT
 from tacit.sgd.gradients.engine import trainable
 from tacit.sgd.gradients.outside import Attributes
 from tacit.sgd.sharding.ranks import DistributedError, Ranks
@@ -168,7 +169,7 @@ def warn_about(plan: Plan, units: int, level: int) -> None:
             PrivacyWarning,
             stacklevel=level,
         )
-    if plan.sampler.name in ("shuffle", "chunks"):
+    if plan.sampler.name in ("shuffle", "chunks") and plan.correlation == INDEPENDENT:
         warnings.warn(
             f"sampler={plan.sampler.name!r} is priced without amplification: the price is that against an attacker who "
             "knows which batch a record is in. sampler='balls-in-bins' has passes too, and as sampler='poisson' a far "
