@@ -338,6 +338,9 @@ ENTRIES: dict[str, Entry] = {
     "FixedSizeSampled": Entry(acc.FixedSizeSampled(G(2.0), 50, 1000), _fixed_size(2.0, 0.05), ("add-remove",), 2.0),
     "Shuffled": Entry(acc.Shuffled(G(2.0), bins=20), _gaussian(2.0), NEVER, 1.001),
     "BallsInBins": Entry(acc.BallsInBins(G(2.0), 20), _balls(2.0, 20), NEVER, math.inf),
+    "CyclicPoissonSampled": Entry(
+        acc.CyclicPoissonSampled(G(2.0), 0.1, 4), _poisson(2.0, 0.1), ("add-remove", "zero-out")
+    ),
     "Votes": Entry(acc.Votes(20.0), _votes(20.0, "any", _won, 2.0), NEVER, math.inf),
     "Votes keyed": Entry(acc.Votes(20.0, partition="keyed"), _votes(20.0, "keyed", _won, 2.0), NEVER, math.inf),
     "VoteCheck": Entry(
