@@ -658,8 +658,7 @@ class Ledger(Changes, Book):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ledger:
-        # clone() of scikit-learn copies parameters deeply: the estimators share the one ledger.
-        return self
+        return self  # clone() of scikit-learn copies parameters deeply: the estimators share the one ledger
 
     def __reduce__(self) -> tuple[Any, ...]:
         if isinstance(self._store, MemoryStore):

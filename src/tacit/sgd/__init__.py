@@ -42,7 +42,6 @@ from tacit.sgd.training.data import records, table
 from tacit.sgd.training.fit import Fit, fit
 from tacit.sgd.training.optimizers import DPAdam
 from tacit.sgd.training.plan import Plan
-from tacit.sgd.training.sampling import CyclicPoisson
 from tacit.sgd.training.training import Training
 
 if TYPE_CHECKING:
@@ -60,7 +59,6 @@ __all__ = [
     "ClippedGradients",
     "Clipping",
     "ClippingError",
-    "CyclicPoisson",
     "DPAdam",
     "ExampleGradients",
     "Execution",

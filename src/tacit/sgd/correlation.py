@@ -185,7 +185,7 @@ class Banded:
 
     C has ``bands`` non-zero diagonals. Every record belongs to one of ``bands`` groups, by a keyed hash, and step t
     draws from group t modulo ``bands``, so that no record takes part twice within ``bands`` steps
-    (:class:`~tacit.sgd.CyclicPoisson`). With ``sampler="chunks"`` the data come in the order they have.
+    (``CyclicPoisson``). With ``sampler="chunks"`` the data come in the order they have.
 
     Guarantee:
         As the sampler states it for Gaussian noise of the plan's multiplier: n steps cost ⌈n/bands⌉ Poisson-sampled

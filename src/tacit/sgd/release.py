@@ -16,7 +16,7 @@ from torch import Tensor
 from tacit.ledger import OperatorView
 from tacit.noise.keys import Key
 from tacit.noise.tensor import add_laplace_many_, add_normal_many_, normal
-from tacit.sgd.correlation import Correlation
+from tacit.sgd.correlation import INDEPENDENT, Correlation
 from tacit.sgd.sharding.shards import ShardedParameters, add_noise_
 from tacit.sgd.torch_compat import foreach_add_, foreach_copy_, foreach_div_, foreach_neg_, foreach_norm
 
@@ -108,10 +108,17 @@ class EarlierNoise:
     True
     """
 
-    def __init__(self, correlation: Correlation) -> None:
+    def __init__(self, correlation: Correlation, steps: int = 1) -> None:
         self.correlation = correlation
+        #: By how much the variance of x_t is larger than that of z_t, at each step.
+        self.growth: list[float] = correlation.growth(steps).tolist()
         self._kept: dict[int, dict[str, Tensor]] = {}
         self._key: Key | None = None
+
+    @classmethod
+    def of(cls, correlation: Correlation, steps: int) -> EarlierNoise | None:
+        """The noise of a run; None where each step's is its own."""
+        return None if correlation == INDEPENDENT else cls(correlation, steps)
 
     def add_(
         self, sums: dict[str, Tensor], key: Key, step: int, scale: float, shards: ShardedParameters | None

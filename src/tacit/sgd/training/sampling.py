@@ -382,7 +382,8 @@ class CyclicPoisson(_EachPass):
 
     def draw(self, key: Key, step: int, units: int) -> Indices:
         drawn = taking_part(key, step, units, self.rate)
-        return drawn[bins_of(key.derive("groups"), 0, units, self.groups)[drawn] == step % self.groups]
+        groups = bins_of(key.derive("groups"), 0, units, self.groups)
+        return np.asarray(drawn[groups[drawn] == step % self.groups])
 
     def passed(self, step: acc.Mechanism) -> acc.Mechanism:
         return acc.CyclicPoissonSampled(step, self.rate, self.groups)  # type: ignore[arg-type]

@@ -5,8 +5,7 @@
         training.step(batch)
     training.privacy
 
-The plan is fixed, priced and charged before the first step. Batches and noise are functions of a secret key and the
-step.
+The plan is fixed, priced and charged before the first step. Batches and noise follow from a secret key and the step.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from tacit.ledger import OperatorView
 from tacit.noise import process
 from tacit.noise.keys import Key
 from tacit.sgd import release
-from tacit.sgd.correlation import INDEPENDENT
 from tacit.sgd.errors import ProbeFailed
 from tacit.sgd.gradients import laplace, probe
 from tacit.sgd.gradients.batches import Loss
@@ -133,10 +131,7 @@ class Training(Resumable):
         validation.warn_about(self.plan, len(self.units or self.records), level=3)
         # Looked up once: a step asks for nothing but numbers.
         self.divisor, self.loss_of_units = self.plan.sampler.divisor, weighted(loss) if self.units is not None else loss
-        self._earlier, self._growth = None, None
-        if self.plan.correlation != INDEPENDENT:
-            self._earlier = release.EarlierNoise(self.plan.correlation)
-            self._growth = self.plan.correlation.growth(self.plan.steps).tolist()
+        self._earlier = release.EarlierNoise.of(self.plan.correlation, self.plan.steps)
         self._handed: Batch | None = None
         self._broken = False
         self._drawn_early: Batch | None = None
@@ -193,15 +188,12 @@ class Training(Resumable):
         assert sampling.unit is not None
         assert target.delta is not None
         sampler = sampling.sampler_of(len(self.units or self.records))
-        unit, size = sampling.unit, sampling.size
+        unit, size, ask = sampling.unit, sampling.size, validation.check_ledger
         # the ledger is where rank 0 is
-        found = self.ranks.first(
-            lambda: validation.check_ledger(self.ledger, self.dataset, target.adjacency, unit, size)
-        )
+        found = self.ranks.first(lambda: ask(self.ledger, self.dataset, target.adjacency, unit, size))
         #: The fingerprint of the data under the ledger's secret; None without a ledger.
-        self.data_name = self.ranks.first(
-            lambda: validation.recognised(self.ledger, self.dataset, self.records, charging.source)
-        )
+        known = validation.recognised
+        self.data_name = self.ranks.first(lambda: known(self.ledger, self.dataset, self.records, charging.source))
         kind, steps = clipping.clipping, run_length(sampling.steps, sampling.epochs, sampler)
         adjacency = found or sampler.adjacency
         sampler, correlation = correlated(target.noise, sampler, steps, adjacency, target, workload_of(self.optimizer))
@@ -652,7 +644,7 @@ class Training(Resumable):
             Its scale on the sum, and what the sum is divided by.
         """
         scale = self.plan.gradient_noise[step] * self.clip_at(step).sensitivity
-        growth = 1.0 if self._growth is None else self._growth[step]
+        growth = 1.0 if self._earlier is None else self._earlier.growth[step]
         return release.ReleaseNoise(scale, self.divisor, self.plan.kind, growth)
 
     def _noisy(self, sums: dict[str, Tensor], step: int) -> dict[str, Tensor]:
