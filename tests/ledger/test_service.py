@@ -111,6 +111,8 @@ def test_a_ledger_behind_an_address_is_the_same_ledger(service, people):
     with ana.charge(people, acc.PureDP(0.25), purpose="one") as charge:
         pass
     assert charge.confirmed
+    head, told = ana.head(people), ana.foresee(people, acc.PureDP(0.25))
+    assert (told.left_epsilon, told.charges, ana.head(people)) == (0.5, 2, head)
     assert ana.bind(people, charge.number, {"model": "ab" * 32}) == ana.record(people, charge.number).release
     open_ = ana.charge(people, acc.PureDP(0.25), purpose="two")
     ana.resume(people, open_.number).confirm()

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tacit.accounting.base import Mechanism
 from tacit.accounting.bound import Bound
+from tacit.accounting.curves import tradeoff
+from tacit.accounting.errors import AccountingError
 from tacit.accounting.pricing import epsilon
 
 
@@ -135,7 +138,23 @@ class Privacy:
             f'<td style="text-align:left">{html.escape(text)}</td></tr>'
             for name, text in rows.items()
         )
-        return f"<table>{cells}</table>"
+        return f"<table>{cells}</table>{self._drawn()}"
+
+    def _drawn(self) -> str:
+        """The trade-off curve, small: how often somebody is missed against how often others are accused."""
+        if math.isinf(self.interval.upper):
+            return ""
+        try:
+            curve = tradeoff(self.mechanism, points=33, adjacency=self.adjacency, group=self.interval.group)
+        except AccountingError:
+            return ""
+        points = " ".join(f"{200 * a:.1f},{200 * (1 - b):.1f}" for a, b in zip(curve.alpha, curve.lower, strict=True))
+        told = "Trade-off curve: share missed (up) against share wrongly accused (across); dashed: blind guessing"
+        frame = '<rect width="200" height="200" fill="none" stroke="gray"/>'
+        guess = '<line x2="200" y2="200" stroke="gray" stroke-dasharray="5 4"/>'
+        line = f'<polyline points="{points}" fill="none" stroke="#0a8080" stroke-width="2.5"/>'
+        head = f'<svg viewBox="-6 -6 212 212" width="200" height="200" role="img" aria-label="{told}">'
+        return f"{head}<title>{told}</title>{frame}{guess}{line}</svg>"
 
 
 def _text(value: Any) -> str:

@@ -130,23 +130,8 @@ def compare_samplers(
         sampler ...
         poisson        1.366            1.366            2.074 ...
     """
-    for name, value in (("batch", batch), ("examples", examples)):
-        check_whole(name, value)
-    check_whole("steps", steps, 0)
-    if batch > examples:
-        raise AccountingError(f"a batch of {batch} cannot be drawn from {examples} records")
-    if not isinstance(mechanism, Gaussian):
-        raise AccountingError(f"samplers are compared for Gaussian noise, not {mechanism!r}")
-    bins, rate = math.ceil(examples / batch), batch / examples
-    passes = math.ceil(steps / bins)
-    largest = max_batch if max_batch is not None else min(math.ceil(batch + 6 * math.sqrt(batch)), examples)
-    runs: dict[str, Mechanism] = {
-        "poisson": PoissonSampled(mechanism, rate) * steps,
-        "balls-in-bins": BallsInBins(mechanism, bins) * passes,
-        "truncated": TruncatedPoissonSampled(mechanism, rate, examples, largest) * steps,
-        "fixed": FixedSizeSampled(mechanism, batch, examples) * steps,
-        "shuffled": Shuffled(mechanism, bins) * passes,
-    }
+    runs = sampler_runs(mechanism, batch=batch, examples=examples, steps=steps, max_batch=max_batch)
+    passes = math.ceil(steps / math.ceil(examples / batch))
     prices: dict[tuple[str, str], Bound] = {}
     refused: dict[tuple[str, str], str] = {}
     for name, run in runs.items():
@@ -160,3 +145,26 @@ def compare_samplers(
                     raise
                 refused[name, adjacency] = str(error)
     return SamplerPrices(runs, prices, refused, float(delta), steps, passes, mechanism.unit, int(group))
+
+
+def sampler_runs(
+    mechanism: Gaussian, *, batch: int, examples: int, steps: int, max_batch: int | None = None
+) -> dict[str, Mechanism]:
+    """What runs with each sampler, by its name; the parameters are those of :func:`compare_samplers`."""
+    for name, value in (("batch", batch), ("examples", examples)):
+        check_whole(name, value)
+    check_whole("steps", steps, 0)
+    if batch > examples:
+        raise AccountingError(f"a batch of {batch} cannot be drawn from {examples} records")
+    if not isinstance(mechanism, Gaussian):
+        raise AccountingError(f"samplers are compared for Gaussian noise, not {mechanism!r}")
+    bins, rate = math.ceil(examples / batch), batch / examples
+    passes = math.ceil(steps / bins)
+    largest = max_batch if max_batch is not None else min(math.ceil(batch + 6 * math.sqrt(batch)), examples)
+    return {
+        "poisson": PoissonSampled(mechanism, rate) * steps,
+        "balls-in-bins": BallsInBins(mechanism, bins) * passes,
+        "truncated": TruncatedPoissonSampled(mechanism, rate, examples, largest) * steps,
+        "fixed": FixedSizeSampled(mechanism, batch, examples) * steps,
+        "shuffled": Shuffled(mechanism, bins) * passes,
+    }

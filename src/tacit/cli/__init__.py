@@ -19,6 +19,7 @@ COMMAND_FILES = (
     "prompt",
     "plan",
     "report",
+    "studio",
     "audit",
     "selftest",
     "accounting",

@@ -32,7 +32,7 @@ from tacit.ledger.errors import (
     TermsError,
 )
 from tacit.ledger.rules import FAILURE_SHARE, Price
-from tacit.ledger.state import State
+from tacit.ledger.state import State, charged
 from tacit.ledger.terms import check_mechanism
 from tacit.ledger.views import Budget, ChangeRecord, ChargeRecord, DatasetTerms
 
@@ -470,6 +470,28 @@ class RemoteLedger(Ledger):
         bound = told["composition"]
         together = None if bound is None else acc.Bound(**{k: _number(v) for k, v in bound.items()})
         return Budget.read(terms, State.from_entry(told["last"]), told["head"], told["time"], together)
+
+    def foresee(self, dataset: str, mechanism: acc.Mechanism, *, delta: float | None = None) -> Budget:
+        """As :meth:`Ledger.foresee`.
+
+        Args:
+            dataset: The name of the data set.
+            mechanism: What would be computed.
+            delta: The charge's part of the data set's δ.
+
+        Returns:
+            The budget with this charge in it.
+
+        Raises:
+            TermsError: If the budget is split among teams: which team asks is known to the service only.
+        """
+        price = self.quote(dataset, mechanism, delta=delta)
+        told = self._ask("budget", dataset=dataset, exact=False)
+        terms, state = DatasetTerms.from_terms(dataset, told["first"]["terms"]), State.from_entry(told["last"])
+        after = charged(terms, state, price, told["time"], "", None)
+        if isinstance(after, str):
+            raise TermsError(f"what a charge leaves of a team's share of {dataset!r} is known to the service only")
+        return Budget.read(terms, after, told["head"], told["time"])
 
     def head(self, dataset: str) -> str:
         """As :meth:`Ledger.head`.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import html
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -300,6 +301,19 @@ class ChangeRecord:
         return dataclasses.asdict(self)
 
 
+def table_of(budgets: Iterable[Budget]) -> str:
+    """Budgets as a table for notebooks, each with a meter of what is used."""
+    rows = "".join(
+        f"<tr><th>{html.escape(one.dataset.name)}</th><td>{html.escape(one.dataset.words)}</td>"
+        f"<td>ε = {one.epsilon:g}, δ = {one.delta:g}</td><td>ε = {one.left_epsilon:.4g}, δ = {one.left_delta:.3g}</td>"
+        f'<td><meter min="0" max="1" value="{min(one.used, 1):.4f}"></meter> {one.used:.1%}</td>'
+        f"<td>{one.charges}</td></tr>"
+        for one in budgets
+    )
+    heads = ("data set", "neighbours", "budget", "left", "used", "charges")
+    return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
+
+
 @dataclasses.dataclass(frozen=True)
 class Budget:
     """What is spent and what is left of one data set's budget. The guarantee is the registered (ε, δ).
@@ -396,6 +410,9 @@ class Budget:
             shares,
             state.version,
         )
+
+    def _repr_html_(self) -> str:
+        return table_of([self])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

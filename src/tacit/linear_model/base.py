@@ -412,6 +412,11 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
             X = validate_data(self, X, dtype=np.float64, ensure_all_finite=finite, reset=False)
         return self._encode(X, self.features_)
 
+    def _html_repr(self) -> str:
+        """As scikit-learn draws it, with what the fit cost below."""
+        drawn = str(super()._html_repr())
+        return drawn + self.privacy_._repr_html_() if hasattr(self, "privacy_") else drawn
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self._allows_missing()

@@ -197,6 +197,12 @@ class Plan:
             return _pure(spent, self.adjacency)
         return acc.epsilon(spent, self.delta, adjacency=self.adjacency)
 
+    def _repr_html_(self) -> str:
+        """The plan in a notebook: its price with the trade-off curve, and what is known before the first step."""
+        bound = self.stated.price()
+        said = {"steps": self.steps, "sampler": str(self.sampler.to_dict())}
+        return acc.Privacy(bound, self.spent(), said)._repr_html_()
+
     @property
     def counted(self) -> bool:
         """Whether the number of units counts as public: it was counted, or the sampler reveals it."""

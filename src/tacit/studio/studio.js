@@ -1,0 +1,125 @@
+// Asks the studio what a form says, and puts the answer in its place. Every answer is escaped where it is made.
+"use strict";
+(() => {
+  const form = document.querySelector("form.live");
+  const language = document.documentElement.lang || "en";
+
+  // -- the values of the form; names that end in [] are lists
+  function values() {
+    const found = { lang: language };
+    if (!form) return found;
+    for (const [name, value] of new FormData(form)) {
+      if (name.endsWith("[]")) (found[name] ||= []).push(value);
+      else found[name] = value;
+    }
+    return found;
+  }
+
+  // -- a slider and the number beside it
+  const slider = (input) => form && form.querySelector(`input[type=range][data-for="${input.id}"]`);
+  function toSlider(input) {
+    const range = slider(input), value = Number(input.value);
+    if (!range || !input.value || Number.isNaN(value)) return;
+    range.value = range.dataset.log === "1" ? Math.log10(value) : value;
+    range.setAttribute("aria-valuetext", input.value);
+  }
+  function toNumber(range) {
+    const input = document.getElementById(range.dataset.for);
+    let value = range.dataset.log === "1" ? 10 ** Number(range.value) : Number(range.value);
+    value = Number(value.toPrecision(3));
+    if (range.dataset.whole === "1") value = Math.round(value);
+    input.value = value < 1e-3 ? value.toExponential().replace("e+", "e") : String(value);
+    range.setAttribute("aria-valuetext", input.value);
+  }
+
+  // -- questions
+  const running = new Map(), timers = new Map();
+  async function ask(question, place) {
+    running.get(place)?.abort();
+    const stop = new AbortController();
+    running.set(place, stop);
+    place.setAttribute("aria-busy", "true");
+    try {
+      const answer = await fetch(`/api/${question}?lang=${encodeURIComponent(language)}`, {
+        method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(values()),
+        signal: stop.signal, credentials: "same-origin",
+      });
+      if (answer.status === 401) { location.reload(); return; }
+      show(place, (await answer.json()).html);
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      const told = document.createElement("p");
+      told.className = "warn";
+      told.setAttribute("role", "alert");
+      told.textContent = language === "de" ? "Das Studio antwortet nicht." : "The studio does not answer.";
+      place.replaceChildren(told);
+    }
+    if (running.get(place) === stop) place.setAttribute("aria-busy", "false");
+  }
+  function show(place, html) {
+    if (place.dataset.shown === html) return; // nothing new: what is focused or ticked stays
+    place.dataset.shown = html;
+    const ticked = new Set([...place.querySelectorAll("input:checked")].map((box) => box.value));
+    const open = [...place.querySelectorAll("details")].map((one) => one.open);
+    place.innerHTML = html;
+    for (const box of place.querySelectorAll("input[type=checkbox]")) box.checked = ticked.has(box.value);
+    place.querySelectorAll("details").forEach((one, i) => { one.open = open[i] || false; });
+    // what scrolls sideways can be scrolled with keys too
+    for (const box of place.querySelectorAll(".scroll")) if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+  }
+  const places = [...document.querySelectorAll("[data-ask]")];
+  function changed() {
+    for (const place of places) {
+      clearTimeout(timers.get(place));
+      timers.set(place, setTimeout(() => ask(place.dataset.ask, place), Number(place.dataset.wait)));
+    }
+    keep();
+  }
+  function keep() {
+    if (!form || form.id === "schema-form" || location.pathname.startsWith("/runs")) return;
+    const link = new URLSearchParams();
+    if (language !== "en") link.set("lang", language);
+    for (const [name, value] of Object.entries(values())) if (name !== "lang" && !Array.isArray(value)) link.set(name, value);
+    history.replaceState(null, "", `?${link}`);
+  }
+
+  // -- what people do
+  document.addEventListener("input", (event) => {
+    const one = event.target;
+    if (one.type === "range") toNumber(one);
+    else if (one.id) toSlider(one);
+    if (form && form.contains(one)) changed();
+  });
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button, a.lang");
+    if (!button) return;
+    if (button.dataset.click) ask(button.dataset.click, document.getElementById(button.dataset.into));
+    if (button.dataset.lang) {
+      event.preventDefault();
+      const link = new URLSearchParams(location.search);
+      link.set("lang", button.dataset.lang);
+      location.search = link.toString();
+    }
+    const columns = document.getElementById("columns");
+    if ("add" in button.dataset) {
+      const copy = columns.firstElementChild.cloneNode(true);
+      for (const input of copy.querySelectorAll("input")) input.value = "";
+      columns.append(copy);
+      copy.querySelector("input").focus();
+      changed();
+    }
+    if ("remove" in button.dataset && columns.children.length > 1) {
+      button.closest("fieldset").remove();
+      columns.querySelector("input").focus();
+      changed();
+    }
+  });
+  form?.addEventListener("submit", (event) => event.preventDefault());
+
+  // -- begin
+  form?.querySelectorAll("input[id]").forEach(toSlider);
+  for (const place of places) {
+    ask(place.dataset.ask, place);
+    if (place.dataset.every) setInterval(() => { if (!document.hidden) ask(place.dataset.ask, place); }, Number(place.dataset.every));
+  }
+})();
