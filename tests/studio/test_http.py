@@ -401,6 +401,7 @@ def test_an_injection_in_any_field_stays_text(web, studio, language):
         f"{name}[]": [HOSTILE] for name in ("name", "kind", "lower", "upper", "categories", "missing", "target", "why")
     }
     texts = [web.get(f"/{page}", params=every | {"lang": language}).text for page in shell.PAGES]
+    texts.append(ask(web, "ledger/history", language, dataset="people")["html"])
     small = {"noise": "5", "batch": "100", "records": "100", "epochs": "1", "unit": HOSTILE, "dataset": HOSTILE}
     for question in QUESTIONS:
         own = [

@@ -125,7 +125,14 @@ class Privacy:
         return "; ".join([repr(self.interval), *(f"{name}: {text}" for name, text in self._said())])
 
     def _repr_html_(self) -> str:
-        """A small table for notebooks."""
+        return self.to_html()
+
+    def to_html(self) -> str:
+        """A small table with the trade-off curve, as notebooks show it.
+
+        Returns:
+            HTML in which every text is escaped.
+        """
         rows = {
             "privacy": repr(self.interval).split(" at ")[0],
             "δ": f"{self.delta:g}",

@@ -415,7 +415,7 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
     def _html_repr(self) -> str:
         """As scikit-learn draws it, with what the fit cost below."""
         drawn = str(super()._html_repr())
-        return drawn + self.privacy_._repr_html_() if hasattr(self, "privacy_") else drawn
+        return drawn + self.privacy_.to_html() if hasattr(self, "privacy_") else drawn
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

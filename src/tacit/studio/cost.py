@@ -18,19 +18,18 @@ from tacit.report import plots, words
 from tacit.report.elements import table
 from tacit.report.plots import Axis, Line
 from tacit.report.words import number, rounded
-from tacit.studio.fields import Choice, FieldError, Number
-from tacit.studio.fields import Line as Text
+from tacit.studio.fields import ChoiceField, FieldError, NumberField, TextField
 
 FIELDS = (
-    Number("noise", "Noise multiplier", "1.1", 0.1, 100, help="standard deviation of the noise in clip norms"),
-    Number("batch", "Batch size", "256", 1, 1e7, whole=True),
-    Number("records", "Records", "60000", 1, 1e10, whole=True, help="treated as public"),
-    Number("epochs", "Epochs", "15", 0.01, 1e4),
-    Number("delta", "δ", "1e-5", 1e-15, 0.1),
-    Choice("sampler", "Sampler", tuple(BATCHES)),
-    Choice("adjacency", "Neighbours", ("add-remove", "zero-out", "replace-one")),
-    Text("unit", "Unit", "record"),
-    Number(
+    NumberField("noise", "Noise multiplier", "1.1", 0.1, 100, help="standard deviation of the noise in clip norms"),
+    NumberField("batch", "Batch size", "256", 1, 1e7, whole=True),
+    NumberField("records", "Records", "60000", 1, 1e10, whole=True, help="treated as public"),
+    NumberField("epochs", "Epochs", "15", 0.01, 1e4),
+    NumberField("delta", "δ", "1e-5", 1e-15, 0.1),
+    ChoiceField("sampler", "Sampler", tuple(BATCHES)),
+    ChoiceField("adjacency", "Neighbours", ("add-remove", "zero-out", "replace-one")),
+    TextField("unit", "Unit", "record"),
+    NumberField(
         "group", "Units together", "1", 1, 100, whole=True, help="protected as one, such as the records of a person"
     ),
 )

@@ -15,12 +15,12 @@ from tacit import accounting as acc
 from tacit.linear_model import LinearRegression, LogisticRegression
 from tacit.report.elements import table
 from tacit.schema import Boolean, Categorical, Numeric, Schema, SchemaError
-from tacit.studio.fields import FieldError, Number
+from tacit.studio.fields import FieldError, NumberField
 
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)
 FIELDS = (
-    Number("rows", "Rows", "20000", 100, 1e9, whole=True, help="a public number, or a guess"),
-    Number("delta", "δ", "1e-6", 1e-15, 0.01),
+    NumberField("rows", "Rows", "20000", 100, 1e9, whole=True, help="a public number, or a guess"),
+    NumberField("delta", "δ", "1e-6", 1e-15, 0.01),
 )
 #: Rows that are made up for a regression; with more rows its error is smaller than shown.
 MOST = 20_000

@@ -14,7 +14,7 @@ class FieldError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Number:
+class NumberField:
     """A number with its range. ``log`` gives its slider a logarithmic scale."""
 
     name: str
@@ -54,7 +54,7 @@ class Number:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class ChoiceField:
     """One of some words."""
 
     name: str
@@ -84,7 +84,7 @@ class Choice:
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class TextField:
     """A short text."""
 
     name: str

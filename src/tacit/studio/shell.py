@@ -10,7 +10,7 @@ from urllib.parse import quote
 from tacit.ledger.tokens import Token
 from tacit.report.texts import languages, translated
 from tacit.studio import books, cost, expected
-from tacit.studio.fields import Choice
+from tacit.studio.fields import ChoiceField
 from tacit.studio.state import Studio
 
 #: The pages by address.
@@ -111,7 +111,7 @@ def _ledger(studio: Studio, who: Token, values: Mapping[str, Any]) -> str:
     fields = "".join(f.draw(values) for f in cost.FIELDS if f.name not in ("adjacency", "unit", "delta", "group"))
     return (
         f'{head}<form class="sheet live"><div class="grid">'
-        f"{Choice('dataset', 'Data set', names).draw(values, still=True)}{fields}</div></form>"
+        f"{ChoiceField('dataset', 'Data set', names).draw(values, still=True)}{fields}</div></form>"
         "<h2>What would this run leave?</h2>"
         f'<div class="sheet">{answer("ledger/planned", "The planned run", wait=200)}</div>'
         '<h2>Verify</h2><div class="sheet"><button type="button" data-click="ledger/verify" '

@@ -201,7 +201,7 @@ class Plan:
         """The plan in a notebook: its price with the trade-off curve, and what is known before the first step."""
         bound = self.stated.price()
         said = {"steps": self.steps, "sampler": str(self.sampler.to_dict())}
-        return acc.Privacy(bound, self.spent(), said)._repr_html_()
+        return acc.Privacy(bound, self.spent(), said).to_html()
 
     @property
     def counted(self) -> bool:
