@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tacit import accounting as acc
 from tacit.ledger import entries, signing
 from tacit.ledger.entries import Row, digest
-from tacit.ledger.errors import ChargeError, LedgerTampered, NotALedger, TermsError
-from tacit.ledger.state import State, after
+from tacit.ledger.errors import BudgetExceeded, ChargeError, LedgerTampered, NotALedger, TermsError
+from tacit.ledger.rules import Price
+from tacit.ledger.state import State, after, charged
 from tacit.ledger.store import Already, Decide, Ends, MemoryStore, Store
 from tacit.ledger.views import (
     Budget,
@@ -22,6 +24,7 @@ from tacit.ledger.views import (
     DatasetTerms,
     Verification,
     composition,
+    table_of,
     verify_dataset,
 )
 
@@ -32,6 +35,7 @@ EXACT = 200
 class Book:
     """The record of a ledger: how an entry is checked and written, and what can be read."""
 
+    quote: Callable[..., Price]
     _store: Store
     _by: dict[str, str]
     _request: dict[str, str] | None
@@ -222,6 +226,32 @@ class Book:
         wanted = state.charges <= EXACT if exact is None else exact
         together = composition(terms, self.history(dataset)) if wanted else None
         return Budget.read(terms, state, ends.last.hash, time_after(ends.last)["time"], together)
+
+    def foresee(self, dataset: str, mechanism: acc.Mechanism, *, delta: float | None = None) -> Budget:
+        """The budget as it would be after a charge. Nothing is recorded.
+
+        Args:
+            dataset: The name of a registered data set.
+            mechanism: What would be computed.
+            delta: The charge's part of the data set's δ. None takes the registered share.
+
+        Returns:
+            The budget with this charge in it, by the rule of the data set.
+
+        Raises:
+            BudgetExceeded: If the charge would be refused, with what would still fit.
+            TermsError: If the mechanism does not match the data set's terms.
+        """
+        price = self.quote(dataset, mechanism, delta=delta)
+        ends, state = self._now(dataset)
+        terms, time = terms_of(ends.first), time_after(ends.last)["time"]
+        after = charged(terms, state, price, time, self._by.get("team", ""), None)
+        if isinstance(after, str):  # somebody else charged between the two looks
+            raise BudgetExceeded(f"another charge on {dataset!r} came between: ask again")
+        return Budget.read(terms, after, ends.last.hash, time)
+
+    def _repr_html_(self) -> str:
+        return table_of(self.budget(name, exact=False) for name in self.datasets())
 
     def head(self, dataset: str) -> str:
         """The newest hash of a data set's chain. Printed on a card, it fixes the whole history before it.

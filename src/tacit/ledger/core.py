@@ -39,7 +39,7 @@ from tacit.ledger.rules import FAILURE_SHARE, Price, make_rule, price_of
 from tacit.ledger.state import State, charged, rule_at, scheduled
 from tacit.ledger.store import WHY_NOT_COPIED, Already, Ends, MemoryStore
 from tacit.ledger.terms import check_growth, check_mechanism, check_number, check_terms, check_text, is_number
-from tacit.ledger.views import Budget, ChargeRecord, DatasetTerms, table_of
+from tacit.ledger.views import ChargeRecord, DatasetTerms
 
 #: How many charges δ is divided into unless the registration says otherwise.
 CHARGES = 100
@@ -473,8 +473,7 @@ class Ledger(Changes, Book):
             raise Already(found[-1])
         return self._follow(ends, "resume", record.charge)
 
-    #: Another name for :meth:`charge`, after the first of its two steps.
-    reserve = charge
+    reserve = charge  #: Another name for :meth:`charge`, after the first of its two steps.
 
     def quote(self, dataset: str, mechanism: acc.Mechanism, *, delta: float | None = None) -> Price:
         """The price that :meth:`charge` would record now. Nothing is recorded.
@@ -498,28 +497,6 @@ class Ledger(Changes, Book):
         if isinstance(after, str):
             raise self._refusal(terms, mechanism, price, state, time, after)
         return price
-
-    def foresee(self, dataset: str, mechanism: acc.Mechanism, *, delta: float | None = None) -> Budget:
-        """The budget as it would be after a charge. Nothing is recorded.
-
-        Args:
-            dataset: The name of a registered data set.
-            mechanism: What would be computed.
-            delta: The charge's part of the data set's δ. None takes the registered share.
-
-        Returns:
-            The budget with this charge in it, by the rule of the data set.
-
-        Raises:
-            BudgetExceeded: If the charge would be refused, with what would still fit.
-            TermsError: If the mechanism does not match the data set's terms.
-        """
-        terms, price = self._priced(dataset, mechanism, delta)
-        ends, state = self._now(dataset)
-        after = charged(terms, state, price, now(), self._by.get("team", ""), None)
-        if isinstance(after, str):
-            raise self._refusal(terms, mechanism, price, state, after)
-        return Budget.read(terms, after, ends.last.hash, now())
 
     def resume(self, dataset: str, number: str) -> Charge:
         """Take up a charge that was reserved and not confirmed, after a crash. The resumption is recorded.
@@ -689,9 +666,6 @@ class Ledger(Changes, Book):
 
     def __repr__(self) -> str:
         return f"Ledger({self._store.place()!r})"
-
-    def _repr_html_(self) -> str:
-        return table_of(self.budget(name, exact=False) for name in self.datasets())
 
 
 # -- helpers ---------------------------------------------------------------------------------------------------------
