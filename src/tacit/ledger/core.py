@@ -373,10 +373,6 @@ class Ledger(Changes, Book):
         Returns:
             True if :meth:`charge` would grant it.
 
-        Raises:
-            TermsError: If the mechanism does not match the data set's unit, adjacency, size or δ.
-            UnknownDataset: If no data set of this name is registered.
-
         Example:
             >>> ledger = Ledger()
             >>> _ = ledger.register("people", epsilon=1.0, delta=1e-5)
@@ -384,7 +380,8 @@ class Ledger(Changes, Book):
             (True, False)
         """
         terms, price = self._priced(dataset, mechanism, delta)
-        return not isinstance(charged(terms, self._now(dataset)[1], price, now(), self._by.get("team", ""), None), str)
+        state, team = self._now(dataset)[1], self._by.get("team", "")
+        return not isinstance(charged(terms, state, price, now(), team, None), str)
 
     def _charge(
         self,

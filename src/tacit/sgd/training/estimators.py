@@ -73,7 +73,9 @@ class _Estimator(surroundings.RefusesSearch, _base.BaseEstimator):  # type: igno
         if not self.hidden:  # zero is the usual start of a convex problem
             for parameter in model[-1].parameters():
                 nn.init.zeros_(parameter)
-        optimizer = torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=0.9)
+        # A linear model stands large steps; with hidden layers they cost .05 to .1 of AUC on tables of 2,000 rows.
+        rate = self.learning_rate if self.learning_rate is not None else 0.5 if self.hidden else 2.0
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
         count = len(x) if groups is None else int(owner_numbers(groups, len(x)).max()) + 1
         delta = self.delta if self.delta is not None else min(1e-5, 0.1 / count)
         training = Training(
@@ -126,7 +128,7 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
         hidden: The widths of hidden layers, with tanh between them. Default: none, a linear model.
         epochs: The number of passes over the data. Default: 20.
         batch_size: The expected number of rows (or ids) in a step. Default: a tenth of all.
-        learning_rate: The learning rate of SGD with momentum 0.9. Default: 2.
+        learning_rate: The learning rate of SGD with momentum 0.9. Default: 2, and 0.5 with ``hidden`` layers.
         clip_norm: The most that one row (or id) may change a sum of gradients, in L2 norm. Default: 1.
         bounds: Public bounds of the features as ``(lower, upper)``, each a number or one per feature; values are
             clipped to them. Default: none; every row is scaled to length 1 at most.
@@ -154,7 +156,7 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
         hidden: Sequence[int] = (),
         epochs: int = 20,
         batch_size: int | None = None,
-        learning_rate: float = 2.0,
+        learning_rate: float | None = None,
         clip_norm: float = 1.0,
         bounds: Any = None,
         classes: Any = None,
