@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -130,6 +131,17 @@ def test_a_ledger_behind_an_address_is_the_same_ledger(service, people):
     assert service.ledger("aud").verify(people, heads=[charge.head], public_key=service.public).ok
     with pytest.raises(KeyError, match="no data set 'nobody'"):
         ana.budget("nobody")
+
+
+def test_a_run_of_a_schedule_that_is_asked_for_again_is_one_run(service, people):
+    ana = service.ledger("ana")
+    plan = ana.plan(people, acc.PureDP(0.25), every="week", times=2)
+    this_week = ana.with_plan(plan.number)
+    number = uuid.uuid4().hex
+    again = [this_week.charge(people, acc.PureDP(0.25), number=number) for _ in range(2)]
+    assert [charge.number for charge in again] == [number, number]
+    with pytest.raises(ChargeError, match="not due"):
+        this_week.charge(people, acc.PureDP(0.25))
 
 
 def test_training_and_estimators_charge_a_service(service):
