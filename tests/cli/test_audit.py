@@ -65,7 +65,8 @@ def test_a_run_is_audited_and_its_card_and_report_say_so(run):
     assert found["verdict"] == "underpowered"
     assert not found["bound"]
     assert {"release": "not bound", "ε": "agrees"}.items() <= {c["name"]: c["result"] for c in found["claims"]}.items()
-    assert {p["lie"]: p["probability"] for p in found["powers"]}["half the noise"] == 0.0
+    printed = {p["lie"]: p["probability"] for p in found["powers"]}
+    assert (printed["half the noise"], printed["other data than were charged"]) == (0.0, 0.0)
     assert found["best"] > 0
     # The number of people was counted, so the card states zero-out; the audit said add/remove.
     assert found["terms"] == read_card(run / "privacy.json")["guarantee"]["neighbours"]
@@ -129,6 +130,7 @@ def test_a_release_is_bound_and_stays_so_after_its_audit(bound, tmp_path):
     found = json.loads(told.stdout)
     assert (found["verdict"], found["bound"]) == ("pass", True)
     assert all(power["probability"] >= 0.95 for power in found["powers"] if power["needed"])
+    assert {p["lie"]: p["probability"] for p in found["powers"]}["other data than were charged"] == 1.0
     assert (run / "privacy.json").read_bytes() != before
     assert to_json(unaudited(read_card(run / "privacy.json"))).encode() == before
     assert {c.result for c in claims(run).values()} == {"agrees"}

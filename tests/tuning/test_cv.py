@@ -11,6 +11,7 @@ from sklearn.linear_model import LogisticRegression as Plain
 
 from tacit import accounting as acc
 from tacit.ledger import Ledger
+from tacit.linear_model import LogisticRegression
 from tacit.sgd import Classifier, Regressor
 from tacit.tuning import PrivateSearchCV, TuningError
 from tacit.tuning.cv import _Base
@@ -88,12 +89,42 @@ def test_estimators_that_release_by_noise_on_statistics_are_rehearsed() -> None:
     ] or "Gaussian" in repr(search.privacy_.mechanism)
 
 
+@pytest.mark.parametrize("adjacency", ["add-remove", "zero-out", "replace-one"])
+@pytest.mark.parametrize("by", ["the estimator", "the ledger"])
+def test_a_search_protects_the_neighbours_that_its_estimator_or_its_ledger_names(adjacency: str, by: str) -> None:
+    x, y = rows(300)
+    ledger = Ledger()
+    ledger.register("people", epsilon=3.0, delta=1e-4, adjacency=adjacency)
+    asked = {"adjacency": adjacency} if by == "the estimator" else {}
+    told = {"ledger": ledger, "dataset": "people"} if by == "the ledger" else {}
+    made = LogisticRegression(bounds=(-1, 1), **asked)
+    search = PrivateSearchCV(made, {"fit_intercept": [True, False]}, epsilon=3.0, delta=1e-5, runs=2, **told).fit(x, y)
+    assert search.privacy_.adjacency == search.best_estimator_.privacy_.adjacency == adjacency
+    assert search.privacy_.upper <= 3.0
+    assert made.adjacency is None or by == "the estimator"  # the estimator that was given is left as it is
+
+
+def test_a_fit_that_counts_the_rows_makes_their_number_public() -> None:
+    x, y = rows(300)
+    steps = LogisticRegression(bounds=(-1, 1), method="dp-sgd", adjacency="add-remove")
+    search = PrivateSearchCV(steps, {"fit_intercept": [True, False]}, epsilon=3.0, delta=1e-5, runs=2).fit(x, y)
+    assert search.privacy_.adjacency == "zero-out"
+    ledger = Ledger()
+    ledger.register("people", epsilon=3.0, delta=1e-4)
+    either = {"method": ["dp-sgd", "objective-perturbation"]}  # the second has no price where the number is public
+    mixed = PrivateSearchCV(LogisticRegression(bounds=(-1, 1)), either, delta=1e-5, ledger=ledger, dataset="people")
+    with pytest.raises(acc.AdjacencyError, match="zero-out"):
+        mixed.fit(x, y)
+    assert ledger.budget("people").charges == 0
+
+
 def test_what_cannot_be_searched_is_refused() -> None:
     x, y = rows(100)
     private = Classifier(bounds=(-1, 1))
     for search, said in (
         (PrivateSearchCV(Plain(), {"C": [1.0]}), "no epsilon"),
         (PrivateSearchCV(private, {"epsilon": [1.0, 2.0]}), "cannot be searched"),
+        (PrivateSearchCV(private, {"adjacency": ["zero-out"]}), "cannot be searched"),
         (PrivateSearchCV(private, {"epochs": [1]}, validation_every=1), "validation_every"),
         (PrivateSearchCV(Classifier(ledger=Ledger()), {"epochs": [1]}), "give the ledger to"),
         (PrivateSearchCV(Regressor(target_bounds=None), {"epochs": [1]}), "target_bounds"),

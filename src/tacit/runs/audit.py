@@ -177,12 +177,15 @@ def _powers(claims: Iterable[Claim], own: Audit | None) -> tuple[Power, ...]:
     seen = any(claim.name == "weights of this run" for claim in claims)
     by = "the hashes in the ledger" if bound else "the weights that the canaries saw" if seen else NOT_BOUND
     other = Power("the model of another run", float(bound or seen), by)
+    read = any(claim.name == "data" and claim.result == AGREES for claim in claims)
+    whose = "their fingerprint in the ledger" if read else "nothing: no ledger at hand names the data that were read"
+    data = Power("other data than were charged", float(read), whose)
     forged = Power("a smaller ε on the card", 1.0, "pricing the mechanism again")
     if own is not None and own.powers:
-        return (*own.powers, other, forged)
+        return (*own.powers, other, data, forged)
     nothing = "nothing: the run kept no record of gradient canaries (tacit train --audit-canaries 200)"
     lies = ("half the noise", "no noise", "shuffled batches", "twice the steps")
-    return (*(Power(lie, 0.0, nothing, needed=True) for lie in lies), other, forged)
+    return (*(Power(lie, 0.0, nothing, needed=True) for lie in lies), other, data, forged)
 
 
 def not_ended(run: Path) -> str:

@@ -136,10 +136,10 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if X.ndim != 2 or len(X) != len(y) or X.dtype.kind not in "fiub":
             raise TuningError("X must be a table of numbers, and y must have one target for each row")
         space = Space(self.param_space)
-        fixed = {"epsilon", "delta", "ledger", "dataset"} & set(space.draw())
+        fixed = {"epsilon", "delta", "adjacency", "ledger", "dataset"} & set(space.draw())
         if fixed:
             raise TuningError(
-                f"{', '.join(sorted(fixed))} cannot be searched: give the budget of the whole search to PrivateSearchCV"
+                f"{', '.join(sorted(fixed))} cannot be searched: they say what the whole search guarantees"
             )
         every = self.validation_every
         if isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 2:
@@ -152,16 +152,21 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             raise TuningError("too few rows: none is left to train on, or none to validate on")
         expected = float(self.runs if self.runs is not None else (len(space) if space.candidates else 10))
         share = self.delta / (4 * max(expected, 1.0))
-        base = _Base(self.estimator, X[~held], y[~held], share, None if groups is None else whose[~held])
-        found = PrivateSearch(
+        estimator, adjacency = self.estimator, "add-remove"
+        if "adjacency" in known:
+            terms = None if read is None or self.ledger is None else self.ledger.dataset(self.dataset or "")
+            adjacency = known["adjacency"] or ("add-remove" if terms is None else terms.adjacency)
+            estimator = clone(estimator).set_params(adjacency=adjacency)
+        base = _Base(estimator, X[~held], y[~held], share, None if groups is None else whose[~held])
+        search = PrivateSearch(
             space,
             base.train,
             self._score(X[held], y[held], whose[held], unit),
             mechanism=base.mechanism,
-            counted=True,
             method=self.method,
             epsilon=self.epsilon,
             delta=self.delta,
+            adjacency=adjacency,
             runs=self.runs,
             eta=self.eta,
             threshold=self.threshold,
@@ -172,7 +177,9 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             source=read,
             workers=self.workers,
             backend=self.backend,
-        ).run()
+        )
+        search.counted = base.counted
+        found = search.run()
         if found.nothing:
             raise TuningError(f"nothing was selected, which method={self.method!r} allows; the charge stands")
         self.best_estimator_, self.best_params_ = found.model, found.best
@@ -231,6 +238,8 @@ class _Base:
     ) -> None:
         self.estimator, self.X, self.y, self.delta = estimator, X, y, delta
         self.whose = {} if groups is None else {"groups": groups}
+        #: whether some fit treats the number of rows as public, where a neighbour is a row more or less
+        self.counted = False
         #: what fits were found to cost, by candidate and noise; with the candidate, which a key may know by its id only
         self._priced: dict[Any, tuple[acc.Mechanism, Candidate]] = {}
 
@@ -253,6 +262,7 @@ class _Base:
         made = self.made(candidate, noise)
         planned = _planned(made, self.X, self.y, self.whose.get("groups"))
         if planned is not None:
+            self.counted = True
             return planned
         generator = np.random.default_rng(0)
         rows = generator.uniform(-1, 1, self.X.shape)
@@ -262,8 +272,9 @@ class _Base:
         else:
             low, high = made.get_params().get("target_bounds") or (-1.0, 1.0)
             target = generator.uniform(low, high, len(self.y))
-        priced: acc.Mechanism = made.fit(rows, target, **self.whose).privacy_.mechanism
-        return priced
+        stated: acc.Privacy = made.fit(rows, target, **self.whose).privacy_
+        self.counted |= stated.adjacency != (made.get_params().get("adjacency") or "add-remove")
+        return stated.mechanism
 
     def train(self, candidate: Candidate, noise: float) -> Any:
         """The fit on the private rows; refused if it is not what was priced."""

@@ -213,7 +213,7 @@ class PrivateSearch:
     ) -> None:
         self.space, self.train, self.score = Space(space), train, score
         self.method, self.epsilon, self.delta, self.eta = method, float(epsilon), float(delta), float(eta)
-        self.threshold, self.adjacency, self._counted = threshold, adjacency, counted
+        self.threshold, self.adjacency, self.counted = threshold, adjacency, counted
         self.ledger, self.dataset, self.purpose, self.source = ledger, dataset, purpose, source
         self.workers, self.executor, self.progress = workers, executor, progress
         self.cluster = backend_of(backend)
@@ -307,7 +307,7 @@ class PrivateSearch:
                     "train(candidate, noise) must return a tacit.sgd.Training that has not run, so that its price is "
                     "known before it runs; otherwise give mechanism=, a function of (candidate, noise)"
                 )
-            found, self._counted = made.plan.mechanism, self._counted or made.plan.counted
+            found, self.counted = made.plan.mechanism, self.counted or made.plan.counted
         if not isinstance(found, acc.Mechanism):
             raise TuningError(f"a run must be described by a mechanism of tacit.accounting, not {found!r}")
         return found
@@ -457,8 +457,8 @@ class PrivateSearch:
             "generalised-exponential": f"generalised exponential mechanism over {self._size} trained candidates",
         }.get(self.method, f"private selection: the best of a {self.method} number of runs, {self.runs:g} on average")
         details = {"method": f"{law}; training and score", "tuning": "charged"}
-        stated = acc.stated_adjacency(self.adjacency, counted=self._counted)
-        if self._counted:
+        stated = acc.stated_adjacency(self.adjacency, counted=self.counted)
+        if self.counted:
             details["size"] = f"number of {self.mechanism.unit}s treated as public"
         if stated == self.adjacency:
             return acc.Privacy(self._bound, self.mechanism, details)
@@ -506,6 +506,7 @@ class PrivateSearch:
             )
         else:
             self._settle(state["noises"])  # the noise that finished runs had, and that was charged
+        privacy = self.privacy  # what cannot be stated is refused before it is charged
         charge = self._charge(state, scratch)
         with runs.silence() as stream:
             shown = stream.isatty() if self.progress is None else self.progress
@@ -519,11 +520,9 @@ class PrivateSearch:
         if charge is not None and not charge.confirmed:
             charge.confirm()
         if chosen is None:
-            return SearchResult(None, None, None, self.privacy, None, charge)
+            return SearchResult(None, None, None, privacy, None, charge)
         score = None if self._all else chosen.score
-        return SearchResult(
-            chosen.candidate, chosen.model, score, self.privacy, self.noise_of(chosen.candidate), charge
-        )
+        return SearchResult(chosen.candidate, chosen.model, score, privacy, self.noise_of(chosen.candidate), charge)
 
     def _begin(self) -> dict[str, Any]:
         """What is drawn before anything runs: how many runs, which candidates, the lots that break ties."""
