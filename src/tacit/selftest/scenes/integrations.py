@@ -105,6 +105,20 @@ def _losses(model: Any, inputs: Any) -> Tensor:
     return found
 
 
+class _Noisy(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Records that are read with noise of their own each time, as augmented pictures are."""
+
+    def __init__(self, rows: list[dict[str, torch.Tensor]]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = self.rows[index]
+        return row | {"x": row["x"] + 0.01 * torch.randn_like(row["x"])}
+
+
 def _trainer(seed: int, folder: str, *, batch: int = 5, pieces: int = 2, steps: int = 16, **more: Any) -> Any:
     from transformers import Trainer, TrainingArguments
 
@@ -124,8 +138,10 @@ def _trainer(seed: int, folder: str, *, batch: int = 5, pieces: int = 2, steps: 
         "save_strategy": "no",
         "max_grad_norm": 0.0,
     }
-    if more.pop("other", False):
+    change = more.pop("change", "")
+    if change == "other":
         data[3]["x"] = data[3]["x"] + 1.0
+    data = _Noisy(data) if change == "random" else data
     arguments = TrainingArguments(folder, **(usual | more))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     made = Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, None))
@@ -268,12 +284,13 @@ def trainers_go_on(seed: int) -> list[Finding]:
             self.seen.append(torch.cat(given).numpy().copy())
 
     found = []
-    for name, other, clip in (
-        ("the same data", False, CLIP),
-        ("other data", True, CLIP),
-        ("another clip norm", False, CLIP / 2),
+    for name, change, clip in (
+        ("the same data", "", CLIP),
+        ("other data", "other", CLIP),
+        ("records read at random", "random", CLIP),
+        ("another clip norm", "", CLIP / 2),
     ):
-        fork = other or clip != CLIP
+        fork = change != "" or clip != CLIP
         books, seen = Ledger(), list[Any]()
         books.register("people", epsilon=80.0, delta=1e-4)
         with tempfile.TemporaryDirectory() as folder:
@@ -295,11 +312,11 @@ def trainers_go_on(seed: int) -> list[Finding]:
                 private.add_callback(Look(seen))  # noqa: B023
                 return private
 
-            first = made()
+            first = made(change=change if change == "random" else "")
             first.add_callback(Cut())
             with contextlib.suppress(_Cut):
                 first.train()
-            rest = made(clip, other=other)
+            rest = made(clip, change=change)
             rest.train(resume_from_checkpoint=True)
             claimed, charges, spent = rest.privacy.upper, books.budget("people").charges, charged(books, DELTA)
         # Saved after two steps and cut after three: the third is made again, with the same noise on the same data.

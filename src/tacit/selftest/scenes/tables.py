@@ -188,6 +188,12 @@ def classifiers_are_bounded(seed: int) -> list[Finding]:
         pairs = _neighbours(seed, adjacency, 2)
         found += cost_of_neighbours("logit, descent", _logit(), adjacency, pairs)
         found += cost_of_neighbours(
+            "logit, short rows",
+            lambda a: LogisticRegression(0.8, DELTA, row_norm=1.0, method="gradient-descent", adjacency=a),
+            adjacency,
+            pairs[:3],
+        )
+        found += cost_of_neighbours(
             "logit, functional",
             lambda a: FunctionalLogisticRegression(0.8, bounds=(-1, 1), adjacency=a),
             adjacency,
@@ -205,6 +211,7 @@ def people_are_bounded(seed: int) -> list[Finding]:
     ids = np.arange(len(x))
     more = np.vstack([x, np.full((6, WIDTH), FAR)]), np.append(y, np.full(6, FAR)), {"groups": np.append(ids, [99] * 6)}
     other = np.vstack([x, np.full((6, WIDTH), -FAR)]), np.append(y, np.full(6, FAR)), more[2]
+    fewer = np.vstack([x, np.zeros((1, WIDTH))]), np.append(y, -FAR), {"groups": np.append(ids, [99])}
     plain = x, y, {"groups": ids}
     heavy = np.append(np.ones(len(x)), FAR)
     weighed = [(*_with((x, y), row), {"sample_weight": heavy}) for row in EXTREMES[:2]]
@@ -217,7 +224,7 @@ def people_are_bounded(seed: int) -> list[Finding]:
         ("people, functional", _functional(max_rows=3)),
     ):
         found += cost_of_neighbours(name, make, "add-remove", [(plain, more)])
-        found += cost_of_neighbours(name, make, "replace-one", [(more, other)])
+        found += cost_of_neighbours(name, make, "replace-one", [(more, other), (more, fewer)])
     for name, make in (
         ("weights, descent", _regression("gradient-descent", max_weight=2.0)),
         ("weights, moments", _regression("sufficient-statistics", max_weight=2.0)),

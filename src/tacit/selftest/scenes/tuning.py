@@ -320,6 +320,34 @@ def outside_estimator(seed: int) -> Finding:
     return holds("search: by people", good, f"claimed {claim}")
 
 
+def people_are_whole(seed: int) -> Finding:
+    """In a search by people, nobody is trained on and scored on: only then does one person change one of the two."""
+    from tacit.linear_model import LogisticRegression
+    from tacit.tuning import PrivateSearchCV
+
+    trained, scored = set[float](), set[float]()
+
+    class Seen(LogisticRegression):
+        """Notes whose rows it is given; the first column says whose."""
+
+        def fit(self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None) -> Any:
+            trained.update(np.asarray(X)[:, 0].tolist())
+            return super().fit(X, y, sample_weight, groups)
+
+        def predict(self, X: Any) -> Any:
+            scored.update(np.asarray(X)[:, 0].tolist())
+            return super().predict(X)
+
+    owners = np.repeat(np.arange(60), 4)
+    table = np.column_stack([owners / 64, np.random.default_rng(seed).uniform(-1, 1, len(owners))])
+    made = Seen(bounds=(-1, 1), method="objective-perturbation", max_rows=4, unit="person")
+    grid = {"fit_intercept": [True, False]}
+    search = PrivateSearchCV(made, grid, epsilon=3.0, delta=1e-5, validation_every=2, score_noise=20.0, runs=2)
+    search.fit(table, (table[:, 1] > 0).astype(int), groups=owners)
+    both = len(trained & scored)
+    return holds("search: people are whole", bool(scored) and not both, f"{both} people are on both sides")
+
+
 def _draws_are_uniform(seed: int) -> list[Finding]:
     """Candidates are drawn without the data: uniform on lists and ranges, and on the logarithm where that is asked."""
     space = Space({"a": Uniform(2.0, 4.0), "b": LogUniform(0.1, 10.0), "c": ["x", "y", "z"]})
@@ -371,7 +399,7 @@ def searches_go_on(seed: int) -> list[Finding]:
         kinds = len(search.noises)
         result = search.run()
         gone = not os.path.exists(f"{folder}/private")
-    beside = outside_estimator(seed)
+    beside, whole = outside_estimator(seed), people_are_whole(seed)
     tuned = tune_on_public({"a": [1, 2, 3]}, lambda c: c["a"], lambda m: -abs(m - 2), because="made up", repeats=2)
     drawn = tune_on_public({"a": Uniform(0, 1), "b": LogUniform(1, 9)}, lambda c: c["a"], float, because="x", trials=4)
     usual = good_defaults(6000, 100, epsilon=2.0, delta=1e-5)
@@ -425,6 +453,7 @@ def searches_go_on(seed: int) -> list[Finding]:
     }
     return [
         beside,
+        whole,
         *_draws_are_uniform(seed),
         holds("search: kinds of candidates", kinds == 2, f"{kinds} amounts of noise for two lengths"),
         holds(
