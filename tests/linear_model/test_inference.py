@@ -1,4 +1,4 @@
-"""What an interval rests on: which coefficients the noise hides, and how uneven errors are allowed for."""
+"""What an interval rests on, and what is paid for it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from tacit.linear_model.inference import CLIP, HIDDEN, Estimate, score_sums
-from tacit.linear_model.rows import Rows
-from tacit.linear_model.sensitivity import Shape
+from tacit import accounting as acc
+from tacit.linear_model import LogisticRegression
+from tacit.linear_model import objective as op
+from tacit.linear_model.inference import HIDDEN, Estimate
 
 
 def estimate(hidden: np.ndarray) -> Estimate:
@@ -25,25 +26,27 @@ def test_a_functional_is_refused_where_more_than_a_tenth_of_its_length_is_hidden
     assert estimate(np.array([0.0, 1.0])).refused(functionals).tolist() == [False, False, True, True, True]
 
 
-def test_what_the_shape_of_the_errors_may_be_is_never_far_below_what_was_released():
-    """Without errors the release is noise alone. What is used lies one deviation of that noise above it."""
-    rows = Rows(np.ones((50, 2)), np.zeros(50), Shape(2, intercept=False))
-    multiplier, spread, count = 400.0, 0.25, 50.0
+FURTHER = (op.Further(0.05, 1.0), op.Further(0.2, math.sqrt(2)))
 
-    class Source:
-        shape, width = rows.shape, 2
 
-        def batches(self):
-            yield rows
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+def test_what_is_released_for_an_interval_is_part_of_the_price(adjacency):
+    made = op.perturb(op.Slope(4.0), 1.0, 1e-6, adjacency, "record", further=FURTHER)
+    noises = [part.noise_multiplier for part, _ in made.mechanism.parts() if isinstance(part, acc.Gaussian)]
+    assert sorted(noises) == pytest.approx(sorted([made.output, *made.further]))
 
-    def ratios():
-        plain = Estimate(np.zeros(2), np.eye(2), *[np.zeros((2, 2))] * 3, 1.0)
-        nothing = score_sums(
-            Source(), lambda scores, y: 0 * scores, np.zeros(2), plain, np.eye(2), spread, count, multiplier
-        )
-        return nothing * count * spread
 
-    deviation = CLIP * spread * math.sqrt(2) * multiplier  # no row's vector is longer than this without the multiplier
-    drawn = np.concatenate([ratios() for _ in range(1000)]) / deviation
-    # the mean of max(1 + z, ~0) is 1.083 for normal z, with a deviation below 1 each; without the 1 it is 0.40
-    assert abs(drawn.mean() - 1.083) < 6 / math.sqrt(len(drawn))
+def test_replacing_a_row_changes_the_gradient_by_two_rows():
+    x = np.random.default_rng(0).uniform(-1, 1, (80, 3))
+    settings = {"bounds": (-1, 1), "classes": [0, 1, 2], "method": "objective-perturbation", "adjacency": "replace-one"}
+    fitted = LogisticRegression(1.0, 1e-5, **settings).fit(x, np.arange(80) % 3)
+    two = op.perturb(op.Slope(4.0, classes=3, slots=2), 1.0, 1e-5, "replace-one", "record")
+    assert fitted.privacy_.mechanism == two.mechanism
+
+
+def test_class_weights_of_a_file_are_refused(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("a,y\n" + "0.5,0\n-0.5,1\n" * 40)
+    private = LogisticRegression(1.0, bounds=(-1, 1), method="gradient-descent", class_weight={0: 1.0, 1: 0.5})
+    with pytest.raises(ValueError, match="class_weight needs the whole table"):
+        private.fit(path, "y")

@@ -152,11 +152,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             raise TuningError("too few rows: none is left to train on, or none to validate on")
         expected = float(self.runs if self.runs is not None else (len(space) if space.candidates else 10))
         share = self.delta / (4 * max(expected, 1.0))
-        estimator, adjacency = self.estimator, "add-remove"
-        if "adjacency" in known:
-            terms = None if read is None or self.ledger is None else self.ledger.dataset(self.dataset or "")
-            adjacency = known["adjacency"] or ("add-remove" if terms is None else terms.adjacency)
-            estimator = clone(estimator).set_params(adjacency=adjacency)
+        estimator, adjacency = self._neighbours(known)
         base = _Base(estimator, X[~held], y[~held], share, None if groups is None else whose[~held])
         search = PrivateSearch(
             space,
@@ -188,6 +184,14 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if hasattr(found.model, "classes_"):
             self.classes_ = found.model.classes_
         return self
+
+    def _neighbours(self, known: Mapping[str, Any]) -> tuple[Any, str]:
+        """The estimator with the adjacency that it names, or the ledger; and this adjacency."""
+        if "adjacency" not in known:
+            return self.estimator, "add-remove"
+        terms = None if self.ledger is None or self.dataset is None else self.ledger.dataset(self.dataset)
+        adjacency = known["adjacency"] or ("add-remove" if terms is None else terms.adjacency)
+        return clone(self.estimator).set_params(adjacency=adjacency), adjacency
 
     def _score(self, X: npt.NDArray[Any], y: npt.NDArray[Any], whose: npt.NDArray[Any], unit: str) -> Score:
         named: dict[str, Any] = {"noise": self.score_noise, "groups": whose, "unit": unit}

@@ -141,10 +141,10 @@ def _trainer(seed: int, folder: str, *, batch: int = 5, pieces: int = 2, steps: 
     change = more.pop("change", "")
     if change == "other":
         data[3]["x"] = data[3]["x"] + 1.0
-    data = _Noisy(data) if change == "random" else data
     arguments = TrainingArguments(folder, **(usual | more))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    made = Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, None))
+    given = _Noisy(data) if change == "random" else data
+    made = Trainer(model, arguments, train_dataset=given, optimizers=(optimizer, None))
     return made, model, optimizer
 
 
