@@ -94,7 +94,7 @@ def cosines_for(signal: float) -> int:
     """
     fewest, most = COSINES
     found = math.sqrt(max(signal, 1.0)) / 8
-    return min(max(2 ** round(math.log2(found)), fewest), most)
+    return int(min(max(2 ** round(math.log2(found)), fewest), most))
 
 
 def parts_of(columns: Sequence[BinnedColumn], noisy: Floats, scale: float, cosines: int) -> tuple[Part, ...]:
