@@ -341,6 +341,9 @@ ENTRIES: dict[str, Entry] = {
     "CyclicPoissonSampled": Entry(
         acc.CyclicPoissonSampled(G(2.0), 0.1, 4), _poisson(2.0, 0.1), ("add-remove", "zero-out")
     ),
+    "CyclicPoissonSampled, all of a group": Entry(
+        acc.CyclicPoissonSampled(G(1.0), 1.0, 3), _poisson(1.0, 1.0), ("add-remove", "zero-out")
+    ),
     "Votes": Entry(acc.Votes(20.0), _votes(20.0, "any", _won, 2.0), NEVER, math.inf),
     "Votes keyed": Entry(acc.Votes(20.0, partition="keyed"), _votes(20.0, "keyed", _won, 2.0), NEVER, math.inf),
     "VoteCheck": Entry(

@@ -571,17 +571,22 @@ class Ledger(Changes, Book):
                 )
             record = self._record(dataset, charge, found)
             self._own(record)
-            if record.release == release:
-                raise Already(found[-1])
-            if record.release is not None:
-                raise ChargeError(
-                    f"charge {charge} on {dataset!r} is bound to another release: what it paid for has been released. "
-                    "Another release needs its own charge"
-                )
+            self._unbound(record, release, found[-1])
             return self._follow(ends, "release", charge) | {"release": release, "files": given}
 
         self._append(dataset, decide)
         return release
+
+    @staticmethod
+    def _unbound(record: ChargeRecord, release: str, row: Row) -> None:
+        """Refuse to bind a charge to a second release; to bind it to the same one again writes nothing."""
+        if record.release == release:
+            raise Already(row)
+        if record.release is not None:
+            raise ChargeError(
+                f"charge {record.charge} is bound to another release: what it paid for has been released. "
+                "Another release needs its own charge"
+            )
 
     def _confirm(self, dataset: str, number: str) -> str:
         def decide(ends: Ends) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
     """What every estimator of this room does with its table and its budget."""
 
     #: The file that the table was read from, where a fit is given rows that were read by a schema.
-    _origin: Any = None
+    read_from: Any = None
     _target = "number"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -142,7 +142,7 @@ class PrivateEstimator(surroundings.RefusesSearch, BaseEstimator):  # type: igno
         unit = self._unit(grouped=groups is not None)
         adjacency, dataset = guarantee.terms(self.ledger, self.dataset, self.adjacency, unit)
         assumed = (*noted, *assumed, *self._rows_taken_for(unit, grouped=groups is not None))
-        read = guarantee.recognised(self.ledger, dataset, self._origin or X, y)
+        read = guarantee.recognised(self.ledger, dataset, self.read_from or X, y)
         return Task(rows, features, epsilon, delta, adjacency, unit, dataset, middle, half_width, assumed, read)
 
     def _unit(self, *, grouped: bool) -> str:

@@ -135,9 +135,7 @@ class FitRun:
         with taken_back(journal, lambda _: _charges(ledger, self.settings.dataset) != before):
             part = self.settings.accuracy
             fitted = estimator(self.settings, schema, self.settings.epsilon * (1 - part), ledger)
-            fitted._origin = Path(
-                self.settings.data
-            )  # the table was read by the schema: the file is what is registered
+            fitted.read_from = Path(self.settings.data)  # the rows come by way of a schema; the file is registered
             fitted.fit(table)
             run = _described(self.settings, journal.folder.name, schema, fitted)
             if part:

@@ -121,6 +121,7 @@ def forget() -> None:
 
     A mutant of an inner function would be tried against prices that were computed before it was put in place.
     """
+    gc.unfreeze()  # whoever froze what was there would hide it
     for thing in gc.get_objects():
         if type(thing) is functools._lru_cache_wrapper and thing.__module__.startswith("tacit."):
             thing.cache_clear()
