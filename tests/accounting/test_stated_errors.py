@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from tacit import accounting as acc
-from tacit.accounting import lattice, passes, poisson, selection_bounds
+from tacit.accounting import lattice, losses, passes, poisson, selection_bounds
 from tacit.accounting.contour import best_abscissa, log_mgf_real
 from tacit.accounting.derived import DrawnLoss, GivenFinite, SampledLoss
 from tacit.accounting.levels import STANDING, Between
@@ -149,6 +149,23 @@ def test_a_loss_on_an_edge_is_counted_on_the_safe_side() -> None:
     for above, place in ((True, 1), (False, 0)):
         pair = passes.FinitePair(np.array([0.5]), one, one * math.exp(-0.5), above=above)
         assert pair.cells(edges)[0][place] == 1.0
+
+
+@pytest.mark.parametrize("turns", [0.01, 1.0, 300.0])
+@pytest.mark.parametrize("start", [0, 700])
+def test_sums_by_transforms_are_the_sums_within_what_is_stated(turns: float, start: int) -> None:
+    rng = np.random.default_rng(3)
+    values = np.r_[rng.uniform(-1, 1, 2000), rng.normal(size=2000), np.full(3000, 0.125)]  # many in one place
+    weights = rng.random((2, len(values)))
+    weights /= weights.sum(axis=1, keepdims=True)
+    t = turns * 2 * math.pi / 1400 * np.arange(start, start + 701)
+    found, stated = losses.turned(t, values, weights)
+    assert stated > 0, "made by tables"
+    for k in (0, 1, 350, 699, 700):
+        angles = np.longdouble(t[k]) * values
+        for row, sums in zip(weights, found, strict=True):
+            truth = complex(math.fsum(row * np.cos(angles)), math.fsum(row * np.sin(angles)))
+            assert abs(sums[k] - truth) <= stated + ROUND * 8 * t[k] * float(row @ np.abs(values)), (k, start)
 
 
 def test_a_sum_of_laws_states_a_rounding_for_every_product() -> None:

@@ -260,8 +260,8 @@ class MixtureLoss(Loss):
 
     def _log_mgf_block(self, c: float, t: Array) -> tuple[ComplexArray, Array]:
         k, error, loss, weights = self._quadrature(c, float(np.abs(t).max(initial=0.0)))
-        phase = turned(t, loss, weights)
-        off = error + ROUND * 8 * np.abs(t) * float(weights @ np.abs(loss))
+        phase, summed = turned(t, loss, weights)
+        off = error + summed + ROUND * 8 * np.abs(t) * float(weights @ np.abs(loss))
         # Where the terms cancel, what is left may be rounding alone, or nothing at all: take a number as large as the
         # error, of which the truth is at most twice the error away.
         lost = np.abs(phase) < off
@@ -341,9 +341,9 @@ class MixtureLoss(Loss):
         error = float(self._band_error(below, inside, np.array([log_a]), np.array([log_b]))[0])
         weights = np.exp(np.stack([below[0] - log_a, inside[0] - log_b]) + weight)
         keep = weights.max(axis=0) > 1e-26 / len(losses)
-        a, b = turned(t, losses[keep], weights[:, keep])
+        (a, b), summed = turned(t, losses[keep], weights[:, keep])
         self.mean_size = float((weights[:, keep] @ np.abs(losses[keep])).max())
-        return log_a, log_b, np.full(len(t), error + 1e-26), a, b
+        return log_a, log_b, np.full(len(t), error + summed + 1e-26), a, b
 
     def band_decay(self, low: float, c: float, cells: int = 400) -> Callable[[float], float]:
         """A falling function that bounds log |B(c + is)| for every s >= t, B the moment between ``low`` and the cut.
