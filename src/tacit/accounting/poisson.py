@@ -216,13 +216,17 @@ class PoissonSampled(Mechanism):
 
     def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
         inner = self.mechanism
-        if not 0 < self.rate < 1 or _noiseless(inner):
+        if self.rate == 1:
+            return inner.largest_loss(adjacency, direction, group)
+        if self.rate == 0 or _noiseless(inner):
             return super().largest_loss(adjacency, direction, group)
         if isinstance(inner, RandomizedResponse):
             return inner.largest_loss(adjacency, direction, group)
         largest = inner.largest_loss("add-remove", direction)
         if not math.isfinite(largest):
-            return super().largest_loss(adjacency, direction, group)
+            # not what the pair says: it leaves out what has no number in binary64
+            seldom = direction == "add" and adjacency != "replace-one"
+            return -group * math.log1p(-self.rate) * (1 + 8 * ROUND) if seldom else math.inf
         if direction == "add" and adjacency != "replace-one" and group == 1:
             return max(0.0, -math.log1p(self.rate * math.expm1(-largest))) * (1 + 8 * ROUND)
         chain = amplified(largest, self.rate) * group

@@ -449,9 +449,14 @@ class _Question:
         if (uncut := self._uncut()) is not None:
             plain = [uncut._direction_delta(parts, epsilon)[1] for parts in uncut.upper]
             found = [(min(low, most), min(high, most)) for (low, high), most in zip(found, plain, strict=True)]
-        first, second = found
+        first, second = ((low, high or self._beyond()) for low, high in found)
         high = max(first[1], second[1])
         return (min(max(first[0], second[0], least), high), high), first, second
+
+    def _beyond(self) -> float:
+        """What stands for a δ that is not 0 and has no number in binary64."""
+        most = (part.largest_loss(self.adjacency, d, self.group) for part, _ in self.members for d in DIRECTIONS)
+        return sys.float_info.min if any(map(math.isinf, most)) else 0.0
 
     def _stated_delta(self, epsilon: float) -> Ends:
         """Bounds on δ(ε) where parts have no pair."""
@@ -518,7 +523,7 @@ class Reader:
             high = max(high, self._direction(direction, parts, epsilon))
             if all(loss.symmetric for loss, _ in parts):
                 break
-        return high
+        return high or question._beyond()
 
     def _direction(self, direction: str, parts: Parts, epsilon: float) -> float:
         infinite, finite = _split(parts)
