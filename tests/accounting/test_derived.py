@@ -43,6 +43,15 @@ def test_a_sampled_pure_guarantee_has_the_price_of_the_pair_that_attains_it() ->
     assert 1.27 < bound.lower <= bound.upper < 1.28
 
 
+@pytest.mark.parametrize("base", [acc.ApproxDP(0.1, 1e-8), acc.Gaussian(3.0), acc.PureDP(0.2) * 3], ids=str)
+@pytest.mark.parametrize("group", [1, 2])
+def test_a_sample_of_a_selection_costs_less_than_the_selection(base: acc.Mechanism, group: int) -> None:
+    """One of what may fail had no price at all."""
+    selected = acc.Selected(base)
+    sampled, all_of_it = (acc.epsilon(m, 1e-6, group=group) for m in (acc.PoissonSampled(selected, 0.1), selected))
+    assert 0 < sampled.upper < 0.9 * all_of_it.upper
+
+
 #: A statement, and a weaker one about the same mechanism.
 STRONGER: list[tuple[acc.Mechanism, acc.Mechanism]] = [
     (acc.ExponentialMechanism(0.3), acc.PureDP(0.3)),

@@ -54,6 +54,8 @@ MOST_OUTCOMES = 3000
 NOTHING = 1e-25
 #: log of the δ down to which bounds become a pair where δ itself is asked for.
 LEAST = -70.0
+#: The least number of full precision.
+LEAST_NUMBER = sys.float_info.min
 #: At δ = 0, how far below the upper end the lower one lies: more than a sum of floats can be off.
 PURE_ROUNDING = 1e-12
 
@@ -449,14 +451,15 @@ class _Question:
         if (uncut := self._uncut()) is not None:
             plain = [uncut._direction_delta(parts, epsilon)[1] for parts in uncut.upper]
             found = [(min(low, most), min(high, most)) for (low, high), most in zip(found, plain, strict=True)]
-        first, second = ((low, high or self._beyond()) for low, high in found)
+        # below the least number of full precision rounding is as large as the number
+        first, second = ((low if low >= LEAST_NUMBER else 0.0, high or self._beyond()) for low, high in found)
         high = max(first[1], second[1])
         return (min(max(first[0], second[0], least), high), high), first, second
 
     def _beyond(self) -> float:
         """What stands for a δ that is not 0 and has no number in binary64."""
         most = (part.largest_loss(self.adjacency, d, self.group) for part, _ in self.members for d in DIRECTIONS)
-        return sys.float_info.min if any(map(math.isinf, most)) else 0.0
+        return LEAST_NUMBER if any(map(math.isinf, most)) else 0.0
 
     def _stated_delta(self, epsilon: float) -> Ends:
         """Bounds on δ(ε) where parts have no pair."""
@@ -498,7 +501,9 @@ class _Question:
 def own_pair(part: OwnPrice, adjacency: str, group: int, log_least: float) -> Loss:
     """The symmetric pair of a mechanism that bounds its own δ(ε), down to a δ of e^{log_least}."""
     top, largest = 0.25, max(part.largest_loss(adjacency, direction, group) for direction in DIRECTIONS)
-    while top < min(largest, 1e4) and part.own_delta(top, adjacency, group)[1] > math.exp(log_least):
+    # of what fails δ falls no further than to the probability of that
+    least = max(math.exp(log_least), 1.001 * part.own_delta(math.inf, adjacency, group)[1])
+    while top < min(largest, 1e4) and part.own_delta(top, adjacency, group)[1] > least:
         top *= 1.5
     return law_below(lambda x: part.own_delta(x, adjacency, group)[1], min(top, largest), points=OWN_POINTS)
 
@@ -512,6 +517,8 @@ class Reader:
     def __init__(self, mechanism: Mechanism, adjacency: str, group: int) -> None:
         self.question = _Question(mechanism, adjacency, group, None)
         self.kept: dict[str, list[Curve]] = {direction: [] for direction in DIRECTIONS}
+        split = [_split(parts) for parts in self.question.upper]
+        self.split = [(infinite, finite, _largest_loss(finite)) for infinite, finite in split]
 
     def upper(self, epsilon: float) -> float:
         """A certified upper bound on δ(ε), the larger of both directions."""
@@ -519,16 +526,16 @@ class Reader:
         if not question.members or question.stated:
             return question.deltas(epsilon)[0][1]
         high = 0.0
-        for direction, parts in zip(DIRECTIONS, question.upper, strict=True):
-            high = max(high, self._direction(direction, parts, epsilon))
-            if all(loss.symmetric for loss, _ in parts):
+        for i, direction in enumerate(DIRECTIONS):
+            high = max(high, self._direction(i, direction, epsilon))
+            if all(loss.symmetric for loss, _ in question.upper[i]):
                 break
         return high or question._beyond()
 
-    def _direction(self, direction: str, parts: Parts, epsilon: float) -> float:
-        infinite, finite = _split(parts)
+    def _direction(self, i: int, direction: str, epsilon: float) -> float:
+        infinite, finite, largest = self.split[i]
         slack = overflow_cost(self.question.extra, epsilon)
-        if epsilon >= _largest_loss(finite):
+        if epsilon >= largest:
             return min(1.0, infinite[1] + slack)
         for curve in self.kept[direction]:
             low, high = curve.interval(epsilon)
@@ -540,7 +547,7 @@ class Reader:
             if high - low <= self.FRESH * low:
                 self.kept[direction] = [fresh, *self.kept[direction][:15]]
                 return min(1.0, together(infinite, low, high)[1] + slack)
-        return self.question._direction_delta(parts, epsilon)[1]
+        return self.question._direction_delta(self.question.upper[i], epsilon)[1]
 
 
 def _surely_below(parts: Parts, epsilon: float, delta: float) -> bool:
