@@ -304,8 +304,6 @@ def _votes(rng: np.random.Generator, group: int) -> Member:
     noise = _uniform(rng, 3.0, 40.0)
     partition = str(rng.choice(["any", "keyed", "positions"]))
     kind = rng.integers(4)
-    if kind == 3 and group > 1:
-        raise NotForGroups
     if kind == 0:
         return Member(
             acc.Votes(noise, partition=partition), known._votes(noise, partition, known._won, 2.0 * group), ()
@@ -317,9 +315,8 @@ def _votes(rng: np.random.Generator, group: int) -> Member:
         laws = known._votes(noise, partition, known._won_laplace, 2.0 * group)
         return Member(acc.LaplaceVotes(noise, partition=partition), laws, ())
     beta = _uniform(rng, 0.005, 0.05)
-    return Member(
-        acc.SmoothRelease(beta, 2 * noise, partition=partition), known._smooth(beta, 2 * noise, partition), ()
-    )
+    laws = known._smooth(beta, 2 * noise, partition, group)
+    return Member(acc.SmoothRelease(beta, 2 * noise, partition=partition), laws, ())
 
 
 def _made_of_others(rng: np.random.Generator, group: int) -> Member:
@@ -389,8 +386,8 @@ def _first_above(law: Array, gamma: float, at: float) -> Array:
 
 #: Names that a mechanism that is sampled already has in its description.
 SAMPLERS = ("Sampled", "Shuffled", "BallsInBins", "Accumulated")
-#: … and those that are not priced for groups.
-ALONE = ("RenyiDP", "SmoothRelease")
+#: … and what is not priced for groups.
+ALONE = ("RenyiDP",)
 FAMILIES = (_noise, _bare, _sampled, _batches, _votes, _made_of_others, _table, _statement)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import numpy as np
@@ -13,7 +14,7 @@ from tacit import accounting as acc
 from tacit.accounting.derived import DrawnLoss, SampledLoss, law_of_profile, symmetric_law
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss
 from tests.accounting import random_runs
-from tests.accounting.catalogue import poisson
+from tests.accounting.catalogue import MECHANISMS, poisson
 
 RUN = poisson(0.01, 1.1, 1000)
 
@@ -202,6 +203,23 @@ def test_a_pair_below_its_points_would_be_found() -> None:
 
 
 # -- the whole catalogue ----
+
+
+def test_random_compositions_are_over_the_whole_catalogue() -> None:
+    drawn = set()
+    for seed in range(3000):
+        members, adjacency, group = random_runs.draw(np.random.default_rng(seed))
+        for member, _ in members:
+            outer, inner = member.mechanism, getattr(member.mechanism, "mechanism", None)
+            drawn |= {(type(outer), adjacency, group > 1), (type(outer), type(inner))}
+    for one in MECHANISMS.values():
+        for adjacency in one.adjacencies():
+            assert (type(one), adjacency, False) in drawn, (one, adjacency)
+            with contextlib.suppress(acc.AccountingError):  # not all are priced for groups
+                acc.epsilon(one, 0.01, adjacency=adjacency, group=2)
+                assert (type(one), adjacency, True) in drawn, (one, adjacency)
+        with contextlib.suppress(acc.AccountingError):  # not all can be sampled
+            assert (acc.PoissonSampled, type(acc.PoissonSampled(one, 0.5).mechanism)) in drawn, one
 
 
 def test_some_random_compositions_lie_inside() -> None:
