@@ -48,6 +48,8 @@ from tacit.accounting.renyi import RenyiCurve, members_of, overflow_cost, standi
 ENOUGH_NODES = 1000
 #: How far below δ a pair that stands for bounds is made, as an exponent of e; and at how many ε one's own are read.
 BELOW, OWN_POINTS = 24.0, 160
+#: How wide, relative, the interval may be whose lower end is that of what is not tight: two digits are enough.
+ROUGH = 0.02
 #: Finite laws are multiplied out up to this many outcomes.
 MOST_OUTCOMES = 3000
 #: A δ of a composition below this is not worth a finer curve.
@@ -357,10 +359,10 @@ class _Question:
     def _narrowed(self, infinite: Ends, finite: Parts, delta: float, rest: float, enough: float, claim: bool) -> Ends:
         """The best interval that the curves give, each costlier than the one before, until it is narrow enough.
 
-        Of the lower end of what is not tight (``enough`` is infinite) two digits are enough.
+        ``enough`` is infinite for the lower end of what is not tight.
         """
         low, high = 0.0, math.inf
-        rough = 0.02 if math.isinf(enough) else 0.0
+        rough = ROUGH if math.isinf(enough) else 0.0
         candidates = self._candidates(finite, log_delta=math.log(rest))
         curve = next(candidates)
         while curve is not None:
@@ -443,7 +445,7 @@ class _Question:
             lower = self._losses(direction, upper=False)
             low, high = (0.0, most) if self.stated else self._direction_delta(upper, epsilon)
             if not self.tight:
-                low = self._direction_delta(lower, epsilon)[0] if lower else 0.0
+                low = self._direction_delta(lower, epsilon, rough=ROUGH)[0] if lower else 0.0
             found.append((min(low, high), high))
             if all(loss.symmetric for loss, _ in upper + lower):
                 found.append(found[0])
@@ -476,7 +478,9 @@ class _Question:
             found.append(self._renyi().delta(epsilon))
         return 0.0, min(found)
 
-    def _direction_delta(self, parts: Parts, epsilon: float, *, claim: bool = False) -> tuple[float, float]:
+    def _direction_delta(
+        self, parts: Parts, epsilon: float, *, claim: bool = False, rough: float = 0.0
+    ) -> tuple[float, float]:
         infinite, finite = _split(parts)
         slack = overflow_cost(self.extra, epsilon)
         low, high = 0.0, 1.0
@@ -488,7 +492,7 @@ class _Question:
             one_low, one_high = curve.interval(epsilon)
             gained = high - one_high
             low, high = max(low, one_low), min(high, one_high)
-            wanted = self.tolerance if self.tolerance is not None else 1e-4 * low + NOTHING
+            wanted = max(rough * low, self.tolerance if self.tolerance is not None else 1e-4 * low + NOTHING)
             if high - low <= wanted or (claim and 0 <= gained <= wanted and high < 1):
                 break
             curve = None  # its memory is needed for the next
@@ -513,6 +517,8 @@ class Reader:
 
     #: relative width at which a curve that was kept, or was made for this ε, is good enough
     CLOSE, FRESH = 1e-8, 1e-3
+    #: what stands for a smaller δ of a rare run, whose curve would take long
+    NEVER = 1e-200
 
     def __init__(self, mechanism: Mechanism, adjacency: str, group: int) -> None:
         self.question = _Question(mechanism, adjacency, group, None)
@@ -541,6 +547,8 @@ class Reader:
             low, high = curve.interval(epsilon)
             if high - low <= self.CLOSE * low:
                 return min(1.0, together(infinite, low, high)[1] + slack)
+        if levels.some_rare(finite) and _surely_below(finite, epsilon, self.NEVER):
+            return min(1.0, together(infinite, 0.0, self.NEVER)[1] + slack)
         fresh = next(self.question._candidates(finite, epsilon=epsilon))
         if fresh is not None:
             low, high = fresh.interval(epsilon)
