@@ -26,7 +26,7 @@ from scipy.special import ndtr
 from tacit import accounting as acc
 from tacit.accounting.poisson import Accumulated
 from tests.catalogue import mechanisms as known
-from tests.catalogue.laws import Array, Pair, cells, laplace, mixed, normal, together
+from tests.catalogue.laws import Array, Pair, binomial, cells, laplace, mixed, normal, together
 
 #: Cells of the loss of a composition, and the probability that may lie beyond them for one law on either side.
 CELLS, BEYOND = 1 << 17, 1e-13
@@ -198,7 +198,7 @@ def _each(laws: Laws, group: int) -> Laws:
 
 def _sample(laws: list[Array], rate: float) -> Laws:
     """Laws with 0, 1, … records, of which each is sampled; or none of them is there."""
-    drawn = known.binomial(len(laws) - 1, rate).values()
+    drawn = binomial(len(laws) - 1, rate).values()
     return known._same((np.asarray(sum(p * law for p, law in zip(drawn, laws, strict=True))), laws[0]))
 
 
@@ -234,9 +234,9 @@ def _batches(rng: np.random.Generator, group: int) -> Member:
         examples, limit = int(rng.integers(4, 14)), int(rng.integers(2, 9))
         if group >= examples:
             raise NotForGroups
-        inner, noise = (acc.Gaussian(sigma), normal) if kind == 6 else (acc.Laplace(sigma), laplace)
+        plain, noise = (acc.Gaussian(sigma), normal) if kind == 6 else (acc.Laplace(sigma), laplace)
         laws = _cut(sigma, rate, examples, limit, group, noise)
-        return Member(acc.TruncatedPoissonSampled(inner, rate, examples, limit), laws, ())
+        return Member(acc.TruncatedPoissonSampled(plain, rate, examples, limit), laws, ())
     draws = int(rng.integers(2, 5))
     return Member(
         Accumulated(acc.PoissonSampled(acc.Gaussian(sigma), rate), draws),
@@ -252,8 +252,8 @@ def _cut(
 
     def law(ours: float | None, each: float) -> dict[float, float]:
         found: dict[float, float] = {}
-        for others, p in known.binomial(examples - group, rate).items():
-            for own, r in known.binomial(0 if ours is None else group, rate).items():
+        for others, p in binomial(examples - group, rate).items():
+            for own, r in binomial(0 if ours is None else group, rate).items():
                 size = min(int(others + own), limit)
                 ways = math.comb(int(others + own), size)
                 for kept in range(int(max(0, size - others)), int(min(own, size)) + 1):
