@@ -1,26 +1,30 @@
 """How narrow and how fast are the prices of runs that people make? A grid of 200, and the ratios to other accountants.
 
     python -m benchmarks prices [--every N] [--json FILE]
-    python -m benchmarks prices --peers
+    python -m benchmarks prices --peers [--limit SECONDS]
 
 The grid has DP-SGD as it is published and as it is fine-tuned (few participations, little noise), long runs, histograms
 and selections beside, and every sampler. A run is good if its interval is at most 1e-4·ε + 1e-5 wide (or contains a
 statement without a known worst case) and it takes less than 100 ms of CPU time. What is not good is listed. Every run
-is timed once, in one process, on one thread. ``--peers`` prices the same runs with dp-accounting (PLD, 1e-4), Opacus
-(PRV) and PLD_accounting, where these are installed.
+is timed once, in one process, on one thread. ``--peers`` prices some of them with dp-accounting (PLD, 1e-4), Opacus
+(PRV) and PLD_accounting, where these are installed: CPU time of each answer in a fork that has imported everything, and
+is ended after the limit.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import itertools
 import json
+import multiprocessing
 import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -117,8 +121,8 @@ def priced(run: Run) -> Row:
     return Row(name, bound.lower, bound.upper, time.process_time() - start, bound.tight)
 
 
-def peers() -> int:
-    """CPU seconds and ε of other accountants for some runs of the grid."""
+def peers(limit: float) -> int:
+    """CPU seconds and ε of other accountants for some runs of the grid; each answer may take ``limit`` seconds."""
     from benchmarks.accounting import pld_epsilon, prv_epsilon, run_of
 
     cases = {
@@ -129,23 +133,23 @@ def peers() -> int:
         "two phases+Laplace": ([(0.01, 1.0, 1000), (0.02, 0.8, 500)], 0.1, 1e-5),
         "long 0.001 0.8 1e6": ([(0.001, 0.8, 10**6)], 0.0, 1e-5),
     }
-    acc.epsilon(step(1.0, 0.1) * 3, 1e-5)  # imports
+    acc.epsilon(step(1.0, 0.1) * 3, 1e-5)
     for other in (pld_epsilon, prv_epsilon):
-        _ratio(1.0, functools.partial(other, [(0.1, 2.0, 3)], 0.0, 1e-5, 0.0))
+        _imported(functools.partial(other, [(0.1, 2.0, 3)], 0.0, 1e-5, 0.0))
+    _imported(functools.partial(allocation_epsilon, 2.0, 3))
     print(f"{'run':<24}{'ours':>22}{'dp-accounting':>26}{'Opacus PRV':>26}")
     for name, (parts, laplace, delta) in cases.items():
         run = run_of(parts, laplace, 0.0)
         ours, price = _timed(functools.partial(upper_end, run, delta))
         cells = [f"{price:>11.6f} {ours * 1e3:>7.0f} ms"]
         for other in (pld_epsilon, prv_epsilon):
-            cells.append(_ratio(ours, functools.partial(other, parts, laplace, delta, 0.0)))
+            cells.append(_ratio(ours, functools.partial(other, parts, laplace, delta, 0.0), limit))
         print(f"{name:<24}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
     print(f"\n{'balls in bins':<24}{'ours':>22}{'PLD_accounting':>26}")
-    _ratio(1.0, functools.partial(allocation_epsilon, 2.0, 3))  # imports
     for noise, bins in ((1.0, 10), (1.0, 100), (1.0, 1000), (0.5, 1000)):
         mechanism = acc.BallsInBins(acc.Gaussian(noise), bins)
         ours, price = _timed(functools.partial(upper_end, mechanism, 1e-5))
-        theirs = _ratio(ours, functools.partial(allocation_epsilon, noise, bins))
+        theirs = _ratio(ours, functools.partial(allocation_epsilon, noise, bins), limit)
         print(f"{f'{noise} {bins}':<24}{f'{price:>11.6f} {ours * 1e3:>7.0f} ms':>24}{theirs:>24}", flush=True)
     return 0
 
@@ -168,16 +172,34 @@ def _timed(work: Callable[[], float]) -> tuple[float, float]:
     return time.process_time() - start, value
 
 
-def _ratio(ours: float, work: Callable[[], float]) -> str:
+def _imported(work: Callable[[], float]) -> None:
+    with contextlib.suppress(ImportError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        work()
+
+
+def _ratio(ours: float, work: Callable[[], float], limit: float) -> str:
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_answer, args=(work, sender))
+    child.start()
+    answer = receiver.recv() if receiver.poll(limit) else f"over {limit:g} s"
+    child.kill()
+    child.join()
+    if isinstance(answer, str):
+        return answer
+    seconds, value = answer
+    return f"{value:.4f} {seconds:.2f} s {seconds / ours:.1f}x"
+
+
+def _answer(work: Callable[[], float], sender: Connection) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            seconds, value = _timed(work)
+            sender.send(_timed(work))
     except ImportError:
-        return "not installed"
+        sender.send("not installed")
     except (ArithmeticError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        return f"fails ({type(error).__name__})"
-    return f"{value:.4f} {seconds / ours:.1f}x"
+        sender.send(f"fails ({type(error).__name__})")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -186,9 +208,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", type=int, default=1, help="take every N-th run only")
     parser.add_argument("--json", type=Path, help="write all rows to a file")
     parser.add_argument("--peers", action="store_true", help="compare with other accountants instead")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds that an answer of a peer may take")
     options = parser.parse_args(argv)
     if options.peers:
-        return peers()
+        return peers(options.limit)
     acc.epsilon(step(1.0, 0.1) * 3 + acc.Laplace(3.0), 1e-5)  # imports
     rows = []
     for run in grid()[:: options.every]:

@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import math
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from scipy.special import ndtr
 from tacit import accounting as acc
 from tacit.accounting.poisson import Accumulated
 from tests.catalogue import mechanisms as known
-from tests.catalogue.laws import Array, Pair, laplace, mixed
+from tests.catalogue.laws import Array, Pair, binomial, cells, laplace, mixed, normal, together
 
 #: Cells of the loss of a composition, and the probability that may lie beyond them for one law on either side.
 CELLS, BEYOND = 1 << 17, 1e-13
@@ -79,16 +80,19 @@ def _statement(rng: np.random.Generator, group: int) -> Member:
 
 
 def _noise(rng: np.random.Generator, group: int) -> Member:
-    sigma, scale = _uniform(rng, 0.7, 8.0), _uniform(rng, 0.7, 10.0)
+    sigma, scale = _uniform(rng, 0.5, 20.0), _uniform(rng, 0.7, 10.0)
+    far, steps = float(rng.choice([2.0, 1.0, math.sqrt(2)])), int(rng.integers(1, 4))
     kind = rng.integers(5)
     if kind == 0:
-        return Member(acc.Gaussian(sigma), known._gaussian(sigma / group))
+        return Member(acc.Gaussian(sigma, replace=far), known._gaussian(sigma / group, far))
     if kind == 1:
-        return Member(acc.Laplace(scale), known._laplace(scale / group))
+        return Member(acc.Laplace(scale, replace=far), known._laplace(scale / group, far))
     if kind == 2:
-        return Member(acc.DiscreteGaussian(sigma), known._discrete_gaussian(sigma, group, 2 * group))
+        laws = known._discrete_gaussian(sigma, steps * group, 2 * steps * group)
+        return Member(acc.DiscreteGaussian(sigma, sensitivity=steps), laws)
     if kind == 3:
-        return Member(acc.DiscreteLaplace(scale), known._discrete_laplace(scale, group, 2 * group))
+        laws = known._discrete_laplace(scale, steps * group, 2 * steps * group)
+        return Member(acc.DiscreteLaplace(scale, sensitivity=steps), laws)
     return Member(acc.GDP(1 / sigma), known._same(mixed({group / sigma: 1.0}, {0.0: 1.0})))
 
 
@@ -107,9 +111,9 @@ def _bare(rng: np.random.Generator, group: int) -> Member:
 
 
 def _sampled(rng: np.random.Generator, group: int) -> Member:
-    rate, e = _uniform(rng, 1e-3, 0.6), _uniform(rng, 0.1, 2.0)
-    sigma = _uniform(rng, 0.6, 4.0)
-    kind = rng.integers(10)
+    rate, e = _uniform(rng, 1e-4, 0.9), _uniform(rng, 0.1, 2.0)
+    sigma = _uniform(rng, 0.5, 8.0)
+    kind = rng.integers(14)
     there = ("add-remove",) if group == 1 else ()
     if kind == 0:
         exact = acc.ADJACENCIES if group == 1 else known.THERE
@@ -140,10 +144,25 @@ def _sampled(rng: np.random.Generator, group: int) -> Member:
         seen = tuple(np.append(rate * law, 1 - rate) for law in (one, other))
         laws = _each(known._same((seen[0], seen[1])), group)
         return Member(acc.PoissonSampled(acc.RandomizedResponse(e, 3), rate), laws, ())
+    if kind > 9:
+        return _sampled_other(rng, rate, group)
     # two outcomes; every record that is there makes one of them likelier, by ε in the logarithm of the odds
     odds = np.exp(e * (np.arange(group + 1) - 0.5))
     laws = _sample([np.array([x, 1.0]) / (1 + x) for x in odds], rate)
     return Member(acc.PoissonSampled(acc.ExponentialMechanism(e), rate), laws, ())
+
+
+def _sampled_other(rng: np.random.Generator, rate: float, group: int) -> Member:
+    """A sample of what is not noise: tables, statements, votes, selections and draws; of a group one record moves."""
+    while True:
+        inner = (_table, _statement, _votes, _made_of_others)[rng.integers(4)](rng, 1)
+        # no theorem covers what is sampled already, or shuffled
+        refused = (*SAMPLERS, *ALONE) if group > 1 else SAMPLERS
+        if "add-remove" in inner.mechanism.adjacencies() and not any(s in repr(inner.mechanism) for s in refused):
+            break
+    laws = lambda adjacency: [((1 - rate) * q + rate * p, q) for p, q in inner.laws(adjacency)]  # noqa: E731
+    exact = tuple(a for a in inner.exact if a == "add-remove" and group == 1)
+    return Member(acc.PoissonSampled(inner.mechanism, rate), laws, exact)
 
 
 def _counted(epsilon: float, group: int, delta: float = 0.0) -> list[Array]:
@@ -179,41 +198,45 @@ def _each(laws: Laws, group: int) -> Laws:
 
 def _sample(laws: list[Array], rate: float) -> Laws:
     """Laws with 0, 1, … records, of which each is sampled; or none of them is there."""
-    drawn = known.binomial(len(laws) - 1, rate).values()
+    drawn = binomial(len(laws) - 1, rate).values()
     return known._same((np.asarray(sum(p * law for p, law in zip(drawn, laws, strict=True))), laws[0]))
 
 
 def _batches(rng: np.random.Generator, group: int) -> Member:
     """Samplers with batches of their own kind."""
-    sigma, rate = _uniform(rng, 0.8, 10.0), _uniform(rng, 0.01, 0.4)
-    kind = rng.integers(7)
-    if group > 1 and kind in (0, 4, 5):
+    sigma, rate = _uniform(rng, 0.6, 10.0), _uniform(rng, 0.01, 0.4)
+    kind = rng.integers(9)
+    if group > 1 and kind in (0, 1, 4, 5):
         raise NotForGroups
     if kind == 0:
+        batch, far = int(rng.integers(10, 400)), float(rng.choice([2.0, 1.0]))
+        noise, laws = acc.Gaussian(sigma, replace=far), known._fixed_size(sigma, batch / 1000, far)
+        return Member(acc.FixedSizeSampled(noise, batch, 1000), laws, ("add-remove",))
+    if kind == 1:  # what is stated is the replacement; a blank is another record
         batch = int(rng.integers(10, 400))
-        return Member(
-            acc.FixedSizeSampled(acc.Gaussian(sigma), batch, 1000),
-            known._fixed_size(sigma, batch / 1000),
-            ("add-remove",),
-        )
-    if kind == 1:
-        return Member(
-            acc.Shuffled(acc.Gaussian(sigma), bins=int(rng.integers(2, 50))), known._gaussian(sigma / group), ()
-        )
+        laws = known._same(mixed({0.0: 1 - batch / 1000, 1.0: batch / 1000}, {0.0: 1.0}, sigma))
+        return Member(acc.FixedSizeSampled(acc.GDP(1 / sigma), batch, 1000), laws, ("add-remove",))
     if kind == 2:
-        return Member(acc.Shuffled(acc.Laplace(sigma)), known._laplace(sigma / group), ())
+        inner = (_noise, _bare)[rng.integers(2)](rng, group)
+        bins = None if rng.random() < 0.3 else int(rng.integers(1, 50))
+        return Member(acc.Shuffled(inner.mechanism, bins=bins), inner.laws, ())
     if kind == 3:
-        bins = int(rng.integers(3, 200))
-        return Member(acc.BallsInBins(acc.Gaussian(sigma), bins), known._balls(sigma / group, bins), ())
+        bins = int(rng.integers(3, 60))
+        laws = known._balls(sigma / group, bins) if group > 1 else _passes(sigma, bins)
+        return Member(acc.BallsInBins(acc.Gaussian(sigma), bins), laws, ())
     if kind == 4:
         return Member(acc.BallsInBins(acc.Gaussian(sigma), 2), known._balls(sigma, 2), known.THERE)
     if kind == 5:
-        examples, limit = int(rng.integers(4, 12)), int(rng.integers(2, 8))
-        return Member(
-            acc.TruncatedPoissonSampled(acc.Gaussian(sigma), rate, examples, limit),
-            known._cut(sigma, rate, examples, limit),
-            (),
-        )
+        bands = int(rng.integers(1, 9))
+        laws = known._poisson(sigma, rate)
+        return Member(acc.CyclicPoissonSampled(acc.Gaussian(sigma), rate, bands), laws, known.THERE)
+    if kind in (6, 7):
+        examples, limit = int(rng.integers(4, 14)), int(rng.integers(2, 9))
+        if group >= examples:
+            raise NotForGroups
+        plain, noise = (acc.Gaussian(sigma), normal) if kind == 6 else (acc.Laplace(sigma), laplace)
+        laws = _cut(sigma, rate, examples, limit, group, noise)
+        return Member(acc.TruncatedPoissonSampled(plain, rate, examples, limit), laws, ())
     draws = int(rng.integers(2, 5))
     return Member(
         Accumulated(acc.PoissonSampled(acc.Gaussian(sigma), rate), draws),
@@ -222,12 +245,65 @@ def _batches(rng: np.random.Generator, group: int) -> Member:
     )
 
 
+def _cut(
+    sigma: float, rate: float, examples: int, limit: int, group: int, noise: Callable[[Array], tuple[Array, Array]]
+) -> Laws:
+    """Batches beyond ``limit`` are cut to an even draw of those that came; the others all add -1, 0 or 1."""
+
+    def law(ours: float | None, each: float) -> dict[float, float]:
+        found: dict[float, float] = {}
+        for others, p in binomial(examples - group, rate).items():
+            for own, r in binomial(0 if ours is None else group, rate).items():
+                size = min(int(others + own), limit)
+                ways = math.comb(int(others + own), size)
+                for kept in range(int(max(0, size - others)), int(min(own, size)) + 1):
+                    share = math.comb(int(own), kept) * math.comb(int(others), size - kept) / ways
+                    shift = each * (size - kept) + (ours or 0.0) * kept
+                    found[shift] = found.get(shift, 0.0) + p * r * share
+        return found
+
+    def laws(adjacency: str) -> list[Pair]:
+        neighbour = {"add-remove": None, "replace-one": -1.0, "zero-out": 0.0}[adjacency]
+        return [mixed(law(1.0, each), law(neighbour, each), sigma, noise=noise) for each in (-1.0, 0.0, 1.0)]
+
+    return laws
+
+
+def _passes(sigma: float, bins: int) -> Laws:
+    """The ratio of a pass, added up bin by bin; of ratios that are close only the interval is seen."""
+    edges = np.linspace(-8 * sigma, 8 * sigma + 1, 400)
+    none, here = (cells((edges - shift) / sigma, normal) for shift in (0.0, 1.0))
+
+    def near(q: Array, w: Array) -> tuple[Array, Array]:
+        """Outcomes with the mass q without the record, and w summed over the bins that it may be in."""
+        seen = (q > 1e-290) & (w > 1e-290)
+        q, w = q[seen], w[seen]
+        at = np.log(w / q)
+        place = np.floor((at - at.min()) * (900 / max(float(np.ptp(at)), 1e-9))).astype(int)
+        return np.bincount(place, q), np.bincount(place, w)
+
+    def both(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
+        (q, w), (r, v) = one, other
+        return near(np.outer(q, r).ravel(), (np.outer(q, v) + np.outer(w, r)).ravel())
+
+    def laws(adjacency: str) -> list[Pair]:
+        if adjacency == "replace-one":
+            return known._balls(sigma, bins)(adjacency)
+        single = near(none, here)
+        total, count = single, 1
+        for bit in bin(bins)[3:]:
+            total, count = both(total, total), 2 * count
+            if bit == "1":
+                total, count = both(total, single), count + 1
+        return [(total[1] / count, total[0])]
+
+    return laws
+
+
 def _votes(rng: np.random.Generator, group: int) -> Member:
     noise = _uniform(rng, 3.0, 40.0)
     partition = str(rng.choice(["any", "keyed", "positions"]))
     kind = rng.integers(4)
-    if kind == 3 and group > 1:
-        raise NotForGroups
     if kind == 0:
         return Member(
             acc.Votes(noise, partition=partition), known._votes(noise, partition, known._won, 2.0 * group), ()
@@ -239,35 +315,79 @@ def _votes(rng: np.random.Generator, group: int) -> Member:
         laws = known._votes(noise, partition, known._won_laplace, 2.0 * group)
         return Member(acc.LaplaceVotes(noise, partition=partition), laws, ())
     beta = _uniform(rng, 0.005, 0.05)
-    return Member(
-        acc.SmoothRelease(beta, 2 * noise, partition=partition), known._smooth(beta, 2 * noise, partition), ()
-    )
+    laws = known._smooth(beta, 2 * noise, partition, group)
+    return Member(acc.SmoothRelease(beta, 2 * noise, partition=partition), laws, ())
 
 
 def _made_of_others(rng: np.random.Generator, group: int) -> Member:
-    sigma, gamma = _uniform(rng, 2.0, 10.0), float(rng.uniform(0.15, 0.8))
-    kind = rng.integers(5)
-    base = acc.Gaussian(sigma)
-    near = sigma / group
-    if kind == 0:
-        laws = known._best_of(near, known._negative_binomial(1.0, gamma))
-        return Member(acc.Selected(base, gamma=gamma), laws, ())
-    if kind == 1:
-        laws = known._best_of(near, known._negative_binomial(0.0, gamma))
-        return Member(acc.Selected(base, eta=0.0, gamma=gamma), laws, ())
-    if kind == 2:
-        mean = float(rng.uniform(1.0, 6.0))
-        laws = known._best_of(near, lambda s: np.exp(mean * (s - 1)))
-        return Member(acc.Selected(base, "poisson", mean=mean), laws, ())
+    """Selections from a mechanism and draws of two, each of any other family."""
+    base = _any(rng, group)
+    kind = rng.integers(6)
+    if kind > 3:
+        other, share = _any(rng, group), float(rng.uniform(0.02, 0.98))
+        if not set(base.mechanism.adjacencies()) & set(other.mechanism.adjacencies()):
+            raise NotForGroups
+
+        def drawn(adjacency: str) -> list[Pair]:
+            ones, others = base.laws(adjacency), other.laws(adjacency)
+            return [together((share, 1 - share), (one, o)) for one in ones for o in others]
+
+        exact = tuple(a for a in base.exact if a in other.exact)
+        return Member(acc.Either(base.mechanism, other.mechanism, share), drawn, exact)
+    gamma, mean = float(rng.uniform(0.15, 0.8)), float(rng.uniform(1.0, 6.0))
     if kind == 3:
-        return Member(acc.Selected(base, "threshold", gamma=gamma), known._first_above(near, gamma), ())
-    share = float(rng.uniform(0.1, 0.9))
-    return Member(
-        acc.Either(base, acc.Laplace(sigma), share),
-        known._either(share, known._gaussian(near), known._laplace(near)),
-    )
+        at = float(rng.random())
+        chosen = acc.Selected(base.mechanism, "threshold", gamma=gamma)
+        return Member(chosen, _each_pair(base.laws, lambda p: _first_above(p, gamma, at)), ())
+    eta = float(rng.choice([0.0, 1.0, -0.5, 2.5]))
+    if kind == 2:
+        chosen, runs = acc.Selected(base.mechanism, "poisson", mean=mean), lambda s: np.exp(mean * (s - 1))
+    else:
+        chosen, runs = acc.Selected(base.mechanism, eta=eta, gamma=gamma), known._negative_binomial(eta, gamma)
+    return Member(chosen, _each_pair(base.laws, lambda p: _best_of(p, runs)), ())
 
 
+def _any(rng: np.random.Generator, group: int) -> Member:
+    return (_noise, _bare, _table, _statement, _votes, _poisson_noise)[rng.integers(6)](rng, group)
+
+
+def _poisson_noise(rng: np.random.Generator, group: int) -> Member:
+    sigma, rate = _uniform(rng, 0.7, 6.0), _uniform(rng, 1e-3, 0.5)
+    exact = acc.ADJACENCIES if group == 1 else known.THERE
+    return Member(acc.PoissonSampled(acc.Gaussian(sigma), rate), known._poisson(sigma, rate, times=group), exact)
+
+
+def _each_pair(laws: Laws, change: Callable[[Array], Array]) -> Laws:
+    """The same done to both laws of every pair, with the outcomes in the order of their loss."""
+
+    def changed(adjacency: str) -> list[Pair]:
+        found = []
+        for p, q in laws(adjacency):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                order = np.argsort(np.where(p + q > 0, np.log(p) - np.log(q), 0.0), kind="stable")
+            found.append((change(p[order]), change(q[order])))
+        return found
+
+    return changed
+
+
+def _best_of(law: Array, runs: Callable[[Array], Array]) -> Array:
+    """The last outcome of several runs; ``runs`` is the generating function of their number."""
+    at = runs(np.concatenate([[0.0], np.minimum(np.cumsum(law), 1.0)]))
+    return np.concatenate([[max(float(at[0]), 0.0)], np.maximum(np.diff(at), 0.0)])  # the first: nothing was run
+
+
+def _first_above(law: Array, gamma: float, at: float) -> Array:
+    """Runs until one of the upper outcomes; after each that is none, stops with probability γ."""
+    upper = law[int(at * len(law)) :]
+    released = upper / (1 - (1 - gamma) * (1 - float(upper.sum())))
+    return np.concatenate([[max(1 - float(released.sum()), 0.0)], released])
+
+
+#: Names that a mechanism that is sampled already has in its description.
+SAMPLERS = ("Sampled", "Shuffled", "BallsInBins", "Accumulated")
+#: … and what is not priced for groups.
+ALONE = ("RenyiDP",)
 FAMILIES = (_noise, _bare, _sampled, _batches, _votes, _made_of_others, _table, _statement)
 
 
@@ -354,9 +474,10 @@ def outside(seed: int) -> list[str]:
     terms: dict[str, Any] = {"adjacency": adjacency, "group": group}
     laws = [(m.laws(adjacency), times) for m, times in members]
     chosen = [(pairs[rng.integers(len(pairs))], times) for pairs, times in laws]
-    # in which part of a wide bin ε lies changes what the bin hides: bins of three begin at each of three places
-    fine, *coarse = (Seen(chosen, *bins) for bins in ((1,), (2,), (4,), (3, 0), (3, 1), (3, 2)))
+    fine = Seen(chosen, 1)
     exact = all(adjacency in m.exact and len(pairs) == 1 for (m, _), (pairs, _) in zip(members, laws, strict=True))
+    # in which part of a wide bin ε lies changes what the bin hides: bins of three begin at each of three places
+    coarse = [Seen(chosen, *bins) for bins in ((2,), (4,), (3, 0), (3, 1), (3, 2))] if exact else []
     run = sum((m.mechanism * times for m, times in members), acc.nothing())
     found = []
     # bins beside an atom of Laplace noise are as wide at every resolution
@@ -396,7 +517,10 @@ def main() -> int:
         if seed in done:
             continue
         start = time.process_time()
-        problems = outside(seed)
+        try:
+            problems = outside(seed)
+        except (ArithmeticError, RuntimeError, TypeError, ValueError):
+            problems = [f"seed {seed}: {traceback.format_exc()}"]
         failed += bool(problems)
         if problems or time.process_time() - start > 5:
             print(f"{seed}: {time.process_time() - start:.1f} s", *problems, sep="\n  ", flush=True)

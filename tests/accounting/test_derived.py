@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import numpy as np
@@ -13,7 +14,7 @@ from tacit import accounting as acc
 from tacit.accounting.derived import DrawnLoss, SampledLoss, law_of_profile, symmetric_law
 from tacit.accounting.losses import AtomsLoss, GaussianLoss, LaplaceLoss
 from tests.accounting import random_runs
-from tests.accounting.catalogue import poisson
+from tests.accounting.catalogue import MECHANISMS, poisson
 
 RUN = poisson(0.01, 1.1, 1000)
 
@@ -41,6 +42,15 @@ def test_a_sampled_pure_guarantee_has_the_price_of_the_pair_that_attains_it() ->
     bound = acc.epsilon(acc.PoissonSampled(acc.PureDP(1.0), 0.01) * 1000, 1e-5)
     assert bound.tight
     assert 1.27 < bound.lower <= bound.upper < 1.28
+
+
+@pytest.mark.parametrize("base", [acc.ApproxDP(0.1, 1e-8), acc.Gaussian(3.0), acc.PureDP(0.2) * 3], ids=str)
+@pytest.mark.parametrize("group", [1, 2])
+def test_a_sample_of_a_selection_costs_less_than_the_selection(base: acc.Mechanism, group: int) -> None:
+    """One of what may fail had no price at all."""
+    selected = acc.Selected(base)
+    sampled, all_of_it = (acc.epsilon(m, 1e-6, group=group) for m in (acc.PoissonSampled(selected, 0.1), selected))
+    assert 0 < sampled.upper < 0.9 * all_of_it.upper
 
 
 #: A statement, and a weaker one about the same mechanism.
@@ -193,6 +203,23 @@ def test_a_pair_below_its_points_would_be_found() -> None:
 
 
 # -- the whole catalogue ----
+
+
+def test_random_compositions_are_over_the_whole_catalogue() -> None:
+    drawn = set()
+    for seed in range(3000):
+        members, adjacency, group = random_runs.draw(np.random.default_rng(seed))
+        for member, _ in members:
+            outer, inner = member.mechanism, getattr(member.mechanism, "mechanism", None)
+            drawn |= {(type(outer), adjacency, group > 1), (type(outer), type(inner))}
+    for one in MECHANISMS.values():
+        for adjacency in one.adjacencies():
+            assert (type(one), adjacency, False) in drawn, (one, adjacency)
+            with contextlib.suppress(acc.AccountingError):  # not all are priced for groups
+                acc.epsilon(one, 0.01, adjacency=adjacency, group=2)
+                assert (type(one), adjacency, True) in drawn, (one, adjacency)
+        with contextlib.suppress(acc.AccountingError):  # not all can be sampled
+            assert (acc.PoissonSampled, type(acc.PoissonSampled(one, 0.5).mechanism)) in drawn, one
 
 
 def test_some_random_compositions_lie_inside() -> None:

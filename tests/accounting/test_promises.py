@@ -95,6 +95,9 @@ def test_an_upper_end_is_not_zero_where_the_truth_has_no_number() -> None:
     """Φ(-59.5) is 1e-771: above 0."""
     for mechanism in (acc.Gaussian(1.0), acc.PoissonSampled(acc.Gaussian(1.0), 0.5), acc.Gaussian(1.0) * 2):
         assert 0 < acc.delta(mechanism, 90.0).upper < 1e-290
+    whole = acc.DiscreteGaussian(2.0)  # its law leaves out what has no number
+    for mechanism in (whole, acc.PoissonSampled(whole, 0.1), whole + acc.PureDP(1.0), acc.Selected(whole)):
+        assert 0 < acc.delta(mechanism, 400.0).upper < 1e-290
     assert acc.delta(acc.PureDP(1.0), 1.0).upper == 0  # exactly
     assert 0 < binomial_tail(10**6, 1e-3, 900_000) < 1e-300
 

@@ -226,9 +226,9 @@ def _won_laplace(x: float) -> float:
     return 1 - tail if x > 0 else tail
 
 
-def _smooth(beta: float, noise: float, partition: str) -> Laws:
+def _smooth(beta: float, noise: float, partition: str, group: int = 1) -> Laws:
     def laws(adjacency: str) -> list[Pair]:
-        k = teachers(partition, adjacency)
+        k = teachers(partition, adjacency) * group
         narrow = math.exp(-beta * k)
         far = narrow * sum(math.exp(beta * j) for j in range(k))
         return [

@@ -8,6 +8,7 @@ comes out is certified as far as what went in: each class says what it takes for
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar
 
@@ -53,24 +54,30 @@ class _Brought(_Stated):
     def pair(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         if group == 1:
             return self._law(direction)
-        laws = [self._law(one) for one in DIRECTIONS]
-
-        def chained(epsilon: float) -> float:
-            """δ of a group of k at kε: δ(ε)(1 + e^ε + … + e^{(k-1)ε})."""
-            if (group - 1) * epsilon > 600:
-                return 1.0
-            steps = math.fsum(math.exp(i * epsilon) for i in range(group))
-            return min(1.0, max(upper_end(loss, epsilon) for loss in laws) * steps)
-
-        top = max(reach([loss.given_finite()]) for loss in laws)
-        grid = np.linspace(0.0, top, 401)
-        return symmetric_law(group * grid, np.array([chained(float(x)) for x in grid]), spacing=group * float(grid[1]))
+        return _group_of(self, group)
 
     def is_tight(self, adjacency: str, group: int = 1) -> bool:
         return group == 1
 
     def floor(self, adjacency: str, direction: str, group: int = 1) -> Loss | None:
         return self._law(direction)  # a group is at least one record
+
+
+@functools.lru_cache(maxsize=64)
+def _group_of(brought: _Brought, group: int) -> Loss:
+    """The pair of a chain of neighbours, made once."""
+    laws = [brought._law(one) for one in DIRECTIONS]
+
+    def chained(epsilon: float) -> float:
+        """δ of a group of k at kε: δ(ε)(1 + e^ε + … + e^{(k-1)ε})."""
+        if (group - 1) * epsilon > 600:
+            return 1.0
+        steps = math.fsum(math.exp(i * epsilon) for i in range(group))
+        return min(1.0, max(upper_end(loss, epsilon) for loss in laws) * steps)
+
+    top = max(reach([loss.given_finite()]) for loss in laws)
+    grid = np.linspace(0.0, top, 401)
+    return symmetric_law(group * grid, np.array([chained(float(x)) for x in grid]), spacing=group * float(grid[1]))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

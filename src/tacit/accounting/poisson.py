@@ -33,6 +33,7 @@ from tacit.accounting.mechanisms import (
     revealed_with,
 )
 from tacit.accounting.mixture import MixtureLoss
+from tacit.accounting.pricing import LEAST, OwnPrice, own_pair
 from tacit.accounting.renyi import standing_pair
 
 #: Noise on a sum to which a blank adds nothing.
@@ -110,9 +111,7 @@ class PoissonSampled(Mechanism):
         normal = isinstance(inner, Gaussian | GDP) and inner.is_tight(adjacency, group)
         if normal and (adjacency != "replace-one" or group == 1):
             return self._gaussian(inner, adjacency, direction, group)
-        if adjacency == "replace-one" or isinstance(inner, RandomizedResponse):
-            return self._replaced(adjacency, direction, group)
-        return self._there_or_not(direction, group)
+        return _sampled_pair(self, adjacency, direction, group)
 
     def _chained(self, direction: str, chain: int) -> Loss | None:
         """The lemma for one record of a pure mechanism, and a chain of neighbours; None where it is not pure."""
@@ -216,13 +215,17 @@ class PoissonSampled(Mechanism):
 
     def largest_loss(self, adjacency: str, direction: str, group: int = 1) -> float:
         inner = self.mechanism
-        if not 0 < self.rate < 1 or _noiseless(inner):
+        if self.rate == 1:
+            return inner.largest_loss(adjacency, direction, group)
+        if self.rate == 0 or _noiseless(inner):
             return super().largest_loss(adjacency, direction, group)
         if isinstance(inner, RandomizedResponse):
             return inner.largest_loss(adjacency, direction, group)
         largest = inner.largest_loss("add-remove", direction)
         if not math.isfinite(largest):
-            return super().largest_loss(adjacency, direction, group)
+            # not what the pair says: it leaves out what has no number in binary64
+            seldom = direction == "add" and adjacency != "replace-one"
+            return -group * math.log1p(-self.rate) * (1 + 8 * ROUND) if seldom else math.inf
         if direction == "add" and adjacency != "replace-one" and group == 1:
             return max(0.0, -math.log1p(self.rate * math.expm1(-largest))) * (1 + 8 * ROUND)
         chain = amplified(largest, self.rate) * group
@@ -281,8 +284,20 @@ def _noiseless(inner: Mechanism) -> bool:
     return isinstance(inner, NOISE) and 0 in (getattr(inner, "scale", 1), getattr(inner, "sigma", 1))
 
 
+@functools.lru_cache(maxsize=64)
+def _sampled_pair(sampled: PoissonSampled, adjacency: str, direction: str, group: int) -> Loss | None:
+    """The pair of what is not Gaussian noise, made once."""
+    if adjacency == "replace-one" or isinstance(sampled.mechanism, RandomizedResponse):
+        return sampled._replaced(adjacency, direction, group)
+    return sampled._there_or_not(direction, group)
+
+
 def _pair(inner: Mechanism, adjacency: str, direction: str, group: int) -> Loss | None:
-    return inner.pair(adjacency, direction, group) or standing_pair(inner, adjacency, group)
+    if (loss := inner.pair(adjacency, direction, group)) is not None:
+        return loss
+    if isinstance(inner, OwnPrice):
+        return own_pair(inner, adjacency, group, LEAST)
+    return standing_pair(inner, adjacency, group)
 
 
 def _amplified_replacement(there: Loss, changed: Loss, rate: float, points: int = 500) -> Loss:

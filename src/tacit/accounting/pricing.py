@@ -48,12 +48,16 @@ from tacit.accounting.renyi import RenyiCurve, members_of, overflow_cost, standi
 ENOUGH_NODES = 1000
 #: How far below δ a pair that stands for bounds is made, as an exponent of e; and at how many ε one's own are read.
 BELOW, OWN_POINTS = 24.0, 160
+#: How wide, relative, the interval may be whose lower end is that of what is not tight: two digits are enough.
+ROUGH = 0.02
 #: Finite laws are multiplied out up to this many outcomes.
 MOST_OUTCOMES = 3000
 #: A δ of a composition below this is not worth a finer curve.
 NOTHING = 1e-25
 #: log of the δ down to which bounds become a pair where δ itself is asked for.
 LEAST = -70.0
+#: The least number of full precision.
+LEAST_NUMBER = sys.float_info.min
 #: At δ = 0, how far below the upper end the lower one lies: more than a sum of floats can be off.
 PURE_ROUNDING = 1e-12
 
@@ -355,10 +359,10 @@ class _Question:
     def _narrowed(self, infinite: Ends, finite: Parts, delta: float, rest: float, enough: float, claim: bool) -> Ends:
         """The best interval that the curves give, each costlier than the one before, until it is narrow enough.
 
-        Of the lower end of what is not tight (``enough`` is infinite) two digits are enough.
+        ``enough`` is infinite for the lower end of what is not tight.
         """
         low, high = 0.0, math.inf
-        rough = 0.02 if math.isinf(enough) else 0.0
+        rough = ROUGH if math.isinf(enough) else 0.0
         candidates = self._candidates(finite, log_delta=math.log(rest))
         curve = next(candidates)
         while curve is not None:
@@ -441,7 +445,7 @@ class _Question:
             lower = self._losses(direction, upper=False)
             low, high = (0.0, most) if self.stated else self._direction_delta(upper, epsilon)
             if not self.tight:
-                low = self._direction_delta(lower, epsilon)[0] if lower else 0.0
+                low = self._direction_delta(lower, epsilon, rough=ROUGH)[0] if lower else 0.0
             found.append((min(low, high), high))
             if all(loss.symmetric for loss, _ in upper + lower):
                 found.append(found[0])
@@ -449,9 +453,15 @@ class _Question:
         if (uncut := self._uncut()) is not None:
             plain = [uncut._direction_delta(parts, epsilon)[1] for parts in uncut.upper]
             found = [(min(low, most), min(high, most)) for (low, high), most in zip(found, plain, strict=True)]
-        first, second = found
+        # below the least number of full precision rounding is as large as the number
+        first, second = ((low if low >= LEAST_NUMBER else 0.0, high or self._beyond()) for low, high in found)
         high = max(first[1], second[1])
         return (min(max(first[0], second[0], least), high), high), first, second
+
+    def _beyond(self) -> float:
+        """What stands for a δ that is not 0 and has no number in binary64."""
+        most = (part.largest_loss(self.adjacency, d, self.group) for part, _ in self.members for d in DIRECTIONS)
+        return LEAST_NUMBER if any(map(math.isinf, most)) else 0.0
 
     def _stated_delta(self, epsilon: float) -> Ends:
         """Bounds on δ(ε) where parts have no pair."""
@@ -468,7 +478,9 @@ class _Question:
             found.append(self._renyi().delta(epsilon))
         return 0.0, min(found)
 
-    def _direction_delta(self, parts: Parts, epsilon: float, *, claim: bool = False) -> tuple[float, float]:
+    def _direction_delta(
+        self, parts: Parts, epsilon: float, *, claim: bool = False, rough: float = 0.0
+    ) -> tuple[float, float]:
         infinite, finite = _split(parts)
         slack = overflow_cost(self.extra, epsilon)
         low, high = 0.0, 1.0
@@ -480,7 +492,7 @@ class _Question:
             one_low, one_high = curve.interval(epsilon)
             gained = high - one_high
             low, high = max(low, one_low), min(high, one_high)
-            wanted = self.tolerance if self.tolerance is not None else 1e-4 * low + NOTHING
+            wanted = max(rough * low, self.tolerance if self.tolerance is not None else 1e-4 * low + NOTHING)
             if high - low <= wanted or (claim and 0 <= gained <= wanted and high < 1):
                 break
             curve = None  # its memory is needed for the next
@@ -493,7 +505,9 @@ class _Question:
 def own_pair(part: OwnPrice, adjacency: str, group: int, log_least: float) -> Loss:
     """The symmetric pair of a mechanism that bounds its own δ(ε), down to a δ of e^{log_least}."""
     top, largest = 0.25, max(part.largest_loss(adjacency, direction, group) for direction in DIRECTIONS)
-    while top < min(largest, 1e4) and part.own_delta(top, adjacency, group)[1] > math.exp(log_least):
+    # of what fails δ falls no further than to the probability of that
+    least = max(math.exp(log_least), 1.001 * part.own_delta(math.inf, adjacency, group)[1])
+    while top < min(largest, 1e4) and part.own_delta(top, adjacency, group)[1] > least:
         top *= 1.5
     return law_below(lambda x: part.own_delta(x, adjacency, group)[1], min(top, largest), points=OWN_POINTS)
 
@@ -503,10 +517,14 @@ class Reader:
 
     #: relative width at which a curve that was kept, or was made for this ε, is good enough
     CLOSE, FRESH = 1e-8, 1e-3
+    #: what stands for a smaller δ of a rare run, whose curve would take long
+    NEVER = 1e-200
 
     def __init__(self, mechanism: Mechanism, adjacency: str, group: int) -> None:
         self.question = _Question(mechanism, adjacency, group, None)
         self.kept: dict[str, list[Curve]] = {direction: [] for direction in DIRECTIONS}
+        split = [_split(parts) for parts in self.question.upper]
+        self.split = [(infinite, finite, _largest_loss(finite)) for infinite, finite in split]
 
     def upper(self, epsilon: float) -> float:
         """A certified upper bound on δ(ε), the larger of both directions."""
@@ -514,28 +532,30 @@ class Reader:
         if not question.members or question.stated:
             return question.deltas(epsilon)[0][1]
         high = 0.0
-        for direction, parts in zip(DIRECTIONS, question.upper, strict=True):
-            high = max(high, self._direction(direction, parts, epsilon))
-            if all(loss.symmetric for loss, _ in parts):
+        for i, direction in enumerate(DIRECTIONS):
+            high = max(high, self._direction(i, direction, epsilon))
+            if all(loss.symmetric for loss, _ in question.upper[i]):
                 break
-        return high
+        return high or question._beyond()
 
-    def _direction(self, direction: str, parts: Parts, epsilon: float) -> float:
-        infinite, finite = _split(parts)
+    def _direction(self, i: int, direction: str, epsilon: float) -> float:
+        infinite, finite, largest = self.split[i]
         slack = overflow_cost(self.question.extra, epsilon)
-        if epsilon >= _largest_loss(finite):
+        if epsilon >= largest:
             return min(1.0, infinite[1] + slack)
         for curve in self.kept[direction]:
             low, high = curve.interval(epsilon)
             if high - low <= self.CLOSE * low:
                 return min(1.0, together(infinite, low, high)[1] + slack)
+        if levels.some_rare(finite) and _surely_below(finite, epsilon, self.NEVER):
+            return min(1.0, together(infinite, 0.0, self.NEVER)[1] + slack)
         fresh = next(self.question._candidates(finite, epsilon=epsilon))
         if fresh is not None:
             low, high = fresh.interval(epsilon)
             if high - low <= self.FRESH * low:
                 self.kept[direction] = [fresh, *self.kept[direction][:15]]
                 return min(1.0, together(infinite, low, high)[1] + slack)
-        return self.question._direction_delta(parts, epsilon)[1]
+        return self.question._direction_delta(self.question.upper[i], epsilon)[1]
 
 
 def _surely_below(parts: Parts, epsilon: float, delta: float) -> bool:

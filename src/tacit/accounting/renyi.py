@@ -262,7 +262,7 @@ def standing_pair(mechanism: Mechanism, adjacency: str, group: int, log_least: f
     curve = RenyiCurve(mechanism, adjacency=adjacency, group=group)
     if curve.failure > 0 or curve.spill > 0:
         return None
-    largest = min(_largest(mechanism, adjacency, group, direction) for direction in DIRECTIONS)
+    largest = max(_largest(mechanism, adjacency, group, direction) for direction in DIRECTIONS)
     return curve.law(log_least, largest)
 
 

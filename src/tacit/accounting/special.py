@@ -5,7 +5,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
+
+
+@functools.cache
+def _scipy() -> Any:
+    from scipy import special
+
+    return special
 
 
 def ndtr(x: Any) -> Any:
@@ -14,34 +22,24 @@ def ndtr(x: Any) -> Any:
     >>> float(ndtr(0.0))
     0.5
     """
-    from scipy import special
-
-    return special.ndtr(x)
+    return _scipy().ndtr(x)
 
 
 def log_ndtr(x: Any) -> Any:
     """Its logarithm, accurate far into the left tail."""
-    from scipy import special
-
-    return special.log_ndtr(x)
+    return _scipy().log_ndtr(x)
 
 
 def bdtrc(k: Any, n: Any, p: Any) -> Any:
     """Pr[Binomial(n, p) > k]."""
-    from scipy import special
-
-    return special.bdtrc(k, n, p)
+    return _scipy().bdtrc(k, n, p)
 
 
 def gammaln(x: Any) -> Any:
     """log |Γ(x)|."""
-    from scipy import special
-
-    return special.gammaln(x)
+    return _scipy().gammaln(x)
 
 
 def erfcx(x: Any) -> Any:
     """e^{x²} erfc(x)."""
-    from scipy import special
-
-    return special.erfcx(x)
+    return _scipy().erfcx(x)
