@@ -391,6 +391,8 @@ def cards_say_what_was_done(seed: int) -> list[Finding]:
                     "the same values",
                 )
             )
+        plain = make_card(Run("plain", acc.Gaussian(NOISE, replace=2.0) * STEPS, delta=DELTA))
+        found += [_other_prices(card["guarantee"]) for card in (cards["training"][0], plain)]
         forged = json.loads((Path(folder) / "training.json").read_text(encoding="utf-8"))
         del forged["guarantee"]
         (Path(folder) / "forged.json").write_text(json.dumps(forged), encoding="utf-8")
@@ -414,6 +416,17 @@ def cards_say_what_was_done(seed: int) -> list[Finding]:
         holds("operator pages", "operator" in operator.lower() and "operator" in page.lower(), "say whom they are for"),
         holds("operator logs", callable(read_log), "are read"),
     ]
+
+
+def _other_prices(guarantee: Any) -> Finding:
+    """What a card says besides its claim: ε after some of the steps, at other δ and under other adjacencies."""
+    curve, others = guarantee["over_steps"], {row["adjacency"]: row["upper"] for row in guarantee["other_adjacencies"]}
+    pairs = [(upper, _closed(count)) for count, upper in zip(curve["steps"], curve["upper"], strict=True)]
+    pairs.append((others["replace-one"], bounds.gaussian_epsilon(2 * math.sqrt(STEPS) / NOISE, DELTA)))
+    for row in guarantee["epsilon_of_delta"]:
+        pairs.append((row["upper"], bounds.gaussian_epsilon(math.sqrt(STEPS) / NOISE, row["delta"])))
+    low = [f"{float(told):.4f} of {exact:.4f}" for told, exact in pairs if not float(told) >= exact * (1 - 1e-6)]
+    return holds("card: other prices", not low and len(pairs) > 4, "; ".join(low) or f"{len(pairs)} of them")
 
 
 def _trained(seed: int) -> Training:
