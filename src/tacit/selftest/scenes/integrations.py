@@ -34,12 +34,11 @@ DELTA, LARGE_DELTA = 1e-5, 0.02
 
 
 class Watched(nn.Module):
-    """A network whose result has a name, as in transformers, and the rows of its steps."""
+    """A network whose result has a name, as in transformers."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
-        self.seen: list[npt.NDArray[np.int64]] = []
 
     def forward(self, x: Tensor, labels: Tensor | None = None, index: Tensor | None = None) -> dict[str, Tensor]:
         logits = self.inner(x)
@@ -150,15 +149,16 @@ def _trainer(seed: int, folder: str, *, batch: int = 5, pieces: int = 2, steps: 
     return made, model, optimizer
 
 
-def _note_rows(trainer: Any, seen: list[npt.NDArray[np.int64]]) -> None:
-    """Each piece that the trainer trains on leaves the numbers of its rows."""
-    step = trainer.training_step
+def _note_rows(trainer: Any) -> list[npt.NDArray[np.int64]]:
+    """Where each piece that the trainer trains on leaves the numbers of its rows."""
+    step, seen = trainer.training_step, list[npt.NDArray[np.int64]]()
 
     def noted(model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
         seen.append(inputs["index"].numpy().copy())
         return step(model, inputs, *rest, **named)
 
     trainer.training_step = noted
+    return seen
 
 
 def trainer_steps_are_draws(seed: int) -> list[Finding]:
@@ -168,7 +168,7 @@ def trainer_steps_are_draws(seed: int) -> list[Finding]:
     found = []
     for pieces in (1, 3):
         with tempfile.TemporaryDirectory() as folder:
-            made, model, optimizer = _trainer(seed, folder, batch=12 // pieces, pieces=pieces, steps=14)
+            made, _, optimizer = _trainer(seed, folder, batch=12 // pieces, pieces=pieces, steps=14)
             private = make_private(
                 made,
                 loss=_losses,
@@ -177,8 +177,7 @@ def trainer_steps_are_draws(seed: int) -> list[Finding]:
                 target_delta=LARGE_DELTA,
                 key_file=Path(folder) / "run.key",
             )
-            steps = SeenSteps(optimizer, model.seen)
-            _note_rows(private, model.seen)
+            steps = SeenSteps(optimizer, _note_rows(private))
             private.train()
             claimed = private.privacy.upper
         name = f"Trainer, {pieces} pieces"
@@ -188,13 +187,12 @@ def trainer_steps_are_draws(seed: int) -> list[Finding]:
         found.append(Finding(f"{name}: price", price.p_value, price.detail))
         found.append(holds(f"{name}: steps", len(steps.released) == 14, f"{len(steps.released)} of 14 steps"))
         with tempfile.TemporaryDirectory() as folder:
-            made, model, optimizer = _trainer(seed, folder, batch=12 // pieces, pieces=pieces, steps=3)
+            made, _, optimizer = _trainer(seed, folder, batch=12 // pieces, pieces=pieces, steps=3)
             key = Path(folder) / "run.key"
             private = make_private(
                 made, loss=_losses, noise_multiplier=LITTLE, max_grad_norm=CLIP, target_delta=DELTA, key_file=key
             )
-            steps = SeenSteps(optimizer, model.seen)
-            _note_rows(private, model.seen)
+            steps = SeenSteps(optimizer, _note_rows(private))
             private.train()
         found.append(_sum(name, steps, seed, 12))
     return found
