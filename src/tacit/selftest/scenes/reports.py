@@ -153,6 +153,9 @@ def runs_publish_what_they_did(seed: int) -> list[Finding]:
             runs=folder,
             name="people",
         )
+        keeping = run(table, **(settings | {"model": "tacit.selftest.models:keeping"}), runs=folder, name="keeping")
+        state = torch.load(keeping.folder / "model.pt", weights_only=True)
+        kept = max(float(value.abs().max()) for name, value in state.items() if name.endswith("seen"))
         unit, owned = str(read_card(people.folder / "privacy.json")["guarantee"]["unit"]), people.privacy.upper
         cases: dict[str, tuple[Callable[[], object], Any]] = {
             "a name that is taken": (lambda: run(table, **settings, runs=folder, name="mine"), NameTaken),
@@ -193,6 +196,7 @@ def runs_publish_what_they_did(seed: int) -> list[Finding]:
         holds("runs: charged", spent >= exact * (1 - 1e-6), f"charged {spent:.4f} of {exact:.4f}"),
         holds("runs: private values", not leaks and len(texts) > 3, f"found in {leaks}; {len(texts)} files"),
         holds("runs: people", unit == "person" and owned >= exact * (1 - 1e-6), f"one {unit}"),
+        holds("runs: buffers", kept == 0.0, f"what a model kept of its rows is published up to {kept:.3g}"),
         holds("runs: private evaluation", not measured, "results on private rows are not published"),
         holds("runs: public evaluation", bool(public.metrics), f"{public.metrics}"),
         holds(
@@ -264,6 +268,12 @@ validation_every = 5
         )
         search = carry_out(searches.read(place / "tune.toml"), RunFolder(place / "runs", "search", None), quiet)
         search_card = read_card(search.folder / "privacy.json")
+        (place / "free.toml").write_text(
+            (place / "tune.toml").read_text().replace("size = 36\n", "").replace("batch = 36", "batch = 20")
+        )
+        free = searches.read(place / "free.toml")
+        there = free.read()
+        plans = {repr(free.over(there, place / "none", bytes([coins] * 16)).mechanism) for coins in (0, 2)}
         texts = _texts(votes.folder) | _texts(search.folder)
         keys = _keys(place)
         spent = {name: charged(books, DELTA, dataset=name) for name in ("votes", "search")}
@@ -295,6 +305,7 @@ validation_every = 5
             and counts["search"] == 1,
             f"the card claims {told['search']:.4f}, charged {spent['search']:.4f} in {counts['search']} charges",
         ),
+        holds("runs: coins of a search", len(plans) == 1, f"{len(plans)} prices for two ways in which coins fell"),
         holds("runs: private values of others", not leaks, f"found in {leaks}"),
         holds("runs: keys of others", not keys, f"left behind: {keys}"),
     ]
