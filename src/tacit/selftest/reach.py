@@ -48,6 +48,8 @@ LEFT_OUT = {
     "report/audited.py": "shows what an audit found",
     "runs/audit.py": "audits a run; releases nothing of it",
     "runs/claims.py": "audits a run; releases nothing of it",
+    "runs/check.py": "shows the operator how a table differs from its schema; releases nothing",
+    "report/pdf.py": "prints a page with a browser",
     "runs/progress.py": "shows progress on a terminal",
     "noise/cuda.py": "runs on a GPU",
     "noise/native.py": "compiles a library; its numbers are compared with the definition when it is loaded",

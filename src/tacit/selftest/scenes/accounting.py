@@ -586,9 +586,9 @@ def _odometers() -> list[str]:
                 before, spent = after, float(meter.spent[0])
         if not chances <= delta * len(orders):
             low.append(f"levels of an odometer fail with {chances:.3g}")
-        several = acc.RenyiOdometer(delta, orders).spend(acc.Gaussian(2.0))
-        alone = min(acc.RenyiOdometer(delta / len(orders), [o]).spend(acc.Gaussian(2.0)) for o in orders)
-        if not several >= alone * (1 - 1e-3):
+        meters = [acc.RenyiOdometer(delta, [o]).spend(acc.Gaussian(2.0)) for o in orders]  # each with all of δ
+        alone = min(m + math.log(len(orders)) / (o - 1) for m, o in zip(meters, orders, strict=True))
+        if not (several := acc.RenyiOdometer(delta, orders).spend(acc.Gaussian(2.0))) >= alone * (1 - 1e-9):
             low.append(f"an odometer of {len(orders)} orders states {several:.4f}, its best with its share {alone:.4f}")
     return low
 

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import math
 import tempfile
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,15 +34,15 @@ DELTA, LARGE_DELTA = 1e-5, 0.02
 
 
 class Watched(nn.Module):
-    """A network whose result has a name, as in transformers, and the rows of its steps."""
+    """A network whose result has a name, as in transformers."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
-        self.seen: list[npt.NDArray[np.int64]] = []
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"logits": self.inner(x)}
+    def forward(self, x: Tensor, labels: Tensor | None = None, index: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.inner(x)
+        return {"logits": logits} | ({} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)})
 
 
 class SeenSteps:
@@ -148,15 +149,16 @@ def _trainer(seed: int, folder: str, *, batch: int = 5, pieces: int = 2, steps: 
     return made, model, optimizer
 
 
-def _note_rows(trainer: Any, seen: list[npt.NDArray[np.int64]]) -> None:
-    """Each piece that the trainer trains on leaves the numbers of its rows."""
-    step = trainer.training_step
+def _note_rows(trainer: Any) -> list[npt.NDArray[np.int64]]:
+    """Where each piece that the trainer trains on leaves the numbers of its rows."""
+    step, seen = trainer.training_step, list[npt.NDArray[np.int64]]()
 
     def noted(model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
         seen.append(inputs["index"].numpy().copy())
         return step(model, inputs, *rest, **named)
 
     trainer.training_step = noted
+    return seen
 
 
 def trainer_steps_are_draws(seed: int) -> list[Finding]:
@@ -166,7 +168,7 @@ def trainer_steps_are_draws(seed: int) -> list[Finding]:
     found = []
     for pieces in (1, 3):
         with tempfile.TemporaryDirectory() as folder:
-            made, model, optimizer = _trainer(seed, folder, batch=12 // pieces, pieces=pieces, steps=14)
+            made, _, optimizer = _trainer(seed, folder, batch=12 // pieces, pieces=pieces, steps=14)
             private = make_private(
                 made,
                 loss=_losses,
@@ -175,8 +177,7 @@ def trainer_steps_are_draws(seed: int) -> list[Finding]:
                 target_delta=LARGE_DELTA,
                 key_file=Path(folder) / "run.key",
             )
-            steps = SeenSteps(optimizer, model.seen)
-            _note_rows(private, model.seen)
+            steps = SeenSteps(optimizer, _note_rows(private))
             private.train()
             claimed = private.privacy.upper
         name = f"Trainer, {pieces} pieces"
@@ -186,13 +187,12 @@ def trainer_steps_are_draws(seed: int) -> list[Finding]:
         found.append(Finding(f"{name}: price", price.p_value, price.detail))
         found.append(holds(f"{name}: steps", len(steps.released) == 14, f"{len(steps.released)} of 14 steps"))
         with tempfile.TemporaryDirectory() as folder:
-            made, model, optimizer = _trainer(seed, folder, batch=12 // pieces, pieces=pieces, steps=3)
+            made, _, optimizer = _trainer(seed, folder, batch=12 // pieces, pieces=pieces, steps=3)
             key = Path(folder) / "run.key"
             private = make_private(
                 made, loss=_losses, noise_multiplier=LITTLE, max_grad_norm=CLIP, target_delta=DELTA, key_file=key
             )
-            steps = SeenSteps(optimizer, model.seen)
-            _note_rows(private, model.seen)
+            steps = SeenSteps(optimizer, _note_rows(private))
             private.train()
         found.append(_sum(name, steps, seed, 12))
     return found
@@ -208,6 +208,7 @@ def trainer_pays(seed: int) -> list[Finding]:
     first: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
         made, _, optimizer = _trainer(seed, folder, batch=ROWS, pieces=1, steps=4)
+        made.eval_dataset = _trainer(seed + 1, folder)[0].train_dataset
         private = make_private(
             made,
             loss=_losses,
@@ -222,6 +223,10 @@ def trainer_pays(seed: int) -> list[Finding]:
         private.train()
         exact, spent = bounds.gaussian_epsilon(math.sqrt(4) / 2.0, DELTA), charged(books, DELTA)
         claimed = private.privacy.upper
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of metrics that are withheld
+            measured = [private.evaluate(), private.evaluate(private.train_dataset, metric_key_prefix="seen")]
+        told = {name for entry in private.state.log_history for name in entry if "loss" in name}
 
         def again(**options: Any) -> Any:
             other = _trainer(seed, folder, batch=ROWS, pieces=1, steps=4)[0]
@@ -253,6 +258,7 @@ def trainer_pays(seed: int) -> list[Finding]:
         holds("Trainer: charged first", set(first) == {1}, f"charges at the steps: {first}"),
         holds("Trainer: charged in full", spent >= exact * (1 - 1e-6), f"charged {spent:.4f} of {exact:.4f}"),
         holds("Trainer: claim", claimed >= exact * (1 - 1e-6), f"claimed {claimed:.4f} of {exact:.4f}"),
+        holds("Trainer: logs", len(measured) == 2 and told == {"eval_loss"}, f"logged: {sorted(told)}"),
         holds("Trainer: target", 0.5 < kept <= 1.0 * (1 + 1e-6), f"ε = {kept:.4f} of 1"),
         cases,
     ]
@@ -549,7 +555,62 @@ def lightning_steps_are_draws(seed: int) -> list[Finding]:
     ]
 
 
+def lightning_goes_on(seed: int) -> list[Finding]:
+    """Cut off and resumed, a model with dropout makes a step again as it was: other masks would show its noise."""
+    import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from tacit.integrations.lightning import PrivateTraining
+
+    seen: list[npt.NDArray[np.float64]] = []
+
+    class Module(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Dropout(0.5), copy.deepcopy(models.network(seed).model))
+
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            loss: Tensor = nn.functional.cross_entropy(self.inner(batch[0]), batch[1])
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    class Cut(pl.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+            given = [p.grad.double().flatten() for p in module.parameters()]
+            seen.append(torch.cat(given).numpy().copy())
+            if trainer.global_step == 3 and len(seen) == 3:
+                raise _Cut
+
+    books = Ledger()
+    books.register("people", epsilon=80.0, delta=1e-4)
+    with tempfile.TemporaryDirectory() as folder:
+        saver = {"dirpath": folder, "filename": "{step}", "every_n_train_steps": 2, "save_top_k": -1}
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        for after in (None, f"{folder}/step=2.ckpt"):
+            private = PrivateTraining(
+                noise_multiplier=2.0,
+                max_grad_norm=CLIP,
+                target_delta=DELTA,
+                key_file=Path(folder) / "run.key",
+                ledger=books,
+                dataset="people",
+            )
+            calls = [private, ModelCheckpoint(**saver), Cut()]
+            trainer = pl.Trainer(max_epochs=5, accelerator="cpu", devices=1, callbacks=calls, **quiet)
+            loader = DataLoader(TensorDataset(*models.table(seed)), batch_size=ROWS, shuffle=True)
+            with contextlib.suppress(_Cut):
+                trainer.fit(Module(), loader, ckpt_path=after)
+        claimed = private.privacy.upper
+    again = len(seen) == 6 and bool(np.allclose(seen[2], seen[3]))
+    true, charges = bounds.gaussian_epsilon(math.sqrt(5) / 2.0, DELTA), books.budget("people").charges
+    text = f"{len(seen)} steps, the third again: {again}; {charges} charge, claimed {claimed:.4f} of {true:.4f}"
+    return [holds("Lightning: resumed", again and charges == 1 and claimed >= true * (1 - 1e-6), text)]
+
+
 SCENES = (
+    Scene("Lightning: resumed", "integrations", lightning_goes_on, ("lightning",), long=True),
     Scene("Trainer: draws", "integrations", trainer_steps_are_draws, ("transformers", "accelerate")),
     Scene("Trainer: charges", "integrations", trainer_pays, ("transformers", "accelerate"), long=True),
     Scene("Trainer: resumed", "integrations", trainers_go_on, ("transformers", "accelerate"), long=True),

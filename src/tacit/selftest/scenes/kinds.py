@@ -29,7 +29,7 @@ from tacit.selftest.mutants.base import replaced
 from tacit.selftest.scene import Scene, refused
 from tacit.sgd.training.augment import crops
 from tacit.sgd.training.canaries import AuditedTraining, Planted
-from tacit.sgd.training.sampling import SAMPLERS, make_sampler
+from tacit.sgd.training.sampling import SAMPLERS, CyclicPoisson, make_sampler
 
 ROWS, BATCH, DELTA = models.ROWS, models.BATCH, 1e-5
 #: Steps that are drawn of each sampler, a multiple of the steps of a pass.
@@ -408,7 +408,61 @@ def _fitted(seed: int, evaluate: Any = None) -> Finding:
     return holds("settings: fit", shown and done.privacy.upper >= whole * (1 - 1e-6), f"{done.privacy.upper:.4f}")
 
 
+# -- correlated noise --------------------------------------------------------------------------------------------------
+
+
+def correlated_noise_hides_a_unit(seed: int) -> list[Finding]:
+    """What a unit costs that takes part as often as it can, by the covariance of the noise as it was released.
+
+    The data are zeros, so what is released is noise. If S is the covariance of n draws, whose true covariance would
+    hide a pattern p at the cost c, then n·c / (pᵀS⁻¹p) has a χ² law (of a Wishart matrix) or is larger.
+    """
+    steps, noise, clip, inputs, found = 8, 2.0, 0.5, 500, list[Finding]()
+    kinds: dict[str, tuple[Any, dict[str, Any], int]] = {
+        "bands": (sgd.Banded(bands=4), {}, 4),
+        "uneven bands": (sgd.Banded(coefficients=(3.0, 2.0)), {}, 2),
+        "chunks": (sgd.Banded(bands=4), {"sampler": "chunks"}, 8),
+        "an inverse": (sgd.BandedInverse(bands=4), {"sampler": "chunks"}, 8),
+    }
+    for name, (kind, more, apart) in kinds.items():
+        model = nn.Linear(inputs, models.CLASSES, bias=False)
+        settings: dict[str, Any] = {"batch_size": 5, "steps": steps, "noise_multiplier": noise, "clip_norm": clip}
+        optimizer, loss = torch.optim.SGD(model.parameters(), lr=1.0), nn.CrossEntropyLoss(reduction="none")
+        rows = torch.zeros(8 * 5, inputs), torch.arange(8 * 5) % models.CLASSES
+        run = sgd.Training(model, optimizer, loss, rows, delta=1e-5, noise=kind, **settings, **more)
+        weights = [model.weight.detach().double().numpy().copy()]
+        for batch in run:
+            run.step(batch)
+            weights.append(model.weight.detach().double().numpy().copy())
+        drawn = np.diff(np.array(weights), axis=0).reshape(steps, -1) * 5 / clip
+        covariance, worst = drawn @ drawn.T / drawn.shape[1], 1.0
+        for first in range(min(apart, steps)):
+            pattern = (np.arange(steps) % apart == first).astype(float)
+            cost = float(pattern @ np.linalg.solve(covariance, pattern))
+            share = drawn.shape[1] * pattern.sum() / noise**2 / cost
+            worst = min(worst, float(stats.chi2.cdf(share, drawn.shape[1] - steps + 1)) * min(apart, steps))
+        text = f"the pattern that is seen best, of {min(apart, steps)}, in {drawn.shape[1]} draws of {steps} steps"
+        found.append(Finding(f"correlated: {name}", worst, text))
+        least = bounds.gaussian_epsilon(1 / noise, 1e-5) if more else 0.0
+        claim = run.privacy.upper
+        found.append(holds(f"correlated: price ({name})", claim >= least * (1 - 1e-6), f"{claim:.4f} of {least:.4f}"))
+    sampler, key = CyclicPoisson(size=ROWS, batch_size=3, groups=4), Key(bytes([seed % 251 + 1] * 32))
+    masks = np.zeros((DRAWS, ROWS), dtype=bool)
+    for step in range(DRAWS):
+        masks[step, sampler.draw(key, step, ROWS)] = True
+    near = sum(int((masks[k:] & masks[:-k]).sum()) for k in (1, 2, 3))
+    hits = int(masks.sum())
+    # Which group a record is in is drawn once, so each is drawn in every fourth step only, at four times the rate.
+    p = float(stats.binomtest(hits, DRAWS // 4 * ROWS, 0.4).pvalue)
+    return [
+        *found,
+        holds("correlated: apart", near == 0, f"{near} times a record came again before its turn"),
+        Finding("correlated: frequency", p, f"{hits} participations"),
+    ]
+
+
 SCENES = (
+    Scene("kinds: correlated noise", "sgd", correlated_noise_hides_a_unit),
     Scene("kinds: samplers", "sgd", every_sampler_draws_what_it_prices, long=True),
     Scene("kinds: data", "sgd", forms_of_data_are_one, long=True),
     Scene("kinds: canaries", "sgd", canaries_are_records, long=True),

@@ -379,7 +379,7 @@ def _refused_requests(people: dict[str, Ledger], tokens: Tokens, address: str) -
         return Ledger(address.replace("//", f"//:{secret}@"))
 
     narrow = other(tokens.add("narrow", "analyst", datasets=("elsewhere",)))
-    ended = other(tokens.add("ended", "analyst", days=-1.0))
+    ended = other(tokens.add("ended", "analyst", days=1e-9))
     gone = other(tokens.add("gone", "analyst"))
     tokens.revoke("gone")
     return refused(

@@ -26,9 +26,12 @@ from tacit.noise.keys import KeyFileError
 from tacit.pate import ConfidentGNMax
 from tacit.report import Run, describe, describe_fit, make_card, make_page, read_card, write_card
 from tacit.report.operator import make_operator_page, read_log
+from tacit.report.registry import make_record, to_yaml
+from tacit.report.texts import translated
 from tacit.report.votes import describe_answers, make_votes_operator_page, make_votes_page, votes_view
 from tacit.runs import plan as plans
 from tacit.runs import search as searches
+from tacit.runs.fit import FitRun, FitSettings
 from tacit.runs.folder import RunFolder, carry_out
 from tacit.runs.journal import NameTaken
 from tacit.runs.models import ModelRefused, build
@@ -153,6 +156,9 @@ def runs_publish_what_they_did(seed: int) -> list[Finding]:
             runs=folder,
             name="people",
         )
+        keeping = run(table, **(settings | {"model": "tacit.selftest.models:keeping"}), runs=folder, name="keeping")
+        state = torch.load(keeping.folder / "model.pt", weights_only=True)
+        kept = max(float(value.abs().max()) for name, value in state.items() if name.endswith("seen"))
         unit, owned = str(read_card(people.folder / "privacy.json")["guarantee"]["unit"]), people.privacy.upper
         cases: dict[str, tuple[Callable[[], object], Any]] = {
             "a name that is taken": (lambda: run(table, **settings, runs=folder, name="mine"), NameTaken),
@@ -193,6 +199,7 @@ def runs_publish_what_they_did(seed: int) -> list[Finding]:
         holds("runs: charged", spent >= exact * (1 - 1e-6), f"charged {spent:.4f} of {exact:.4f}"),
         holds("runs: private values", not leaks and len(texts) > 3, f"found in {leaks}; {len(texts)} files"),
         holds("runs: people", unit == "person" and owned >= exact * (1 - 1e-6), f"one {unit}"),
+        holds("runs: buffers", kept == 0.0, f"what a model kept of its rows is published up to {kept:.3g}"),
         holds("runs: private evaluation", not measured, "results on private rows are not published"),
         holds("runs: public evaluation", bool(public.metrics), f"{public.metrics}"),
         holds(
@@ -264,6 +271,12 @@ validation_every = 5
         )
         search = carry_out(searches.read(place / "tune.toml"), RunFolder(place / "runs", "search", None), quiet)
         search_card = read_card(search.folder / "privacy.json")
+        (place / "free.toml").write_text(
+            (place / "tune.toml").read_text().replace("size = 36\n", "").replace("batch = 36", "batch = 20")
+        )
+        free = searches.read(place / "free.toml")
+        there = free.read()
+        plans = {repr(free.over(there, place / "none", bytes([coins] * 16)).mechanism) for coins in (0, 2)}
         texts = _texts(votes.folder) | _texts(search.folder)
         keys = _keys(place)
         spent = {name: charged(books, DELTA, dataset=name) for name in ("votes", "search")}
@@ -295,9 +308,66 @@ validation_every = 5
             and counts["search"] == 1,
             f"the card claims {told['search']:.4f}, charged {spent['search']:.4f} in {counts['search']} charges",
         ),
+        holds("runs: coins of a search", len(plans) == 1, f"{len(plans)} prices for two ways in which coins fell"),
         holds("runs: private values of others", not leaks, f"found in {leaks}"),
         holds("runs: keys of others", not keys, f"left behind: {keys}"),
     ]
+
+
+def fits_publish_what_they_did(seed: int) -> list[Finding]:
+    """Fits in a folder: what is charged and claimed, and what one person moves in the accuracy that is released."""
+    import polars
+
+    found, part, quiet = list[Finding](), 0.25, Told(quiet=True, every_tenth=False)
+    with state_apart() as folder:
+        place = Path(folder)
+        books = Ledger(place / "my.db")
+        books.register("clinic", epsilon=60.0, delta=1e-3, unit="person")
+        mine = _table(seed) | {"who": [k // 2 for k in range(ROWS)]}
+        extreme = {"age": 1e6, "ward": "south", "stay": -1e6, "back": False, "who": 10**6}
+        more = {name: [*values, *[extreme[name]] * 6] for name, values in mine.items()}
+        polars.DataFrame(mine).write_csv(place / "mine.csv")
+        polars.DataFrame(more).write_csv(place / "more.csv")
+        (place / "schema.toml").write_text(PEOPLE.to_toml(), encoding="utf-8")
+        for name, what in {"classes": {"target": "back"}, "numbers": {"target": "stay", "without": ("back",)}}.items():
+
+            def fit(data: str, replay: Any = None, what: Any = what, name: str = name) -> Any:
+                given: dict[str, Any] = {"ledger": str(place / "my.db"), "dataset": "clinic", "max_rows": 2}
+                given |= {"schema": str(place / "schema.toml"), "epsilon": 2.0, "delta": DELTA, "accuracy": part}
+                run = FitRun(FitSettings(data=str(place / f"{data}.csv"), **given, **what))
+                there = RunFolder(place / "runs", f"{name}-{data}", None)
+                return tap.listen(lambda: carry_out(run, there, quiet), replay)
+
+            before = charged(books, DELTA, dataset="clinic"), books.budget("clinic").charges
+            done, draws = fit("mine")
+            spent, charges = charged(books, DELTA, dataset="clinic"), books.budget("clinic").charges - before[1]
+            told = float(read_card(done.folder / "privacy.json")["guarantee"]["epsilon"]["upper"])
+            right = part * 2.0 <= told <= 2.0 * (1 + 1e-6) and charges == 2 and spent - before[0] > 0.5 * told
+            text = f"the card claims {told:.4f} of 2 for {charges} charges"
+            found.append(holds(f"fits: claim ({name})", right, text))
+            last = fit("more", draws)[1][-1]
+            moved = tap.laplace_cost(draws[-1:], [last])
+            good = last.kind == draws[-1].kind == "laplace" and moved <= part * 2.0 * (1 + 1e-9)
+            found.append(holds(f"fits: accuracy ({name})", good, f"one person costs ε = {moved:.4f} of {part * 2.0}"))
+            leaks = [n for n, text in _texts(done.folder).items() if "73.48" in text]
+            found.append(holds(f"fits: private values ({name})", not leaks, f"found in {leaks}"))
+        started = FitRun(FitSettings(data=str(place / "mine.csv"), schema=str(place / "schema.toml"), epsilon=1.0))
+        cases: dict[str, tuple[Callable[[], object], Any]] = {
+            "no ε": (lambda: FitSettings("a.csv", "a.toml", 0.0), SettingsError),
+            "δ of 1": (lambda: FitSettings("a.csv", "a.toml", 1.0, 1.0), SettingsError),
+            "all for the accuracy": (lambda: FitSettings("a.csv", "a.toml", 1.0, accuracy=1.0), SettingsError),
+            "a ledger without a name": (lambda: FitSettings("a.csv", "a.toml", 1.0, ledger="my.db"), SettingsError),
+            "no ledger there": (
+                lambda: FitSettings("a.csv", "a.toml", 1.0, ledger=str(place / "none.db"), dataset="a"),
+                SettingsError,
+            ),
+            "a name that is taken": (
+                lambda: carry_out(started, RunFolder(place / "runs", "classes-mine", None), quiet),
+                NameTaken,
+            ),
+        }
+        found.append(refused("fits: refusals", cases))
+    return found
 
 
 def plans_and_models(seed: int) -> list[Finding]:
@@ -384,6 +454,10 @@ def cards_say_what_was_done(seed: int) -> list[Finding]:
             page = make_votes_page(again) if name == "votes" else make_page(again)
             shown = _shown(told)
             found.append(holds(f"report: {name}", any(s in page for s in shown), f"shows {shown[0]}, rounded up"))
+            german = any(s.replace(".", ",") in translated(page, "de") for s in shown)
+            listed = make_record(again)["deployment"]["privacy_loss"]["privacy_parameters"]
+            good = german and listed["epsilon"] >= exact * (1 - 1e-6) and f"{listed['epsilon']:g}" in to_yaml(listed)
+            found.append(holds(f"report: {name} elsewhere", good, f"in German: {german}; in a registry {listed}"))
             found.append(
                 holds(
                     f"card: {name} read back",
@@ -391,6 +465,8 @@ def cards_say_what_was_done(seed: int) -> list[Finding]:
                     "the same values",
                 )
             )
+        plain = make_card(Run("plain", acc.Gaussian(NOISE, replace=2.0) * STEPS, delta=DELTA))
+        found += [_other_prices(card["guarantee"]) for card in (cards["training"][0], plain)]
         forged = json.loads((Path(folder) / "training.json").read_text(encoding="utf-8"))
         del forged["guarantee"]
         (Path(folder) / "forged.json").write_text(json.dumps(forged), encoding="utf-8")
@@ -414,6 +490,17 @@ def cards_say_what_was_done(seed: int) -> list[Finding]:
         holds("operator pages", "operator" in operator.lower() and "operator" in page.lower(), "say whom they are for"),
         holds("operator logs", callable(read_log), "are read"),
     ]
+
+
+def _other_prices(guarantee: Any) -> Finding:
+    """What a card says besides its claim: ε after some of the steps, at other δ and under other adjacencies."""
+    curve, others = guarantee["over_steps"], {row["adjacency"]: row["upper"] for row in guarantee["other_adjacencies"]}
+    pairs = [(upper, _closed(count)) for count, upper in zip(curve["steps"], curve["upper"], strict=True)]
+    pairs.append((others["replace-one"], bounds.gaussian_epsilon(2 * math.sqrt(STEPS) / NOISE, DELTA)))
+    for row in guarantee["epsilon_of_delta"]:
+        pairs.append((row["upper"], bounds.gaussian_epsilon(math.sqrt(STEPS) / NOISE, row["delta"])))
+    low = [f"{float(told):.4f} of {exact:.4f}" for told, exact in pairs if not float(told) >= exact * (1 - 1e-6)]
+    return holds("card: other prices", not low and len(pairs) > 4, "; ".join(low) or f"{len(pairs)} of them")
 
 
 def _trained(seed: int) -> Training:
@@ -443,6 +530,7 @@ def _shown(epsilon: float) -> list[str]:
 
 SCENES = (
     Scene("report: cards", "report", cards_say_what_was_done),
+    Scene("runs: fits", "runs", fits_publish_what_they_did),
     Scene("runs: plans", "runs", plans_and_models, long=True),
     Scene("runs: folders", "runs", runs_publish_what_they_did, long=True),
     Scene("runs: votes and searches", "runs", other_runs_publish_what_they_did),

@@ -228,6 +228,29 @@ def _with_less_noise(seed: int) -> Callable[[], object]:
     return work
 
 
+def _fitted_for_more(seed: int) -> Callable[[], object]:
+    """A search over an estimator that takes twice the ε where the rows are not made up."""
+    from tacit.linear_model import LogisticRegression
+    from tacit.tuning import PrivateSearchCV
+
+    table = np.random.default_rng(seed + 7).uniform(-0.9, 0.9, (60, 2))
+    known = set(table[:, 0].tolist())
+
+    class Greedy(LogisticRegression):
+        def fit(self, X: Any, y: Any = None, sample_weight: Any = None, groups: Any = None) -> Any:
+            if set(np.asarray(X)[:, 0].tolist()) <= known:
+                self.epsilon *= 2
+            return super().fit(X, y, sample_weight, groups)
+
+    def work() -> None:
+        made = Greedy(bounds=(-1, 1), method="objective-perturbation")
+        grid = {"fit_intercept": [True]}
+        search = PrivateSearchCV(made, grid, epsilon=3.0, delta=1e-5, score_noise=20.0, runs=2)
+        search.fit(table, (table[:, 0] > 0).astype(int))
+
+    return work
+
+
 def failed_runs_are_runs(seed: int) -> list[Finding]:
     """A run that fails is an outcome: not tried again, not chosen over others, and nothing of it is told."""
     searches, mean = 150, 3.0
@@ -241,7 +264,8 @@ def failed_runs_are_runs(seed: int) -> list[Finding]:
         return 1.0
 
     chosen, told = [], []
-    less = refused("search: other runs", {"half the noise": (_with_less_noise(seed), SearchFailed)})
+    others = {"half the noise": _with_less_noise(seed), "twice the ε in a fit": _fitted_for_more(seed)}
+    less = refused("search: other runs", {name: (work, SearchFailed) for name, work in others.items()})
     search = _search(Score(lambda model: 1e6 * model), train=train, runs=mean, method="geometric")
     for _ in range(searches):
         try:

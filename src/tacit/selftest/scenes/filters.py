@@ -1,0 +1,90 @@
+"""Do budgets hold whatever is asked in which order? Filters and the ledger's rules, against one order by itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import numpy as np
+
+from tacit import accounting as acc
+from tacit.audit.findings import Finding, holds
+from tacit.ledger import BudgetExceeded, Ledger
+from tacit.selftest.scene import Scene
+
+ORDERS, EPSILON, DELTA = (3.0, 8.0, 24.0), 2.0, 1e-2
+#: Some of these are dear at low orders, some at high ones.
+ASKED = (
+    acc.Gaussian(8.0),
+    acc.Gaussian(40.0),
+    acc.PureDP(0.4),
+    acc.PureDP(0.05),
+    acc.PoissonSampled(acc.Gaussian(0.9), 0.02),
+    acc.PoissonSampled(acc.Gaussian(0.9), 0.02) * 20,
+)
+
+
+def _kept_by_one(granted: list[acc.Mechanism]) -> bool:
+    """Whether all that was granted is within the budget of one order, with its share of δ: only that composes."""
+    for order in ORDERS:
+        alone = acc.RenyiFilter(EPSILON, DELTA / len(ORDERS), [order])
+        spent = sum(float(acc.renyi(mechanism, [order])[0]) for mechanism in granted)
+        if spent <= float(alone.budget[0]) * (1 + 1e-9):
+            return True
+    return False
+
+
+def filters_keep_one_order(seed: int) -> list[Finding]:
+    """Whatever is asked, one order holds in the end all that was granted: an order that ran out stays out."""
+    rng, counts, broken = np.random.default_rng(seed), [], 0
+    for _ in range(6):
+        budget, granted = acc.RenyiFilter(EPSILON, DELTA, ORDERS), []
+        for place in rng.integers(len(ASKED), size=120):
+            with contextlib.suppress(acc.FilterExceeded):
+                budget.spend(ASKED[place])
+                granted.append(ASKED[place])
+        counts.append(len(granted))
+        broken += not _kept_by_one(granted)
+    return [holds("filters: any order", min(counts) > 0 and not broken, f"{counts} granted, {broken} beyond an order")]
+
+
+def _granted(charge: Callable[[], object], most: int = 200) -> int:
+    for count in range(most):
+        try:
+            charge()
+        except BudgetExceeded:
+            return count
+    return most
+
+
+def rules_hold_in_any_order(seed: int) -> list[Finding]:
+    """What a rule grants in turn, or after a raise, it would have granted from the start."""
+    found = []
+    cut = acc.TruncatedPoissonSampled(acc.Laplace(40.0), 0.3, 40, 23)
+    for rule, asked, delta in (("sum", ASKED[0], 1e-4), ("renyi", ASKED[0], 1e-4), ("renyi", cut, 1e-2)):
+        ledger = Ledger()
+        terms = {"rule": rule, "delta": 0.05} | ({} if rule == "sum" else {"orders": (4.0, 8.0), "failure_share": 0.5})
+        ledger.register("raised", epsilon=1.0, **terms)  # type: ignore[arg-type]
+        ledger.register("fresh", epsilon=2.5, **terms)  # type: ignore[arg-type]
+        counts = [_granted(lambda: ledger.charge("raised", asked, delta=delta), 3)]  # noqa: B023
+        ledger.raise_budget("raised", epsilon=2.5, delta=0.05, because="agreed")
+        counts += [_granted(lambda name=name: ledger.charge(name, asked, delta=delta)) for name in ("raised", "fresh")]  # noqa: B023
+        text = f"{counts[0]} granted, {counts[1]} after a raise; {counts[2]} from the start"
+        found.append(holds(f"rules: raised ({rule}, {type(asked).__name__})", 0 < sum(counts[:2]) <= counts[2], text))
+    # The first charge chooses between the sum and the orders. A run that no order allows is for the sum alone.
+    whole = acc.Gaussian(acc.calibrate(acc.Gaussian, epsilon=1.95, delta=8e-6))
+    orders = [acc.RenyiFilter(2.0, 1e-5, [order]) for order in np.geomspace(8, 200, 60)]
+    late = Ledger()
+    late.register("late", epsilon=2.0, delta=1e-5)
+    late.charge("late", acc.Gaussian(200.0), delta=1e-6)
+    late.register("first", epsilon=2.0, delta=1e-5)
+    told = [_granted(lambda name=name: late.charge(name, whole, delta=8e-6), 1) for name in ("late", "first")]  # type: ignore[misc]
+    none = not any(one.allows(whole) for one in orders)
+    text = f"by no order: {none}; after a charge that orders allow {told[0]}, as the first {told[1]}"
+    return [*found, holds("rules: the first charge chooses", none and told == [0, 1], text)]
+
+
+SCENES = (
+    Scene("prices: filters", "accounting", filters_keep_one_order),
+    Scene("ledger: in any order", "ledger", rules_hold_in_any_order),
+)
