@@ -364,6 +364,16 @@ def test_a_search_says_which_data_it_reads_where_a_fingerprint_is_registered():
     assert ledger.history("people")[0].data == ledger.dataset("people").fingerprint
 
 
+def test_a_budget_with_a_search_in_it_is_shown_at_once():
+    """The exact composition of a search and another charge takes minutes: every command that shows a budget hung."""
+    ledger = Ledger()
+    ledger.register("people", epsilon=50.0, delta=1e-3)
+    ledger.charge("people", acc.Selected(acc.Gaussian(4.0), mean=2.0))
+    assert ledger.budget("people").composition is not None
+    ledger.charge("people", acc.Gaussian(20.0))
+    assert ledger.budget("people").composition is None
+
+
 def test_a_disk_that_is_full_under_an_anchor_is_a_message_and_the_anchor_goes_on(tmp_path):
     ledger, place = Ledger(tmp_path / "people.db"), tmp_path / "heads.jsonl"
     ledger.register("people", epsilon=1.0, delta=0.0)

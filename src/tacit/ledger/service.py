@@ -274,6 +274,10 @@ def _quote(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
     return {"price": price.to_dict()}
 
 
+def _fits(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
+    return {"fits": ledger.fits(asked["dataset"], _mechanism(asked["mechanism"]), delta=asked.get("delta"))}
+
+
 def _resume(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
     made = ledger.resume(asked["dataset"], asked["charge"])
     return {"head": made.head, "record": ledger.record(asked["dataset"], asked["charge"]).to_dict()}
@@ -298,21 +302,20 @@ def _history(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _budget(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
-    found = ledger.budget(asked["dataset"], exact=asked.get("exact"))
-    ends = ledger._store.ends(asked["dataset"])
-    together = None if found.composition is None else found.composition.to_dict()
+    # the same time however long the history is: whoever wants the exact composition computes it from the history
+    ends, _ = ledger._now(asked["dataset"])
     return {
         "first": ends.first.read(),
         "last": ends.last.read(),
         "head": ends.last.hash,
         "time": time_after(ends.last)["time"],
-        "composition": together,
     }
 
 
 def _entries(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
     store: Any = ledger._store
-    return {"rows": [[row.seq, row.body, row.hash] for row in store.after(asked["dataset"], _place(asked))]}
+    rows = store.after(asked["dataset"], _place(asked))
+    return {"rows": [[row.seq, row.body, row.hash] for row in rows], "lost": store.lost(asked["dataset"], rows)}
 
 
 def _place(asked: dict[str, Any]) -> int:
@@ -352,6 +355,7 @@ ACTIONS: dict[str, Action] = {
     "draw": Action(CHARGE, _draw, writes=True),
     "bind": Action(CHARGE, lambda led, a: {"release": led.bind(a["dataset"], a["charge"], a["files"])}, writes=True),
     "quote": Action(CHARGE, _quote),
+    "fits": Action(CHARGE, _fits),
     # whoever reads the data computes their fingerprints
     "secret": Action(CHARGE, lambda led, a: {"secret": led.secret().hex()}, everywhere=True),
     "knows": Action(READ, lambda led, a: {"known": led._knows(a["dataset"], a["fingerprint"])}),

@@ -21,7 +21,7 @@ import secrets
 import sqlite3
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from tacit.accounting.errors import PrivacyWarning
@@ -202,6 +202,17 @@ class SqlStore:
         with self._transaction() as connection:
             found = sa.select(INDEX.c.dataset).where(INDEX.c.key == key).distinct()
             return sorted(connection.execute(found).scalars())
+
+    def lost(self, dataset: str, rows: Sequence[Row]) -> list[tuple[int, str]]:
+        """Which of these rows cannot be looked up: somebody cut the index, and hides what they say."""
+        wanted = [(row.seq, key) for row in rows for key in _keys(row)]
+        there: set[tuple[int, str]] = set()
+        with self._reading(dataset) as connection:
+            for start in range(0, len(wanted), 1000):
+                pair = sa.tuple_(INDEX.c.seq, INDEX.c.key).in_(wanted[start : start + 1000])
+                found = sa.select(INDEX.c.seq, INDEX.c.key).where(INDEX.c.dataset == dataset, pair)
+                there.update((seq, key) for seq, key in connection.execute(found))
+        return [pair for pair in wanted if pair not in there]
 
     def first(self, dataset: str) -> Row:
         """The registration."""
@@ -560,6 +571,13 @@ class SqlStore:
         if not code or code.startswith(("08", "57P")):
             return ServerUnreachable(f"no answer from the server of {place}: is it running, and is the address right?")
         return StorageError(f"{place} could not be read or written (SQLSTATE {code}); nothing was granted")
+
+
+def _keys(row: Row) -> list[str]:
+    try:
+        return keys_of(row.read())
+    except (ValueError, KeyError, TypeError):  # no entry: the check of the chain says so
+        return []
 
 
 class _Again(LedgerBusy):
