@@ -424,12 +424,11 @@ class SqlStore:
             )
 
     def _version(self, connection: Connection) -> int | None:
-        asked = (
-            "SELECT 1 FROM sqlite_master WHERE name = 'tacit_meta'"
-            if self._path
-            else "SELECT to_regclass('tacit_meta')"
+        # at every opening, so without the inspector; a name that was looked up before (to_regclass) may be stale
+        kept = (
+            "pg_class WHERE pg_table_is_visible(oid) AND relname" if self._path is None else "sqlite_master WHERE name"
         )
-        if connection.exec_driver_sql(asked).scalar() is None:  # at every opening, so without the inspector
+        if connection.exec_driver_sql(f"SELECT 1 FROM {kept} = 'tacit_meta'").scalar() is None:
             return None
         value = connection.execute(sa.select(META.c.value).where(META.c.name == "schema_version")).scalar()
         return None if value is None else int(value)
