@@ -3,7 +3,8 @@
 ``python -m benchmarks ledger load`` starts ``tacit ledger serve`` on the loopback address with signed heads, and 16
 threads that charge without a pause. ``python -m benchmarks ledger scale`` writes a true, signed chain of a million
 entries (``verify`` accepts it), then times each operation of a ledger object that opens the file for the first time.
-Without a word both are run.
+Without a word both are run. With ``--ledger`` the load is that on a database of PostgreSQL, and the same million
+entries are copied into it and timed there too.
 """
 
 from __future__ import annotations
@@ -111,7 +112,21 @@ def fill(path: Path, key: Path, entries: int) -> None:
         connection.execute("UPDATE tacit_heads SET seq = ?, hash = ?, signature = ?", signed)
 
 
-def timed(path: Path, key: Path, repeats: int = 20) -> dict[str, dict[str, float]]:
+def copy(path: Path, where: str) -> None:
+    """The same chain in a database of PostgreSQL, whose tables and triggers the ledger itself makes."""
+    import psycopg
+
+    assert "people" not in tacit.Ledger(where).datasets(), "the database holds such a chain already"
+    with sqlite3.connect(path) as source, psycopg.connect(where) as target, target.cursor() as cursor:
+        for table in ("entries", "index", "seals", "heads"):
+            with cursor.copy(f"COPY tacit_{table} FROM STDIN") as out:
+                for row in source.execute(f"SELECT * FROM tacit_{table}"):
+                    out.write_row(row)
+    with psycopg.connect(where, autocommit=True) as target:
+        target.execute("ANALYZE")
+
+
+def timed(path: Path | str, key: Path, repeats: int = 20) -> dict[str, dict[str, float]]:
     """Milliseconds of each operation by the clock and of the processor; a new object for each remembers nothing."""
     mechanism = acc.Gaussian(50.0, unit="person")
     number = tacit.Ledger(path, key=key).charge("people", mechanism).number
@@ -141,8 +156,8 @@ def timed(path: Path, key: Path, repeats: int = 20) -> dict[str, dict[str, float
     return found
 
 
-def scale(entries: int, *, verify: bool) -> dict[str, Any]:
-    """Each operation in a ledger with so many entries."""
+def scale(entries: int, *, verify: bool, where: str | None = None) -> dict[str, Any]:
+    """Each operation in a ledger with so many entries: a file, and a database if there is one."""
     with tempfile.TemporaryDirectory() as folder:
         path, key = Path(folder) / "people.db", Path(folder) / "ledger.key"
         SigningKey.make(key)
@@ -150,6 +165,9 @@ def scale(entries: int, *, verify: bool) -> dict[str, Any]:
         fill(path, key, entries)
         result: dict[str, Any] = {"entries": entries, "fill_s": round(time.perf_counter() - start, 1)}
         result |= {"times": timed(path, key), "file_mb": round(path.stat().st_size / 1e6)}
+        if where is not None:
+            copy(path, where)
+            result["times in PostgreSQL"] = timed(where, key)
         if verify:
             start = time.perf_counter()
             assert tacit.Ledger(path).verify(public_key=SigningKey.load(key).public).ok
@@ -163,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("what", nargs="?", choices=["load", "scale", "both"], default="both")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--ledger", default=None, help="an address of PostgreSQL; a SQLite file by default")
+    parser.add_argument("--ledger", default=None, help="a database of PostgreSQL; by default a SQLite file")
     parser.add_argument("--entries", type=int, default=1_000_000)
     parser.add_argument("--verify", action="store_true", help="check the whole chain too")
     asked = parser.parse_args(argv)
@@ -171,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if asked.what != "scale":
         found["load"] = load(asked.clients, asked.seconds, asked.ledger)
     if asked.what != "load":
-        found["scale"] = scale(asked.entries, verify=asked.verify)
+        found["scale"] = scale(asked.entries, verify=asked.verify, where=asked.ledger)
     print(json.dumps(found, indent=1))
 
 

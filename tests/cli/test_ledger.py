@@ -14,6 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from tacit import accounting as acc
+from tacit.cli import build
 from tacit.cli import ledger as commands
 from tacit.ledger import Ledger
 
@@ -133,3 +134,50 @@ def test_errors_are_sentences_not_tracebacks(tacit, file, tmp_path):
     assert "not a SQLite database" in tacit("show", str(tmp_path / "notes.txt")).output
     told = tacit("init", file, "more", "--epsilon", "-1", "--delta", "1e-6")
     assert (told.exit_code, "positive number" in told.output) == (1, True)
+
+
+def test_a_schedule_like_a_run_pays_for_the_next_ones(tmp_path, monkeypatch):
+    """Priced by ``plan --like``, reserved once, and each ``train --plan`` takes one of its runs and pays nothing."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{i},{20 + i % 50},{i % 2}" for i in range(60)]
+    (tmp_path / "people.csv").write_text("\n".join(["id,age,ill", *rows]) + "\n")
+    (tmp_path / "people.toml").write_text(
+        'name = "people"\n[unit]\nname = "person"\ncolumn = "id"\n[columns.age]\nkind = "numeric"\nlower = 0\n'
+        'upper = 100\n[columns.ill]\nkind = "boolean"\ntarget = true\n'
+    )
+
+    def tacit(*words, code=0):
+        told = CliRunner().invoke(build(), list(map(str, words)))
+        assert told.exit_code == code, told.output
+        return told.output
+
+    ledger = ("--ledger", "my.db", "--dataset", "people")
+    train = (
+        "train",
+        "people.csv",
+        "--schema",
+        "people.toml",
+        "--noise",
+        8,
+        "--delta",
+        1e-7,
+        "--steps",
+        1,
+        "--batch",
+        20,
+        "-q",
+    )
+    tacit("ledger", "init", "my.db", "people", "--epsilon", 3, "--delta", 1e-5, "--unit", "person", "--data", train[1])
+    tacit(*train, *ledger, "--name", "first")
+    plan = ("ledger", "plan", "my.db", "people", "--every", "month", "--times", 12)
+    told = tacit(*plan, "--like", "runs/first", "--reserve")
+    number = told.split("reserved as ")[1].strip()
+    tacit(*train, *ledger, "--plan", number, "--name", "january")
+    first, whole, january = Ledger("my.db").history("people")
+    assert (january.plan, january.price.epsilon, january.confirmed) == (number, 0.0, True)
+    assert first.price.epsilon < whole.price.epsilon < 12 * first.price.epsilon
+    assert january.description == first.description
+    assert "is not due" in tacit(*train, *ledger, "--plan", number, code=1)
+    assert "give ledger and dataset" in tacit(*train, "--plan", number, code=2)
+    assert "one of the two" in tacit(*plan, code=2)
+    assert "not the folder of a run" in tacit(*plan, "--like", "nowhere", code=1)

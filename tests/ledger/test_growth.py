@@ -70,6 +70,16 @@ def test_a_raised_budget_grants_what_a_budget_of_that_size_would_and_no_more(rul
     raised.verify().require()
 
 
+def test_a_raise_after_which_nothing_would_be_granted_is_refused(ledger):
+    """What may fail costs 1 + e^ε, also what was charged already: from ε = 10 to 40 that ended the budget for ever."""
+    ledger.register("fail", epsilon=10.0, delta=1e-5)
+    ledger.charge("fail", acc.ApproxDP(0.1, 1e-15))
+    with pytest.raises(TermsError, match="nothing more would be granted"):
+        ledger.raise_budget("fail", epsilon=40.0, delta=1e-5, because="more")
+    ledger.raise_budget("fail", epsilon=20.0, delta=1e-5, because="more")
+    assert ledger.fits("fail", acc.Gaussian(20.0))
+
+
 def test_every_decision_can_be_read_with_who_took_it_and_why(ledger):
     owner = ledger.acting({"role": "owner", "name": "olga"})
     owner.register("people", epsilon=1.0, delta=0.0, fingerprint=MARCH)

@@ -10,6 +10,7 @@ import resource
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 
@@ -117,6 +118,43 @@ def test_a_fault_of_the_service_is_told_to_its_operator_and_not_to_the_client(in
     assert (status, told["error"]) == (500, "StorageError")
     assert "IndexError" in capsys.readouterr().err
     assert "list index" not in told["message"]
+
+
+def test_a_token_whose_requests_take_minutes_leaves_room_for_the_others(inside, monkeypatch):
+    """Forty requests for prices that take minutes held all threads of the service: nobody else was answered."""
+    monkeypatch.setattr("tacit.ledger.service.AT_ONCE", 2)
+    other, go, started = inside.tokens.add("other", "analyst"), threading.Event(), threading.Barrier(3)
+
+    def slow(ledger, name):
+        started.wait(30)
+        return "ab" * 32 if go.wait(30) else ""
+
+    monkeypatch.setattr(Ledger, "head", slow)
+    threads = [threading.Thread(target=inside, args=("head", {"dataset": "people"})) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    started.wait(30)
+    status, told = inside("datasets", {})
+    assert (status, told["error"]) == (429, "LedgerBusy")
+    assert inside("datasets", {}, other)[0] == 200
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert inside("datasets", {})[0] == 200
+
+
+def test_nothing_in_the_repository_of_an_anchor_is_run(tmp_path):
+    """Others write to it: a hook of theirs ran as the service, which holds the key."""
+    ledger, repository = Ledger(), tmp_path / "heads"
+    ledger.register("people", epsilon=1.0, delta=0.0)
+    subprocess.run(["git", "init", "-q", str(repository)], check=True)
+    hook = repository / ".git/hooks/pre-commit"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    hook.chmod(0o755)
+    assert anchor(heads_of(ledger), repository) == 1
+    assert not (tmp_path / "ran").exists()
+    assert len(read_anchor(repository)) == 1
 
 
 def test_a_token_for_one_data_set_learns_nothing_of_the_others_by_naming_none(inside):
@@ -362,6 +400,16 @@ def test_a_search_says_which_data_it_reads_where_a_fingerprint_is_registered():
     assert ledger.budget("people").charges == 0
     search(X).run()
     assert ledger.history("people")[0].data == ledger.dataset("people").fingerprint
+
+
+def test_a_budget_with_a_search_in_it_is_shown_at_once():
+    """The exact composition of a search and another charge takes minutes: every command that shows a budget hung."""
+    ledger = Ledger()
+    ledger.register("people", epsilon=50.0, delta=1e-3)
+    ledger.charge("people", acc.Selected(acc.Gaussian(4.0), mean=2.0))
+    assert ledger.budget("people").composition is not None
+    ledger.charge("people", acc.Gaussian(20.0))
+    assert ledger.budget("people").composition is None
 
 
 def test_a_disk_that_is_full_under_an_anchor_is_a_message_and_the_anchor_goes_on(tmp_path):

@@ -118,6 +118,7 @@ def test_a_ledger_behind_an_address_is_the_same_ledger(service, people):
     open_ = ana.charge(people, acc.PureDP(0.25), purpose="two")
     ana.resume(people, open_.number).confirm()
     assert ana.quote(people, acc.PureDP(0.5)).epsilon == 0.5
+    assert (ana.fits(people, acc.PureDP(0.5)), ana.fits(people, acc.PureDP(0.75))) == (True, False)
     with pytest.raises(BudgetExceeded, match=r"costs ε=0\.75") as refused:
         ana.charge(people, acc.PureDP(0.75))
     assert refused.value.advice.left_epsilon == 0.5
@@ -445,6 +446,19 @@ def test_a_token_that_asks_too_often_waits(tmp_path, monkeypatch):
     assert asks(5) == [200, 200, 200, 429, 429]
     clock[0] = 0.5  # enough for one request more, at three a second
     assert asks(2) == [200, 429]
+
+
+def test_an_answer_that_does_not_come_is_asked_for_again_and_is_one_charge(service, people, monkeypatch):
+    """The wrong version waited for one answer as long as for all of them, and never asked again."""
+    monkeypatch.setattr(remote, "WAIT", 0.5)
+    ana = service.ledger("ana")
+    ana.dataset(people)
+    service.process.send_signal(signal.SIGSTOP)
+    waker = threading.Timer(1.2, service.process.send_signal, [signal.SIGCONT])
+    waker.start()
+    ana.charge(people, acc.PureDP(0.25)).confirm()
+    waker.join()
+    assert (ana.budget(people).charges, ana.budget(people).unconfirmed) == (1, 0)
 
 
 def test_a_service_that_is_gone_is_a_message(service, monkeypatch):

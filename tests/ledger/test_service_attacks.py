@@ -86,6 +86,19 @@ def test_an_index_that_was_cut_or_led_astray_gives_no_runs_and_no_data_away(own)
         ana.recognise("grow", np.arange(9.0))
 
 
+def test_an_index_that_was_cut_hides_nothing_from_the_auditor(own):  # noqa: F811
+    """The wrong version passed: one charge was not in the history any more, and a raise not among the decisions."""
+    olga, ana, aud = (own.ledger(name) for name in ("olga", "ana", "aud"))
+    olga.raise_budget("people", epsilon=2.0, delta=0.0, because="for a friend")
+    ana.charge("people", acc.PureDP(0.125)).confirm()
+    assert aud.verify("people", public_key=own.public).ok
+    sql(own.where, ("DELETE FROM tacit_index WHERE key IN ('change', 'reserve') AND seq > 2", ()))
+    assert len(aud.history("people")) == len(aud.changes("people")) == 1
+    told = aud.verify("people", public_key=own.public).problems
+    assert [problem.partition("(")[2] for problem in told] == ["change): it was cut", "reserve): it was cut"]
+    assert Ledger(own.where).verify("people").problems == told
+
+
 def test_an_older_ledger_that_is_signed_later_has_its_old_entries_sealed(tmp_path):
     from tacit.ledger.signing import SigningKey
 

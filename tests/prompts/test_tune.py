@@ -111,7 +111,7 @@ def test_tuning_keeps_its_guarantee_and_the_folder_loads_without_tacit(method, t
     base = tiny.llama()
     base.save_pretrained(tmp_path / "base")
     ledger = Ledger()
-    ledger.register("reviews", epsilon=10.0, delta=1e-4)
+    ledger.register("reviews", epsilon=10.0, delta=1e-4, fingerprint=data)
     done = tune(
         base,
         tiny.tokenizer(),
@@ -130,7 +130,7 @@ def test_tuning_keeps_its_guarantee_and_the_folder_loads_without_tacit(method, t
         dataset="reviews",
     )
     assert done.privacy.upper <= 8.0
-    assert ledger.budget("reviews").charges == 1
+    assert [record.data for record in ledger.history("reviews")] == [ledger.dataset("reviews").fingerprint]
     assert 0 <= done.metrics[-1]["accuracy"] <= 1
     folder = done.save(tmp_path / "adapter")
     expected = done.log_probabilities([text for text, _ in public])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import weakref
 
 import numpy as np
+import polars as pl
 import pytest
 from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression as Plain
 
 from tacit import accounting as acc
-from tacit.ledger import Ledger
+from tacit.ledger import FingerprintMismatch, Ledger
 from tacit.linear_model import LogisticRegression
 from tacit.sgd import Classifier, Regressor
 from tacit.tuning import PrivateSearchCV, TuningError
@@ -25,8 +26,9 @@ def rows(n: int = 1500) -> tuple[np.ndarray, np.ndarray]:
 
 def test_a_classifier_is_searched_within_the_total_and_charged_once() -> None:
     x, y = rows()
+    frame = pl.DataFrame({"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "y": y})
     ledger = Ledger()
-    ledger.register("people", epsilon=3.0, delta=1e-4)
+    ledger.register("people", epsilon=3.0, delta=1e-4, fingerprint=frame)
     search = PrivateSearchCV(
         Classifier(bounds=(-1, 1), epochs=2),
         {"learning_rate": [1e-6, 2.0]},
@@ -38,7 +40,10 @@ def test_a_classifier_is_searched_within_the_total_and_charged_once() -> None:
     )
     same = clone(search)
     assert same.get_params()["epsilon"] == 3.0
-    search.fit(x, y)
+    with pytest.raises(FingerprintMismatch):
+        search.fit(frame[["a", "b", "c"]] * 0.5, frame["y"])
+    search.fit(frame[["a", "b", "c"]], frame["y"])  # known by the names of its columns
+    assert [record.data for record in ledger.history("people")] == [ledger.dataset("people").fingerprint]
     assert 3 * (1 - 1e-3) <= search.privacy_.upper <= 3.0
     assert ledger.budget("people").charges == 1
     assert search.best_params_["learning_rate"] in (1e-6, 2.0)

@@ -107,7 +107,7 @@ def init(
     ] = None,
     charges: Annotated[int, typer.Option(help="How many charges share δ, unless a charge states its own.")] = 100,
     data: Annotated[
-        Path | None, typer.Option(help="The file of the data, for a keyed fingerprint.", exists=True, dir_okay=False)
+        Path | None, typer.Option(help="The file or folder of the data, for a keyed fingerprint.", exists=True)
     ] = None,
     private_size: Annotated[bool, typer.Option("--private-size", help="Keep the number of units private.")] = False,
     renew_every: Annotated[

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from tacit.cli.common import EXIT_BUDGET, EXIT_USAGE, fail, option
 from tacit.cli.ledger import Name, SomeName, Where, open_ledger
+
+if TYPE_CHECKING:
+    from tacit import accounting as acc
 
 Because = Annotated[str, option("Why, for everybody to read.")]
 KeyFile = Annotated[Path | None, option("The ledger's key (tacit ledger key).", "--key")]
@@ -29,11 +33,13 @@ machine only. Stop it with Ctrl-C.
     $ TACIT_LEDGER_TOKEN=tacit_… tacit ledger budget http://127.0.0.1:8750 people
 """
 PLAN_EPILOG = """
-All runs are fixed in advance and priced together. Each run takes its part with ledger.draw.
+All runs are fixed in advance and priced together. Each run takes its part: tacit train --plan, or ledger.with_plan.
 
 [bold]Examples[/bold]
 
     $ tacit ledger plan people.db people --every month --times 12 --noise 1.1 --rate 0.01 --steps 500 --unit person
+
+    $ tacit ledger plan people.db people --every month --times 12 --like runs/people-1 --reserve
 """
 EXAMPLES = """
 [bold]Examples[/bold]
@@ -90,7 +96,7 @@ def serve(
                 check_anchor(ledger, anchor)
             write(heads_of(ledger), anchor)  # an anchor that cannot be written is found now
         with contextlib.ExitStack() as stack:
-            out: Any = stack.enter_context(open(log, "a", encoding="utf-8")) if log is not None else sys.stderr
+            out: Any = sys.stderr if log is None else stack.enter_context(_opened(log))
             service = Service(ledger, known, rate=rate, log=out)
             listen(
                 service,
@@ -101,6 +107,14 @@ def serve(
                 behind_proxy=behind_proxy,
                 ready=typer.echo,
             )
+
+
+def _opened(log: Path) -> TextIO:
+    """The log of requests, which tells who did what: a new one is for its owner only."""
+    try:
+        return open(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "a", encoding="utf-8")
+    except OSError as error:
+        fail(f"cannot write the log {log}: {error.strerror}")
 
 
 def token_add(
@@ -233,7 +247,8 @@ def plan(
     name: Name,
     every: Annotated[str, option("day, week, month, quarter or year.")],
     times: Annotated[int, option("How many runs.")],
-    noise: Annotated[float, option("The noise multiplier of each run.")],
+    noise: Annotated[float | None, option("The noise multiplier of each run.")] = None,
+    like: Annotated[Path | None, option("The folder of a run, instead: the schedule repeats what it did.")] = None,
     rate: Annotated[float, typer.Option(help="The sampling rate of each step.")] = 1.0,
     steps: Annotated[int, typer.Option(help="The steps of each run.")] = 1,
     unit: Annotated[str, typer.Option(help="The unit of privacy.")] = "record",
@@ -247,9 +262,15 @@ def plan(
     """Price a schedule of runs in advance, and reserve it."""
     from tacit import accounting as acc
 
+    if (noise is None) == (like is None):
+        fail("give --noise or --like, one of the two", EXIT_USAGE)
+    if noise is None:
+        assert like is not None
+        run = _did(like)
+    else:
+        step: acc.Mechanism = acc.Gaussian(noise, unit=unit)
+        run = (acc.PoissonSampled(step, rate) if rate < 1 else step) * steps
     ledger = open_ledger(where, key=key)
-    step: acc.Mechanism = acc.Gaussian(noise, unit=unit)
-    run = (acc.PoissonSampled(step, rate) if rate < 1 else step) * steps
     with _told():
         one, whole = ledger.quote(name, run, delta=delta), ledger.quote(name, run * times, delta=delta)
         typer.echo(
@@ -258,6 +279,19 @@ def plan(
         if reserve:
             made = ledger.plan(name, run, every=every, times=times, delta=delta, purpose=purpose)  # type: ignore[arg-type]
             typer.echo(f"reserved as {made.number}")
+
+
+def _did(folder: Path) -> acc.Mechanism:
+    """The mechanism on the card of a run."""
+    from tacit import accounting as acc
+    from tacit.report import CardError, read_card
+
+    if not (folder / "privacy.json").exists():
+        fail(f"--like: {folder} has no privacy.json: it is not the folder of a run that has ended")
+    try:
+        return acc.from_dict(read_card(folder / "privacy.json")["mechanism"]["description"])
+    except (CardError, acc.AccountingError, LookupError) as error:
+        fail(f"--like: the card in {folder} does not say what ran: {error}")
 
 
 def keys(

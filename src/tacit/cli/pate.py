@@ -62,7 +62,7 @@ def pate(
     sanitise: Annotated[
         bool | None, option("Also release a data-dependent ε, which costs budget.", "--sanitise")
     ] = None,
-    ledger: Annotated[str | None, option("The ledger to charge: a file or postgresql://…")] = None,
+    ledger: Annotated[str | None, option("The ledger to charge: a file, postgresql://… or https://…")] = None,
     dataset: Annotated[str | None, option("The data's name in the ledger.")] = None,
     data_dir: Annotated[str | None, option("The folder of the known data sets.")] = None,
     name: Annotated[str | None, option("The run's name. Default: the data's name and a number.")] = None,

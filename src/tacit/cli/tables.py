@@ -86,7 +86,7 @@ def fit(
     accuracy: Annotated[
         float, typer.Option(help="The part of ε for an accuracy that may be printed; 0 releases none.")
     ] = 0.05,
-    ledger: Annotated[str | None, option("The ledger to charge: a file or postgresql://…")] = None,
+    ledger: Annotated[str | None, option("The ledger to charge: a file, postgresql://… or https://…")] = None,
     dataset: Annotated[str | None, option("The data's name in the ledger.")] = None,
     tuning: Annotated[str, typer.Option(help="For the card: how settings were chosen.")] = "not stated",
     purpose: Annotated[str, typer.Option(help="What the fit is for. This is public.")] = "private regression",

@@ -73,8 +73,9 @@ def train(
     ] = None,
     size: Annotated[int | None, option("A public number of units to use instead of the true one.")] = None,
     max_rows: Annotated[int | None, option("How many rows of one unit a step may use.")] = None,
-    ledger: Annotated[str | None, option("The ledger to charge: a file or postgresql://…")] = None,
+    ledger: Annotated[str | None, option("The ledger to charge: a file, postgresql://… or https://…")] = None,
     dataset: Annotated[str | None, option("The data's name in the ledger.")] = None,
+    plan: Annotated[str | None, option("The schedule that pays: its next run (tacit ledger plan).")] = None,
     evaluate: Annotated[str | None, option("A file, or a split of a known set, to evaluate on.")] = None,
     public_share: Annotated[
         float | None,

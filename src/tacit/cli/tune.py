@@ -52,7 +52,9 @@ def tune(
         Path | None, typer.Argument(help="Settings, \\[space] and \\[search] in TOML.", show_default=False)
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="The folder of a search to continue.")] = None,
-    ledger: Annotated[str | None, typer.Option(help="The ledger to charge: a file or postgresql://…")] = None,
+    ledger: Annotated[
+        str | None, typer.Option(help="The ledger to charge: a file, postgresql://… or https://…")
+    ] = None,
     dataset: Annotated[str | None, typer.Option(help="The data's name in the ledger.")] = None,
     backend: Annotated[str | None, typer.Option(help="Where candidates run: local or ray.", show_default=False)] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Show the price and the noise, and train nothing.")] = False,

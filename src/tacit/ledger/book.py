@@ -6,6 +6,7 @@ Whatever grants looks at the registration and the newest entries only, in the sa
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from tacit.ledger.views import (
     DatasetTerms,
     Verification,
     composition,
+    quick,
     table_of,
     verify_dataset,
 )
@@ -216,16 +218,22 @@ class Book:
         Args:
             dataset: The name of the data set.
             exact: Whether to compute the exact composition, which reads every charge. None, the default, does so for
-                up to 200 charges.
+                up to 200 charges, unless a search is among several: its exact composition with others takes minutes.
 
         Returns:
             The budget; ``str()`` of it is the text that ``tacit ledger budget`` prints.
         """
         ends, state = self._now(dataset)
         terms = terms_of(ends.first)
-        wanted = state.charges <= EXACT if exact is None else exact
-        together = composition(terms, self.history(dataset)) if wanted else None
+        together = self._composition(terms, state, exact=exact)
         return Budget.read(terms, state, ends.last.hash, time_after(ends.last)["time"], together)
+
+    def _composition(self, terms: DatasetTerms, state: State, *, exact: bool | None) -> acc.Bound | None:
+        """The exact price of all charges, where it was asked for or takes no time."""
+        if exact is False or (exact is None and state.charges > EXACT):
+            return None
+        records = self.history(terms.name)
+        return composition(terms, records) if exact or quick(records) else None
 
     def foresee(self, dataset: str, mechanism: acc.Mechanism, *, delta: float | None = None) -> Budget:
         """The budget as it would be after a charge. Nothing is recorded.
@@ -350,7 +358,9 @@ class Book:
         for name in names:
             rows = _Counted(self._store, name)
             known = (*heads, *anchored.get(name, ()))
-            problems += verify_dataset(name, rows, rows.head, known, reprice=reprice)
+            found = verify_dataset(name, rows, rows.head, known, reprice=reprice)
+            # rows that somebody put there are in no index
+            problems += found or [f"{name}: the index lacks entry {seq} ({key}): it was cut" for seq, key in rows.lost]
             count += rows.count
             if public_key is not None and not signing.signed_by(public_key, name, *self._signature(name)):
                 problems.append(f"{name}: its head is not signed with the given key")
@@ -365,10 +375,19 @@ class _Counted:
 
     def __init__(self, store: Store, name: str) -> None:
         self.count, self._store, self._name = 0, store, name
+        #: The rows that cannot be looked up, and by what.
+        self.lost: list[tuple[int, str]] = []
         # Read before the rows: what others append meanwhile is left for the next check.
         self.head = store.head(name)
 
     def __iter__(self) -> Iterator[Row]:
+        rows = self._rows()
+        while page := list(itertools.islice(rows, 1000)):
+            self.count += len(page)
+            self.lost += self._store.lost(self._name, page)
+            yield from page
+
+    def _rows(self) -> Iterator[Row]:
         appended = False
         for row in self._store.scan(self._name):
             if self.head is not None and row.seq > self.head.seq and not appended:
@@ -376,7 +395,6 @@ class _Counted:
                 appended = later is not None and later.seq >= row.seq  # else nobody wrote it who keeps the head
             if appended:
                 return
-            self.count += 1
             yield row
 
 

@@ -56,7 +56,12 @@ class Changes:
                     f"a budget is only raised: from ε={now.epsilon:g}, δ={now.delta:g} to at least as much, not to "
                     f"ε={epsilon!r}, δ={delta!r}"
                 )
-            remade(terms.rule, float(epsilon), float(delta))
+            if not remade(terms.rule, float(epsilon), float(delta)).within(state.totals) and now.within(state.totals):
+                raise TermsError(
+                    f"at ε={float(epsilon):g} nothing more would be granted: what may fail with a small probability "
+                    "(cut batches, (ε, δ)-mechanisms) is charged there already, and each failure costs 1 + e^ε. Raise "
+                    "ε by less, or δ with it"
+                )
             return {"kind": "raise", "epsilon": float(epsilon), "delta": float(delta)}
 
         _change(self, dataset, check, because, ("owner",))

@@ -645,7 +645,7 @@ class Ledger(Changes, Book):
             left = f"left of the budget (ε={rule.epsilon:g}, δ={rule.delta:g}): {rest}"
         else:
             part = max(0.0, 1 - rule.used(totals))
-            failures = f" and δ={left_delta:.3g} for failures" if price.failure else ""
+            failures = f" and δ={left_delta:.3g} for failures" if price.failure or left_delta <= 0 else ""
             left = f"left of the Rényi budget (ε={rule.epsilon:g}, δ={rule.delta:g}): {part:.2%}{failures}"
         text = (
             f"{mechanism!r} on {name!r} costs ε={price.epsilon:.6g} at δ={price.delta:.3g} "

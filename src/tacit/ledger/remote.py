@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.parse
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tacit import accounting as acc
@@ -40,6 +40,8 @@ from tacit.ledger.views import Budget, ChangeRecord, ChargeRecord, DatasetTerms
 TOKEN = "TACIT_LEDGER_TOKEN"
 #: For how many seconds a request is sent again where nobody answers.
 PATIENCE = 60.0
+#: For how many seconds one answer is waited for, before the request is sent again: less, so that it is.
+WAIT = 20.0
 # Tokens by address, for ledgers that are unpickled in this process or a fork of it. Never written anywhere.
 _tokens: dict[str, str] = {}
 
@@ -176,7 +178,7 @@ class RemoteLedger(Ledger):
         return self._charge(dataset, mechanism, delta=delta, purpose=purpose, number=number, data=data, version=version)
 
     def fits(self, dataset: str, mechanism: acc.Mechanism, *, delta: float | None = None) -> bool:
-        """As :meth:`Ledger.fits`; not answered by a service, whose answer to a charge is the only one that counts.
+        """As :meth:`Ledger.fits`.
 
         Args:
             dataset: The name of a registered data set.
@@ -184,12 +186,11 @@ class RemoteLedger(Ledger):
             delta: This charge's part of the data set's δ.
 
         Returns:
-            Nothing.
-
-        Raises:
-            StorageError: Always.
+            Whether a charge would be granted now.
         """
-        raise StorageError("a service says what fits by granting or refusing a charge: make the charge")
+        check_mechanism(self.dataset(dataset), mechanism)
+        share = None if delta is None else float(delta)
+        return bool(self._ask("fits", dataset=dataset, mechanism=mechanism.to_dict(), delta=share)["fits"])
 
     def _charge(
         self,
@@ -465,11 +466,10 @@ class RemoteLedger(Ledger):
         Returns:
             The budget.
         """
-        told = self._ask("budget", dataset=dataset, exact=exact)
-        terms = DatasetTerms.from_terms(dataset, told["first"]["terms"])
-        bound = told["composition"]
-        together = None if bound is None else acc.Bound(**{k: _number(v) for k, v in bound.items()})
-        return Budget.read(terms, State.from_entry(told["last"]), told["head"], told["time"], together)
+        told = self._ask("budget", dataset=dataset)
+        terms, state = DatasetTerms.from_terms(dataset, told["first"]["terms"]), State.from_entry(told["last"])
+        together = self._composition(terms, state, exact=exact)
+        return Budget.read(terms, state, told["head"], told["time"], together)
 
     def foresee(self, dataset: str, mechanism: acc.Mechanism, *, delta: float | None = None) -> Budget:
         """As :meth:`Ledger.foresee`.
@@ -486,7 +486,7 @@ class RemoteLedger(Ledger):
             TermsError: If the budget is split among teams: which team asks is known to the service only.
         """
         price = self.quote(dataset, mechanism, delta=delta)
-        told = self._ask("budget", dataset=dataset, exact=False)
+        told = self._ask("budget", dataset=dataset)
         terms, state = DatasetTerms.from_terms(dataset, told["first"]["terms"]), State.from_entry(told["last"])
         after = charged(terms, state, price, told["time"], "", None)
         if isinstance(after, str):
@@ -534,7 +534,7 @@ class _Line:
     def __init__(self, address: str) -> None:
         parts = urllib.parse.urlsplit(address)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self.connection, self.process = kind(str(parts.hostname), parts.port, timeout=PATIENCE), os.getpid()
+        self.connection, self.process = kind(str(parts.hostname), parts.port, timeout=WAIT), os.getpid()
 
     def __del__(self) -> None:
         self.connection.close()
@@ -545,6 +545,7 @@ class _Written:
 
     def __init__(self, ledger: RemoteLedger) -> None:
         self._ledger = ledger
+        self._lost: list[tuple[int, str]] = []
 
     def head(self, dataset: str) -> ChainHead:
         """The record of the head."""
@@ -552,10 +553,16 @@ class _Written:
 
     def scan(self, dataset: str) -> Iterator[Row]:
         """All rows in order, a page at a time."""
-        at = -1
-        while page := self._ledger._ask("entries", dataset=dataset, after=at)["rows"]:
-            yield from (Row(dataset, *row) for row in page)
-            at = page[-1][0]
+        at, self._lost = -1, []
+        while (told := self._ledger._ask("entries", dataset=dataset, after=at))["rows"]:
+            self._lost += [(seq, key) for seq, key in told["lost"]]
+            yield from (Row(dataset, *row) for row in told["rows"])
+            at = told["rows"][-1][0]
+
+    def lost(self, dataset: str, rows: Sequence[Row]) -> list[tuple[int, str]]:
+        """Which rows the service cannot look up, as it said with the last of these."""
+        found, self._lost = self._lost, []
+        return found
 
 
 def split_address(where: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ Charges that arrive together are written in one transaction, on disk before any 
 from __future__ import annotations
 
 import asyncio
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -50,6 +51,9 @@ LARGEST = 1 << 20
 SLOWEST = 20.0
 #: How many charges one answer of ``history`` holds at most.
 PAGE = 1000
+
+#: How many requests of one token are worked on at once: whoever asks for prices that take minutes stops nobody else.
+AT_ONCE = 20
 
 READ = ("owner", "analyst", "auditor")
 CHARGE = ("analyst", "owner")
@@ -128,6 +132,7 @@ class Service:
     def __init__(self, ledger: Ledger, tokens: Tokens, *, rate: float = 200.0, log: TextIO | None = None) -> None:
         self.ledger, self.tokens, self.limit, self._log = ledger, tokens, Limit(rate), log
         self.failed, self._noting = Limit(5.0), threading.Lock()
+        self._working: collections.Counter[str] = collections.Counter()
         if hasattr(ledger._store, "append_all"):
             ledger._store = Grouped(ledger._store)
 
@@ -136,14 +141,16 @@ class Service:
         start = time.perf_counter()
         token: Token | None = None
         dataset: Any = None
+        working = ""
         try:
             token = self.tokens.check(secret)
             if token is None:
                 status, told = (401, "no valid token") if self.failed.allows(peer) else (429, "too many attempts")
                 answer: dict[str, Any] = {"error": "AccessDenied", "message": told}
-            elif not self.limit.allows(token.name):
+            elif not self.limit.allows(token.name) or not self._begins(token.name):
                 status, answer = 429, {"error": "LedgerBusy", "message": f"{token.name} asks too often; try again"}
             else:
+                working = token.name
                 asked = json.loads(body or b"{}")
                 if not isinstance(asked, dict) or b"\\u0000" in body:  # no database holds this character in a text
                     raise ValueError
@@ -160,8 +167,20 @@ class Service:
             traceback.print_exc()
             told = f"the service failed ({type(error).__name__}); its operator sees why in its standard error"
             status, answer = 500, {"error": "StorageError", "message": told}
+        finally:
+            if working:
+                with self._noting:
+                    self._working[working] -= 1
         self._note(start, token, action, dataset, status, peer)
         return status, answer
+
+    def _begins(self, name: str) -> bool:
+        """Whether one more request of this token is worked on now."""
+        with self._noting:
+            if self._working[name] >= AT_ONCE:
+                return False
+            self._working[name] += 1
+        return True
 
     def _act(self, action: str, token: Token, key: str | None, asked: dict[str, Any]) -> dict[str, Any]:
         known = ACTIONS.get(action)
@@ -274,6 +293,10 @@ def _quote(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
     return {"price": price.to_dict()}
 
 
+def _fits(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
+    return {"fits": ledger.fits(asked["dataset"], _mechanism(asked["mechanism"]), delta=asked.get("delta"))}
+
+
 def _resume(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
     made = ledger.resume(asked["dataset"], asked["charge"])
     return {"head": made.head, "record": ledger.record(asked["dataset"], asked["charge"]).to_dict()}
@@ -298,21 +321,20 @@ def _history(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _budget(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
-    found = ledger.budget(asked["dataset"], exact=asked.get("exact"))
-    ends = ledger._store.ends(asked["dataset"])
-    together = None if found.composition is None else found.composition.to_dict()
+    # the same time however long the history is: whoever wants the exact composition computes it from the history
+    ends, _ = ledger._now(asked["dataset"])
     return {
         "first": ends.first.read(),
         "last": ends.last.read(),
         "head": ends.last.hash,
         "time": time_after(ends.last)["time"],
-        "composition": together,
     }
 
 
 def _entries(ledger: Ledger, asked: dict[str, Any]) -> dict[str, Any]:
     store: Any = ledger._store
-    return {"rows": [[row.seq, row.body, row.hash] for row in store.after(asked["dataset"], _place(asked))]}
+    rows = store.after(asked["dataset"], _place(asked))
+    return {"rows": [[row.seq, row.body, row.hash] for row in rows], "lost": store.lost(asked["dataset"], rows)}
 
 
 def _place(asked: dict[str, Any]) -> int:
@@ -352,6 +374,7 @@ ACTIONS: dict[str, Action] = {
     "draw": Action(CHARGE, _draw, writes=True),
     "bind": Action(CHARGE, lambda led, a: {"release": led.bind(a["dataset"], a["charge"], a["files"])}, writes=True),
     "quote": Action(CHARGE, _quote),
+    "fits": Action(CHARGE, _fits),
     # whoever reads the data computes their fingerprints
     "secret": Action(CHARGE, lambda led, a: {"secret": led.secret().hex()}, everywhere=True),
     "knows": Action(READ, lambda led, a: {"known": led._knows(a["dataset"], a["fingerprint"])}),

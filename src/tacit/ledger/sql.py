@@ -2,8 +2,8 @@
 
 A charge is one transaction that holds the lock of its data set from reading the last entry to writing the next. In
 SQLite this is ``BEGIN IMMEDIATE`` on a file that is synced before the commit returns; in PostgreSQL it is a locked row
-in the table of heads, with synchronous commit. Every operation opens and closes its own connection, so nothing is
-shared across a fork or between threads.
+in the table of heads, with synchronous commit. Every operation has a connection of its own, in SQLite opened for it, so
+nothing is shared across a fork or between threads.
 
 SQLite uses a rollback journal, not a write-ahead log: between two charges the one file holds everything, so a copy of
 it never lacks the newest charges. Triggers forbid changing and replacing rows; if somebody removes them, the hash chain
@@ -21,7 +21,7 @@ import secrets
 import sqlite3
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from tacit.accounting.errors import PrivacyWarning
@@ -55,6 +55,8 @@ except ImportError as missing:  # pragma: no cover - a machine without the packa
 SCHEMA_VERSION = 2
 #: How long to wait for others who are charging.
 PATIENCE = 60.0
+#: For how many seconds a connection to a server is used again.
+KEPT = 30
 _RETRIES = 20
 #: PostgreSQL's codes for "the transaction was rolled back because of others; do it again".
 _AGAIN = {"40001", "40P01"}
@@ -200,6 +202,17 @@ class SqlStore:
         with self._transaction() as connection:
             found = sa.select(INDEX.c.dataset).where(INDEX.c.key == key).distinct()
             return sorted(connection.execute(found).scalars())
+
+    def lost(self, dataset: str, rows: Sequence[Row]) -> list[tuple[int, str]]:
+        """Which of these rows cannot be looked up: somebody cut the index, and hides what they say."""
+        wanted = [(row.seq, key) for row in rows for key in _keys(row)]
+        there: set[tuple[int, str]] = set()
+        with self._reading(dataset) as connection:
+            for start in range(0, len(wanted), 1000):
+                pair = sa.tuple_(INDEX.c.seq, INDEX.c.key).in_(wanted[start : start + 1000])
+                found = sa.select(INDEX.c.seq, INDEX.c.key).where(INDEX.c.dataset == dataset, pair)
+                there.update((seq, key) for seq, key in connection.execute(found))
+        return [pair for pair in wanted if pair not in there]
 
     def first(self, dataset: str) -> Row:
         """The registration."""
@@ -411,12 +424,11 @@ class SqlStore:
             )
 
     def _version(self, connection: Connection) -> int | None:
-        if self._path:  # asked for at every opening, so without the inspector
-            found = connection.exec_driver_sql("SELECT 1 FROM sqlite_master WHERE name = 'tacit_meta'").first()
-            there = found is not None
-        else:
-            there = sa.inspect(connection).has_table("tacit_meta")
-        if not there:
+        # at every opening, so without the inspector; a name that was looked up before (to_regclass) may be stale
+        kept = (
+            "pg_class WHERE pg_table_is_visible(oid) AND relname" if self._path is None else "sqlite_master WHERE name"
+        )
+        if connection.exec_driver_sql(f"SELECT 1 FROM {kept} = 'tacit_meta'").scalar() is None:
             return None
         value = connection.execute(sa.select(META.c.value).where(META.c.name == "schema_version")).scalar()
         return None if value is None else int(value)
@@ -560,6 +572,13 @@ class SqlStore:
         return StorageError(f"{place} could not be read or written (SQLSTATE {code}); nothing was granted")
 
 
+def _keys(row: Row) -> list[str]:
+    try:
+        return keys_of(row.read())
+    except (ValueError, KeyError, TypeError):  # no entry: the check of the chain says so
+        return []
+
+
 class _Again(LedgerBusy):
     """The transaction was rolled back because of others, and can be done again."""
 
@@ -569,13 +588,15 @@ def _engine(url: URL, secret: tuple[tuple[str, str], ...], patience: float, proc
     """The engine of an address, one for each process: the statements that it compiled serve every ledger there."""
     if url.get_backend_name() == "sqlite":
         arguments: dict[str, Any] = {"timeout": patience, "check_same_thread": True}
+        pool: dict[str, Any] = {"poolclass": NullPool}
     else:
         url = url.set(drivername="postgresql+psycopg")
         arguments = {"connect_timeout": 10, "application_name": "tacit ledger", **dict(secret)}
+        # A server starts a process for each connection, which takes longer than a charge: a few are kept for a while.
+        # Each is asked whether it still answers, and none of a parent is used in its fork (process).
+        pool = {"pool_size": 2, "max_overflow": -1, "pool_recycle": KEPT, "pool_pre_ping": True, "pool_use_lifo": True}
     # AUTOCOMMIT: transactions are begun in the words of each database.
-    return sa.create_engine(
-        url, poolclass=NullPool, connect_args=arguments, isolation_level="AUTOCOMMIT", hide_parameters=True
-    )
+    return sa.create_engine(url, connect_args=arguments, isolation_level="AUTOCOMMIT", hide_parameters=True, **pool)
 
 
 def public_address(where: str | os.PathLike[str]) -> str:

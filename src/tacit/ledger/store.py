@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from tacit.ledger.entries import ChainHead, Row, chained, keys_of
@@ -78,6 +78,9 @@ class Store(Protocol):
 
     def owners(self, key: str) -> list[str]:
         """The data sets that have rows with this key."""
+
+    def lost(self, dataset: str, rows: Sequence[Row]) -> list[tuple[int, str]]:
+        """Which of these rows cannot be looked up by what they are about: their places and what they are about."""
 
     def first(self, dataset: str) -> Row:
         """The registration; :class:`UnknownDataset` where there is none."""
@@ -155,6 +158,10 @@ class MemoryStore:
     def owners(self, key: str) -> list[str]:
         """The data sets that have rows with this key."""
         return sorted({name for name, of in self._index if of == key})
+
+    def lost(self, dataset: str, rows: Sequence[Row]) -> list[tuple[int, str]]:
+        """Which of these rows cannot be looked up: none, nobody else reaches them."""
+        return []
 
     def first(self, dataset: str) -> Row:
         """The registration."""

@@ -603,6 +603,12 @@ def _price_problems(at: str, terms: DatasetTerms, entry: dict[str, Any], price: 
     return [f"{at} was charged ε={price.epsilon:.6g}; the accountant asks {again.epsilon:.6g}"] if low else []
 
 
+def quick(records: Sequence[ChargeRecord]) -> bool:
+    """Whether the exact price of these charges together takes no time: a search beside other charges takes minutes."""
+    kinds = {entries.canonical(record.description) for record in records if not record.plan}
+    return len(kinds) < 2 or not any('"kind":"Selected"' in kind for kind in kinds)
+
+
 def composition(dataset: DatasetTerms, records: Sequence[ChargeRecord]) -> acc.Bound | None:
     """The exact price of all these charges together, if no choice had depended on results; None if there is none."""
     records = [record for record in records if not record.plan]  # its schedule is among them

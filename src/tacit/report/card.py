@@ -266,7 +266,7 @@ def _accesses(run: Run) -> Release:
 def _ledger(run: Run) -> Release | Public:
     if run.ledger is None or run.dataset is None:
         return public(None, "the run was not charged to a ledger")
-    budget = run.ledger.budget(run.dataset)
+    budget = run.ledger.budget(run.dataset, exact=False)
     record = _record(run)
     terms = budget.dataset
     return _all(

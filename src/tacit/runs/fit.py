@@ -163,7 +163,7 @@ def estimator(settings: FitSettings, schema: Schema, epsilon: float, ledger: Led
 
 
 def _charges(ledger: Ledger | None, dataset: str | None) -> int:
-    return 0 if ledger is None or dataset is None else ledger.budget(dataset).charges
+    return 0 if ledger is None or dataset is None else ledger.budget(dataset, exact=False).charges
 
 
 def _described(settings: FitSettings, name: str, schema: Schema, fitted: Any) -> Run:

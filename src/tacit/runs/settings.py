@@ -93,6 +93,7 @@ class Settings:
     max_rows: int = 1
     ledger: str | None = dataclasses.field(default=None, repr=False)  # may hold a password
     dataset: str | None = None
+    plan: str | None = None
     evaluate: str | None = None
     public_share: float | None = None
     public_because: str | None = None
@@ -151,6 +152,8 @@ class Settings:
                 raise SettingsError(f"{name}: one of {', '.join(choices)}, not {getattr(self, name)!r}")
         if (self.ledger is None) != (self.dataset is None):
             raise SettingsError("ledger: give ledger and dataset together: the ledger, and the data's name in it")
+        if self.plan is not None and self.ledger is None:
+            raise SettingsError("plan: a schedule stands in a ledger: give ledger and dataset too")
         if self.audit_canaries is not None:
             self._check_canaries(self.audit_canaries)
         self._check_evaluation()

@@ -141,7 +141,7 @@ def open_ledger(settings: Settings, records: TableRecords) -> Ledger | None:
     ledger = Ledger(settings.ledger)
     if records.source is not None:
         ledger.recognise(settings.dataset, records.source)
-    return ledger
+    return ledger if settings.plan is None else ledger.with_plan(settings.plan)
 
 
 def start(settings: Settings, private: Path, records: TableRecords, progress: Reporter) -> Training:

@@ -20,6 +20,7 @@ from tacit import accounting as acc
 from tacit.accounting.base import owner_numbers, unit_of
 from tacit.cluster import Ray
 from tacit.ledger import Ledger
+from tacit.ledger.fingerprint import table_of
 from tacit.noise import bernoulli
 from tacit.tuning.errors import TuningError
 from tacit.tuning.scores import Score, bounded_loss, correct_count
@@ -124,7 +125,7 @@ class PrivateSearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         """
         read = None
         if self.ledger is not None and self.dataset is not None:
-            read = self.ledger.recognise(self.dataset, (np.asarray(X), np.asarray(y)))
+            read = self.ledger.recognise(self.dataset, table_of(X, y))
         X, y = np.asarray(X), np.asarray(y)
         known = self.estimator.get_params()
         if "epsilon" not in known:
