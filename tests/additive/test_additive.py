@@ -12,8 +12,12 @@ import pytest
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from tacit.additive import AdditiveClassifier, AdditiveRegressor
-from tacit.additive.basis import shares
+from tacit.additive.basis import Basis, histogram, independent, parts_of, shares, towards
+from tacit.additive.columns import columns_of, encode
 from tacit.linear_model import LinearRegression
+from tacit.linear_model.bounds import features_of
+from tacit.linear_model.rows import Rows
+from tacit.linear_model.sensitivity import Shape
 from tacit.noise.entropy import expanded
 from tacit.schema import Boolean, Categorical, Numeric, Schema, Unit
 from tests.linear_model.test_estimators import NOT_FOR_NOISE, SKIPPED_BY_SKLEARN
@@ -168,6 +172,35 @@ def test_a_histogram_of_noise_alone_is_close_to_even():
     assert found.max() < 0.5
     peak = np.r_[np.zeros(20), 5000.0, np.full(43, 50.0)]
     assert shares(peak + generator.normal(0, 50, 64), 50.0)[20] == pytest.approx(5000 / 7150, abs=0.1)
+
+
+def test_second_moments_of_independent_columns_follow_from_the_histogram_alone():
+    generator = np.random.default_rng(5)
+    table = pl.DataFrame(
+        {
+            "debt": generator.exponential(1, 40_000).clip(0, 10),
+            "job": generator.choice(["a", "b", None], 40_000, p=[0.6, 0.3, 0.1]),
+            "left": generator.random(40_000) < 0.2,
+        }
+    )
+    schema = Schema(
+        (Numeric("debt", 0, 10), Categorical("job", ["a", "b"], other=False), Boolean("left")), Unit("person")
+    )
+    features = features_of(schema, 0, None, None, intercept=True)
+    x = encode(table, features)
+    rows = Rows(x, np.zeros(len(x)), Shape(x.shape[1]))
+    columns = columns_of(features, None)
+    counts = histogram(rows, columns)
+    basis = Basis(parts_of(columns, counts, 1.0, 4))
+    z = basis.rows(rows).x
+    right, found = z.T @ z, independent(basis.parts, counts, 40_000.0)
+    assert np.abs(found - right).max() < 0.02 * 40_000  # a cell has a width, and columns meet by chance
+    pulled, left = towards(right + 2000 * np.eye(len(right)), found, 2000.0)
+    assert np.abs(pulled - right).max() < 0.06 * 40_000
+    assert left == 1000.0
+    unknown = independent(parts_of(columns_of(features, {"debt": [1.0]}), counts[65:], 1.0, 4), counts[65:], 40_000.0)
+    assert np.isnan(unknown[0, 1])
+    assert not np.isnan(unknown[-3:, -3:]).any()
 
 
 @pytest.mark.parametrize(

@@ -147,12 +147,8 @@ def test_the_default_spends_the_budget_whichever_way_it_goes(monkeypatch, adjace
 
 def test_two_rows_that_disagree_move_a_clipped_sum_by_twice_the_norm():
     x, shape = np.array([[1.0, 1.0]]), Shape(1)
-    sides = [
-        descent._gradient(
-            op.Rows(x, np.array([y]), shape), np.zeros((2, 1)), lambda v, t: v - t[:, None], np.eye(2), 0.5
-        )
-        for y in (-1.0, 1.0)
-    ]
+    pieces = [descent._whitened(op.Rows(x, np.array([y]), shape), np.eye(2)) for y in (-1.0, 1.0)]
+    sides = [descent._gradient(each, np.zeros((2, 1)), lambda v, t: v - t[:, None], 0.5) for each in pieces]
     assert np.linalg.norm(sides[0] - sides[1]) == pytest.approx(shape.clipped_sum(0.5, "replace-one"), rel=1e-5)
     assert np.linalg.norm(sides[0]) == pytest.approx(shape.clipped_sum(0.5, "add-remove"), rel=1e-5)
 

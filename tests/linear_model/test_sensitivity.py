@@ -94,7 +94,9 @@ def test_clipped_gradients_move_no_further_than_stated(table, adjacency, clip_no
     theta = generator.normal(size=(x.shape[1], 1)) * 10
     whitening = generator.normal(size=(x.shape[1], x.shape[1]))
     sums = [
-        descent._gradient(Rows(*side, shape), theta, lambda v, t: v - t[:, None], whitening, clip_norm)
+        descent._gradient(
+            descent._whitened(Rows(*side, shape), whitening), theta, lambda v, t: v - t[:, None], clip_norm
+        )
         for side in neighbours(x, y, adjacency)
     ]
     limit = shape.clipped_sum(clip_norm, adjacency) * SLACK

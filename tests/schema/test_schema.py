@@ -73,7 +73,7 @@ UNIT = '[unit]\nname = "person"\n'
         (UNIT + "[colums.a]\nkind = 'boolean'", "unknown key 'colums'"),
         (
             UNIT + "[columns.a]\nlower = 0",
-            "'a': kind is missing; write kind = one of numeric, categorical, boolean, text",
+            "'a': kind is missing; write kind = one of numeric, date, categorical, boolean, text",
         ),
         (UNIT + "[columns.a]\nkind = 'number'", "'a': kind 'number' is not known"),
         (UNIT + "[columns.a]\nkind = 'numeric'\nlower = 0", "'a' \\(numeric\\): upper is missing"),

@@ -165,6 +165,60 @@ def _standing_out(level: Floats, scale: float) -> Floats:
     return np.asarray(level * np.maximum(together, np.where(large, 1 - scale**2 / squares, 0.0)))
 
 
+def independent(parts: Sequence[Part], noisy: Floats, count: float) -> Floats:
+    """Σφφᵀ of ``count`` rows, the constant first, if the columns were independent: from the noisy histogram alone.
+
+    Entries that it cannot tell, because the column's bins were not counted, are NaN.
+    """
+    means, blocks, start = [np.ones(1)], [np.ones((1, 1))], 0
+    for part in parts:
+        column, table = part.column, part.table
+        if part.slope:
+            middles = np.array([-1.0, 1.0]) if column.flag else column.ends().mean(axis=1)
+            table = np.column_stack([np.r_[middles, 0.0], table])
+        if column.given:
+            each = np.full(len(table), np.nan)
+        else:
+            found = np.maximum(noisy[start : start + column.cells + 1], 0.0)
+            start += column.cells + 1
+            missing = found[-1] if column.optional else 0.0
+            each = found if column.labels else np.r_[part.share * found[:-1].sum(), missing]
+            each[-1] = missing
+            each = each / max(float(each.sum()), 1e-300)
+        means.append(each @ table)
+        blocks.append(table.T @ (each[:, None] * table))
+    matrix = np.outer(np.concatenate(means), np.concatenate(means))
+    start = 0
+    for block in blocks:
+        matrix[start : start + len(block), start : start + len(block)] = block
+        start += len(block)
+    return np.asarray(count * matrix)
+
+
+def towards(matrix: Floats, other: Floats, scale: float) -> tuple[Floats, float]:
+    """A matrix with noise ``scale`` on its diagonal, pulled to ``other`` where noise can explain how they differ.
+
+    Also the noise that is left, which counts as half of what it was at least: ``other`` may be wrong in what the noise
+    hides. Where ``other`` is NaN or ends, the matrix stays as it is.
+
+    >>> towards(np.array([[9.0, 0.4], [0.4, 9.0]]), np.array([[9.0, 0.0], [0.0, 9.0]]), 1.0)
+    (array([[9., 0.],
+           [0., 9.]]), 0.5)
+    """
+    aim = np.full(matrix.shape, np.nan)
+    aim[: len(other), : len(other)] = other
+    found, weights = matrix.copy(), np.ones(matrix.shape)
+    diagonal = np.eye(len(matrix), dtype=bool)
+    for entries, noise in ((~diagonal, scale / math.sqrt(2)), (diagonal, scale)):
+        entries = entries & ~np.isnan(aim)
+        if entries.any():
+            apart = matrix[entries] - aim[entries]
+            kept = _standing_out(apart, noise)
+            found[entries] = aim[entries] + kept
+            weights[entries] = kept / np.where(apart == 0, 1.0, apart)
+    return found, scale * max(float(np.sqrt(np.mean(weights**2))), 0.5)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Basis:
     """All functions of a row: those of each column, and the products for each pair of columns."""

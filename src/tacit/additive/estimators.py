@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from tacit import accounting as acc
 from tacit.accounting.base import is_number
-from tacit.additive.basis import Basis, cosines_for, counted, histogram, parts_of
+from tacit.additive.basis import Basis, cosines_for, counted, histogram, independent, parts_of, towards
 from tacit.additive.columns import columns_of, encode
 from tacit.additive.curves import ColumnCurve, curves_of, draw
 from tacit.ledger import Ledger
@@ -136,24 +136,41 @@ class AdditiveModel(PrivateEstimator):
             found = float(noisy.sum()) / len(binned) if binned else 0.0
             basis = Basis(parts_of(columns, noisy, scale, cosines_for(found / noise)), pairs)
             made = basis.rows(rows)
-            theta, covariance = self._descend(made, task.count, budget, residual, outputs, curvature)
+            start = self._start(made, basis, noisy, scale, task.count, budget, outputs)
+            theta, covariance = walk(made, residual, start, budget.step, curvature=curvature)
         self._set_names(task.features)
         self._basis, self._theta, self._middle, self._half_width = basis, theta, task.middle, task.half_width
         self.curves_, constant = curves_of(basis, theta, covariance, task.half_width)
         self.privacy_ = self._guarantee(task, mechanism, f"additive model, {STEPS} whitened noisy steps", charge)
         return constant
 
-    def _descend(
-        self, rows: Rows, count: int | None, budget: CurveBudget, residual: Residual, outputs: int, curvature: float
-    ) -> tuple[Floats, Floats]:
-        """Coefficients and the covariance that the noise leaves them: second moments, then steps."""
+    def _start(
+        self,
+        rows: Rows,
+        basis: Basis,
+        noisy: Floats,
+        scale: float,
+        count: int | None,
+        budget: CurveBudget,
+        outputs: int,
+    ) -> Start:
+        """What the steps begin with: noisy second moments, and the number of rows where it is private.
+
+        Both are pulled to what the histogram tells, of noise ``scale``, so that where ε·n is small columns count as
+        independent.
+        """
         release = releases.GaussianMatrix(rows.shape, rows.width)
         gram = release.release(releases.moments(rows, target=False), budget.gram)
-        known = float(count) if count is not None else max(float(gram[0, 0]), 1.0)
+        left = release.scale(budget.gram)
+        known, binned = float(gram[0, 0]), len(counted([part.column for part in basis.parts]))
+        if binned:
+            one, other = 1 / left**2, (binned / scale) ** 2 / len(noisy)  # certainties of both numbers of rows
+            known = (one * known + other * float(noisy.sum()) / binned) / (one + other)
+        known = float(count) if count is not None else max(known, 1.0)
+        gram, left = towards(gram, independent(basis.parts, noisy, known), left)
         prior = np.full(rows.width, self.coef_norm**2 / rows.width)
         prior[0] *= 4
-        start = Start(gram, release.scale(budget.gram), known, np.zeros((rows.width, outputs)), np.diag(prior))
-        return walk(rows, residual, start, budget.step, curvature=curvature)
+        return Start(gram, left, known, np.zeros((rows.width, outputs)), np.diag(prior))
 
     def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[Any]:
         """Names of the columns, in the order of ``curves_``.
@@ -332,7 +349,7 @@ class AdditiveRegressor(RegressorMixin, AdditiveModel):  # type: ignore[misc]
             by default, because each makes the noise of all others larger.
         adjacency: ``"add-remove"``, ``"replace-one"`` or ``"zero-out"``. None takes the ledger's, or add-remove without
             a ledger.
-        coef_norm: Public guess of the length of the coefficient vector, 2 by default. What the noise hides is shrunk
+        coef_norm: Public guess of the length of the coefficient vector, 0.5 by default. What the noise hides is shrunk
             according to it. Not a bound: a wrong guess costs accuracy, never privacy.
         max_weight: The largest sample weight, a public number to which weights are clipped. Required with
             ``sample_weight``.
@@ -367,7 +384,7 @@ class AdditiveRegressor(RegressorMixin, AdditiveModel):  # type: ignore[misc]
         edges: Any = None,
         pairs: Any = (),
         adjacency: str | None = None,
-        coef_norm: float = 2.0,
+        coef_norm: float = 0.5,
         max_weight: float | None = None,
         max_rows: int | None = None,
         unit: str | None = None,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -39,6 +39,8 @@ GRAM_SHARE, STEPS, CLIP = 0.3, 15, 0.75
 WARM_UP = 3
 #: Eigenvalues are floored at this part of the noise's spectral edge 2√D·s/√2.
 FLOOR = 0.5
+#: Whitened rows are kept from step to step up to so many numbers (half a gibibyte); beyond it each step makes its own.
+KEPT = 2**26
 
 
 class RowSource(Protocol):
@@ -160,12 +162,14 @@ def walk(
     step_noise = source.shape.clipped_sum(clip_norm, "add-remove") * multiplier
     theta, covariance = start.theta, start.covariance
     gain_matrix = whitening @ hessian
+    in_memory = isinstance(source, Rows) and source.x.size <= KEPT
+    kept_rows = [*_whitened(source, whitening)] if in_memory else None
     for step in range(STEPS):
         wrong = (curvature * scale) ** 2 / 2  # the Gram matrix is off by E: Cov(E e) = s²/2 (|e|² I + e eᵀ)
         uncertain = whitening @ (wrong * (np.trace(covariance) * np.eye(size) + covariance)) @ whitening
         inside = gain_matrix @ covariance @ gain_matrix.T + step_noise**2 * np.eye(size) + uncertain
         gain = np.linalg.solve(inside, gain_matrix @ covariance).T
-        gradient = _gradient(source, theta, residual, whitening, clip_norm)
+        gradient = _gradient(kept_rows or _whitened(source, whitening), theta, residual, clip_norm)
         noisy = releases.gaussian_sum(gradient, source.shape.clipped_sum(clip_norm, "add-remove"), multiplier)
         if penalty is not None:
             noisy = noisy + whitening @ (penalty[:, None] * theta)
@@ -212,11 +216,17 @@ def _whitening(gram: Floats, scale: float, count: float, shape: Shape) -> tuple[
     return root, (vectors * floored) @ vectors.T, min(max(typical, 1e-3 * longest), longest)
 
 
-def _gradient(source: RowSource, theta: Floats, residual: Residual, whitening: Floats, clip_norm: float) -> Floats:
-    total = np.zeros(theta.shape)
+def _whitened(source: RowSource, whitening: Floats) -> Iterator[tuple[Rows, Floats]]:
+    """Pieces of the rows, as they are and whitened."""
     for rows in source.batches():
+        yield rows, rows.x @ whitening
+
+
+def _gradient(pieces: Iterable[tuple[Rows, Floats]], theta: Floats, residual: Residual, clip_norm: float) -> Floats:
+    total = np.zeros(theta.shape)
+    for rows, whitened in pieces:
         errors = errors_of(rows, theta, residual)
-        vectors = (rows.x @ whitening)[:, :, None] * errors[:, None, :]
+        vectors = whitened[:, :, None] * errors[:, None, :]
         total += clipped_sum(vectors.reshape(len(rows), -1), clip_norm).reshape(theta.shape)
     return total
 

@@ -22,7 +22,7 @@ from tacit.linear_model.bounds import Features
 from tacit.linear_model.moments import GRID, GRID_BITS, Moments
 from tacit.linear_model.rows import Rows
 from tacit.linear_model.sensitivity import Shape
-from tacit.schema import Numeric, SchemaError
+from tacit.schema import Date, Numeric, SchemaError
 
 Floats = npt.NDArray[np.float64]
 
@@ -115,7 +115,10 @@ class Stream:
     ) -> None:
         self.cluster = cluster
         schema = features.schema
-        self.numbers = {name: schema is None or isinstance(schema[name], Numeric) for name in names}
+        dates = {name for name in names if schema is not None and isinstance(schema[name], Date)}
+        self.numbers = {
+            name: schema is None or (isinstance(schema[name], Numeric) and name not in dates) for name in names
+        }
         self.numbers[target] = number_target
         self.data, self.names, self.target = data, names, target
         self.features, self.encode_target, self.shape = features, encode_target, shape

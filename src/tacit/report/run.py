@@ -20,7 +20,7 @@ from tacit import accounting as acc
 from tacit.ledger import Ledger, OperatorView, PrivateValueError
 from tacit.ledger.release import Charged, Public, public
 from tacit.report import words
-from tacit.schema import Boolean, Numeric, Schema
+from tacit.schema import Boolean, Date, Numeric, Schema
 
 if TYPE_CHECKING:
     from tacit.linear_model.base import PrivateEstimator
@@ -421,7 +421,7 @@ def columns_of(schema: Schema, *, target: bool = True) -> tuple[dict[str, Any], 
             bounds=[float(column.lower), float(column.upper)] if isinstance(column, Numeric) else None,
             labels=[str(label) for label in getattr(column, "labels", ())] or None,
             missing=_filled(column),
-            why=column.description,
+            why=column.description or ("in days since 1970-01-01" if isinstance(column, Date) else ""),
         )
         for column in schema.columns
         if target or not column.target

@@ -15,7 +15,7 @@ import polars as pl
 
 from tacit.ledger import OperatorView
 from tacit.runs.read import read_table
-from tacit.schema import Boolean, Categorical, Numeric, Schema, Text
+from tacit.schema import Boolean, Categorical, Date, Numeric, Schema, Text
 from tacit.schema.columns import canonical
 
 #: Values that are named in one finding.
@@ -81,14 +81,26 @@ def _missing(column: Any, values: pl.Series) -> list[Mismatch]:
 def _numeric(column: Numeric, table: pl.DataFrame) -> list[Mismatch]:
     texts = table[column.name].cast(pl.String, strict=False).str.strip_chars()
     found = _missing(column, texts)
+    if isinstance(column, Date):
+        days = texts.str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False)
+        wrong = texts.filter(days.is_null() & texts.is_not_null() & (texts != ""))
+        if len(wrong):
+            told = f"{len(wrong):,} values are no dates such as 2024-12-31: {_some(wrong)}"
+            return [*found, Mismatch(column.name, told, refused=True)]
+        return found + _inside(column, days.cast(pl.Int32).cast(pl.Float64))
     numbers = texts.cast(pl.Float64, strict=False).fill_nan(None)
     wrong = texts.filter(numbers.is_null() & texts.is_not_null() & (texts != ""))
     wrong = wrong.filter(~wrong.str.to_lowercase().is_in(["nan", "true", "false"]))
     if len(wrong):
         dates = _share_of_dates(wrong) > 0.9
-        what = "dates; give days since a public day" if dates else f"text, such as {_some(wrong)}"
+        what = "dates; declare kind = 'date'" if dates else f"text, such as {_some(wrong)}"
         return [*found, Mismatch(column.name, f"{len(wrong):,} values are {what}", refused=True)]
-    numbers = numbers.drop_nulls()
+    return found + _inside(column, numbers)
+
+
+def _inside(column: Numeric, numbers: pl.Series) -> list[Mismatch]:
+    """How the values fill the bounds."""
+    found, numbers = [], numbers.drop_nulls()
     if not len(numbers):
         return found
     for beyond, bound, word in (
@@ -97,15 +109,19 @@ def _numeric(column: Numeric, table: pl.DataFrame) -> list[Mismatch]:
     ):
         share = int(beyond.sum()) / len(numbers)
         if share >= CLIPPED:
-            found.append(Mismatch(column.name, f"{share:.1%} of the values lie {word} {bound:g} and are clipped to it"))
+            found.append(
+                Mismatch(
+                    column.name, f"{share:.1%} of the values lie {word} {column.shown(bound)} and are clipped to it"
+                )
+            )
     low, high = (float(numbers.quantile(q, "linear") or 0.0) for q in (0.01, 0.99))
     part = (min(high, column.upper) - max(low, column.lower)) / (column.upper - column.lower)
     if part < FILLED:
         found.append(
             Mismatch(
                 column.name,
-                f"98% of the values fill {max(part, 0):.1%} of the bounds ({column.lower:g} to {column.upper:g}): "
-                "noise is made for all of it",
+                f"98% of the values fill {max(part, 0):.1%} of the bounds ({column.shown(column.lower)} to "
+                f"{column.shown(column.upper)}): noise is made for all of it",
             )
         )
     return found
@@ -180,7 +196,7 @@ def _unnamed(schema: Schema, table: pl.DataFrame) -> list[Mismatch]:
             continue
         values = table[name].cast(pl.String, strict=False).drop_nulls()
         if len(values) and _share_of_dates(values) > 0.9:
-            what = "dates; as a number of days since a public day they could be used"
+            what = "dates; with kind = 'date' they could be used"
         elif len(values) and values.n_unique() == len(values) and table.height > 1:
             what = "a different value in every row: ids, or free text"
         elif len(values) and int(values.str.len_chars().sum()) > LONG * len(values):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tacit.runs.settings import IN_MEMORY, Settings, SettingsError
-from tacit.schema import Boolean, Categorical, Encoded, Numeric, Schema, SchemaError, Text
+from tacit.schema import Boolean, Categorical, Date, Encoded, Numeric, Schema, SchemaError, Text
 
 
 class DataError(ValueError):
@@ -113,7 +113,7 @@ def _with_numbers(frame: Any, schema: Schema) -> Any:
     import polars as pl
 
     for column in schema.columns:
-        if not isinstance(column, Numeric) or column.name not in frame.columns:
+        if not isinstance(column, Numeric) or isinstance(column, Date) or column.name not in frame.columns:
             continue
         text = frame[column.name].str.strip_chars().str.to_lowercase()
         words = text.replace_strict({"true": 1.0, "false": 0.0, "nan": float("nan")}, default=None)

@@ -6,12 +6,15 @@ without looking at the data. Every check here names the column that is wrong and
 
 from __future__ import annotations
 
+import datetime
 import math
 import numbers
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+#: The day from which dates are counted.
+FIRST_DAY = datetime.date(1970, 1, 1)
 #: Name of the bucket that takes the values a categorical column's list does not name.
 OTHER = "other"
 
@@ -35,6 +38,22 @@ def canonical(value: Any) -> str:
     if isinstance(value, float) and math.isfinite(value) and value.is_integer():
         return str(int(value))
     return str(value)
+
+
+def day_number(value: Any) -> int | None:
+    """The days from 1970-01-01 to a date, a time or a text that begins with an ISO date; None for anything else.
+
+    >>> day_number(datetime.date(1970, 1, 31)), day_number("1969-12-31T23:00"), day_number("31.1.1970")
+    (30, -1, None)
+    """
+    if isinstance(value, str):
+        try:
+            value = datetime.date.fromisoformat(value.strip()[:10])
+        except ValueError:
+            return None
+    if isinstance(value, datetime.datetime):
+        value = value.date()
+    return (value - FIRST_DAY).days if isinstance(value, datetime.date) else None
 
 
 def _check_name(name: object) -> None:
@@ -147,6 +166,10 @@ class Numeric(Column):
             raise SchemaError(f"column {self.name!r}: a target has one number for each row and cannot have a shape")
         object.__setattr__(self, "shape", shape)
 
+    def shown(self, value: float) -> str:
+        """A value of the column as people write it."""
+        return f"{value:g}"
+
     @property
     def middle(self) -> float:
         """The value that is encoded to zero."""
@@ -170,6 +193,51 @@ class Numeric(Column):
         for size in self.shape:
             names = [f"{name}[{i}]" for name in names for i in range(size)]
         return tuple(names)
+
+
+@dataclass(frozen=True)
+class Date(Numeric):
+    """A date between two public ones, encoded to [-1, 1] by its number of days. It cannot be the target.
+
+    The data may hold dates, times (of which the day counts) or texts that begin with an ISO date, such as 2024-12-31;
+    numbers count as days since 1970-01-01.
+
+    Args:
+        name: Name of the column in the table.
+        lower: The first day, a date or an ISO text. Earlier ones are clipped to it. Kept as days since 1970-01-01.
+        upper: The last day.
+        fill: Public day for missing values, between the bounds. None refuses missing values.
+        target: False: a date is not predicted.
+        description: A note for people, such as the source of the bounds.
+        shape: Empty: a row has one date.
+
+    Raises:
+        SchemaError: If a bound is no date, or the bounds are not in order.
+
+    Example:
+        >>> born = Date("born", "1920-01-01", "2010-12-31")
+        >>> born.lower, born.shown(born.upper)
+        (-18263, '2010-12-31')
+    """
+
+    kind: ClassVar[str] = "date"
+
+    def __post_init__(self) -> None:
+        for field in ("lower", "upper", "fill"):
+            value = getattr(self, field)
+            if value is None or (isinstance(value, numbers.Real) and not isinstance(value, bool)):
+                continue
+            found = day_number(value)
+            if found is None:
+                raise SchemaError(f"column {self.name!r}: {field} must be a date such as 2024-12-31, not {value!r}")
+            object.__setattr__(self, field, found)
+        if self.target or self.shape:
+            raise SchemaError(f"column {self.name!r} is a date: it has no shape and cannot be the target")
+        super().__post_init__()
+
+    def shown(self, value: float) -> str:
+        """A day as people write it."""
+        return str(FIRST_DAY + datetime.timedelta(days=int(value)))
 
 
 @dataclass(frozen=True)
@@ -321,8 +389,8 @@ class Text(Column):
 
 
 #: The kinds of column, by the word that names them in a schema file.
-KINDS: dict[str, type[Numeric] | type[Categorical] | type[Boolean] | type[Text]] = {
-    cls.kind: cls for cls in (Numeric, Categorical, Boolean, Text)
+KINDS: dict[str, type[Numeric] | type[Date] | type[Categorical] | type[Boolean] | type[Text]] = {
+    cls.kind: cls for cls in (Numeric, Date, Categorical, Boolean, Text)
 }
 
 AnyColumn = Numeric | Categorical | Boolean | Text
@@ -361,7 +429,7 @@ def check_columns(columns: Sequence[AnyColumn], unit: Unit) -> None:
     seen: set[str] = set()
     for column in columns:
         if not isinstance(column, (Numeric, Categorical, Boolean, Text)):
-            raise SchemaError(f"{column!r} is not a column; use Numeric, Categorical, Boolean or Text")
+            raise SchemaError(f"{column!r} is not a column; use Numeric, Date, Categorical, Boolean or Text")
         if column.name in seen:
             raise SchemaError(f"column {column.name!r} is declared twice; remove one of the two")
         seen.add(column.name)

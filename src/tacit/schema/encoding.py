@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.schema.columns import OTHER, AnyColumn, Boolean, Categorical, Numeric, SchemaError, Text, canonical
+from tacit.schema.columns import (
+    OTHER,
+    AnyColumn,
+    Boolean,
+    Categorical,
+    Date,
+    Numeric,
+    SchemaError,
+    Text,
+    canonical,
+    day_number,
+)
 
 if TYPE_CHECKING:
     from tacit.schema.table import Schema
@@ -219,6 +230,24 @@ def _numbers(name: str, values: NDArray[Any], missing: NDArray[np.bool_]) -> NDA
     return out
 
 
+def _days(name: str, values: NDArray[Any], missing: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Dates as days since 1970-01-01, each by itself; numbers are such days already."""
+    if values.dtype.kind == "M":
+        values = values.astype("datetime64[D]").astype(object)
+    if values.dtype.kind in "fiub":
+        return values.astype(np.float64)
+    out = np.full(len(values), np.nan)
+    for row, value in enumerate(values.tolist()):
+        if missing[row] or value == "":
+            continue
+        plain = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        day = float(value) if plain else day_number(value)
+        if day is None:
+            raise SchemaError(f"column {name!r} holds values that are no dates such as 2024-12-31; convert it first")
+        out[row] = day
+    return out
+
+
 def _missing_error(column: AnyColumn, what: str = "missing values") -> SchemaError:
     return SchemaError(
         f"column {column.name!r} has {what}; declare a public constant for them in the schema (fill = ...), "
@@ -235,7 +264,8 @@ def _numeric(column: Numeric, table: Fetched, tally: _Tally) -> NDArray[np.float
             f"column {column.name!r} has {values.ndim} dimensions; declare its shape in the schema, "
             "or give one number for each row"
         )
-    return scale_to_bounds(column, _numbers(column.name, values, missing), missing, tally)
+    read = _days if isinstance(column, Date) else _numbers
+    return scale_to_bounds(column, read(column.name, values, missing), missing, tally)
 
 
 def _arrays(column: Numeric, values: NDArray[Any], missing: NDArray[np.bool_], tally: _Tally) -> NDArray[np.float64]:

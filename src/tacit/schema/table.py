@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tacit.schema import encoding, toml
-from tacit.schema.columns import AnyColumn, Boolean, Categorical, Numeric, SchemaError, Text, Unit, check_columns
+from tacit.schema.columns import AnyColumn, Boolean, Categorical, Date, Numeric, SchemaError, Text, Unit, check_columns
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Schema:
     """Public bounds and categories of a table, and its unit of privacy.
 
     Args:
-        columns: The columns that are used: :class:`Numeric`, :class:`Categorical`, :class:`Boolean` or :class:`Text`.
-            At most one of them is the target.
+        columns: The columns that are used: :class:`Numeric`, :class:`Date`, :class:`Categorical`, :class:`Boolean` or
+            :class:`Text`. At most one of them is the target.
         unit: Whom the guarantee protects.
         name: Name of the table, for people.
         description: A note for people.
@@ -233,7 +233,7 @@ class Schema:
 
 
 def _can_be_target(column: AnyColumn) -> bool:
-    return not isinstance(column, Text) and not (isinstance(column, Numeric) and column.shape)
+    return not isinstance(column, Text | Date) and not (isinstance(column, Numeric) and column.shape)
 
 
 def _could_be(columns: Sequence[AnyColumn]) -> str:

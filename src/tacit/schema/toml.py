@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from tacit.schema.columns import KINDS, AnyColumn, SchemaError, Unit
+from tacit.schema.columns import KINDS, AnyColumn, Date, SchemaError, Unit
 
 
 def _table(value: object, where: str) -> dict[str, Any]:
@@ -125,5 +125,6 @@ def write(columns: tuple[AnyColumn, ...], unit: Unit, name: str, description: st
         for field in fields(column):
             value = getattr(column, field.name)
             if field.name != "name" and (field.default is MISSING or value != field.default):
-                lines.append(f"{field.name} = {toml_value(value)}")
+                day = isinstance(column, Date) and field.name in ("lower", "upper", "fill")
+                lines.append(f"{field.name} = {column.shown(value) if day else toml_value(value)}")
     return "\n".join(lines).lstrip("\n") + "\n"

@@ -5,6 +5,7 @@ scikit-learn is imported here and nowhere else in this room; ``tacit.sgd.Classif
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,10 @@ from tacit.ledger import Ledger, surroundings
 from tacit.ledger.fingerprint import table_of
 from tacit.sgd.training.data import optional
 from tacit.sgd.training.training import Training
+
+#: The learning rate of a linear model. That of a network is ``RATE`` times the size of a batch over the length of the
+#: noise in all its parameters, ``MOST_RATE`` at most: it follows n, d and ε, and all of it is public.
+LINEAR_RATE, RATE, MOST_RATE = 2.0, 0.08, 0.5
 
 _base = optional("sklearn.base", "an estimator of tacit.sgd")
 _validation = optional("sklearn.utils.validation", "an estimator of tacit.sgd")
@@ -73,8 +78,7 @@ class _Estimator(surroundings.RefusesSearch, _base.BaseEstimator):  # type: igno
         if not self.hidden:  # zero is the usual start of a convex problem
             for parameter in model[-1].parameters():
                 nn.init.zeros_(parameter)
-        # A linear model stands large steps; with hidden layers they cost .05 to .1 of AUC on tables of 2,000 rows.
-        rate = self.learning_rate if self.learning_rate is not None else 0.5 if self.hidden else 2.0
+        rate = LINEAR_RATE if self.learning_rate is None else self.learning_rate
         optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
         count = len(x) if groups is None else int(owner_numbers(groups, len(x)).max()) + 1
         delta = self.delta if self.delta is not None else min(1e-5, 0.1 / count)
@@ -96,6 +100,9 @@ class _Estimator(surroundings.RefusesSearch, _base.BaseEstimator):  # type: igno
             max_rows=self.max_rows,
             unit=unit_of(self.unit, owned=groups is not None, ids="Give their ids: fit(X, y, groups=ids)"),
         )
+        if self.learning_rate is None and self.hidden:
+            noise = training.plan.noise[0] * math.sqrt(sum(p.numel() for p in model.parameters()))
+            optimizer.param_groups[0]["lr"] = min(MOST_RATE, RATE * training.divisor / noise)
         for batch in training:
             training.step(batch)
         with training.averaged():
@@ -128,7 +135,8 @@ class Classifier(_base.ClassifierMixin, _Estimator):  # type: ignore[name-define
         hidden: The widths of hidden layers, with tanh between them. Default: none, a linear model.
         epochs: The number of passes over the data. Default: 20.
         batch_size: The expected number of rows (or ids) in a step. Default: a tenth of all.
-        learning_rate: The learning rate of SGD with momentum 0.9. Default: 2, and 0.5 with ``hidden`` layers.
+        learning_rate: The learning rate of SGD with momentum 0.9. Default: 2; with ``hidden`` layers 0.5, or less where
+            the noise is large against a batch.
         clip_norm: The most that one row (or id) may change a sum of gradients, in L2 norm. Default: 1.
         bounds: Public bounds of the features as ``(lower, upper)``, each a number or one per feature; values are
             clipped to them. Default: none; every row is scaled to length 1 at most.
