@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -41,17 +41,25 @@ from tacit.sgd.gradients.bounds import HIDDEN, ClippedGradients, Clipping, Gradi
 from tacit.sgd.gradients.capture import Capture, Constants, Use, rows_of_nested
 from tacit.sgd.gradients.contributions import Aligned, Contributions, Group, NotCovered, Rule
 from tacit.sgd.gradients.frames import Frame
-from tacit.sgd.gradients.outside import Attributes, MovingRows, Scalars, as_written, module_names, signature
+from tacit.sgd.gradients.outside import (
+    Attributes,
+    ModelState,
+    MovingRows,
+    Scalars,
+    as_written,
+    module_names,
+    signature,
+)
 from tacit.sgd.gradients.padding import Lengths
 from tacit.sgd.gradients.pieces import in_pieces
-from tacit.sgd.gradients.planning import PassPlan, UsePlan
+from tacit.sgd.gradients.planning import PassPlan, UsePlan, Ways
 from tacit.sgd.gradients.randomness import remember
 from tacit.sgd.gradients.rows import Unowned
 from tacit.sgd.gradients.rules import DECOMPOSE, RULES, SHAPE_ONLY
 from tacit.sgd.gradients.rules.generic import generic
 from tacit.sgd.gradients.verify import Check
 from tacit.sgd.sharding.shards import ShardedParameters, cut_alike, local, sharding_of
-from tacit.sgd.torch_compat import compiled_call, own_buffers, own_modules, own_parameters, watchers
+from tacit.sgd.torch_compat import own_buffers, watchers
 from tacit.sgd.torch_compat import version as version_of
 
 Method = Literal["operations", "examples"]
@@ -123,36 +131,6 @@ class Request:
     def alike(self, example: int) -> Request:
         """The same of a batch of as many copies of one example."""
         return self.picked(torch.full((self.examples,), example))
-
-
-class ModelState:
-    """What has to be as it was for what is known of a model to hold: asked at every step, so all in one walk.
-
-    ``trained`` names tensors by their place in memory, for as long as somebody keeps them. ``buffers`` are the tables
-    that hold buffers, with name and value of each: not the modules, which an engine must not keep alive.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.training: list[bool] = []
-        self.trained: list[int] = []
-        self.buffers: list[tuple[MutableMapping[str, Tensor | None], str, Tensor]] = []
-        self.suspicious = self.compiled = False
-        seen: set[int] = set()
-        stack = [model]
-        while stack:
-            module = stack.pop()
-            if id(module) in seen:
-                continue
-            seen.add(id(module))
-            self.training.append(module.training)
-            suspicious = isinstance(module, verify.SUSPECTS) and getattr(module, "max_norm", 0) is not None
-            self.suspicious = self.suspicious or suspicious
-            compiled = compiled_call(module) is not None or type(module).__name__ == "OptimizedModule"
-            self.compiled = self.compiled or compiled
-            self.trained += [id(p) for p in own_parameters(module).values() if p is not None and p.requires_grad]
-            table = own_buffers(module)
-            self.buffers += [(table, key, b) for key, b in table.items() if b is not None]
-            stack += [child for child in own_modules(module).values() if child is not None]
 
 
 class Pass:
@@ -254,6 +232,7 @@ class Engine:
         # Where the parameters lie on several ranks; they are then given as the operations see them.
         self.shards = shards
         self.plans: dict[Any, PassPlan] = {}
+        self.ways = Ways()
         # Compiled steps by what they were written for; None where a step cannot be compiled.
         self.programs: dict[Any, Any] = {}
         #: parameters whose gradients a pass of each example by itself gives, by their number, and why
@@ -273,6 +252,8 @@ class Engine:
         #: shapes of records, by context, where all batches so far had the same
         self.one_shape: dict[Any, list[torch.Size]] = {}
         self.mutable: set[str] = set()
+        #: whether passes draw from Python's or NumPy's generator, or may
+        self.draws_outside = True
         self.surveyed = False
         self.calls = 0
         self.said: set[str] = set()
@@ -327,7 +308,7 @@ class Engine:
         if request.mask is not None and request.mask.device != device:
             request = dataclasses.replace(request, mask=request.mask.to(device))
         gradients: Gradients | None
-        rewind = remember(device)
+        rewind = remember(device, outside=self.draws_outside)
         try:
             if request.compiled is not None and request.method == "operations" and not self.apart:
                 done = request.compiled(self, request, due)
@@ -379,6 +360,8 @@ class Engine:
 
         ``None`` for gradients when no example of the batch has a finite one.
         """
+        if not run.doubt and self.shards is None and self.ways.other(run.context, request.data, run.trace):
+            run.doubt = planning.CHANGED
         doubtful = self.anyone(flag=bool(run.doubt))
         grads = run.output_gradients(retain=doubtful or self.by_row)
         key = self.signature(run, grads)
@@ -403,6 +386,7 @@ class Engine:
             run.doubt = "where the examples are in some tensor depends on the data"
         if request.check != "never":
             self._check_batch(request, run, anew=anew)
+        self.ways.checked(run.context, request.data, run.trace, anew=anew)
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             return self.gradients(run, grads, plan), run.losses
 
@@ -463,7 +447,7 @@ class Engine:
         ``losses`` gives one loss for each row, of which ``views`` are one example, or (without ``views``) those of the
         examples. ``named`` keeps module names (for messages) and outputs (for evidence).
         """
-        rewind = remember(self.device)
+        rewind = remember(self.device, outside=self.draws_outside)
         capture = self.capture(data, max((len(t) for t in data if t.dim()), default=batch), named=named)
         scalars = Scalars() if named and self.shards is None else nullcontext()
         where = self.doubted_as(context)

@@ -170,7 +170,7 @@ def culprit(engine: Engine, request: Request, other: Request, example: int, rewi
         handle = nn.modules.module.register_module_forward_hook(note)
         try:
             rewind()
-            with torch.no_grad(), contextlib.suppress(ClippingError):  # without gradients no loss has one
+            with torch.enable_grad(), contextlib.suppress(ClippingError):  # models may ask for gradients themselves
                 engine.losses(some)
         finally:
             handle.remove()

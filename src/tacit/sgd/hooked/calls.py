@@ -47,7 +47,8 @@ class Call:
                 self.linked.append((leaf, leaf.detach().requires_grad_()))
                 self.leaves[k] = self.linked[-1][1]
         self.device = next(iter(watch.engine.parameters.values())).device
-        drawn = remember(self.device)
+        outside = watch.engine.draws_outside
+        drawn = remember(self.device, outside=outside)
         self.state = state = Attributes(watch.engine.model)
 
         def rewind() -> None:
@@ -56,7 +57,7 @@ class Call:
 
         self.rewind = rewind
         #: the random state before, and whether the call drew from it
-        self.before, self.random = random_state(self.device), False
+        self.before, self.random = random_state(self.device, outside=outside), False
         on = torch.is_autocast_enabled(self.device.type)
         self.autocast = torch.get_autocast_dtype(self.device.type) if on else None
         self.training = tuple(m.training for m in modules_of(module))
@@ -69,6 +70,8 @@ class Call:
         #: gradients at the outputs of the uses under weights of the examples, where the pass is one to be doubted
         self.weighed: list[tuple[Tensor, list[list[Tensor | None]]]] = []
         self.doubt = ""
+        #: what the pass did, and whether its plan was made for it
+        self.trace, self.anew = 0, False
         self.rows = 0
 
     @property

@@ -27,10 +27,11 @@ from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.gradients import company, fallback, padding, verify
 from tacit.sgd.gradients.bounds import Gradients
 from tacit.sgd.gradients.capture import Capture
-from tacit.sgd.gradients.engine import Engine, ModelState, Outputs, Pass
-from tacit.sgd.gradients.outside import Attributes, as_written
+from tacit.sgd.gradients.engine import Engine, Outputs, Pass
+from tacit.sgd.gradients.outside import Attributes, ModelState, as_written
 from tacit.sgd.gradients.ownership.proof import prove
 from tacit.sgd.gradients.planning import (
+    CHANGED,
     SEVERAL,
     PassPlan,
     PlanTemplate,
@@ -275,6 +276,9 @@ class Watch:
         if call.doubt:
             self.engine.doubted.setdefault(where, "")
         self.engine.forgotten(call.state, capture, call.doubt)
+        call.trace = capture.trace
+        if not call.doubt and self.engine.ways.other(where, call.data, call.trace):
+            call.doubt = CHANGED
         originals = (original for original, _ in call.linked)
         cut = Border.apply(call, self._anchor, *originals)  # type: ignore[no-untyped-call]  # torch's has no types
         return pytree.tree_map(
@@ -313,6 +317,7 @@ class Watch:
                     found.append(gradients)
                     if self.check:
                         self._in_company(call)
+                    self.engine.ways.checked(self.engine.doubted_as(call.key), call.data, call.trace, anew=call.anew)
         whole = merged(found, rows, self.engine.pieces)
         if self.engine.apart and found:
             whole = alone.completed(self, calls, whole)
@@ -342,6 +347,7 @@ class Watch:
                     gradients = found(run, call.grads, plan)
                 engine.plans[engine.signature(run, call.grads)] = plan
                 return gradients
+            call.anew = True
             with self.off():
                 if not self._survey(call):
                     return None
