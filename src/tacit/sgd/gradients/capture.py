@@ -15,6 +15,7 @@ it may not: the data left torch, or a tensor came in that no watched operation m
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -44,13 +45,9 @@ from tacit.sgd.gradients.functions import (
     Derived,
     Operation,
     TorchCall,
-    batch_dim,
-    dims,
     only_selects,
     opened,
-    row_index,
     storage_of,
-    told,
 )
 from tacit.sgd.sharding.shards import held, is_sharded, local
 from tacit.sgd.torch_compat import base, is_view, transforms, unsafe_view
@@ -190,6 +187,9 @@ class Capture(TorchFunctionMode):
         apart: Collection[int] = (),
     ) -> None:
         super().__init__()
+        from tacit.sgd.gradients import outside  # which knows what a plan is, as this does not
+
+        self._outside = outside
         #: parameters whose gradients somebody else computes, by their number; and those whose gradients cannot be seen
         self.apart = apart
         self.foreign: dict[int, str] = {}
@@ -218,10 +218,9 @@ class Capture(TorchFunctionMode):
         # Sequences that were sorted by length to be packed, with the index that sorted them.
         self._orders: dict[int, tuple[Any, Tensor]] = {}
         self.unrolled, self.types = False, set[torch.dtype]()  # types in which values were made of parameters
-        #: what was done, function by function, with which numbers, and in which order tensors went in: a number that
-        #: another sequence does not have
-        self.trace = 0
-        self._numbers = {id(t): -1 - k for k, t in enumerate((*params.values(), *batch))}
+        #: what was done, function by function: another sequence, or other places of tensors, is another number
+        self.trace, self._next = 0, itertools.count()
+        self._numbers = {id(t): next(self._next) for t in (*params.values(), *batch)}
         self._use_nodes: set[Any] = set()
         self._leaves = {id(p): k for k, p in enumerate(params.values())}
         for k, param in enumerate(params.values()):
@@ -266,8 +265,8 @@ class Capture(TorchFunctionMode):
         if rows <= 1:
             return
         worse = bool(self._mixed) and any(self.mixed(t) for t in inputs)
-        worse = worse or (name in ALONG and batch_dim(inputs[0], rows) in dims(call))
-        index = row_index(call) if name in REARRANGING else None
+        worse = worse or (name in ALONG and _batch_dim(inputs[0], rows) in _dims(call))
+        index = _row_index(call) if name in REARRANGING else None
         # Values of the batch that decide which of its rows are taken: those of others may be among them.
         worse = worse or (index is not None and self.tainted(index) and self.tainted(call.args[0]))
         for tensor in results:
@@ -280,7 +279,7 @@ class Capture(TorchFunctionMode):
     def _pairs_rows(self, tensor: Tensor, inputs: list[Tensor]) -> bool:
         """Whether every row met every other: what has the batch in two dimensions, of tensors that have it in one."""
         rows = self.rows
-        if tensor.shape.count(rows) < 2 or tensor.shape[batch_dim(tensor, rows)] != rows:
+        if tensor.shape.count(rows) < 2 or tensor.shape[_batch_dim(tensor, rows)] != rows:
             return False  # or the batch is folded into another dimension
         private = [t for t in inputs if self.tainted(t)]
         return len(private) > 1 and not any(t.shape.count(rows) > 1 for t in private)
@@ -318,6 +317,7 @@ class Capture(TorchFunctionMode):
 
     def _taint(self, tensor: Tensor, *, rearranged: bool) -> None:
         self._derived.pop(id(tensor), None)
+        self._numbers[id(tensor)] = next(self._next)
         self._tainted[id(tensor)] = (weakref.ref(tensor), rearranged, tensor.requires_grad)
         if self.sharded and is_sharded(tensor):
             self._taint(held(tensor), rearranged=rearranged)
@@ -389,23 +389,16 @@ class Capture(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        out = self._follow(func, args, kwargs or {})
-        if isinstance(out, Tensor):
-            self._numbers[id(out)] = self.trace
-        elif isinstance(out, SEQUENCES):
-            self._numbers.update((id(t), hash((self.trace, k))) for k, t in enumerate(tensors_in(out)))
-        return out
-
-    def _follow(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kwargs = kwargs or {}
         operation = KNOWN.get(func) or Operation.of(func)
         name = operation.name
         if name == "__get__":
             return func(*args, **kwargs)
-        self.trace = hash((self.trace, told(name, args, kwargs, self._numbers)))
+        self.trace = hash((self.trace, self._outside.told(name, args, kwargs, self._numbers)))
         if name in CONSTANT:
             return self._note(func(*args, **kwargs))
         if name in CASTING:
-            func, args = _told_type(func, args)
+            func, args = self._outside.told_type(func, args)
         inputs = tensors_in((args, kwargs) if kwargs else args)
         tainted, derived = self._facts(name, inputs)
         if not tainted and not derived:
@@ -468,6 +461,7 @@ class Capture(TorchFunctionMode):
         """Remember what was made without the batch and without parameters."""
         for tensor in (out,) if isinstance(out, Tensor) else tensors_in(out):
             self._made[id(tensor)] = weakref.ref(tensor)
+            self._numbers[id(tensor)] = next(self._next)
         return out
 
     def _pass(self, call: TorchCall, derived: list[Derived], *, tainted: bool) -> Any:
@@ -506,6 +500,7 @@ class Capture(TorchFunctionMode):
         params = frozenset().union(*(d.params for d in derived))
         for k, tensor in enumerate(results):
             self.types.add(tensor.dtype)
+            self._numbers[id(tensor)] = next(self._next)
             if tensor.requires_grad and not any(tensor is d.tensor for d in derived):
                 chain = _chain(call, derived, k if several else None)
                 self._derived[id(tensor)] = Derived(tensor, params, chain)
@@ -649,11 +644,34 @@ def _standing_alone(out: Any, inputs: list[Tensor]) -> Any:
     return unsafe_view(out, out.shape)
 
 
-def _told_type(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A cast to what another tensor is, as one to its type and device: nothing else of it counts, nor whose it is."""
-    if len(args) > 1 and isinstance(args[1], Tensor):
-        return Tensor.to, (args[0], args[1].device, args[1].dtype, *args[2:])
-    return func, args
+def _row_index(call: TorchCall) -> Tensor | None:
+    """The tensor that says which rows of the first argument are taken."""
+    args, kwargs = call.args, call.kwargs
+    if not args or not isinstance(args[0], Tensor):
+        return None
+    index = args[1] if len(args) > 1 else kwargs.get("dim")
+    if isinstance(index, int):
+        along_rows = index % max(1, args[0].dim()) == 0
+        index = kwargs.get("index", args[2] if len(args) > 2 else None) if along_rows else None
+    elif isinstance(index, tuple):
+        index = index[0] if index else None
+    return index if isinstance(index, Tensor) else None
+
+
+def _batch_dim(tensor: Tensor, rows: int) -> int:  # which most likely holds the rows of a batch
+    return -1 if tensor.is_nested else next((d for d, size in enumerate(tensor.shape) if size % rows == 0), -1)
+
+
+def _dims(call: TorchCall) -> tuple[int, ...]:
+    """The dimensions along which an operation brings elements together; none where it is not told."""
+    given = next((call.kwargs[k] for k in ("dim", "dims", "axis") if k in call.kwargs), None)
+    if given is None and len(call.args) > ALONG[call.name]:
+        given = call.args[ALONG[call.name]]
+    if isinstance(given, int) and not isinstance(given, bool):
+        given = (given,)
+    if not isinstance(given, tuple | list) or not all(isinstance(d, int) for d in given):
+        return ()
+    return tuple(d % max(1, call.inputs[0].dim()) for d in given)
 
 
 def _chain(call: TorchCall, derived: list[Derived], item: int | None) -> Any:

@@ -143,7 +143,7 @@ def halves(examples: int, *, every_two: bool = False) -> Iterator[tuple[Tensor, 
     """
     order = torch.tensor(verify.a_few(examples, examples))
     place = torch.arange(examples)
-    size = examples >> 1 + verify.a_few(max(1, examples.bit_length() - 1), 1)[0]
+    size = max(1, examples >> 1 + verify.a_few(max(1, examples.bit_length() - 1), 1)[0])
     cuts = [place < size]
     if every_two:
         cuts = [(place >> digit) % 2 == 0 for digit in range((examples - 1).bit_length())]

@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -41,25 +41,17 @@ from tacit.sgd.gradients.bounds import HIDDEN, ClippedGradients, Clipping, Gradi
 from tacit.sgd.gradients.capture import Capture, Constants, Use, rows_of_nested
 from tacit.sgd.gradients.contributions import Aligned, Contributions, Group, NotCovered, Rule
 from tacit.sgd.gradients.frames import Frame
-from tacit.sgd.gradients.outside import (
-    Attributes,
-    ModelState,
-    MovingRows,
-    Scalars,
-    as_written,
-    module_names,
-    signature,
-)
+from tacit.sgd.gradients.outside import Attributes, MovingRows, Scalars, as_written, module_names, signature
 from tacit.sgd.gradients.padding import Lengths
 from tacit.sgd.gradients.pieces import in_pieces
-from tacit.sgd.gradients.planning import PassPlan, UsePlan, Ways
+from tacit.sgd.gradients.planning import PassPlan, UsePlan
 from tacit.sgd.gradients.randomness import remember
 from tacit.sgd.gradients.rows import Unowned
 from tacit.sgd.gradients.rules import DECOMPOSE, RULES, SHAPE_ONLY
 from tacit.sgd.gradients.rules.generic import generic
-from tacit.sgd.gradients.verify import Check
+from tacit.sgd.gradients.verify import Check, Ways, trainable
 from tacit.sgd.sharding.shards import ShardedParameters, cut_alike, local, sharding_of
-from tacit.sgd.torch_compat import own_buffers, watchers
+from tacit.sgd.torch_compat import compiled_call, own_buffers, own_modules, own_parameters, watchers
 from tacit.sgd.torch_compat import version as version_of
 
 Method = Literal["operations", "examples"]
@@ -133,6 +125,36 @@ class Request:
         return self.picked(torch.full((self.examples,), example))
 
 
+class ModelState:
+    """What has to be as it was for what is known of a model to hold: asked at every step, so all in one walk.
+
+    ``trained`` names tensors by their place in memory, for as long as somebody keeps them. ``buffers`` are the tables
+    that hold buffers, with name and value of each: not the modules, which an engine must not keep alive.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.training: list[bool] = []
+        self.trained: list[int] = []
+        self.buffers: list[tuple[MutableMapping[str, Tensor | None], str, Tensor]] = []
+        self.suspicious = self.compiled = False
+        seen: set[int] = set()
+        stack = [model]
+        while stack:
+            module = stack.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            self.training.append(module.training)
+            suspicious = isinstance(module, verify.SUSPECTS) and getattr(module, "max_norm", 0) is not None
+            self.suspicious = self.suspicious or suspicious
+            compiled = compiled_call(module) is not None or type(module).__name__ == "OptimizedModule"
+            self.compiled = self.compiled or compiled
+            self.trained += [id(p) for p in own_parameters(module).values() if p is not None and p.requires_grad]
+            table = own_buffers(module)
+            self.buffers += [(table, key, b) for key, b in table.items() if b is not None]
+            stack += [child for child in own_modules(module).values() if child is not None]
+
+
 class Pass:
     """One watched forward pass: its uses and the losses of its examples (already averaged over views).
 
@@ -182,22 +204,6 @@ class Pass:
             grads.append(own if use.placements is None else cut_alike(own, use.placements))
             found = found[len(use.edges) :]
         return grads
-
-
-#: Where noise and clipping are exact and tested.
-DEVICES = ("cpu", "cuda")
-
-
-def trainable(model: nn.Module) -> dict[str, Tensor]:
-    """Trainable parameters by name, each tensor once."""
-    found: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    for name, parameter in found.items():
-        if parameter.device.type not in DEVICES:
-            raise ClippingError(
-                f"parameter {name!r} is on {parameter.device.type!r}, and tacit trains on the CPU and on CUDA GPUs: "
-                "move the model with model.to('cpu') before you make its optimizer"
-            )
-    return found
 
 
 class Engine:
@@ -361,7 +367,7 @@ class Engine:
         ``None`` for gradients when no example of the batch has a finite one.
         """
         if not run.doubt and self.shards is None and self.ways.other(run.context, request.data, run.trace):
-            run.doubt = planning.CHANGED
+            run.doubt = verify.CHANGED
         doubtful = self.anyone(flag=bool(run.doubt))
         grads = run.output_gradients(retain=doubtful or self.by_row)
         key = self.signature(run, grads)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -196,67 +195,6 @@ def only_selects(call: TorchCall) -> bool:
     padding = options.get("padding_idx")
     unpadded = padding is None if functional else padding in (None, -1)
     return unpadded and options.get("max_norm") is None and not options.get("scale_grad_by_freq")
-
-
-def row_index(call: TorchCall) -> Tensor | None:
-    """The tensor that says which rows of the first argument are taken."""
-    args, kwargs = call.args, call.kwargs
-    if not args or not isinstance(args[0], Tensor):
-        return None
-    index = args[1] if len(args) > 1 else kwargs.get("dim")
-    if isinstance(index, int):
-        along_rows = index % max(1, args[0].dim()) == 0
-        index = kwargs.get("index", args[2] if len(args) > 2 else None) if along_rows else None
-    elif isinstance(index, tuple):
-        index = index[0] if index else None
-    return index if isinstance(index, Tensor) else None
-
-
-def batch_dim(tensor: Tensor, rows: int) -> int:  # which most likely holds the rows of a batch
-    return -1 if tensor.is_nested else next((d for d, size in enumerate(tensor.shape) if size % rows == 0), -1)
-
-
-def dims(call: TorchCall) -> tuple[int, ...]:
-    """The dimensions along which an operation brings elements together; none where it is not told."""
-    given = next((call.kwargs[k] for k in ("dim", "dims", "axis") if k in call.kwargs), None)
-    if given is None and len(call.args) > ALONG[call.name]:
-        given = call.args[ALONG[call.name]]
-    if isinstance(given, int) and not isinstance(given, bool):
-        given = (given,)
-    if not isinstance(given, tuple | list) or not all(isinstance(d, int) for d in given):
-        return ()
-    return tuple(d % max(1, call.inputs[0].dim()) for d in given)
-
-
-#: Arguments that are told as they are.
-PLAIN = frozenset((int, bool, str, bytes, type(None), type(...), range))
-_ARITHMETIC = "add sub mul div truediv true_divide pow clamp fill eq ne lt gt le ge masked_fill where"
-#: On values that are no index, the numbers in these move nothing, and may change from step to step.
-ARITHMETIC = frozenset(
-    form.format(n) for n in _ARITHMETIC.split() for form in ("{}", "{}_", "__{}__", "__i{}__", "__r{}__")
-)
-
-
-def told(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: dict[int, int]) -> Any:
-    """What a call says of where values go: whole numbers, slices, lists, and which tensors, by their ``numbers``."""
-
-    def one(value: Any) -> Any:
-        kind = type(value)
-        if kind in PLAIN:
-            return value
-        if isinstance(value, Tensor):
-            return numbers.get(id(value), 0)
-        if isinstance(value, list | tuple):
-            return tuple([one(v) for v in value])
-        if kind is slice:
-            return one(value.start), one(value.stop), one(value.step)
-        if isinstance(value, np.ndarray | np.integer):
-            return value.tobytes()
-        return kind
-
-    if name in ARITHMETIC and isinstance(args[0], Tensor) and args[0].is_floating_point():
-        return name, *[numbers.get(id(v), 0) for v in args if isinstance(v, Tensor)]
-    return name, one(args), *[(key, one(value)) for key, value in kwargs.items()]
 
 
 class Placeholder:

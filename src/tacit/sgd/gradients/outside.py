@@ -1,33 +1,24 @@
 """What else is there to know about a pass, besides its operations?
 
-What has to be as it was in the model (:class:`ModelState`), values that unwatched code reads (:class:`Scalars`), what
-modules keep from one pass to the next (:class:`Attributes`), which module is running (:func:`module_names`), and what
-has to be the same in two passes for what is known of one to hold for the other (:func:`signature`).
+Values that unwatched code reads (:class:`Scalars`), what modules keep from one pass to the next (:class:`Attributes`),
+what a call says of where values go (:func:`told`), which module is running (:func:`module_names`), and what has to be
+the same in two passes for what is known of one to hold for the other (:func:`signature`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tacit.sgd.gradients import frames, verify
+from tacit.sgd.gradients import frames
 from tacit.sgd.gradients.contributions import Layout
 from tacit.sgd.gradients.rows import ByRow
-from tacit.sgd.torch_compat import (
-    DispatchMode,
-    as_compiled,
-    compiled_call,
-    own_buffers,
-    own_modules,
-    own_parameters,
-    pytree,
-    read_scalar,
-    without_function_modes,
-)
+from tacit.sgd.torch_compat import DispatchMode, as_compiled, own_modules, pytree, read_scalar, without_function_modes
 
 if TYPE_CHECKING:
     from tacit.sgd.gradients.engine import Pass
@@ -43,36 +34,6 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
             found[id(module)] = module
             stack.extend(child for child in own_modules(module).values() if child is not None)
     return list(found.values())
-
-
-class ModelState:
-    """What has to be as it was for what is known of a model to hold: asked at every step, so all in one walk.
-
-    ``trained`` names tensors by their place in memory, for as long as somebody keeps them. ``buffers`` are the tables
-    that hold buffers, with name and value of each: not the modules, which an engine must not keep alive.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.training: list[bool] = []
-        self.trained: list[int] = []
-        self.buffers: list[tuple[MutableMapping[str, Tensor | None], str, Tensor]] = []
-        self.suspicious = self.compiled = False
-        seen: set[int] = set()
-        stack = [model]
-        while stack:
-            module = stack.pop()
-            if id(module) in seen:
-                continue
-            seen.add(id(module))
-            self.training.append(module.training)
-            suspicious = isinstance(module, verify.SUSPECTS) and getattr(module, "max_norm", 0) is not None
-            self.suspicious = self.suspicious or suspicious
-            compiled = compiled_call(module) is not None or type(module).__name__ == "OptimizedModule"
-            self.compiled = self.compiled or compiled
-            self.trained += [id(p) for p in own_parameters(module).values() if p is not None and p.requires_grad]
-            table = own_buffers(module)
-            self.buffers += [(table, key, b) for key, b in table.items() if b is not None]
-            stack += [child for child in own_modules(module).values() if child is not None]
 
 
 class Scalars(DispatchMode):
@@ -181,6 +142,44 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 HOLDERS = (list, tuple, set, dict)
+
+
+#: Arguments that are told as they are.
+PLAIN = frozenset((int, bool, str, bytes, type(None), type(...), range))
+_ARITHMETIC = "add sub mul div truediv true_divide pow clamp fill eq ne lt gt le ge masked_fill where"
+#: On values that are no index, the numbers in these move nothing, and may change from step to step.
+ARITHMETIC = frozenset(
+    form.format(n) for n in _ARITHMETIC.split() for form in ("{}", "{}_", "__{}__", "__i{}__", "__r{}__")
+)
+
+
+def told(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], numbers: dict[int, int]) -> Any:
+    """What a call says of where values go: whole numbers, slices, lists, and which tensors, by their ``numbers``."""
+    index = not (name in ARITHMETIC and args and isinstance(args[0], Tensor) and args[0].is_floating_point())
+    found: list[Any] = [name, *kwargs]
+    rest = [*args, *kwargs.values()]
+    while rest:
+        value = rest.pop()
+        kind = type(value)
+        if isinstance(value, Tensor):
+            found.append(numbers.get(id(value), 0))
+        elif kind in PLAIN:
+            found.append(value if index else kind)
+        elif isinstance(value, list | tuple):
+            found.append(len(value))
+            rest.extend(value)
+        elif kind is slice:
+            rest.extend((value.start, value.stop, value.step))
+        else:
+            found.append(value.tobytes() if isinstance(value, np.ndarray | np.integer) else kind)
+    return tuple(found)
+
+
+def told_type(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A cast to what another tensor is, as one to its type and device: nothing else of it counts, nor whose it is."""
+    if len(args) > 1 and isinstance(args[1], Tensor):
+        return Tensor.to, (args[0], args[1].device, args[1].dtype, *args[2:])
+    return func, args
 
 
 def as_written(*, compiled: bool, hushed: bool = False) -> AbstractContextManager[Any]:

@@ -45,11 +45,9 @@ if TYPE_CHECKING:
     from tacit.sgd.gradients.engine import Engine, Outputs, Pass, Request
 
 __all__ = [
-    "CHANGED",
     "PassPlan",
     "PlanTemplate",
     "UsePlan",
-    "Ways",
     "adapted",
     "anew",
     "located",
@@ -68,11 +66,6 @@ SEVERAL = (
 )
 
 ANOTHER_PATH = "the model takes another path through its operations each time it runs on the same batch"
-
-CHANGED = "the model does other operations than with the batches before"
-
-#: Ways through a model that are remembered, for batches of the same shapes.
-WAYS = 64
 
 NOT_SHOWN = "whose the losses are could not be followed through all operations"
 
@@ -168,26 +161,6 @@ def _rows(dim: int, plain: Tensor, told: list[tuple[Tensor, Tensor | None]], bat
     if batch == 1:
         return OwnedRows.of(dim, torch.zeros(plain.shape[dim], dtype=torch.int64, device=plain.device), 1)
     return rows.found(dim, plain, told, batch, *digits(told[0][0].dtype)) if told else None
-
-
-class Ways:
-    """The ways that passes over batches of the same shapes took through the model, and that were checked."""
-
-    def __init__(self) -> None:
-        self._known: dict[Any, set[int]] = {}
-
-    def other(self, context: Any, data: list[Tensor], trace: int) -> bool:
-        """Whether such batches were seen, and none of them went this way."""
-        known = self._known.get((context, tuple([t.shape for t in data])))
-        return known is not None and trace not in known
-
-    def checked(self, context: Any, data: list[Tensor], trace: int, *, anew: bool) -> None:
-        """Note a way whose plan holds; the only one, where the plan was made ``anew``."""
-        known = self._known.setdefault((context, tuple([t.shape for t in data])), set())
-        if anew:
-            known.clear()
-        if len(known) < WAYS:
-            known.add(trace)
 
 
 # -- for a batch ---------------------------------------------------------------------------------------------------

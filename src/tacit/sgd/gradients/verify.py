@@ -39,6 +39,47 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torc
 SUSPECTS = (BatchNorm, nn.Embedding, nn.EmbeddingBag, nn.RReLU)
 
 
+CHANGED = "the model does other operations than with the batches before"
+#: Ways through a model that are remembered, for batches of the same shapes.
+WAYS = 64
+
+
+class Ways:
+    """The ways that passes over batches of the same shapes took through the model, and that were checked."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, set[int]] = {}
+
+    def other(self, context: Any, data: list[Tensor], trace: int) -> bool:
+        """Whether such batches were seen, and none of them went this way."""
+        known = self._known.get((context, tuple([t.shape for t in data])))
+        return known is not None and trace not in known
+
+    def checked(self, context: Any, data: list[Tensor], trace: int, *, anew: bool) -> None:
+        """Note a way whose plan holds; the only one, where the plan was made ``anew``."""
+        known = self._known.setdefault((context, tuple([t.shape for t in data])), set())
+        if anew:
+            known.clear()
+        if len(known) < WAYS:
+            known.add(trace)
+
+
+#: Where noise and clipping are exact and tested.
+DEVICES = ("cpu", "cuda")
+
+
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """Trainable parameters by name, each tensor once."""
+    found: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, parameter in found.items():
+        if parameter.device.type not in DEVICES:
+            raise ClippingError(
+                f"parameter {name!r} is on {parameter.device.type!r}, and tacit trains on the CPU and on CUDA GPUs: "
+                "move the model with model.to('cpu') before you make its optimizer"
+            )
+    return found
+
+
 def check_when(check: Any) -> None:
     """Refuse what does not say when gradients are checked."""
     if isinstance(check, bool) or (not isinstance(check, int) and check not in get_args(When)):

@@ -27,11 +27,10 @@ from tacit.sgd.errors import BatchMixing, ClippingError, UncoveredUse
 from tacit.sgd.gradients import company, fallback, padding, verify
 from tacit.sgd.gradients.bounds import Gradients
 from tacit.sgd.gradients.capture import Capture
-from tacit.sgd.gradients.engine import Engine, Outputs, Pass
-from tacit.sgd.gradients.outside import Attributes, ModelState, as_written
+from tacit.sgd.gradients.engine import Engine, ModelState, Outputs, Pass
+from tacit.sgd.gradients.outside import Attributes, as_written
 from tacit.sgd.gradients.ownership.proof import prove
 from tacit.sgd.gradients.planning import (
-    CHANGED,
     SEVERAL,
     PassPlan,
     PlanTemplate,
@@ -278,7 +277,7 @@ class Watch:
         self.engine.forgotten(call.state, capture, call.doubt)
         call.trace = capture.trace
         if not call.doubt and self.engine.ways.other(where, call.data, call.trace):
-            call.doubt = CHANGED
+            call.doubt = verify.CHANGED
         originals = (original for original, _ in call.linked)
         cut = Border.apply(call, self._anchor, *originals)  # type: ignore[no-untyped-call]  # torch's has no types
         return pytree.tree_map(
