@@ -119,7 +119,8 @@ class Call:
 
     def _weigh(self) -> None:
         """Ask whose each element is, where a plan does not say it for every batch."""
-        if self.rows > 1 and (self.doubt or any(use.rearranged for use in self.uses)):
+        unsure = self.doubt or self.watch.engine.by_row or self.watch.first(self)
+        if self.rows > 1 and (unsure or any(use.rearranged for use in self.uses)):
             for weights in owner_weights(self.rows, self.device, torch.float32):
                 cotangents = {k: self._spread(k, weights) * g for k, g in self.cotangents.items()}
                 self.weighed.append((weights, self._at_uses(cotangents, retain=True)[0]))
@@ -220,7 +221,7 @@ class Call:
     def outputs(self, leaves: list[Any]) -> list[Tensor]:
         """The outputs of the module on these inputs."""
         args, kwargs = self.arguments(leaves)
-        with self._precision():
+        with self._precision(), self.watch.engine.protected_buffers():
             return live(self.module(*args, **kwargs))
 
     def values_of(self, outs: list[Tensor], *, overlap: bool = False, of: Tensor | None = None) -> tuple[Tensor, Any]:

@@ -430,9 +430,9 @@ class Watch:
             return
         with company.evaluating(self.engine.model):
             try:
-                call.state.restore()
+                call.rewind()
                 whole = call.outputs(leaves)
-                call.state.restore()
+                call.rewind()
                 part = call.outputs(half)
                 for k, cotangent in call.cotangents.items():
                     dim = self.place_of(call, k, call.rows)
