@@ -23,7 +23,7 @@ from tacit.sgd.gradients.bounds import Gradients
 from tacit.sgd.gradients.capture import tensors_in
 from tacit.sgd.gradients.contributions import Group, wide
 from tacit.sgd.gradients.frames import Frame
-from tacit.sgd.torch_compat import BatchNorm
+from tacit.sgd.torch_compat import BatchNorm, InstanceNorm
 
 if TYPE_CHECKING:
     from tacit.sgd.gradients.engine import Engine, Pass, Request
@@ -36,7 +36,7 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1, torc
 
 
 #: Layers that :func:`no_known_obstacles` may refuse.
-SUSPECTS = (BatchNorm, nn.Embedding, nn.EmbeddingBag, nn.RReLU)
+SUSPECTS = (BatchNorm, InstanceNorm, nn.Embedding, nn.EmbeddingBag, nn.RReLU)
 
 
 CHANGED = "the model does other operations than with the batches before"
@@ -97,6 +97,11 @@ def no_known_obstacles(model: nn.Module) -> None:
                 f"module {name!r} ({kind}) normalises with statistics of the whole batch, so one example's loss "
                 "depends on the others and no per-example bound exists. tacit.sgd.fix(model) replaces it by GroupNorm. "
                 "See: tacit explain mixing"
+            )
+        if isinstance(module, InstanceNorm) and module.training and module.track_running_stats:
+            raise UncoveredUse(
+                f"module {name!r} ({kind}) keeps running statistics of the data without noise. tacit.sgd.fix(model) "
+                "takes them away; each example is normalised by itself, as before. See: tacit explain no-rule"
             )
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
             raise UncoveredUse(
